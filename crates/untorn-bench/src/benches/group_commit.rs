@@ -1,0 +1,79 @@
+//! `group-commit`: threads that each write and sync one file on a disk.
+
+use untorn::Durability;
+
+use super::{Case, Progress, Setup};
+use crate::error::Result;
+use crate::measure::{Arm, interleave};
+use crate::raw::{Raw, Target};
+use crate::report::{CommitRow, Row};
+use crate::rig::Rig;
+use crate::stats::{median, pairwise};
+
+pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+    let setups = Setup::all(rig, Durability::PerCommit);
+    let total = (setups.len() * (cases.len() + 1)) as u64;
+    let mut done = 0;
+    let mut step = |what: &str| {
+        progress(done, total, what);
+        done += 1;
+    };
+    let mut rows = Vec::new();
+    for setup in &setups {
+        step("writing every page once");
+        rig.fresh(&setup.options())?.close()?;
+        // How many threads share a flush depends on timing, so it is counted in the very run that is timed; next to a
+        // device flush counting costs nothing.
+        let (file, counters) = rig.counted(&setup.options())?;
+        let engine = file.info().engine;
+        for case in cases {
+            step(&case.describe(&format!("{engine}")));
+            let commits = std::sync::atomic::AtomicU64::new(0);
+            let arms = [
+                Arm::new(
+                    rig.batch(),
+                    |buf, offset| {
+                        file.write_at(buf, offset)?;
+                        file.sync()?;
+                        commits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        Ok(())
+                    },
+                    || Ok(()),
+                ),
+                Arm::new(
+                    rig.batch(),
+                    |buf, offset| {
+                        rig.raw.write(buf, offset)?;
+                        rig.raw.fence()
+                    },
+                    || Ok(()),
+                ),
+            ];
+            let plan = rig.timed(case.threads, case.size, arms.len());
+            let before = counters.counts();
+            let rates = interleave(&plan, &arms, |thread, round| case.walk(rig.args, rig.file_len, thread, round))?;
+            let counts = counters.counts() - before;
+            drop(arms);
+            let commits = commits.into_inner().max(1) as f64;
+            let ratio = pairwise(&rates[0], &rates[1]);
+            rows.push(Row::Commit(CommitRow {
+                engine: engine.as_str(),
+                size: case.size,
+                threads: case.threads,
+                pattern: case.pattern.as_str(),
+                commits_per_s: median(&rates[0]),
+                raw_commits_per_s: median(&rates[1]),
+                ratio: ratio.median,
+                ratio_low: ratio.low,
+                ratio_high: ratio.high,
+                flush_rounds_per_commit: (counts.fences + counts.syncs) as f64 / commits,
+                flushes_per_commit: counts.flushes as f64 / commits,
+                bytes_per_commit: counts.bytes as f64 / commits,
+                pairs: plan.rounds,
+            }));
+        }
+        file.close()?;
+    }
+    progress(total, total, "done");
+    Ok(rows)
+}

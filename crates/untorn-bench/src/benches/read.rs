@@ -1,0 +1,139 @@
+//! `atomic-read`: reads of settled and of reflected pages against memcpy.
+
+use untorn::{AtomicFile, Durability, ReadPolicy};
+
+use super::{Case, Progress, Setup, count, is_pmem};
+use crate::error::Result;
+use crate::measure::{Arm, Plan, interleave};
+use crate::offsets::{Offsets, Region};
+use crate::raw::{Raw, Target};
+use crate::report::{CopyRow, Row};
+use crate::rig::Rig;
+
+/// Where the bytes are that a row reads, and what the reads do with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// All in the data file.
+    Settled,
+    /// All in the sidecar, gathered from there.
+    Gathered,
+    /// All in the sidecar, deployed by the read: each page is read once, because the next read finds it settled.
+    Deployed,
+}
+
+impl State {
+    const ALL: [State; 3] = [State::Settled, State::Gathered, State::Deployed];
+
+    fn policy(self) -> ReadPolicy {
+        if self == State::Deployed { ReadPolicy::Deploy } else { ReadPolicy::Gather }
+    }
+
+    fn name(self) -> &'static str {
+        if self == State::Settled { "settled" } else { "reflected" }
+    }
+
+    fn prepare<T: Target>(self, rig: &Rig<'_, T>, file: &AtomicFile) -> Result<()> {
+        if self == State::Settled { rig.settle(file) } else { rig.reflect(file) }
+    }
+}
+
+pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+    let durability = if is_pmem(rig.target) { Durability::PerWrite } else { Durability::PerCommit };
+    // The order of fences is the writers' affair; rows of one order say all there is to say, unless more are wanted.
+    let mut setups = Setup::all(rig, durability);
+    if rig.args.orders.is_empty() {
+        setups.dedup_by_key(|setup| setup.engine);
+    }
+    let total = (setups.len() * State::ALL.len() * (cases.len() + 2)) as u64;
+    let mut done = 0;
+    let mut step = |what: &str| {
+        progress(done, total, what);
+        done += 1;
+    };
+    let mut rows = Vec::new();
+    for setup in &setups {
+        for state in State::ALL {
+            let setup = Setup { read_policy: state.policy(), ..*setup };
+            step("writing every page once");
+            let file = rig.fresh(&setup.options())?;
+            let mut timed = time(rig, &setup, state, &file, cases, &mut step)?;
+            file.close()?;
+            step("counting fences, flushes and bytes");
+            let (file, counters) = rig.counted(&setup.options())?;
+            state.prepare(rig, &file)?;
+            for (index, (case, row)) in cases.iter().zip(&mut timed).enumerate() {
+                if state == State::Deployed && index > 0 {
+                    state.prepare(rig, &file)?;
+                }
+                let plan = state.fit(rig, case, rig.counting(case.threads, case.size));
+                let arm = Arm::new(state.batch(rig, &plan), |buf, offset| file.read_at(buf, offset), || Ok(()));
+                count(row, &plan, &counters, &arm, |thread| state.walk(rig, case, &plan, thread, 0))?;
+            }
+            file.close()?;
+            rows.extend(timed.into_iter().map(Row::Copy));
+        }
+    }
+    progress(total, total, "done");
+    Ok(rows)
+}
+
+fn time<T: Target>(
+    rig: &Rig<'_, T>,
+    setup: &Setup,
+    state: State,
+    file: &AtomicFile,
+    cases: &[Case],
+    step: &mut dyn FnMut(&str),
+) -> Result<Vec<CopyRow>> {
+    let engine = file.info().engine;
+    let mut rows = Vec::new();
+    for (index, case) in cases.iter().enumerate() {
+        step(&case.describe(&format!("{engine}, {}, {}", state.name(), setup.read_policy)));
+        if state == State::Deployed || index == 0 {
+            state.prepare(rig, file)?;
+        }
+        let plan = state.fit(rig, case, rig.timed(case.threads, case.size, 2));
+        let batch = state.batch(rig, &plan);
+        let arms = [
+            Arm::new(batch, |buf, offset| file.read_at(buf, offset), || Ok(())),
+            Arm::new(batch, |buf, offset| rig.raw.read(buf, offset), || Ok(())),
+        ];
+        let rates = interleave(&plan, &arms, |thread, round| state.walk(rig, case, &plan, thread, round))?;
+        let mut row = setup.row(engine, case, &rates);
+        row.state = Some(state.name());
+        row.read_policy = Some(setup.read_policy.as_str());
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+impl State {
+    /// Cuts a plan down to the pages there are, where each may be read only once.
+    fn fit<T: Target>(self, rig: &Rig<'_, T>, case: &Case, mut plan: Plan) -> Plan {
+        if self == State::Deployed {
+            let places = Region::of_thread(rig.file_len, 0, case.threads).len / case.size.next_multiple_of(4096) as u64;
+            // One round more than counts: the warm-up reads pages too.
+            let share = places / (plan.rounds as u64 + 1);
+            plan.limit.ops = plan.limit.ops.min(share).max(1);
+            let batch = u64::from(self.batch(rig, &plan));
+            plan.limit.ops = plan.limit.ops / batch * batch;
+        }
+        plan
+    }
+
+    fn batch<T: Target>(self, rig: &Rig<'_, T>, plan: &Plan) -> u32 {
+        // Reads never wait for a device, so the batch is that of a fast medium.
+        let most = rig.args.ops.map_or(64, |ops| ops.min(64));
+        if self == State::Deployed { most.min(plan.limit.ops) as u32 } else { most as u32 }
+    }
+
+    fn walk<T: Target>(self, rig: &Rig<'_, T>, case: &Case, plan: &Plan, thread: usize, round: usize) -> Offsets {
+        match self {
+            State::Deployed => {
+                let region = Region::of_thread(rig.file_len, thread, case.threads);
+                Offsets::each_page(case.pattern, region, case.size, plan.limit.ops.saturating_mul(round as u64))
+            }
+            _ => case.walk(rig.args, rig.file_len, thread, round),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! `atomic-write` and `atomic-commit`: writes against raw copies.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use untorn::{AtomicFile, Durability};
+
+use super::{Case, Progress, Setup, count, is_pmem};
+use crate::error::Result;
+use crate::measure::{Arm, interleave};
+use crate::raw::{Raw, Target};
+use crate::report::Row;
+use crate::rig::Rig;
+
+/// `atomic-write`: each write durable before the next.
+pub(super) fn each<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+    let default = if is_pmem(rig.target) { Durability::PerWrite } else { Durability::PerCommit };
+    run(rig, cases, rig.args.durability.unwrap_or(default), None, progress)
+}
+
+/// `atomic-commit`: a commit after some writes.
+pub(super) fn epochs<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+    run(rig, cases, Durability::PerCommit, Some(rig.args.commit_every), progress)
+}
+
+fn run<T: Target>(
+    rig: &Rig<'_, T>,
+    cases: &[Case],
+    durability: Durability,
+    commit_every: Option<u32>,
+    progress: &mut Progress<'_>,
+) -> Result<Vec<Row>> {
+    let setups = Setup::all(rig, durability);
+    let total = (setups.len() * (cases.len() + 2)) as u64;
+    let mut done = 0;
+    let mut step = |what: &str| {
+        progress(done, total, what);
+        done += 1;
+    };
+    let mut rows = Vec::new();
+    for setup in &setups {
+        step("writing every page once");
+        let file = rig.fresh(&setup.options())?;
+        let engine = file.info().engine;
+        let mut timed = Vec::new();
+        for case in cases {
+            step(&case.describe(&format!("{engine}, {}", setup.order)));
+            let arms = arms(rig, &file, durability, commit_every);
+            let plan = rig.timed(case.threads, case.size, arms.len());
+            let rates = interleave(&plan, &arms, |thread, round| case.walk(rig.args, rig.file_len, thread, round))?;
+            let mut row = setup.row(engine, case, &rates);
+            row.commit_every = commit_every.or((durability == Durability::PerCommit).then_some(1));
+            timed.push(row);
+        }
+        file.close()?;
+        step("counting fences, flushes and bytes");
+        let (file, counters) = rig.counted(&setup.options())?;
+        // The first commit after opening may have more to do than any later one.
+        file.write_at(&[0], 0)?;
+        file.sync()?;
+        for (case, row) in cases.iter().zip(&mut timed) {
+            let plan = rig.counting(case.threads, case.size);
+            let arms = arms(rig, &file, durability, commit_every);
+            count(row, &plan, &counters, &arms[0], |thread| case.walk(rig.args, rig.file_len, thread, 0))?;
+        }
+        file.close()?;
+        rows.extend(timed.into_iter().map(Row::Copy));
+    }
+    progress(total, total, "done");
+    Ok(rows)
+}
+
+/// untorn, raw and, where epochs are measured, bare.
+fn arms<'a, T: Target>(
+    rig: &'a Rig<'_, T>,
+    file: &'a AtomicFile,
+    durability: Durability,
+    commit_every: Option<u32>,
+) -> Vec<Arm<'a>> {
+    let raw = &rig.raw;
+    let nothing = || Ok(());
+    let sync = || file.sync().map(|_| ());
+    let raw_each = |buf: &mut [u8], offset| {
+        raw.write(buf, offset)?;
+        raw.fence()
+    };
+    match (commit_every, durability) {
+        (None, Durability::PerWrite) => vec![
+            Arm::new(rig.batch(), |buf, offset| file.write_at(buf, offset), nothing),
+            Arm::new(rig.batch(), raw_each, nothing),
+        ],
+        (None, Durability::PerCommit) => {
+            let write_and_sync = move |buf: &mut [u8], offset| {
+                file.write_at(buf, offset)?;
+                sync()
+            };
+            vec![Arm::new(rig.batch(), write_and_sync, nothing), Arm::new(rig.batch(), raw_each, nothing)]
+        }
+        (Some(every), _) => vec![
+            Arm::new(every, |buf, offset| file.write_at(buf, offset), sync),
+            Arm::new(
+                every,
+                |buf, offset| {
+                    lock_once();
+                    raw.write(buf, offset)
+                },
+                || raw.fence(),
+            ),
+            Arm::new(every, |buf, offset| raw.write(buf, offset), || raw.fence()),
+        ],
+    }
+}
+
+/// One locked instruction on a line no other thread has: what any scheme with a lock pays at each write. It drains the
+/// non-temporal stores before it, which is most of its cost.
+#[inline(always)]
+fn lock_once() {
+    let cell = AtomicU64::new(0);
+    black_box(&cell).fetch_add(1, Ordering::Relaxed);
+}

@@ -1,0 +1,281 @@
+//! [`Counting`]: a medium that counts what an engine asks of it.
+
+use std::ffi::OsString;
+use std::ops::Sub;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use untorn::Result;
+use untorn::medium::{Access, Barrier, Identity, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+
+/// Bytes of a cache line, what one flush instruction writes back.
+const LINE: u64 = 64;
+
+/// Counts at one instant. Subtract an earlier one to see what happened between.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Calls of [`Medium::fence`]: fences on persistent memory, flush rounds on a block medium.
+    pub fences: u64,
+    /// Calls of [`MediumFile::sync`] and [`Medium::sync_dir`], each of which is a flush round of its own.
+    pub syncs: u64,
+    /// On persistent memory the cache lines written back by [`MediumFile::flush`]; on a block medium the files flushed
+    /// by fences and syncs.
+    pub flushes: u64,
+    /// Bytes stored, through the cache or past it.
+    pub bytes: u64,
+}
+
+impl Sub for Counts {
+    type Output = Counts;
+
+    fn sub(self, earlier: Counts) -> Counts {
+        Counts {
+            fences: self.fences - earlier.fences,
+            syncs: self.syncs - earlier.syncs,
+            flushes: self.flushes - earlier.flushes,
+            bytes: self.bytes - earlier.bytes,
+        }
+    }
+}
+
+/// The running counters of a [`Counting`] medium; a clone reads the same ones.
+#[derive(Clone, Debug, Default)]
+pub struct Counters(Arc<Cells>);
+
+#[derive(Debug, Default)]
+struct Cells {
+    fences: AtomicU64,
+    syncs: AtomicU64,
+    flushes: AtomicU64,
+    bytes: AtomicU64,
+}
+
+fn add(cell: &AtomicU64, n: u64) {
+    cell.fetch_add(n, Ordering::Relaxed);
+}
+
+impl Counters {
+    /// The counts now. Exact while no other thread uses the medium.
+    pub fn counts(&self) -> Counts {
+        let Cells { fences, syncs, flushes, bytes } = &*self.0;
+        Counts {
+            fences: fences.load(Ordering::Relaxed),
+            syncs: syncs.load(Ordering::Relaxed),
+            flushes: flushes.load(Ordering::Relaxed),
+            bytes: bytes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// A medium that passes everything on to another and counts fences, flushes and bytes.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("f");
+/// use untorn::{Options, medium::PageCache};
+/// use untorn_bench::Counting;
+/// let medium = Counting::new(PageCache::new());
+/// let counters = medium.counters();
+/// let file = Options::new().create_on(medium, &path, 1 << 20)?;
+/// let before = counters.counts();
+/// file.write_at(&[7; 100], 5000)?;
+/// file.sync()?;
+/// assert!((counters.counts() - before).bytes >= 100);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Counting<M> {
+    inner: M,
+    counters: Counters,
+}
+
+impl<M: Medium> Counting<M> {
+    /// Counts what is asked of `inner`.
+    pub fn new(inner: M) -> Self {
+        Counting { inner, counters: Counters::default() }
+    }
+
+    /// The counters, to be kept when the medium is given away.
+    pub fn counters(&self) -> Counters {
+        self.counters.clone()
+    }
+
+    fn wrap(&self, inner: M::File) -> CountingFile<M::File> {
+        CountingFile { inner, class: self.inner.class(), counters: self.counters.clone() }
+    }
+}
+
+/// A file of a [`Counting`] medium.
+#[derive(Debug)]
+pub struct CountingFile<F> {
+    inner: F,
+    class: MediumClass,
+    counters: Counters,
+}
+
+impl<M: Medium> Medium for Counting<M> {
+    type File = CountingFile<M::File>;
+
+    fn class(&self) -> MediumClass {
+        self.inner.class()
+    }
+
+    fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
+        self.inner.open(path, access, reserve).map(|file| self.wrap(file))
+    }
+
+    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
+        self.inner.create(path, len, reserve).map(|file| self.wrap(file))
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        self.inner.create_dir(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.inner.rename(from, to)
+    }
+
+    fn unlink(&self, path: &Path) -> Result<()> {
+        self.inner.unlink(path)
+    }
+
+    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
+        self.inner.remove_dir_if_empty(path)
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.inner.exists(path)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
+        self.inner.list(dir)
+    }
+
+    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
+        add(&self.counters.0.syncs, 1);
+        self.inner.sync_dir(barrier, dir)
+    }
+
+    fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
+        add(&self.counters.0.fences, 1);
+        if self.class() == MediumClass::Block {
+            add(&self.counters.0.flushes, files.len() as u64);
+        }
+        let inner: Vec<&M::File> = files.iter().map(|file| &file.inner).collect();
+        self.inner.fence(barrier, &inner)
+    }
+
+    fn relax(&self, round: u32) {
+        self.inner.relax(round);
+    }
+}
+
+impl<F: MediumFile> MediumFile for CountingFile<F> {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        self.inner.identity()
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        self.inner.stamp()
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.inner.read(offset, dst)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        add(&self.counters.0.bytes, src.len() as u64);
+        self.inner.write(offset, src)
+    }
+
+    fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
+        add(&self.counters.0.bytes, src.len() as u64);
+        self.inner.store(offset, src)
+    }
+
+    fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
+        if self.class == MediumClass::PersistentMemory && len > 0 {
+            add(&self.counters.0.flushes, (offset + len - 1) / LINE - offset / LINE + 1);
+        }
+        self.inner.flush(barrier, offset, len);
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.inner.set_len(len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        self.inner.allocate(offset, len)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        self.inner.punch(offset, len)
+    }
+
+    fn sync(&self, barrier: Barrier) -> Result<()> {
+        add(&self.counters.0.syncs, 1);
+        if self.class == MediumClass::Block {
+            add(&self.counters.0.flushes, 1);
+        }
+        self.inner.sync(barrier)
+    }
+
+    fn mark(&self) -> Result<MarkState> {
+        self.inner.mark()
+    }
+
+    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
+        self.inner.set_mark(mark)
+    }
+
+    fn try_lock(&self) -> Result<bool> {
+        self.inner.try_lock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use untorn::medium::{Dax, MediumKind, PageCache};
+
+    use super::*;
+
+    const BARRIER: Barrier = Barrier::new("test.fence");
+
+    fn operate<M: Medium>(medium: M) -> Counts {
+        let dir = tempfile::tempdir().unwrap();
+        let counting = Counting::new(medium);
+        let file = counting.create(&dir.path().join("f"), 8192, 8192).unwrap();
+        file.allocate(0, 8192).unwrap();
+        let before = counting.counters().counts();
+        file.write(0, &[1; 128]).unwrap();
+        counting.fence(BARRIER, &[&file]).unwrap();
+        file.store(4094, &[2; 4]).unwrap(); // over a line's end
+        file.flush(BARRIER, 4094, 4);
+        file.flush(BARRIER, 0, 0);
+        counting.fence(BARRIER, &[&file]).unwrap();
+        file.sync(BARRIER).unwrap();
+        counting.sync_dir(BARRIER, dir.path()).unwrap();
+        let mut back = [0; 4];
+        file.read(4094, &mut back).unwrap();
+        assert_eq!(back, [2; 4]);
+        counting.counters().counts() - before
+    }
+
+    #[test]
+    fn on_persistent_memory_flushes_are_cache_lines() {
+        let counts = operate(Dax::new(MediumKind::AssumedPmem));
+        assert_eq!(counts, Counts { fences: 2, syncs: 2, flushes: 2, bytes: 132 });
+    }
+
+    #[test]
+    fn on_a_block_medium_flushes_are_files() {
+        assert_eq!(operate(PageCache::new()), Counts { fences: 2, syncs: 2, flushes: 3, bytes: 132 });
+    }
+}

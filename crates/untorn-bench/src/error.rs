@@ -1,0 +1,110 @@
+//! Why a benchmark could not run.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Shorthand for a result with [`enum@Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a benchmark could not run. The text says what to do about it.
+///
+/// ```
+/// let error = untorn_bench::run("no-such", &Default::default(), &mut |_, _, _| ()).unwrap_err();
+/// assert!(error.to_string().contains("atomic-write"));
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// No benchmark has this name.
+    UnknownBench {
+        /// What was asked for.
+        name: String,
+    },
+    /// Arguments that no run could satisfy.
+    Usage {
+        /// What is wrong and what is allowed.
+        what: String,
+    },
+    /// The benchmark means nothing on the medium of this directory.
+    WrongMedium {
+        /// The benchmark.
+        bench: &'static str,
+        /// The directory.
+        dir: PathBuf,
+        /// The medium it is on.
+        medium: &'static str,
+        /// What to use instead.
+        instead: &'static str,
+    },
+    /// Too little space for the files of the run.
+    NoSpace {
+        /// The directory.
+        dir: PathBuf,
+        /// Bytes the run may need.
+        need: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// A system call of the benchmark itself failed.
+    Io {
+        /// What was being done, as a verb.
+        operation: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The library under test reported an error.
+    Untorn(untorn::Error),
+}
+
+impl Error {
+    pub(crate) fn io(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+        Error::Io { operation, path: path.to_owned(), source: source.into() }
+    }
+
+    pub(crate) fn usage(what: impl Into<String>) -> Self {
+        Error::Usage { what: what.into() }
+    }
+}
+
+impl From<untorn::Error> for Error {
+    fn from(error: untorn::Error) -> Self {
+        Error::Untorn(error)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::UnknownBench { name } => {
+                write!(f, "there is no benchmark {name:?}; choose one of:")?;
+                crate::names().iter().try_for_each(|(name, _)| write!(f, " {name}"))
+            }
+            Error::Usage { what } => f.write_str(what),
+            Error::WrongMedium { bench, dir, medium, instead } => {
+                write!(f, "{bench} says nothing about {}, which is on a {medium} medium; {instead}", dir.display())
+            }
+            Error::NoSpace { dir, need, free } => write!(
+                f,
+                "{} has {} MiB free and the run may need {}; choose another directory or a shorter file",
+                dir.display(),
+                free >> 20,
+                need >> 20
+            ),
+            Error::Io { operation, path, source } => write!(f, "cannot {operation} {}: {source}", path.display()),
+            Error::Untorn(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } => Some(source),
+            Error::Untorn(error) => error.source(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Side-by-side benchmarks: what failure atomicity costs against the raw limit of the same medium.
+//!
+//! A number alone says little on a machine shared with others, so every benchmark here measures two or three *arms*
+//! interleaved in short slices and reports the median of the ratios of neighbouring slices. Fences, flushes and bytes
+//! are counted, not guessed: a separate pass runs the same workload over [`Counting`], a medium that counts what an
+//! engine asks of it, so that counting costs the timed pass nothing.
+//!
+//! | benchmark | compares | with |
+//! |---|---|---|
+//! | `atomic-write` | [`AtomicFile::write_at`](untorn::AtomicFile::write_at) | a non-atomic copy and a fence |
+//! | `atomic-commit` | the same, a commit every so many writes | copies with a locked instruction each, and a fence |
+//! | `atomic-read` | [`AtomicFile::read_at`](untorn::AtomicFile::read_at) | memcpy from an identical mapping |
+//! | `group-commit` | threads that write and sync one file on a disk | `pwrite` and `fdatasync` by each |
+//!
+//! On persistent memory the raw arm is a non-temporal copy and a store fence; on a block medium it is `pwrite` and
+//! `fdatasync`.
+//!
+//! ```
+//! # fn main() -> Result<(), untorn_bench::Error> {
+//! let args = untorn_bench::Args {
+//!     sizes: vec![256],
+//!     threads: vec![1],
+//!     file_len: Some(1 << 20),
+//!     ops: Some(8), // in each slice; without it, slices of a fixed time
+//!     ..untorn_bench::Args::default()
+//! };
+//! # let dir = tempfile::tempdir().unwrap();
+//! # let args = untorn_bench::Args { dir: Some(dir.path().to_owned()), ..args };
+//! let report = untorn_bench::run("atomic-write", &args, &mut |done, total, what| {
+//!     eprintln!("{done}/{total} {what}");
+//! })?;
+//! assert_eq!(report.to_json()["bench"], "atomic-write");
+//! println!("{}", report.to_table());
+//! # Ok(()) }
+//! ```
+#![forbid(unsafe_code)]
+
+mod args;
+mod benches;
+mod counting;
+mod error;
+mod machine;
+mod measure;
+mod offsets;
+mod plot;
+mod raw;
+mod report;
+mod rig;
+mod stats;
+
+pub use args::{Args, Pattern};
+pub use benches::{names, run};
+pub use counting::{Counters, Counting, CountingFile, Counts};
+pub use error::{Error, Result};
+pub use machine::Machine;
+pub use report::{CommitRow, CopyRow, Report, Row};

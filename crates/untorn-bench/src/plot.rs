@@ -1,0 +1,139 @@
+//! Grouped bars, drawn as SVG.
+
+use std::error::Error;
+
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::report::{Report, Row};
+
+/// One bar: the group it stands in, the series that gives its colour, and its height.
+struct Bar {
+    group: String,
+    series: String,
+    height: f64,
+}
+
+/// Colours that keep apart for most kinds of colour blindness (Okabe and Ito), then the same again, darker.
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(0, 114, 178),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(213, 94, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(204, 121, 167),
+    RGBColor(240, 228, 66),
+    RGBColor(120, 120, 120),
+];
+
+fn colour(index: usize) -> RGBColor {
+    let RGBColor(r, g, b) = COLOURS[index % COLOURS.len()];
+    let darker = 1 + index / COLOURS.len();
+    let shade = |channel: u8| (usize::from(channel) / darker) as u8;
+    RGBColor(shade(r), shade(g), shade(b))
+}
+
+fn bar(row: &Row) -> Bar {
+    match row {
+        Row::Copy(row) => {
+            let words = [Some(row.engine), Some(row.order), row.state, row.read_policy, Some(row.pattern)];
+            let mut series = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
+            series.push_str(&format!(" ×{}", row.threads));
+            Bar { group: format!("{} B", row.size), series, height: row.ratio }
+        }
+        Row::Commit(row) => Bar {
+            group: format!("{} threads", row.threads),
+            series: format!("{} {} {} B", row.engine, row.pattern, row.size),
+            height: row.commits_per_s,
+        },
+    }
+}
+
+/// The distinct values, in the order they come.
+fn distinct<'a>(bars: &'a [Bar], of: impl Fn(&'a Bar) -> &'a str) -> Vec<&'a str> {
+    let mut seen = Vec::new();
+    for name in bars.iter().map(of) {
+        if !seen.contains(&name) {
+            seen.push(name);
+        }
+    }
+    seen
+}
+
+/// The plot of a report. Drawing into memory has no way to fail; should it ever, the document says why.
+pub(crate) fn svg(report: &Report) -> String {
+    let mut document = String::new();
+    let drawn = draw(report, &mut document);
+    match drawn {
+        Ok(()) => document,
+        Err(error) => format!("<svg xmlns=\"http://www.w3.org/2000/svg\"><!-- not drawn: {error} --></svg>"),
+    }
+}
+
+fn draw(report: &Report, document: &mut String) -> Result<(), Box<dyn Error>> {
+    let bars: Vec<Bar> = report.rows.iter().map(bar).collect();
+    let groups = distinct(&bars, |bar| &bar.group);
+    let series = distinct(&bars, |bar| &bar.series);
+    let is_ratio = report.rows.iter().any(|row| row.as_copy().is_some());
+    let highest = bars.iter().map(|bar| bar.height).filter(|height| height.is_finite()).fold(0.0, f64::max);
+    let top = if is_ratio { (highest * 1.05).max(1.05) } else { (highest * 1.05).max(1.0) };
+
+    let height = 420.max(60 + 18 * series.len() as u32);
+    let root = SVGBackend::with_string(document, (1100, height)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let (left, legend) = root.split_horizontally(760);
+    let machine = &report.machine;
+    let caption = format!("{} on {} ({}, {})", report.bench, machine.medium, machine.fs, machine.cpu);
+    let mut chart = ChartBuilder::on(&left)
+        .caption(caption, ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(34)
+        .y_label_area_size(64)
+        .build_cartesian_2d(0.0..groups.len().max(1) as f64, 0.0..top)?;
+    let label = if is_ratio { "ratio to raw (median)" } else { "commits a second (median)" };
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .x_labels(0)
+        .y_desc(label)
+        .max_light_lines(0)
+        .label_style(("sans-serif", 15))
+        .draw()?;
+
+    // A fifth of each group's width stays empty between the groups.
+    let width = 0.8 / series.len().max(1) as f64;
+    let rectangles = bars.iter().filter_map(|bar| {
+        let group = groups.iter().position(|&name| name == bar.group)?;
+        let place = series.iter().position(|&name| name == bar.series)?;
+        let start = group as f64 + 0.1 + place as f64 * width;
+        Some(Rectangle::new([(start, 0.0), (start + width * 0.9, bar.height)], colour(place).filled()))
+    });
+    chart.draw_series(rectangles)?;
+    if is_ratio {
+        chart.draw_series([PathElement::new(vec![(0.0, 1.0), (groups.len() as f64, 1.0)], BLACK.stroke_width(1))])?;
+    }
+    let font = ("sans-serif", 15).into_font();
+    let centred = font.clone().into_text_style(&root).pos(Pos::new(HPos::Center, VPos::Top));
+    for (index, group) in groups.iter().enumerate() {
+        let (x, y) = chart.backend_coord(&(index as f64 + 0.5, 0.0));
+        root.draw(&Text::new((*group).to_owned(), (x, y + 8), centred.clone()))?;
+    }
+    for (index, name) in series.iter().enumerate() {
+        let y = 40 + 18 * index as i32;
+        legend.draw(&Rectangle::new([(8, y), (20, y + 12)], colour(index).filled()))?;
+        legend.draw(&Text::new((*name).to_owned(), (26, y), font.clone()))?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_of_many_series_differ() {
+        let colours: Vec<RGBColor> = (0..16).map(colour).collect();
+        assert!((0..16).all(|a| (0..a).all(|b| colours[a] != colours[b])));
+    }
+}

@@ -1,0 +1,255 @@
+//! What a run found: as JSON for programs, as a table for people, as a plot.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::machine::Machine;
+use crate::plot;
+
+/// The outcome of a benchmark.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// Its name.
+    pub bench: &'static str,
+    /// Where it ran.
+    pub machine: Machine,
+    /// What a reader of the numbers must know, in sentences.
+    pub notes: Vec<String>,
+    /// The measurements.
+    pub rows: Vec<Row>,
+}
+
+/// One measurement.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+#[non_exhaustive]
+pub enum Row {
+    /// Of copies into or out of a file.
+    Copy(CopyRow),
+    /// Of commits by many threads.
+    Commit(CommitRow),
+}
+
+/// Copies into or out of a file, against raw ones. Rates are medians over slices; a ratio is the median of the ratios
+/// of slices measured side by side, so it is not exactly the ratio of the rates.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct CopyRow {
+    /// The engine that served the file.
+    pub engine: &'static str,
+    /// "one-fence" or "two-fence".
+    pub order: &'static str,
+    /// Bytes of one access.
+    pub size: usize,
+    /// Threads, each on pages of its own.
+    pub threads: usize,
+    /// "random" or "sequential".
+    pub pattern: &'static str,
+    /// "write" or "commit".
+    pub durability: &'static str,
+    /// Writes to one commit, where they are durable per commit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit_every: Option<u32>,
+    /// Of reads: "settled" or "reflected" pages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<&'static str>,
+    /// Of reads: "gather" or "deploy".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_policy: Option<&'static str>,
+    /// Accesses a second, all threads together.
+    pub ops_per_s: f64,
+    /// Those of the raw arm.
+    pub raw_ops_per_s: f64,
+    /// untorn to raw.
+    pub ratio: f64,
+    /// Lower quartile of the ratio.
+    pub ratio_low: f64,
+    /// Upper quartile of the ratio.
+    pub ratio_high: f64,
+    /// Accesses a second of raw copies without the locked instruction, where the raw arm has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bare_ops_per_s: Option<f64>,
+    /// untorn to those.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bare_ratio: Option<f64>,
+    /// Of several threads: untorn's gain over one thread, to raw's gain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaling_vs_raw: Option<f64>,
+    /// Fences of one access; on a block medium flush rounds.
+    pub fences_per_op: f64,
+    /// Cache lines written back by one access; on a block medium files flushed.
+    pub flushes_per_op: f64,
+    /// Bytes stored by one access.
+    pub bytes_per_op: f64,
+    /// Pairs of slices the ratio is the median of.
+    pub pairs: usize,
+}
+
+impl CopyRow {
+    /// Whether the two differ in nothing but the number of threads.
+    pub(crate) fn same_but_threads(&self, other: &CopyRow) -> bool {
+        let key = |row: &CopyRow| {
+            (row.engine, row.order, row.size, row.pattern, row.durability, row.commit_every, row.state, row.read_policy)
+        };
+        key(self) == key(other)
+    }
+}
+
+/// Commits of many threads that each write and sync, against `pwrite` and `fdatasync` by each.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct CommitRow {
+    /// The engine that served the file.
+    pub engine: &'static str,
+    /// Bytes of one write.
+    pub size: usize,
+    /// Threads that commit at once.
+    pub threads: usize,
+    /// "random" or "sequential".
+    pub pattern: &'static str,
+    /// Commits a second, all threads together.
+    pub commits_per_s: f64,
+    /// Rounds of `pwrite` and `fdatasync` a second, all threads together.
+    pub raw_commits_per_s: f64,
+    /// untorn to raw.
+    pub ratio: f64,
+    /// Lower quartile of the ratio.
+    pub ratio_low: f64,
+    /// Upper quartile of the ratio.
+    pub ratio_high: f64,
+    /// Flush rounds of one commit; below 1 where threads share them.
+    pub flush_rounds_per_commit: f64,
+    /// Files flushed for one commit.
+    pub flushes_per_commit: f64,
+    /// Bytes stored for one commit.
+    pub bytes_per_commit: f64,
+    /// Pairs of slices the ratio is the median of.
+    pub pairs: usize,
+}
+
+impl Row {
+    pub(crate) fn as_copy(&self) -> Option<&CopyRow> {
+        match self {
+            Row::Copy(row) => Some(row),
+            Row::Commit(_) => None,
+        }
+    }
+
+    pub(crate) fn as_copy_mut(&mut self) -> Option<&mut CopyRow> {
+        match self {
+            Row::Copy(row) => Some(row),
+            Row::Commit(_) => None,
+        }
+    }
+
+    /// The cells of the table with their headings; a heading without a value in any row is left out.
+    fn cells(&self) -> Vec<(&'static str, Option<String>)> {
+        let two = |value: f64| format!("{value:.2}");
+        match self {
+            Row::Copy(row) => vec![
+                ("engine", Some(row.engine.to_owned())),
+                ("order", Some(row.order.to_owned())),
+                ("pages", row.state.map(str::to_owned)),
+                ("policy", row.read_policy.map(str::to_owned)),
+                ("pattern", Some(row.pattern.to_owned())),
+                ("commit every", row.commit_every.map(|every| every.to_string())),
+                ("size", Some(row.size.to_string())),
+                ("threads", Some(row.threads.to_string())),
+                ("ops/s", Some(rate(row.ops_per_s))),
+                ("raw ops/s", Some(rate(row.raw_ops_per_s))),
+                ("ratio", Some(two(row.ratio))),
+                ("quartiles", Some(format!("{:.2}-{:.2}", row.ratio_low, row.ratio_high))),
+                ("bare ratio", row.bare_ratio.map(two)),
+                ("scaling/raw", row.scaling_vs_raw.map(two)),
+                ("fences/op", Some(format!("{:.3}", row.fences_per_op))),
+                ("flushes/op", Some(format!("{:.3}", row.flushes_per_op))),
+                ("bytes/op", Some(format!("{:.1}", row.bytes_per_op))),
+            ],
+            Row::Commit(row) => vec![
+                ("engine", Some(row.engine.to_owned())),
+                ("pattern", Some(row.pattern.to_owned())),
+                ("size", Some(row.size.to_string())),
+                ("threads", Some(row.threads.to_string())),
+                ("commits/s", Some(rate(row.commits_per_s))),
+                ("raw commits/s", Some(rate(row.raw_commits_per_s))),
+                ("ratio", Some(two(row.ratio))),
+                ("quartiles", Some(format!("{:.2}-{:.2}", row.ratio_low, row.ratio_high))),
+                ("flush rounds/commit", Some(two(row.flush_rounds_per_commit))),
+                ("bytes/commit", Some(format!("{:.1}", row.bytes_per_commit))),
+            ],
+        }
+    }
+}
+
+/// A rate with three digits that mean something.
+fn rate(per_s: f64) -> String {
+    match per_s {
+        1e6.. => format!("{:.2}M", per_s / 1e6),
+        1e3.. => format!("{:.1}k", per_s / 1e3),
+        _ => format!("{per_s:.0}"),
+    }
+}
+
+impl Report {
+    /// One object: `bench`, `machine`, `notes`, `rows`.
+    pub fn to_json(&self) -> Value {
+        // Plain structs with string keys always convert.
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
+    /// A table for a terminal, with the machine above it and the notes below.
+    pub fn to_table(&self) -> String {
+        let Machine { cpu, cores, kernel, flush, simd, medium, dir, fs, .. } = &self.machine;
+        let mut text =
+            format!("{}: {cpu}, {cores} cores, {flush}, {simd}, Linux {kernel}\n{dir}: {fs}, {medium}\n\n", self.bench);
+        let rows: Vec<_> = self.rows.iter().map(Row::cells).collect();
+        let Some(columns) = rows.first().map(Vec::len) else { return text };
+        let shown: Vec<usize> = (0..columns).filter(|&at| rows.iter().any(|row| row[at].1.is_some())).collect();
+        let headings = shown.iter().map(|&at| rows[0][at].0.to_owned()).collect();
+        let mut lines: Vec<Vec<String>> = vec![headings];
+        for row in &rows {
+            lines.push(shown.iter().map(|&at| row[at].1.clone().unwrap_or_else(|| "-".to_owned())).collect());
+        }
+        let widths: Vec<usize> =
+            (0..shown.len()).map(|at| lines.iter().map(|line| line[at].len()).max().unwrap_or(0)).collect();
+        for line in &lines {
+            // Words to the left, numbers to the right.
+            let cells: Vec<String> = line
+                .iter()
+                .zip(&widths)
+                .zip(&lines[1])
+                .map(|((cell, &width), sample)| match sample.starts_with(|c: char| c.is_ascii_digit() || c == '-') {
+                    true => format!("{cell:>width$}"),
+                    false => format!("{cell:<width$}"),
+                })
+                .collect();
+            text.push_str(cells.join("  ").trim_end());
+            text.push('\n');
+        }
+        for note in &self.notes {
+            text.push_str(&format!("\n{note}"));
+        }
+        if !self.notes.is_empty() {
+            text.push('\n');
+        }
+        text
+    }
+
+    /// A plot as an SVG document: a group of bars for each size or number of threads, a colour for each series.
+    pub fn to_svg(&self) -> String {
+        plot::svg(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_keep_three_digits() {
+        assert_eq!(rate(12_345_678.0), "12.35M");
+        assert_eq!(rate(12_345.0), "12.3k");
+        assert_eq!(rate(123.4), "123");
+    }
+}

@@ -1,0 +1,151 @@
+//! The files of a run: made, written through once so that no page fault or allocation is measured, and removed.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use untorn::medium::{Latched, MediumKind};
+use untorn::{AtomicFile, Options};
+
+use crate::args::Args;
+use crate::counting::{Counters, Counting};
+use crate::error::{Error, Result};
+use crate::measure::{Limit, Plan};
+use crate::raw::{Raw, Target};
+
+const PAGE: u64 = 4096;
+
+/// Slices of each arm that a median needs at least.
+const FEWEST_ROUNDS: usize = 15;
+
+/// The directory of a run with the raw file in it; everything goes when it is dropped.
+pub(crate) struct Rig<'a, T: Target> {
+    pub(crate) target: T,
+    pub(crate) args: &'a Args,
+    pub(crate) raw: T::Raw,
+    pub(crate) file_len: u64,
+    dir: TempDir,
+}
+
+/// Whether a fence takes less than a microsecond, so that a slice of some milliseconds holds thousands of operations.
+pub(crate) fn is_fast(kind: MediumKind) -> bool {
+    kind != MediumKind::Block
+}
+
+/// The length of the file where the arguments give none.
+pub(crate) fn file_len(args: &Args, kind: MediumKind) -> u64 {
+    let default = match kind {
+        MediumKind::PersistentMemory | MediumKind::AssumedPmem => 1 << 30,
+        _ => 64 << 20,
+    };
+    args.file_len.unwrap_or(default)
+}
+
+impl<'a, T: Target> Rig<'a, T> {
+    /// Makes the directory and the raw file and writes every page of it.
+    pub(crate) fn new(target: T, args: &'a Args, dir: &Path) -> Result<Self> {
+        let file_len = file_len(args, target.kind());
+        // The raw file, the file under test and a reflection page for each of its pages, with some room to spare.
+        let need = 3 * file_len + file_len / 16 + (32 << 20);
+        let space = rustix::fs::statvfs(dir).map_err(|source| Error::io("look at the free space of", dir, source))?;
+        let free = space.f_bavail * space.f_frsize;
+        if free < need {
+            return Err(Error::NoSpace { dir: dir.to_owned(), need, free });
+        }
+        let made = tempfile::Builder::new().prefix("untorn-bench-").tempdir_in(dir);
+        let made = made.map_err(|source| Error::io("create a directory in", dir, source))?;
+        let raw = target.raw(&made.path().join("raw"), file_len)?;
+        let page = [0x5a; PAGE as usize];
+        for offset in (0..file_len).step_by(PAGE as usize) {
+            raw.write(&page, offset)?;
+        }
+        raw.fence()?;
+        Ok(Rig { target, args, raw, file_len, dir: made })
+    }
+
+    fn home(&self) -> PathBuf {
+        self.dir.path().join("atomic")
+    }
+
+    fn path(&self) -> PathBuf {
+        self.home().join("data")
+    }
+
+    /// A new file, open as a user opens it, in place of an earlier one. Every page has been written twice: a page has two
+    /// places, used in turn, and both must be in memory before the first write that counts.
+    pub(crate) fn fresh(&self, options: &Options) -> Result<AtomicFile> {
+        let home = self.home();
+        if home.exists() {
+            std::fs::remove_dir_all(&home).map_err(|source| Error::io("remove", &home, source))?;
+        }
+        std::fs::create_dir(&home).map_err(|source| Error::io("create", &home, source))?;
+        // What `Options::create` does once it has found out what the medium is.
+        let file = options.create_on(Latched::new(self.target.medium()), self.path(), self.file_len)?;
+        self.write_through(&file)?;
+        self.write_through(&file)?;
+        Ok(file)
+    }
+
+    /// The file again, closed before, over a medium that counts.
+    pub(crate) fn counted(&self, options: &Options) -> Result<(AtomicFile, Counters)> {
+        let medium = Counting::new(self.target.medium());
+        let counters = medium.counters();
+        Ok((options.clone().verify(false).open_on(medium, self.path())?, counters))
+    }
+
+    /// Writes every page once.
+    fn write_through(&self, file: &AtomicFile) -> Result<()> {
+        let page = [0x5a; PAGE as usize];
+        for (index, offset) in (0..self.file_len).step_by(PAGE as usize).enumerate() {
+            file.write_at(&page, offset)?;
+            // An epoch of a whole file would need a record of every page at once.
+            if index % 256 == 255 {
+                file.sync()?;
+            }
+        }
+        file.sync()?;
+        Ok(())
+    }
+
+    /// Brings every slice home, so that reads are plain copies.
+    pub(crate) fn settle(&self, file: &AtomicFile) -> Result<()> {
+        const STEP: u64 = 1 << 20;
+        for offset in (0..self.file_len).step_by(STEP as usize) {
+            file.deploy(offset, STEP.min(self.file_len - offset))?;
+        }
+        file.sync()?;
+        Ok(())
+    }
+
+    /// Makes every slice valid in the sidecar only.
+    pub(crate) fn reflect(&self, file: &AtomicFile) -> Result<()> {
+        self.settle(file)?;
+        self.write_through(file)
+    }
+
+    /// Operations between two looks at the clock: many where one takes a tenth of a microsecond.
+    pub(crate) fn batch(&self) -> u32 {
+        let most = if is_fast(self.target.kind()) { 64 } else { 1 };
+        self.args.ops.map_or(most, |ops| ops.min(u64::from(most)) as u32)
+    }
+
+    /// How to time a row of `arms` arms.
+    pub(crate) fn timed(&self, threads: usize, size: usize, arms: usize) -> Plan {
+        // A slice is long enough for a batch to be a small part of it, and short enough for two neighbours to see the
+        // same machine.
+        let (slice, rounds) = match is_fast(self.target.kind()) {
+            true => (Duration::from_millis(15), 21),
+            false => (Duration::from_millis(200), FEWEST_ROUNDS),
+        };
+        let rounds = self.args.seconds.map_or(rounds, |seconds| (seconds / slice.as_secs_f64()) as usize / arms);
+        let limit = Limit { time: slice, ops: self.args.ops.unwrap_or(u64::MAX) };
+        Plan { threads, size, rounds: rounds.max(FEWEST_ROUNDS), limit }
+    }
+
+    /// How to count a row: enough operations for a cost paid once in hundreds of them to show as an average.
+    pub(crate) fn counting(&self, threads: usize, size: usize) -> Plan {
+        let most = if is_fast(self.target.kind()) { 20_000 } else { 50 };
+        let ops = self.args.ops.map_or(most, |ops| (ops * FEWEST_ROUNDS as u64).min(most));
+        Plan { threads, size, rounds: 1, limit: Limit { time: Duration::MAX, ops } }
+    }
+}

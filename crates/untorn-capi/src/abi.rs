@@ -1,0 +1,140 @@
+//! What C programs are compiled against: numbers and struct layouts. They may be added to and never change.
+
+use std::ffi::{c_char, c_int};
+
+macro_rules! constants {
+    ($($(#[$doc:meta])* $name:ident = $value:expr;)+) => {
+        $($(#[$doc])* pub const $name: i64 = $value;)+
+        /// Every constant of the headers by name, for the test that compares them.
+        pub const CONSTANTS: &[(&str, i64)] = &[$((stringify!($name), $name)),+];
+    };
+}
+
+constants! {
+    /// The file or a directory of its path does not exist.
+    UNTORN_ENOENT = -(libc::ENOENT as i64);
+    /// A read, write or flush failed on the device.
+    UNTORN_EIO = -(libc::EIO as i64);
+    /// Memory is used up.
+    UNTORN_ENOMEM = -(libc::ENOMEM as i64);
+    /// The caller may not do this to the file.
+    UNTORN_EACCES = -(libc::EACCES as i64);
+    /// The range does not lie within the file.
+    UNTORN_EFAULT = -(libc::EFAULT as i64);
+    /// Another process, or an incompatible handle of this one, has the file open.
+    UNTORN_EBUSY = -(libc::EBUSY as i64);
+    /// The file exists and was to be created.
+    UNTORN_EEXIST = -(libc::EEXIST as i64);
+    /// A directory is not a file.
+    UNTORN_EISDIR = -(libc::EISDIR as i64);
+    /// An argument no file could satisfy, or a null pointer.
+    UNTORN_EINVAL = -(libc::EINVAL as i64);
+    /// The device is full.
+    UNTORN_ENOSPC = -(libc::ENOSPC as i64);
+    /// The handle or the medium is for reading only.
+    UNTORN_EROFS = -(libc::EROFS as i64);
+    /// The quota is used up.
+    UNTORN_EDQUOT = -(libc::EDQUOT as i64);
+    /// A format, feature or option this version does not know.
+    UNTORN_EOPNOTSUPP = -(libc::EOPNOTSUPP as i64);
+    /// The sidecar is damaged.
+    UNTORN_EBADMSG = -(libc::EBADMSG as i64);
+    /// The file stands at a crash and a read-only handle may not repair it.
+    UNTORN_EUCLEAN = -(libc::EUCLEAN as i64);
+    /// The handle belongs to the parent process.
+    UNTORN_EOWNERDEAD = -(libc::EOWNERDEAD as i64);
+    /// A fault of untorn itself.
+    UNTORN_EINTERNAL = -1001;
+    /// An earlier flush failed.
+    UNTORN_EPOISONED = -1002;
+    /// The sidecar with committed bytes is not there.
+    UNTORN_ESIDECAR_MISSING = -1003;
+    /// The sidecar belongs to another file.
+    UNTORN_ESIDECAR_MISMATCH = -1004;
+    /// Another program changed the file.
+    UNTORN_EMIXED_USE = -1005;
+    /// Transactions of the handle are open.
+    UNTORN_ETXOPEN = -1006;
+
+    /// Engine: chosen by the medium.
+    UNTORN_ENGINE_AUTO = 0;
+    /// Engine: reflection pages.
+    UNTORN_ENGINE_REFLECTION = 1;
+    /// Engine: none, for comparison.
+    UNTORN_ENGINE_PASSTHROUGH = 2;
+    /// Layout: by the length.
+    UNTORN_LAYOUT_AUTO = 0;
+    /// Layout: dense.
+    UNTORN_LAYOUT_DENSE = 1;
+    /// Layout: sparse.
+    UNTORN_LAYOUT_SPARSE = 2;
+    /// Durability: as the file was created, else by the medium.
+    UNTORN_DURABILITY_AUTO = 0;
+    /// Durability: each write is a commit.
+    UNTORN_DURABILITY_PER_WRITE = 1;
+    /// Durability: `untorn_sync` commits.
+    UNTORN_DURABILITY_PER_COMMIT = 2;
+    /// Order: one fence.
+    UNTORN_ORDER_ONE_FENCE = 0;
+    /// Order: two fences.
+    UNTORN_ORDER_TWO_FENCE = 1;
+    /// Reads gather.
+    UNTORN_READ_GATHER = 0;
+    /// Reads deploy.
+    UNTORN_READ_DEPLOY = 1;
+    /// Flag: open for reading only.
+    UNTORN_READ_ONLY = 1;
+    /// Flag: create the file if it does not exist.
+    UNTORN_CREATE = 2;
+    /// Flag: with `UNTORN_CREATE`, the file must not exist.
+    UNTORN_EXCL = 4;
+    /// Flag: do not check the digest of a cleanly closed file.
+    UNTORN_NO_VERIFY = 8;
+    /// Bytes of a message, the final zero included.
+    UNTORN_MESSAGE_SIZE = 508;
+
+    /// Deploy after the write.
+    ATO_EAGER = 1;
+    /// Keep the sidecar.
+    ATO_FAST = 0;
+    /// Settle the file.
+    ATO_SPATIAL = 1;
+}
+
+/// `untorn_error`: why a call failed.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types, reason = "the name C programs use")]
+pub struct untorn_error {
+    /// 0 or a negative code.
+    pub code: c_int,
+    /// UTF-8, ends with a zero.
+    pub message: [c_char; UNTORN_MESSAGE_SIZE as usize],
+}
+
+/// `untorn_options`: how to open a file. Zero in a field means its default.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+#[allow(non_camel_case_types, reason = "the name C programs use")]
+pub struct untorn_options {
+    /// Bytes of the struct as the program was compiled.
+    pub size: u32,
+    /// `UNTORN_ENGINE_*`.
+    pub engine: u32,
+    /// `UNTORN_LAYOUT_*`.
+    pub layout: u32,
+    /// `UNTORN_DURABILITY_*`.
+    pub durability: u32,
+    /// `UNTORN_ORDER_*`.
+    pub order: u32,
+    /// `UNTORN_READ_*`.
+    pub read_policy: u32,
+    /// `UNTORN_READ_ONLY` and the other flags.
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Bytes of a file that is created.
+    pub length: u64,
+    /// Bytes the file may grow to while open; 0 for the default.
+    pub max_len: u64,
+}

@@ -1,0 +1,140 @@
+//! The line between C and Rust: no panic crosses it, nothing is printed, every failure becomes a number.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_void};
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
+use std::slice;
+use std::sync::Once;
+use std::thread;
+
+use crate::abi::UNTORN_EINTERNAL;
+use crate::errors::{Failure, Result, remember};
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// File and line of the last panic inside.
+    static PLACE: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs the body of a C function; a panic in it is an `UNTORN_EINTERNAL`. A failure is remembered for
+/// `untorn_last_error`.
+///
+/// State shared with other calls stays whole when a body unwinds: the core's locks treat a panic like a crash of the
+/// writer, and what the bodies here own is dropped.
+pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    keep_panics_quiet();
+    let outer = INSIDE.replace(true);
+    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
+        let cause = payload
+            .downcast_ref::<&str>()
+            .map(|text| (*text).to_owned())
+            .or_else(|| payload.downcast_ref::<String>().cloned())
+            .unwrap_or_default();
+        // A payload may panic when it is dropped, and that panic would cross into C.
+        std::mem::forget(payload);
+        Err(Failure::new(
+            UNTORN_EINTERNAL,
+            format!("a fault inside untorn, please report it: {cause} ({})", PLACE.take()),
+        ))
+    });
+    INSIDE.set(outer);
+    result.inspect_err(remember)
+}
+
+/// [`guarded`] for functions that return 0 or a code.
+pub(crate) fn code(body: impl FnOnce() -> Result<()>) -> c_int {
+    match guarded(body) {
+        Ok(()) => 0,
+        Err(failure) => failure.code,
+    }
+}
+
+/// The object at `pointer`; `name` is what an error calls it.
+///
+/// # Safety
+/// `pointer` is null or points to a `T` that nobody changes or frees during `'a`.
+pub(crate) unsafe fn shared<'a, T>(pointer: *const T, name: &str) -> Result<&'a T> {
+    // SAFETY: not null where it is dereferenced, and the caller vouches for the rest.
+    unsafe { pointer.as_ref() }.ok_or_else(|| null(name))
+}
+
+/// The object at `pointer`, to change.
+///
+/// # Safety
+/// `pointer` is null or points to a `T` that nobody else uses during `'a`.
+pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T> {
+    // SAFETY: not null where it is dereferenced, and the caller vouches for the rest.
+    unsafe { pointer.as_mut() }.ok_or_else(|| null(name))
+}
+
+/// The `n` bytes at `pointer`.
+///
+/// # Safety
+/// `pointer` is null or the bytes may be read, and nobody changes them during `'a`.
+pub(crate) unsafe fn source<'a>(pointer: *const c_void, n: usize, name: &str) -> Result<&'a [u8]> {
+    check(pointer, n, name)?;
+    // SAFETY: not null, not longer than a slice may be, and the caller vouches that the bytes are there and stay. Any
+    // value is a byte; memory of a C program holds some value even where the program never set it.
+    Ok(unsafe { slice::from_raw_parts(pointer.cast(), n) })
+}
+
+/// The `n` bytes at `pointer`, to fill.
+///
+/// # Safety
+/// `pointer` is null or the bytes may be written, and nobody else uses them during `'a`.
+pub(crate) unsafe fn target<'a>(pointer: *mut c_void, n: usize, name: &str) -> Result<&'a mut [u8]> {
+    check(pointer, n, name)?;
+    // SAFETY: as in `source`, and the caller vouches that nobody else uses the bytes.
+    Ok(unsafe { slice::from_raw_parts_mut(pointer.cast(), n) })
+}
+
+fn null(name: &str) -> Failure {
+    Failure::invalid(format!("{name} is NULL"))
+}
+
+fn check(pointer: *const c_void, n: usize, name: &str) -> Result<()> {
+    if pointer.is_null() {
+        return Err(null(name));
+    }
+    if n > isize::MAX as usize || pointer.addr().checked_add(n).is_none() {
+        return Err(Failure::invalid(format!("{n} bytes from {name} reach beyond the address space")));
+    }
+    Ok(())
+}
+
+/// The standard library prints every panic before it unwinds. Panics that this file turns into an error are not printed;
+/// all others, of Rust code this library is linked into statically, are handled as before.
+fn keep_panics_quiet() {
+    static ONCE: Once = Once::new();
+    // A thread that unwinds may not change the hook; the next call will.
+    if ONCE.is_completed() || thread::panicking() {
+        return;
+    }
+    ONCE.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !INSIDE.try_with(Cell::get).unwrap_or(false) {
+                before(info);
+            } else if let Some(place) = info.location() {
+                // Without its place the fault can still be reported.
+                let _ = PLACE.try_with(|last| last.try_borrow_mut().map(|mut last| *last = place.to_string()));
+            }
+        }));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::errors::last;
+
+    #[test]
+    fn a_panic_becomes_a_code_with_its_text() {
+        assert_eq!(i64::from(code(|| panic!("at byte {}", 7))), UNTORN_EINTERNAL);
+        let last = last();
+        let text: String = last.message.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8 as char).collect();
+        assert_eq!(i64::from(last.code), UNTORN_EINTERNAL);
+        assert!(text.contains("at byte 7 (") && text.contains("boundary.rs:"), "{text}");
+        assert!(!INSIDE.get());
+    }
+}

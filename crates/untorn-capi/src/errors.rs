@@ -1,0 +1,145 @@
+//! Errors as C programs see them: a number, and the last failure's text for each thread.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::sync::LazyLock;
+
+use untorn_core::Error;
+
+use crate::abi::{self, untorn_error};
+
+/// Why a call failed: the code it returns and the text for `untorn_error`.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: c_int,
+    pub(crate) message: String,
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+impl Failure {
+    pub(crate) fn new(code: i64, message: impl Into<String>) -> Self {
+        Failure { code: code as c_int, message: message.into() }
+    }
+
+    /// An argument that no file could satisfy.
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Failure::new(abi::UNTORN_EINVAL, message)
+    }
+
+    /// A failed system call about `what`.
+    pub(crate) fn system(what: &str, error: &std::io::Error) -> Self {
+        Failure::new(-i64::from(error.raw_os_error().unwrap_or(libc::EIO)), format!("{what}: {error}"))
+    }
+
+    /// The errno for functions that set one, where `abi` has a code no errno expresses.
+    pub(crate) fn errno(&self) -> c_int {
+        match i64::from(self.code) {
+            abi::UNTORN_EPOISONED | abi::UNTORN_EINTERNAL => libc::EIO,
+            abi::UNTORN_ESIDECAR_MISSING | abi::UNTORN_ESIDECAR_MISMATCH | abi::UNTORN_EMIXED_USE => libc::ESTALE,
+            abi::UNTORN_ETXOPEN => libc::EBUSY,
+            _ => -self.code,
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let code = match error {
+            Error::Poisoned { .. } => abi::UNTORN_EPOISONED,
+            Error::SidecarMissing { .. } => abi::UNTORN_ESIDECAR_MISSING,
+            Error::SidecarMismatch { .. } => abi::UNTORN_ESIDECAR_MISMATCH,
+            Error::MixedUse { .. } => abi::UNTORN_EMIXED_USE,
+            _ => -i64::from(error.errno()),
+        };
+        Failure::new(code, error.to_string())
+    }
+}
+
+impl untorn_error {
+    /// The struct with this code and as much of the message as fits, cut between characters.
+    pub(crate) fn new(code: c_int, message: &str) -> Self {
+        let mut error = untorn_error { code, message: [0; abi::UNTORN_MESSAGE_SIZE as usize] };
+        let room = message.len().min(error.message.len() - 1);
+        let fits = (0..=room).rev().find(|&at| message.is_char_boundary(at)).unwrap_or(0);
+        for (to, from) in error.message.iter_mut().zip(message[..fits].bytes()) {
+            *to = from as c_char;
+        }
+        error
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<untorn_error> = RefCell::new(untorn_error::new(0, ""));
+}
+
+/// Remembers the failure for `untorn_last_error` in this thread.
+pub(crate) fn remember(failure: &Failure) {
+    // A thread that is ending has no place for it any more; the code is still returned.
+    let _ = LAST.try_with(|last| {
+        if let Ok(mut last) = last.try_borrow_mut() {
+            *last = untorn_error::new(failure.code, &failure.message);
+        }
+    });
+}
+
+/// The last failure of this thread.
+pub(crate) fn last() -> untorn_error {
+    LAST.try_with(|last| *last.borrow()).unwrap_or_else(|_| untorn_error::new(0, ""))
+}
+
+/// The text of a code; it lives as long as the process.
+pub(crate) fn text(code: c_int) -> &'static CStr {
+    static SYSTEM: LazyLock<Vec<CString>> = LazyLock::new(|| {
+        (0..256)
+            .map(|errno| {
+                let text = std::io::Error::from_raw_os_error(errno).to_string();
+                let text = text.rsplit_once(" (os error").map_or(text.as_str(), |(text, _)| text);
+                CString::new(text).unwrap_or_default()
+            })
+            .collect()
+    });
+    match i64::from(code) {
+        0 => c"Success",
+        abi::UNTORN_EFAULT => c"The range does not lie within the file",
+        abi::UNTORN_EBUSY => c"The file is in use",
+        abi::UNTORN_EROFS => c"Open for reading only",
+        abi::UNTORN_EOPNOTSUPP => c"A format, feature or option this version does not know",
+        abi::UNTORN_EBADMSG => c"The sidecar is damaged",
+        abi::UNTORN_EUCLEAN => c"The file was not closed cleanly and needs recovery",
+        abi::UNTORN_EOWNERDEAD => c"The handle belongs to the process that opened it",
+        abi::UNTORN_EINTERNAL => c"A fault inside untorn; please report it",
+        abi::UNTORN_EPOISONED => c"An earlier flush failed; close the file and open it again",
+        abi::UNTORN_ESIDECAR_MISSING => c"Committed bytes live in a sidecar that is not there",
+        abi::UNTORN_ESIDECAR_MISMATCH => c"The sidecar does not belong to the file",
+        abi::UNTORN_EMIXED_USE => c"Another program changed the file while its sidecar held committed bytes",
+        abi::UNTORN_ETXOPEN => c"Transactions of this handle are open; end them first",
+        code => usize::try_from(-code)
+            .ok()
+            .and_then(|errno| SYSTEM.get(errno))
+            .map_or(c"Not an error code of untorn", CString::as_c_str),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let error = untorn_error::new(-5, &"ü".repeat(400));
+        let bytes: Vec<u8> = error.message.iter().map(|&byte| byte as u8).collect();
+        assert_eq!(&bytes[504..], &[0xc3, 0xbc, 0, 0]);
+    }
+
+    #[test]
+    fn every_code_has_a_text_and_an_errno() {
+        for &(name, code) in abi::CONSTANTS.iter().filter(|&&(_, code)| code < 0) {
+            assert!(!text(code as c_int).is_empty(), "{name}");
+            assert!((1..4096).contains(&Failure::new(code, "").errno()), "{name}");
+        }
+        assert_eq!(text(5), c"Not an error code of untorn");
+        assert_eq!(text(c_int::MIN), c"Not an error code of untorn");
+        assert_eq!(text(-libc::ENOENT), c"No such file or directory");
+    }
+}

@@ -1,0 +1,12 @@
+//! The C library: `untorn.h` and `untorn/acumen.h` over the Rust crate.
+//!
+//! It translates and holds no logic of its own: arguments are checked, errors become numbers, panics stop here. The
+//! headers in `include/` are the documentation for C programs; a test keeps them in step with the functions here.
+
+pub mod abi;
+pub mod acumen;
+mod boundary;
+mod descriptor;
+mod errors;
+pub mod native;
+mod options;

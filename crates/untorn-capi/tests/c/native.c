@@ -1,0 +1,239 @@
+/* untorn.h: every function with arguments that work and with ones that do not.
+ * Usage: native DIR; exits with 0 if all is well. */
+#define _POSIX_C_SOURCE 200809L
+
+#include <untorn.h>
+
+#include "check.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static untorn_t *create(const char *path, uint64_t length, uint32_t durability) {
+    untorn_options options = UNTORN_OPTIONS_INIT;
+    untorn_error error;
+    options.flags = UNTORN_CREATE | UNTORN_EXCL;
+    options.length = length;
+    options.durability = durability;
+    untorn_t *file = untorn_open(path, &options, &error);
+    CHECK(file && error.code == 0 && error.message[0] == 0);
+    return file;
+}
+
+/* The code of an open that is to fail, and that its text names the path. */
+static int refused(const char *path, const untorn_options *options) {
+    untorn_error error, last;
+    CHECK(!untorn_open(path, options, &error));
+    CHECK(error.code < 0 && strlen(error.message) > 10);
+    CHECK(untorn_last_error(&last) == 0);
+    CHECK(last.code == error.code && strcmp(last.message, error.message) == 0);
+    return error.code;
+}
+
+static void null_arguments(const char *dir) {
+    char byte = 0;
+    untorn_t *file = create(in_dir(dir, "null"), 4096, UNTORN_DURABILITY_AUTO);
+    CHECK(refused(NULL, NULL) == UNTORN_EINVAL);
+    CHECK(!untorn_open(NULL, NULL, NULL));
+    CHECK(untorn_read(NULL, 0, &byte, 1) == UNTORN_EINVAL);
+    CHECK(untorn_read(file, 0, NULL, 1) == UNTORN_EINVAL);
+    CHECK(untorn_write(NULL, 0, &byte, 1) == UNTORN_EINVAL);
+    CHECK(untorn_write(file, 0, NULL, 1) == UNTORN_EINVAL);
+    CHECK(untorn_begin(NULL) == NULL);
+    CHECK(untorn_tx_write(NULL, 0, &byte, 1) == UNTORN_EINVAL);
+    CHECK(untorn_tx_commit(NULL) == UNTORN_EINVAL);
+    untorn_tx_abort(NULL);
+    untorn_tx *tx = untorn_begin(file);
+    CHECK(tx && untorn_tx_write(tx, 0, NULL, 1) == UNTORN_EINVAL);
+    untorn_tx_abort(tx);
+    CHECK(untorn_sync(NULL) == UNTORN_EINVAL);
+    CHECK(untorn_resize(NULL, 1) == UNTORN_EINVAL);
+    CHECK(untorn_len(NULL) == 0);
+    CHECK(untorn_close(NULL) == UNTORN_EINVAL);
+    CHECK(untorn_settle(NULL) == UNTORN_EINVAL);
+    CHECK(untorn_last_error(NULL) == UNTORN_EINVAL);
+    CHECK(untorn_settle(file) == 0);
+}
+
+static void options(const char *dir) {
+    const char *path = in_dir(dir, "options");
+    uint32_t *fields[] = {0, 0, 0, 0, 0, 0, 0};
+    untorn_options options = UNTORN_OPTIONS_INIT;
+    CHECK(options.size == sizeof options);
+    CHECK(refused(path, NULL) == UNTORN_ENOENT);
+    fields[0] = &options.engine;
+    fields[1] = &options.layout;
+    fields[2] = &options.durability;
+    fields[3] = &options.order;
+    fields[4] = &options.read_policy;
+    fields[5] = &options.flags;
+    fields[6] = &options.reserved;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        *fields[i] = 1u << 30;
+        CHECK(refused(path, &options) == UNTORN_EINVAL);
+        *fields[i] = 0;
+    }
+    options.size = 0;
+    CHECK(refused(path, &options) == UNTORN_EINVAL);
+    options.size = UINT32_MAX;
+    CHECK(refused(path, &options) == UNTORN_EINVAL);
+    options.size = sizeof options;
+    options.flags = UNTORN_CREATE | UNTORN_READ_ONLY;
+    CHECK(refused(path, &options) == UNTORN_EINVAL);
+    options.flags = UNTORN_EXCL;
+    CHECK(refused(path, &options) == UNTORN_EINVAL);
+
+    /* A program compiled against a newer header: fine unless it uses the news. */
+    struct {
+        untorn_options known;
+        uint64_t more;
+    } newer = {UNTORN_OPTIONS_INIT, 0};
+    newer.known.size = sizeof newer;
+    newer.known.flags = UNTORN_CREATE;
+    newer.known.length = 100;
+    newer.more = 1;
+    CHECK(refused(path, &newer.known) == UNTORN_EOPNOTSUPP);
+    CHECK(access(path, F_OK) != 0);
+    newer.more = 0;
+    untorn_t *file = untorn_open(path, &newer.known, NULL);
+    CHECK(file && untorn_len(file) == 100);
+    CHECK(untorn_close(file) == 0);
+
+    /* With UNTORN_CREATE a file that exists is opened as it is. */
+    newer.known.length = 5000;
+    file = untorn_open(path, &newer.known, NULL);
+    CHECK(file && untorn_len(file) == 100);
+    CHECK(untorn_close(file) == 0);
+    newer.known.flags |= UNTORN_EXCL;
+    CHECK(refused(path, &newer.known) == UNTORN_EEXIST);
+    CHECK(refused(dir, NULL) == UNTORN_EISDIR);
+    CHECK(refused("/dev/null", NULL) == UNTORN_EINVAL);
+}
+
+static void reading_and_writing(const char *dir) {
+    char seen[6];
+    untorn_t *file = create(in_dir(dir, "file"), 10000, UNTORN_DURABILITY_PER_COMMIT);
+    CHECK(untorn_write(file, 4094, "middle", 6) == 0);
+    CHECK(untorn_read(file, 4094, seen, 6) == 0 && memcmp(seen, "middle", 6) == 0);
+    CHECK(untorn_sync(file) == 0);
+    CHECK(untorn_write(file, 9995, "middle", 6) == UNTORN_EFAULT);
+    CHECK(untorn_write(file, UINT64_MAX, "middle", 6) == UNTORN_EFAULT);
+    CHECK(untorn_write(file, 0, "middle", SIZE_MAX) == UNTORN_EINVAL);
+    CHECK(untorn_read(file, 9995, seen, 6) == UNTORN_EFAULT);
+    CHECK(untorn_read(file, 10001, seen, 0) == UNTORN_EFAULT);
+    CHECK(untorn_read(file, 10000, seen, 0) == 0);
+    CHECK(untorn_resize(file, 20000) == 0 && untorn_len(file) == 20000);
+    CHECK(untorn_write(file, 9995, "middle", 6) == 0);
+    CHECK(untorn_resize(file, UINT64_MAX) < 0 && untorn_len(file) == 20000);
+    CHECK(untorn_resize(file, 9998) == 0 && untorn_len(file) == 9998);
+    CHECK(untorn_read(file, 9995, seen, 3) == 0 && memcmp(seen, "mid", 3) == 0);
+    CHECK(untorn_read(file, 9995, seen, 6) == UNTORN_EFAULT);
+
+    /* Two handles to one state; a settle needs the last one. */
+    untorn_options same = UNTORN_OPTIONS_INIT;
+    same.durability = UNTORN_DURABILITY_PER_WRITE;
+    CHECK(refused(in_dir(dir, "file"), &same) == UNTORN_EBUSY);
+    CHECK(untorn_close(file) == 0);
+
+    untorn_options reading = UNTORN_OPTIONS_INIT;
+    reading.flags = UNTORN_READ_ONLY;
+    file = untorn_open(in_dir(dir, "file"), &reading, NULL);
+    CHECK(file && untorn_len(file) == 9998);
+    CHECK(untorn_read(file, 4094, seen, 6) == 0 && memcmp(seen, "middle", 6) == 0);
+    CHECK(untorn_write(file, 4094, "middle", 6) == UNTORN_EROFS);
+    CHECK(untorn_resize(file, 1) == UNTORN_EROFS);
+    CHECK(untorn_close(file) == 0);
+
+    file = untorn_open(in_dir(dir, "file"), NULL, NULL);
+    CHECK(file && untorn_settle(file) == 0);
+    struct stat plain;
+    CHECK(stat(in_dir(dir, "file"), &plain) == 0 && plain.st_size == 9998);
+}
+
+static void transactions(const char *dir) {
+    char seen[3];
+    untorn_t *file = create(in_dir(dir, "tx"), 8192, UNTORN_DURABILITY_PER_WRITE);
+    untorn_tx *tx = untorn_begin(file);
+    CHECK(tx);
+    CHECK(untorn_tx_write(tx, 0, "one", 3) == 0);
+    CHECK(untorn_tx_write(tx, 8189, "two", 3) == 0);
+    CHECK(untorn_tx_write(tx, 1, "NE", 2) == 0);
+    CHECK(untorn_tx_write(tx, 8190, "two", 3) == UNTORN_EFAULT);
+    CHECK(untorn_tx_write(tx, UINT64_MAX - 1, "two", 3) == UNTORN_EFAULT);
+    CHECK(untorn_read(file, 0, seen, 3) == 0 && memcmp(seen, "\0\0\0", 3) == 0);
+    CHECK(untorn_close(file) == UNTORN_ETXOPEN);
+    CHECK(untorn_settle(file) == UNTORN_ETXOPEN);
+    CHECK(untorn_tx_commit(tx) == 0);
+    CHECK(untorn_read(file, 0, seen, 3) == 0 && memcmp(seen, "oNE", 3) == 0);
+    CHECK(untorn_read(file, 8189, seen, 3) == 0 && memcmp(seen, "two", 3) == 0);
+
+    tx = untorn_begin(file);
+    CHECK(tx && untorn_tx_write(tx, 0, "xxx", 3) == 0);
+    untorn_tx_abort(tx);
+    CHECK(untorn_read(file, 0, seen, 3) == 0 && memcmp(seen, "oNE", 3) == 0);
+
+    /* A range that a shrink took away in between: none of the writes. */
+    tx = untorn_begin(file);
+    CHECK(tx && untorn_tx_write(tx, 0, "xxx", 3) == 0 && untorn_tx_write(tx, 8189, "xxx", 3) == 0);
+    CHECK(untorn_resize(file, 4096) == 0);
+    CHECK(untorn_tx_commit(tx) == UNTORN_EFAULT);
+    CHECK(untorn_read(file, 0, seen, 3) == 0 && memcmp(seen, "oNE", 3) == 0);
+
+    tx = untorn_begin(file);
+    CHECK(tx && untorn_tx_commit(tx) == 0);
+    CHECK(untorn_close(file) == 0);
+    file = untorn_open(in_dir(dir, "tx"), NULL, NULL);
+    CHECK(file && untorn_read(file, 0, seen, 3) == 0 && memcmp(seen, "oNE", 3) == 0);
+    CHECK(untorn_settle(file) == 0);
+}
+
+static void texts(void) {
+    static const int codes[] = {
+        0, UNTORN_ENOENT, UNTORN_EFAULT, UNTORN_EINTERNAL, UNTORN_EPOISONED, UNTORN_ETXOPEN, -4095, 1, INT32_MIN, INT32_MAX,
+    };
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+        const char *text = untorn_strerror(codes[i]);
+        CHECK(text && *text && text == untorn_strerror(codes[i]));
+    }
+    CHECK(strcmp(untorn_strerror(-ENOENT), strerror(ENOENT)) == 0);
+}
+
+static void *fresh_thread(void *argument) {
+    untorn_error error;
+    CHECK(untorn_last_error(&error) == 0 && error.code == 0 && error.message[0] == 0);
+    return argument;
+}
+
+static void *writer(void *file) {
+    char block[5000];
+    for (int round = 0; round < 100; round++) {
+        memset(block, round, sizeof block);
+        CHECK(untorn_write(file, 1000, block, sizeof block) == 0);
+        CHECK(untorn_read(file, 1000, block, sizeof block) == 0);
+        for (size_t i = 1; i < sizeof block; i++) CHECK(block[i] == block[0]);
+    }
+    return NULL;
+}
+
+static void threads(const char *dir) {
+    untorn_t *file = create(in_dir(dir, "threads"), 8192, UNTORN_DURABILITY_PER_COMMIT);
+    pthread_t ids[4];
+    CHECK(pthread_create(&ids[0], NULL, fresh_thread, NULL) == 0 && pthread_join(ids[0], NULL) == 0);
+    for (int i = 0; i < 4; i++) CHECK(pthread_create(&ids[i], NULL, writer, file) == 0);
+    for (int i = 0; i < 4; i++) CHECK(pthread_join(ids[i], NULL) == 0);
+    CHECK(untorn_settle(file) == 0);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 2) return 64;
+    null_arguments(argv[1]);
+    options(argv[1]);
+    reading_and_writing(argv[1]);
+    transactions(argv[1]);
+    texts();
+    threads(argv[1]);
+    return 0;
+}

@@ -1,0 +1,178 @@
+//! The headers, the sources and the library say the same: no function, constant or layout drifts.
+
+mod common;
+
+#[allow(unreachable_pub, reason = "the file belongs to the library, which this test cannot link")]
+#[path = "../src/abi.rs"]
+mod abi;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::mem::offset_of;
+use std::process::Command;
+
+use abi::{untorn_error, untorn_options};
+use common::{Link, available, check_syntax, compile, include_dir, library_dir, manifest_dir, succeed};
+
+const HEADERS: [&str; 2] = ["untorn.h", "untorn/acumen.h"];
+
+/// A header without its comments.
+fn code_of(header: &str) -> String {
+    let text = fs::read_to_string(include_dir().join(header)).unwrap();
+    let mut code = String::new();
+    let mut rest = text.as_str();
+    while let Some((before, after)) = rest.split_once("/*") {
+        code.push_str(before);
+        code.push(' ');
+        rest = after.split_once("*/").map_or("", |(_, after)| after);
+    }
+    code + rest
+}
+
+fn is_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
+}
+
+/// The functions a header declares: names before a parenthesis, outside preprocessor lines.
+fn declared() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for header in HEADERS {
+        for line in code_of(header).lines().filter(|line| !line.starts_with('#')) {
+            for (at, _) in line.match_indices('(') {
+                let before = &line[..at];
+                let name = &before[before.trim_end_matches(is_name).len()..];
+                if !name.is_empty() {
+                    names.insert(name.to_owned());
+                }
+            }
+        }
+    }
+    names
+}
+
+/// The functions the sources export.
+fn exported_by_sources() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(manifest_dir().join("src")).unwrap() {
+        let text = fs::read_to_string(entry.unwrap().path()).unwrap();
+        for after in text.split("#[unsafe(no_mangle)]").skip(1) {
+            let (_, name) = after.split_once("fn ").unwrap();
+            names.insert(name.chars().take_while(|&c| is_name(c)).collect());
+        }
+    }
+    names
+}
+
+/// The constants the headers define; guards and initialisers are none.
+fn defined() -> BTreeSet<String> {
+    let headers = HEADERS.map(code_of).concat();
+    let defines = headers.lines().filter_map(|line| line.strip_prefix("#define "));
+    let values = defines.filter_map(|define| define.split_once(' ')).filter(|(_, value)| !value.starts_with('{'));
+    values.map(|(name, _)| name.to_owned()).collect()
+}
+
+#[test]
+fn headers_and_sources_name_the_same_functions() {
+    let declared = declared();
+    assert!(declared.contains("untorn_open") && declared.contains("ato_mmap"), "{declared:?}");
+    assert_eq!(declared, exported_by_sources());
+}
+
+#[test]
+fn the_library_exports_what_the_headers_declare() {
+    if !available("nm") {
+        eprintln!("nm is not installed; the test of the sources has to do");
+        return;
+    }
+    let listing = succeed(Command::new("nm").args(["-D", "--defined-only"]).arg(library_dir().join("libuntorn.so")));
+    let exported: BTreeSet<String> = listing
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .map(|name| name.split('@').next().unwrap_or(name).to_owned())
+        .collect();
+    assert_eq!(exported, declared());
+}
+
+#[test]
+fn headers_and_sources_agree_on_numbers_and_layouts() {
+    let names: BTreeSet<String> = abi::CONSTANTS.iter().map(|&(name, _)| name.to_owned()).collect();
+    assert_eq!(names, defined());
+
+    let mut expected: BTreeMap<String, i64> =
+        abi::CONSTANTS.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
+    macro_rules! layout {
+        ($type:ident: $($field:ident),+) => {{
+            expected.insert(concat!("sizeof(", stringify!($type), ")").to_owned(), size_of::<$type>() as i64);
+            expected.insert(concat!("_Alignof(", stringify!($type), ")").to_owned(), align_of::<$type>() as i64);
+            $(expected.insert(
+                concat!("offsetof(", stringify!($type), ", ", stringify!($field), ")").to_owned(),
+                offset_of!($type, $field) as i64,
+            );)+
+            // Names every field, so that one added to the struct and not to this list does not compile.
+            #[allow(unused)]
+            fn all_fields($type { $($field: _),+ }: &$type) {}
+        }};
+    }
+    layout!(untorn_error: code, message);
+    layout!(untorn_options: size, engine, layout, durability, order, read_policy, flags, reserved, length, max_len);
+
+    let mut source = String::from("#include <stdio.h>\n");
+    for header in HEADERS {
+        writeln!(source, "#include <{header}>").unwrap();
+    }
+    source.push_str("int main(void) {\n");
+    for expression in expected.keys() {
+        writeln!(source, "    printf(\"%s = %lld\\n\", \"{expression}\", (long long)({expression}));").unwrap();
+    }
+    source.push_str("    return 0;\n}\n");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("constants.c");
+    fs::write(&path, source).unwrap();
+    let printed = succeed(&mut Command::new(compile(&path, Link::Static, dir.path())));
+    let printed: BTreeMap<String, i64> = printed
+        .lines()
+        .map(|line| line.rsplit_once(" = ").unwrap())
+        .map(|(expression, value)| (expression.to_owned(), value.parse().unwrap()))
+        .collect();
+    assert_eq!(printed, expected);
+}
+
+#[test]
+fn each_header_compiles_alone_and_twice_in_c_and_cxx() {
+    let dir = tempfile::tempdir().unwrap();
+    for header in HEADERS {
+        let text = format!("#include <{header}>\n#include <{header}>\n");
+        let text = if header == "untorn.h" {
+            text + "int f(void);\nint f(void) { untorn_options o = UNTORN_OPTIONS_INIT; return (int)o.size; }\n"
+        } else {
+            text
+        };
+        check_syntax("cc", "c", "-std=c11", &text, dir.path());
+        if available("g++") {
+            check_syntax("g++", "c++", "-std=c++11", &text, dir.path());
+        }
+    }
+}
+
+#[test]
+fn the_examples_in_the_headers_compile() {
+    let text = fs::read_to_string(include_dir().join("untorn.h")).unwrap();
+    let (_, after) = text.split_once("A first program:\n").unwrap();
+    let (example, _) = after.split_once(" * Compile").unwrap();
+    let program: String =
+        example.lines().map(|line| line.trim_start_matches(" *").to_owned() + "\n").collect::<String>();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("first.c");
+    fs::write(&path, program).unwrap();
+    succeed(Command::new(compile(&path, Link::Shared, dir.path())).current_dir(dir.path()));
+}
+
+#[test]
+fn the_shared_library_has_its_name() {
+    if available("readelf") {
+        let dynamic = succeed(Command::new("readelf").arg("-d").arg(library_dir().join("libuntorn.so")));
+        let expected = option_env!("UNTORN_SONAME").unwrap_or("libuntorn.so");
+        assert!(dynamic.contains(&format!("Library soname: [{expected}]")), "{dynamic}");
+    }
+}

@@ -1,0 +1,79 @@
+//! C programs against the headers and both libraries: compiled, run, and asked for their verdict.
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use common::{Link, compile, manifest_dir, succeed};
+
+fn test_program(name: &str) -> PathBuf {
+    manifest_dir().join("tests/c").join(name)
+}
+
+fn example(name: &str) -> PathBuf {
+    manifest_dir().join("../../examples/c").join(name)
+}
+
+fn for_both_libraries(source: &std::path::Path, check: impl Fn(&mut Command, &std::path::Path)) {
+    for link in [Link::Shared, Link::Static] {
+        let dir = tempfile::tempdir().unwrap();
+        let program = compile(source, link, dir.path());
+        let files = dir.path().join("files");
+        std::fs::create_dir(&files).unwrap();
+        check(&mut Command::new(program), &files);
+    }
+}
+
+#[test]
+fn native_functions_do_what_the_header_says() {
+    for_both_libraries(&test_program("native.c"), |program, files| {
+        assert_eq!(succeed(program.arg(files)), "", "the library prints nothing");
+    });
+}
+
+#[test]
+fn acumen_functions_do_what_the_header_says() {
+    for_both_libraries(&test_program("acumen.c"), |program, files| {
+        assert_eq!(succeed(program.arg(files)), "", "the library prints nothing");
+    });
+}
+
+#[test]
+fn the_accounts_example_survives_its_kills() {
+    for_both_libraries(&example("accounts.c"), |program, files| {
+        let said = succeed(program.arg(files.join("ledger")).arg("25"));
+        assert_eq!(said, "25 kills, 0 torn states, 256000 in 256 accounts\n");
+    });
+}
+
+#[test]
+fn the_acumen_example_runs() {
+    for_both_libraries(&example("acumen_hello.c"), |program, files| {
+        let said = succeed(program.arg(files.join("hello")));
+        assert!(said.contains("settled"), "{said}");
+    });
+}
+
+#[test]
+fn a_plain_load_through_a_mapping_faults() {
+    use std::os::unix::process::ExitStatusExt;
+
+    let source = "
+        #define _POSIX_C_SOURCE 200809L
+        #include <untorn/acumen.h>
+        #include <fcntl.h>
+        #include <sys/mman.h>
+        #include <unistd.h>
+        int main(int argc, char **argv) {
+            int fd = open(argv[argc - 1], O_RDWR | O_CREAT, 0600);
+            if (fd < 0 || ftruncate(fd, 4096)) return 1;
+            volatile char *address = ato_mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+            return address == MAP_FAILED ? 1 : address[0] + 2;
+        }";
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("load.c");
+    std::fs::write(&path, source).unwrap();
+    let status = Command::new(compile(&path, Link::Shared, dir.path())).arg(dir.path().join("f")).status().unwrap();
+    assert_eq!(status.signal(), Some(11), "{status}");
+}

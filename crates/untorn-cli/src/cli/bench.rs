@@ -1,0 +1,82 @@
+//! The arguments of `untorn bench`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use untorn::{Durability, EngineKind, Order};
+use untorn_bench::Pattern;
+
+use super::{Form, durabilities, engines, words};
+use crate::size;
+
+/// Arguments of `bench`. An option that is not given has the benchmark's own default.
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    /// The benchmark.
+    #[arg(value_parser = names())]
+    pub(crate) name: String,
+    /// Where to make the files; they are removed at the end [default: the current directory].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Bytes of one access, several separated by commas [default: 64,256,1K,4K].
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = access_size)]
+    pub(crate) size: Vec<usize>,
+    /// Numbers of threads, separated by commas.
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    pub(crate) threads: Vec<usize>,
+    /// Engines, separated by commas.
+    #[arg(long, value_delimiter = ',', value_parser = engines())]
+    pub(crate) engine: Vec<EngineKind>,
+    /// Orders of an atomic write, separated by commas.
+    #[arg(long, value_delimiter = ',', value_parser = words::<Order>(ORDERS))]
+    pub(crate) order: Vec<Order>,
+    /// Access patterns, separated by commas.
+    #[arg(long, value_delimiter = ',', value_parser = words::<Pattern>(PATTERNS))]
+    pub(crate) pattern: Vec<Pattern>,
+    /// When a write is durable.
+    #[arg(long, value_parser = durabilities())]
+    pub(crate) durability: Option<Durability>,
+    /// Writes to one commit, in benchmarks of commits.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub(crate) commit_every: u32,
+    /// Length of the file: bytes, or with K, M, G, T (powers of 1024).
+    #[arg(long, value_name = "N", value_parser = size::parse)]
+    pub(crate) len: Option<u64>,
+    /// Seconds to measure each row for.
+    #[arg(long, value_name = "S")]
+    pub(crate) seconds: Option<f64>,
+    /// Accesses in each slice at most, for a run of a fixed amount instead of a fixed time.
+    #[arg(long, value_name = "N")]
+    pub(crate) ops: Option<u64>,
+    /// Seed of the random offsets.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Also draw the rows into an SVG file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) form: Form,
+}
+
+const ORDERS: &[&str] = &["one-fence", "two-fence"];
+const PATTERNS: &[&str] = &["random", "sequential"];
+
+fn names() -> PossibleValuesParser {
+    untorn_bench::names().iter().map(|(name, what)| PossibleValue::new(*name).help(*what)).into()
+}
+
+fn access_size(text: &str) -> Result<usize, String> {
+    usize::try_from(size::parse(text)?).map_err(|_| format!("{text} is more than memory can hold"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_offered_is_one_the_benchmarks_know() {
+        assert!(ORDERS.iter().all(|word| word.parse::<Order>().is_ok()));
+        assert!(PATTERNS.iter().all(|word| word.parse::<Pattern>().is_ok()));
+    }
+}

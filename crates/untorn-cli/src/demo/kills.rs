@@ -1,0 +1,97 @@
+//! The demo's first half: a writer killed again and again, and an audit after each kill.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+
+use super::bank::{Audit, Bank};
+use super::writer;
+use crate::cli::Writer;
+use crate::exit::{Failure, Result};
+use crate::rng::Rng;
+use crate::victim::Victim;
+
+/// Kills of each writer.
+pub(crate) const KILLS: u64 = 50;
+/// Time for the kills of each writer; on a slow machine there are fewer.
+const BUDGET: Duration = Duration::from_millis(3500);
+/// The longest a writer lives, in microseconds.
+const LONGEST_LIFE: u64 = 60_000;
+
+/// What the kills of one writer came to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outcome {
+    /// How often the writer was killed.
+    pub(crate) kills: u64,
+    /// How often the file was a mixture afterwards.
+    pub(crate) torn: u64,
+    /// How often a transfer was gone whose flush had been reported done.
+    pub(crate) lost: u64,
+    /// Transfers carried out in all.
+    pub(crate) transfers: u64,
+    /// The first mixture, in words.
+    pub(crate) example: Option<String>,
+}
+
+/// Kills one kind of writer [`KILLS`] times, or as often as the time allows.
+pub(crate) fn run(dir: &Path, writer: Writer, seed: u64, bar: &ProgressBar) -> Result<Outcome> {
+    let word = match writer {
+        Writer::Plain => "plain",
+        Writer::Untorn => "untorn",
+    };
+    let mut outcome = Outcome::default();
+    let mut path = open_bank(dir, word, 0)?;
+    let mut rng = Rng::new(seed);
+    let mut last_seen = 0;
+    let start = Instant::now();
+    while outcome.kills < KILLS && start.elapsed() < BUDGET {
+        let seed = rng.next().to_string();
+        let arguments = ["demo-writer", "--writer", word, "--seed", &seed].map(OsString::from);
+        let victim = Victim::spawn(arguments.into_iter().chain([path.clone().into_os_string()]))?;
+        victim.wait_ready()?;
+        let reports = victim.kill_after(Duration::from_micros(rng.below(LONGEST_LIFE)))?.expect_killed()?;
+        outcome.kills += 1;
+        bar.inc(1);
+        let flushed = reports.last().copied().unwrap_or(0);
+        let audit = audit(&path, writer)?;
+        outcome.transfers += audit.number.saturating_sub(last_seen);
+        last_seen = audit.number;
+        if audit.number < flushed {
+            outcome.lost += 1;
+        }
+        if let Some(what) = audit.torn {
+            outcome.torn += 1;
+            outcome.example.get_or_insert(what);
+            // The next kill must find a whole bank, or one tear would be counted again and again.
+            path = open_bank(dir, word, outcome.kills)?;
+            last_seen = 0;
+        }
+    }
+    bar.inc(KILLS - outcome.kills);
+    Ok(outcome)
+}
+
+/// Founds a bank, in a file of its own.
+fn open_bank(dir: &Path, word: &str, serial: u64) -> Result<PathBuf> {
+    let path = dir.join(format!("{word}-bank-{serial}"));
+    fs::write(&path, Bank::LARGE.opening()).map_err(|error| Failure::io_at("write", &path, &error))?;
+    Ok(path)
+}
+
+/// Looks at the bank after a kill: the plain one as it is, untorn's after the recovery that opening it does.
+fn audit(path: &Path, writer: Writer) -> Result<Audit> {
+    let image = match writer {
+        Writer::Plain => fs::read(path).map_err(|error| Failure::io_at("read", path, &error))?,
+        Writer::Untorn => {
+            let file = writer::open(path)?;
+            let mut image = vec![0; file.len() as usize];
+            file.read_at(&mut image, 0)?;
+            file.close()?;
+            image
+        }
+    };
+    Ok(Bank::LARGE.audit(&image))
+}

@@ -1,0 +1,151 @@
+//! The demo's second half: simulated power cuts.
+//!
+//! The transfers run over a simulated block device. Before each call that changes something the power may fail: of the
+//! sectors not yet flushed, any subset survives. Each image that this leaves is started up and audited. Both sides run
+//! the code they run on real files; the plain one is the library's passthrough engine, write in place and flush.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use untorn::medium::MediumClass;
+use untorn::{AtomicFile, Durability, EngineKind, Options};
+use untorn_sim::{Image, Rng as SimRng, SimMedium};
+
+use super::bank::{Audit, Bank};
+use crate::cli::Writer;
+use crate::exit::Result;
+use crate::rng::Rng;
+
+/// The bank of the power cuts: small, so that there is time for many.
+const BANK: Bank = Bank { accounts: 8, receipt: 8 << 10 };
+/// Distinct images of each writer.
+const IMAGES: u64 = 1000;
+/// Time for the power cuts of each writer; on a slow machine there are fewer images.
+const BUDGET: Duration = Duration::from_millis(2500);
+/// Transfers on one machine.
+const TRANSFERS: u64 = 4;
+/// Random images of one instant, beside the two in which everything and nothing survives.
+const SAMPLES: usize = 2;
+
+/// The progress bar's steps for both writers.
+pub(crate) const STEPS: u64 = 2 * IMAGES / BAR_UNIT;
+/// Images to one step of the bar, which kills share: a kill takes as long as some images.
+const BAR_UNIT: u64 = 20;
+
+/// What the power cuts of one writer came to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outcome {
+    /// How many different images were audited.
+    pub(crate) images: u64,
+    /// How many of them were a mixture.
+    pub(crate) torn: u64,
+    /// How many missed a transfer whose flush had returned.
+    pub(crate) lost: u64,
+    /// The first mixture, in words.
+    pub(crate) example: Option<String>,
+}
+
+/// An image, and the last transfer whose flush had returned when the power failed.
+struct Cut {
+    image: Image,
+    flushed: u64,
+}
+
+/// Cuts the power of machine after machine.
+pub(crate) fn run(writer: Writer, seed: u64, bar: &ProgressBar) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let mut seen = HashSet::new();
+    let mut rng = Rng::new(seed);
+    let start = Instant::now();
+    let before = bar.position();
+    while outcome.images < IMAGES && start.elapsed() < BUDGET {
+        for cut in one_machine(writer, rng.next(), start + BUDGET)? {
+            if outcome.images == IMAGES || start.elapsed() >= BUDGET {
+                break;
+            }
+            if !seen.insert(cut.image.digest()) {
+                continue;
+            }
+            let audit = start_up(cut.image, writer)?;
+            outcome.images += 1;
+            outcome.lost += u64::from(audit.number < cut.flushed);
+            if let Some(what) = audit.torn {
+                outcome.torn += 1;
+                outcome.example.get_or_insert(what);
+            }
+            bar.set_position(before + outcome.images / BAR_UNIT);
+        }
+    }
+    bar.set_position(before + STEPS / 2);
+    Ok(outcome)
+}
+
+fn path() -> &'static Path {
+    Path::new("bank")
+}
+
+fn open(medium: &SimMedium, writer: Writer) -> untorn::Result<AtomicFile> {
+    let engine = match writer {
+        Writer::Plain => EngineKind::Passthrough,
+        Writer::Untorn => EngineKind::Auto,
+    };
+    Options::new().engine(engine).durability(Durability::PerCommit).open_on(medium.clone(), path())
+}
+
+/// Runs some transfers on a new machine and gathers images of a power cut before every change.
+fn one_machine(writer: Writer, seed: u64, deadline: Instant) -> Result<Vec<Cut>> {
+    let medium = SimMedium::new(MediumClass::Block);
+    medium.install(path(), &BANK.opening());
+    let file = open(&medium, writer)?;
+    let flushed = Arc::new(AtomicU64::new(0));
+    let cuts = Arc::new(Mutex::new(Vec::new()));
+    hook(&medium, seed, &flushed, &cuts);
+    let mut rng = Rng::new(seed);
+    let mut balances = BANK.balances(&BANK.opening());
+    for number in 1..=TRANSFERS {
+        if Instant::now() >= deadline {
+            break;
+        }
+        let transfer = BANK.transfer(number, &balances, &mut rng);
+        transfer.apply(&mut balances);
+        let mut transaction = file.transaction();
+        transfer.stores(BANK, &balances, |offset, bytes| transaction.write_at(bytes, offset))?;
+        transaction.commit()?;
+        file.sync()?;
+        flushed.store(number, Ordering::SeqCst);
+    }
+    file.close()?;
+    medium.clear_hook();
+    let mut cuts = cuts.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(std::mem::take(&mut *cuts))
+}
+
+/// Has the medium hand out images before each change from now on.
+fn hook(medium: &SimMedium, seed: u64, flushed: &Arc<AtomicU64>, cuts: &Arc<Mutex<Vec<Cut>>>) {
+    let (flushed, cuts) = (flushed.clone(), cuts.clone());
+    let mut rng = SimRng::new(seed);
+    medium.set_hook(Box::new(move |instant| {
+        if instant.step.changes() {
+            let state = instant.crash_state();
+            let mut choices = vec![state.everything(), state.nothing()];
+            choices.extend((0..SAMPLES).map(|_| state.sample(&mut rng)));
+            let flushed = flushed.load(Ordering::SeqCst);
+            let new = choices.iter().map(|choice| Cut { image: state.image(choice), flushed });
+            cuts.lock().unwrap_or_else(PoisonError::into_inner).extend(new);
+        }
+        Ok(())
+    }));
+}
+
+/// Starts a machine from an image, opens the bank, which recovers untorn's, and audits it.
+fn start_up(image: Image, writer: Writer) -> Result<Audit> {
+    let medium = image.boot();
+    let file = open(&medium, writer)?;
+    let mut bytes = vec![0; file.len() as usize];
+    file.read_at(&mut bytes, 0)?;
+    Ok(BANK.audit(&bytes))
+}

@@ -1,0 +1,121 @@
+//! What goes to stdout: one JSON object, or text for a person.
+//!
+//! Rust starts with SIGPIPE ignored, so a reader that went away shows up here as an error of the write. That is not a
+//! failure of the verb: it stays quiet and ends with the code it earned.
+
+use std::io::{self, IsTerminal, Write};
+
+use serde::Serialize;
+
+use crate::exit::{Failure, Result};
+
+/// Whether the reader of stdout is still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// It took the bytes.
+    Listening,
+    /// It closed its end; writing more is pointless.
+    Gone,
+}
+
+/// Writes bytes to stdout and pushes them out.
+pub(crate) fn bytes(bytes: &[u8]) -> Result<Reader> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Ok(()) => Ok(Reader::Listening),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Gone),
+        Err(error) => Err(Failure::io("cannot write to standard output", &error)),
+    }
+}
+
+/// Writes text to stdout.
+pub(crate) fn text(text: &str) -> Result<()> {
+    bytes(text.as_bytes()).map(drop)
+}
+
+/// Writes one JSON object on one line.
+pub(crate) fn json(value: &impl Serialize) -> Result<()> {
+    let mut line = serde_json::to_string(value)
+        .map_err(|error| Failure::io("cannot format the report as JSON", &io::Error::from(error)))?;
+    line.push('\n');
+    text(&line)
+}
+
+/// The report in the form asked for.
+pub(crate) fn report(as_json: bool, value: &impl Serialize, words: impl FnOnce() -> String) -> Result<()> {
+    if as_json { json(value) } else { text(&words()) }
+}
+
+/// The colours used, sparingly: a verdict, never running text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Colour {
+    /// All is well.
+    Good,
+    /// Somebody has to act.
+    Bad,
+    /// A headline.
+    Strong,
+}
+
+/// `text` in a colour if stdout is a terminal that wants it (<https://no-color.org>).
+pub(crate) fn paint(colour: Colour, text: &str) -> String {
+    if !wants_colour(io::stdout().is_terminal()) {
+        return text.to_owned();
+    }
+    let code = match colour {
+        Colour::Good => "32",
+        Colour::Bad => "31",
+        Colour::Strong => "1",
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+/// Whether a stream, given that it is a terminal or not, should carry colours.
+pub(crate) fn wants_colour(terminal: bool) -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    terminal && !refused && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// `1 file`, `2 files`.
+pub(crate) fn count(n: u64, one: &str, many: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{n} {many}") }
+}
+
+/// A paragraph broken between words into lines of at most 80 characters, for a terminal breaks them anywhere.
+pub(crate) fn fold(paragraph: &str) -> String {
+    const WIDTH: usize = 80;
+    let mut text = String::new();
+    let mut width = 0;
+    for word in paragraph.split_whitespace() {
+        let len = word.chars().count();
+        if width > 0 && width + 1 + len > WIDTH {
+            text.push('\n');
+            width = 0;
+        } else if width > 0 {
+            text.push(' ');
+            width += 1;
+        }
+        text.push_str(word);
+        width += len;
+    }
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paragraphs_are_folded_between_words() {
+        let text = fold(&"four ".repeat(40));
+        assert!(text.lines().count() == 3 && text.lines().all(|line| line.len() <= 80 && line.ends_with("four")));
+        let long = "x".repeat(200);
+        assert_eq!(fold(&format!("a {long} b")), format!("a\n{long}\nb\n"));
+    }
+
+    #[test]
+    fn counts_agree_with_their_nouns() {
+        assert_eq!((count(1, "kill", "kills"), count(0, "kill", "kills")), ("1 kill".into(), "0 kills".into()));
+    }
+}

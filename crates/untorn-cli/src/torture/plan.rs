@@ -1,0 +1,177 @@
+//! The tortured file's layout and the operations on it: all of it follows from a seed.
+//!
+//! The file is cut into blocks of 16 bytes to several pages, back to back and at odd offsets, so that neighbours share
+//! pages and slices. Each thread owns some blocks; the rest are shared by all. A write fills whole blocks with the stamp
+//! of its operation and with bytes that follow from stamp and block, so that any mixture shows.
+
+use crate::rng::Rng;
+
+/// Length of the tortured file. It is no multiple of a page.
+pub(crate) const FILE_LEN: u64 = (1 << 20) + 1234;
+
+/// The number of an operation and the thread that did it; 0 for a block nobody has written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Stamp(pub(crate) u64);
+
+impl Stamp {
+    /// A block nobody has written.
+    pub(crate) const NONE: Stamp = Stamp(0);
+
+    /// Of a thread's operation; operations count from 1.
+    pub(crate) fn new(thread: usize, operation: u64) -> Self {
+        Stamp(operation << 8 | thread as u64)
+    }
+
+    /// The thread.
+    pub(crate) fn thread(self) -> usize {
+        (self.0 & 0xff) as usize
+    }
+
+    /// The number of the operation.
+    pub(crate) fn operation(self) -> u64 {
+        self.0 >> 8
+    }
+}
+
+/// One block of the file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    /// Where it starts.
+    pub(crate) offset: u64,
+    /// How long it is.
+    pub(crate) len: usize,
+    /// The thread that owns it; `None` if all share it.
+    pub(crate) owner: Option<usize>,
+}
+
+/// Layout and operations.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    seed: u64,
+    /// The blocks, by offset.
+    pub(crate) blocks: Vec<Block>,
+    own: Vec<Vec<usize>>,
+    shared: Vec<usize>,
+}
+
+/// What one operation does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Operation {
+    /// The blocks it writes as one, ascending. At least one is the thread's own.
+    pub(crate) blocks: Vec<usize>,
+    /// Whether a sync follows.
+    pub(crate) sync: bool,
+    /// A block to read afterwards.
+    pub(crate) read: Option<usize>,
+    /// A block to deploy afterwards.
+    pub(crate) deploy: Option<usize>,
+    /// Whether space is reclaimed afterwards.
+    pub(crate) reclaim: bool,
+}
+
+impl Plan {
+    /// For so many threads.
+    pub(crate) fn new(seed: u64, threads: usize) -> Self {
+        let mut rng = Rng::from_parts(&[seed, threads as u64]);
+        let mut plan = Plan { seed, blocks: Vec::new(), own: vec![Vec::new(); threads], shared: Vec::new() };
+        let mut offset = 0;
+        while offset + 16 <= FILE_LEN {
+            let len = match rng.below(4) {
+                0 => rng.between(16, 80),
+                1 => rng.between(64, 1000),
+                2 => rng.between(4000, 4200),
+                _ => rng.between(8000, 24_000),
+            };
+            let len = len.min(FILE_LEN - offset);
+            let index = plan.blocks.len();
+            let owner = Some(index % (threads + 1)).filter(|&owner| owner < threads);
+            owner.map_or(&mut plan.shared, |owner| &mut plan.own[owner]).push(index);
+            plan.blocks.push(Block { offset, len: len as usize, owner });
+            offset += len;
+        }
+        plan
+    }
+
+    /// How many threads write.
+    pub(crate) fn threads(&self) -> usize {
+        self.own.len()
+    }
+
+    /// What a thread's operation of this number does.
+    pub(crate) fn operation(&self, thread: usize, number: u64) -> Operation {
+        let mut rng = Rng::from_parts(&[self.seed, thread as u64, number]);
+        let pick = |rng: &mut Rng, from: &[usize]| from[rng.below(from.len() as u64) as usize];
+        let own = if rng.below(3) == 0 { rng.between(2, 4) } else { 1 };
+        let shared = if rng.below(3) == 0 { rng.between(1, 2) } else { 0 };
+        let mut blocks: Vec<usize> = (0..own).map(|_| pick(&mut rng, &self.own[thread])).collect();
+        blocks.extend((0..shared).map(|_| pick(&mut rng, &self.shared)));
+        blocks.sort_unstable();
+        blocks.dedup();
+        let any = |rng: &mut Rng| rng.below(self.blocks.len() as u64) as usize;
+        Operation {
+            blocks,
+            sync: rng.below(6) == 0,
+            read: (rng.below(3) == 0).then(|| any(&mut rng)),
+            deploy: (rng.below(16) == 0).then(|| any(&mut rng)),
+            reclaim: rng.below(500) == 0,
+        }
+    }
+
+    /// What a block holds once it was written with this stamp.
+    pub(crate) fn content(&self, block: usize, stamp: Stamp, into: &mut Vec<u8>) {
+        into.clear();
+        into.resize(self.blocks[block].len, 0);
+        if stamp != Stamp::NONE {
+            let (head, body) = into.split_at_mut(8);
+            head.copy_from_slice(&stamp.0.to_le_bytes());
+            Rng::from_parts(&[self.seed, stamp.0, block as u64]).fill(body);
+        }
+    }
+
+    /// The stamp of a block's bytes; `None` if they are no whole write of any operation.
+    pub(crate) fn stamp_of(&self, block: usize, bytes: &[u8], scratch: &mut Vec<u8>) -> Option<Stamp> {
+        let stamp = Stamp(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?));
+        self.content(block, stamp, scratch);
+        (scratch == bytes).then_some(stamp)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_cover_the_file_without_overlap_and_every_thread_has_some() {
+        let plan = Plan::new(1, 2);
+        for pair in plan.blocks.windows(2) {
+            assert_eq!(pair[0].offset + pair[0].len as u64, pair[1].offset);
+        }
+        let last = plan.blocks[plan.blocks.len() - 1];
+        assert!(last.offset + last.len as u64 <= FILE_LEN);
+        assert!(plan.own.iter().chain([&plan.shared]).all(|blocks| blocks.len() > 4));
+    }
+
+    #[test]
+    fn an_operation_follows_from_its_number_and_touches_an_own_block_only_of_its_thread() {
+        let plan = Plan::new(9, 3);
+        for number in 1..200 {
+            let operation = plan.operation(1, number);
+            assert_eq!(operation, plan.operation(1, number));
+            assert!(operation.blocks.iter().any(|&block| plan.blocks[block].owner == Some(1)));
+            assert!(operation.blocks.iter().all(|&block| plan.blocks[block].owner.is_none_or(|owner| owner == 1)));
+        }
+    }
+
+    #[test]
+    fn a_mixture_of_two_writes_has_no_stamp() {
+        let plan = Plan::new(3, 2);
+        let (mut old, mut new, mut scratch) = (Vec::new(), Vec::new(), Vec::new());
+        plan.content(5, Stamp::new(0, 1), &mut old);
+        plan.content(5, Stamp::new(1, 9), &mut new);
+        assert_eq!(plan.stamp_of(5, &old, &mut scratch), Some(Stamp::new(0, 1)));
+        let half = old.len() / 2;
+        new[half..].copy_from_slice(&old[half..]);
+        assert_eq!(plan.stamp_of(5, &new, &mut scratch), None);
+        assert_eq!(plan.stamp_of(5, &vec![0; old.len()], &mut scratch), Some(Stamp::NONE));
+    }
+}

@@ -1,0 +1,194 @@
+//! The rounds of a torture: start a writer, kill it, recover, verify, go on with the same file.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use tempfile::TempDir;
+use untorn::{AtomicFile, Options};
+
+use super::keep::copy_state;
+use super::model::Model;
+use super::plan::{FILE_LEN, Plan};
+use super::{Outcome, Setting};
+use crate::exit::{Exit, Failure, Result, exit_of};
+use crate::progress;
+use crate::rng::Rng;
+use crate::victim::{End, Victim};
+
+/// The longest a writer lives, in microseconds.
+const LONGEST_LIFE: u64 = 40_000;
+/// The longest a recovering process lives, in microseconds. Most of it goes into starting.
+const LONGEST_RECOVERY: u64 = 4_000;
+
+/// Tortures until the time is over or something is wrong.
+pub(crate) fn run(setting: &Setting) -> Result<Outcome> {
+    let dir = tempfile::Builder::new()
+        .prefix("untorn-torture-")
+        .tempdir_in(&setting.parent)
+        .map_err(|error| Failure::io_at("make a directory in", &setting.parent, &error))?;
+    let path = dir.path().join("tortured");
+    options(setting).create(&path, FILE_LEN)?.close()?;
+    let mut rounds = Rounds {
+        setting,
+        path,
+        crashed: dir.path().join("crashed"),
+        model: Model::new(Plan::new(setting.seed, setting.threads), setting.durability),
+        rng: Rng::from_parts(&[setting.seed, u64::MAX]),
+        outcome: Outcome::default(),
+    };
+    let bar = progress::bar(setting.seconds, &format!("seed {}", setting.seed));
+    let result = rounds.run_all(&bar);
+    bar.finish_and_clear();
+    let mut outcome = rounds.outcome;
+    match result {
+        Ok(()) if outcome.violations.is_empty() => Ok(outcome),
+        Ok(()) => {
+            outcome.kept = Some(dir.keep());
+            Ok(outcome)
+        }
+        Err(failure) => Err(keep_with(failure, dir)),
+    }
+}
+
+/// An error that no promise excludes, a full disk for instance, with where its files are.
+fn keep_with(failure: Failure, dir: TempDir) -> Failure {
+    let kept = dir.keep();
+    Failure { message: format!("{}; the files are kept in {}", failure.message, kept.display()), ..failure }
+}
+
+fn options(setting: &Setting) -> Options {
+    Options::new().engine(setting.engine).durability(setting.durability)
+}
+
+struct Rounds<'a> {
+    setting: &'a Setting,
+    path: PathBuf,
+    crashed: PathBuf,
+    model: Model,
+    rng: Rng,
+    outcome: Outcome,
+}
+
+impl Rounds<'_> {
+    fn run_all(&mut self, bar: &ProgressBar) -> Result<()> {
+        let start = Instant::now();
+        let time = Duration::from_secs(self.setting.seconds);
+        while start.elapsed() < time && self.outcome.violations.is_empty() {
+            self.round()?;
+            bar.set_position(start.elapsed().as_secs().min(self.setting.seconds));
+            bar.set_message(format!("seed {}, {} kills", self.setting.seed, self.outcome.kills));
+        }
+        Ok(())
+    }
+
+    fn round(&mut self) -> Result<()> {
+        let victim = Victim::spawn(self.arguments(false))?;
+        victim.wait_ready()?;
+        let life = Duration::from_micros(self.rng.below(LONGEST_LIFE));
+        let Some(reports) = self.reports_of(victim.kill_after(life)?)? else { return Ok(()) };
+        self.outcome.kills += 1;
+        copy_state(&self.path, &self.crashed).map_err(|error| Failure::io_at("copy", &self.path, &error))?;
+        if self.rng.below(4) == 0 {
+            self.kill_a_recovery()?;
+            if !self.outcome.violations.is_empty() {
+                return Ok(());
+            }
+        }
+        let heard = self.model.hear(&reports);
+        for (thread, next) in self.model.next().iter().enumerate() {
+            self.outcome.operations += heard.done[thread] + 1 - next;
+            self.outcome.acknowledged += heard.durable[thread] + 1 - next;
+        }
+        let Some(file) = self.reopen()? else { return Ok(()) };
+        let plan = self.model.plan().clone();
+        let wrong = self.model.verify(&heard, |block, bytes| {
+            let place = plan.blocks[block];
+            bytes.clear();
+            bytes.resize(place.len, 0);
+            file.read_at(bytes, place.offset)
+        })?;
+        self.outcome.violations.extend(wrong);
+        if self.outcome.violations.is_empty() {
+            self.leave(file, &plan)?;
+        }
+        Ok(())
+    }
+
+    /// Opens the file, which recovers it. An error that blames its state is a violation; `None` then.
+    fn reopen(&mut self) -> Result<Option<AtomicFile>> {
+        match options(self.setting).open(&self.path) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if matches!(exit_of(&error), Exit::Attention | Exit::Corrupt) => {
+                self.outcome.violations.push(format!("recovery refused: {error}"));
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Starts a process that does nothing but recover, and kills it meanwhile.
+    fn kill_a_recovery(&mut self) -> Result<()> {
+        let victim = Victim::spawn(self.arguments(true))?;
+        let life = Duration::from_micros(self.rng.below(LONGEST_RECOVERY));
+        let end = victim.kill_after(life)?;
+        if self.reports_of(end)?.is_some() {
+            self.outcome.recovery_kills += 1;
+        }
+        Ok(())
+    }
+
+    /// The reports of a killed process. One that ended by itself is a violation, `None`, unless the system refused it
+    /// something: no promise excludes a full disk.
+    fn reports_of(&mut self, end: End) -> Result<Option<Vec<u64>>> {
+        match end {
+            End::ByItself(status) if status.code() != Some(Exit::Io as i32) => {
+                self.outcome.violations.push(format!("a process ended by itself ({status}); its message is above"));
+                Ok(None)
+            }
+            end => end.expect_killed().map(Some),
+        }
+    }
+
+    /// Leaves the file in one of the ways a program may: closed, dropped, or settled. A settled one is read without
+    /// untorn and must be the same.
+    fn leave(&mut self, file: AtomicFile, plan: &Plan) -> Result<()> {
+        match self.rng.below(8) {
+            0 => {
+                file.settle()?;
+                let plain = fs::File::open(&self.path).map_err(|error| Failure::io_at("open", &self.path, &error))?;
+                let wrong = self.model.verify_unchanged(|block, bytes| {
+                    let place = plan.blocks[block];
+                    bytes.clear();
+                    bytes.resize(place.len, 0);
+                    plain.read_exact_at(bytes, place.offset)
+                });
+                let wrong = wrong.map_err(|error| Failure::io_at("read", &self.path, &error))?;
+                self.outcome.violations.extend(wrong.into_iter().map(|what| format!("settled: {what}")));
+            }
+            1..4 => file.close()?,
+            _ => drop(file),
+        }
+        Ok(())
+    }
+
+    fn arguments(&self, idle: bool) -> Vec<OsString> {
+        let start: Vec<String> = self.model.next().iter().map(u64::to_string).collect();
+        let words = [
+            "torture-writer".to_owned(),
+            format!("--seed={}", self.setting.seed),
+            format!("--engine={}", self.setting.engine),
+            format!("--durability={}", self.setting.durability),
+            format!("--start={}", start.join(",")),
+        ];
+        let mut arguments: Vec<OsString> = words.into_iter().map(OsString::from).collect();
+        if idle {
+            arguments.push("--idle".into());
+        }
+        arguments.push(self.path.clone().into_os_string());
+        arguments
+    }
+}

@@ -1,0 +1,105 @@
+//! The process that is tortured: threads that write without end, each reporting what returned.
+
+use std::fs::File;
+use std::io::Write;
+use std::thread;
+use std::time::Duration;
+
+use untorn::{AtomicFile, Durability, Options};
+
+use super::plan::{Plan, Stamp};
+use super::report::Report;
+use crate::cli::TortureWriter;
+use crate::exit::{Exit, Failure, Result};
+use crate::victim::{self, die_with_parent};
+
+/// Runs until killed.
+pub(crate) fn run(args: &TortureWriter) -> Result<Exit> {
+    die_with_parent(args.parent)?;
+    let reports = victim::reports()?;
+    let plan = Plan::new(args.seed, args.start.len());
+    let file = Options::new().engine(args.engine).durability(args.durability).open(&args.file)?;
+    send(&reports, Report::Ready)?;
+    if args.idle {
+        loop {
+            thread::sleep(Duration::from_secs(3600));
+        }
+    }
+    thread::scope(|scope| {
+        for (thread, &start) in args.start.iter().enumerate() {
+            let worker = Worker { plan: &plan, file: &file, reports: &reports, thread, durability: args.durability };
+            scope.spawn(move || {
+                let Err(failure) = worker.run_from(start);
+                // One thread that cannot go on ends the process, or the others would hide it.
+                eprintln!("untorn: {failure}");
+                std::process::exit(failure.exit as i32);
+            });
+        }
+    });
+    Ok(Exit::Clean)
+}
+
+fn send(mut reports: &File, report: Report) -> Result<()> {
+    reports.write_all(&report.encode().to_le_bytes()).map_err(|error| Failure::io("cannot report", &error))
+}
+
+struct Worker<'a> {
+    plan: &'a Plan,
+    file: &'a AtomicFile,
+    reports: &'a File,
+    thread: usize,
+    durability: Durability,
+}
+
+impl Worker<'_> {
+    fn run_from(&self, start: u64) -> Result<std::convert::Infallible> {
+        let mut buffer = Vec::new();
+        let mut scratch = Vec::new();
+        let mut number = start;
+        loop {
+            self.carry_out(number, &mut buffer, &mut scratch)?;
+            number += 1;
+        }
+    }
+
+    fn carry_out(&self, number: u64, buffer: &mut Vec<u8>, scratch: &mut Vec<u8>) -> Result<()> {
+        let operation = self.plan.operation(self.thread, number);
+        let stamp = Stamp::new(self.thread, number);
+        if let [block] = operation.blocks[..] {
+            self.plan.content(block, stamp, buffer);
+            self.file.write_at(buffer, self.plan.blocks[block].offset)?;
+        } else {
+            let mut transaction = self.file.transaction();
+            for &block in &operation.blocks {
+                self.plan.content(block, stamp, buffer);
+                transaction.write_at(buffer, self.plan.blocks[block].offset)?;
+            }
+            transaction.commit()?;
+        }
+        send(self.reports, Report::Done { thread: self.thread, operation: number })?;
+        if operation.sync && self.durability == Durability::PerCommit {
+            send(self.reports, Report::SyncStart { thread: self.thread })?;
+            self.file.sync()?;
+            send(self.reports, Report::SyncEnd { thread: self.thread })?;
+        }
+        if let Some(block) = operation.read {
+            let place = self.plan.blocks[block];
+            buffer.clear();
+            buffer.resize(place.len, 0);
+            self.file.read_at(buffer, place.offset)?;
+            let report = match self.plan.stamp_of(block, buffer, scratch) {
+                Some(stamp) => Report::Saw { stamp },
+                None => Report::Mixture { block },
+            };
+            send(self.reports, report)?;
+        }
+        if let Some(block) = operation.deploy {
+            let place = self.plan.blocks[block];
+            self.file.deploy(place.offset, place.len as u64)?;
+        }
+        if operation.reclaim {
+            self.file.reclaim()?;
+        }
+        Ok(())
+    }
+}

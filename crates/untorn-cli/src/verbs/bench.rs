@@ -1,0 +1,51 @@
+//! `untorn bench`: a thin face over the crate `untorn-bench`.
+
+use untorn_bench::{Args, Error};
+
+use crate::cli::Bench;
+use crate::exit::{Exit, Failure, Result, exit_of};
+use crate::{output, progress};
+
+/// Runs a benchmark.
+pub(crate) fn run(args: &Bench) -> Result<Exit> {
+    let wanted = Args {
+        dir: args.dir.clone(),
+        sizes: args.size.clone(),
+        threads: args.threads.clone(),
+        engines: args.engine.clone(),
+        orders: args.order.clone(),
+        patterns: args.pattern.clone(),
+        durability: args.durability,
+        commit_every: args.commit_every,
+        file_len: args.len,
+        seconds: args.seconds,
+        ops: args.ops,
+        seed: args.seed,
+    };
+    let bar = progress::bar(1, &args.name);
+    let report = untorn_bench::run(&args.name, &wanted, &mut |done, total, what| {
+        bar.set_length(total);
+        bar.set_position(done);
+        bar.set_message(what.to_owned());
+    });
+    bar.finish_and_clear();
+    let report = report.map_err(failure)?;
+    if let Some(plot) = &args.plot {
+        std::fs::write(plot, report.to_svg()).map_err(|error| Failure::io_at("write", plot, &error))?;
+    }
+    output::report(args.form.json, &report.to_json(), || report.to_table())?;
+    Ok(Exit::Clean)
+}
+
+fn failure(error: Error) -> Failure {
+    let message = error.to_string();
+    match error {
+        Error::Untorn(error) => Failure { exit: exit_of(&error), path: Some(error.path().to_owned()), message },
+        Error::UnknownBench { .. } | Error::Usage { .. } => Failure::usage(message),
+        Error::WrongMedium { dir, .. } => Failure { exit: Exit::Usage, path: Some(dir), message },
+        Error::NoSpace { dir, .. } => Failure { exit: Exit::Io, path: Some(dir), message },
+        Error::Io { path, .. } => Failure { exit: Exit::Io, path: Some(path), message },
+        // The enum may grow; what is unknown here is a failure all the same.
+        _ => Failure { exit: Exit::Io, path: None, message },
+    }
+}

@@ -1,0 +1,128 @@
+//! `untorn create`, `write` and `resize`.
+
+use std::io::{self, Read};
+use std::path::Path;
+
+use serde_json::json;
+use untorn::{AtomicFile, Error, Options};
+
+use super::info;
+use crate::cli;
+use crate::exit::{Exit, Failure, Result};
+use crate::{output, progress, size};
+
+/// Creates a file.
+pub(crate) fn create(args: &cli::Create) -> Result<Exit> {
+    let mut options = progress::attach(Options::new().engine(args.engine).layout(args.layout));
+    if let Some(durability) = args.durability {
+        options = options.durability(durability);
+    }
+    let file = options.create(&args.file, args.len)?;
+    let info = file.info();
+    file.close()?;
+    let object = json!({
+        "path": args.file.display().to_string(),
+        "engine": info.engine.as_str(),
+        "len": info.len,
+        "commit": info.commit,
+        "durability": info.durability.as_str(),
+        "layout": info.layout.map(untorn::Layout::as_str),
+    });
+    output::report(args.form.json, &object, || {
+        format!(
+            "created {}: {}, engine {}, durable at each {}\n",
+            args.file.display(),
+            size::show(info.len),
+            info.engine,
+            info.durability
+        )
+    })?;
+    Ok(Exit::Clean)
+}
+
+/// Writes standard input as one commit.
+pub(crate) fn write(args: &cli::Write) -> Result<Exit> {
+    // Standard input is taken in before the file is opened, so that `untorn read f | ... | untorn write f` doesn't meet
+    // itself; and never more of it than fits, so that an endless input ends.
+    let len = info::settled_len(&args.file)?;
+    let room = match len {
+        Some(len) if args.offset > len => {
+            return Err(
+                Error::OutOfRange { path: args.file.clone(), offset: args.offset, len: 0, file_len: len }.into()
+            );
+        }
+        Some(len) => len - args.offset,
+        None => u64::MAX - 1,
+    };
+    let bytes = take_input(room + 1)?;
+    if bytes.len() as u64 > room {
+        let message = format!(
+            "standard input holds more than the {room} bytes between offset {} and the file's end; nothing was \
+             written; resize it first",
+            args.offset
+        );
+        return Err(Failure::usage_at(&args.file, message));
+    }
+    let commit = with_file(&args.file, |file| {
+        file.write_at(&bytes, args.offset)?;
+        Ok(file.sync()?)
+    })?;
+    let object = json!({
+        "path": args.file.display().to_string(),
+        "offset": args.offset,
+        "bytes": bytes.len(),
+        "commit": commit,
+    });
+    output::report(args.form.json, &object, || {
+        let count = output::count(bytes.len() as u64, "byte", "bytes");
+        format!("commit {commit}: {count} at offset {}\n", args.offset)
+    })?;
+    Ok(Exit::Clean)
+}
+
+/// Changes the length.
+pub(crate) fn resize(args: &cli::Resize) -> Result<Exit> {
+    let (old, info) = with_file(&args.file, |file| {
+        let old = file.len();
+        file.resize(args.len)?;
+        Ok((old, file.info()))
+    })?;
+    let object = json!({
+        "path": args.file.display().to_string(),
+        "old_len": old,
+        "len": info.len,
+        "commit": info.commit,
+    });
+    output::report(args.form.json, &object, || {
+        format!("{}: from {} to {}\n", args.file.display(), size::show(old), size::show(info.len))
+    })?;
+    Ok(Exit::Clean)
+}
+
+/// Opens a file for a change, with a progress bar if it has to be recovered first.
+pub(crate) fn open(path: &Path) -> Result<AtomicFile> {
+    Ok(progress::attach(Options::new()).open(path)?)
+}
+
+/// Opens a file, changes it, and closes it cleanly, also after an error: a refused request must not leave a file behind
+/// that needs recovery.
+pub(crate) fn with_file<T>(path: &Path, change: impl FnOnce(&AtomicFile) -> Result<T>) -> Result<T> {
+    let file = open(path)?;
+    let result = change(&file);
+    let closed = file.close();
+    // Of two errors the first is the cause.
+    let value = result?;
+    closed?;
+    Ok(value)
+}
+
+/// At most `limit` bytes of standard input.
+pub(crate) fn take_input(limit: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    io::stdin()
+        .lock()
+        .take(limit)
+        .read_to_end(&mut bytes)
+        .map_err(|error| Failure::io("cannot read standard input", &error))?;
+    Ok(bytes)
+}

@@ -1,0 +1,57 @@
+//! `untorn doctor`.
+
+use std::fmt::Write;
+
+use serde_json::json;
+use untorn::medium::MediumKind;
+use untorn::{Diagnosis, Durability};
+
+use crate::cli::Doctor;
+use crate::exit::{Exit, Result};
+use crate::output::{self, Colour, paint};
+
+/// Says what can be guaranteed at a path.
+pub(crate) fn run(args: &Doctor) -> Result<Exit> {
+    let found = untorn::doctor(&args.path)?;
+    let object = json!({
+        "path": found.path.display().to_string(),
+        "medium": found.medium.as_str(),
+        "durable": found.durable,
+        "engine": found.engine.as_str(),
+        "durability": found.durability.as_str(),
+        "dirty_tracking": found.dirty_tracking,
+        "reasons": found.reasons,
+    });
+    output::report(args.form.json, &object, || words(&found))?;
+    Ok(Exit::Clean)
+}
+
+fn words(found: &Diagnosis) -> String {
+    let medium = match found.medium {
+        MediumKind::PersistentMemory => "persistent memory",
+        MediumKind::Block => "a block device behind the page cache",
+        MediumKind::AssumedPmem => "memory that UNTORN_ASSUME_PMEM=1 declares persistent",
+        MediumKind::Volatile => "volatile memory",
+    };
+    let verdict = if found.durable {
+        paint(Colour::Good, "commits survive crashes and power cuts")
+    } else {
+        paint(Colour::Bad, "commits survive a crash of the program, but NOT a power cut")
+    };
+    let durability = match found.durability {
+        Durability::PerWrite => "write: each write is durable when its call returns",
+        Durability::PerCommit => "commit: writes become durable together, at a commit",
+    };
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "{}: {verdict}", paint(Colour::Strong, &found.path.display().to_string()));
+    let _ = writeln!(text, "  medium          {medium}");
+    let _ = writeln!(text, "  engine          {}", found.engine);
+    let _ = writeln!(text, "  durability      {durability}");
+    let _ = writeln!(text, "  dirty tracking  {}", found.dirty_tracking);
+    let _ = writeln!(text, "why:");
+    for reason in &found.reasons {
+        let _ = writeln!(text, "  - {reason}");
+    }
+    text
+}

@@ -1,0 +1,115 @@
+//! `untorn info`, and the verdict on a file that `check` shares with it.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use untorn::{Options, Report, State};
+
+use crate::cli::Look;
+use crate::exit::{Exit, Failure, Result, exit_of};
+use crate::output::{self, Colour, paint};
+use crate::size;
+
+/// Shows a file's state.
+pub(crate) fn run(args: &Look) -> Result<Exit> {
+    let report = untorn::inspect(&args.file)?;
+    let exit = verdict(&report);
+    output::report(args.form.json, &object(&report), || words(&report))?;
+    Ok(exit)
+}
+
+/// The exit code a report stands for.
+///
+/// A contradiction is not always corruption: a sidecar left behind somewhere else, or a change by another program, has
+/// a way out. What the library would say at opening tells the two apart, and a read-only opening changes nothing.
+pub(crate) fn verdict(report: &Report) -> Exit {
+    match report.state {
+        State::Clean | State::InUse => Exit::Clean,
+        State::NeedsRecovery => Exit::Attention,
+        State::Corrupt => match Options::new().read_only(true).verify(false).open(&report.path) {
+            Ok(_) => Exit::Corrupt,
+            Err(error) => match exit_of(&error) {
+                Exit::Attention => Exit::Attention,
+                _ => Exit::Corrupt,
+            },
+        },
+    }
+}
+
+/// The word for a state.
+pub(crate) fn state_word(state: State) -> &'static str {
+    match state {
+        State::Clean => "clean",
+        State::InUse => "in-use",
+        State::NeedsRecovery => "needs-recovery",
+        State::Corrupt => "corrupt",
+    }
+}
+
+/// The JSON form of a report.
+pub(crate) fn object(report: &Report) -> Value {
+    let sidecar = report.sidecar.as_ref().map(|sidecar| {
+        json!({
+            "path": sidecar.path.display().to_string(),
+            "bytes": sidecar.bytes,
+            "uuid": sidecar.uuid,
+            "layout": sidecar.layout.as_str(),
+            "durability": sidecar.durability.as_str(),
+        })
+    });
+    json!({
+        "path": report.path.display().to_string(),
+        "engine": report.engine.map(untorn::EngineKind::as_str),
+        "len": report.len,
+        "commit": report.commit,
+        "state": state_word(report.state),
+        "sidecar": sidecar,
+        // No redundancy exists in this version; the key is there so that programs need not change when it does.
+        "redundancy": Value::Null,
+        "findings": report.findings,
+    })
+}
+
+/// The form for a person.
+pub(crate) fn words(report: &Report) -> String {
+    let state = match report.state {
+        State::Clean => paint(Colour::Good, "clean"),
+        State::InUse => "in use by another process".to_owned(),
+        State::NeedsRecovery => {
+            paint(Colour::Bad, "needs recovery") + ": it was not closed cleanly; run `untorn recover` on it"
+        }
+        State::Corrupt => paint(Colour::Bad, "corrupt"),
+    };
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "{}", paint(Colour::Strong, &report.path.display().to_string()));
+    let _ = writeln!(text, "  state       {state}");
+    let _ = writeln!(text, "  engine      {}", report.engine.map_or("none: a plain file", |engine| engine.as_str()));
+    let _ = writeln!(text, "  length      {}", size::show(report.len));
+    let _ = writeln!(text, "  commit      {}", report.commit);
+    match &report.sidecar {
+        None => {
+            let _ = writeln!(text, "  sidecar     none");
+        }
+        Some(sidecar) => {
+            let _ = writeln!(text, "  sidecar     {}", sidecar.path.display());
+            let _ = writeln!(text, "              {}, {} layout", size::show(sidecar.bytes), sidecar.layout);
+            let _ = writeln!(text, "  durability  per {}", sidecar.durability);
+        }
+    }
+    let _ = writeln!(text, "  redundancy  none");
+    for finding in &report.findings {
+        let _ = writeln!(text, "  - {finding}");
+    }
+    text
+}
+
+/// The length of a file at its last commit, if it stands at a state that tells.
+///
+/// # Errors
+/// What keeps the file from being looked at, before anything waits for standard input.
+pub(crate) fn settled_len(path: &Path) -> Result<Option<u64>> {
+    let report = untorn::inspect(path).map_err(Failure::from)?;
+    Ok((report.state == State::Clean).then_some(report.len))
+}

@@ -1,0 +1,56 @@
+//! The verbs, each in a module of its own. A verb returns the code to end with, or a [`Failure`](crate::exit::Failure).
+
+mod apply;
+mod bench;
+mod change;
+mod check;
+mod doctor;
+mod generate;
+mod info;
+mod read;
+mod recover;
+
+use crate::cli::Verb;
+use crate::exit::{Exit, Result};
+use crate::{demo, torture};
+
+/// Runs a verb.
+pub(crate) fn run(verb: Verb) -> Result<Exit> {
+    match verb {
+        Verb::Demo(args) => demo::run(&args),
+        Verb::Doctor(args) => doctor::run(&args),
+        Verb::Create(args) => change::create(&args),
+        Verb::Info(args) => info::run(&args),
+        Verb::Check(args) => check::run(&args),
+        Verb::Write(args) => change::write(&args),
+        Verb::Read(args) => read::run(&args),
+        Verb::Apply(args) => apply::run(&args),
+        Verb::Resize(args) => change::resize(&args),
+        Verb::Recover(args) => recover::recover(&args),
+        Verb::Settle(args) => recover::settle(&args),
+        Verb::Torture(args) => torture::run(&args),
+        Verb::Bench(args) => bench::run(&args),
+        Verb::Completions(args) => generate::completions(&args),
+        Verb::Man(args) => generate::man(&args),
+        Verb::DemoWriter(args) => demo::writer(&args),
+        Verb::TortureWriter(args) => torture::writer(&args),
+    }
+}
+
+/// Whether the verb was asked for JSON, which an error then comes as, too.
+pub(crate) fn wants_json(verb: &Verb) -> bool {
+    match verb {
+        Verb::Demo(args) => args.form.json,
+        Verb::Doctor(args) => args.form.json,
+        Verb::Create(args) => args.form.json,
+        Verb::Info(args) | Verb::Check(args) => args.form.json,
+        Verb::Write(args) => args.form.json,
+        Verb::Apply(args) => args.form.json,
+        Verb::Resize(args) => args.form.json,
+        Verb::Recover(args) => args.form.json,
+        Verb::Settle(args) => args.form.json,
+        Verb::Torture(args) => args.form.json,
+        Verb::Bench(args) => args.form.json,
+        Verb::Read(_) | Verb::Completions(_) | Verb::Man(_) | Verb::DemoWriter(_) | Verb::TortureWriter(_) => false,
+    }
+}

@@ -1,0 +1,138 @@
+//! A process to be killed: this very program under a hidden verb, its reports, and SIGKILL at a chosen instant.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+use crate::exit::{Exit, Failure, Result};
+
+/// The longest a child may take to get ready; longer means that it hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running child whose stdout carries 8-byte reports. Dropping it kills it.
+pub(crate) struct Victim {
+    child: Child,
+    ready: Receiver<()>,
+    reports: Option<JoinHandle<io::Result<Vec<u8>>>>,
+}
+
+/// How a child came to its end.
+pub(crate) enum End {
+    /// By our SIGKILL. These reports got out before.
+    Killed(Vec<u64>),
+    /// By itself; it has said why on stderr.
+    ByItself(ExitStatus),
+}
+
+impl End {
+    /// The reports of a child that was expected to live until it was killed.
+    pub(crate) fn expect_killed(self) -> Result<Vec<u64>> {
+        match self {
+            End::Killed(reports) => Ok(reports),
+            End::ByItself(status) => {
+                let message = format!("the writer process ended by itself ({status}); its message is above");
+                Err(Failure { exit: Exit::Io, path: None, message })
+            }
+        }
+    }
+}
+
+impl Victim {
+    /// Starts this program anew with `arguments`.
+    pub(crate) fn spawn(arguments: impl IntoIterator<Item = OsString>) -> Result<Self> {
+        let program = std::env::current_exe().map_err(|error| Failure::io("cannot find this program", &error))?;
+        let mut child = Command::new(&program)
+            .args(arguments)
+            .args(["--parent", &std::process::id().to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| Failure::io_at("start", &program, &error))?;
+        let (signal, ready) = mpsc::channel();
+        let reports = child.stdout.take().map(|stdout| thread::spawn(move || collect(stdout, &signal)));
+        Ok(Victim { child, ready, reports })
+    }
+
+    /// Waits for the first report, or for the child to end by itself.
+    pub(crate) fn wait_ready(&self) -> Result<()> {
+        match self.ready.recv_timeout(PATIENCE) {
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
+            Err(RecvTimeoutError::Timeout) => {
+                let message = format!("the writer process was not ready after {} seconds", PATIENCE.as_secs());
+                Err(Failure { exit: Exit::Io, path: None, message })
+            }
+        }
+    }
+
+    /// Lets the child run for `time`, then kills it.
+    pub(crate) fn kill_after(mut self, time: Duration) -> Result<End> {
+        thread::sleep(time);
+        // An error means that it has ended already; the status tells.
+        let _ = self.child.kill();
+        let status = self.child.wait().map_err(|error| Failure::io("cannot wait for the writer", &error))?;
+        let bytes = match self.reports.take().map(JoinHandle::join) {
+            Some(Ok(bytes)) => bytes,
+            Some(Err(_)) | None => Err(ErrorKind::BrokenPipe.into()),
+        };
+        let bytes = bytes.map_err(|error| Failure::io("cannot read the writer's reports", &error))?;
+        if status.signal() != Some(Signal::KILL.as_raw()) {
+            return Ok(End::ByItself(status));
+        }
+        // Eight bytes to a pipe go in whole or not at all, so only a whole number of them can arrive.
+        let words = bytes.chunks_exact(8).filter_map(|chunk| chunk.try_into().ok()).map(u64::from_le_bytes);
+        Ok(End::Killed(words.collect()))
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        // Both fail on a child that was waited for already, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn collect(mut stdout: ChildStdout, ready: &Sender<()>) -> io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    let mut buffer = [0; 8192];
+    loop {
+        match stdout.read(&mut buffer) {
+            Ok(0) => return Ok(all),
+            Ok(n) => {
+                if all.is_empty() {
+                    // Nobody waits for it when the kill comes before the child is ready.
+                    let _ = ready.send(());
+                }
+                all.extend_from_slice(&buffer[..n]);
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// In the child: makes it die with its parent, so that an interrupted run leaves no writer behind.
+pub(crate) fn die_with_parent(parent: i32) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| Failure::io("cannot tie the writer to its parent", &error.into()))?;
+    // The parent may have gone before the request took effect.
+    if getppid().map(Pid::as_raw_pid) == Some(parent) {
+        Ok(())
+    } else {
+        Err(Failure::usage("this verb is started by `untorn demo` and `untorn torture` only"))
+    }
+}
+
+/// In the child: where reports go. Unbuffered, for what a buffer holds dies with the process.
+pub(crate) fn reports() -> Result<File> {
+    let stdout = io::stdout().as_fd().try_clone_to_owned();
+    stdout.map(File::from).map_err(|error| Failure::io("cannot use standard output", &error))
+}

@@ -1,0 +1,43 @@
+//! The benchmarks' report, in the form others parse.
+
+mod common;
+
+use common::{Place, untorn};
+
+#[test]
+fn rows_carry_what_others_parse() {
+    let place = Place::empty();
+    let dir = place.dir.path().to_str().expect("text");
+    let plot = place.dir.path().join("plot.svg");
+    for name in ["atomic-write", "atomic-read"] {
+        let small = ["--size=64", "--threads=1", "--pattern=random", "--len=1M", "--ops=4", "--dir", dir];
+        let report = ["--plot", plot.to_str().expect("text"), "--json"];
+        let object = untorn(&[&["bench", name][..], &small, &report].concat()).expect(0).json();
+        assert_eq!(object["bench"], name);
+        assert!(object["machine"].is_object(), "{object}");
+        let rows = object["rows"].as_array().expect("there are rows");
+        assert!(!rows.is_empty());
+        for key in ["engine", "order", "size", "threads", "pattern", "ops_per_s", "raw_ops_per_s", "ratio"] {
+            assert!(rows[0].get(key).is_some(), "no {key} in {}", rows[0]);
+        }
+        for key in ["fences_per_op", "flushes_per_op", "bytes_per_op"] {
+            assert!(rows[0].get(key).is_some(), "no {key} in {}", rows[0]);
+        }
+        let drawn = std::fs::read_to_string(&plot).expect("the plot was drawn");
+        assert!(drawn.contains("<svg"));
+        std::fs::remove_file(&plot).expect("the plot is ours");
+        assert_eq!(std::fs::read_dir(dir).expect("readable").count(), 0, "the benchmark left files behind");
+    }
+}
+
+#[test]
+fn what_cannot_run_is_a_usage_error() {
+    let place = Place::empty();
+    let dir = place.dir.path().to_str().expect("text");
+    let bench = |arguments: &[&str]| untorn(&[&["bench", "atomic-write", "--dir", dir][..], arguments].concat());
+    bench(&["--len", "4097"]).expect(64).names("4096");
+    bench(&["--threads", "0"]).expect(64);
+    bench(&["--seconds", "0"]).expect(64);
+    bench(&["--ops", "0"]).expect(64);
+    untorn(&["bench", "atomic-write", "--dir", "/nonexistent/dir"]).expect(74).names("/nonexistent/dir");
+}

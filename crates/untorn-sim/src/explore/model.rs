@@ -1,0 +1,212 @@
+//! The reference model: which states of a file are right after a crash.
+//!
+//! The model is durable linearizability. The operations of a phase took effect one at a time in some order that
+//! respects real time (what returned before another began came first) and explains every value a read returned; of the
+//! operations in flight at the crash, each took effect or not. Under per-write durability a crash leaves the state after
+//! the last effect; under per-commit durability, the state at the last commit among them.
+
+use std::sync::Arc;
+
+use twox_hash::XxHash3_64;
+use untorn::Durability;
+
+use super::ops::{Op, Range};
+use crate::rng::mix;
+
+/// A file's bytes, shared between the states that have them.
+pub(crate) type Bytes = Arc<Vec<u8>>;
+
+/// What a program sees, and what the last commit holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    pub(crate) now: Bytes,
+    pub(crate) kept: Bytes,
+}
+
+/// An operation as it ran, in model time: the clock ticks when an operation begins and when it returns.
+#[derive(Clone, Debug)]
+pub(crate) struct Event {
+    pub(crate) op: Op,
+    pub(crate) began: u32,
+    pub(crate) returned: Option<u32>,
+    /// What a read returned.
+    pub(crate) value: Option<Vec<u8>>,
+}
+
+/// States a crash may leave.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Allowed {
+    pub(crate) states: Vec<Bytes>,
+    /// Whether the file may not exist at all.
+    pub(crate) missing: bool,
+    digest: u64,
+}
+
+impl Allowed {
+    pub(crate) fn new(states: impl IntoIterator<Item = Bytes>, missing: bool) -> Self {
+        let mut allowed = Allowed { states: Vec::new(), missing, digest: u64::from(missing) };
+        for state in states {
+            if !allowed.states.contains(&state) {
+                allowed.digest = allowed.digest.wrapping_add(mix(XxHash3_64::oneshot(&state)));
+                allowed.states.push(state);
+            }
+        }
+        allowed
+    }
+
+    /// A number that tells this set from others.
+    pub(crate) fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// Where the found bytes differ from the state they are closest to: `None` if they are one of the states.
+    pub(crate) fn difference(&self, found: &[u8]) -> Option<String> {
+        if self.states.iter().any(|state| state.as_slice() == found) {
+            return None;
+        }
+        let describe = |state: &Bytes| {
+            let first = state.iter().zip(found).position(|(one, two)| one != two);
+            let count = state.iter().zip(found).filter(|(one, two)| one != two).count();
+            (count, first)
+        };
+        let closest = self
+            .states
+            .iter()
+            .enumerate()
+            .min_by_key(|(_, state)| (describe(state).0, state.len().abs_diff(found.len())));
+        let Some((index, state)) = closest else { return Some("no state at all is allowed".to_owned()) };
+        let place = if self.states.len() == 1 {
+            "the one allowed state".to_owned()
+        } else {
+            format!("allowed state {} of {}, the closest", index + 1, self.states.len())
+        };
+        Some(match describe(state) {
+            (count, Some(first)) => {
+                let show = |bytes: &[u8]| {
+                    let end = (first + 8).min(bytes.len());
+                    bytes[first..end].iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ")
+                };
+                format!(
+                    "differs from {place}, in {count} bytes, first at {first}: expected {}, found {}",
+                    show(state),
+                    show(found)
+                )
+            }
+            (_, None) => format!("differs from {place} in length: expected {}, found {}", state.len(), found.len()),
+        })
+    }
+}
+
+/// The model of one file: every pair of states that what happened so far can have led to.
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    pub(crate) durability: Durability,
+    pub(crate) pairs: Vec<Pair>,
+}
+
+impl Model {
+    pub(crate) fn new(durability: Durability, states: impl IntoIterator<Item = Bytes>) -> Self {
+        let pairs = states.into_iter().map(|state| Pair { now: state.clone(), kept: state }).collect();
+        Model { durability, pairs }
+    }
+
+    /// What a crash may leave with nothing in flight.
+    pub(crate) fn allowed(&self) -> Allowed {
+        Allowed::new(self.pairs.iter().map(|pair| pair.kept.clone()), false)
+    }
+
+    /// What a crash at model time `clock` may leave.
+    pub(crate) fn allowed_at(&self, history: &[Vec<Event>], clock: u32) -> Allowed {
+        Allowed::new(self.linearize(history, clock).into_iter().map(|pair| pair.kept), false)
+    }
+
+    /// The pairs that some order of the operations leads to, in which everything that returned before `clock` took
+    /// effect, and of what began before it any part.
+    pub(crate) fn linearize(&self, history: &[Vec<Event>], clock: u32) -> Vec<Pair> {
+        let begun: Vec<&[Event]> = history
+            .iter()
+            .map(|events| {
+                let count = events.iter().take_while(|event| event.began < clock).count();
+                &events[..count]
+            })
+            .collect();
+        let mut found = Vec::new();
+        for pair in &self.pairs {
+            self.extend(&begun, clock, &mut vec![0; begun.len()], pair.clone(), &mut found);
+        }
+        found
+    }
+
+    fn extend(&self, begun: &[&[Event]], clock: u32, next: &mut Vec<usize>, pair: Pair, found: &mut Vec<Pair>) {
+        let returned = |event: &Event| event.returned.filter(|&at| at < clock);
+        let done = begun
+            .iter()
+            .zip(next.iter())
+            .all(|(events, &next)| events[next..].iter().all(|event| returned(event).is_none()));
+        if done && !found.contains(&pair) {
+            found.push(pair.clone());
+        }
+        for thread in 0..begun.len() {
+            let Some(event) = begun[thread].get(next[thread]) else { continue };
+            // Another thread's operation that returned before this one began must come first.
+            let early = begun
+                .iter()
+                .zip(next.iter())
+                .any(|(events, &next)| events.get(next).and_then(returned).is_some_and(|at| at < event.began));
+            if early {
+                continue;
+            }
+            let finished = returned(event).is_some();
+            if let (true, Some(value), Op::Read { offset, len }) = (finished, &event.value, &event.op)
+                && pair.now.get(*offset as usize..(*offset + *len) as usize) != Some(value.as_slice())
+            {
+                continue;
+            }
+            next[thread] += 1;
+            let after = self.apply(&event.op, &pair);
+            self.extend(begun, clock, next, after, found);
+            next[thread] -= 1;
+        }
+    }
+
+    fn apply(&self, op: &Op, pair: &Pair) -> Pair {
+        let commit = |now: Bytes| Pair { kept: now.clone(), now };
+        let wrote = |ranges: &[Range]| {
+            let mut bytes = pair.now.as_ref().clone();
+            for range in ranges {
+                // Of operations in flight beside a resize, some orders make no sense; the engine refuses those writes.
+                let (start, end) = (range.offset as usize, (range.offset + range.len) as usize);
+                if let Some(target) = bytes.get_mut(start..end) {
+                    target.copy_from_slice(&range.bytes());
+                }
+            }
+            let now = Arc::new(bytes);
+            match self.durability {
+                Durability::PerWrite => commit(now),
+                Durability::PerCommit => Pair { now, kept: pair.kept.clone() },
+            }
+        };
+        match op {
+            Op::Write(range) | Op::Eager(range) => wrote(std::slice::from_ref(range)),
+            Op::Transaction(ranges) => wrote(ranges),
+            Op::Sync | Op::Close | Op::Settle => commit(pair.now.clone()),
+            Op::Resize { len } => {
+                let mut bytes = pair.now.as_ref().clone();
+                bytes.resize(*len as usize, 0);
+                commit(Arc::new(bytes))
+            }
+            Op::Drop => commit(pair.kept.clone()),
+            Op::Read { .. } | Op::Deploy { .. } | Op::Reclaim | Op::Open | Op::Create { .. } => pair.clone(),
+        }
+    }
+
+    /// Keeps the pairs in which a program sees these bytes.
+    pub(crate) fn saw(&mut self, bytes: &[u8]) {
+        self.pairs.retain(|pair| pair.now.as_slice() == bytes);
+    }
+
+    /// Every state a program may see now.
+    pub(crate) fn visible(&self) -> Allowed {
+        Allowed::new(self.pairs.iter().map(|pair| pair.now.clone()), false)
+    }
+}

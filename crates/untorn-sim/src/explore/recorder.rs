@@ -1,0 +1,108 @@
+//! Takes the state of a machine before every call that changes something, to be crashed afterwards.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use untorn::medium::Barrier;
+
+use crate::crash::CrashState;
+use crate::instant::{Instant, Step};
+use crate::medium::SimMedium;
+
+/// A machine at one instant.
+pub(crate) struct Point {
+    pub(crate) state: CrashState,
+    /// Model time.
+    pub(crate) clock: u32,
+    /// Calls that change something, counted from the recorder's start.
+    pub(crate) call: u32,
+    /// What was about to happen; `None` for the instant after an operation returned.
+    pub(crate) before: Option<(Step, Option<Barrier>)>,
+}
+
+impl Point {
+    /// Whether fewer effects are pending after this instant, or fewer states allowed. The images of all instants before
+    /// are among those of the next such one, so these are examined more closely.
+    pub(crate) fn decisive(&self) -> bool {
+        self.before.is_none_or(|(step, _)| step.persists())
+    }
+}
+
+#[derive(Default)]
+struct Points {
+    points: Vec<Point>,
+    calls: u32,
+    /// Version of the machine and model time of the last point.
+    last: (u64, u32),
+    armed: bool,
+}
+
+/// Records the crash points of one machine.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    clock: AtomicU32,
+    points: Mutex<Points>,
+}
+
+impl Recorder {
+    /// Hooks a new recorder into a machine, not armed yet.
+    pub(crate) fn attach(medium: &SimMedium) -> Arc<Self> {
+        let recorder = Arc::new(Recorder::default());
+        let hooked = recorder.clone();
+        medium.set_hook(Box::new(move |instant: &Instant<'_>| {
+            if instant.step.changes() {
+                hooked.record(instant);
+            }
+            Ok(())
+        }));
+        recorder
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Points> {
+        self.points.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn record(&self, instant: &Instant<'_>) {
+        let clock = self.clock();
+        let mut points = self.lock();
+        points.calls += 1;
+        let now = (instant.version(), clock);
+        if points.armed && points.last != now {
+            points.last = now;
+            let before = Some((instant.step, instant.barrier));
+            let call = points.calls;
+            points.points.push(Point { state: instant.crash_state(), clock, call, before });
+        }
+    }
+
+    /// Records the instant after an operation returned.
+    pub(crate) fn returned(&self, medium: &SimMedium) {
+        let state = medium.crash_state();
+        let clock = self.clock();
+        let mut points = self.lock();
+        if points.armed {
+            let call = points.calls;
+            points.points.push(Point { state, clock, call, before: None });
+        }
+    }
+
+    /// Whether crash points are recorded from now on.
+    pub(crate) fn arm(&self, armed: bool) {
+        self.lock().armed = armed;
+    }
+
+    /// Model time now.
+    pub(crate) fn clock(&self) -> u32 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    /// Model time now; it is later afterwards.
+    pub(crate) fn tick(&self) -> u32 {
+        self.clock.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The points recorded since the last call.
+    pub(crate) fn take(&self) -> Vec<Point> {
+        std::mem::take(&mut self.lock().points)
+    }
+}

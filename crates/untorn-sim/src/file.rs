@@ -1,0 +1,181 @@
+//! [`SimFile`]: one open file of a [`SimMedium`].
+
+use std::path::{Path, PathBuf};
+
+use untorn::medium::{Access, Barrier, Identity, Mark, MarkState, MediumFile, Stamp};
+use untorn::{Error, Result};
+
+use crate::effects::What;
+use crate::instant::Step;
+use crate::medium::SimMedium;
+use crate::schedule;
+use crate::world::{Fault, World};
+
+/// One open file of a [`SimMedium`].
+pub struct SimFile {
+    medium: SimMedium,
+    number: u64,
+    id: u64,
+    path: PathBuf,
+    access: Access,
+    /// The length the file may grow to through this handle, as address space reserved for a mapping would limit it.
+    reserve: u64,
+}
+
+impl SimFile {
+    pub(crate) fn new(medium: SimMedium, number: u64, id: u64, path: &Path, access: Access, reserve: u64) -> Self {
+        SimFile { medium, number, id, path: path.to_owned(), access, reserve }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn check(&self, world: &mut World, offset: u64, len: u64) -> Result<()> {
+        let file_len = world.inode(self.number).volatile.len;
+        match offset.checked_add(len) {
+            Some(end) if end <= file_len => Ok(()),
+            _ => Err(Error::OutOfRange { path: self.path.clone(), offset, len, file_len }),
+        }
+    }
+
+    fn writable(&self) -> Result<()> {
+        match self.access {
+            Access::Read => Err(Error::ReadOnly { path: self.path.clone() }),
+            Access::ReadWrite => Ok(()),
+        }
+    }
+
+    fn put(&self, step: Step, offset: u64, src: &[u8]) -> Result<()> {
+        self.writable()?;
+        let mut world = self.medium.enter(step, None, &self.path)?;
+        self.check(&mut world, offset, src.len() as u64)?;
+        if src.is_empty() {
+            return Ok(());
+        }
+        let cached = step == Step::Store;
+        if let Some(offset) = world.store(self.number, schedule::thread(), cached, offset, src) {
+            world.faults.push(Fault::UnallocatedStore { path: self.path.clone(), offset });
+        }
+        Ok(())
+    }
+}
+
+impl MediumFile for SimFile {
+    fn len(&self) -> u64 {
+        self.medium.lock().inode(self.number).volatile.len
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        let mut world = self.medium.lock();
+        let inode = world.inode(self.number);
+        Ok(Identity { device: 1, inode: self.number, generation: inode.generation, birth: inode.birth })
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        let mut world = self.medium.lock();
+        let inode = world.inode(self.number);
+        Ok(Stamp { size: inode.volatile.len, modified: inode.modified })
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        let mut world = self.medium.enter(Step::Read, None, &self.path)?;
+        self.check(&mut world, offset, dst.len() as u64)?;
+        world.counters.bytes_read += dst.len() as u64;
+        world.inode(self.number).volatile.read(offset, dst);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.put(Step::Write, offset, src)
+    }
+
+    fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.put(Step::Store, offset, src)
+    }
+
+    fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
+        if let Ok(mut world) = self.medium.enter(Step::Flush, Some(barrier), &self.path) {
+            world.flush(self.number, schedule::thread(), barrier, offset, len);
+        }
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.writable()?;
+        let mut world = self.medium.enter(Step::SetLen, None, &self.path)?;
+        if len > self.reserve {
+            let what = format!("a length of {len} bytes is more than the {} reserved when it was opened", self.reserve);
+            return Err(Error::Invalid { path: self.path.clone(), what });
+        }
+        if len != world.inode(self.number).volatile.len {
+            world.change(self.number, What::SetLen { to: len });
+        }
+        Ok(())
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        self.writable()?;
+        let mut world = self.medium.enter(Step::Allocate, None, &self.path)?;
+        self.check(&mut world, offset, len)?;
+        if world.inode(self.number).volatile.unallocated(offset, len).is_some() {
+            world.change(self.number, What::Allocate { at: offset, len });
+        }
+        Ok(())
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        self.writable()?;
+        let mut world = self.medium.enter(Step::Punch, None, &self.path)?;
+        self.check(&mut world, offset, len)?;
+        if len > 0 {
+            world.change(self.number, What::Punch { at: offset, len });
+        }
+        Ok(())
+    }
+
+    fn sync(&self, barrier: Barrier) -> Result<()> {
+        let mut world = self.medium.enter(Step::Sync, Some(barrier), &self.path)?;
+        world.sync(self.number, schedule::thread(), barrier);
+        Ok(())
+    }
+
+    fn mark(&self) -> Result<MarkState> {
+        let mut world = self.medium.lock();
+        Ok(world.inode(self.number).volatile.mark.map_or(MarkState::Absent, MarkState::Present))
+    }
+
+    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
+        self.writable()?;
+        let mut world = self.medium.enter(Step::SetMark, None, &self.path)?;
+        world.set_mark(self.number, mark);
+        Ok(())
+    }
+
+    fn try_lock(&self) -> Result<bool> {
+        let mut world = self.medium.enter(Step::TryLock, None, &self.path)?;
+        let inode = world.inode(self.number);
+        let free = inode.locked_by.is_none_or(|holder| holder == self.id);
+        if free {
+            inode.locked_by = Some(self.id);
+        }
+        Ok(free)
+    }
+}
+
+impl Drop for SimFile {
+    fn drop(&mut self) {
+        let mut world = self.medium.lock();
+        let inode = world.inode(self.number);
+        if inode.locked_by == Some(self.id) {
+            inode.locked_by = None;
+        }
+        inode.handles -= 1;
+        if inode.handles == 0 {
+            world.collect();
+        }
+    }
+}

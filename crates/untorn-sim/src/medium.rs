@@ -1,0 +1,290 @@
+//! [`SimMedium`]: a machine's file system in memory.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use untorn::medium::{Access, Barrier, Medium, MediumClass};
+use untorn::{Error, Result};
+
+use crate::content::Content;
+use crate::crash::CrashState;
+use crate::file::SimFile;
+use crate::instant::{Hook, Step};
+use crate::names::{Node, Place};
+use crate::schedule;
+use crate::world::{Counters, Fault, World};
+
+/// A simulated file system that knows which of its bytes a crash could take.
+///
+/// A clone is another handle to the same machine. Paths are resolved from one root; relative and absolute are the same.
+///
+/// ```
+/// use std::path::Path;
+/// use untorn::medium::{Barrier, Medium, MediumClass, MediumFile};
+/// use untorn_sim::SimMedium;
+/// const DONE: Barrier = Barrier::new("example.done");
+///
+/// let medium = SimMedium::new(MediumClass::Block);
+/// let file = medium.create(Path::new("f"), 512, 512)?;
+/// file.sync(DONE)?;
+/// medium.sync_dir(DONE, Path::new("/"))?;
+/// file.write(0, b"new")?;
+/// let mut seen = std::collections::BTreeSet::new();
+/// for choice in medium.crash_state().choices(100).expect("one sector, two versions") {
+///     let after = medium.crash_state().image(&choice).boot();
+///     let mut bytes = [0; 3];
+///     after.open(Path::new("f"), untorn::medium::Access::Read, 0)?.read(0, &mut bytes)?;
+///     seen.insert(bytes);
+/// }
+/// assert_eq!(Vec::from_iter(seen), [[0; 3], *b"new"]);
+/// # Ok::<(), untorn::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct SimMedium {
+    pub(crate) world: Arc<Mutex<World>>,
+}
+
+pub(crate) fn errno(operation: &'static str, path: &Path, code: i32) -> Error {
+    Error::io(operation, path, std::io::Error::from_raw_os_error(code))
+}
+
+pub(crate) const ENOENT: i32 = 2;
+const EEXIST: i32 = 17;
+const ENOTDIR: i32 = 20;
+const EISDIR: i32 = 21;
+
+impl SimMedium {
+    /// An empty file system with nothing pending.
+    pub fn new(class: MediumClass) -> Self {
+        SimMedium::of(World::new(class))
+    }
+
+    pub(crate) fn of(world: World) -> Self {
+        SimMedium { world: Arc::new(Mutex::new(world)) }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, World> {
+        // A panic under the lock comes from a hook or from an engine's bug being reported; the world is read after it
+        // only to report on it.
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets another virtual thread run, then enters a call: the hook sees the state, and may refuse the call.
+    pub(crate) fn enter(&self, step: Step, barrier: Option<Barrier>, path: &Path) -> Result<MutexGuard<'_, World>> {
+        schedule::point();
+        let mut world = self.lock();
+        world.before(step, barrier, path)?;
+        Ok(world)
+    }
+
+    /// Makes one barrier do nothing from now on, also in machines booted from this one's crash states.
+    pub fn mutate(&self, barrier: Barrier) {
+        self.lock().muted = Some(barrier);
+    }
+
+    /// Calls `hook` before every call from now on.
+    pub fn set_hook(&self, hook: Hook) {
+        self.lock().hook = Some(hook);
+    }
+
+    /// Removes the hook.
+    pub fn clear_hook(&self) {
+        self.lock().hook = None;
+    }
+
+    /// What was done since the start.
+    pub fn counters(&self) -> Counters {
+        self.lock().counters
+    }
+
+    /// Rules of the medium that were broken since the start.
+    pub fn faults(&self) -> Vec<Fault> {
+        self.lock().faults.clone()
+    }
+
+    /// Barriers passed since the start, muted ones included, each once.
+    pub fn reached(&self) -> Vec<Barrier> {
+        self.lock().reached.clone()
+    }
+
+    /// What a crash now could leave.
+    pub fn crash_state(&self) -> CrashState {
+        CrashState::of(&self.lock())
+    }
+
+    /// Puts a file with these bytes in place, durable and without passing a barrier: the world before a test begins.
+    /// Pages of zeros become holes. The directory must exist.
+    pub fn install(&self, path: impl AsRef<Path>, bytes: &[u8]) {
+        let mut content = Content::hole(bytes.len() as u64);
+        for (index, page) in bytes.chunks(crate::content::PAGE as usize).enumerate() {
+            if page.iter().any(|&byte| byte != 0) {
+                content.write(index as u64 * crate::content::PAGE, page);
+            }
+        }
+        self.lock().install(path.as_ref(), content);
+    }
+
+    /// The bytes of a file as programs see them, without passing through [`Medium`]; `None` if there is no such file.
+    pub fn peek(&self, path: impl AsRef<Path>) -> Option<Vec<u8>> {
+        let world = self.lock();
+        let Some(Node::File(number)) = world.names.volatile.find(path.as_ref()) else { return None };
+        let content = &world.files.get(&number)?.volatile;
+        let mut bytes = vec![0; content.len as usize];
+        content.read(0, &mut bytes);
+        Some(bytes)
+    }
+
+    fn handle(&self, world: &mut World, number: u64, path: &Path, access: Access, reserve: u64) -> SimFile {
+        let inode = world.inode(number);
+        inode.handles += 1;
+        let reserve = reserve.max(inode.volatile.len);
+        let id = world.next_handle;
+        world.next_handle += 1;
+        SimFile::new(self.clone(), number, id, path, access, reserve)
+    }
+
+    /// The place of a path whose directory must exist.
+    fn place(world: &World, operation: &'static str, path: &Path) -> Result<Place> {
+        world.names.volatile.locate(path).ok_or_else(|| errno(operation, path, ENOENT))
+    }
+
+    fn change(world: &mut World, sets: Vec<(Place, Option<Node>)>) {
+        let call = world.clock;
+        world.names.change(call, sets);
+        world.version += 1;
+    }
+}
+
+impl Medium for SimMedium {
+    type File = SimFile;
+
+    fn class(&self) -> MediumClass {
+        self.lock().class
+    }
+
+    fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<SimFile> {
+        let mut world = self.enter(Step::Open, None, path)?;
+        match world.names.volatile.find(path) {
+            Some(Node::File(number)) => Ok(self.handle(&mut world, number, path, access, reserve)),
+            Some(Node::Dir(_)) => Err(Error::NotAFile { path: path.to_owned(), found: "a directory" }),
+            None => Err(errno("open", path, ENOENT)),
+        }
+    }
+
+    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<SimFile> {
+        let mut world = self.enter(Step::Create, None, path)?;
+        let place = Self::place(&world, "create", path)?;
+        if world.names.volatile.get(place.dir, &place.name).is_some() {
+            return Err(errno("create", path, EEXIST));
+        }
+        let number = world.add_file(len);
+        Self::change(&mut world, vec![(place, Some(Node::File(number)))]);
+        Ok(self.handle(&mut world, number, path, Access::ReadWrite, reserve))
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        let mut world = self.enter(Step::CreateDir, None, path)?;
+        match world.names.volatile.find(path) {
+            Some(Node::Dir(_)) => return Ok(()),
+            Some(Node::File(_)) => return Err(errno("create the directory", path, EEXIST)),
+            None => {}
+        }
+        let place = Self::place(&world, "create the directory", path)?;
+        let number = world.next_dir;
+        world.next_dir += 1;
+        Self::change(&mut world, vec![(place, Some(Node::Dir(number)))]);
+        Ok(())
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        let mut world = self.enter(Step::Rename, None, from)?;
+        let source = Self::place(&world, "rename", from)?;
+        let target = Self::place(&world, "rename", to)?;
+        match world.names.volatile.get(source.dir, &source.name) {
+            Some(node @ Node::File(_)) if source != target => {
+                Self::change(&mut world, vec![(source, None), (target, Some(node))]);
+                Ok(())
+            }
+            Some(Node::File(_)) => Ok(()),
+            Some(Node::Dir(_)) => Err(errno("rename", from, EISDIR)),
+            None => Err(errno("rename", from, ENOENT)),
+        }
+    }
+
+    fn unlink(&self, path: &Path) -> Result<()> {
+        let mut world = self.enter(Step::Unlink, None, path)?;
+        let place = Self::place(&world, "remove", path)?;
+        match world.names.volatile.get(place.dir, &place.name) {
+            Some(Node::File(_)) => {
+                Self::change(&mut world, vec![(place, None)]);
+                Ok(())
+            }
+            Some(Node::Dir(_)) => Err(errno("remove", path, EISDIR)),
+            None => Err(errno("remove", path, ENOENT)),
+        }
+    }
+
+    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
+        let mut world = self.enter(Step::RemoveDir, None, path)?;
+        match world.names.volatile.find(path) {
+            Some(Node::Dir(number)) if world.names.volatile.in_dir(number).next().is_none() => {
+                let place = Self::place(&world, "remove the directory", path)?;
+                Self::change(&mut world, vec![(place, None)]);
+                Ok(())
+            }
+            Some(Node::File(_)) => Err(errno("remove the directory", path, ENOTDIR)),
+            _ => Ok(()),
+        }
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        let world = self.enter(Step::Exists, None, path)?;
+        Ok(world.names.volatile.find(path).is_some())
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
+        let world = self.enter(Step::List, None, dir)?;
+        match world.names.volatile.find(dir) {
+            Some(Node::Dir(number)) => {
+                Ok(world.names.volatile.in_dir(number).map(|(name, _)| name.to_owned()).collect())
+            }
+            Some(Node::File(_)) => Err(errno("list", dir, ENOTDIR)),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
+        let mut world = self.enter(Step::SyncDir, Some(barrier), dir)?;
+        match world.names.volatile.find(dir) {
+            Some(Node::Dir(number)) => {
+                world.sync_dir(number, barrier);
+                Ok(())
+            }
+            Some(Node::File(_)) => Err(errno("flush the directory", dir, ENOTDIR)),
+            None => Err(errno("flush the directory", dir, ENOENT)),
+        }
+    }
+
+    fn fence(&self, barrier: Barrier, files: &[&SimFile]) -> Result<()> {
+        let path = files.first().map_or(PathBuf::new(), |file| file.path().to_owned());
+        let mut world = self.enter(Step::Fence, Some(barrier), &path)?;
+        let numbers: Vec<u64> = files.iter().map(|file| file.number()).collect();
+        world.fence(schedule::thread(), barrier, &numbers);
+        Ok(())
+    }
+
+    fn order(&self) {
+        // Nothing is stored, so no hook is called; it is a place where another thread may come in all the same.
+        schedule::point();
+        self.lock().order(schedule::thread());
+    }
+
+    fn unique(&self) -> Result<[u8; 16]> {
+        Ok(self.lock().unique())
+    }
+
+    fn relax(&self, round: u32) {
+        schedule::relax(round);
+    }
+}

@@ -1,0 +1,338 @@
+//! The state of one simulated machine: its files, its names, and what of both a crash may take back.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use untorn::medium::{Barrier, Mark, MediumClass};
+
+use crate::block;
+use crate::content::Content;
+use crate::effects::{Effect, Log, What};
+use crate::instant::{Hook, Instant, Step};
+use crate::names::{Names, Node};
+use crate::pmem::{self, Flush};
+use crate::rng::mix;
+
+/// A rule of the medium that a program broke without the medium noticing by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A store on persistent memory to a place without space: on a full disk it would have been a SIGBUS.
+    UnallocatedStore {
+        /// The file, as it was opened.
+        path: std::path::PathBuf,
+        /// The first byte without space.
+        offset: u64,
+    },
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Fault::UnallocatedStore { path, offset } => {
+                write!(f, "{}: a store at {offset}, where no space was allocated", path.display())
+            }
+        }
+    }
+}
+
+/// What a machine's media operations cost, counted since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Calls of `fence`: on a block medium, flush rounds.
+    pub fences: u64,
+    /// Calls of `flush` on persistent memory.
+    pub flushes: u64,
+    /// Cache lines those covered.
+    pub lines_flushed: u64,
+    /// Calls of `sync`.
+    pub syncs: u64,
+    /// Calls of `sync_dir`.
+    pub dir_syncs: u64,
+    /// Bytes stored, through the cache or past it.
+    pub bytes_written: u64,
+    /// Bytes read.
+    pub bytes_read: u64,
+    /// All calls, reads included.
+    pub calls: u64,
+}
+
+/// One file, named or only open.
+#[derive(Clone, Debug)]
+pub(crate) struct Inode {
+    pub(crate) generation: u64,
+    pub(crate) birth: u64,
+    /// What programs see.
+    pub(crate) volatile: Content,
+    /// What every crash keeps.
+    pub(crate) durable: Content,
+    /// What lies between the two.
+    pub(crate) log: Log,
+    pub(crate) flushes: Vec<Flush>,
+    pub(crate) modified: u64,
+    /// The modification time at the last `sync`.
+    pub(crate) durable_modified: u64,
+    /// The handle that holds the advisory lock.
+    pub(crate) locked_by: Option<u64>,
+    pub(crate) handles: u32,
+}
+
+impl Inode {
+    /// A file as it is after a boot: nothing pending.
+    pub(crate) fn durable(content: Content, generation: u64, birth: u64, modified: u64) -> Self {
+        Inode {
+            generation,
+            birth,
+            durable: content.clone(),
+            volatile: content,
+            log: Log::default(),
+            flushes: Vec::new(),
+            modified,
+            durable_modified: modified,
+            locked_by: None,
+            handles: 0,
+        }
+    }
+
+    /// Makes everything durable but what waits in another thread's write-combining buffers, of which the kernel knows
+    /// nothing.
+    fn sync(&mut self, thread: u64) {
+        let Inode { log, volatile, durable, .. } = self;
+        log.settle(volatile, durable, |effect| !pmem::buffered_elsewhere(thread, effect));
+        if log.effects.is_empty() {
+            *durable = volatile.clone();
+        }
+        self.durable_modified = self.modified;
+        self.flushes.clear();
+    }
+}
+
+/// Everything behind one machine's lock.
+pub(crate) struct World {
+    pub(crate) class: MediumClass,
+    pub(crate) names: Names,
+    pub(crate) files: BTreeMap<u64, Inode>,
+    pub(crate) next_dir: u64,
+    pub(crate) next_handle: u64,
+    /// Counts calls; also the clock.
+    pub(crate) clock: u64,
+    /// Grows whenever the set of crash images may have changed.
+    pub(crate) version: u64,
+    pub(crate) muted: Option<Barrier>,
+    /// Barriers passed since the start.
+    pub(crate) reached: Vec<Barrier>,
+    pub(crate) counters: Counters,
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) hook: Option<Hook>,
+}
+
+impl World {
+    pub(crate) fn new(class: MediumClass) -> Self {
+        World {
+            class,
+            names: Names::default(),
+            files: BTreeMap::new(),
+            next_dir: 1,
+            next_handle: 1,
+            clock: 1,
+            version: 0,
+            muted: None,
+            reached: Vec::new(),
+            counters: Counters::default(),
+            faults: Vec::new(),
+            hook: None,
+        }
+    }
+
+    /// Called at the start of every call: ticks, and shows the hook the state before the call has any effect.
+    pub(crate) fn before(&mut self, step: Step, barrier: Option<Barrier>, path: &Path) -> untorn::Result<()> {
+        self.clock += 1;
+        self.counters.calls += 1;
+        let Some(mut hook) = self.hook.take() else { return Ok(()) };
+        let result = hook(&Instant { step, barrier, path, world: self });
+        self.hook = Some(hook);
+        result
+    }
+
+    /// Notes that a barrier was passed. True if it takes effect, false if it is muted.
+    pub(crate) fn passes(&mut self, barrier: Barrier) -> bool {
+        let known = self.reached.iter().any(|seen| std::ptr::eq(seen.name(), barrier.name()));
+        if !known {
+            self.reached.push(barrier);
+        }
+        self.muted != Some(barrier)
+    }
+
+    pub(crate) fn inode(&mut self, number: u64) -> &mut Inode {
+        self.files.get_mut(&number).expect("an open handle keeps its file in the table")
+    }
+
+    /// A new file under the lowest free number, as file systems do: numbers are reused.
+    pub(crate) fn add_file(&mut self, len: u64) -> u64 {
+        let number = (1..).find(|number| !self.files.contains_key(number)).expect("not all numbers are taken");
+        let mut inode = Inode::durable(Content::hole(0), self.clock, self.clock, self.clock);
+        if len > 0 {
+            inode.volatile.set_len(len);
+            inode.log.push(self.clock, What::SetLen { to: len });
+        }
+        self.files.insert(number, inode);
+        number
+    }
+
+    /// Drops files that have no name in any view and no handle.
+    pub(crate) fn collect(&mut self) {
+        let names = &self.names;
+        self.files.retain(|&number, inode| inode.handles > 0 || names.mentions(number));
+    }
+
+    pub(crate) fn store(&mut self, number: u64, thread: u64, cached: bool, offset: u64, src: &[u8]) -> Option<u64> {
+        let (class, call) = (self.class, self.clock);
+        self.counters.bytes_written += src.len() as u64;
+        self.version += 1;
+        let inode = self.inode(number);
+        inode.modified = call;
+        let mut hole = None;
+        match class {
+            MediumClass::PersistentMemory => {
+                hole = inode.volatile.unallocated(offset, src.len() as u64);
+                pmem::push(&mut inode.log, call, thread, cached, offset, src);
+            }
+            MediumClass::Block => block::push(&mut inode.log, call, offset, src),
+        }
+        inode.volatile.write(offset, src);
+        hole
+    }
+
+    pub(crate) fn flush(&mut self, number: u64, thread: u64, barrier: Barrier, offset: u64, len: u64) {
+        let effective = self.passes(barrier);
+        if self.class == MediumClass::Block {
+            return;
+        }
+        let call = self.clock;
+        let Some(flush) = pmem::flush(thread, call, offset, len) else { return };
+        self.counters.flushes += 1;
+        self.counters.lines_flushed += flush.lines();
+        let inode = self.inode(number);
+        if effective {
+            inode.flushes.push(flush);
+        } else {
+            inode.log.mark_stale(|effect| pmem::flushes(&flush, effect));
+        }
+    }
+
+    pub(crate) fn fence(&mut self, thread: u64, barrier: Barrier, numbers: &[u64]) {
+        let effective = self.passes(barrier);
+        self.counters.fences += 1;
+        let class = self.class;
+        for &number in numbers {
+            let inode = self.inode(number);
+            let Inode { log, flushes, volatile, durable, .. } = inode;
+            let chosen = |effect: &Effect| match class {
+                MediumClass::PersistentMemory => pmem::fences(thread, flushes, effect),
+                MediumClass::Block => block::flushed(effect),
+            };
+            if !effective {
+                log.mark_stale(chosen);
+                continue;
+            }
+            let changed = log.settle(volatile, durable, chosen);
+            pmem::forget(thread, flushes);
+            self.version += u64::from(changed);
+        }
+    }
+
+    pub(crate) fn sync(&mut self, number: u64, thread: u64, barrier: Barrier) {
+        let effective = self.passes(barrier);
+        self.counters.syncs += 1;
+        let inode = self.inode(number);
+        if !effective {
+            inode.log.mark_stale(|effect| !pmem::buffered_elsewhere(thread, effect));
+        } else if !inode.log.effects.is_empty() || inode.modified != inode.durable_modified {
+            inode.sync(thread);
+            self.version += 1;
+        }
+    }
+
+    pub(crate) fn sync_dir(&mut self, dir: u64, barrier: Barrier) {
+        let effective = self.passes(barrier);
+        self.counters.dir_syncs += 1;
+        if !effective {
+            self.names.mark_stale(dir);
+        } else if self.names.sync(dir) {
+            self.version += 1;
+            self.collect();
+        }
+    }
+
+    /// The streaming stores of a thread leave its buffers: they are no more durable than before, but from now on any
+    /// thread's fence covers them.
+    pub(crate) fn order(&mut self, thread: u64) {
+        for inode in self.files.values_mut() {
+            pmem::order(&mut inode.log, thread);
+        }
+    }
+
+    /// Sixteen bytes that follow from the machine's history, so that a run can be repeated, and that no other call on
+    /// this machine gets, for the clock never stands still or goes back.
+    pub(crate) fn unique(&mut self) -> [u8; 16] {
+        self.clock += 1;
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&mix(self.clock).to_le_bytes());
+        bytes[8..].copy_from_slice(&mix(!self.clock).to_le_bytes());
+        bytes
+    }
+
+    /// A change of a file's metadata: seen at once, durable at the next `sync`.
+    pub(crate) fn change(&mut self, number: u64, what: What) {
+        let call = self.clock;
+        self.version += 1;
+        let block = self.class == MediumClass::Block;
+        let inode = self.inode(number);
+        what.apply(&mut inode.volatile);
+        match what {
+            // On a block medium space only decides whether a write can fail, and writes are checked when they are made.
+            What::Allocate { .. } if block => {}
+            what => {
+                if !matches!(what, What::Mark(_) | What::Allocate { .. }) {
+                    inode.modified = call;
+                }
+                inode.log.push(call, what);
+            }
+        }
+    }
+
+    pub(crate) fn set_mark(&mut self, number: u64, mark: Option<Mark>) {
+        if self.inode(number).volatile.mark != mark {
+            self.change(number, What::Mark(mark));
+        }
+    }
+
+    /// Puts a durable file with this content in place, without passing any barrier: the world before the test.
+    pub(crate) fn install(&mut self, path: &Path, content: Content) {
+        let number = self.add_file(0);
+        let clock = self.clock;
+        *self.inode(number) = Inode::durable(content, clock, clock, clock);
+        let place = self.names.volatile.locate(path).expect("the file is put into a directory that exists");
+        let dir = place.dir;
+        self.names.change(clock, vec![(place, Some(Node::File(number)))]);
+        self.names.sync(dir);
+        self.version += 1;
+    }
+
+    /// The same machine after every process was killed at this instant, with no power cut: programs see what they saw,
+    /// locks are free, and what was pending still is.
+    pub(crate) fn end_processes(&mut self) {
+        for inode in self.files.values_mut() {
+            inode.locked_by = None;
+            inode.handles = 0;
+            let Inode { log, flushes, volatile, durable, .. } = inode;
+            if self.class == MediumClass::PersistentMemory {
+                log.settle(volatile, durable, |effect| pmem::drained(flushes, effect));
+            }
+            flushes.clear();
+        }
+        self.version += 1;
+        self.collect();
+    }
+}

@@ -1,0 +1,154 @@
+//! The engines: how a commit is made all or nothing.
+//!
+//! Each engine is a sibling that imports no other. All are generic over [`Medium`], so the code that runs on real
+//! storage is the code the crash explorer takes apart.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::medium::{self, Barrier, Dax, Latched, Medium, MediumKind, PageCache};
+pub use crate::options::EngineKind;
+use crate::options::{Durability, Layout, Options};
+
+pub(crate) mod passthrough;
+pub(crate) mod reflection;
+mod registry;
+
+/// One contiguous part of an atomic write.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// Where, in bytes.
+    pub offset: u64,
+    /// What.
+    pub bytes: &'a [u8],
+}
+
+/// What recovery at open found and did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// The file had not been closed cleanly.
+    pub was_needed: bool,
+    /// Records of commits applied.
+    pub replayed: u64,
+    /// Records of writes in flight at the crash, dropped whole.
+    pub discarded: u64,
+}
+
+/// The state of an open file.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Info {
+    /// The engine that serves the file.
+    pub engine: EngineKind,
+    /// Length in bytes.
+    pub len: u64,
+    /// Number of the last commit. It grows with every commit and survives reopening; commits of unrelated pages by
+    /// different threads may share one.
+    pub commit: u64,
+    /// When a write is durable.
+    pub durability: Durability,
+    /// Layout of the sidecar; `None` for an engine without one.
+    pub layout: Option<Layout>,
+    /// The sidecar; `None` for an engine without one.
+    pub sidecar: Option<PathBuf>,
+    /// Pages with at least one slice valid in the sidecar only.
+    pub reflected_pages: u64,
+    /// Slices of 64 bytes valid in the sidecar only.
+    pub reflected_slices: u64,
+    /// What recovery did when the file was opened.
+    pub recovery: Recovery,
+}
+
+/// What all handles of one open file share. Dropping it without [`Engine::close`] leaves the last commit.
+pub(crate) struct Shared {
+    pub(crate) engine: Box<dyn Engine>,
+    /// Goes after the engine has let go of everything; the registry waits for that before it opens the file anew.
+    _lease: registry::Lease,
+}
+
+/// What a face needs of an engine. Ranges are checked by the engine against its length.
+pub(crate) trait Engine: Send + Sync {
+    fn path(&self) -> &Path;
+    fn len(&self) -> u64;
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
+    /// Writes all pieces as one. They are sorted by offset and do not overlap.
+    fn write(&self, pieces: &[Piece<'_>]) -> Result<()>;
+    fn deploy(&self, offset: u64, len: u64) -> Result<()>;
+    fn sync(&self) -> Result<u64>;
+    fn resize(&self, len: u64) -> Result<()>;
+    fn reclaim(&self) -> Result<u64>;
+    fn info(&self) -> Info;
+    /// Whether a further handle with these options may share this open file.
+    fn accepts(&self, options: &Options) -> bool;
+    /// Closes cleanly at the last commit. Called once, with no other call under way.
+    fn close(&self) -> Result<()>;
+    /// Deploys all and removes the sidecar. Called once, with no other call under way.
+    fn settle(&self) -> Result<()>;
+}
+
+/// Every barrier an engine of this kind passes, its sidecar's included: the list the mutation tests must convict whole.
+pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
+    match kind {
+        EngineKind::Auto | EngineKind::Reflection => {
+            [reflection::barriers::ALL, crate::sidecar::barriers::ALL].concat()
+        }
+        EngineKind::Passthrough => passthrough::barriers::ALL.to_vec(),
+    }
+}
+
+pub(crate) fn open(path: &Path, options: &Options) -> Result<Arc<Shared>> {
+    options.validate(path)?;
+    let detected = medium::detect(path)?;
+    registry::shared(path, detected.identity, options, || match detected.kind {
+        MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
+            engine_on(Arc::new(Latched::new(Dax::new(detected.kind))), path, options)
+        }
+        MediumKind::Block | MediumKind::Volatile => engine_on(Arc::new(Latched::new(PageCache::new())), path, options),
+    })
+}
+
+pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<Arc<Shared>> {
+    options.validate(path)?;
+    let medium = PageCache::new();
+    let file = medium.create(path, len, len)?;
+    drop(file);
+    open(path, options).inspect_err(|_| {
+        // A file that could not be set up must not be left behind for the next attempt to trip over. If removing it
+        // fails too, the first error is the one that helps.
+        let _ = medium.unlink(path);
+    })
+}
+
+pub(crate) fn open_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Arc<Shared>> {
+    options.validate(path)?;
+    let engine = engine_on(medium, path, options)?;
+    Ok(Arc::new(Shared { engine, _lease: registry::Lease::default() }))
+}
+
+pub(crate) fn create_on<M: Medium>(medium: Arc<M>, path: &Path, len: u64, options: &Options) -> Result<Arc<Shared>> {
+    options.validate(path)?;
+    drop(medium.create(path, len, len)?);
+    open_on(medium, path, options)
+}
+
+fn engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    match options.engine {
+        // A plain file needs no sidecar to be read, and a reader may not create one.
+        EngineKind::Auto | EngineKind::Reflection
+            if options.read_only && reflection::is_plain(&*medium, path, options)? =>
+        {
+            Ok(Box::new(passthrough::Passthrough::open(medium, path, options)?))
+        }
+        EngineKind::Auto | EngineKind::Reflection => Ok(Box::new(reflection::Reflection::open(medium, path, options)?)),
+        EngineKind::Passthrough => Ok(Box::new(passthrough::Passthrough::open(medium, path, options)?)),
+    }
+}
+
+/// The error for a range outside the file, or nothing.
+pub(crate) fn check_range(path: &Path, offset: u64, len: u64, file_len: u64) -> Result<()> {
+    match offset.checked_add(len) {
+        Some(end) if end <= file_len => Ok(()),
+        _ => Err(Error::OutOfRange { path: path.to_owned(), offset, len, file_len }),
+    }
+}

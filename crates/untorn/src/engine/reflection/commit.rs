@@ -1,0 +1,139 @@
+//! Committing an epoch: freeze what was written since the last commit, make it durable, call it committed.
+
+use std::sync::atomic::Ordering;
+
+use super::slices::{SLICE, runs};
+use super::{Reflection, barriers};
+use crate::error::Result;
+use crate::log::lane::Lane;
+use crate::log::record::{DataSum, Entry, Record, lines};
+use crate::medium::{Medium, MediumClass, MediumFile};
+use crate::sidecar::PAGE;
+
+impl<M: Medium> Reflection<M> {
+    /// Commits every write that joined the epoch before the call. Threads that call it at the same time share a commit:
+    /// whoever gets the gate first commits for all.
+    pub(super) fn commit_epoch(&self) -> Result<()> {
+        let head = self.state.head();
+        let mine = head.epoch.load(Ordering::Acquire);
+        let mut round = 0;
+        let _committing = loop {
+            if head.committed_epoch.load(Ordering::Acquire) >= mine {
+                return Ok(());
+            }
+            if let Some(held) = head.commit.try_lock() {
+                break held;
+            }
+            self.medium.relax(round);
+            round = round.saturating_add(1);
+        };
+        if head.committed_epoch.load(Ordering::Acquire) >= mine {
+            return Ok(());
+        }
+        self.writable()?;
+        self.commit_holding_gate()
+    }
+
+    /// Commits the open epoch. The caller holds the commit gate.
+    pub(super) fn commit_holding_gate(&self) -> Result<()> {
+        let head = self.state.head();
+        let mut lanes = self.lanes().acquire_all(self.relax());
+        let epoch = head.epoch.load(Ordering::Relaxed);
+        let entries = self.take_epoch();
+        if entries.is_empty() {
+            head.epoch.store(epoch + 1, Ordering::Release);
+            head.committed_epoch.store(epoch, Ordering::Release);
+            return Ok(());
+        }
+        let (lane, spill) = self.choose_lane(&lanes, lines(entries.len()))?;
+        for entry in &entries {
+            self.state.frozen[entry.page as usize].store(entry.mask, Ordering::Release);
+        }
+        head.epoch.store(epoch + 1, Ordering::Release);
+        // From here on writers may go on; they keep off the frozen slices.
+        let lane = lanes.swap_remove(lane);
+        drop(lanes);
+        let record = self.certify(&lane, entries, head.len.load(Ordering::Relaxed))?;
+        if spill {
+            self.append_spilled(&lane, &record)?;
+        } else {
+            lane.append(&self.side, self.seal, &record).map_err(|error| self.poison(error))?;
+        }
+        self.fence(barriers::EPOCH_RECORD).map_err(|error| self.poison(error))?;
+        self.settle_epoch(&record.entries);
+        lane.finish(record.seq);
+        head.committed_epoch.store(epoch, Ordering::Release);
+        drop(lane);
+        if spill {
+            let pages: Vec<u64> = record.entries.iter().map(|entry| entry.page).collect();
+            self.cut_with(&pages)?;
+            self.drop_spill()?;
+        }
+        Ok(())
+    }
+
+    /// What was written since the last commit. The caller holds the commit gate and every lane.
+    pub(super) fn take_epoch(&self) -> Vec<Entry> {
+        let entry = |page: u64| {
+            let bitmap = self.state.pages[page as usize].bitmap();
+            Entry { page, bitmap, mask: bitmap ^ self.committed_bitmap(page) }
+        };
+        self.state.take_dirty().into_iter().map(entry).filter(|entry| entry.mask != 0).collect()
+    }
+
+    /// A lane with room for this many lines, by index, and whether the record must be spilled after all.
+    pub(super) fn choose_lane(&self, lanes: &[Lane<'_>], wanted: u64) -> Result<(usize, bool)> {
+        let spill = wanted > u64::from(self.geometry.slots);
+        let wanted = if spill { 1 } else { wanted };
+        let roomy = |lanes: &[Lane<'_>]| lanes.iter().position(|lane| lane.free() >= wanted);
+        if let Some(lane) = roomy(lanes) {
+            return Ok((lane, spill));
+        }
+        // In per-commit mode every cut is made under the commit gate, which the caller holds; in per-write mode the
+        // caller holds the cut gate.
+        self.cut_holding(lanes, &[])?;
+        // After a cut every lane is empty, and a lane has room for any record that is not spilled.
+        Ok((roomy(lanes).unwrap_or(0), spill))
+    }
+
+    /// Makes the epoch's record: its data is durable now, or certified by a checksum. The slices are frozen.
+    pub(super) fn certify(&self, lane: &Lane<'_>, entries: Vec<Entry>, len: u64) -> Result<Record> {
+        let seq = self.commit_number().max(lane.last()) + 1;
+        if self.certifies_epochs() {
+            let mut sum = DataSum::default();
+            let mut image = [0; PAGE as usize];
+            for entry in &entries {
+                for (start, count) in runs(entry.mask) {
+                    let bytes = &mut image[..(count * SLICE) as usize];
+                    self.copy_slices(entry.page, entry.bitmap, start, count, bytes)?;
+                    sum.add(bytes);
+                }
+            }
+            return Ok(Record { seq, certain: false, sum: sum.get(), len, entries });
+        }
+        if self.class == MediumClass::PersistentMemory {
+            for entry in &entries {
+                for (start, count) in runs(entry.mask & entry.bitmap) {
+                    if let Some(at) = self.places.reflection(entry.page) {
+                        self.side.flush(barriers::EPOCH_FLUSH, at + start * SLICE, count * SLICE);
+                    }
+                }
+                for (start, count) in runs(entry.mask & !entry.bitmap) {
+                    let offset = entry.page * PAGE + start * SLICE;
+                    self.data.flush(barriers::EPOCH_FLUSH, offset, (count * SLICE).min(len.saturating_sub(offset)));
+                }
+            }
+        }
+        self.fence(barriers::EPOCH_DATA).map_err(|error| self.poison(error))?;
+        Ok(Record { seq, certain: true, sum: 0, len, entries })
+    }
+
+    /// Calls the frozen slices committed: their old copies are free again.
+    pub(super) fn settle_epoch(&self, entries: &[Entry]) {
+        for entry in entries {
+            let page = entry.page as usize;
+            self.state.committed[page].fetch_xor(entry.mask, Ordering::AcqRel);
+            self.state.frozen[page].store(0, Ordering::Release);
+        }
+    }
+}

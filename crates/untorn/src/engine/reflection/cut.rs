@@ -1,0 +1,101 @@
+//! The cut: make the bitmaps durable that records told of, then give the records up, in all lanes together.
+
+use std::sync::atomic::Ordering;
+
+use super::{Reflection, barriers};
+use crate::error::Result;
+use crate::log::lane::{Lane, retire};
+use crate::log::record::{Record, encode};
+use crate::medium::{Medium, MediumClass, MediumFile};
+use crate::sharing::gate::lock;
+use crate::sidecar::spill_path;
+
+impl<M: Medium> Reflection<M> {
+    /// Gives up every record there is now. Writers go on meanwhile, except for the moment it takes to look at the lanes.
+    #[cold]
+    pub(super) fn cut(&self) -> Result<()> {
+        self.cut_with(&[])
+    }
+
+    /// The same, writing back the bitmaps of more pages than the lanes name.
+    pub(super) fn cut_with(&self, also: &[u64]) -> Result<()> {
+        let _cutting = self.state.head().cut.lock(self.relax());
+        let lanes = self.lanes().acquire_all(self.relax());
+        let (heads, cut, len) = self.choose_cut(&lanes);
+        drop(lanes);
+        self.cut_at(&heads, cut, len, also)
+    }
+
+    /// The same for a caller that holds the cut gate and every lane; `also` are pages to write back besides.
+    pub(super) fn cut_holding(&self, lanes: &[Lane<'_>], also: &[u64]) -> Result<()> {
+        let (heads, cut, len) = self.choose_cut(lanes);
+        self.cut_at(&heads, cut, len, also)
+    }
+
+    fn choose_cut(&self, lanes: &[Lane<'_>]) -> (Vec<u64>, u64, u64) {
+        let head = self.state.head();
+        let cut = self.commit_number();
+        // Every record from now on is numbered above the cut, so none of them is retired by it.
+        head.floor.store(cut, Ordering::Release);
+        (lanes.iter().map(Lane::head).collect(), cut, head.len.load(Ordering::Relaxed))
+    }
+
+    fn cut_at(&self, heads: &[u64], cut: u64, len: u64, also: &[u64]) -> Result<()> {
+        let lanes = self.lanes();
+        let mut outcome = Ok(());
+        let mut write = |page: u64| {
+            // What is published is certain, even if a record above the cut told of it: that record stays live. A page
+            // that several records name is written again; to sort them out would cost more.
+            if outcome.is_ok() {
+                outcome = self.write_bitmap(page, self.committed_bitmap(page));
+            }
+        };
+        also.iter().for_each(|&page| write(page));
+        for (index, &head) in heads.iter().enumerate() {
+            lanes.live_pages(index, head, &mut write);
+        }
+        outcome.map_err(|error| self.poison(error))?;
+        self.fence(barriers::CUT_BITMAPS).map_err(|error| self.poison(error))?;
+        let mut ledger = lock(&self.ledger, self.relax());
+        ledger.retirement.cut = cut;
+        ledger.retirement.len = len;
+        let uuid = ledger.superblock.uuid;
+        ledger.retirement.write(&self.side, &uuid).map_err(|error| self.poison(error))?;
+        drop(ledger);
+        self.fence(barriers::CUT_LINE).map_err(|error| self.poison(error))?;
+        retire(&self.state.lanes, heads);
+        Ok(())
+    }
+
+    /// Writes a page's bitmap into its meta page, durable at the next fence.
+    pub(super) fn write_bitmap(&self, page: u64, bitmap: u64) -> Result<()> {
+        // A page without a place has never had a slice in the sidecar: its bitmap is 0 there already.
+        let Some(at) = self.places.bitmap(page) else { return Ok(()) };
+        if self.class == MediumClass::PersistentMemory && !self.side_space.knows(at) {
+            self.side_space.ensure(&self.side, at, self.class)?;
+        }
+        self.side.write(at, &bitmap.to_le_bytes())
+    }
+
+    /// Stores a record whose entries stand in a file of their own, durable at the next fence of all files. Its pages must
+    /// be handed to the cut that gives it up.
+    pub(super) fn append_spilled(&self, lane: &Lane<'_>, record: &Record) -> Result<()> {
+        let path = spill_path(&self.sidecar);
+        let lines = encode(self.seal, lane.next_offset(), record, true);
+        let bytes = lines[1..].concat();
+        // The spill must be durable before the line that refers to it is stored, for its fence is another file's.
+        let spill = self.medium.create(&path, bytes.len() as u64, bytes.len() as u64)?;
+        spill.allocate(0, bytes.len() as u64)?;
+        spill.write(0, &bytes)?;
+        self.medium.fence(barriers::SPILL_NAME, &[&spill])?;
+        spill.sync(barriers::SPILL_NAME)?;
+        self.medium.sync_dir(barriers::SPILL_NAME, &crate::sidecar::directory(&self.path))?;
+        lane.append_line(&self.side, &lines[0], None).map_err(|error| self.poison(error))
+    }
+
+    /// Removes the spill file of a record that was given up. Its bytes are sealed by that record's place and number, so
+    /// one left behind by a crash means nothing.
+    pub(super) fn drop_spill(&self) -> Result<()> {
+        self.medium.unlink(&spill_path(&self.sidecar))
+    }
+}

@@ -1,0 +1,296 @@
+//! The reflection engine: atomic but lazy updating (the Acumen paper, §IV).
+//!
+//! Beside each page of the data file stands a *reflection page* in the sidecar, and a bitmap says for each 64-byte slice
+//! which of the two holds it. A write goes to the copy that is invalid now, so it destroys nothing; flipping the bits
+//! commits it. Data is written once.
+//!
+//! # What makes it sound
+//! The paper orders data before bitmap with a fence and uses hardware transactional memory for several pages. Here each
+//! commit instead stores a self-certifying record ([`crate::log::record`]) and needs one fence, on any CPU, over any
+//! number of pages:
+//! 1. Under a lane and the locks of its pages (ascending), a write takes a number above those of its lane and pages,
+//!    fills the invalid copies, stores the record, fences, and only then publishes the bitmaps: durable before visible.
+//! 2. Recovery takes a record for *certain* if a later record of its lane or of one of its pages exists (that one was
+//!    stored after this one's fence), and verifies any other against its data; what fails is dropped whole.
+//! 3. Before anything new is written after a crash, the outcome is made durable and all older records are retired in one
+//!    step, by a new session number that their seals do not match.
+//! 4. Records are given up by a *cut* of all lanes together, after every bitmap they changed is durable.
+//! 5. Deploying slices into the data file is a write like any other.
+//! 6. In per-commit mode a page has two bitmaps, of the last commit and of now; slices written since the commit stay in
+//!    the copy that is invalid in the last commit.
+
+mod commit;
+mod cut;
+mod deploy;
+mod finish;
+mod inspect;
+mod layout;
+mod open;
+mod read;
+mod recovery;
+mod resize;
+mod slices;
+mod state;
+mod write;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+
+pub(crate) use inspect::inspect;
+pub(crate) use open::is_plain;
+
+use self::layout::{Places, Space};
+use self::state::State;
+use super::{Engine, EngineKind, Info, Piece, Recovery};
+use crate::error::{Error, Result};
+use crate::log::lane::{Lane, Lanes};
+use crate::log::record::Seal;
+use crate::medium::{Barrier, Medium, MediumClass};
+use crate::options::{Durability, Layout, Options, Order, ReadPolicy};
+use crate::sidecar::Geometry;
+
+/// The barriers of this engine.
+pub(crate) mod barriers {
+    use crate::medium::barrier::barriers;
+    barriers! {
+        /// One-fence order: data and record are durable before the write is visible or acknowledged.
+        WRITE = "reflection.write";
+        /// Two-fence order: the data is durable before a record speaks of it without a checksum.
+        WRITE_DATA = "reflection.write.data";
+        /// Two-fence order: the record is durable before the write is visible or acknowledged.
+        WRITE_RECORD = "reflection.write.record";
+        /// An epoch's cached stores leave the CPU's cache: a fence alone orders them, it does not write them back.
+        EPOCH_FLUSH = "reflection.epoch.flush";
+        /// An epoch's data is durable before a record speaks of it without a checksum.
+        EPOCH_DATA = "reflection.epoch.data";
+        /// An epoch's record (on a block medium, its data too) is durable before the commit is acknowledged.
+        EPOCH_RECORD = "reflection.epoch.record";
+        /// The bitmaps are durable before the records that told of them are given up.
+        CUT_BITMAPS = "reflection.cut.bitmaps";
+        /// The cut is durable before the slots of retired records are used again.
+        CUT_LINE = "reflection.cut.line";
+        /// What recovery found is durable before the records it found it in are retired.
+        RECOVER_BITMAPS = "reflection.recover.bitmaps";
+        /// A longer data file and sidecar are durable before a record speaks of the new length.
+        RESIZE_GROW = "reflection.resize.grow";
+        /// A longer sparse sidecar is durable before a record speaks of a slot in it.
+        SPARSE_GROW = "reflection.sparse.grow";
+        /// A slot's old entry is gone before the slot, or the page, is used anew: else two slots could name one page.
+        SPARSE_ERASE = "reflection.sparse.erase";
+        /// The spill file's name and length are durable before a record refers to it.
+        SPILL_NAME = "reflection.spill.name";
+        /// The data file is whole and keeps its times before the superblock says how it was left.
+        CLOSE_DATA = "reflection.close.data";
+        /// The state "closed cleanly" is durable when close returns.
+        CLOSE_STATE = "reflection.close.state";
+        /// Everything is in the data file before the sidecar says so.
+        SETTLE_DATA = "reflection.settle.data";
+        /// The sidecar says that it is not needed before the data file loses its mark.
+        SETTLE_STATE = "reflection.settle.state";
+    }
+}
+
+/// A file under the reflection engine.
+pub(crate) struct Reflection<M: Medium> {
+    medium: Arc<M>,
+    class: MediumClass,
+    path: PathBuf,
+    sidecar: PathBuf,
+    data: M::File,
+    side: M::File,
+    layout: Layout,
+    geometry: Geometry,
+    places: Places,
+    /// Pages of the data file and of the sidecar known to have space.
+    data_space: Space,
+    side_space: Space,
+    state: State,
+    durability: Durability,
+    order: Order,
+    read_policy: ReadPolicy,
+    read_only: bool,
+    max_len: u64,
+    seal: Seal,
+    /// What is written back at cuts and at close; see [`open::Ledger`].
+    ledger: std::sync::Mutex<open::Ledger>,
+    recovery: Recovery,
+    /// Pages whose bitmaps recovery changed in memory and has yet to make durable.
+    changed: Vec<u64>,
+    poison: OnceLock<String>,
+    options: Options,
+}
+
+impl<M: Medium> Reflection<M> {
+    fn relax(&self) -> impl FnMut(u32) + '_ {
+        |round| self.medium.relax(round)
+    }
+
+    fn lanes(&self) -> Lanes<'_> {
+        Lanes {
+            states: &self.state.lanes,
+            named: &self.state.named,
+            at: Geometry::LANES_AT,
+            slots: u64::from(self.geometry.slots),
+        }
+    }
+
+    /// A lane with room for a record of this many lines, cutting if there is none.
+    #[inline]
+    fn lane(&self, lines: u64) -> Result<Lane<'_>> {
+        loop {
+            let lane = self.lanes().acquire(self.relax());
+            if lane.free() >= lines {
+                return Ok(lane);
+            }
+            drop(lane);
+            self.cut()?;
+        }
+    }
+
+    /// Makes all stores so far durable; on a block medium in a flush round shared by the threads that wait for one.
+    #[inline]
+    fn fence(&self, barrier: Barrier) -> Result<()> {
+        let fence = || self.medium.fence(barrier, &[&self.data, &self.side]);
+        match self.class {
+            MediumClass::PersistentMemory => fence(),
+            MediumClass::Block => self.state.head().group.flush(self.relax(), fence),
+        }
+    }
+
+    /// Whether an epoch's record carries a checksum over its data instead of following it behind a fence.
+    fn certifies_epochs(&self) -> bool {
+        self.class == MediumClass::Block && self.order == Order::OneFence
+    }
+
+    #[inline]
+    fn writable(&self) -> Result<()> {
+        let head = self.state.head();
+        if self.read_only || head.poisoned.load(Ordering::Relaxed) != 0 || head.alive.load(Ordering::Relaxed) == 0 {
+            return Err(self.refusal());
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn refusal(&self) -> Error {
+        let path = self.path.clone();
+        if self.state.head().alive.load(Ordering::Relaxed) == 0 {
+            Error::Forked { path }
+        } else if self.read_only {
+            Error::ReadOnly { path }
+        } else {
+            Error::Poisoned { path, cause: self.poison.get().cloned().unwrap_or_default() }
+        }
+    }
+
+    /// Ends all promises: a record may or may not have reached the medium, so only recovery can tell what the file
+    /// holds. Returns the error that caused it.
+    #[cold]
+    fn poison(&self, error: Error) -> Error {
+        tracing::error!(path = %self.path.display(), %error, "poisoned");
+        // The first cause is the one to report.
+        let _ = self.poison.set(error.to_string());
+        self.state.head().poisoned.store(1, Ordering::Relaxed);
+        error
+    }
+
+    /// The bitmap of a page at the last commit. Stable while no commit of the page is under way.
+    fn committed_bitmap(&self, page: u64) -> u64 {
+        match self.durability {
+            Durability::PerWrite => self.state.pages[page as usize].bitmap(),
+            Durability::PerCommit => self.state.committed[page as usize].load(Ordering::Acquire),
+        }
+    }
+
+    fn commit_number(&self) -> u64 {
+        self.lanes().last().max(self.state.head().floor.load(Ordering::Acquire))
+    }
+}
+
+impl<M: Medium> Engine for Reflection<M> {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn len(&self) -> u64 {
+        self.state.head().len.load(Ordering::Acquire)
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.read_range(offset, dst)
+    }
+
+    fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        self.write_pieces(pieces)
+    }
+
+    fn deploy(&self, offset: u64, len: u64) -> Result<()> {
+        self.deploy_range(offset, len)
+    }
+
+    fn sync(&self) -> Result<u64> {
+        if self.read_only {
+            return Ok(self.commit_number());
+        }
+        self.writable()?;
+        if self.durability == Durability::PerCommit {
+            self.commit_epoch()?;
+        }
+        Ok(self.commit_number())
+    }
+
+    fn resize(&self, len: u64) -> Result<()> {
+        self.change_len(len)
+    }
+
+    fn reclaim(&self) -> Result<u64> {
+        self.reclaim_space()
+    }
+
+    fn info(&self) -> Info {
+        let (mut reflected_pages, mut reflected_slices) = (0, 0);
+        let counted = self.places.walk(&self.side, self.state.max_pages, |page, _| {
+            let bitmap = self.state.pages[page as usize].bitmap();
+            reflected_pages += u64::from(bitmap != 0);
+            reflected_slices += u64::from(bitmap.count_ones());
+        });
+        if let Err(error) = counted {
+            tracing::warn!(path = %self.path.display(), %error, "cannot count reflected pages");
+        }
+        Info {
+            engine: EngineKind::Reflection,
+            len: Engine::len(self),
+            commit: self.commit_number(),
+            durability: self.durability,
+            layout: Some(self.layout),
+            sidecar: Some(self.sidecar.clone()),
+            reflected_pages,
+            reflected_slices,
+            recovery: self.recovery,
+        }
+    }
+
+    fn accepts(&self, options: &Options) -> bool {
+        options.engine != EngineKind::Passthrough
+            && options.read_only == self.read_only
+            && options.durability.is_none_or(|durability| durability == self.durability)
+    }
+
+    fn close(&self) -> Result<()> {
+        self.close_clean()
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.settle_all()
+    }
+}
+
+impl<M: Medium> Drop for Reflection<M> {
+    fn drop(&mut self) {
+        if let Err(error) = self.close_clean() {
+            // Nobody is left to return it to; the next open recovers.
+            tracing::warn!(path = %self.path.display(), %error, "not closed cleanly");
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Opening: attach the sidecar, recover, and say "open" before the first store.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::Reflection;
+use super::layout::{Places, Space, choose, initial_len, reserve};
+use super::recovery::live_records;
+use super::state::State;
+use crate::engine::Recovery;
+use crate::error::{Error, Result};
+use crate::log::record::Seal;
+use crate::medium::{Access, Medium, MediumClass, MediumFile};
+use crate::options::{Durability, Options, Trust};
+use crate::sidecar::attach::{Attached, Plan, attach, look, take_lock};
+use crate::sidecar::retirement::Retirement;
+use crate::sidecar::superblock::{Left, Superblock};
+use crate::sidecar::{Geometry, barriers, spill_path};
+
+/// Address space for the largest record area a sidecar can have.
+const MAX_RECORD_AREA: u64 = 64 * (1 << 16) * 64 + (1 << 20);
+
+/// What the sidecar says of itself, as last written.
+pub(super) struct Ledger {
+    pub(super) superblock: Superblock,
+    pub(super) retirement: Retirement,
+    /// The file was let go; nothing is written any more.
+    pub(super) closed: bool,
+}
+
+impl Ledger {
+    /// Writes one copy of each line, durable at the next fence.
+    pub(super) fn write<F: MediumFile>(&mut self, side: &F) -> Result<()> {
+        self.superblock.write(side)?;
+        self.retirement.write(side, &self.superblock.uuid)
+    }
+}
+
+impl<M: Medium> Reflection<M> {
+    pub(crate) fn open(medium: Arc<M>, path: &Path, options: &Options) -> Result<Self> {
+        let data = open_data(&*medium, path, options)?;
+        if options.read_only {
+            // The caller has seen that there is a sidecar.
+            let attached = look(&*medium, path, &data)?.ok_or_else(|| Error::InUse {
+                path: path.to_owned(),
+                holder: "another process, which removed its sidecar just now".to_owned(),
+            })?;
+            if !take_lock(&attached.side)? {
+                return Err(Error::InUse { path: path.to_owned(), holder: "another process".to_owned() });
+            }
+            let left = attached.superblock.left;
+            if left != Left::Clean {
+                return Err(Error::NeedsRecovery { path: path.to_owned() });
+            }
+            return Self::build(medium, path, data, attached, options);
+        }
+        let geometry = Geometry { lanes: options.lanes, slots: options.slots };
+        let layout = choose(options.layout, data.len());
+        let plan = Plan {
+            layout,
+            durability: options.durability.unwrap_or(match medium.class() {
+                MediumClass::PersistentMemory => Durability::PerWrite,
+                MediumClass::Block => Durability::PerCommit,
+            }),
+            geometry,
+            len: initial_len(layout, geometry.chunks_at(), data.len()),
+            // Which layout an existing sidecar has is not known yet; the sparse one needs more.
+            reserve: reserve(crate::options::Layout::Sparse, MAX_RECORD_AREA, options.reserve(data.len())),
+        };
+        let attached = attach(&*medium, path, &data, &plan, options)?;
+        let mut engine = Self::build(medium, path, data, attached, options)?;
+        engine.make_durable()?;
+        Ok(engine)
+    }
+
+    /// Puts the engine together and replays the live records in memory. Writes nothing.
+    pub(super) fn build(
+        medium: Arc<M>,
+        path: &Path,
+        data: M::File,
+        attached: Attached<M::File>,
+        options: &Options,
+    ) -> Result<Self> {
+        let Attached { side, path: sidecar, superblock, mut retirement } = attached;
+        if superblock.left == Left::Fresh {
+            // No commit was ever made, so whatever length the file has is right.
+            retirement.len = data.len();
+        }
+        let geometry = superblock.geometry;
+        let needed = geometry.chunks_at();
+        if side.len() < needed {
+            let what = format!("it has {} bytes, its record area alone takes {needed}", side.len());
+            return Err(Error::Corrupt { path: sidecar, offset: Some(side.len()), what });
+        }
+        let seal = Seal::new(&superblock.uuid, retirement.session);
+        let records = live_records(&*medium, &side, &sidecar, geometry, seal, retirement.cut)?;
+        let longest = records.iter().map(|(_, record)| record.len).fold(retirement.len, u64::max);
+        let max_len = options.reserve(longest.max(data.len()));
+        let out_of_memory = |error| Error::io("reserve address space for", path, error);
+        let state = State::new(geometry, max_len).map_err(out_of_memory)?;
+        let layout = superblock.layout;
+        let side_pages = reserve(layout, geometry.chunks_at(), max_len).max(side.len()).div_ceil(crate::sidecar::PAGE);
+        let mut engine = Reflection {
+            class: medium.class(),
+            places: Places::new(layout, geometry.chunks_at(), state.max_pages).map_err(out_of_memory)?,
+            data_space: Space::new(state.max_pages).map_err(out_of_memory)?,
+            side_space: Space::new(side_pages).map_err(out_of_memory)?,
+            durability: options.durability.unwrap_or(superblock.durability),
+            order: options.order,
+            read_policy: options.read_policy,
+            read_only: options.read_only,
+            ledger: Mutex::new(Ledger { superblock, retirement, closed: false }),
+            recovery: Recovery::default(),
+            changed: Vec::new(),
+            poison: OnceLock::new(),
+            options: options.clone(),
+            medium,
+            path: path.to_owned(),
+            sidecar,
+            data,
+            side,
+            layout,
+            geometry,
+            state,
+            max_len,
+            seal,
+        };
+        engine.replay(records)?;
+        Ok(engine)
+    }
+
+    /// Makes the outcome of [`build`](Self::build) durable, retires every record in one step, and says "open": from here
+    /// on stores may follow.
+    fn make_durable(&mut self) -> Result<()> {
+        self.write_recovered()?;
+        let len = self.state.head().len.load(Ordering::Relaxed);
+        if self.data.len() < len {
+            if self.options.trust != Some(Trust::Sidecar) {
+                let what = format!("it has {} bytes, its last commit has {len}", self.data.len());
+                return Err(Error::MixedUse { path: self.path.clone(), what });
+            }
+            self.data.set_len(len)?;
+        }
+        if self.data.len() > len {
+            // A growth that did not commit, or a shrink that did. Until the next sync of the file a crash may bring the
+            // old length back, and the next recovery comes by here again.
+            self.data.set_len(len)?;
+        }
+        let ledger = self.ledger.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let fresh = ledger.superblock.left == Left::Fresh;
+        ledger.superblock.left = Left::Open;
+        ledger.retirement.session += 1;
+        ledger.retirement.len = len;
+        ledger.retirement.cut = self.state.head().floor.load(Ordering::Relaxed);
+        if fresh {
+            // The length was read from the data file just now; "open" must not become durable without it.
+            ledger.retirement.write(&self.side, &ledger.superblock.uuid)?;
+            self.medium.fence(barriers::OPEN, &[&self.side])?;
+        }
+        self.seal = Seal::new(&ledger.superblock.uuid, ledger.retirement.session);
+        ledger.write(&self.side)?;
+        self.medium.fence(barriers::OPEN, &[&self.data, &self.side])?;
+        // A record that referred to a spill file is retired now.
+        let spill = spill_path(&self.sidecar);
+        if self.medium.exists(&spill)? { self.medium.unlink(&spill) } else { Ok(()) }
+    }
+}
+
+/// Whether a file has no sidecar that counts.
+///
+/// # Errors
+/// Those of looking for one: a sidecar that does not match is refused.
+pub(crate) fn is_plain<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<bool> {
+    let data = open_data(medium, path, options)?;
+    Ok(look(medium, path, &data)?.is_none())
+}
+
+/// Opens the data file with address space to grow.
+pub(super) fn open_data<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<M::File> {
+    let access = if options.read_only { Access::Read } else { Access::ReadWrite };
+    let data = medium.open(path, access, options.reserve(0))?;
+    if options.reserve(data.len()) > options.reserve(0) {
+        let reserve = options.reserve(data.len());
+        drop(data);
+        return medium.open(path, access, reserve);
+    }
+    Ok(data)
+}

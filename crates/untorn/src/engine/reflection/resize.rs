@@ -1,0 +1,161 @@
+//! Changing the length: a commit of its own that takes the open epoch with it.
+
+use std::sync::atomic::Ordering;
+
+use super::layout::{initial_len, pages};
+use super::slices::{SLICE, touched};
+use super::write::{Staged, written};
+use super::{Reflection, barriers};
+use crate::error::{Error, Result};
+use crate::log::lane::Lane;
+use crate::log::record::{Entry, lines};
+use crate::medium::{Medium, MediumFile};
+use crate::options::Durability;
+use crate::sidecar::PAGE;
+
+impl<M: Medium> Reflection<M> {
+    pub(super) fn change_len(&self, len: u64) -> Result<()> {
+        self.writable()?;
+        if len > self.max_len {
+            let what = format!(
+                "{len} bytes are more than the {} it may grow to while open; open it with a larger maximum",
+                self.max_len
+            );
+            return Err(Error::Invalid { path: self.path.clone(), what });
+        }
+        let head = self.state.head();
+        let committing = head.commit.lock(self.relax());
+        if len > head.len.load(Ordering::Acquire) {
+            self.grow_files(len)?;
+        }
+        let _cutting = head.cut.lock(self.relax());
+        let lanes = self.lanes().acquire_all(self.relax());
+        let old = head.len.load(Ordering::Relaxed);
+        let emptied = self.commit_len(&lanes, old, len)?;
+        if len < old {
+            // Bitmaps of pages that are gone must be 0 before the record that says so is given up.
+            self.cut_holding(&lanes, &emptied)?;
+            self.punch_tail(len)?;
+        }
+        drop(lanes);
+        drop(committing);
+        Ok(())
+    }
+
+    /// Makes room in both files, durably, before any record speaks of it. Until one does, the old length counts.
+    fn grow_files(&self, len: u64) -> Result<()> {
+        if self.data.len() < len {
+            self.data.set_len(len)?;
+        }
+        let needed = initial_len(self.layout, self.geometry.chunks_at(), len);
+        if self.side.len() < needed {
+            self.side.set_len(needed)?;
+        }
+        // If a shrink was not followed by a sync, this one also makes its holes durable: the new bytes read as zeros.
+        self.data.sync(barriers::RESIZE_GROW).map_err(|error| self.poison(error))?;
+        self.side.sync(barriers::RESIZE_GROW).map_err(|error| self.poison(error))
+    }
+
+    /// Commits the new length, and the open epoch with it. The caller holds every gate and lane, so no write and no
+    /// commit is under way. Returns the pages beyond the new end that had reflected slices.
+    fn commit_len(&self, lanes: &[Lane<'_>], old: u64, len: u64) -> Result<Vec<u64>> {
+        let head = self.state.head();
+        let mut entries = match self.durability {
+            Durability::PerWrite => Vec::new(),
+            Durability::PerCommit => self.take_epoch(),
+        };
+        entries.retain(|entry| entry.page < pages(len));
+        if len < old
+            && let Some(last) = self.trim_last_page(len, &mut entries)?
+        {
+            entries.push(last);
+        }
+        let (lane, spill) = self.choose_lane(lanes, lines(entries.len()))?;
+        let record = self.certify(&lanes[lane], entries, len)?;
+        if spill {
+            self.append_spilled(&lanes[lane], &record)?;
+        } else {
+            lanes[lane].append(&self.side, self.seal, &record).map_err(|error| self.poison(error))?;
+        }
+        self.fence(barriers::EPOCH_RECORD).map_err(|error| self.poison(error))?;
+
+        // Readers take no lock; they notice the odd count, or afterwards that it moved.
+        head.resizes.fetch_add(1, Ordering::AcqRel);
+        for entry in &record.entries {
+            let page = entry.page as usize;
+            self.state.committed[page].store(entry.bitmap, Ordering::Release);
+            let version = self.state.pages[page].version().max(record.seq) + 1;
+            self.publish(entry.page, entry.bitmap, version);
+        }
+        let mut emptied = Vec::new();
+        for page in pages(len)..pages(old) {
+            let state = &self.state.pages[page as usize];
+            if state.bitmap() | self.committed_bitmap(page) != 0 {
+                self.state.committed[page as usize].store(0, Ordering::Release);
+                self.publish(page, 0, state.version().max(record.seq) + 1);
+                emptied.push(page);
+            }
+        }
+        head.len.store(len, Ordering::Release);
+        head.resizes.fetch_add(1, Ordering::AcqRel);
+        // Every later record, of whatever lane and page, must be numbered above this one.
+        lanes[lane].finish(record.seq);
+        head.floor.store(record.seq, Ordering::Release);
+        let epoch = head.epoch.fetch_add(1, Ordering::AcqRel);
+        head.committed_epoch.store(epoch, Ordering::Release);
+        if spill {
+            emptied.extend(record.entries.iter().map(|entry| entry.page));
+            self.cut_holding(lanes, &emptied)?;
+            self.drop_spill()?;
+        }
+        Ok(emptied)
+    }
+
+    /// The entry of the page that the new end falls into: slices beyond it leave the sidecar, and the one it cuts keeps
+    /// zeros behind the end, for a later growth uncovers them.
+    fn trim_last_page(&self, len: u64, entries: &mut Vec<Entry>) -> Result<Option<Entry>> {
+        let within = len % PAGE;
+        if within == 0 {
+            return Ok(None);
+        }
+        let page = len / PAGE;
+        let keep = touched(0, within);
+        let state = &self.state.pages[page as usize];
+        let (visible, valid) = (state.bitmap(), self.committed_bitmap(page));
+        let written_already = match entries.last() {
+            Some(last) if last.page == page => entries.pop().map_or(0, |last| last.mask),
+            _ => 0,
+        };
+        let mut bitmap = visible;
+        let mut mask = written_already;
+        if !len.is_multiple_of(SLICE) {
+            let cut = within / SLICE;
+            let mut slice = [0; SLICE as usize];
+            self.copy_slices(page, visible, cut, 1, &mut slice)?;
+            slice[(len % SLICE) as usize..].fill(0);
+            // Readers are kept out: a slice written in the open epoch is written over in place. Publishing unlocks it.
+            state.lock(true, self.relax());
+            let put = self.put(page, valid, 1 << cut, Staged { first: cut, bytes: &slice });
+            if let Err(error) = put {
+                state.unlock();
+                return Err(self.poison(error));
+            }
+            bitmap = written(visible, valid, 1 << cut);
+            mask |= 1 << cut;
+        }
+        Ok(Some(Entry { page, bitmap: bitmap & keep, mask: mask & keep }))
+    }
+
+    /// Frees what lies behind the new end of the data file. Its own length follows when the file is closed: readers may
+    /// be copying from there this moment, and a page beyond the end of a file is no memory at all.
+    fn punch_tail(&self, len: u64) -> Result<()> {
+        let physical = self.data.len();
+        if physical > len {
+            for page in pages(len)..pages(physical) {
+                self.data_space.forget(page * PAGE);
+            }
+            self.data.punch(len, physical - len)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! The volatile state of an open file: plain words in flat tables, nothing that points.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use zerocopy::FromZeros;
+
+use super::layout::pages;
+use crate::log::group::GroupFlush;
+use crate::log::lane::LaneState;
+use crate::sharing::gate::Gate;
+use crate::sharing::page::PageState;
+use crate::sidecar::Geometry;
+use crate::sys::ZeroedArray;
+
+/// One of a kind for each open file.
+#[derive(FromZeros)]
+#[repr(C, align(64))]
+pub(super) struct Head {
+    /// 1 in the process that opened the file; a forked child reads 0.
+    pub(super) alive: AtomicU64,
+    /// Length of the file in bytes.
+    pub(super) len: AtomicU64,
+    /// Odd while the length changes; grows with each change.
+    pub(super) resizes: AtomicU64,
+    /// Every new record is numbered above this: the last cut, or the last record that spoke for the whole file.
+    pub(super) floor: AtomicU64,
+    /// 1 once nothing more may be promised.
+    pub(super) poisoned: AtomicU64,
+    /// Pages whose bitmap became 0, for which space can be given back.
+    pub(super) emptied: AtomicU64,
+    /// The open epoch's number, from 1.
+    pub(super) epoch: AtomicU64,
+    /// Every epoch up to this one is durable.
+    pub(super) committed_epoch: AtomicU64,
+    /// Held by the thread that commits an epoch or changes the length.
+    pub(super) commit: Gate,
+    /// Held by the thread that makes a cut.
+    pub(super) cut: Gate,
+    /// Shares device flushes.
+    pub(super) group: GroupFlush,
+}
+
+/// All tables.
+pub(super) struct State {
+    head: ZeroedArray<Head>,
+    pub(super) lanes: ZeroedArray<LaneState>,
+    /// Pages that the lines of the lanes name.
+    pub(super) named: ZeroedArray<AtomicU64>,
+    /// What readers go by.
+    pub(super) pages: ZeroedArray<PageState>,
+    /// Per-commit mode: each page's bitmap at the last durable commit. A slice whose bit differs from that in
+    /// [`PageState`] was written since.
+    pub(super) committed: ZeroedArray<AtomicU64>,
+    /// Per-commit mode: slices of the epoch that is being made durable right now. Both their copies are in use.
+    pub(super) frozen: ZeroedArray<AtomicU64>,
+    /// Per-commit mode: pages written in the open epoch, a bit each.
+    dirty: ZeroedArray<AtomicU64>,
+    /// Words of `dirty` that are not 0, a bit each.
+    dirty_words: ZeroedArray<AtomicU64>,
+    pub(super) max_pages: u64,
+}
+
+impl State {
+    pub(super) fn new(geometry: Geometry, max_len: u64) -> io::Result<Self> {
+        let lines = u64::from(geometry.lanes) * u64::from(geometry.slots);
+        let max_pages = pages(max_len);
+        let count = max_pages as usize;
+        let state = State {
+            head: ZeroedArray::reserve_private(1)?,
+            lanes: ZeroedArray::reserve(geometry.lanes as usize)?,
+            named: ZeroedArray::reserve(2 * lines as usize)?,
+            pages: ZeroedArray::reserve(count)?,
+            committed: ZeroedArray::reserve(count)?,
+            frozen: ZeroedArray::reserve(count)?,
+            dirty: ZeroedArray::reserve(count.div_ceil(64))?,
+            dirty_words: ZeroedArray::reserve(count.div_ceil(64 * 64))?,
+            max_pages,
+        };
+        state.head().alive.store(1, Ordering::Relaxed);
+        state.head().epoch.store(1, Ordering::Relaxed);
+        Ok(state)
+    }
+
+    #[inline]
+    pub(super) fn head(&self) -> &Head {
+        &self.head[0]
+    }
+
+    /// Notes that a page was written in the open epoch. For holders of a lane only: a commit takes them all.
+    #[inline]
+    pub(super) fn mark_dirty(&self, page: u64) {
+        let word = page / 64;
+        let bit = 1 << (page % 64);
+        // Loaded first: a page is written again more often than for the first time, and a load costs no cache line.
+        if self.dirty[word as usize].load(Ordering::Relaxed) & bit == 0 {
+            self.dirty[word as usize].fetch_or(bit, Ordering::Relaxed);
+            let summary = &self.dirty_words[(word / 64) as usize];
+            let bit = 1 << (word % 64);
+            if summary.load(Ordering::Relaxed) & bit == 0 {
+                summary.fetch_or(bit, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Takes the set of pages written in the open epoch, ascending, leaving it empty. For the holder of all lanes only.
+    pub(super) fn take_dirty(&self) -> Vec<u64> {
+        let mut taken = Vec::new();
+        let words = pages(self.head().len.load(Ordering::Relaxed)).div_ceil(64).div_ceil(64);
+        for (index, summary) in self.dirty_words[..words as usize].iter().enumerate() {
+            each_bit(summary.swap(0, Ordering::Relaxed), |bit| {
+                let word = index as u64 * 64 + bit;
+                each_bit(self.dirty[word as usize].swap(0, Ordering::Relaxed), |bit| taken.push(word * 64 + bit));
+            });
+        }
+        taken
+    }
+}
+
+fn each_bit(mut set: u64, mut each: impl FnMut(u64)) {
+    while set != 0 {
+        each(u64::from(set.trailing_zeros()));
+        set &= set - 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dirty_pages_come_back_once_and_in_order() {
+        let state = State::new(Geometry { lanes: 1, slots: 4 }, 1 << 30).unwrap();
+        state.head().len.store(1 << 30, Ordering::Relaxed);
+        let written = [0, 1, 63, 64, 4095, 4096, 100_000, 262_143];
+        for page in written.iter().rev() {
+            state.mark_dirty(*page);
+            state.mark_dirty(*page);
+        }
+        assert_eq!(state.take_dirty(), written);
+        assert_eq!(state.take_dirty(), [0; 0]);
+    }
+}

@@ -1,0 +1,447 @@
+//! Writing: fill the invalid copies, certify, fence, publish.
+
+use std::sync::atomic::Ordering;
+
+use super::slices::{Part, SLICE, parts, runs, touched, whole_run};
+use super::{Reflection, barriers};
+use crate::engine::{Piece, check_range};
+use crate::error::Result;
+use crate::log::lane::Lane;
+use crate::log::record::{DataSum, Entry, Record, encode_single, lines};
+use crate::medium::{Medium, MediumClass, MediumFile};
+use crate::options::{Durability, Order};
+use crate::sharing::page::PageState;
+use crate::sidecar::PAGE;
+
+/// In per-commit mode on persistent memory, writes up to this many bytes go through the cache and are flushed when the
+/// epoch commits; larger ones are non-temporal. A non-temporal store must be drained before the page is published, which
+/// costs more than writing a few cached lines back later (measured: `untorn bench atomic-commit`).
+const CACHED: usize = 512;
+
+/// All parts of a write that fall into one page.
+pub(super) struct PageParts<'a> {
+    pub(super) page: u64,
+    pub(super) mask: u64,
+    pub(super) parts: Vec<Part<'a>>,
+}
+
+/// Groups the parts of sorted pieces by page.
+pub(super) fn by_page<'a>(pieces: &[Piece<'a>]) -> Vec<PageParts<'a>> {
+    let mut pages: Vec<PageParts<'a>> = Vec::new();
+    for part in pieces.iter().flat_map(|piece| parts(piece.offset, piece.bytes)) {
+        let mask = touched(part.from, part.to());
+        match pages.last_mut() {
+            Some(last) if last.page == part.page => {
+                last.mask |= mask;
+                last.parts.push(part);
+            }
+            _ => pages.push(PageParts { page: part.page, mask, parts: vec![part] }),
+        }
+    }
+    pages
+}
+
+/// Whole slices ready to be stored: `bytes` begins with slice `first` of the page.
+#[derive(Clone, Copy)]
+pub(super) struct Staged<'a> {
+    pub(super) first: u64,
+    pub(super) bytes: &'a [u8],
+}
+
+/// The bitmap after a write: slices it does not touch keep what is visible, those it does are now in the copy that is
+/// invalid at the last commit.
+#[inline]
+pub(super) fn written(visible: u64, valid: u64, mask: u64) -> u64 {
+    visible & !mask | !valid & mask
+}
+
+impl<'a> Staged<'a> {
+    fn run(&self, start: u64, len: u64) -> &'a [u8] {
+        let from = ((start - self.first) * SLICE) as usize;
+        &self.bytes[from..from + (len * SLICE) as usize]
+    }
+}
+
+impl<M: Medium> Reflection<M> {
+    pub(super) fn write_pieces(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        self.writable()?;
+        if let [piece] = pieces {
+            let from = piece.offset % PAGE;
+            if !piece.bytes.is_empty() && from + piece.bytes.len() as u64 <= PAGE {
+                let part = Part { page: piece.offset / PAGE, from, bytes: piece.bytes };
+                return match self.durability {
+                    Durability::PerWrite => self.write_part(piece.offset, part),
+                    Durability::PerCommit => self.write_part_in_epoch(*piece, part),
+                };
+            }
+        }
+        // Before anything is computed from the offsets; checked again where the length can no longer change.
+        self.check_pieces(pieces)?;
+        let pages = by_page(pieces);
+        if pages.is_empty() {
+            return Ok(());
+        }
+        match self.durability {
+            Durability::PerWrite if lines(pages.len()) > u64::from(self.geometry.slots) => {
+                self.write_spilled(pieces, &pages)
+            }
+            Durability::PerWrite => {
+                let lane = self.lane(lines(pages.len()))?;
+                let len = self.check_pieces(pieces)?;
+                self.lock_all(&pages, false);
+                let floor = self.state.head().floor.load(Ordering::Relaxed).max(lane.last());
+                let stored = self.store_pages(&pages);
+                let committed = stored.and_then(|(entries, sum)| {
+                    let seq = self.number_after(floor, &pages);
+                    let record = self.data_fence(seq, sum, len, entries)?;
+                    lane.append(&self.side, self.seal, &record).map_err(|error| self.poison(error))?;
+                    self.record_fence()?;
+                    Ok(record)
+                });
+                let outcome = self.conclude(&pages, committed);
+                if let Ok(seq) = outcome {
+                    lane.finish(seq);
+                }
+                outcome.map(drop)
+            }
+            Durability::PerCommit => {
+                let lane = self.enter_epoch(pieces, &pages)?;
+                let stored = self.store_pages(&pages);
+                let outcome = self.publish_in_epoch(&pages, stored.map(|(entries, _)| entries));
+                drop(lane);
+                outcome
+            }
+        }
+    }
+
+    /// Whether all pieces lie within the file; its length, which cannot change while the caller holds a lane.
+    pub(super) fn check_pieces(&self, pieces: &[Piece<'_>]) -> Result<u64> {
+        let len = self.state.head().len.load(Ordering::Acquire);
+        for piece in pieces {
+            check_range(&self.path, piece.offset, piece.bytes.len() as u64, len)?;
+        }
+        Ok(len)
+    }
+
+    fn lock_all(&self, pages: &[PageParts<'_>], publishing: bool) {
+        for page in pages {
+            self.state.pages[page.page as usize].lock(publishing, self.relax());
+        }
+    }
+
+    /// The number of a record over these pages. The caller holds their locks.
+    fn number_after(&self, floor: u64, pages: &[PageParts<'_>]) -> u64 {
+        let version = |page: &PageParts<'_>| self.state.pages[page.page as usize].version();
+        pages.iter().map(version).fold(floor, u64::max) + 1
+    }
+
+    /// Two-fence order: makes the data durable, so that the record need not certify it.
+    fn data_fence(&self, seq: u64, sum: DataSum, len: u64, entries: Vec<Entry>) -> Result<Record> {
+        let certain = self.order == Order::TwoFence;
+        if certain {
+            self.fence(barriers::WRITE_DATA).map_err(|error| self.poison(error))?;
+        }
+        Ok(Record { seq, certain, sum: if certain { 0 } else { sum.get() }, len, entries })
+    }
+
+    /// Makes the record durable, and in the one-fence order the data with it.
+    #[inline]
+    pub(super) fn record_fence(&self) -> Result<()> {
+        let barrier = match self.order {
+            Order::OneFence => barriers::WRITE,
+            Order::TwoFence => barriers::WRITE_RECORD,
+        };
+        self.fence(barrier).map_err(|error| self.poison(error))
+    }
+
+    /// Publishes what was committed, or unlocks the pages unchanged. Returns the record's number.
+    fn conclude(&self, pages: &[PageParts<'_>], committed: Result<Record>) -> Result<u64> {
+        let state = |page: u64| -> &PageState { &self.state.pages[page as usize] };
+        match committed {
+            Ok(record) => {
+                // All pages are marked before the first is published, so that no reader sees one and not another.
+                record.entries.iter().for_each(|entry| state(entry.page).begin_publishing());
+                record.entries.iter().for_each(|entry| self.publish(entry.page, entry.bitmap, record.seq));
+                Ok(record.seq)
+            }
+            Err(error) => {
+                pages.iter().for_each(|page| state(page.page).unlock());
+                Err(error)
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn publish(&self, page: u64, bitmap: u64, version: u64) {
+        self.state.pages[page as usize].publish(bitmap, version);
+        if bitmap == 0 {
+            self.state.head().emptied.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Fills the invalid copies of all pages. The caller holds their locks.
+    pub(super) fn store_pages(&self, pages: &[PageParts<'_>]) -> Result<(Vec<Entry>, DataSum)> {
+        let mut entries = Vec::with_capacity(pages.len());
+        let mut sum = DataSum::default();
+        let mut image = [0; PAGE as usize];
+        for PageParts { page, mask, parts } in pages {
+            let visible = self.state.pages[*page as usize].bitmap();
+            let valid = self.committed_bitmap(*page);
+            let staged = match parts.as_slice() {
+                [part] if part.aligned() => Staged { first: part.from / SLICE, bytes: part.bytes },
+                parts => self.stage(*page, visible, parts, &mut image)?,
+            };
+            self.put(*page, valid, *mask, staged)?;
+            if self.sums_writes() {
+                runs(*mask).for_each(|(start, len)| sum.add(staged.run(start, len)));
+            }
+            entries.push(Entry { page: *page, bitmap: written(visible, valid, *mask), mask: *mask });
+        }
+        Ok((entries, sum))
+    }
+
+    fn sums_writes(&self) -> bool {
+        self.order == Order::OneFence && self.durability == Durability::PerWrite
+    }
+
+    /// Builds whole slices out of parts that may cover slices partly: the rest comes from the valid copy.
+    fn stage<'i>(&self, page: u64, visible: u64, parts: &[Part<'_>], image: &'i mut [u8]) -> Result<Staged<'i>> {
+        let (Some(first), Some(last)) = (parts.first(), parts.last()) else {
+            return Ok(Staged { first: 0, bytes: &[] });
+        };
+        let base = first.from / SLICE * SLICE;
+        let image = &mut image[..(last.to().next_multiple_of(SLICE) - base) as usize];
+        for part in parts {
+            for edge in [part.from, part.to() - 1] {
+                let slice = edge / SLICE;
+                let whole = part.from <= slice * SLICE && (slice + 1) * SLICE <= part.to();
+                if !whole {
+                    let at = (slice * SLICE - base) as usize;
+                    self.copy_slices(page, visible, slice, 1, &mut image[at..at + SLICE as usize])?;
+                }
+            }
+        }
+        for part in parts {
+            let at = (part.from - base) as usize;
+            image[at..at + part.bytes.len()].copy_from_slice(part.bytes);
+        }
+        Ok(Staged { first: base / SLICE, bytes: image })
+    }
+
+    /// Stores slices into the copies that `valid` calls invalid.
+    #[inline]
+    pub(super) fn put(&self, page: u64, valid: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+        if mask & !valid != 0 {
+            self.put_reflection(page, mask & !valid, staged)?;
+        }
+        if mask & valid != 0 {
+            self.put_data(page, mask & valid, staged)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn put_reflection(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+        let at = match self.places.reflection(page) {
+            Some(at) => at,
+            None => self.places.provide(&self.side, &self.side_space, self.class, page, self.relax())?,
+        };
+        if !self.side_space.knows(at) {
+            self.side_space.ensure(&self.side, at, self.class)?;
+        }
+        if let Some(run) = whole_run(mask) {
+            return self.store(&self.side, at + run.0 * SLICE, staged.run(run.0, run.1));
+        }
+        runs(mask).try_for_each(|(start, len)| self.store(&self.side, at + start * SLICE, staged.run(start, len)))
+    }
+
+    #[inline]
+    fn put_data(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+        let at = page * PAGE;
+        if self.class == MediumClass::PersistentMemory && !self.data_space.knows(at) {
+            self.data_space.ensure(&self.data, at, self.class)?;
+        }
+        // The last slice may reach beyond the end of the file; the data file must not grow by it.
+        let end = self.state.head().len.load(Ordering::Relaxed);
+        let store = |start: u64, len: u64| {
+            let offset = at + start * SLICE;
+            let bytes = staged.run(start, len);
+            let within = (end.saturating_sub(offset) as usize).min(bytes.len());
+            self.store(&self.data, offset, &bytes[..within])
+        };
+        if let Some((start, len)) = whole_run(mask) {
+            return store(start, len);
+        }
+        runs(mask).try_for_each(|(start, len)| store(start, len))
+    }
+
+    #[inline]
+    fn store(&self, file: &M::File, offset: u64, bytes: &[u8]) -> Result<()> {
+        if self.durability == Durability::PerCommit && bytes.len() <= CACHED {
+            file.store(offset, bytes)
+        } else {
+            file.write(offset, bytes)
+        }
+    }
+
+    /// Per-write mode, one page: the path that is counted and timed.
+    #[inline]
+    fn write_part(&self, offset: u64, part: Part<'_>) -> Result<()> {
+        let lane = self.lane(1)?;
+        let len = self.state.head().len.load(Ordering::Acquire);
+        check_range(&self.path, offset, part.bytes.len() as u64, len)?;
+        let page = &self.state.pages[part.page as usize];
+        page.lock(false, self.relax());
+        let valid = page.bitmap();
+        let mask = touched(part.from, part.to());
+        let outcome = self.with_staged(valid, part, |staged| self.commit_page(&lane, part.page, mask, len, staged));
+        if outcome.is_err() {
+            page.unlock();
+        }
+        outcome
+    }
+
+    /// Makes new bytes for some slices of one page durable and visible. The caller holds the page's lock and a lane with
+    /// room for a line; on success the page is unlocked.
+    #[inline]
+    pub(super) fn commit_page(
+        &self,
+        lane: &Lane<'_>,
+        page: u64,
+        mask: u64,
+        len: u64,
+        staged: Staged<'_>,
+    ) -> Result<()> {
+        let state = &self.state.pages[page as usize];
+        let valid = state.bitmap();
+        let floor = self.state.head().floor.load(Ordering::Relaxed);
+        let seq = floor.max(lane.last()).max(state.version()) + 1;
+        self.put(page, valid, mask, staged)?;
+        let sum = match self.order {
+            Order::OneFence => {
+                let mut sum = DataSum::default();
+                match whole_run(mask) {
+                    Some((start, len)) => sum.add(staged.run(start, len)),
+                    None => runs(mask).for_each(|(start, len)| sum.add(staged.run(start, len))),
+                }
+                Some(sum.get())
+            }
+            Order::TwoFence => {
+                self.fence(barriers::WRITE_DATA).map_err(|error| self.poison(error))?;
+                None
+            }
+        };
+        let entry = Entry { page, bitmap: valid ^ mask, mask };
+        let line = encode_single(self.seal, lane.next_offset(), seq, entry, sum, len);
+        lane.append_line(&self.side, &line, Some(page)).map_err(|error| self.poison(error))?;
+        self.record_fence()?;
+        self.publish(page, entry.bitmap, seq);
+        lane.finish(seq);
+        Ok(())
+    }
+
+    /// Calls `go` with the part's whole slices, without a copy where it is aligned.
+    #[inline]
+    fn with_staged<T>(&self, visible: u64, part: Part<'_>, go: impl FnOnce(Staged<'_>) -> Result<T>) -> Result<T> {
+        if part.aligned() {
+            return go(Staged { first: part.from / SLICE, bytes: part.bytes });
+        }
+        self.with_image(visible, part, go)
+    }
+
+    /// The page image is kept off the stack frame of aligned writes.
+    #[inline(never)]
+    fn with_image<T>(&self, visible: u64, part: Part<'_>, go: impl FnOnce(Staged<'_>) -> Result<T>) -> Result<T> {
+        let mut image = [0; PAGE as usize];
+        go(self.stage(part.page, visible, &[part], &mut image)?)
+    }
+
+    /// Per-commit mode, one page.
+    fn write_part_in_epoch(&self, piece: Piece<'_>, part: Part<'_>) -> Result<()> {
+        let mask = touched(part.from, part.to());
+        let pages = [PageParts { page: part.page, mask, parts: Vec::new() }];
+        let lane = self.enter_epoch(&[piece], &pages)?;
+        let visible = self.state.pages[part.page as usize].bitmap();
+        let valid = self.committed_bitmap(part.page);
+        let stored = self.with_staged(visible, part, |staged| self.put(part.page, valid, mask, staged));
+        let entry = Entry { page: part.page, bitmap: written(visible, valid, mask), mask };
+        let outcome = self.publish_in_epoch(&pages, stored.map(|()| [entry]));
+        drop(lane);
+        outcome
+    }
+
+    /// Takes a lane, which holds the next commit off, and locks all pages with readers kept out, at a moment when no
+    /// slice to be written is frozen: a frozen slice has its last durable bytes in one copy and those being made durable
+    /// in the other.
+    pub(super) fn enter_epoch(&self, pieces: &[Piece<'_>], pages: &[PageParts<'_>]) -> Result<Lane<'_>> {
+        let mut round = 0;
+        loop {
+            let lane = self.lanes().acquire(self.relax());
+            self.check_pieces(pieces)?;
+            self.lock_all(pages, true);
+            let frozen =
+                |page: &PageParts<'_>| self.state.frozen[page.page as usize].load(Ordering::Acquire) & page.mask != 0;
+            if !pages.iter().any(frozen) {
+                // Before the stores, for a locked instruction would wait for non-temporal ones to drain. If the write
+                // fails, the commit finds the page unchanged and passes over it.
+                pages.iter().for_each(|page| self.state.mark_dirty(page.page));
+                return Ok(lane);
+            }
+            pages.iter().for_each(|page| self.state.pages[page.page as usize].unlock());
+            // The commit under way has let the lanes go already, but the one after it will want them all.
+            drop(lane);
+            self.medium.relax(round);
+            round = round.saturating_add(1);
+        }
+    }
+
+    /// Makes a write part of the open epoch and visible.
+    fn publish_in_epoch(&self, pages: &[PageParts<'_>], stored: Result<impl IntoIterator<Item = Entry>>) -> Result<()> {
+        match stored {
+            Ok(entries) => {
+                // Non-temporal stores are not ordered with the store that publishes them.
+                self.medium.order();
+                for entry in entries {
+                    let version = self.state.pages[entry.page as usize].version() + 1;
+                    self.publish(entry.page, entry.bitmap, version);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                let rewrote = |page: &PageParts<'_>| {
+                    let visible = self.state.pages[page.page as usize].bitmap();
+                    (visible ^ self.committed_bitmap(page.page)) & page.mask != 0
+                };
+                // Slices of the open epoch were written over in place and cannot be brought back: the epoch must not
+                // commit any more.
+                let error = if pages.iter().any(rewrote) { self.poison(error) } else { error };
+                pages.iter().for_each(|page| self.state.pages[page.page as usize].unlock());
+                Err(error)
+            }
+        }
+    }
+
+    /// Per-write mode: a write over more pages than a lane has room for. Alone, its record in a file of its own that is
+    /// retired at once.
+    fn write_spilled(&self, pieces: &[Piece<'_>], pages: &[PageParts<'_>]) -> Result<()> {
+        let _cutting = self.state.head().cut.lock(self.relax());
+        let lanes = self.lanes().acquire_all(self.relax());
+        let len = self.check_pieces(pieces)?;
+        if lanes[0].free() == 0 {
+            self.cut_holding(&lanes, &[])?;
+        }
+        self.lock_all(pages, false);
+        let floor = self.lanes().last().max(self.state.head().floor.load(Ordering::Relaxed));
+        let committed = self.store_pages(pages).and_then(|(entries, sum)| {
+            let seq = self.number_after(floor, pages);
+            let record = self.data_fence(seq, sum, len, entries)?;
+            self.append_spilled(&lanes[0], &record)?;
+            self.record_fence()?;
+            Ok(record)
+        });
+        let seq = self.conclude(pages, committed)?;
+        lanes[0].finish(seq);
+        self.cut_holding(&lanes, &pages.iter().map(|page| page.page).collect::<Vec<_>>())?;
+        self.drop_spill()
+    }
+}

@@ -1,0 +1,263 @@
+//! The one error type of the library: what happened, where, and what to do.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Shorthand for a result with [`enum@Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why an operation did not succeed. Every variant names the file; the text says what to do about it.
+///
+/// ```
+/// let error = untorn::AtomicFile::open("/nonexistent/file").unwrap_err();
+/// assert!(error.to_string().contains("/nonexistent/file"));
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// A system call failed. The file is unchanged as far as commits go.
+    Io {
+        /// What was being done, as a verb: "open", "allocate space in".
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The byte offset, where there is one.
+        offset: Option<u64>,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The range does not lie within the file.
+    OutOfRange {
+        /// The file.
+        path: PathBuf,
+        /// First byte asked for.
+        offset: u64,
+        /// Bytes asked for.
+        len: u64,
+        /// The file's length.
+        file_len: u64,
+    },
+    /// An earlier flush failed, so nothing more is promised through this handle.
+    Poisoned {
+        /// The file.
+        path: PathBuf,
+        /// The text of the first failure.
+        cause: String,
+    },
+    /// Not something untorn can serve: a directory, a device, a pipe.
+    NotAFile {
+        /// What was named.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// Opened for reading only, or the medium refuses stores.
+    ReadOnly {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Another process, or an incompatible handle of this one, has the file open.
+    InUse {
+        /// The file.
+        path: PathBuf,
+        /// Who or what holds it.
+        holder: String,
+    },
+    /// The data file says that committed bytes live in a sidecar, and the sidecar is not there.
+    SidecarMissing {
+        /// The data file.
+        path: PathBuf,
+        /// Where the sidecar should be.
+        sidecar: PathBuf,
+        /// The UUID the data file carries.
+        uuid: String,
+    },
+    /// The sidecar belongs to another file, or the file was replaced beside it.
+    SidecarMismatch {
+        /// The data file.
+        path: PathBuf,
+        /// The sidecar.
+        sidecar: PathBuf,
+        /// What differs.
+        what: String,
+    },
+    /// Another program changed the file while untorn's sidecar held committed bytes of it.
+    MixedUse {
+        /// The data file.
+        path: PathBuf,
+        /// What changed.
+        what: String,
+    },
+    /// The file stands at a crash and this handle may not repair it (it is read-only).
+    NeedsRecovery {
+        /// The data file.
+        path: PathBuf,
+    },
+    /// Written by a version, or with a feature, this library does not know.
+    Unsupported {
+        /// The sidecar or file.
+        path: PathBuf,
+        /// What it asks for.
+        what: String,
+    },
+    /// The sidecar's bytes contradict themselves.
+    Corrupt {
+        /// The sidecar.
+        path: PathBuf,
+        /// Byte offset, where there is one.
+        offset: Option<u64>,
+        /// What is wrong.
+        what: String,
+    },
+    /// An argument that no file could satisfy.
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what is allowed.
+        what: String,
+    },
+    /// A handle used in a forked child, where it means nothing.
+    Forked {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl Error {
+    /// An [`Error::Io`] without an offset.
+    pub fn io(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+        Error::Io { operation, path: path.to_owned(), offset: None, source: source.into() }
+    }
+
+    /// An [`Error::Io`] at an offset.
+    pub fn io_at(operation: &'static str, path: &Path, offset: u64, source: impl Into<io::Error>) -> Self {
+        Error::Io { operation, path: path.to_owned(), offset: Some(offset), source: source.into() }
+    }
+
+    /// The file the error speaks of.
+    pub fn path(&self) -> &Path {
+        match self {
+            Error::Io { path, .. }
+            | Error::OutOfRange { path, .. }
+            | Error::Poisoned { path, .. }
+            | Error::NotAFile { path, .. }
+            | Error::ReadOnly { path }
+            | Error::InUse { path, .. }
+            | Error::SidecarMissing { path, .. }
+            | Error::SidecarMismatch { path, .. }
+            | Error::MixedUse { path, .. }
+            | Error::NeedsRecovery { path }
+            | Error::Unsupported { path, .. }
+            | Error::Corrupt { path, .. }
+            | Error::Invalid { path, .. }
+            | Error::Forked { path } => path,
+        }
+    }
+
+    /// The errno that fits best, as a positive number.
+    pub fn errno(&self) -> i32 {
+        use rustix::io::Errno;
+        let errno = match self {
+            Error::Io { source, .. } => return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+            Error::OutOfRange { .. } => Errno::FAULT,
+            Error::Poisoned { .. } => Errno::IO,
+            Error::NotAFile { found: "a directory", .. } => Errno::ISDIR,
+            Error::NotAFile { .. } | Error::Invalid { .. } => Errno::INVAL,
+            Error::ReadOnly { .. } => Errno::ROFS,
+            Error::InUse { .. } => Errno::BUSY,
+            Error::SidecarMissing { .. } | Error::SidecarMismatch { .. } | Error::MixedUse { .. } => Errno::STALE,
+            Error::NeedsRecovery { .. } => Errno::UCLEAN,
+            Error::Unsupported { .. } => Errno::OPNOTSUPP,
+            Error::Corrupt { .. } => Errno::BADMSG,
+            Error::Forked { .. } => Errno::OWNERDEAD,
+        };
+        errno.raw_os_error()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Io { operation, path, offset: None, source } => {
+                write!(f, "cannot {operation} {}: {source}", path.display())
+            }
+            Error::Io { operation, path, offset: Some(offset), source } => {
+                write!(f, "cannot {operation} {} at byte {offset}: {source}", path.display())
+            }
+            Error::OutOfRange { path, offset, len, file_len } => write!(
+                f,
+                "{}: {len} bytes at offset {offset} do not lie within the file's {file_len} bytes; resize it first",
+                path.display()
+            ),
+            Error::Poisoned { path, cause } => write!(
+                f,
+                "{}: an earlier flush failed ({cause}), so nothing more is promised through this handle; close it and \
+                 open the file again to return to the last commit",
+                path.display()
+            ),
+            Error::NotAFile { path, found } => {
+                write!(f, "{} is {found}, not a regular file; name a file", path.display())
+            }
+            Error::ReadOnly { path } => {
+                write!(f, "{} is open for reading only; open it for writing to change it", path.display())
+            }
+            Error::InUse { path, holder } => {
+                write!(f, "{} is in use by {holder}; close it there first", path.display())
+            }
+            Error::SidecarMissing { path, sidecar, uuid } => write!(
+                f,
+                "{}: committed bytes of this file live in its sidecar {} (UUID {uuid}), which is not there; bring the \
+                 sidecar back beside the file (`untorn recover --adopt` finds one of the same UUID), or take the file \
+                 as it is with `untorn recover --trust file`, which loses those bytes",
+                path.display(),
+                sidecar.display()
+            ),
+            Error::SidecarMismatch { path, sidecar, what } => write!(
+                f,
+                "{}: the sidecar {} does not belong to this file: {what}; if the two were restored together run \
+                 `untorn recover --adopt`, if the file is right without it run `untorn recover --trust file`",
+                path.display(),
+                sidecar.display()
+            ),
+            Error::MixedUse { path, what } => write!(
+                f,
+                "{}: another program changed this file while its sidecar held committed bytes: {what}; \
+                 `untorn recover --trust sidecar` lays the sidecar's bytes over it, `untorn recover --trust file` \
+                 drops the sidecar",
+                path.display()
+            ),
+            Error::NeedsRecovery { path } => write!(
+                f,
+                "{} was not closed cleanly; run `untorn recover` on it, or open it for writing",
+                path.display()
+            ),
+            Error::Unsupported { path, what } => {
+                write!(f, "{}: {what}; use a newer untorn to open it", path.display())
+            }
+            Error::Corrupt { path, offset: None, what } => {
+                write!(f, "{} is damaged: {what}; restore it with its data file from a backup", path.display())
+            }
+            Error::Corrupt { path, offset: Some(offset), what } => write!(
+                f,
+                "{} is damaged at byte {offset}: {what}; restore it with its data file from a backup",
+                path.display()
+            ),
+            Error::Invalid { path, what } => write!(f, "{}: {what}", path.display()),
+            Error::Forked { path } => write!(
+                f,
+                "{}: this handle belongs to the process that opened it; open the file anew after fork",
+                path.display()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! [`AtomicFile`]: copy in, copy out, atomically.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::engine::{self, Engine, Info, Piece, Shared};
+use crate::error::{Error, Result};
+use crate::medium::Medium;
+use crate::options::Options;
+use crate::transaction::Transaction;
+
+/// A file whose writes are failure-atomic: after any crash it holds exactly the state of its last commit.
+///
+/// Handles are cheap to clone and may be used from many threads; opening the same file twice in one process gives two
+/// handles to one state. Reads and writes are atomic against each other, over any number of pages.
+///
+/// Dropping the last handle without [`close`](AtomicFile::close) discards the open epoch, as a crash would: a program
+/// that panics halfway must not commit half.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("accounts");
+/// use untorn::AtomicFile;
+/// let file = AtomicFile::create(&path, 8192)?;
+/// let mut tx = file.transaction();
+/// tx.write_at(&100u64.to_le_bytes(), 0)?;
+/// tx.write_at(&900u64.to_le_bytes(), 4096)?; // another page: both or neither
+/// tx.commit()?;
+/// file.sync()?;
+/// let mut balance = [0; 8];
+/// file.read_at(&mut balance, 4096)?;
+/// assert_eq!(u64::from_le_bytes(balance), 900);
+/// file.settle()?; // a plain file again
+/// # Ok(()) }
+/// ```
+///
+/// Source: the Acumen paper, §IV.
+#[derive(Clone)]
+pub struct AtomicFile {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for AtomicFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AtomicFile").field("path", &self.engine().path()).field("len", &self.len()).finish()
+    }
+}
+
+impl AtomicFile {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        AtomicFile { shared }
+    }
+
+    fn engine(&self) -> &dyn Engine {
+        &*self.shared.engine
+    }
+
+    /// Opens an existing file with default [`Options`].
+    ///
+    /// # Errors
+    /// See [`Options::open`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Options::new().open(path)
+    }
+
+    /// Creates a file of `len` zero bytes with default [`Options`].
+    ///
+    /// # Errors
+    /// See [`Options::create`].
+    pub fn create(path: impl AsRef<Path>, len: u64) -> Result<Self> {
+        Options::new().create(path, len)
+    }
+
+    /// The data file's path.
+    pub fn path(&self) -> &Path {
+        self.engine().path()
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.engine().len()
+    }
+
+    /// Whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills `buf` from `offset`, atomically: a write by another thread is seen whole or not at all.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless the whole range lies within the file; no short reads.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.engine().read(offset, buf)
+    }
+
+    /// Writes `buf` at `offset`, atomically. Under [`Durability::PerWrite`](crate::Durability::PerWrite) it is durable when the call returns;
+    /// under [`Durability::PerCommit`](crate::Durability::PerCommit) it joins the open epoch.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless the whole range lies within the file ([`resize`](AtomicFile::resize) it first);
+    /// [`Error::Io`] when space runs out, [`Error::Poisoned`] after a failed flush. The file then holds none of `buf`.
+    pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
+        self.engine().write(&[Piece { offset, bytes: buf }])
+    }
+
+    /// [`write_at`](AtomicFile::write_at), then deploys what was written into the data file, so that later reads are
+    /// plain copies: for a program that would rather pay after a write than at the first read (Acumen, §IV-F, "Tail
+    /// latency").
+    ///
+    /// # Errors
+    /// As for [`write_at`](AtomicFile::write_at).
+    pub fn write_at_eager(&self, buf: &[u8], offset: u64) -> Result<()> {
+        self.write_at(buf, offset)?;
+        self.deploy(offset, buf.len() as u64)
+    }
+
+    /// Copies the slices of a range that are valid in the sidecar into the data file. Under
+    /// [`Durability::PerCommit`](crate::Durability::PerCommit), slices of the open epoch wait for a later call.
+    ///
+    /// # Errors
+    /// As for [`write_at`](AtomicFile::write_at).
+    pub fn deploy(&self, offset: u64, len: u64) -> Result<()> {
+        self.engine().deploy(offset, len)
+    }
+
+    /// Begins a transaction: writes to any ranges that commit together or not at all.
+    pub fn transaction(&self) -> Transaction<'_> {
+        Transaction::new(self.engine())
+    }
+
+    /// Commits the open epoch: when it returns, everything written before is durable. Under [`Durability::PerWrite`](crate::Durability::PerWrite)
+    /// there is nothing left to do. Returns the number of the last commit. Threads that sync at the same time on a
+    /// block medium share the device flush.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the flush fails; the handle is poisoned then, and reopening the file recovers the last
+    /// commit.
+    pub fn sync(&self) -> Result<u64> {
+        self.engine().sync()
+    }
+
+    /// Changes the length, atomically and durably; new bytes read as zeros. Under [`Durability::PerCommit`](crate::Durability::PerCommit) the open
+    /// epoch commits with it. The data file's own size follows a shrink when the file is closed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] beyond [`Options::max_len`]; [`Error::Io`] when space runs out.
+    pub fn resize(&self, len: u64) -> Result<()> {
+        self.engine().resize(len)
+    }
+
+    /// Gives back the space of reflection pages that hold nothing. Returns the bytes freed.
+    ///
+    /// # Errors
+    /// [`Error::Io`] from the file system.
+    pub fn reclaim(&self) -> Result<u64> {
+        self.engine().reclaim()
+    }
+
+    /// The state of the file.
+    pub fn info(&self) -> Info {
+        self.engine().info()
+    }
+
+    /// Commits the open epoch and, if this is the last handle, closes the file cleanly, keeping the sidecar (Acumen's
+    /// *fast* unmap): the next open needs no recovery.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when a flush fails; the next open recovers the last commit.
+    pub fn close(self) -> Result<()> {
+        self.engine().sync()?;
+        match Arc::into_inner(self.shared) {
+            Some(shared) => shared.engine.close(),
+            None => Ok(()),
+        }
+    }
+
+    /// Commits, deploys everything into the data file and removes the sidecar (Acumen's *spatial* unmap): a plain file
+    /// that any program may read and write.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while other handles are open; [`Error::Io`] from the file system, after which the file can be
+    /// opened and settled again.
+    pub fn settle(self) -> Result<()> {
+        self.engine().sync()?;
+        let path = self.path().to_owned();
+        match Arc::try_unwrap(self.shared) {
+            Ok(shared) => shared.engine.settle(),
+            Err(_) => Err(Error::InUse { path, holder: "another handle of this process".to_owned() }),
+        }
+    }
+}
+
+/// The last step of opening: everything before it is in `options.rs`.
+impl Options {
+    /// Opens an existing file, recovers it if it stands at a crash, and gives it a sidecar if it has none.
+    ///
+    /// # Errors
+    /// What [`Error`] lists; the file is unchanged then.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<AtomicFile> {
+        engine::open(path.as_ref(), self).map(AtomicFile::new)
+    }
+
+    /// Creates a file of `len` zero bytes and opens it.
+    ///
+    /// # Errors
+    /// As for [`open`](Options::open), and if the file exists.
+    pub fn create(&self, path: impl AsRef<Path>, len: u64) -> Result<AtomicFile> {
+        engine::create(path.as_ref(), len, self).map(AtomicFile::new)
+    }
+
+    /// [`open`](Options::open) on a medium of one's own, for instance a simulated one.
+    ///
+    /// # Errors
+    /// As for [`open`](Options::open).
+    pub fn open_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>) -> Result<AtomicFile> {
+        engine::open_on(Arc::new(medium), path.as_ref(), self).map(AtomicFile::new)
+    }
+
+    /// [`create`](Options::create) on a medium of one's own.
+    ///
+    /// # Errors
+    /// As for [`create`](Options::create).
+    pub fn create_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>, len: u64) -> Result<AtomicFile> {
+        engine::create_on(Arc::new(medium), path.as_ref(), len, self).map(AtomicFile::new)
+    }
+}

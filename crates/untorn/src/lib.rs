@@ -1,0 +1,47 @@
+//! Memory-mapped files that never tear.
+//!
+//! untorn gives *failure atomicity* to file I/O: after any crash a file holds exactly the state of its last commit,
+//! never a mixture, on persistent memory and on ordinary disks, on a stock kernel.
+//!
+//! - [`AtomicFile`]: copy in, copy out; each write atomic, over any number of pages.
+//! - [`Transaction`]: writes to any ranges that commit together.
+//! - [`Options`]: engine, durability, layout.
+//! - [`inspect`], [`recover`]: look at a file without changing it; bring it to its last commit.
+//! - [`doctor`]: what can be promised at a path, and why.
+//!
+//! What a commit promises, and against which faults, is in `docs/fault-model.md`; the bytes are in `docs/format.md`.
+//!
+//! ```
+//! # fn main() -> untorn::Result<()> {
+//! # let dir = tempfile::tempdir().unwrap();
+//! # let path = dir.path().join("ledger");
+//! let file = untorn::AtomicFile::create(&path, 1 << 20)?;
+//! file.write_at(b"all of this or none of it", 4090)?; // across a page boundary
+//! file.sync()?;
+//! file.close()?;
+//! # Ok(()) }
+//! ```
+#![deny(unsafe_code)]
+
+mod doctor;
+pub mod engine;
+mod error;
+mod file;
+mod inspect;
+mod log;
+mod mapped;
+pub mod medium;
+mod options;
+mod sharing;
+mod sidecar;
+mod sys;
+mod transaction;
+
+pub use doctor::{Diagnosis, doctor};
+pub use engine::{EngineKind, Info, Piece, Recovery};
+pub use error::{Error, Result};
+pub use file::AtomicFile;
+pub use inspect::{Report, SidecarReport, State, inspect, recover};
+pub use mapped::{MappedFiles, Mapping, Place, View};
+pub use options::{Durability, Layout, Options, Order, Progress, ProgressFn, ReadPolicy, Trust};
+pub use transaction::Transaction;

@@ -1,0 +1,206 @@
+//! Lanes: rings of record lines, one for each thread that writes at the same time.
+//!
+//! A thread keeps to its lane, so writers of different pages share no cache line. Space in a lane is given up only by a
+//! *cut* of all lanes together (DESIGN: retiring one lane alone would let an older record of another lane roll a page
+//! back).
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use zerocopy::FromZeros;
+
+use super::record::{LINE, Line, Record, Seal, encode};
+use crate::error::Result;
+use crate::medium::MediumFile;
+use crate::sharing::gate::{Gate, Held};
+
+/// The volatile state of a lane, a cache line of its own. All zeros is an empty lane.
+#[derive(Debug, Default, FromZeros)]
+#[repr(C, align(64))]
+pub(crate) struct LaneState {
+    gate: Gate,
+    /// Sequence number of the lane's last record.
+    last: AtomicU64,
+    /// Lines ever appended; the next one goes to slot `head % slots`.
+    head: AtomicU64,
+    /// Lines given up by cuts. `head - tail` lines are live.
+    tail: AtomicU64,
+}
+
+/// The lanes of one sidecar.
+#[derive(Debug)]
+pub(crate) struct Lanes<'a> {
+    pub(crate) states: &'a [LaneState],
+    /// For each line of each lane the pages it names, plus 1: two words, 0 for none.
+    pub(crate) named: &'a [AtomicU64],
+    /// Byte offset of the first lane in the sidecar.
+    pub(crate) at: u64,
+    /// Lines of each lane, a power of two.
+    pub(crate) slots: u64,
+}
+
+/// A lane held by this thread.
+#[derive(Debug)]
+pub(crate) struct Lane<'a> {
+    state: &'a LaneState,
+    named: &'a [AtomicU64],
+    at: u64,
+    slots: u64,
+    _held: Held<'a>,
+}
+
+thread_local! {
+    /// Which lane this thread tries first.
+    static HOME: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+#[inline]
+fn home() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    HOME.with(|home| {
+        if home.get() == usize::MAX {
+            home.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        home.get()
+    })
+}
+
+impl<'a> Lanes<'a> {
+    #[inline]
+    fn lane(&self, index: usize, held: Held<'a>) -> Lane<'a> {
+        Lane {
+            state: &self.states[index],
+            named: &self.named[index * 2 * self.slots as usize..],
+            at: self.at + index as u64 * self.slots * LINE,
+            slots: self.slots,
+            _held: held,
+        }
+    }
+
+    /// A free lane, this thread's own if it is. The number of lanes is a power of two.
+    #[inline]
+    pub(crate) fn acquire(&self, relax: impl FnMut(u32)) -> Lane<'a> {
+        let index = home() & (self.states.len() - 1);
+        match self.states[index].gate.try_lock() {
+            Some(held) => self.lane(index, held),
+            None => self.acquire_other(index, relax),
+        }
+    }
+
+    #[cold]
+    fn acquire_other(&self, home: usize, mut relax: impl FnMut(u32)) -> Lane<'a> {
+        let mut round = 0;
+        loop {
+            for step in 1..=self.states.len() {
+                let index = (home + step) & (self.states.len() - 1);
+                let gate = &self.states[index].gate;
+                if let Some(held) = (!gate.is_locked()).then(|| gate.try_lock()).flatten() {
+                    return self.lane(index, held);
+                }
+            }
+            relax(round);
+            round = round.saturating_add(1);
+        }
+    }
+
+    /// Every lane: while they are held, no write and no record is under way anywhere.
+    pub(crate) fn acquire_all(&self, mut relax: impl FnMut(u32)) -> Vec<Lane<'a>> {
+        let hold = |(index, state): (usize, &'a LaneState)| self.lane(index, state.gate.lock(&mut relax));
+        self.states.iter().enumerate().map(hold).collect()
+    }
+
+    /// Calls `page` with every page named by the live lines of a lane up to `head`, a value of [`Lane::head`].
+    ///
+    /// It goes by the copy in memory, not only because that is nearer: a line that was read is in the CPU's cache, and a
+    /// non-temporal store over a cached line costs half a fence more.
+    pub(crate) fn live_pages(&self, index: usize, head: u64, mut page: impl FnMut(u64)) {
+        let named = &self.named[index * 2 * self.slots as usize..];
+        for line in self.states[index].tail.load(Ordering::Acquire)..head {
+            let slot = (line & (self.slots - 1)) as usize;
+            for name in &named[2 * slot..2 * slot + 2] {
+                if let Some(number) = name.load(Ordering::Relaxed).checked_sub(1) {
+                    page(number);
+                }
+            }
+        }
+    }
+
+    /// The highest sequence number of any lane.
+    pub(crate) fn last(&self) -> u64 {
+        self.states.iter().map(|state| state.last.load(Ordering::Acquire)).max().unwrap_or(0)
+    }
+}
+
+impl Lane<'_> {
+    /// Sequence number of the last record.
+    #[inline]
+    pub(crate) fn last(&self) -> u64 {
+        self.state.last.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the record of this number is durable and published.
+    #[inline]
+    pub(crate) fn finish(&self, seq: u64) {
+        self.state.last.store(seq, Ordering::Release);
+    }
+
+    /// Lines that can be appended before a cut.
+    #[inline]
+    pub(crate) fn free(&self) -> u64 {
+        self.slots - (self.head() - self.state.tail.load(Ordering::Acquire))
+    }
+
+    /// Lines appended so far.
+    #[inline]
+    pub(crate) fn head(&self) -> u64 {
+        self.state.head.load(Ordering::Relaxed)
+    }
+
+    fn offset(&self, line: u64) -> u64 {
+        self.at + (line & (self.slots - 1)) * LINE
+    }
+
+    /// Byte offset of the next line, for its seal.
+    #[inline]
+    pub(crate) fn next_offset(&self) -> u64 {
+        self.offset(self.head())
+    }
+
+    fn name(&self, line: u64, pages: [Option<u64>; 2]) {
+        let slot = (line & (self.slots - 1)) as usize;
+        for (name, page) in self.named[2 * slot..].iter().zip(pages) {
+            name.store(page.map_or(0, |page| page + 1), Ordering::Relaxed);
+        }
+    }
+
+    /// Stores a record's only line, durable at the next fence. It names `page`, or no page a cut need know of. The caller
+    /// has seen that there is room.
+    #[inline]
+    pub(crate) fn append_line<F: MediumFile>(&self, file: &F, line: &Line, page: Option<u64>) -> Result<()> {
+        file.write(self.next_offset(), line)?;
+        self.name(self.head(), [page, None]);
+        self.state.head.store(self.head() + 1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Stores a record of any number of lines. The caller has seen that there is room.
+    pub(crate) fn append<F: MediumFile>(&self, file: &F, seal: Seal, record: &Record) -> Result<()> {
+        let lines = encode(seal, self.next_offset(), record, false);
+        let head = self.head();
+        let page = |n: usize| record.entries.get(n).map(|entry| entry.page);
+        for (n, line) in lines.iter().enumerate() {
+            file.write(self.offset(head + n as u64), line)?;
+            let names = if n == 0 { [page(0), None] } else { [page(2 * n - 1), page(2 * n)] };
+            self.name(head + n as u64, names);
+        }
+        self.state.head.store(head + lines.len() as u64, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// Gives up the lines of every lane before the head it had at a cut. The cut is durable.
+pub(crate) fn retire(states: &[LaneState], heads: &[u64]) {
+    for (state, &head) in states.iter().zip(heads) {
+        state.tail.store(head, Ordering::Release);
+    }
+}

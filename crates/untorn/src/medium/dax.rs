@@ -1,0 +1,206 @@
+//! Persistent memory: the file's bytes are the program's memory.
+//!
+//! # Safety
+//! Every address comes from [`MappedFile::range`], which keeps it within the file's current length, and is used for one
+//! copy while the file, and with it the mapping, is borrowed.
+#![allow(unsafe_code)]
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::Path;
+
+use super::mapping::MappedFile;
+use super::{Access, Barrier, Identity, Mark, MarkState, Medium, MediumClass, MediumFile, MediumKind, Stamp, names};
+use crate::error::{Error, Result};
+use crate::sys;
+use crate::sys::map::MapKind;
+
+/// Files on a DAX file system, mapped with `MAP_SYNC`: loads, streaming stores and cache-line write-back, with no
+/// system call on the way.
+///
+/// With [`MediumKind::AssumedPmem`] the same instructions run on an ordinary shared mapping: for tests and benchmarks
+/// only, and *not durable*.
+///
+/// A store to a page without allocated space may raise SIGBUS when the disk is full, so space is
+/// [allocated](MediumFile::allocate) first.
+#[derive(Debug)]
+pub struct Dax {
+    sync: bool,
+}
+
+impl Dax {
+    /// The medium for files found to be of this kind. For [`MediumKind::PersistentMemory`] opening a file fails unless
+    /// it is on persistent memory; every other kind is taken as assumed.
+    pub fn new(kind: MediumKind) -> Self {
+        Dax { sync: kind == MediumKind::PersistentMemory }
+    }
+
+    fn map_kind(&self, access: Access) -> MapKind {
+        match (self.sync, access) {
+            (true, Access::Read) => MapKind::SyncRead,
+            (true, Access::ReadWrite) => MapKind::SyncReadWrite,
+            (false, Access::Read) => MapKind::Read,
+            (false, Access::ReadWrite) => MapKind::ReadWrite,
+        }
+    }
+}
+
+impl Medium for Dax {
+    type File = DaxFile;
+
+    fn class(&self) -> MediumClass {
+        MediumClass::PersistentMemory
+    }
+
+    fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<DaxFile> {
+        let file = names::open_regular(path, access)?;
+        Ok(DaxFile { file: MappedFile::new(path, file, self.map_kind(access), access, reserve)? })
+    }
+
+    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<DaxFile> {
+        let file = names::create_regular(path, len)?;
+        let access = Access::ReadWrite;
+        let file = MappedFile::new(path, file, self.map_kind(access), access, reserve);
+        // The first error is the one that helps, whether or not the name can be removed again.
+        let file = file.inspect_err(|_| drop(names::unlink(path)))?;
+        Ok(DaxFile { file })
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        names::create_dir(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        names::rename(from, to)
+    }
+
+    fn unlink(&self, path: &Path) -> Result<()> {
+        names::unlink(path)
+    }
+
+    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
+        names::remove_dir_if_empty(path)
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        names::exists(path)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
+        names::list(dir)
+    }
+
+    fn sync_dir(&self, _: Barrier, dir: &Path) -> Result<()> {
+        names::sync_dir(dir)
+    }
+
+    #[inline]
+    fn fence(&self, _: Barrier, _: &[&DaxFile]) -> Result<()> {
+        sys::flush::fence();
+        Ok(())
+    }
+
+    #[inline]
+    fn order(&self) {
+        sys::flush::fence();
+    }
+
+    fn relax(&self, round: u32) {
+        names::relax(round)
+    }
+}
+
+/// A file open on [`Dax`].
+pub struct DaxFile {
+    file: MappedFile,
+}
+
+impl fmt::Debug for DaxFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DaxFile").field("path", &self.file.path()).field("len", &self.len()).finish()
+    }
+}
+
+impl MediumFile for DaxFile {
+    #[inline]
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        self.file.identity()
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        self.file.stamp()
+    }
+
+    #[inline]
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        let src = self.file.range(offset, dst.len())?;
+        // SAFETY: `range` gives as many mapped bytes; a buffer of the caller's cannot overlap a mapping that gives out
+        // no references.
+        unsafe { sys::copy::read_racy(src, dst) };
+        Ok(())
+    }
+
+    #[inline]
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        let dst = self.file.range_mut(offset, src.len())?;
+        // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.
+        unsafe { sys::copy::copy_nt(dst, src) };
+        Ok(())
+    }
+
+    #[inline]
+    fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
+        let dst = self.file.range_mut(offset, src.len())?;
+        // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.
+        unsafe { sys::copy::copy_cached(dst, src) };
+        Ok(())
+    }
+
+    #[inline]
+    fn flush(&self, _: Barrier, offset: u64, len: u64) {
+        let Ok(len) = usize::try_from(len) else { return };
+        // Bytes outside the file can't have been stored to, so there is nothing to write back.
+        let Ok(start) = self.file.range(offset, len) else { return };
+        // SAFETY: `range` gives as many mapped bytes.
+        unsafe { sys::flush::flush_lines(start, len) }
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        if self.file.allocate(offset, len)? {
+            return Ok(());
+        }
+        // Without the promise, a store could die of SIGBUS.
+        Err(Error::io_at("allocate space in", self.file.path(), offset, rustix::io::Errno::NOTSUP))
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        self.file.punch(offset, len)
+    }
+
+    fn sync(&self, _: Barrier) -> Result<()> {
+        // The file system writes back what the CPU still holds of pages stored to, but knows nothing of streaming
+        // stores that wait in this CPU's buffers.
+        sys::flush::fence();
+        self.file.fsync()
+    }
+
+    fn mark(&self) -> Result<MarkState> {
+        self.file.mark()
+    }
+
+    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
+        self.file.set_mark(mark)
+    }
+
+    fn try_lock(&self) -> Result<bool> {
+        self.file.try_lock()
+    }
+}

@@ -1,0 +1,444 @@
+//! The first failed flush latches.
+//!
+//! After a failed `fsync(2)` the kernel may mark the lost pages clean and report success the next time, so a retry
+//! would acknowledge what is gone. From the first failure on, everything that could change or promise anything fails.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::{Access, Barrier, Identity, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+use crate::error::{Error, Result};
+
+/// Any medium, made to remember its first failed flush.
+///
+/// The latch belongs to the medium and all its files, so one instance serves one data file and its sidecar: when either
+/// can't be flushed, no commit over both can be promised. Reads go on; everything else fails with
+/// [`Error::Poisoned`] until the file is opened anew, through a new instance.
+#[derive(Debug)]
+pub struct Latched<M> {
+    inner: M,
+    latch: Arc<Latch>,
+}
+
+#[derive(Debug, Default)]
+struct Latch {
+    failed: AtomicBool,
+    /// The text of the first failure, set before `failed` is.
+    cause: OnceLock<String>,
+    /// Held by whoever flushes where flushing can fail. The kernel reports a failure to one caller of an open file and
+    /// success to the next, whose bytes may be among the lost: the next must not ask before the first has latched.
+    turn: Mutex<()>,
+}
+
+impl Latch {
+    #[inline]
+    fn check(&self, path: &Path) -> Result<()> {
+        if self.failed.load(Ordering::Relaxed) { Err(self.poisoned(path)) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn poisoned(&self, path: &Path) -> Error {
+        // `failed` is read without ordering, so a thread that sees it can come before `cause` in theory.
+        let cause = self.cause.get().cloned().unwrap_or_else(|| "in another thread, just now".to_owned());
+        Error::Poisoned { path: path.to_owned(), cause }
+    }
+
+    /// Passes a flush's result on, and remembers it if it is the first failure.
+    #[inline]
+    fn observe(&self, result: Result<()>) -> Result<()> {
+        result.inspect_err(|error| self.close(error))
+    }
+
+    /// Waits for the flush under way, if any, and fails if it or an earlier one did.
+    fn turn(&self, path: &Path) -> Result<MutexGuard<'_, ()>> {
+        // The lock guards no data: what the failure of a panicking flush means is in `failed`.
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check(path)?;
+        Ok(turn)
+    }
+
+    #[cold]
+    fn close(&self, error: &Error) {
+        // Later failures follow from the first, which is the one worth telling.
+        let _ = self.cause.set(error.to_string());
+        self.failed.store(true, Ordering::Release);
+    }
+}
+
+impl<M: Medium> Latched<M> {
+    /// Wraps a medium, unlatched.
+    pub fn new(inner: M) -> Self {
+        Latched { inner, latch: Arc::default() }
+    }
+
+    fn file(&self, path: &Path, inner: M::File) -> LatchedFile<M::File> {
+        LatchedFile { inner, latch: Arc::clone(&self.latch), path: path.to_owned() }
+    }
+}
+
+impl<M: Medium> Medium for Latched<M> {
+    type File = LatchedFile<M::File>;
+
+    fn class(&self) -> MediumClass {
+        self.inner.class()
+    }
+
+    fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
+        Ok(self.file(path, self.inner.open(path, access, reserve)?))
+    }
+
+    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
+        self.latch.check(path)?;
+        Ok(self.file(path, self.inner.create(path, len, reserve)?))
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        self.latch.check(path)?;
+        self.inner.create_dir(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.latch.check(from)?;
+        self.inner.rename(from, to)
+    }
+
+    fn unlink(&self, path: &Path) -> Result<()> {
+        self.latch.check(path)?;
+        self.inner.unlink(path)
+    }
+
+    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
+        self.latch.check(path)?;
+        self.inner.remove_dir_if_empty(path)
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.inner.exists(path)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
+        self.inner.list(dir)
+    }
+
+    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
+        let _turn = self.latch.turn(dir)?;
+        self.latch.observe(self.inner.sync_dir(barrier, dir))
+    }
+
+    #[inline]
+    fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
+        let path = files.first().map_or(Path::new(""), |file| &file.path);
+        // A fence of persistent memory is an instruction and can't fail, so it needs no turn and pays for none.
+        let _turn = match self.inner.class() {
+            MediumClass::PersistentMemory => self.latch.check(path).map(|()| None),
+            MediumClass::Block => self.latch.turn(path).map(Some),
+        }?;
+        // One and two are all that the engines fence on their fast paths, where nothing may be allocated.
+        let result = match files {
+            [one] => self.inner.fence(barrier, &[&one.inner]),
+            [one, two] => self.inner.fence(barrier, &[&one.inner, &two.inner]),
+            many => self.inner.fence(barrier, &many.iter().map(|file| &file.inner).collect::<Vec<_>>()),
+        };
+        self.latch.observe(result)
+    }
+
+    #[inline]
+    fn order(&self) {
+        self.inner.order();
+    }
+
+    fn unique(&self) -> Result<[u8; 16]> {
+        self.inner.unique()
+    }
+
+    fn relax(&self, round: u32) {
+        self.inner.relax(round)
+    }
+}
+
+/// A file open on a [`Latched`] medium.
+#[derive(Debug)]
+pub struct LatchedFile<F> {
+    inner: F,
+    latch: Arc<Latch>,
+    path: PathBuf,
+}
+
+impl<F> LatchedFile<F> {
+    #[inline]
+    fn check(&self) -> Result<()> {
+        self.latch.check(&self.path)
+    }
+}
+
+impl<F: MediumFile> MediumFile for LatchedFile<F> {
+    #[inline]
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        self.inner.identity()
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        self.inner.stamp()
+    }
+
+    #[inline]
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.inner.read(offset, dst)
+    }
+
+    #[inline]
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.check()?;
+        self.inner.write(offset, src)
+    }
+
+    #[inline]
+    fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.check()?;
+        self.inner.store(offset, src)
+    }
+
+    #[inline]
+    fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
+        self.inner.flush(barrier, offset, len)
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.check()?;
+        self.inner.set_len(len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        self.check()?;
+        self.inner.allocate(offset, len)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        self.check()?;
+        self.inner.punch(offset, len)
+    }
+
+    fn sync(&self, barrier: Barrier) -> Result<()> {
+        let _turn = self.latch.turn(&self.path)?;
+        self.latch.observe(self.inner.sync(barrier))
+    }
+
+    fn mark(&self) -> Result<MarkState> {
+        self.inner.mark()
+    }
+
+    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
+        self.check()?;
+        self.inner.set_mark(mark)
+    }
+
+    fn try_lock(&self) -> Result<bool> {
+        self.inner.try_lock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    const AT: Barrier = Barrier::new("test.latch");
+
+    /// Which call fails, once: as the kernel does, the next one reports success.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Fails {
+        Fence,
+        Sync,
+        SyncDir,
+        SetLen,
+    }
+
+    /// A medium without storage whose given call fails the first time. It counts the calls that reach it.
+    struct Failing {
+        class: MediumClass,
+        calls: Arc<Calls>,
+    }
+
+    struct Calls {
+        fails: Fails,
+        armed: AtomicBool,
+        reached: AtomicU32,
+    }
+
+    impl Calls {
+        fn call(&self, what: Option<Fails>, path: &Path) -> Result<()> {
+            self.reached.fetch_add(1, Ordering::Relaxed);
+            let fails = what == Some(self.fails) && self.armed.swap(false, Ordering::Relaxed);
+            if fails { Err(Error::io("flush", path, rustix::io::Errno::IO)) } else { Ok(()) }
+        }
+    }
+
+    struct FailingFile(Arc<Calls>);
+
+    impl Medium for Failing {
+        type File = FailingFile;
+
+        fn class(&self) -> MediumClass {
+            self.class
+        }
+        fn open(&self, _: &Path, _: Access, _: u64) -> Result<FailingFile> {
+            Ok(FailingFile(Arc::clone(&self.calls)))
+        }
+        fn create(&self, path: &Path, _: u64, _: u64) -> Result<FailingFile> {
+            self.calls.call(None, path)?;
+            Ok(FailingFile(Arc::clone(&self.calls)))
+        }
+        fn create_dir(&self, path: &Path) -> Result<()> {
+            self.calls.call(None, path)
+        }
+        fn rename(&self, from: &Path, _: &Path) -> Result<()> {
+            self.calls.call(None, from)
+        }
+        fn unlink(&self, path: &Path) -> Result<()> {
+            self.calls.call(None, path)
+        }
+        fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
+            self.calls.call(None, path)
+        }
+        fn exists(&self, _: &Path) -> Result<bool> {
+            Ok(true)
+        }
+        fn list(&self, _: &Path) -> Result<Vec<OsString>> {
+            Ok(Vec::new())
+        }
+        fn sync_dir(&self, _: Barrier, dir: &Path) -> Result<()> {
+            self.calls.call(Some(Fails::SyncDir), dir)
+        }
+        fn fence(&self, _: Barrier, _: &[&FailingFile]) -> Result<()> {
+            self.calls.call(Some(Fails::Fence), Path::new("/data"))
+        }
+        fn relax(&self, _: u32) {}
+    }
+
+    impl FailingFile {
+        fn call(&self, what: Option<Fails>) -> Result<()> {
+            self.0.call(what, Path::new("/data"))
+        }
+    }
+
+    impl MediumFile for FailingFile {
+        fn len(&self) -> u64 {
+            0
+        }
+        fn identity(&self) -> Result<Identity> {
+            Ok(Identity::default())
+        }
+        fn stamp(&self) -> Result<Stamp> {
+            Ok(Stamp::default())
+        }
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<()> {
+            Ok(())
+        }
+        fn write(&self, _: u64, _: &[u8]) -> Result<()> {
+            self.call(None)
+        }
+        fn store(&self, _: u64, _: &[u8]) -> Result<()> {
+            self.call(None)
+        }
+        fn flush(&self, _: Barrier, _: u64, _: u64) {}
+        fn set_len(&self, _: u64) -> Result<()> {
+            self.call(Some(Fails::SetLen))
+        }
+        fn allocate(&self, _: u64, _: u64) -> Result<()> {
+            self.call(None)
+        }
+        fn punch(&self, _: u64, _: u64) -> Result<()> {
+            self.call(None)
+        }
+        fn sync(&self, _: Barrier) -> Result<()> {
+            self.call(Some(Fails::Sync))
+        }
+        fn mark(&self) -> Result<MarkState> {
+            Ok(MarkState::Absent)
+        }
+        fn set_mark(&self, _: Option<Mark>) -> Result<()> {
+            self.call(None)
+        }
+        fn try_lock(&self) -> Result<bool> {
+            Ok(true)
+        }
+    }
+
+    /// Every call that changes or promises something, on a medium and two of its files.
+    fn promises(
+        medium: &Latched<Failing>,
+        one: &LatchedFile<FailingFile>,
+        two: &LatchedFile<FailingFile>,
+    ) -> Vec<Result<()>> {
+        let path = Path::new("/data");
+        vec![
+            medium.fence(AT, &[one]),
+            medium.fence(AT, &[one, two]),
+            medium.fence(AT, &[two, one, two]),
+            medium.fence(AT, &[]),
+            medium.sync_dir(AT, path),
+            medium.create(path, 0, 0).map(drop),
+            medium.create_dir(path),
+            medium.rename(path, path),
+            medium.unlink(path),
+            medium.remove_dir_if_empty(path),
+            two.write(0, b""),
+            two.store(0, b""),
+            two.set_len(0),
+            two.allocate(0, 0),
+            two.punch(0, 0),
+            two.sync(AT),
+            two.set_mark(None),
+        ]
+    }
+
+    #[test]
+    fn the_first_failed_flush_ends_all_promises() {
+        for class in [MediumClass::Block, MediumClass::PersistentMemory] {
+            for fails in [Fails::Fence, Fails::Sync, Fails::SyncDir] {
+                let calls = Calls { fails, armed: AtomicBool::new(false), reached: AtomicU32::new(0) };
+                let calls = Arc::new(calls);
+                let medium = Latched::new(Failing { class, calls: Arc::clone(&calls) });
+                let one = medium.open(Path::new("/data"), Access::ReadWrite, 0).unwrap();
+                let two = medium.open(Path::new("/sidecar"), Access::ReadWrite, 0).unwrap();
+                assert!(promises(&medium, &one, &two).iter().all(Result::is_ok));
+
+                calls.armed.store(true, Ordering::Relaxed);
+                let first = match fails {
+                    Fails::Fence => medium.fence(AT, &[&one]),
+                    Fails::Sync => one.sync(AT),
+                    _ => medium.sync_dir(AT, Path::new("/")),
+                };
+                assert!(matches!(first, Err(Error::Io { .. })), "the first failure tells what happened");
+
+                let reached = calls.reached.load(Ordering::Relaxed);
+                for result in promises(&medium, &one, &two) {
+                    let Err(Error::Poisoned { cause, .. }) = result else { panic!("{fails:?}: {result:?}") };
+                    assert!(cause.contains("Input/output error"), "{cause}");
+                }
+                assert_eq!(calls.reached.load(Ordering::Relaxed), reached, "nothing reached the medium");
+                let poisoned = two.write(0, b"").unwrap_err();
+                assert_eq!(poisoned.path(), Path::new("/sidecar"));
+                one.read(0, &mut []).unwrap();
+                assert_eq!(two.mark().unwrap(), MarkState::Absent);
+                assert!(medium.open(Path::new("/data"), Access::Read, 0).unwrap().write(0, b"").is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn other_failures_do_not_latch() {
+        let calls = Calls { fails: Fails::SetLen, armed: AtomicBool::new(true), reached: AtomicU32::new(0) };
+        let medium = Latched::new(Failing { class: MediumClass::Block, calls: Arc::new(calls) });
+        let file = medium.open(Path::new("/data"), Access::ReadWrite, 0).unwrap();
+        assert!(file.set_len(1).is_err());
+        assert!(promises(&medium, &file, &file).iter().all(Result::is_ok));
+    }
+}

@@ -1,0 +1,342 @@
+//! An open regular file with its mapping: what both real media do alike.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use super::{Access, Identity, Mark, MarkState, Stamp};
+use crate::error::{Error, Result};
+use crate::sys;
+use crate::sys::map::{FileMap, MapKind};
+
+/// An open file, mapped over all it may grow to while open.
+pub(super) struct MappedFile {
+    path: PathBuf,
+    file: OwnedFd,
+    map: FileMap,
+    /// The current length in bytes. Every access is checked against it; at most `map.reserved()`.
+    len: AtomicU64,
+    writable: bool,
+    /// Held while the length changes, so that two changes don't leave `len` and the file at odds.
+    resizing: Mutex<()>,
+}
+
+impl MappedFile {
+    /// Maps an open file.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with EOPNOTSUPP from a `Sync` kind where the file is not on persistent memory, and what `mmap(2)`
+    /// says otherwise.
+    pub(super) fn new(path: &Path, file: OwnedFd, kind: MapKind, access: Access, reserve: u64) -> Result<Self> {
+        let found = rustix::fs::fstat(&file).map_err(|errno| Error::io("examine", path, errno))?;
+        let len = u64::try_from(found.st_size).map_err(|_| Error::io("examine", path, Errno::OVERFLOW))?;
+        let map = FileMap::new(file.as_fd(), kind, len, reserve).map_err(|errno| Error::io("map", path, errno))?;
+        Ok(MappedFile {
+            path: path.to_owned(),
+            file,
+            map,
+            len: AtomicU64::new(len),
+            writable: access == Access::ReadWrite,
+            resizing: Mutex::new(()),
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> u64 {
+        // Acquire: whoever sees a new length sees what was stored before it was set.
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// The address of a range that lies within the length.
+    #[inline]
+    pub(super) fn range(&self, offset: u64, len: usize) -> Result<*mut u8> {
+        let file_len = self.len();
+        // The second comparison doesn't overflow, since the first has ordered the two.
+        if offset > file_len || len as u64 > file_len - offset {
+            return Err(self.out_of_range(offset, len as u64, file_len));
+        }
+        Ok(self.map.at(offset))
+    }
+
+    /// [`range`](MappedFile::range) for stores: also refuses a file opened for reading.
+    #[inline]
+    pub(super) fn range_mut(&self, offset: u64, len: usize) -> Result<*mut u8> {
+        self.writable()?;
+        self.range(offset, len)
+    }
+
+    #[cold]
+    fn out_of_range(&self, offset: u64, len: u64, file_len: u64) -> Error {
+        Error::OutOfRange { path: self.path.clone(), offset, len, file_len }
+    }
+
+    #[inline]
+    fn writable(&self) -> Result<()> {
+        if self.writable { Ok(()) } else { Err(self.read_only()) }
+    }
+
+    #[cold]
+    fn read_only(&self) -> Error {
+        Error::ReadOnly { path: self.path.clone() }
+    }
+
+    /// Checks a range given in 64 bits, for operations that don't touch memory.
+    fn checked(&self, offset: u64, len: u64) -> Result<()> {
+        self.writable()?;
+        let file_len = self.len();
+        match offset.checked_add(len) {
+            Some(end) if end <= file_len => Ok(()),
+            _ => Err(self.out_of_range(offset, len, file_len)),
+        }
+    }
+
+    /// Source: `statx(2)`, FS_IOC_GETVERSION.
+    pub(super) fn identity(&self) -> Result<Identity> {
+        identity(self.fd(), &self.path)
+    }
+
+    /// Source: `fstat(2)`.
+    pub(super) fn stamp(&self) -> Result<Stamp> {
+        let found = rustix::fs::fstat(&self.file).map_err(|errno| Error::io("examine", &self.path, errno))?;
+        Ok(Stamp {
+            size: found.st_size.try_into().unwrap_or(0),
+            modified: sys::file::since_1970(found.st_mtime, found.st_mtime_nsec as u64),
+        })
+    }
+
+    /// Changes the length. A reader that began before a shrink may still be copying from what is cut off, which would
+    /// be a SIGBUS: the owner shrinks only when none can be.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] beyond the reservation. Source: `ftruncate(2)`.
+    pub(super) fn set_len(&self, len: u64) -> Result<()> {
+        self.writable()?;
+        if len > self.map.reserved() {
+            let reserved = self.map.reserved();
+            let what = format!(
+                "cannot grow to {len} bytes: address space for {reserved} was reserved when it was opened; open it \
+                 again with a larger max_len"
+            );
+            return Err(Error::Invalid { path: self.path.clone(), what });
+        }
+        // The lock guards no data, so a panic under it leaves nothing half done.
+        let _resizing = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.len.load(Ordering::Relaxed);
+        // No access is admitted to a byte that the file does not have: a shrink is announced before it is made, growth
+        // after.
+        self.len.store(before.min(len), Ordering::Release);
+        if let Err(errno) = rustix::fs::ftruncate(&self.file, len) {
+            self.len.store(before, Ordering::Release);
+            return Err(Error::io("resize", &self.path, errno));
+        }
+        self.len.store(len, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether space was allocated; false where the file system has no such operation. Source: `fallocate(2)`.
+    pub(super) fn allocate(&self, offset: u64, len: u64) -> Result<bool> {
+        self.checked(offset, len)?;
+        self.fallocate("allocate space in", FallocateFlags::KEEP_SIZE, offset, len)
+    }
+
+    /// Makes a range read as zeros. Where holes can't be made, zeros are written. Source: `fallocate(2)`.
+    pub(super) fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        self.checked(offset, len)?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if self.fallocate("punch a hole in", flags, offset, len)? {
+            return Ok(());
+        }
+        static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+        for at in (offset..offset + len).step_by(ZEROS.len()) {
+            let part = (offset + len - at).min(ZEROS.len() as u64) as usize;
+            self.pwrite(at, &ZEROS[..part])?;
+        }
+        Ok(())
+    }
+
+    /// False where the file system doesn't know the operation.
+    fn fallocate(&self, operation: &'static str, flags: FallocateFlags, offset: u64, len: u64) -> Result<bool> {
+        if len == 0 {
+            return Ok(true); // The kernel calls a length of 0 invalid.
+        }
+        loop {
+            match rustix::fs::fallocate(&self.file, flags, offset, len) {
+                Ok(()) => return Ok(true),
+                Err(Errno::INTR) => {}
+                Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(false),
+                Err(errno) => return Err(Error::io_at(operation, &self.path, offset, errno)),
+            }
+        }
+    }
+
+    /// Writes by system call; the caller has checked the range. The error's offset is that of the first byte not
+    /// written.
+    pub(super) fn pwrite(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        sys::file::write_all(self.fd(), bytes, offset)
+            .map_err(|(done, error)| Error::io_at("write to", &self.path, offset + done, error))
+    }
+
+    /// Makes everything about the file durable. Source: `fsync(2)`.
+    pub(super) fn fsync(&self) -> Result<()> {
+        sys::file::uninterrupted(|| rustix::fs::fsync(&self.file)).map_err(|error| self.flush_failed(error))
+    }
+
+    #[cold]
+    pub(super) fn flush_failed(&self, error: std::io::Error) -> Error {
+        Error::io("flush", &self.path, error)
+    }
+
+    pub(super) fn mark(&self) -> Result<MarkState> {
+        use sys::file::RawMark;
+        match sys::file::mark(self.fd()) {
+            Ok(RawMark::Unsupported) => Ok(MarkState::Unsupported),
+            Ok(RawMark::Absent) => Ok(MarkState::Absent),
+            Ok(RawMark::Present(mark)) => Ok(MarkState::Present(mark)),
+            Ok(RawMark::Malformed(len)) => {
+                let what = format!(
+                    "its extended attribute {} is {len} bytes long and not a mark of 16",
+                    sys::file::MARK_ATTRIBUTE
+                );
+                Err(Error::Corrupt { path: self.path.clone(), offset: None, what })
+            }
+            Err(error) => Err(Error::io("read the mark of", &self.path, error)),
+        }
+    }
+
+    pub(super) fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
+        self.writable()?;
+        let operation = if mark.is_some() { "mark" } else { "remove the mark of" };
+        sys::file::set_mark(self.fd(), mark).map_err(|error| Error::io(operation, &self.path, error))
+    }
+
+    pub(super) fn try_lock(&self) -> Result<bool> {
+        sys::file::try_lock(self.fd()).map_err(|error| Error::io("lock", &self.path, error))
+    }
+}
+
+/// The identity of an open file or directory.
+pub(super) fn identity(file: BorrowedFd<'_>, path: &Path) -> Result<Identity> {
+    let (device, inode, generation, birth) =
+        sys::file::identity(file).map_err(|error| Error::io("examine", path, error))?;
+    Ok(Identity { device, inode, generation, birth })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::super::names;
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    fn file(dir: &Path, kind: MapKind, len: u64, reserve: u64) -> MappedFile {
+        let path = dir.join("file");
+        let descriptor = names::create_regular(&path, len).unwrap();
+        MappedFile::new(&path, descriptor, kind, Access::ReadWrite, reserve).unwrap()
+    }
+
+    #[test]
+    fn growth_in_place_under_concurrent_readers() {
+        const PAGES: u64 = 2000;
+        let dir = tempfile::tempdir().unwrap();
+        let file = file(dir.path(), MapKind::Read, 0, PAGES * PAGE);
+        let start = file.range(0, 0).unwrap();
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut page = [0; PAGE as usize];
+                    while !done.load(Ordering::Acquire) {
+                        let Some(last) = file.len().checked_sub(PAGE) else { continue };
+                        let offset = last / PAGE / 2 * PAGE;
+                        for offset in [offset, last] {
+                            let dst = read(&file, offset, &mut page);
+                            // The last page may not have been written to yet.
+                            assert!(dst.iter().all(|byte| *byte == dst[0]) || offset == last);
+                            assert!(offset == last || dst[0] == (offset / PAGE) as u8);
+                        }
+                    }
+                });
+            }
+            for page in 0..PAGES {
+                file.set_len((page + 1) * PAGE).unwrap();
+                file.pwrite(page * PAGE, &[page as u8; PAGE as usize]).unwrap();
+                assert_eq!(file.range(0, 0).unwrap(), start, "the address moved");
+            }
+            done.store(true, Ordering::Release);
+        });
+        let error = file.set_len(PAGES * PAGE + 1).unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }));
+        assert!(error.to_string().contains("max_len"), "{error}");
+        assert_eq!(file.len(), PAGES * PAGE);
+    }
+
+    #[allow(unsafe_code)]
+    fn read<'a>(file: &MappedFile, offset: u64, page: &'a mut [u8]) -> &'a [u8] {
+        let src = file.range(offset, page.len()).unwrap();
+        // SAFETY: `range` gives as many mapped bytes, and the file is borrowed.
+        unsafe { sys::copy::read_racy(src, page) };
+        page
+    }
+
+    #[test]
+    fn the_range_check_knows_every_edge() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = file(dir.path(), MapKind::ReadWrite, 100, PAGE);
+        for (offset, len) in [(0, 0), (0, 100), (100, 0), (99, 1)] {
+            assert!(file.range(offset, len).is_ok());
+            assert!(file.checked(offset, len as u64).is_ok());
+        }
+        for (offset, len) in
+            [(0, 101), (100, 1), (101, 0), (u64::MAX, 0), (u64::MAX, 1), (1, usize::MAX), (u64::MAX, usize::MAX)]
+        {
+            assert!(matches!(file.range(offset, len), Err(Error::OutOfRange { file_len: 100, .. })), "{offset} {len}");
+            assert!(matches!(file.checked(offset, len as u64), Err(Error::OutOfRange { file_len: 100, .. })));
+        }
+    }
+
+    #[test]
+    fn a_reservation_beyond_the_address_space_is_made_smaller() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = file(dir.path(), MapKind::Read, 3 * PAGE, u64::MAX);
+        assert!(file.map.reserved() >= 3 * PAGE);
+        file.set_len(5 * PAGE).unwrap();
+        assert_eq!(read(&file, 4 * PAGE, &mut [1; 16]), [0; 16]);
+    }
+
+    #[test]
+    fn a_mapping_that_needs_persistent_memory_is_refused_without() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let descriptor = names::create_regular(&path, 10).unwrap();
+        match MappedFile::new(&path, descriptor, MapKind::SyncReadWrite, Access::ReadWrite, PAGE) {
+            Ok(_) => eprintln!("skipped: {} is on persistent memory", dir.path().display()),
+            Err(error) => assert!(error.to_string().starts_with("cannot map "), "{error}"),
+        }
+    }
+
+    #[test]
+    fn a_failed_resize_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        drop(names::create_regular(&path, 10).unwrap());
+        let descriptor = names::open_regular(&path, Access::Read).unwrap();
+        let file = MappedFile::new(&path, descriptor, MapKind::Read, Access::ReadWrite, PAGE).unwrap();
+        assert!(file.set_len(5).unwrap_err().to_string().starts_with("cannot resize "));
+        assert_eq!(file.len(), 10);
+    }
+}

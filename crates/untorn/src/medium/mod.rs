@@ -1,0 +1,208 @@
+//! Where bytes become durable.
+//!
+//! [`Medium`] and [`MediumFile`] are the only doors through which engines touch storage, so the very same engine code
+//! runs over persistent memory ([`Dax`]), over the page cache of a block device ([`PageCache`]) and over a simulated
+//! medium that enumerates crash states.
+//!
+//! # Vocabulary
+//! *Persist* means *flush, then fence*. A [`write`](MediumFile::write) needs no flush (it is non-temporal on persistent
+//! memory), a [`store`](MediumFile::store) does; either is durable once a later [`fence`](Medium::fence) returns.
+//! Nothing here is atomic or transactional beyond the units of the fault model: 8 bytes on persistent memory, one
+//! 512-byte sector on a block device.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+pub(crate) mod barrier;
+mod dax;
+mod detect;
+mod latch;
+mod mapping;
+mod names;
+mod page_cache;
+
+pub use barrier::Barrier;
+pub use dax::{Dax, DaxFile};
+pub use detect::{Detected, MediumKind, detect, explain};
+pub use latch::{Latched, LatchedFile};
+pub use page_cache::{PageCache, PageCacheFile};
+
+/// How a medium orders and loses stores; engines choose their commit protocol by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MediumClass {
+    /// Byte-addressable: a fence costs about 0.1 µs, 8-byte stores are atomic, full disk would be a SIGBUS, so space is
+    /// allocated before it is stored to.
+    PersistentMemory,
+    /// Sector-addressable behind the page cache: a fence is a device flush, milliseconds; full disk is an error of the
+    /// write call.
+    Block,
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Loads only.
+    Read,
+    /// Loads and stores.
+    ReadWrite,
+}
+
+/// What tells one file from another, whatever its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Identity {
+    /// `st_dev`. Not stable over a reboot, so it is recorded but not compared where the file carries a mark.
+    pub device: u64,
+    /// `st_ino`.
+    pub inode: u64,
+    /// The inode's generation number (FS_IOC_GETVERSION), 0 where the file system has none.
+    pub generation: u64,
+    /// Birth time in nanoseconds since 1970 (statx), 0 where the file system has none.
+    pub birth: u64,
+}
+
+/// Size and modification time: a change of either while untorn did not have the file open means that another program
+/// wrote to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Stamp {
+    /// Bytes.
+    pub size: u64,
+    /// Nanoseconds since 1970.
+    pub modified: u64,
+}
+
+/// Bytes of the mark a data file carries while a sidecar belongs to it: the sidecar's UUID.
+pub type Mark = [u8; 16];
+
+/// Whether a file carries a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MarkState {
+    /// The file system keeps no user extended attributes.
+    Unsupported,
+    /// No mark.
+    Absent,
+    /// This one.
+    Present(Mark),
+}
+
+/// A place that keeps files: names, durability, and the fence shared by its files.
+///
+/// Errors are [`crate::Error`] values naming the path and, where there is one, the offset.
+pub trait Medium: Send + Sync + 'static {
+    /// One open file.
+    type File: MediumFile;
+
+    /// How this medium orders and loses stores.
+    fn class(&self) -> MediumClass;
+
+    /// Opens an existing regular file. `reserve` is the length in bytes it may grow to while open (address space is
+    /// reserved, memory is not).
+    fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File>;
+
+    /// Creates a file of `len` zero bytes that must not exist yet and opens it for reading and writing. Durable after
+    /// [`MediumFile::sync`] and [`Medium::sync_dir`].
+    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File>;
+
+    /// Creates a directory; one that exists already is fine.
+    fn create_dir(&self, path: &Path) -> Result<()>;
+
+    /// Renames a file, replacing `to` if it exists. Durable after [`Medium::sync_dir`].
+    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+
+    /// Removes a name. Durable after [`Medium::sync_dir`].
+    fn unlink(&self, path: &Path) -> Result<()>;
+
+    /// Removes a directory if it is empty; one that is not, or does not exist, is left as it is without an error.
+    fn remove_dir_if_empty(&self, path: &Path) -> Result<()>;
+
+    /// Whether the name exists.
+    fn exists(&self, path: &Path) -> Result<bool>;
+
+    /// Names in a directory, in any order; none if the directory does not exist.
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>>;
+
+    /// Makes the names in a directory durable.
+    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()>;
+
+    /// Orders and makes durable every [`write`](MediumFile::write), and every flushed
+    /// [`store`](MediumFile::store), that this thread issued to `files` before. On a block medium it makes durable the
+    /// stores of all threads, and the files' flushes are submitted together (one *flush round*).
+    ///
+    /// # Errors
+    /// A failed flush. It is final: what the kernel did with the dirty pages is unknown, so nothing may be retried.
+    fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()>;
+
+    /// Makes this thread's [`write`](MediumFile::write)s so far visible to other threads before its later stores are.
+    /// Non-temporal stores need it; all else is visible in program order. What was ordered is covered by the next fence
+    /// of any thread, not only of this one.
+    fn order(&self) {}
+
+    /// Sixteen bytes that no other sidecar has.
+    fn unique(&self) -> Result<[u8; 16]> {
+        crate::sys::random().map_err(|error| Error::io("get random bytes from", Path::new("the kernel"), error))
+    }
+
+    /// Waits a moment for another thread to make progress; `round` counts the calls of one wait from 0.
+    fn relax(&self, round: u32);
+}
+
+/// One open file of a [`Medium`]. Offsets and lengths are in bytes.
+///
+/// All methods take `&self` and may be called from many threads. Concurrent access to the same bytes yields unspecified
+/// bytes for the reader, never undefined behaviour; engines validate what they read.
+pub trait MediumFile: Send + Sync {
+    /// Current length.
+    fn len(&self) -> u64;
+
+    /// Whether the length is 0.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What tells this file from another.
+    fn identity(&self) -> Result<Identity>;
+
+    /// Size and modification time now.
+    fn stamp(&self) -> Result<Stamp>;
+
+    /// Fills `dst` from `offset`. The range must lie within the length.
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
+
+    /// Stores `src` at `offset` past the cache: durable at the next fence, with no flush. The range must lie within the
+    /// length, and on persistent memory within allocated space. Offset and length need not be aligned.
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
+
+    /// Stores `src` at `offset` through the cache: visible to other threads in program order, durable once flushed and
+    /// fenced. The same requirements as [`write`](MediumFile::write).
+    fn store(&self, offset: u64, src: &[u8]) -> Result<()>;
+
+    /// Starts writing the cache lines of a range back. Does nothing on a block medium, where the fence does all.
+    fn flush(&self, barrier: Barrier, offset: u64, len: u64);
+
+    /// Changes the length. A gap reads as zeros. Durable after [`sync`](MediumFile::sync).
+    fn set_len(&self, len: u64) -> Result<()>;
+
+    /// Allocates space for a range, so that a store to it cannot fail for want of space. Contents are kept; new space
+    /// reads as zeros.
+    fn allocate(&self, offset: u64, len: u64) -> Result<()>;
+
+    /// Makes a range read as zeros and gives its space back where the file system can. The length stays.
+    fn punch(&self, offset: u64, len: u64) -> Result<()>;
+
+    /// Makes everything about this file durable: contents, length, holes, mark.
+    fn sync(&self, barrier: Barrier) -> Result<()>;
+
+    /// The mark the file carries.
+    fn mark(&self) -> Result<MarkState>;
+
+    /// Sets or removes the mark. Durable after [`sync`](MediumFile::sync).
+    ///
+    /// # Errors
+    /// Also where [`mark`](MediumFile::mark) says `Unsupported`.
+    fn set_mark(&self, mark: Option<Mark>) -> Result<()>;
+
+    /// Takes the exclusive advisory lock on this file without waiting; false if another process holds it. It goes with
+    /// the handle.
+    fn try_lock(&self) -> Result<bool>;
+}

@@ -1,0 +1,281 @@
+//! The page cache of a block device: loads from a shared mapping, stores by system call.
+//!
+//! # Safety
+//! The one address comes from [`MappedFile::range`], which keeps it within the file's current length, and is used for
+//! one copy while the file, and with it the mapping, is borrowed.
+#![allow(unsafe_code)]
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::mapping::MappedFile;
+use super::{Access, Barrier, Identity, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp, names};
+use crate::error::Result;
+use crate::sys;
+use crate::sys::map::MapKind;
+use crate::sys::ring::Flusher;
+
+/// Ordinary files of any file system.
+///
+/// A read copies from a shared mapping, with no system call. Writes and [stores](MediumFile::store) are `pwrite(2)`, so
+/// a full disk or a device error is an error value and not a SIGBUS. A [fence](Medium::fence) is `fdatasync(2)` of
+/// the files written to since their last one, several at the same time so that they share the device flush.
+#[derive(Debug, Default)]
+pub struct PageCache {
+    flusher: Flusher,
+}
+
+impl PageCache {
+    /// A medium over the file systems as they are.
+    pub fn new() -> Self {
+        PageCache::default()
+    }
+}
+
+impl Medium for PageCache {
+    type File = PageCacheFile;
+
+    fn class(&self) -> MediumClass {
+        MediumClass::Block
+    }
+
+    fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<PageCacheFile> {
+        let file = names::open_regular(path, access)?;
+        Ok(PageCacheFile::new(MappedFile::new(path, file, MapKind::Read, access, reserve)?))
+    }
+
+    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<PageCacheFile> {
+        let file = names::create_regular(path, len)?;
+        let file = MappedFile::new(path, file, MapKind::Read, Access::ReadWrite, reserve);
+        // The first error is the one that helps, whether or not the name can be removed again.
+        let file = file.inspect_err(|_| drop(names::unlink(path)))?;
+        Ok(PageCacheFile::new(file))
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        names::create_dir(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        names::rename(from, to)
+    }
+
+    fn unlink(&self, path: &Path) -> Result<()> {
+        names::unlink(path)
+    }
+
+    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
+        names::remove_dir_if_empty(path)
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        names::exists(path)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
+        names::list(dir)
+    }
+
+    fn sync_dir(&self, _: Barrier, dir: &Path) -> Result<()> {
+        names::sync_dir(dir)
+    }
+
+    fn fence(&self, _: Barrier, files: &[&PageCacheFile]) -> Result<()> {
+        let dirty: Vec<_> = files.iter().filter_map(|file| Some((*file, file.unflushed()?))).collect();
+        if dirty.is_empty() {
+            return Ok(());
+        }
+        let descriptors: Vec<_> = dirty.iter().map(|(file, _)| file.file.fd()).collect();
+        let mut first_failure = Ok(());
+        for ((file, written), result) in dirty.iter().zip(self.flusher.flush(&descriptors)) {
+            match result {
+                Ok(()) => file.flushed_up_to(*written),
+                Err(error) => first_failure = first_failure.and(Err(file.file.flush_failed(error))),
+            }
+        }
+        first_failure
+    }
+
+    fn relax(&self, round: u32) {
+        names::relax(round)
+    }
+}
+
+/// A file open on [`PageCache`].
+pub struct PageCacheFile {
+    file: MappedFile,
+    /// Changes made so far.
+    written: AtomicU64,
+    /// Of these, the first that many are known to be durable.
+    ///
+    /// Two counts and not one dirty flag: a flag cleared before the flush would let a second thread's fence pass while
+    /// its bytes are still on their way, and one cleared after it would forget writes made meanwhile. A failed flush
+    /// leaves the counts apart.
+    flushed: AtomicU64,
+}
+
+impl PageCacheFile {
+    fn new(file: MappedFile) -> Self {
+        PageCacheFile { file, written: AtomicU64::new(0), flushed: AtomicU64::new(0) }
+    }
+
+    /// Counts a change, after it was made: a flush that sees the count then covers the change.
+    fn changed(&self) {
+        self.written.fetch_add(1, Ordering::Release);
+    }
+
+    /// The count of changes, if some are not known to be durable.
+    fn unflushed(&self) -> Option<u64> {
+        let written = self.written.load(Ordering::Acquire);
+        (self.flushed.load(Ordering::Acquire) < written).then_some(written)
+    }
+
+    fn flushed_up_to(&self, written: u64) {
+        self.flushed.fetch_max(written, Ordering::AcqRel);
+    }
+}
+
+impl fmt::Debug for PageCacheFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageCacheFile").field("path", &self.file.path()).field("len", &self.len()).finish()
+    }
+}
+
+impl MediumFile for PageCacheFile {
+    #[inline]
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        self.file.identity()
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        self.file.stamp()
+    }
+
+    #[inline]
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        let src = self.file.range(offset, dst.len())?;
+        // SAFETY: `range` gives as many mapped bytes; a buffer of the caller's cannot overlap a mapping that gives out
+        // no references.
+        unsafe { sys::copy::read_racy(src, dst) };
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.file.range_mut(offset, src.len())?;
+        let result = self.file.pwrite(offset, src);
+        // A failed write may have written a part.
+        self.changed();
+        result
+    }
+
+    fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.write(offset, src)
+    }
+
+    #[inline]
+    fn flush(&self, _: Barrier, _: u64, _: u64) {}
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        let result = self.file.set_len(len);
+        self.changed();
+        result
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        // Where space can't be allocated ahead, a write that finds none says so itself.
+        let _allocated = self.file.allocate(offset, len)?;
+        self.changed();
+        Ok(())
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        let result = self.file.punch(offset, len);
+        self.changed();
+        result
+    }
+
+    fn sync(&self, _: Barrier) -> Result<()> {
+        let written = self.written.load(Ordering::Acquire);
+        self.file.fsync()?;
+        self.flushed_up_to(written);
+        Ok(())
+    }
+
+    fn mark(&self) -> Result<MarkState> {
+        self.file.mark()
+    }
+
+    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
+        self.file.set_mark(mark)
+    }
+
+    fn try_lock(&self) -> Result<bool> {
+        self.file.try_lock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FENCE: Barrier = Barrier::new("test.fence");
+
+    #[test]
+    fn a_fence_flushes_what_is_dirty_and_only_that() {
+        let dir = tempfile::tempdir().unwrap();
+        for flusher in [Flusher::default(), Flusher::without_ring()] {
+            let medium = PageCache { flusher };
+            let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+            let (a, b) = (medium.create(&a, 100, 100).unwrap(), medium.create(&b, 100, 100).unwrap());
+            assert_eq!((a.unflushed(), b.unflushed()), (None, None));
+            a.write(0, b"one").unwrap();
+            b.store(9, b"two").unwrap();
+            a.write(3, b"three").unwrap();
+            assert_eq!((a.unflushed(), b.unflushed()), (Some(2), Some(1)));
+            medium.fence(FENCE, &[&b]).unwrap();
+            assert_eq!((a.unflushed(), b.unflushed()), (Some(2), None));
+            b.write(0, b"four").unwrap();
+            medium.fence(FENCE, &[&a, &b]).unwrap();
+            assert_eq!((a.unflushed(), b.unflushed()), (None, None));
+            a.punch(0, 100).unwrap();
+            assert!(a.unflushed().is_some());
+            a.sync(FENCE).unwrap();
+            assert_eq!(a.unflushed(), None);
+            std::fs::remove_file(a.file.path()).unwrap();
+            std::fs::remove_file(b.file.path()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_change_made_during_a_flush_stays_dirty() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = PageCache::new();
+        let file = medium.create(&dir.path().join("f"), 100, 100).unwrap();
+        file.write(0, b"before").unwrap();
+        let seen = file.unflushed().unwrap();
+        file.write(0, b"meanwhile").unwrap();
+        file.flushed_up_to(seen);
+        assert!(file.unflushed().is_some());
+    }
+
+    #[test]
+    fn a_failed_write_counts_as_a_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let medium = PageCache::new();
+        drop(medium.create(&path, 100, 100).unwrap());
+        // Writable by its own account, over a descriptor that is not: the system call fails.
+        let descriptor = names::open_regular(&path, Access::Read).unwrap();
+        let mapped = MappedFile::new(&path, descriptor, MapKind::Read, Access::ReadWrite, 100).unwrap();
+        let file = PageCacheFile::new(mapped);
+        let error = file.write(7, b"x").unwrap_err().to_string();
+        assert!(error.starts_with("cannot write to ") && error.contains(" at byte 7: "), "{error}");
+        assert!(file.unflushed().is_some());
+    }
+}

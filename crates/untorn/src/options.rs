@@ -1,0 +1,301 @@
+//! How a file is opened: engine, durability, layout, and the choices that have a measured default.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+
+/// Which engine makes commits atomic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EngineKind {
+    /// The one that suits the medium; today always [`Reflection`](EngineKind::Reflection).
+    Auto,
+    /// A reflection page beside each file page, written alternately (the Acumen paper).
+    Reflection,
+    /// Plain writes and a flush, with no atomicity at all: the canary that crash tests must convict.
+    Passthrough,
+}
+
+/// When a write is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// Each write is one commit: durable, and only then visible, when the call returns. The default on persistent
+    /// memory.
+    PerWrite,
+    /// Writes join the open epoch, visible at once; [`AtomicFile::sync`](crate::AtomicFile::sync) commits the epoch. The default on a block
+    /// medium, where a commit costs a device flush.
+    PerCommit,
+}
+
+/// How many fences one atomic write costs on persistent memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Data and a record that certifies it by checksum, then one fence. The default: measured faster at every size
+    /// from 64 bytes to 4 KiB.
+    OneFence,
+    /// Data, fence, record, fence: the order of the Acumen paper (§IV-C). No checksum over the data is needed.
+    TwoFence,
+}
+
+/// Where the bitmaps of the reflection pages live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Acumen's Eq. 1: a reflection page at a computed place for each file page, 512 to a meta page.
+    Dense,
+    /// The compact form: page number beside the bitmap, 256 to a meta page, reflection pages handed out on demand.
+    Sparse,
+    /// Dense up to 16 GiB, sparse above.
+    Auto,
+}
+
+/// What a read of slices that are valid in the reflection page does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadPolicy {
+    /// Copies each slice from where it is valid. The default: a read never costs a fence.
+    Gather,
+    /// Deploys the page's slices into the file page first (the Acumen paper, §IV-C), so that later reads are plain
+    /// copies.
+    Deploy,
+}
+
+/// Which side is believed when a data file and its sidecar disagree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// The data file as it is; the sidecar and the committed bytes that only it holds are dropped.
+    File,
+    /// The sidecar: its committed bytes are laid over the data file.
+    Sidecar,
+}
+
+macro_rules! words {
+    ($type:ident, $what:literal, $($variant:ident = $word:literal),+) => {
+        impl $type {
+            /// The word the tool and the JSON output use.
+            pub fn as_str(self) -> &'static str {
+                match self { $($type::$variant => $word),+ }
+            }
+        }
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+        impl std::str::FromStr for $type {
+            type Err = String;
+            fn from_str(word: &str) -> std::result::Result<Self, String> {
+                match word {
+                    $($word => Ok($type::$variant),)+
+                    _ => Err(format!(concat!("{:?} is no ", $what, "; use one of:", $(" ", $word),+), word)),
+                }
+            }
+        }
+    };
+}
+
+words!(EngineKind, "engine", Auto = "auto", Reflection = "reflection", Passthrough = "passthrough");
+words!(Durability, "durability", PerWrite = "write", PerCommit = "commit");
+words!(Order, "order", OneFence = "one-fence", TwoFence = "two-fence");
+words!(Layout, "layout", Dense = "dense", Sparse = "sparse", Auto = "auto");
+words!(ReadPolicy, "read policy", Gather = "gather", Deploy = "deploy");
+words!(Trust, "side to trust", File = "file", Sidecar = "sidecar");
+
+/// A step of long work: recovery at open, settling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done, in a word or two.
+    pub phase: &'static str,
+    /// Units done.
+    pub done: u64,
+    /// Units in all.
+    pub total: u64,
+}
+
+/// A function called with the progress of long work.
+pub type ProgressFn = Arc<dyn Fn(Progress) + Send + Sync>;
+
+/// How to open a file. Start from [`Options::new`], end with [`open`](Options::open) or [`create`](Options::create).
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("ledger");
+/// use untorn::{Durability, Options};
+/// let file = Options::new().durability(Durability::PerCommit).create(&path, 1 << 20)?;
+/// file.write_at(b"hello", 4000)?;
+/// file.sync()?; // all since the last sync, or nothing
+/// file.close()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Options {
+    pub(crate) engine: EngineKind,
+    pub(crate) layout: Layout,
+    pub(crate) durability: Option<Durability>,
+    pub(crate) order: Order,
+    pub(crate) read_policy: ReadPolicy,
+    pub(crate) read_only: bool,
+    pub(crate) verify: bool,
+    pub(crate) max_len: Option<u64>,
+    pub(crate) lanes: u32,
+    pub(crate) slots: u32,
+    pub(crate) trust: Option<Trust>,
+    pub(crate) adopt: bool,
+    pub(crate) progress: Option<ProgressFn>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            engine: EngineKind::Auto,
+            layout: Layout::Auto,
+            durability: None,
+            order: Order::OneFence,
+            read_policy: ReadPolicy::Gather,
+            read_only: false,
+            verify: true,
+            max_len: None,
+            lanes: 16,
+            slots: 512,
+            trust: None,
+            adopt: false,
+            progress: None,
+        }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("engine", &self.engine)
+            .field("layout", &self.layout)
+            .field("durability", &self.durability)
+            .field("order", &self.order)
+            .field("read_policy", &self.read_policy)
+            .field("read_only", &self.read_only)
+            .field("verify", &self.verify)
+            .field("max_len", &self.max_len)
+            .field("lanes", &self.lanes)
+            .field("slots", &self.slots)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Options {
+    /// The defaults: engine and durability chosen by the medium, one fence, gather on read.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The engine; the default lets the medium decide.
+    #[must_use]
+    pub fn engine(mut self, engine: EngineKind) -> Self {
+        self.engine = engine;
+        self
+    }
+
+    /// The sidecar's layout, when one is created.
+    #[must_use]
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// When a write is durable. Without it: what the file was created with, else what suits the medium.
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = Some(durability);
+        self
+    }
+
+    /// How many fences an atomic write costs.
+    #[must_use]
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// What a read of reflected slices does.
+    #[must_use]
+    pub fn read_policy(mut self, policy: ReadPolicy) -> Self {
+        self.read_policy = policy;
+        self
+    }
+
+    /// Opens for reading only: nothing is changed, not even to recover.
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
+        self
+    }
+
+    /// Whether opening a cleanly closed file checks the digest of all reflected slices (default true). It reads them
+    /// all; without it only the bitmaps are checked.
+    #[must_use]
+    pub fn verify(mut self, verify: bool) -> Self {
+        self.verify = verify;
+        self
+    }
+
+    /// The length in bytes the file may grow to while open. Address space is reserved for it, memory is not.
+    /// Default: 1 TiB or twice the length, whichever is more.
+    #[must_use]
+    pub fn max_len(mut self, len: u64) -> Self {
+        self.max_len = Some(len);
+        self
+    }
+
+    /// The record area of a new sidecar: `lanes` threads write at once without meeting, each lane holds `slots` records
+    /// of 64 bytes between two cuts. Both are rounded up to powers of two. Default 16 and 512.
+    #[must_use]
+    pub fn record_area(mut self, lanes: u32, slots: u32) -> Self {
+        self.lanes = lanes.checked_next_power_of_two().unwrap_or(u32::MAX);
+        self.slots = slots.checked_next_power_of_two().unwrap_or(u32::MAX);
+        self
+    }
+
+    /// Resolves a disagreement between a data file and its sidecar in favour of one side.
+    #[must_use]
+    pub fn trust(mut self, side: Trust) -> Self {
+        self.trust = Some(side);
+        self
+    }
+
+    /// Accepts a sidecar found under another inode number if its UUID is the one the data file carries: the two were
+    /// restored together.
+    #[must_use]
+    pub fn adopt(mut self, adopt: bool) -> Self {
+        self.adopt = adopt;
+        self
+    }
+
+    /// A function to call with the progress of recovery and settling.
+    #[must_use]
+    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Arc::new(progress));
+        self
+    }
+
+    pub(crate) fn report(&self, phase: &'static str, done: u64, total: u64) {
+        if let Some(progress) = &self.progress {
+            progress(Progress { phase, done, total });
+        }
+    }
+
+    /// The length to reserve address space for, for a file of `len` bytes.
+    pub(crate) fn reserve(&self, len: u64) -> u64 {
+        self.max_len.unwrap_or_else(|| len.saturating_mul(2).max(1 << 40)).max(len)
+    }
+
+    pub(crate) fn validate(&self, path: &Path) -> Result<()> {
+        let invalid = |what: &str| Err(Error::Invalid { path: PathBuf::from(path), what: what.to_owned() });
+        if !(1..=64).contains(&self.lanes) {
+            return invalid("a sidecar has 1 to 64 lanes");
+        }
+        if !(4..=1 << 16).contains(&self.slots) {
+            return invalid("a lane has 4 to 65536 slots");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,6 @@
+//! What the handles of one open file share: one state a file, page locks, gates.
+//!
+//! All of it is plain words without pointers, so that it can move into memory shared by several processes.
+
+pub(crate) mod gate;
+pub(crate) mod page;

@@ -1,0 +1,155 @@
+//! The volatile state of one page: a lock, a version and the bitmap readers go by.
+//!
+//! # Protocol
+//! The word holds LOCKED (a writer owns the page), PUBLISHING (its bitmap or its visible bytes are changing) and a
+//! version that grows with every publication. Readers take no lock: they load the word, load the bitmap, copy, and
+//! load the word again; if the version moved or PUBLISHING was set, they try again. That is sound because
+//! - a writer stores only into copies the published bitmap calls invalid, or sets PUBLISHING first;
+//! - a writer that changes several pages sets PUBLISHING on all of them before it publishes the first, so a reader of
+//!   several pages cannot see one changed and the other not.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use zerocopy::FromZeros;
+
+const LOCKED: u64 = 1;
+const PUBLISHING: u64 = 2;
+const VERSION_SHIFT: u32 = 2;
+
+/// The state of one page; all zeros is unlocked, version 0, all slices valid in the data file.
+#[derive(Debug, Default, FromZeros)]
+#[repr(C)]
+pub(crate) struct PageState {
+    word: AtomicU64,
+    bitmap: AtomicU64,
+}
+
+/// What a reader must find unchanged after its copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Glimpse {
+    version: u64,
+    pub(crate) bitmap: u64,
+}
+
+impl PageState {
+    /// The bitmap now, without a promise that it stays. Under the page's lock it does.
+    #[inline]
+    pub(crate) fn bitmap(&self) -> u64 {
+        self.bitmap.load(Ordering::Acquire)
+    }
+
+    /// The version now. Under the page's lock it stays.
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        self.word.load(Ordering::Relaxed) >> VERSION_SHIFT
+    }
+
+    /// Locks the page for writing; with `publishing` readers are kept out from the start.
+    #[inline]
+    pub(crate) fn lock(&self, publishing: bool, mut relax: impl FnMut(u32)) {
+        let flags = if publishing { LOCKED | PUBLISHING } else { LOCKED };
+        let mut round = 0;
+        loop {
+            let word = self.word.load(Ordering::Relaxed);
+            if word & LOCKED == 0
+                && self.word.compare_exchange_weak(word, word | flags, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                if publishing {
+                    // Stores of the new bytes must not pass the flag. On x86 the locked instruction sees to it.
+                    fence(Ordering::Release);
+                }
+                return;
+            }
+            relax(round);
+            round = round.saturating_add(1);
+        }
+    }
+
+    /// Keeps readers out until [`publish`](PageState::publish). For the holder of the lock only.
+    #[inline]
+    pub(crate) fn begin_publishing(&self) {
+        self.word.store(self.word.load(Ordering::Relaxed) | PUBLISHING, Ordering::Relaxed);
+        fence(Ordering::Release);
+    }
+
+    /// Makes a new bitmap visible, sets the version and unlocks. For the holder of the lock only.
+    #[inline]
+    pub(crate) fn publish(&self, bitmap: u64, version: u64) {
+        self.bitmap.store(bitmap, Ordering::Release);
+        self.word.store(version << VERSION_SHIFT, Ordering::Release);
+    }
+
+    /// Unlocks with nothing changed. For the holder of the lock only.
+    #[inline]
+    pub(crate) fn unlock(&self) {
+        self.word.store(self.version() << VERSION_SHIFT, Ordering::Release);
+    }
+
+    /// Sets the bitmap while the file is being opened, before anyone else can see it.
+    pub(crate) fn restore(&self, bitmap: u64) {
+        self.bitmap.store(bitmap, Ordering::Relaxed);
+    }
+
+    /// The state to copy by; `None` while it is being changed.
+    #[inline]
+    pub(crate) fn glimpse(&self) -> Option<Glimpse> {
+        let word = self.word.load(Ordering::Acquire);
+        if word & PUBLISHING != 0 {
+            return None;
+        }
+        Some(Glimpse { version: word >> VERSION_SHIFT, bitmap: self.bitmap.load(Ordering::Acquire) })
+    }
+
+    /// Whether what was copied since the glimpse is what it promised.
+    #[inline]
+    pub(crate) fn holds(&self, glimpse: Glimpse) -> bool {
+        // The loads of the copy must not move below the second load of the word.
+        fence(Ordering::Acquire);
+        let word = self.word.load(Ordering::Relaxed);
+        word & PUBLISHING == 0 && word >> VERSION_SHIFT == glimpse.version
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_glimpse_survives_a_lock_but_not_a_publication() {
+        let page = PageState::default();
+        let glimpse = page.glimpse().unwrap();
+        page.lock(false, |_| panic!("free page must not wait"));
+        assert!(page.holds(glimpse));
+        page.begin_publishing();
+        assert!(!page.holds(glimpse));
+        assert_eq!(page.glimpse(), None);
+        page.publish(5, 1);
+        assert!(!page.holds(glimpse));
+        assert_eq!(page.glimpse().unwrap().bitmap, 5);
+    }
+
+    #[test]
+    fn a_version_tells_two_publications_of_one_bitmap_apart() {
+        let page = PageState::default();
+        let glimpse = page.glimpse().unwrap();
+        for version in 1..=2 {
+            page.lock(false, |_| ());
+            page.publish(version & 1, version);
+        }
+        assert_eq!(page.bitmap(), glimpse.bitmap);
+        assert!(!page.holds(glimpse));
+    }
+
+    #[test]
+    fn unlock_keeps_version_and_bitmap() {
+        let page = PageState::default();
+        page.lock(false, |_| ());
+        page.publish(9, 7);
+        let glimpse = page.glimpse().unwrap();
+        page.lock(true, |_| ());
+        assert_eq!(page.glimpse(), None);
+        page.unlock();
+        assert_eq!(page.glimpse(), Some(glimpse));
+        assert_eq!(page.version(), 7);
+    }
+}

@@ -1,0 +1,91 @@
+//! The sidecar: untorn's own file beside the data file.
+//!
+//! `DIR/.untorn/INODE` holds, in this order: two superblocks, two retirement lines, the lanes of records, and from
+//! [`Geometry::chunks_at`] on the chunks of meta pages and reflection pages. It is never trusted by its name alone:
+//! the superblock names the data file by inode, generation and birth time, and the data file carries the sidecar's UUID
+//! as a mark.
+
+pub(crate) mod attach;
+pub(crate) mod retirement;
+pub(crate) mod superblock;
+
+use std::path::{Path, PathBuf};
+
+use crate::log::record::LINE;
+
+/// Bytes of a page, of the data file and of the sidecar.
+pub(crate) const PAGE: u64 = 4096;
+
+/// The barriers of creating and opening a sidecar.
+pub(crate) mod barriers {
+    use crate::medium::barrier::barriers;
+    barriers! {
+        /// A new sidecar is whole before its final name points to it.
+        CREATE_FILE = "sidecar.create.file";
+        /// The sidecar's name is durable before the data file says that it has one, and before any commit.
+        CREATE_NAME = "sidecar.create.name";
+        /// The directory `.untorn` is durable, for the same reason.
+        CREATE_DIRECTORY = "sidecar.create.directory";
+        /// The data file's own length and the mark are durable before any commit: a file that comes back without its
+        /// mark beside an active sidecar is refused.
+        CREATE_MARK = "sidecar.create.mark";
+        /// What a killed process left in the page cache is durable before anything is concluded from it, and before the
+        /// older of two copies is written over because a newer one was read.
+        ATTACH_FILES = "sidecar.attach.files";
+        /// The same for the names: the mark must not become durable before the sidecar's name is.
+        ATTACH_NAMES = "sidecar.attach.names";
+        /// The mark is gone before the sidecar is: a marked file without its sidecar is refused.
+        REMOVE_MARK = "sidecar.remove.mark";
+        /// The superblock says "open" before the first store: else a crash would leave one that says "closed cleanly"
+        /// over bytes that changed since.
+        OPEN = "sidecar.open";
+    }
+}
+
+/// Where things are in a sidecar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    /// Rings of records.
+    pub(crate) lanes: u32,
+    /// Lines of 64 bytes in each.
+    pub(crate) slots: u32,
+}
+
+impl Geometry {
+    /// Byte offset of the first lane, behind two superblocks and a page for the retirement lines.
+    pub(crate) const LANES_AT: u64 = 3 * PAGE;
+
+    /// Byte offset of the first chunk: a whole number of pages, so that reflection pages are aligned.
+    pub(crate) fn chunks_at(self) -> u64 {
+        (Self::LANES_AT + u64::from(self.lanes) * u64::from(self.slots) * LINE).next_multiple_of(PAGE)
+    }
+}
+
+/// The directory of sidecars beside a data file.
+pub(crate) fn directory(data: &Path) -> PathBuf {
+    parent(data).join(".untorn")
+}
+
+/// The directory of the data file.
+pub(crate) fn parent(data: &Path) -> PathBuf {
+    match data.parent() {
+        Some(parent) if parent != Path::new("") => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// The sidecar of the data file with this inode number.
+pub(crate) fn path(data: &Path, inode: u64) -> PathBuf {
+    directory(data).join(inode.to_string())
+}
+
+/// Where records too large for a lane are put.
+pub(crate) fn spill_path(sidecar: &Path) -> PathBuf {
+    sidecar.with_extension("spill")
+}
+
+/// A UUID as text, in the usual form.
+pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}

@@ -1,0 +1,103 @@
+//! Copies between ordinary memory and mapped files.
+//!
+//! # Safety
+//! The mapped side is foreign memory: other threads and other processes may load and store the same bytes at any time.
+//! So it is only ever a raw pointer, never a reference, and no code depends on two loads of it agreeing. Such a race
+//! gives the reader unspecified bytes, which the engines validate. The language calls a race of plain accesses
+//! undefined; what holds here is that the compiler cannot see the other side (the memory comes from a system call and
+//! is written by other processes, by instructions it does not model, or behind a lock), so each access compiles to the
+//! plain loads and stores of the machine, for which a race is defined.
+#![allow(unsafe_code)]
+
+use std::ptr;
+use std::sync::atomic::{self, AtomicU64, Ordering};
+
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{copy_nt, width_name};
+
+/// The widest streaming store in use, for reports.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn width_name() -> &'static str {
+    "none"
+}
+
+/// Copies `src` to `dst`, durable after the next [`fence`](super::flush::fence).
+///
+/// # Safety
+/// `src.len()` bytes from `dst` are mapped writable and do not overlap `src`.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe fn copy_nt(dst: *mut u8, src: &[u8]) {
+    // SAFETY: handed on from the caller.
+    unsafe { copy_cached(dst, src) };
+    // SAFETY: as above.
+    unsafe { super::flush::flush_lines(dst, src.len()) }
+}
+
+/// The longest copy that [`copy_cached`] makes of 8-byte stores of its own.
+const WORDWISE: usize = 64;
+
+/// Copies `src` to `dst` through the cache. Later calls of this thread become visible to other threads after it.
+///
+/// Up to 64 bytes with both length and `dst` multiples of 8 are stored as whole 8-byte words in ascending order: a
+/// reader of an aligned word sees the old or the new one. Longer or unaligned copies tear anywhere.
+///
+/// # Safety
+/// `src.len()` bytes from `dst` are mapped writable and do not overlap `src`.
+#[inline]
+pub(crate) unsafe fn copy_cached(dst: *mut u8, src: &[u8]) {
+    if src.len() <= WORDWISE && src.len().is_multiple_of(8) && (dst as usize).is_multiple_of(8) {
+        let (words, _) = src.as_chunks::<8>();
+        for (index, word) in words.iter().enumerate() {
+            // SAFETY: the word is aligned, within the range the caller vouches for, and other Rust code reaches it only
+            // through the copies of this module.
+            let to = unsafe { AtomicU64::from_ptr(dst.wrapping_add(index * 8).cast()) };
+            to.store(u64::from_ne_bytes(*word), Ordering::Release);
+        }
+    } else {
+        atomic::fence(Ordering::Release);
+        // SAFETY: both ranges are valid and disjoint by this function's contract; see the module on races.
+        unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len()) }
+    }
+}
+
+/// Copies from a mapped file that others may be storing to. The bytes of a race are unspecified.
+///
+/// # Safety
+/// `dst.len()` bytes from `src` are mapped readable and do not overlap `dst`.
+#[inline]
+pub(crate) unsafe fn read_racy(src: *const u8, dst: &mut [u8]) {
+    // SAFETY: both ranges are valid and disjoint by this function's contract. A race with a store makes the copied
+    // bytes unspecified and nothing else: `memcpy` of bytes has no invalid values; see the module on the language's
+    // view.
+    unsafe { ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
+    // A reader validates by loading a version after the copy; the copy's loads must not sink below that.
+    atomic::fence(Ordering::Acquire);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cached_copies_and_reads_equal_plain_ones() {
+        let source: Vec<u64> = (0..60u64).map(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15)).collect();
+        let source: Vec<u8> = source.iter().flat_map(|word| word.to_le_bytes()).collect();
+        for offset in 0..80 {
+            for len in 0..300 {
+                let mut expected = [0xEE; 400];
+                expected[offset..offset + len].copy_from_slice(&source[..len]);
+                let mut found = [0xEE; 400];
+                // SAFETY: offset and length stay below 400.
+                unsafe { copy_cached(found.as_mut_ptr().wrapping_add(offset), &source[..len]) };
+                assert_eq!(found, expected, "offset {offset} len {len}");
+                let mut back = vec![0; len];
+                // SAFETY: as above.
+                unsafe { read_racy(found.as_ptr().wrapping_add(offset), &mut back) };
+                assert_eq!(back, source[..len]);
+            }
+        }
+    }
+}

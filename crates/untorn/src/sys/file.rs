@@ -1,0 +1,148 @@
+//! What the kernel knows of a file beyond its bytes: identity, mark, lock.
+//!
+//! # Safety
+//! One ioctl without a wrapper in rustix; it fills a plain integer.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::{AtFlags, FlockOperation, StatxFlags, StatxTimestamp, XattrFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+
+/// The extended attribute that holds a data file's mark.
+pub(crate) const MARK_ATTRIBUTE: &str = "user.untorn";
+
+/// FS_IOC_GETVERSION of `linux/fs.h`, declared there with a `long`.
+const GET_VERSION: Opcode = opcode::read::<std::ffi::c_long>(b'v', 1);
+
+/// Device, inode, generation and birth time (nanoseconds since 1970) of an open file; 0 for what the file system does
+/// not have. Source: `statx(2)`.
+pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<(u64, u64, u64, u64)> {
+    let generation = generation(file);
+    match rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::BTIME) {
+        Ok(found) => {
+            let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
+            let has_birth = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+            let birth = if has_birth { nanoseconds(&found.stx_btime) } else { 0 };
+            Ok((device, found.stx_ino, generation, birth))
+        }
+        // A seccomp filter written before statx refuses it with either error.
+        Err(Errno::NOSYS | Errno::PERM) => {
+            let found = rustix::fs::fstat(file)?;
+            Ok((found.st_dev, found.st_ino, generation, 0))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn nanoseconds(time: &StatxTimestamp) -> u64 {
+    since_1970(time.tv_sec, time.tv_nsec.into())
+}
+
+/// Nanoseconds since 1970 of a time stamp; 0 for one that does not fit (before 1970, or after 2554).
+pub(crate) fn since_1970(seconds: i64, nanoseconds: u64) -> u64 {
+    let seconds = u64::try_from(seconds).ok();
+    seconds.and_then(|s| s.checked_mul(1_000_000_000)?.checked_add(nanoseconds)).unwrap_or(0)
+}
+
+/// The inode's generation number, 0 where the file system has none or a filter refuses the question.
+fn generation(file: BorrowedFd<'_>) -> u64 {
+    // Zero first: of the `long` that the call is declared with, most file systems fill an `int` only.
+    let mut version: u64 = 0;
+    // SAFETY: the call stores at most 8 bytes, which `version` has.
+    let updater = unsafe { Updater::<GET_VERSION, u64>::new(&mut version) };
+    // SAFETY: FS_IOC_GETVERSION only reports.
+    match unsafe { ioctl(file, updater) } {
+        // The generation is 32 bits everywhere; the mask makes a sign-extended one equal to itself.
+        Ok(()) => version & u64::from(u32::MAX),
+        Err(_) => 0,
+    }
+}
+
+/// What reading the mark gave.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum RawMark {
+    /// The file system keeps no user attributes.
+    Unsupported,
+    /// No mark.
+    Absent,
+    /// These bytes.
+    Present([u8; 16]),
+    /// A value that isn't a mark, by its length in bytes.
+    Malformed(usize),
+}
+
+/// Reads the mark. Source: `fgetxattr(2)`, `xattr(7)`.
+pub(crate) fn mark(file: BorrowedFd<'_>) -> io::Result<RawMark> {
+    // One byte more than a mark, so that a longer value shows as such.
+    let mut value = [0; 17];
+    match rustix::fs::fgetxattr(file, MARK_ATTRIBUTE, &mut value) {
+        Ok(16) => {
+            let mut mark = [0; 16];
+            mark.copy_from_slice(&value[..16]);
+            Ok(RawMark::Present(mark))
+        }
+        Ok(len) => Ok(RawMark::Malformed(len)),
+        Err(Errno::RANGE) => Ok(RawMark::Malformed(rustix::fs::fgetxattr_query(file, MARK_ATTRIBUTE)?)),
+        Err(Errno::NODATA) => Ok(RawMark::Absent),
+        Err(Errno::NOTSUP) => Ok(RawMark::Unsupported),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Sets or removes the mark; removing one that is not there is fine. Source: `fsetxattr(2)`, `fremovexattr(2)`.
+pub(crate) fn set_mark(file: BorrowedFd<'_>, mark: Option<[u8; 16]>) -> io::Result<()> {
+    match mark {
+        Some(mark) => Ok(rustix::fs::fsetxattr(file, MARK_ATTRIBUTE, &mark, XattrFlags::empty())?),
+        None => match rustix::fs::fremovexattr(file, MARK_ATTRIBUTE) {
+            Err(Errno::NODATA) => Ok(()),
+            other => Ok(other?),
+        },
+    }
+}
+
+/// Takes the exclusive advisory lock without waiting; false if another open file has it. Source: `flock(2)`.
+pub(crate) fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Writes all of `bytes` at `offset`, over interruptions and short writes. Source: `pwrite(2)`.
+///
+/// # Errors
+/// How many bytes were written before the error, and the error. A write of 0 bytes, which a full file system of some
+/// kinds gives, is ENOSPC.
+pub(crate) fn write_all(
+    file: BorrowedFd<'_>,
+    mut bytes: &[u8],
+    offset: u64,
+) -> std::result::Result<(), (u64, io::Error)> {
+    let mut done = 0;
+    while !bytes.is_empty() {
+        match rustix::io::pwrite(file.as_fd(), bytes, offset + done) {
+            Ok(0) => return Err((done, Errno::NOSPC.into())),
+            Ok(n) => {
+                done += n as u64;
+                bytes = &bytes[n..];
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err((done, error.into())),
+        }
+    }
+    Ok(())
+}
+
+/// Calls again what a signal interrupted.
+pub(crate) fn uninterrupted(mut call: impl FnMut() -> rustix::io::Result<()>) -> io::Result<()> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return Ok(other?),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! A shared mapping of a file, with room to grow.
+//!
+//! # Safety
+//! A [`FileMap`] owns its address range from construction to drop and hands out raw pointers only, never references:
+//! other threads and other processes may store to the same bytes at any time.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::page_size;
+
+/// How a file is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MapKind {
+    /// Loads only, through the page cache.
+    Read,
+    /// Loads and stores.
+    ReadWrite,
+    /// Loads only; fails unless the file is on persistent memory (`MAP_SYNC`).
+    SyncRead,
+    /// Loads and stores that reach persistent memory once written back from the CPU cache, with no system call
+    /// (`MAP_SYNC`): before a first store to a page proceeds, the file system makes the page's place durable.
+    SyncReadWrite,
+}
+
+/// Address space over a file, from its first byte.
+///
+/// The kernel allows a mapping to reach beyond the end of the file; such pages raise SIGBUS until the file has grown
+/// over them. So one mapping of the whole reservation serves every later length: growth needs no remapping, and the
+/// address never moves under a reader. The owner keeps accesses within the file's length.
+pub(crate) struct FileMap {
+    start: NonNull<u8>,
+    reserved: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and `FileMap` is an address and a number.
+unsafe impl Send for FileMap {}
+// SAFETY: as above; a shared `FileMap` only gives its address out.
+unsafe impl Sync for FileMap {}
+
+impl FileMap {
+    /// Maps the file over `reserve` bytes, and if the kernel has no room for that, over half as much, a quarter, and so
+    /// on, but not less than `len`.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP from a `Sync` kind where the file is not on persistent memory; EOVERFLOW when the file is larger than
+    /// the address space; what `mmap(2)` says otherwise.
+    pub(crate) fn new(file: BorrowedFd<'_>, kind: MapKind, len: u64, reserve: u64) -> io::Result<Self> {
+        let smallest = usize::try_from(len.max(1)).ok().and_then(|len| len.checked_next_multiple_of(page_size()));
+        let smallest = smallest.ok_or(Errno::OVERFLOW)?;
+        // No address space is as large as half of what an address can say; the loop below comes down from there.
+        let wanted = usize::try_from(reserve).unwrap_or(usize::MAX).min(isize::MAX as usize);
+        let mut reserved = wanted.next_multiple_of(page_size()).max(smallest);
+        let (protection, flags) = match kind {
+            MapKind::Read => (ProtFlags::READ, MapFlags::SHARED),
+            MapKind::ReadWrite => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED),
+            MapKind::SyncRead => (ProtFlags::READ, MapFlags::SHARED_VALIDATE | MapFlags::SYNC),
+            MapKind::SyncReadWrite => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED_VALIDATE | MapFlags::SYNC),
+        };
+        loop {
+            let flags = flags | MapFlags::NORESERVE;
+            // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
+            match unsafe { mmap(ptr::null_mut(), reserved, protection, flags, file, 0) } {
+                Ok(start) => {
+                    let start = NonNull::new(start.cast()).expect("a mapping the kernel places is never at address 0");
+                    return Ok(FileMap { start, reserved });
+                }
+                // ENOMEM: no room in the address space. EOVERFLOW: beyond the file system's largest file. EINVAL: some
+                // file systems say so instead.
+                Err(Errno::NOMEM | Errno::OVERFLOW | Errno::INVAL) if reserved > smallest => {
+                    reserved = (reserved / 2).next_multiple_of(page_size()).max(smallest);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Bytes of address space: the length the file can grow to.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.reserved as u64
+    }
+
+    /// The address of the file's byte `offset`, which must lie within the reservation to be of use.
+    #[inline]
+    pub(crate) fn at(&self, offset: u64) -> *mut u8 {
+        debug_assert!(offset <= self.reserved as u64);
+        self.start.as_ptr().wrapping_add(offset as usize)
+    }
+}
+
+impl Drop for FileMap {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping that `new` made; its owner, about to go, made all accesses through itself.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.reserved) };
+        debug_assert!(unmapped.is_ok(), "munmap of a whole mapping: {unmapped:?}");
+    }
+}

@@ -1,0 +1,32 @@
+//! System calls and raw-memory primitives.
+//!
+//! With the media above it, the only place for unsafe code: what it offers upwards is safe, or states in a `# Safety`
+//! section what the one caller must hold.
+
+pub(crate) mod copy;
+pub(crate) mod file;
+pub(crate) mod flush;
+pub(crate) mod map;
+pub(crate) mod range;
+pub(crate) mod ring;
+mod zeroed;
+
+pub(crate) use zeroed::ZeroedArray;
+
+/// Bytes of a page of memory: the unit in which address space is reserved and mapped.
+pub(crate) fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+/// Sixteen random bytes.
+///
+/// # Errors
+/// Those of `getrandom(2)`.
+pub(crate) fn random() -> std::io::Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,277 @@
+//! A small medium that counts what an engine asks of it, and can be made slow or full.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use untorn::medium::{Access, Barrier, Identity, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+use untorn::{Error, Result};
+
+/// Counts at one instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Calls of `fence`, except the last step of `order`.
+    pub(crate) fences: u64,
+    /// Calls of `order`, which on persistent memory is a fence instruction too.
+    pub(crate) orders: u64,
+    /// Calls of `sync` and `sync_dir`.
+    pub(crate) syncs: u64,
+    /// Calls of `flush`.
+    pub(crate) flushes: u64,
+    /// Bytes given to `write` and `store`.
+    pub(crate) bytes: u64,
+    /// Calls of `read`.
+    pub(crate) reads: u64,
+    /// Everything else: lengths, space, names, marks, waits.
+    pub(crate) others: u64,
+}
+
+impl std::ops::Sub for Counts {
+    type Output = Counts;
+
+    fn sub(self, earlier: Counts) -> Counts {
+        Counts {
+            fences: self.fences - earlier.fences,
+            orders: self.orders - earlier.orders,
+            syncs: self.syncs - earlier.syncs,
+            flushes: self.flushes - earlier.flushes,
+            bytes: self.bytes - earlier.bytes,
+            reads: self.reads - earlier.reads,
+            others: self.others - earlier.others,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Cells {
+    fences: AtomicU64,
+    orders: AtomicU64,
+    syncs: AtomicU64,
+    flushes: AtomicU64,
+    bytes: AtomicU64,
+    reads: AtomicU64,
+    others: AtomicU64,
+    /// Creating a file fails for want of space.
+    full: AtomicBool,
+    /// Fences let pass before every further one fails; `u64::MAX` for none that fails.
+    sound: AtomicU64,
+}
+
+fn add(cell: &AtomicU64, n: u64) {
+    cell.fetch_add(n, Ordering::Relaxed);
+}
+
+/// Counts what goes by on its way to another medium. Clones share the counts.
+pub(crate) struct Counting<M> {
+    inner: Arc<M>,
+    cells: Arc<Cells>,
+    /// How long each fence takes besides.
+    delay: Duration,
+}
+
+impl<M> Clone for Counting<M> {
+    fn clone(&self) -> Self {
+        Counting { inner: self.inner.clone(), cells: self.cells.clone(), delay: self.delay }
+    }
+}
+
+impl<M: Medium> Counting<M> {
+    pub(crate) fn new(inner: M) -> Self {
+        Self::slow(inner, Duration::ZERO)
+    }
+
+    pub(crate) fn slow(inner: M, delay: Duration) -> Self {
+        let cells = Cells { sound: AtomicU64::new(u64::MAX), ..Cells::default() };
+        Counting { inner: Arc::new(inner), cells: Arc::new(cells), delay }
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let get = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+        let cells = &self.cells;
+        Counts {
+            fences: get(&cells.fences),
+            orders: get(&cells.orders),
+            syncs: get(&cells.syncs),
+            flushes: get(&cells.flushes),
+            bytes: get(&cells.bytes),
+            reads: get(&cells.reads),
+            others: get(&cells.others),
+        }
+    }
+
+    /// What `go` costs.
+    pub(crate) fn cost<T>(&self, go: impl FnOnce() -> T) -> Counts {
+        let before = self.counts();
+        go();
+        self.counts() - before
+    }
+
+    /// From now on creating a file fails for want of space, or no more.
+    pub(crate) fn fill(&self, full: bool) {
+        self.cells.full.store(full, Ordering::Relaxed);
+    }
+
+    /// Every fence after the next `n` fails.
+    pub(crate) fn fail_fences_after(&self, n: u64) {
+        self.cells.sound.store(n, Ordering::Relaxed);
+    }
+
+    fn wrap(&self, file: M::File) -> CountingFile<M::File> {
+        CountingFile { inner: file, cells: self.cells.clone() }
+    }
+}
+
+impl<M: Medium> Medium for Counting<M> {
+    type File = CountingFile<M::File>;
+
+    fn class(&self) -> MediumClass {
+        self.inner.class()
+    }
+
+    fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
+        add(&self.cells.others, 1);
+        Ok(self.wrap(self.inner.open(path, access, reserve)?))
+    }
+
+    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
+        add(&self.cells.others, 1);
+        if self.cells.full.load(Ordering::Relaxed) {
+            return Err(Error::io("create", path, std::io::Error::from(std::io::ErrorKind::StorageFull)));
+        }
+        Ok(self.wrap(self.inner.create(path, len, reserve)?))
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        add(&self.cells.others, 1);
+        self.inner.create_dir(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        add(&self.cells.others, 1);
+        self.inner.rename(from, to)
+    }
+
+    fn unlink(&self, path: &Path) -> Result<()> {
+        add(&self.cells.others, 1);
+        self.inner.unlink(path)
+    }
+
+    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
+        add(&self.cells.others, 1);
+        self.inner.remove_dir_if_empty(path)
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        add(&self.cells.others, 1);
+        self.inner.exists(path)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
+        add(&self.cells.others, 1);
+        self.inner.list(dir)
+    }
+
+    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
+        add(&self.cells.syncs, 1);
+        self.inner.sync_dir(barrier, dir)
+    }
+
+    fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
+        add(&self.cells.fences, 1);
+        let sound = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(1) };
+        if self.cells.sound.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sound).is_err() {
+            return Err(Error::io("flush", Path::new(barrier.name()), std::io::Error::from_raw_os_error(5)));
+        }
+        if !self.delay.is_zero() {
+            std::thread::sleep(self.delay);
+        }
+        let files: Vec<_> = files.iter().map(|file| &file.inner).collect();
+        self.inner.fence(barrier, &files)
+    }
+
+    fn order(&self) {
+        add(&self.cells.orders, 1);
+        self.inner.order();
+    }
+
+    fn relax(&self, round: u32) {
+        add(&self.cells.others, 1);
+        self.inner.relax(round);
+    }
+}
+
+/// A file of [`Counting`].
+pub(crate) struct CountingFile<F> {
+    inner: F,
+    cells: Arc<Cells>,
+}
+
+impl<F: MediumFile> MediumFile for CountingFile<F> {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        self.inner.identity()
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        add(&self.cells.others, 1);
+        self.inner.stamp()
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        add(&self.cells.reads, 1);
+        self.inner.read(offset, dst)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        add(&self.cells.bytes, src.len() as u64);
+        self.inner.write(offset, src)
+    }
+
+    fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
+        add(&self.cells.bytes, src.len() as u64);
+        self.inner.store(offset, src)
+    }
+
+    fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
+        add(&self.cells.flushes, 1);
+        self.inner.flush(barrier, offset, len);
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        add(&self.cells.others, 1);
+        self.inner.set_len(len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        add(&self.cells.others, 1);
+        self.inner.allocate(offset, len)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        add(&self.cells.others, 1);
+        self.inner.punch(offset, len)
+    }
+
+    fn sync(&self, barrier: Barrier) -> Result<()> {
+        add(&self.cells.syncs, 1);
+        self.inner.sync(barrier)
+    }
+
+    fn mark(&self) -> Result<MarkState> {
+        self.inner.mark()
+    }
+
+    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
+        add(&self.cells.others, 1);
+        self.inner.set_mark(mark)
+    }
+
+    fn try_lock(&self) -> Result<bool> {
+        self.inner.try_lock()
+    }
+}

@@ -1,0 +1,206 @@
+//! What several test files need: bytes that tell where they belong, seeded choices, a data file and its sidecar put
+//! back byte for byte, a limit on time.
+#![allow(dead_code)] // Each test file uses its own part.
+
+pub(crate) mod counting;
+pub(crate) mod system;
+
+use std::fs::{File, FileTimes, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, SystemTime};
+
+pub(crate) const PAGE: usize = 4096;
+
+/// Bytes that differ by position and by `seed`, none of them 0.
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut rng = Rng::new(seed);
+    (0..len).map(|_| (rng.next() as u8).max(1)).collect()
+}
+
+/// A small generator whose whole state is its seed.
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Self {
+        Rng(seed)
+    }
+
+    /// Splitmix64.
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
+/// A seed for a test, printed so that a failure can be replayed: from `UNTORN_SEED`, else from the clock.
+pub(crate) fn seed(test: &str) -> u64 {
+    let clock = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
+    let seed = std::env::var("UNTORN_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(clock);
+    eprintln!("{test}: UNTORN_SEED={seed}");
+    seed
+}
+
+/// An empty directory in memory where the machine has one, for tests that open a file thousands of times; a flush costs
+/// nothing there.
+pub(crate) fn memory_dir() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// Where the sidecar of a data file stands.
+pub(crate) fn sidecar_of(data: &Path) -> PathBuf {
+    let inode = std::fs::metadata(data).unwrap().ino();
+    data.parent().unwrap().join(".untorn").join(inode.to_string())
+}
+
+/// Names in a directory, sorted.
+pub(crate) fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> = match std::fs::read_dir(dir) {
+        Ok(entries) => entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect(),
+        Err(_) => Vec::new(),
+    };
+    names.sort();
+    names
+}
+
+/// One file as it was: bytes and modification time.
+pub(crate) struct Image {
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: Vec<u8>,
+    modified: SystemTime,
+    inode: u64,
+}
+
+impl Image {
+    pub(crate) fn of(path: &Path) -> Self {
+        let metadata = std::fs::metadata(path).unwrap();
+        Image {
+            path: path.to_owned(),
+            bytes: std::fs::read(path).unwrap(),
+            modified: metadata.modified().unwrap(),
+            inode: metadata.ino(),
+        }
+    }
+
+    /// Puts the file back in place: the same inode, bytes, holes and modification time.
+    pub(crate) fn restore(&self) {
+        self.restore_as(&self.bytes);
+    }
+
+    /// The same with other bytes.
+    pub(crate) fn restore_as(&self, bytes: &[u8]) {
+        let file = OpenOptions::new().write(true).open(&self.path).unwrap();
+        assert_eq!(file.metadata().unwrap().ino(), self.inode, "{} was replaced", self.path.display());
+        file.set_len(0).unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+        for (n, page) in bytes.chunks(PAGE).enumerate() {
+            if *page != [0; PAGE][..page.len()] {
+                file.write_all_at(page, (n * PAGE) as u64).unwrap();
+            }
+        }
+        file.set_times(FileTimes::new().set_modified(self.modified)).unwrap();
+    }
+
+    /// Sets the modification time alone.
+    pub(crate) fn restore_time(&self) {
+        let file = File::open(&self.path).unwrap();
+        file.set_times(FileTimes::new().set_modified(self.modified)).unwrap();
+    }
+}
+
+/// A data file and its sidecar as they were.
+pub(crate) struct Pair {
+    pub(crate) data: Image,
+    pub(crate) side: Image,
+}
+
+impl Pair {
+    pub(crate) fn of(data: &Path) -> Self {
+        Pair { data: Image::of(data), side: Image::of(&sidecar_of(data)) }
+    }
+
+    pub(crate) fn restore(&self) {
+        self.data.restore();
+        self.side.restore();
+    }
+}
+
+/// What `go` returns, or the text of its panic.
+pub(crate) fn attempt<T>(go: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(go)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        format!("panicked: {}", text.unwrap_or_default())
+    })
+}
+
+/// Failures collected over many cases, so that one run shows them all.
+#[derive(Default)]
+pub(crate) struct Failures {
+    seen: Vec<String>,
+    count: usize,
+}
+
+impl Failures {
+    pub(crate) fn add(&mut self, failure: String) {
+        self.count += 1;
+        if self.seen.len() < 12 {
+            self.seen.push(failure);
+        }
+    }
+
+    pub(crate) fn conclude(self, cases: usize) {
+        assert!(cases > 0, "no case was run");
+        assert!(self.count == 0, "{} of {cases} cases failed, among them:\n{}", self.count, self.seen.join("\n"));
+    }
+}
+
+/// Ends this process if it is not dropped in time: a test that hangs would tell nobody why.
+pub(crate) struct Limit(#[allow(dead_code)] Sender<()>);
+
+pub(crate) fn limit(seconds: u64, what: &'static str) -> Limit {
+    let (alive, gone) = channel();
+    std::thread::spawn(move || {
+        if let Err(RecvTimeoutError::Timeout) = gone.recv_timeout(Duration::from_secs(seconds)) {
+            let _ = writeln!(std::io::stderr(), "\n{what}: hangs, not done after {seconds} s");
+            std::process::abort();
+        }
+    });
+    Limit(alive)
+}
+
+/// Runs `body` in a process of its own, so that a signal or a hang ends only that. `test` is the full name of the test
+/// that calls it.
+pub(crate) fn alone(test: &str, seconds: u64, what: &'static str, body: impl FnOnce()) {
+    const ALONE: &str = "UNTORN_TEST_ALONE";
+    if std::env::var(ALONE).is_ok_and(|name| name == test) {
+        let _limit = limit(seconds, what);
+        return body();
+    }
+    // What the child may leave behind when it dies is in here, file systems it mounted included.
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let child = child.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(ALONE, test);
+    let output = child.env("TMPDIR", dir.path()).output().unwrap();
+    for name in names(dir.path()) {
+        // Fails where nothing is mounted.
+        let _ = Command::new("umount").arg("-l").arg(dir.path().join(name)).output();
+    }
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let lines: Vec<&str> = said.lines().collect();
+    let last = lines[lines.len().saturating_sub(25)..].join("\n");
+    assert!(output.status.success(), "{test} alone: {}\n{last}", output.status);
+    assert!(said.contains("1 passed"), "no test is named {test}:\n{said}");
+    said.lines().filter(|line| line.starts_with("skipped")).for_each(|line| eprintln!("{line}"));
+}

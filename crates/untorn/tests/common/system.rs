@@ -1,0 +1,82 @@
+//! The little unsafe code the tests need: counting allocations, and `fork`.
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+/// The system's allocator, counting the calls of each thread. A test file that asks for
+/// [`allocations`] installs it with `#[global_allocator]`.
+pub(crate) struct CountingAlloc;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Allocations this thread has made so far.
+pub(crate) fn allocations() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+fn count() {
+    // A thread that is ending may have no thread-local state any more; nobody counts there.
+    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: every call goes to the system's allocator as it came; counting allocates nothing, for the cell is constant
+// from the start and needs no destructor.
+unsafe impl GlobalAlloc for CountingAlloc {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: as above.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+// SAFETY: the declarations of `fork(2)` and `_exit(2)` in the C library that the standard library links.
+unsafe extern "C" {
+    fn fork() -> i32;
+    fn _exit(code: i32) -> !;
+}
+
+/// A forked child, running until it is awaited.
+pub(crate) struct Child(rustix::process::Pid);
+
+/// Runs `body` in a forked child, which ends with the code it returns, or with 101 if it panics.
+pub(crate) fn in_forked_child(body: impl FnOnce() -> i32) -> Child {
+    // SAFETY: the C library makes its allocator usable in the child of a process with threads; beyond allocating, the
+    // child uses only what this thread owns, and it leaves by `_exit`.
+    let child = unsafe { fork() };
+    if child == 0 {
+        let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(101);
+        // SAFETY: ends the child.
+        unsafe { _exit(code) }
+    }
+    assert!(child > 0, "fork: {}", std::io::Error::last_os_error());
+    Child(rustix::process::Pid::from_raw(child).unwrap())
+}
+
+impl Child {
+    /// The child's exit code; `None` if a signal ended it.
+    pub(crate) fn wait(self) -> Option<i32> {
+        let options = rustix::process::WaitOptions::empty();
+        let (_, status) = rustix::process::waitpid(Some(self.0), options).unwrap().unwrap();
+        status.exit_status()
+    }
+}

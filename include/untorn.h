@@ -1,0 +1,326 @@
+/*
+ * untorn.h - memory-mapped files that never tear: the native C interface.
+ *
+ * untorn gives failure atomicity to file I/O. A commit makes all changes since
+ * the previous commit durable together: after a crash at any instant, opening
+ * the file yields exactly the state of one commit, at least the last one whose
+ * call returned success. docs/fault-model.md says against which faults.
+ *
+ * A first program:
+ *
+ *     #include <untorn.h>
+ *     #include <stdio.h>
+ *
+ *     int main(void) {
+ *         untorn_options options = UNTORN_OPTIONS_INIT;
+ *         untorn_error error;
+ *         options.flags = UNTORN_CREATE;
+ *         options.length = 1 << 20;
+ *         untorn_t *file = untorn_open("ledger", &options, &error);
+ *         if (!file) {
+ *             fprintf(stderr, "%s\n", error.message);
+ *             return 1;
+ *         }
+ *         int code = untorn_write(file, 4090, "all of this or none of it", 25);
+ *         int closed = untorn_close(file);
+ *         return code || closed;
+ *     }
+ *
+ * Compile and link (the static library needs the system libraries it names):
+ *
+ *     cc -std=c11 -Iinclude first.c -Ltarget/release -luntorn -o first
+ *     cc -std=c11 -Iinclude first.c target/release/libuntorn.a -lpthread -ldl -lm -o first
+ *
+ * Install: copy untorn.h and untorn/ to a directory for headers, libuntorn.so
+ * and libuntorn.a to one for libraries. The SONAME is libuntorn.so; built with
+ * UNTORN_SONAME=libuntorn.so.0 in the environment it is libuntorn.so.0, for
+ * packages that install the library under a versioned name.
+ *
+ * Conventions:
+ * - A function that returns int returns 0 or a negative code, UNTORN_E*. A code
+ *   above -1000 is the negative errno of the reason, so codes not listed here
+ *   occur too: -EMFILE, for instance. untorn_strerror gives a short text;
+ *   untorn_last_error gives the whole text, with the path and what to do.
+ * - A null pointer is UNTORN_EINVAL wherever it is not said to be allowed.
+ * - No function prints, aborts, or lets a panic out.
+ * - Offsets and lengths are in bytes.
+ * - Handles may be used from many threads at once; reads and writes are atomic
+ *   against each other, over any number of pages. The call that ends a handle
+ *   or transaction must be the last one to use it. A handle means nothing in a
+ *   child after fork: open the file anew there.
+ *
+ * The paper's own interface, addresses and ato_memcpy, is in untorn/acumen.h.
+ */
+#ifndef UNTORN_H
+#define UNTORN_H
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Codes.
+ */
+
+/* The file, or a directory of its path, does not exist. */
+#define UNTORN_ENOENT (-ENOENT)
+/* The device failed to read, write or flush. */
+#define UNTORN_EIO (-EIO)
+/* No memory. */
+#define UNTORN_ENOMEM (-ENOMEM)
+/* The permissions of the file or a directory do not allow it. */
+#define UNTORN_EACCES (-EACCES)
+/* The range does not lie within the file; untorn_resize changes its length. */
+#define UNTORN_EFAULT (-EFAULT)
+/* Another process, or a handle of this one with other options, has the file
+ * open. */
+#define UNTORN_EBUSY (-EBUSY)
+/* UNTORN_EXCL, and the file exists. */
+#define UNTORN_EEXIST (-EEXIST)
+/* The path names a directory. */
+#define UNTORN_EISDIR (-EISDIR)
+/* A null pointer, or an argument that no file could satisfy. */
+#define UNTORN_EINVAL (-EINVAL)
+/* The device is full. */
+#define UNTORN_ENOSPC (-ENOSPC)
+/* The handle, or the file system, is for reading only. */
+#define UNTORN_EROFS (-EROFS)
+/* The quota is used up. */
+#define UNTORN_EDQUOT (-EDQUOT)
+/* A file format, feature or option that this version does not know. */
+#define UNTORN_EOPNOTSUPP (-EOPNOTSUPP)
+/* The sidecar is damaged. */
+#define UNTORN_EBADMSG (-EBADMSG)
+/* The file was not closed cleanly, and a read-only handle may not repair it:
+ * open it for writing, or run `untorn recover`. */
+#define UNTORN_EUCLEAN (-EUCLEAN)
+/* The handle belongs to the process that opened it; this is its child. */
+#define UNTORN_EOWNERDEAD (-EOWNERDEAD)
+
+/* A fault inside untorn; the text says which. Please report it. */
+#define UNTORN_EINTERNAL (-1001)
+/* An earlier flush failed, so nothing more is promised through this handle.
+ * Close it and open the file again to return to the last commit. */
+#define UNTORN_EPOISONED (-1002)
+/* Committed bytes live in a sidecar that is not there. */
+#define UNTORN_ESIDECAR_MISSING (-1003)
+/* The sidecar beside the file belongs to another file. */
+#define UNTORN_ESIDECAR_MISMATCH (-1004)
+/* Another program changed the file while its sidecar held committed bytes. */
+#define UNTORN_EMIXED_USE (-1005)
+/* Transactions of the handle are open: commit or abort them first. This is the
+ * one failure of untorn_close and untorn_settle that leaves the handle open. */
+#define UNTORN_ETXOPEN (-1006)
+
+/* Bytes of untorn_error.message, the final zero included. */
+#define UNTORN_MESSAGE_SIZE 508
+
+/* Why a call failed. */
+typedef struct untorn_error {
+    /* 0 after a success, else a negative code. */
+    int code;
+    /* A sentence in UTF-8 that names the file and says what to do; empty after a
+     * success. Longer ones are cut. */
+    char message[UNTORN_MESSAGE_SIZE];
+} untorn_error;
+
+/* An open file. */
+typedef struct untorn_t untorn_t;
+
+/* A transaction: writes that commit together or not at all. */
+typedef struct untorn_tx untorn_tx;
+
+/*
+ * Options.
+ */
+
+/* untorn_options.engine: how a commit is made all or nothing. AUTO suits the
+ * medium. PASSTHROUGH gives no atomicity at all: it is there to compare with. */
+#define UNTORN_ENGINE_AUTO 0
+#define UNTORN_ENGINE_REFLECTION 1
+#define UNTORN_ENGINE_PASSTHROUGH 2
+
+/* untorn_options.layout: of a new sidecar. AUTO is dense up to 16 GiB. */
+#define UNTORN_LAYOUT_AUTO 0
+#define UNTORN_LAYOUT_DENSE 1
+#define UNTORN_LAYOUT_SPARSE 2
+
+/* untorn_options.durability: when a write is durable.
+ * AUTO: as the file was created, else per write on persistent memory and per
+ * commit on a block device.
+ * PER_WRITE: each write or transaction is one commit, durable when it returns,
+ * and seen by no reader before it is durable.
+ * PER_COMMIT: writes are seen at once and join the open epoch; untorn_sync
+ * commits the epoch. */
+#define UNTORN_DURABILITY_AUTO 0
+#define UNTORN_DURABILITY_PER_WRITE 1
+#define UNTORN_DURABILITY_PER_COMMIT 2
+
+/* untorn_options.order: fences of one atomic write on persistent memory. ONE is
+ * measured faster; TWO is the order of the Acumen paper. */
+#define UNTORN_ORDER_ONE_FENCE 0
+#define UNTORN_ORDER_TWO_FENCE 1
+
+/* untorn_options.read_policy: whether a read copies each slice from where it is
+ * valid, or first deploys the page's slices into the data file, as the Acumen
+ * paper does. */
+#define UNTORN_READ_GATHER 0
+#define UNTORN_READ_DEPLOY 1
+
+/* untorn_options.flags. */
+/* Change nothing, not even to recover. */
+#define UNTORN_READ_ONLY 1
+/* If the file does not exist, create one of untorn_options.length zero bytes. */
+#define UNTORN_CREATE 2
+/* With UNTORN_CREATE: fail with UNTORN_EEXIST if the file exists. */
+#define UNTORN_EXCL 4
+/* When a cleanly closed file is opened, check its bitmaps only, not the digest
+ * of all reflected slices, which reads them all. */
+#define UNTORN_NO_VERIFY 8
+
+/* How to open a file. Start from UNTORN_OPTIONS_INIT; a field of zero has its
+ * default. The struct grows at its end; the size field tells a library which
+ * fields the program knows. A program that sets a field the library does not
+ * know is refused with UNTORN_EOPNOTSUPP. */
+typedef struct untorn_options {
+    /* sizeof(untorn_options). */
+    uint32_t size;
+    /* UNTORN_ENGINE_*. */
+    uint32_t engine;
+    /* UNTORN_LAYOUT_*. */
+    uint32_t layout;
+    /* UNTORN_DURABILITY_*. */
+    uint32_t durability;
+    /* UNTORN_ORDER_*. */
+    uint32_t order;
+    /* UNTORN_READ_GATHER or UNTORN_READ_DEPLOY. */
+    uint32_t read_policy;
+    /* UNTORN_READ_ONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_NO_VERIFY, or'ed. */
+    uint32_t flags;
+    /* Zero. */
+    uint32_t reserved;
+    /* Bytes of the file that UNTORN_CREATE creates. */
+    uint64_t length;
+    /* Bytes the file may grow to while open: address space is reserved for it,
+     * memory is not. 0: 1 TiB or twice the length, whichever is more. */
+    uint64_t max_len;
+} untorn_options;
+
+/* All defaults: `untorn_options options = UNTORN_OPTIONS_INIT;` */
+#define UNTORN_OPTIONS_INIT { (uint32_t)sizeof(untorn_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/*
+ * Files.
+ */
+
+/* Opens the file at `path` and, unless it is opened for reading only, recovers
+ * it if it stands at a crash and gives it a sidecar if it has none. Opening one
+ * file twice in a process gives two handles to one state.
+ *
+ * opts: NULL for the defaults. err: NULL, or where to put why it failed.
+ * Returns the handle, to be ended by untorn_close or untorn_settle, or NULL; the
+ * file is unchanged then.
+ * Errors: UNTORN_ENOENT, UNTORN_EEXIST, UNTORN_EISDIR, UNTORN_EACCES,
+ * UNTORN_EBUSY (open elsewhere, or here with other options), UNTORN_EINVAL (an
+ * option), UNTORN_EOPNOTSUPP, UNTORN_EUCLEAN (read-only), UNTORN_EBADMSG,
+ * UNTORN_ESIDECAR_MISSING, UNTORN_ESIDECAR_MISMATCH, UNTORN_EMIXED_USE,
+ * UNTORN_ENOSPC and others from the system. */
+untorn_t *untorn_open(const char *path, const untorn_options *opts, untorn_error *err);
+
+/* Fills `dst` with the `n` bytes at `off`, atomically: a write by another thread
+ * is seen whole or not at all. There are no short reads.
+ * Errors: UNTORN_EFAULT unless all bytes lie within the file; UNTORN_EIO. What
+ * dst holds then is unspecified. */
+int untorn_read(untorn_t *file, uint64_t off, void *dst, size_t n);
+
+/* Writes the `n` bytes at `src` to `off`, atomically, over any number of pages.
+ * Per write durability: durable when it returns. Per commit: it joins the open
+ * epoch. The file does not grow.
+ * Errors: UNTORN_EFAULT unless all bytes lie within the file; UNTORN_EROFS,
+ * UNTORN_ENOSPC, UNTORN_EIO, UNTORN_EPOISONED. The file holds none of the bytes
+ * then. */
+int untorn_write(untorn_t *file, uint64_t off, const void *src, size_t n);
+
+/* Commits the open epoch: when it returns 0, everything written before, by any
+ * thread, is durable. Per write durability: there is nothing left to do.
+ * Errors: UNTORN_EIO and others of a flush; the handle is poisoned then. */
+int untorn_sync(untorn_t *file);
+
+/* Changes the length, atomically and durably; new bytes are zeros. Per commit
+ * durability: the open epoch commits with it.
+ * Errors: UNTORN_EINVAL above untorn_options.max_len; UNTORN_EROFS,
+ * UNTORN_ENOSPC, UNTORN_EIO, UNTORN_EPOISONED. */
+int untorn_resize(untorn_t *file, uint64_t len);
+
+/* The length in bytes; 0 for NULL. */
+uint64_t untorn_len(untorn_t *file);
+
+/* Commits the open epoch and, if this is the last handle of the process to the
+ * file, closes it cleanly: the sidecar stays, and the next open needs no
+ * recovery. A process that ends without it leaves the last commit.
+ * The handle is gone whatever it returns, except UNTORN_ETXOPEN.
+ * Errors: UNTORN_ETXOPEN; UNTORN_EIO and others of a flush: the next open
+ * returns to the last commit. */
+int untorn_close(untorn_t *file);
+
+/* Commits, deploys everything into the data file, removes the sidecar and
+ * closes: what is left is a plain file that any program may read and write.
+ * The handle is gone whatever it returns, except UNTORN_ETXOPEN.
+ * Errors: UNTORN_ETXOPEN; UNTORN_EBUSY while another handle of this process has
+ * the file open; UNTORN_EROFS, UNTORN_EIO: the file can be opened and settled
+ * again. */
+int untorn_settle(untorn_t *file);
+
+/*
+ * Transactions. One is used by one thread at a time; a file may have any number.
+ *
+ *     untorn_tx *tx = untorn_begin(file);
+ *     int code = untorn_tx_write(tx, from, &less, sizeof less);
+ *     if (!code) code = untorn_tx_write(tx, to, &more, sizeof more);
+ *     if (!code) code = untorn_tx_commit(tx);
+ *     else untorn_tx_abort(tx);
+ */
+
+/* Begins a transaction: writes to any ranges that commit together or not at all,
+ * and that nobody else sees before.
+ * Returns it, to be ended by untorn_tx_commit or untorn_tx_abort, or NULL;
+ * untorn_last_error says why. */
+untorn_tx *untorn_begin(untorn_t *file);
+
+/* Adds a write of the `n` bytes at `src` to `off`; the bytes are copied, so src
+ * is free again. A later write to the same bytes replaces an earlier one.
+ * Errors: UNTORN_EFAULT unless all bytes lie within the file; UNTORN_ENOMEM. The
+ * transaction stays as it was. */
+int untorn_tx_write(untorn_tx *tx, uint64_t off, const void *src, size_t n);
+
+/* Applies all writes as one. Per write durability: they are one commit, durable
+ * when it returns. Per commit: they join the open epoch together.
+ * The transaction is gone whatever it returns.
+ * Errors: as for untorn_write; none of the writes is applied then. */
+int untorn_tx_commit(untorn_tx *tx);
+
+/* Drops the writes and the transaction. NULL is allowed. */
+void untorn_tx_abort(untorn_tx *tx);
+
+/*
+ * Errors.
+ */
+
+/* Why the last call that failed in this thread failed, untorn/acumen.h included.
+ * A success does not change it; before the first failure the code is 0.
+ * Errors: UNTORN_EINVAL for NULL. */
+int untorn_last_error(untorn_error *err);
+
+/* A short text for a code, in English. It lives as long as the process and is
+ * never NULL, whatever the number. */
+const char *untorn_strerror(int code);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

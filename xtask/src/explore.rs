@@ -1,0 +1,220 @@
+//! `cargo xtask explore`: the crash explorer on every core.
+
+use std::io::{IsTerminal, Write, stderr};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use untorn::EngineKind;
+use untorn::medium::MediumClass;
+use untorn_sim::explore::{self, Outcome, Settings, Violation};
+
+/// Runs an engine over simulated media, crashes it at every call, and checks every recovered state against the contract.
+/// The last line says how many distinct states were seen; the exit code is 0 only if none was wrong, every barrier
+/// mutant was convicted, and the canary too.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Distinct states to see
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    states: u64,
+    /// Every random decision follows from it
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Fault model
+    #[arg(long, value_enum, default_value_t = Media::Both)]
+    medium: Media,
+    /// Engine
+    #[arg(long, value_name = "ENGINE", default_value_t = EngineKind::Reflection)]
+    engine: EngineKind,
+    /// Run the mutants and the canary only
+    #[arg(long, conflicts_with = "no_mutants")]
+    mutants_only: bool,
+    /// Leave the mutants out
+    #[arg(long)]
+    no_mutants: bool,
+    /// Threads to work with; all cores without it
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+    /// Seconds after which a mutant is acquitted
+    #[arg(long, value_name = "S", default_value_t = 40)]
+    mutant_time: u64,
+    /// Print one JSON object before the last line
+    #[arg(long)]
+    json: bool,
+    /// Run one case again, by the token a violation was reported with
+    #[arg(long, value_name = "TOKEN", conflicts_with_all = ["mutants_only", "no_mutants", "json"])]
+    replay: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Media {
+    Pmem,
+    Block,
+    Both,
+}
+
+impl Media {
+    fn classes(self) -> Vec<MediumClass> {
+        let mut classes = Vec::new();
+        if self != Media::Block {
+            classes.push(MediumClass::PersistentMemory);
+        }
+        if self != Media::Pmem {
+            classes.push(MediumClass::Block);
+        }
+        classes
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    if let Some(token) = &arguments.replay {
+        return replay(token);
+    }
+    let settings = Settings {
+        states: arguments.states,
+        seed: arguments.seed,
+        media: arguments.medium.classes(),
+        engine: arguments.engine,
+        jobs: arguments.jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from)),
+        mutant_time: Duration::from_secs(arguments.mutant_time),
+        ..Settings::default()
+    };
+    let bar = Bar::new();
+    let progress = |what: &str, done: u64, total: u64| bar.show(what, done, total);
+    let mut outcome = Outcome::default();
+    if !arguments.mutants_only {
+        outcome = explore::explore(&settings, &progress);
+    }
+    let explored = bar.start.elapsed();
+    if !arguments.no_mutants {
+        outcome.mutants = explore::mutants(&settings, &progress);
+    }
+    outcome.canaries = explore::canary(&settings);
+    bar.clear();
+    if arguments.json {
+        println!("{}", to_json(&settings, &outcome, explored, bar.start.elapsed()));
+    } else {
+        print_details(&settings, &outcome, explored);
+    }
+    println!("{outcome}");
+    if outcome.clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn replay(token: &str) -> ExitCode {
+    match explore::replay(token) {
+        Ok(Some(violation)) => {
+            println!("{violation}");
+            ExitCode::FAILURE
+        }
+        Ok(None) => {
+            println!("no violation");
+            ExitCode::SUCCESS
+        }
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::from(64)
+        }
+    }
+}
+
+fn print_details(settings: &Settings, outcome: &Outcome, explored: Duration) {
+    for violation in &outcome.violations {
+        println!("{violation}\n");
+    }
+    if outcome.cases > 0 {
+        let rate = outcome.recoveries as f64 / explored.as_secs_f64().max(1e-9);
+        println!(
+            "seed {}: {} cases, {} recoveries in {:.1} s ({rate:.0} a second)",
+            settings.seed,
+            outcome.cases,
+            outcome.recoveries,
+            explored.as_secs_f64()
+        );
+    }
+    for mutant in &outcome.mutants {
+        match &mutant.conviction {
+            Some(violation) => println!(
+                "mutant {}: convicted in {} cases: {} (--replay {})",
+                mutant.barrier, mutant.cases, violation.finding, violation.replay
+            ),
+            None if mutant.reached => println!("mutant {}: NOT CONVICTED in {} cases", mutant.barrier, mutant.cases),
+            None => println!("mutant {}: NEVER REACHED in {} cases", mutant.barrier, mutant.cases),
+        }
+    }
+    for canary in &outcome.canaries {
+        match &canary.conviction {
+            Some(violation) => println!("canary on {}: convicted: {}", canary.medium, violation.finding),
+            None => println!("canary on {}: ACQUITTED", canary.medium),
+        }
+    }
+}
+
+fn to_json(settings: &Settings, outcome: &Outcome, explored: Duration, all: Duration) -> serde_json::Value {
+    let violation = |violation: &Violation| {
+        json!({
+            "replay": violation.replay,
+            "config": violation.config,
+            "operations": violation.operations,
+            "instant": violation.instant,
+            "choice": violation.choice,
+            "finding": violation.finding,
+        })
+    };
+    let conviction = |found: &Option<Violation>| found.as_ref().map(violation);
+    json!({
+        "seed": settings.seed,
+        "engine": settings.engine.as_str(),
+        "states": outcome.states,
+        "recoveries": outcome.recoveries,
+        "cases": outcome.cases,
+        "seconds": { "explore": explored.as_secs_f64(), "all": all.as_secs_f64() },
+        "violations": outcome.violations.iter().map(violation).collect::<Vec<_>>(),
+        "mutants": outcome.mutants.iter().map(|mutant| json!({
+            "barrier": mutant.barrier,
+            "convicted": mutant.conviction.is_some(),
+            "reached": mutant.reached,
+            "cases": mutant.cases,
+            "violation": conviction(&mutant.conviction),
+        })).collect::<Vec<_>>(),
+        "canary": outcome.canaries.iter().map(|canary| json!({
+            "medium": canary.medium,
+            "convicted": canary.conviction.is_some(),
+            "violation": conviction(&canary.conviction),
+        })).collect::<Vec<_>>(),
+        "clean": outcome.clean(),
+    })
+}
+
+/// One line on the terminal, ten times a second at most; nothing where stderr is no terminal.
+struct Bar {
+    start: Instant,
+    last: Mutex<Instant>,
+    terminal: bool,
+}
+
+impl Bar {
+    fn new() -> Self {
+        Bar { start: Instant::now(), last: Mutex::new(Instant::now()), terminal: stderr().is_terminal() }
+    }
+
+    fn show(&self, what: &str, done: u64, total: u64) {
+        if !self.terminal {
+            return;
+        }
+        let Ok(mut last) = self.last.try_lock() else { return };
+        if last.elapsed() > Duration::from_millis(100) {
+            *last = Instant::now();
+            // A progress line that cannot be written is no reason to stop.
+            let _ = write!(stderr(), "\r{what}: {done} of {total}, {:.0} s\x1b[K", self.start.elapsed().as_secs_f64());
+        }
+    }
+
+    fn clear(&self) {
+        if self.terminal {
+            let _ = write!(stderr(), "\r\x1b[K");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Every barrier declared with `barriers!` is passed by the code it belongs to: an unused one hides a lost fence.
+
+use super::source::{File, identifier_at, matching, occurrences, words};
+use super::{Finding, Tree};
+
+const ROOT: &str = "crates/untorn/src/";
+
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    let sources: Vec<(&File, String)> = tree
+        .files
+        .iter()
+        .filter(|file| file.is_rust() && file.path.starts_with(ROOT))
+        .map(|file| (file, file.code_without_tests()))
+        .collect();
+    let mut findings = Vec::new();
+    for (file, code) in &sources {
+        for (at, name) in declared(code) {
+            let used = sources.iter().any(|(other, code)| {
+                words(code, name).any(|place| {
+                    !inside_declaration(code, place) && (is_near(file, other) || is_qualified(file, code, place))
+                })
+            });
+            if !used {
+                let message = format!("barrier `{name}` is passed nowhere; remove it, or pass it where it belongs");
+                findings.push(Finding::new(file, file.line_of(at), message));
+            }
+        }
+    }
+    findings
+}
+
+/// The byte ranges of `barriers! { ... }`.
+fn declarations(code: &str) -> impl Iterator<Item = (usize, usize)> + '_ {
+    occurrences(code, "barriers!").filter_map(|at| {
+        let open = at + "barriers!".len() + code[at + "barriers!".len()..].find(|c: char| !c.is_whitespace())?;
+        (code.as_bytes()[open] == b'{').then(|| (open, matching(code, open)))
+    })
+}
+
+fn inside_declaration(code: &str, place: usize) -> bool {
+    declarations(code).any(|(open, close)| (open..close).contains(&place))
+}
+
+/// The names before each `=`.
+fn declared(code: &str) -> Vec<(usize, &str)> {
+    let mut names = Vec::new();
+    for (open, close) in declarations(code) {
+        for (i, _) in code[open..close].match_indices('=') {
+            let before = code[..open + i].trim_end();
+            let start = before.rfind(|c: char| !c.is_alphanumeric() && c != '_').map_or(0, |i| i + 1);
+            names.push((start, identifier_at(code, start)));
+        }
+    }
+    names
+}
+
+/// Whether `other` belongs to the module that `file` is, or to the directory it lies in.
+fn is_near(file: &File, other: &File) -> bool {
+    let directory = file.path.rsplit_once('/').map_or("", |(directory, _)| directory);
+    let own = file.path.trim_end_matches(".rs");
+    file.path == other.path
+        || other.path.starts_with(&format!("{own}/"))
+        || (file.path.ends_with("/mod.rs") || file.path.ends_with("/barriers.rs"))
+            && other.path.starts_with(&format!("{directory}/"))
+}
+
+/// Whether the name at `place` is reached through the module of `file`: `sidecar::barriers::NAME`.
+fn is_qualified(file: &File, code: &str, place: usize) -> bool {
+    let mut segments: Vec<&str> = file.path[ROOT.len()..].trim_end_matches(".rs").split('/').collect();
+    segments.retain(|segment| *segment != "mod" && *segment != "barriers");
+    let Some(module) = segments.last() else { return false };
+    let path = code[..place].trim_end_matches("::").trim_end_matches("barriers").trim_end_matches("::");
+    path.ends_with(module)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(files: &[(&str, &str)]) -> Vec<String> {
+        check(&Tree::of(files)).iter().map(ToString::to_string).collect()
+    }
+
+    const DECLARED: &str = "pub mod barriers { barriers! {\n/// Why.\nA = \"x.a\";\n/// Why.\nB = \"x.b\";\n} }\n";
+
+    #[test]
+    fn used_near_or_by_its_full_name_is_fine() {
+        let found = messages(&[
+            ("crates/untorn/src/sidecar/mod.rs", DECLARED),
+            ("crates/untorn/src/sidecar/open.rs", "fn f() { fence(barriers::A) }"),
+            ("crates/untorn/src/engine/x.rs", "fn f() { fence(sidecar::barriers::B) }"),
+        ]);
+        assert_eq!(found, Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_barrier_used_only_in_a_test_or_of_the_same_name_elsewhere_is_found() {
+        let found = messages(&[
+            ("crates/untorn/src/sidecar/mod.rs", DECLARED),
+            ("crates/untorn/src/sidecar/open.rs", "fn f() { fence(barriers::A) }\n#[cfg(test)]\nmod t { use x::B; }"),
+            ("crates/untorn/src/engine/x.rs", "fn f() { fence(barriers::B) }"),
+        ]);
+        assert!(found.len() == 1 && found[0].contains("sidecar/mod.rs:5: barrier `B` is passed nowhere"), "{found:?}");
+    }
+}
