@@ -91,7 +91,6 @@ impl<M: Medium> Reflection<M> {
             }
         })?;
         let mut freed = 0;
-        let mut erased = Vec::new();
         let mut at = 0;
         while at < candidates.len() {
             let first = candidates[at];
@@ -100,16 +99,12 @@ impl<M: Medium> Reflection<M> {
                 end += 1;
             }
             at += (end - first) as usize;
-            freed += self.reclaim_run(first..end, &mut erased)?;
-        }
-        if !erased.is_empty() {
-            self.fence(barriers::SPARSE_ERASE).map_err(|error| self.poison(error))?;
-            self.places.restock(erased, self.relax());
+            freed += self.reclaim_run(first..end)?;
         }
         Ok(freed)
     }
 
-    fn reclaim_run(&self, run: Range<u64>, erased: &mut Vec<u32>) -> Result<u64> {
+    fn reclaim_run(&self, run: Range<u64>) -> Result<u64> {
         let state = |page: u64| -> &PageState { &self.state.pages[page as usize] };
         run.clone().for_each(|page| state(page).lock(false, self.relax()));
         let floor = self.state.head().floor.load(Ordering::Acquire);
@@ -121,6 +116,7 @@ impl<M: Medium> Reflection<M> {
             }
         };
         let mut outcome = Ok(0);
+        let mut erased = Vec::new();
         let mut page = run.start;
         while page < run.end {
             let start = page;
@@ -133,9 +129,19 @@ impl<M: Medium> Reflection<M> {
                 page += 1;
             }
             if page > start {
-                outcome = outcome.and_then(|freed| Ok(freed + self.punch_run(start..page, erased)?));
+                outcome = outcome.and_then(|freed| Ok(freed + self.punch_run(start..page, &mut erased)?));
             } else {
                 page += 1;
+            }
+        }
+        if !erased.is_empty() {
+            // Under the locks: once a page is unlocked its next writer may take another slot for it.
+            outcome = outcome.and_then(|freed| {
+                self.fence(barriers::SPARSE_ERASE).map_err(|error| self.poison(error))?;
+                Ok(freed)
+            });
+            if outcome.is_ok() {
+                self.places.restock(erased, self.relax());
             }
         }
         run.for_each(|page| state(page).unlock());
