@@ -1,10 +1,12 @@
 //! The project's own chores.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 mod explore;
+mod tidy;
 
 /// The project's own chores.
 #[derive(Parser)]
@@ -18,10 +20,22 @@ struct Arguments {
 enum Verb {
     /// Crash the engines everywhere and check every state that recovery makes of it.
     Explore(explore::Arguments),
+    /// Check the house rules that no compiler checks.
+    Tidy,
 }
 
 fn main() -> ExitCode {
     match Arguments::parse().verb {
         Verb::Explore(arguments) => explore::run(&arguments),
+        Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {
+            eprintln!("tidy: cannot read the repository: {error}");
+            ExitCode::from(74)
+        }),
     }
+}
+
+/// The repository this was started from: cargo says where this package is, one level below it.
+fn root() -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    package.and_then(|package| package.parent().map(PathBuf::from)).unwrap_or_else(|| PathBuf::from("."))
 }

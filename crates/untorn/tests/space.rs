@@ -152,6 +152,29 @@ fn write_after_a_commit_without_room() {
     }
 }
 
+/// A shrink through the middle of a slice that commits a large epoch with it, and finds no room for its record: the file
+/// is as long and holds the same bytes as before, and reading it does not wait for ever.
+#[test]
+fn a_shrink_that_found_no_room_changes_nothing() {
+    let test = "a_shrink_that_found_no_room_changes_nothing";
+    alone(test, 10, "a read after a shrink that found no room", shrink_without_room);
+}
+
+fn shrink_without_room() {
+    let dir = common::memory_dir();
+    let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+    let file =
+        small(Durability::PerCommit).create_on(medium.clone(), dir.path().join("data"), 64 * PAGE as u64).unwrap();
+    let bytes = pattern(64 * PAGE, 1);
+    file.write_at(&bytes, 0).unwrap();
+    medium.fill(true);
+    let error = file.resize(50 * PAGE as u64 + 1000).expect_err("there is no room for the record");
+    assert!(is_full(&error), "{error}");
+    medium.fill(false);
+    // A handle that promises nothing more may still be read.
+    assert!(read(&file) == bytes, "a failed shrink changed something");
+}
+
 /// A crash may leave the file of a large record behind. It means nothing any more, and must not be in the way.
 #[test]
 fn the_file_of_a_large_record_left_by_a_crash_is_not_in_the_way() {

@@ -99,6 +99,7 @@ pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
 
 pub(crate) fn open(path: &Path, options: &Options) -> Result<Arc<Shared>> {
     options.validate(path)?;
+    let path = &medium::resolve(path)?;
     let detected = medium::detect(path)?;
     registry::shared(path, detected.identity, options, || match detected.kind {
         MediumKind::PersistentMemory | MediumKind::AssumedPmem => {

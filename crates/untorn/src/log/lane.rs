@@ -28,7 +28,7 @@ pub(crate) struct LaneState {
 }
 
 /// The lanes of one sidecar.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Lanes<'a> {
     pub(crate) states: &'a [LaneState],
     /// For each line of each lane the pages it names, plus 1: two words, 0 for none.
@@ -42,10 +42,9 @@ pub(crate) struct Lanes<'a> {
 /// A lane held by this thread.
 #[derive(Debug)]
 pub(crate) struct Lane<'a> {
+    lanes: Lanes<'a>,
     state: &'a LaneState,
-    named: &'a [AtomicU64],
-    at: u64,
-    slots: u64,
+    index: usize,
     _held: Held<'a>,
 }
 
@@ -68,13 +67,7 @@ fn home() -> usize {
 impl<'a> Lanes<'a> {
     #[inline]
     fn lane(&self, index: usize, held: Held<'a>) -> Lane<'a> {
-        Lane {
-            state: &self.states[index],
-            named: &self.named[index * 2 * self.slots as usize..],
-            at: self.at + index as u64 * self.slots * LINE,
-            slots: self.slots,
-            _held: held,
-        }
+        Lane { lanes: *self, state: &self.states[index], index, _held: held }
     }
 
     /// A free lane, this thread's own if it is. The number of lanes is a power of two.
@@ -147,7 +140,7 @@ impl Lane<'_> {
     /// Lines that can be appended before a cut.
     #[inline]
     pub(crate) fn free(&self) -> u64 {
-        self.slots - (self.head() - self.state.tail.load(Ordering::Acquire))
+        self.lanes.slots - (self.head() - self.state.tail.load(Ordering::Acquire))
     }
 
     /// Lines appended so far.
@@ -157,7 +150,7 @@ impl Lane<'_> {
     }
 
     fn offset(&self, line: u64) -> u64 {
-        self.at + (line & (self.slots - 1)) * LINE
+        self.lanes.at + self.slot(line) as u64 * LINE
     }
 
     /// Byte offset of the next line, for its seal.
@@ -166,10 +159,19 @@ impl Lane<'_> {
         self.offset(self.head())
     }
 
+    /// The slot of a line, among those of all lanes.
+    #[inline]
+    fn slot(&self, line: u64) -> usize {
+        let slots = self.lanes.slots;
+        self.index * slots as usize + (line & (slots - 1)) as usize
+    }
+
+    #[inline]
     fn name(&self, line: u64, pages: [Option<u64>; 2]) {
-        let slot = (line & (self.slots - 1)) as usize;
-        for (name, page) in self.named[2 * slot..].iter().zip(pages) {
-            name.store(page.map_or(0, |page| page + 1), Ordering::Relaxed);
+        if let Some([first, second]) = self.lanes.named.get(2 * self.slot(line)..).and_then(|names| names.first_chunk())
+        {
+            first.store(pages[0].map_or(0, |page| page + 1), Ordering::Relaxed);
+            second.store(pages[1].map_or(0, |page| page + 1), Ordering::Relaxed);
         }
     }
 

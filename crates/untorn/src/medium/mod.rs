@@ -206,3 +206,16 @@ pub trait MediumFile: Send + Sync {
     /// the handle.
     fn try_lock(&self) -> Result<bool>;
 }
+
+/// The path of the file itself where `path` leads through symbolic links: a sidecar lies beside the file, not beside a
+/// link to it.
+///
+/// # Errors
+/// [`Error::Io`] where there is no such file, or no permission to look.
+pub fn resolve(path: &Path) -> Result<std::path::PathBuf> {
+    let found = std::fs::symlink_metadata(path).map_err(|error| Error::io("open", path, error))?;
+    if !found.is_symlink() {
+        return Ok(path.to_owned());
+    }
+    std::fs::canonicalize(path).map_err(|error| Error::io("open", path, error))
+}

@@ -46,20 +46,28 @@ impl PageState {
 
     /// Locks the page for writing; with `publishing` readers are kept out from the start.
     #[inline]
-    pub(crate) fn lock(&self, publishing: bool, mut relax: impl FnMut(u32)) {
+    pub(crate) fn lock(&self, publishing: bool, relax: impl FnMut(u32)) {
         let flags = if publishing { LOCKED | PUBLISHING } else { LOCKED };
+        if !self.try_lock(flags) {
+            self.lock_slowly(flags, relax);
+        }
+        if publishing {
+            // Stores of the new bytes must not pass the flag. On x86 the locked instruction sees to it.
+            fence(Ordering::Release);
+        }
+    }
+
+    #[inline]
+    fn try_lock(&self, flags: u64) -> bool {
+        let word = self.word.load(Ordering::Relaxed);
+        word & LOCKED == 0
+            && self.word.compare_exchange_weak(word, word | flags, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    #[cold]
+    fn lock_slowly(&self, flags: u64, mut relax: impl FnMut(u32)) {
         let mut round = 0;
-        loop {
-            let word = self.word.load(Ordering::Relaxed);
-            if word & LOCKED == 0
-                && self.word.compare_exchange_weak(word, word | flags, Ordering::Acquire, Ordering::Relaxed).is_ok()
-            {
-                if publishing {
-                    // Stores of the new bytes must not pass the flag. On x86 the locked instruction sees to it.
-                    fence(Ordering::Release);
-                }
-                return;
-            }
+        while !self.try_lock(flags) {
             relax(round);
             round = round.saturating_add(1);
         }

@@ -79,22 +79,23 @@ pub(crate) fn attach<M: Medium>(
             }
             other => other?,
         };
+        let mark = data.mark()?;
+        let theirs = agree(path, &place, &superblock, identity, mark).is_err();
+        if mark == MarkState::Absent && orphaned(&superblock, identity) || drop_sidecar && theirs {
+            // The file it was made for is gone and its inode number went to this one, which never had a sidecar; or the
+            // user says that it does not belong here. It is kept, for its own file may be matched with it by its UUID.
+            let aside = place.with_extension(format!("{}.orphan", uuid_text(&superblock.uuid)));
+            tracing::warn!(path = %path.display(), sidecar = %aside.display(), "set a stray sidecar aside");
+            medium.rename(&place, &aside)?;
+            continue;
+        }
         if superblock.left == Left::Settled || drop_sidecar {
             remove(medium, path, data, &place)?;
             continue;
         }
         let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
-        let mark = data.mark()?;
         if options.adopt && mark == MarkState::Present(superblock.uuid) {
             superblock.identity = identity;
-        }
-        if mark == MarkState::Absent && orphaned(&superblock, identity) {
-            // The file it was made for is gone and its inode number went to this one, which never had a sidecar. It is
-            // kept, for what was restored from a backup may still be matched with it by its UUID.
-            let aside = place.with_extension(format!("{}.orphan", uuid_text(&superblock.uuid)));
-            tracing::warn!(path = %path.display(), sidecar = %aside.display(), "set an orphaned sidecar aside");
-            medium.rename(&place, &aside)?;
-            continue;
         }
         agree(path, &place, &superblock, identity, mark)?;
         if superblock.left == Left::Fresh {
@@ -311,5 +312,9 @@ fn create<M: Medium>(
     medium.rename(&temporary, place)?;
     medium.sync_dir(barriers::CREATE_NAME, &dir)?;
     medium.sync_dir(barriers::CREATE_DIRECTORY, &parent(path))?;
-    brand(data, &superblock)
+    brand(data, &superblock).inspect_err(|_| {
+        // It holds nothing yet. One that cannot be removed is completed by the next attempt.
+        let _ = medium.unlink(place);
+        let _ = medium.remove_dir_if_empty(&dir);
+    })
 }

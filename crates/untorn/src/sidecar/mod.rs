@@ -13,6 +13,12 @@ use std::path::{Path, PathBuf};
 
 use crate::log::record::LINE;
 
+/// The longest file untorn serves, 64 PiB: what a sidecar says beyond it is nonsense, and below it no sum overflows.
+pub(crate) const MAX_LEN: u64 = 1 << 56;
+
+/// Sequence numbers count commits or writes of a line; one beyond this was never reached.
+pub(crate) const MAX_NUMBER: u64 = 1 << 62;
+
 /// Bytes of a page, of the data file and of the sidecar.
 pub(crate) const PAGE: u64 = 4096;
 

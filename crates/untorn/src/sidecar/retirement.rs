@@ -10,7 +10,7 @@ use twox_hash::XxHash3_64;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::PAGE;
+use super::{MAX_LEN, MAX_NUMBER, PAGE};
 use crate::error::{Error, Result};
 use crate::medium::MediumFile;
 
@@ -27,6 +27,8 @@ pub(crate) struct Retirement {
     pub(crate) len: u64,
     /// Grows at every open for writing.
     pub(crate) session: u64,
+    /// Length of the sidecar at the cut: it never shrinks, so a shorter one was cut off.
+    pub(crate) side_len: u64,
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -36,7 +38,8 @@ struct Raw {
     cut: U64,
     len: U64,
     session: U64,
-    reserved: [u8; 24],
+    side_len: U64,
+    reserved: [u8; 16],
     check: U64,
 }
 
@@ -49,7 +52,8 @@ impl Retirement {
             cut: self.cut.into(),
             len: self.len.into(),
             session: self.session.into(),
-            reserved: [0; 24],
+            side_len: self.side_len.into(),
+            reserved: [0; 16],
             check: 0.into(),
         };
         let mut bytes: [u8; 64] = zerocopy::transmute!(raw);
@@ -69,6 +73,7 @@ impl Retirement {
             cut: raw.cut.get(),
             len: raw.len.get(),
             session: raw.session.get(),
+            side_len: raw.side_len.get(),
         })
     }
 
@@ -90,16 +95,21 @@ impl Retirement {
                 best = Some(found);
             }
         }
-        best.ok_or_else(|| Error::Corrupt {
-            path: path.to_owned(),
-            offset: Some(AT[0]),
-            what: "neither retirement line is whole".to_owned(),
-        })
+        let corrupt = |what: String| Error::Corrupt { path: path.to_owned(), offset: Some(AT[0]), what };
+        let best = best.ok_or_else(|| corrupt("neither retirement line is whole".to_owned()))?;
+        if best.len > MAX_LEN || [best.seq, best.cut, best.session].iter().any(|&number| number > MAX_NUMBER) {
+            return Err(corrupt(format!("its numbers make no sense: {best:?}")));
+        }
+        if file.len() < best.side_len {
+            return Err(corrupt(format!("it was cut off: it has {} bytes, it had {}", file.len(), best.side_len)));
+        }
+        Ok(best)
     }
 
     /// Writes this as the newer copy, over the older one. Durable at the next fence.
     pub(crate) fn write<F: MediumFile>(&mut self, file: &F, uuid: &[u8; 16]) -> Result<()> {
         self.seq += 1;
+        self.side_len = file.len();
         file.write(AT[(self.seq % 2) as usize], &self.encode(uuid))
     }
 }

@@ -9,7 +9,7 @@ use twox_hash::XxHash3_64;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Geometry, PAGE};
+use super::{Geometry, MAX_NUMBER, PAGE};
 use crate::engine::EngineKind;
 use crate::error::{Error, Result};
 use crate::medium::{Identity, MediumFile, Stamp};
@@ -174,6 +174,9 @@ impl Superblock {
         let sensible = |n: u32, least: u32, most: u32| (least..=most).contains(&n) && n.is_power_of_two();
         if !sensible(geometry.lanes, 1, 64) || !sensible(geometry.slots, 4, 1 << 16) {
             return Err(sense(format!("{} lanes of {} slots", geometry.lanes, geometry.slots)));
+        }
+        if raw.seq.get() > MAX_NUMBER {
+            return Err(sense(format!("sequence number {}", raw.seq.get())));
         }
         pick(raw.engine, &ENGINES, "engine").map_err(unsupported)?;
         Ok(Some(Superblock {

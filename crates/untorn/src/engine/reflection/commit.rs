@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::slices::{SLICE, runs};
 use super::{Reflection, barriers};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::log::lane::Lane;
 use crate::log::record::{DataSum, Entry, Record, lines};
 use crate::medium::{Medium, MediumClass, MediumFile};
@@ -45,7 +45,10 @@ impl<M: Medium> Reflection<M> {
             head.committed_epoch.store(epoch, Ordering::Release);
             return Ok(());
         }
-        let (lane, spill) = self.choose_lane(&lanes, lines(entries.len()))?;
+        let (lane, spill) = match self.choose_lane(&lanes, lines(entries.len())) {
+            Ok(chosen) => chosen,
+            Err(error) => return Err(self.reopen_epoch(&entries, error)),
+        };
         for entry in &entries {
             self.state.frozen[entry.page as usize].store(entry.mask, Ordering::Release);
         }
@@ -53,23 +56,45 @@ impl<M: Medium> Reflection<M> {
         // From here on writers may go on; they keep off the frozen slices.
         let lane = lanes.swap_remove(lane);
         drop(lanes);
-        let record = self.certify(&lane, entries, head.len.load(Ordering::Relaxed))?;
+        let seq = self.record_epoch(&lane, &entries, head.len.load(Ordering::Relaxed), spill);
+        let seq = seq.map_err(|error| self.reopen_epoch(&entries, error))?;
+        for entry in &entries {
+            let page = entry.page as usize;
+            // Committed before thawed: a writer that finds the page thawed goes by the new bitmap.
+            self.state.committed[page].fetch_xor(entry.mask, Ordering::AcqRel);
+            self.state.frozen[page].store(0, Ordering::Release);
+        }
+        lane.finish(seq);
+        head.committed_epoch.store(epoch, Ordering::Release);
+        drop(lane);
         if spill {
-            self.append_spilled(&lane, &record)?;
+            let pages: Vec<u64> = entries.iter().map(|entry| entry.page).collect();
+            self.cut_with(&pages)?;
+            self.drop_spill();
+        }
+        Ok(())
+    }
+
+    /// Makes an epoch's record durable, and its data before or with it. Returns its number.
+    pub(super) fn record_epoch(&self, lane: &Lane<'_>, entries: &[Entry], len: u64, spill: bool) -> Result<u64> {
+        let record = self.certify(lane, entries.to_vec(), len)?;
+        if spill {
+            self.append_spilled(lane, &record)?;
         } else {
             lane.append(&self.side, self.seal, &record).map_err(|error| self.poison(error))?;
         }
         self.fence(barriers::EPOCH_RECORD).map_err(|error| self.poison(error))?;
-        self.settle_epoch(&record.entries);
-        lane.finish(record.seq);
-        head.committed_epoch.store(epoch, Ordering::Release);
-        drop(lane);
-        if spill {
-            let pages: Vec<u64> = record.entries.iter().map(|entry| entry.page).collect();
-            self.cut_with(&pages)?;
-            self.drop_spill()?;
+        Ok(record.seq)
+    }
+
+    /// Puts back what could not be committed, so that the next commit takes it again; nobody may be told later that it
+    /// succeeded. The caller holds a lane. Passes the error on.
+    pub(super) fn reopen_epoch(&self, entries: &[Entry], error: Error) -> Error {
+        for entry in entries {
+            self.state.frozen[entry.page as usize].store(0, Ordering::Release);
+            self.state.mark_dirty(entry.page);
         }
-        Ok(())
+        error
     }
 
     /// What was written since the last commit. The caller holds the commit gate and every lane.
@@ -97,7 +122,7 @@ impl<M: Medium> Reflection<M> {
     }
 
     /// Makes the epoch's record: its data is durable now, or certified by a checksum. The slices are frozen.
-    pub(super) fn certify(&self, lane: &Lane<'_>, entries: Vec<Entry>, len: u64) -> Result<Record> {
+    fn certify(&self, lane: &Lane<'_>, entries: Vec<Entry>, len: u64) -> Result<Record> {
         let seq = self.commit_number().max(lane.last()) + 1;
         if self.certifies_epochs() {
             let mut sum = DataSum::default();
@@ -126,14 +151,5 @@ impl<M: Medium> Reflection<M> {
         }
         self.fence(barriers::EPOCH_DATA).map_err(|error| self.poison(error))?;
         Ok(Record { seq, certain: true, sum: 0, len, entries })
-    }
-
-    /// Calls the frozen slices committed: their old copies are free again.
-    pub(super) fn settle_epoch(&self, entries: &[Entry]) {
-        for entry in entries {
-            let page = entry.page as usize;
-            self.state.committed[page].fetch_xor(entry.mask, Ordering::AcqRel);
-            self.state.frozen[page].store(0, Ordering::Release);
-        }
     }
 }

@@ -83,19 +83,27 @@ impl<M: Medium> Reflection<M> {
         let path = spill_path(&self.sidecar);
         let lines = encode(self.seal, lane.next_offset(), record, true);
         let bytes = lines[1..].concat();
-        // The spill must be durable before the line that refers to it is stored, for its fence is another file's.
+        if self.medium.exists(&path)? {
+            self.medium.unlink(&path)?;
+        }
         let spill = self.medium.create(&path, bytes.len() as u64, bytes.len() as u64)?;
         spill.allocate(0, bytes.len() as u64)?;
         spill.write(0, &bytes)?;
-        self.medium.fence(barriers::SPILL_NAME, &[&spill])?;
-        spill.sync(barriers::SPILL_NAME)?;
-        self.medium.sync_dir(barriers::SPILL_NAME, &crate::sidecar::directory(&self.path))?;
+        // The spill must be durable before the line that refers to it is stored, for its fence is another file's.
+        let durable = || {
+            self.medium.fence(barriers::SPILL_NAME, &[&spill])?;
+            spill.sync(barriers::SPILL_NAME)?;
+            self.medium.sync_dir(barriers::SPILL_NAME, &crate::sidecar::directory(&self.path))
+        };
+        durable().map_err(|error| self.poison(error))?;
         lane.append_line(&self.side, &lines[0], None).map_err(|error| self.poison(error))
     }
 
     /// Removes the spill file of a record that was given up. Its bytes are sealed by that record's place and number, so
-    /// one left behind by a crash means nothing.
-    pub(super) fn drop_spill(&self) -> Result<()> {
-        self.medium.unlink(&spill_path(&self.sidecar))
+    /// one that stays, here or at a crash, means nothing; it is removed at the next open or before the next one.
+    pub(super) fn drop_spill(&self) {
+        if let Err(error) = self.medium.unlink(&spill_path(&self.sidecar)) {
+            tracing::warn!(path = %self.path.display(), %error, "a spill file stays behind");
+        }
     }
 }

@@ -59,7 +59,7 @@ impl<M: Medium> Reflection<M> {
             let bytes = &mut image[(start * SLICE) as usize..((start + len) * SLICE) as usize];
             self.copy_slices(page, visible, start, len, bytes)
         });
-        let staged = Staged { first: 0, bytes: &image };
+        let staged = Staged { first: 0, bytes: &image, one_run: false };
         let outcome = copied.and_then(|()| match self.durability {
             Durability::PerWrite => self.commit_page(&lane, page, mask, len, staged),
             Durability::PerCommit => {

@@ -49,7 +49,8 @@ impl<M: Medium> Reflection<M> {
     /// date: the file was just opened, or everything was cut.
     pub(super) fn digests(&self, slices: bool) -> Result<(u64, u64)> {
         let mut reflected = Vec::new();
-        self.places.walk(&self.side, self.state.max_pages, |page, bitmap| {
+        // Whatever this handle's maximum length is: the digest must not depend on it.
+        self.places.walk(&self.side, u64::MAX, |page, bitmap| {
             if bitmap != 0 {
                 reflected.push((page, bitmap));
             }

@@ -9,7 +9,7 @@ use super::open::open_data;
 use crate::engine::EngineKind;
 use crate::error::{Error, Result};
 use crate::inspect::{Report, SidecarReport, State};
-use crate::medium::{Medium, MediumFile, PageCache};
+use crate::medium::{Medium, MediumFile, PageCache, resolve};
 use crate::options::Options;
 use crate::sharing::gate::lock;
 use crate::sidecar::attach::{look, take_lock};
@@ -20,7 +20,7 @@ use crate::sidecar::uuid_text;
 ///
 /// The page cache shows the same bytes as a DAX mapping, so reading goes through it whatever the medium.
 pub(crate) fn inspect(path: &Path) -> Result<Report> {
-    inspect_on(Arc::new(PageCache::new()), path)
+    inspect_on(Arc::new(PageCache::new()), &resolve(path)?)
 }
 
 fn inspect_on<M: Medium>(medium: Arc<M>, path: &Path) -> Result<Report> {

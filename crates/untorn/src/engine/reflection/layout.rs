@@ -281,7 +281,8 @@ impl Sparse {
         let mut free = lock(&self.free, |_| std::thread::yield_now());
         self.entries(side, |slot, entry| {
             free.total = slot + 1;
-            let Some((page, bitmap)) = entry else {
+            // A slot that holds nothing may name a page beyond what the file can grow to this time.
+            let Some((page, bitmap)) = entry.filter(|&(page, bitmap)| bitmap != 0 || page < max_pages) else {
                 free.returned.push_back(slot);
                 return Ok(());
             };

@@ -138,14 +138,18 @@ impl<M: Medium> Reflection<M> {
     /// A lane with room for a record of this many lines, cutting if there is none.
     #[inline]
     fn lane(&self, lines: u64) -> Result<Lane<'_>> {
-        loop {
-            let lane = self.lanes().acquire(self.relax());
-            if lane.free() >= lines {
-                return Ok(lane);
-            }
+        let lane = self.lanes().acquire(self.relax());
+        if lane.free() >= lines { Ok(lane) } else { self.lane_after_cut(lane, lines) }
+    }
+
+    #[cold]
+    fn lane_after_cut<'a>(&'a self, mut lane: Lane<'a>, lines: u64) -> Result<Lane<'a>> {
+        while lane.free() < lines {
             drop(lane);
             self.cut()?;
+            lane = self.lanes().acquire(self.relax());
         }
+        Ok(lane)
     }
 
     /// Makes all stores so far durable; on a block medium in a flush round shared by the threads that wait for one.
@@ -165,8 +169,7 @@ impl<M: Medium> Reflection<M> {
 
     #[inline]
     fn writable(&self) -> Result<()> {
-        let head = self.state.head();
-        if self.read_only || head.poisoned.load(Ordering::Relaxed) != 0 || head.alive.load(Ordering::Relaxed) == 0 {
+        if self.state.head().accepts_writes.load(Ordering::Relaxed) == 0 {
             return Err(self.refusal());
         }
         Ok(())
@@ -191,7 +194,7 @@ impl<M: Medium> Reflection<M> {
         tracing::error!(path = %self.path.display(), %error, "poisoned");
         // The first cause is the one to report.
         let _ = self.poison.set(error.to_string());
-        self.state.head().poisoned.store(1, Ordering::Relaxed);
+        self.state.head().accepts_writes.store(0, Ordering::Relaxed);
         error
     }
 

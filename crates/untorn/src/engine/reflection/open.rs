@@ -127,6 +127,7 @@ impl<M: Medium> Reflection<M> {
             seal,
         };
         engine.replay(records)?;
+        engine.state.head().accepts_writes.store(u64::from(!engine.read_only), Ordering::Relaxed);
         Ok(engine)
     }
 

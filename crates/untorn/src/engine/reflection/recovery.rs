@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::log::record::{DataSum, Entry, LINE, Line, More, Record, Seal, decode};
 use crate::medium::{Access, Medium, MediumFile};
 use crate::sidecar::superblock::Left;
-use crate::sidecar::{Geometry, PAGE, spill_path};
+use crate::sidecar::{Geometry, MAX_LEN, MAX_NUMBER, PAGE, spill_path};
 
 /// Every whole record above the cut, with its lane, ascending by number.
 pub(super) fn live_records<M: Medium>(
@@ -55,7 +55,13 @@ pub(super) fn live_records<M: Medium>(
             if let Some(error) = failed {
                 return Err(error);
             }
-            records.extend(record.filter(|record| record.seq > cut).map(|record| (lane, record)));
+            let sensible = |record: &Record| {
+                record.seq > cut
+                    && record.seq <= MAX_NUMBER
+                    && record.len <= MAX_LEN
+                    && record.entries.iter().all(|entry| entry.page < pages(record.len))
+            };
+            records.extend(record.filter(sensible).map(|record| (lane, record)));
         }
     }
     records.sort_by_key(|(_, record)| record.seq);
@@ -91,8 +97,11 @@ impl<M: Medium> Reflection<M> {
             (superblock.left, ledger.retirement, (superblock.bitmap_sum, superblock.slice_sum))
         };
         let max_pages = self.state.max_pages;
+        // Pages that have, or had, slices in the sidecar.
+        let mut reflected = Vec::new();
         self.places.load(&self.side, &self.sidecar, max_pages, |page, bitmap| {
             if bitmap != 0 {
+                reflected.push(page);
                 self.state.pages[page as usize].restore(bitmap);
                 self.state.committed[page as usize].store(bitmap, Ordering::Relaxed);
                 if let Some(at) = self.places.reflection(page) {
@@ -123,11 +132,14 @@ impl<M: Medium> Reflection<M> {
                 continue;
             }
             recovery.replayed += 1;
-            for page in pages(record.len)..pages(len) {
-                self.restore(page, 0, &mut changed);
+            if record.len < len {
+                for &page in reflected.iter().filter(|&&page| page >= pages(record.len)) {
+                    self.restore(page, 0, &mut changed);
+                }
             }
             len = record.len;
             for entry in &record.entries {
+                reflected.push(entry.page);
                 self.restore(entry.page, entry.bitmap, &mut changed);
             }
         }
@@ -156,10 +168,7 @@ impl<M: Medium> Reflection<M> {
 
     /// Whether the data of a record is what its checksum says.
     fn arrived(&self, record: &Record) -> Result<bool> {
-        let placed = |entry: &Entry| {
-            entry.page < pages(record.len)
-                && (entry.bitmap & entry.mask == 0 || self.places.reflection(entry.page).is_some())
-        };
+        let placed = |entry: &Entry| entry.bitmap & entry.mask == 0 || self.places.reflection(entry.page).is_some();
         if !record.entries.iter().all(placed) {
             return Ok(false);
         }

@@ -13,6 +13,15 @@ use crate::medium::{Medium, MediumFile};
 use crate::options::Durability;
 use crate::sidecar::PAGE;
 
+/// What trimming the last page has begun, to be undone if the shrink fails.
+#[derive(Default)]
+struct Trim {
+    /// The page it locked.
+    locked: Option<u64>,
+    /// It wrote over bytes of the open epoch in place, which cannot be undone.
+    overwrote: bool,
+}
+
 impl<M: Medium> Reflection<M> {
     pub(super) fn change_len(&self, len: u64) -> Result<()> {
         self.writable()?;
@@ -59,32 +68,29 @@ impl<M: Medium> Reflection<M> {
     /// Commits the new length, and the open epoch with it. The caller holds every gate and lane, so no write and no
     /// commit is under way. Returns the pages beyond the new end that had reflected slices.
     fn commit_len(&self, lanes: &[Lane<'_>], old: u64, len: u64) -> Result<Vec<u64>> {
-        let head = self.state.head();
-        let mut entries = match self.durability {
+        let open = match self.durability {
             Durability::PerWrite => Vec::new(),
             Durability::PerCommit => self.take_epoch(),
         };
-        entries.retain(|entry| entry.page < pages(len));
-        if len < old
-            && let Some(last) = self.trim_last_page(len, &mut entries)?
-        {
-            entries.push(last);
-        }
-        let (lane, spill) = self.choose_lane(lanes, lines(entries.len()))?;
-        let record = self.certify(&lanes[lane], entries, len)?;
-        if spill {
-            self.append_spilled(&lanes[lane], &record)?;
-        } else {
-            lanes[lane].append(&self.side, self.seal, &record).map_err(|error| self.poison(error))?;
-        }
-        self.fence(barriers::EPOCH_RECORD).map_err(|error| self.poison(error))?;
-
+        let mut trim = Trim::default();
+        let recorded = self.record_len(lanes, &open, old, len, &mut trim);
+        let (entries, lane, spill, seq) = match recorded {
+            Ok(recorded) => recorded,
+            Err(error) => {
+                let error = if trim.overwrote { self.poison(error) } else { error };
+                if let Some(page) = trim.locked {
+                    self.state.pages[page as usize].unlock();
+                }
+                return Err(self.reopen_epoch(&open, error));
+            }
+        };
+        let head = self.state.head();
         // Readers take no lock; they notice the odd count, or afterwards that it moved.
         head.resizes.fetch_add(1, Ordering::AcqRel);
-        for entry in &record.entries {
+        for entry in &entries {
             let page = entry.page as usize;
             self.state.committed[page].store(entry.bitmap, Ordering::Release);
-            let version = self.state.pages[page].version().max(record.seq) + 1;
+            let version = self.state.pages[page].version().max(seq) + 1;
             self.publish(entry.page, entry.bitmap, version);
         }
         let mut emptied = Vec::new();
@@ -92,28 +98,47 @@ impl<M: Medium> Reflection<M> {
             let state = &self.state.pages[page as usize];
             if state.bitmap() | self.committed_bitmap(page) != 0 {
                 self.state.committed[page as usize].store(0, Ordering::Release);
-                self.publish(page, 0, state.version().max(record.seq) + 1);
+                self.publish(page, 0, state.version().max(seq) + 1);
                 emptied.push(page);
             }
         }
         head.len.store(len, Ordering::Release);
         head.resizes.fetch_add(1, Ordering::AcqRel);
         // Every later record, of whatever lane and page, must be numbered above this one.
-        lanes[lane].finish(record.seq);
-        head.floor.store(record.seq, Ordering::Release);
+        lanes[lane].finish(seq);
+        head.floor.store(seq, Ordering::Release);
         let epoch = head.epoch.fetch_add(1, Ordering::AcqRel);
         head.committed_epoch.store(epoch, Ordering::Release);
         if spill {
-            emptied.extend(record.entries.iter().map(|entry| entry.page));
+            emptied.extend(entries.iter().map(|entry| entry.page));
             self.cut_holding(lanes, &emptied)?;
-            self.drop_spill()?;
+            self.drop_spill();
         }
         Ok(emptied)
     }
 
+    /// Makes the record of a new length durable: its entries, the lane it is in, whether it was spilled, its number.
+    fn record_len(
+        &self,
+        lanes: &[Lane<'_>],
+        open: &[Entry],
+        old: u64,
+        len: u64,
+        trim: &mut Trim,
+    ) -> Result<(Vec<Entry>, usize, bool, u64)> {
+        let mut entries: Vec<Entry> = open.iter().filter(|entry| entry.page < pages(len)).copied().collect();
+        let (lane, spill) = self.choose_lane(lanes, lines(entries.len() + 1))?;
+        if len < old {
+            let last = self.trim_last_page(len, &mut entries, trim)?;
+            entries.extend(last);
+        }
+        let seq = self.record_epoch(&lanes[lane], &entries, len, spill)?;
+        Ok((entries, lane, spill, seq))
+    }
+
     /// The entry of the page that the new end falls into: slices beyond it leave the sidecar, and the one it cuts keeps
     /// zeros behind the end, for a later growth uncovers them.
-    fn trim_last_page(&self, len: u64, entries: &mut Vec<Entry>) -> Result<Option<Entry>> {
+    fn trim_last_page(&self, len: u64, entries: &mut Vec<Entry>, trim: &mut Trim) -> Result<Option<Entry>> {
         let within = len % PAGE;
         if within == 0 {
             return Ok(None);
@@ -135,11 +160,9 @@ impl<M: Medium> Reflection<M> {
             slice[(len % SLICE) as usize..].fill(0);
             // Readers are kept out: a slice written in the open epoch is written over in place. Publishing unlocks it.
             state.lock(true, self.relax());
-            let put = self.put(page, valid, 1 << cut, Staged { first: cut, bytes: &slice });
-            if let Err(error) = put {
-                state.unlock();
-                return Err(self.poison(error));
-            }
+            trim.locked = Some(page);
+            trim.overwrote = (visible ^ valid) & 1 << cut != 0;
+            self.put(page, valid, 1 << cut, Staged { first: cut, bytes: &slice, one_run: true })?;
             bitmap = written(visible, valid, 1 << cut);
             mask |= 1 << cut;
         }

@@ -29,14 +29,6 @@ pub(super) fn runs(mut set: u64) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-/// The set as one run, if it is one: what nearly every write to one page is. The set is not empty.
-#[inline]
-pub(super) fn whole_run(set: u64) -> Option<(u64, u64)> {
-    let first = u64::from(set.trailing_zeros());
-    let len = u64::from((set >> first).trailing_ones());
-    (len == u64::from(set.count_ones())).then_some((first, len))
-}
-
 /// The part of a page's byte range that one piece of a write covers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part<'a> {
@@ -101,10 +93,6 @@ mod tests {
                 union |= (0..len).fold(0, |mask, n| mask | 1 << (first + n));
             }
             assert_eq!(union, set);
-            if set != 0 {
-                let all: Vec<_> = runs(set).collect();
-                assert_eq!(whole_run(set), (all.len() == 1).then(|| all[0]));
-            }
         }
     }
 

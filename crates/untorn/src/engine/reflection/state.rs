@@ -19,14 +19,14 @@ use crate::sys::ZeroedArray;
 pub(super) struct Head {
     /// 1 in the process that opened the file; a forked child reads 0.
     pub(super) alive: AtomicU64,
+    /// 1 while the file accepts writes: not if it was opened for reading, is poisoned, or is another process's.
+    pub(super) accepts_writes: AtomicU64,
     /// Length of the file in bytes.
     pub(super) len: AtomicU64,
     /// Odd while the length changes; grows with each change.
     pub(super) resizes: AtomicU64,
     /// Every new record is numbered above this: the last cut, or the last record that spoke for the whole file.
     pub(super) floor: AtomicU64,
-    /// 1 once nothing more may be promised.
-    pub(super) poisoned: AtomicU64,
     /// Pages whose bitmap became 0, for which space can be given back.
     pub(super) emptied: AtomicU64,
     /// The open epoch's number, from 1.

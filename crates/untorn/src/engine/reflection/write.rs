@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::slices::{Part, SLICE, parts, runs, touched, whole_run};
+use super::slices::{Part, SLICE, parts, runs, touched};
 use super::{Reflection, barriers};
 use crate::engine::{Piece, check_range};
 use crate::error::Result;
@@ -46,6 +46,10 @@ pub(super) fn by_page<'a>(pieces: &[Piece<'a>]) -> Vec<PageParts<'a>> {
 pub(super) struct Staged<'a> {
     pub(super) first: u64,
     pub(super) bytes: &'a [u8],
+    /// The bytes are exactly the slices to be written, in one run: what they are for nearly every write. Asking the mask
+    /// instead would put some fifty instructions before the first store, more than fit beside the wait for the previous
+    /// write's fence.
+    pub(super) one_run: bool,
 }
 
 /// The bitmap after a write: slices it does not touch keep what is visible, those it does are now in the copy that is
@@ -75,6 +79,11 @@ impl<M: Medium> Reflection<M> {
                 };
             }
         }
+        self.write_many(pieces)
+    }
+
+    #[inline(never)]
+    fn write_many(&self, pieces: &[Piece<'_>]) -> Result<()> {
         // Before anything is computed from the offsets; checked again where the length can no longer change.
         self.check_pieces(pieces)?;
         let pages = by_page(pieces);
@@ -188,7 +197,7 @@ impl<M: Medium> Reflection<M> {
             let visible = self.state.pages[*page as usize].bitmap();
             let valid = self.committed_bitmap(*page);
             let staged = match parts.as_slice() {
-                [part] if part.aligned() => Staged { first: part.from / SLICE, bytes: part.bytes },
+                [part] if part.aligned() => Staged { first: part.from / SLICE, bytes: part.bytes, one_run: true },
                 parts => self.stage(*page, visible, parts, &mut image)?,
             };
             self.put(*page, valid, *mask, staged)?;
@@ -207,7 +216,7 @@ impl<M: Medium> Reflection<M> {
     /// Builds whole slices out of parts that may cover slices partly: the rest comes from the valid copy.
     fn stage<'i>(&self, page: u64, visible: u64, parts: &[Part<'_>], image: &'i mut [u8]) -> Result<Staged<'i>> {
         let (Some(first), Some(last)) = (parts.first(), parts.last()) else {
-            return Ok(Staged { first: 0, bytes: &[] });
+            return Ok(Staged { first: 0, bytes: &[], one_run: false });
         };
         let base = first.from / SLICE * SLICE;
         let image = &mut image[..(last.to().next_multiple_of(SLICE) - base) as usize];
@@ -225,37 +234,50 @@ impl<M: Medium> Reflection<M> {
             let at = (part.from - base) as usize;
             image[at..at + part.bytes.len()].copy_from_slice(part.bytes);
         }
-        Ok(Staged { first: base / SLICE, bytes: image })
+        Ok(Staged { first: base / SLICE, bytes: image, one_run: parts.len() == 1 })
     }
 
     /// Stores slices into the copies that `valid` calls invalid.
-    #[inline]
+    #[inline(always)]
     pub(super) fn put(&self, page: u64, valid: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
-        if mask & !valid != 0 {
+        if mask & valid == 0 {
+            self.put_reflection(page, mask, staged)
+        } else if mask & !valid == 0 {
+            self.put_data(page, mask, staged)
+        } else {
+            let staged = Staged { one_run: false, ..staged };
             self.put_reflection(page, mask & !valid, staged)?;
+            self.put_data(page, mask & valid, staged)
         }
-        if mask & valid != 0 {
-            self.put_data(page, mask & valid, staged)?;
-        }
-        Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn put_reflection(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
         let at = match self.places.reflection(page) {
             Some(at) => at,
             None => self.places.provide(&self.side, &self.side_space, self.class, page, self.relax())?,
         };
         if !self.side_space.knows(at) {
-            self.side_space.ensure(&self.side, at, self.class)?;
+            self.make_space(page, at)?;
         }
-        if let Some(run) = whole_run(mask) {
-            return self.store(&self.side, at + run.0 * SLICE, staged.run(run.0, run.1));
+        if staged.one_run {
+            return self.store(&self.side, at + staged.first * SLICE, staged.bytes);
         }
         runs(mask).try_for_each(|(start, len)| self.store(&self.side, at + start * SLICE, staged.run(start, len)))
     }
 
-    #[inline]
+    /// Makes room for a reflection page and, on any medium, for the meta page its bitmap will be written to: a cut must
+    /// not fail for want of space.
+    #[cold]
+    fn make_space(&self, page: u64, at: u64) -> Result<()> {
+        if let Some(meta) = self.places.bitmap(page).filter(|&meta| !self.side_space.knows(meta)) {
+            self.side.allocate(meta / PAGE * PAGE, PAGE)?;
+            self.side_space.learn(meta);
+        }
+        self.side_space.ensure(&self.side, at, self.class)
+    }
+
+    #[inline(always)]
     fn put_data(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
         let at = page * PAGE;
         if self.class == MediumClass::PersistentMemory && !self.data_space.knows(at) {
@@ -263,19 +285,17 @@ impl<M: Medium> Reflection<M> {
         }
         // The last slice may reach beyond the end of the file; the data file must not grow by it.
         let end = self.state.head().len.load(Ordering::Relaxed);
-        let store = |start: u64, len: u64| {
-            let offset = at + start * SLICE;
-            let bytes = staged.run(start, len);
+        let store = |offset: u64, bytes: &[u8]| {
             let within = (end.saturating_sub(offset) as usize).min(bytes.len());
             self.store(&self.data, offset, &bytes[..within])
         };
-        if let Some((start, len)) = whole_run(mask) {
-            return store(start, len);
+        if staged.one_run {
+            return store(at + staged.first * SLICE, staged.bytes);
         }
-        runs(mask).try_for_each(|(start, len)| store(start, len))
+        runs(mask).try_for_each(|(start, len)| store(at + start * SLICE, staged.run(start, len)))
     }
 
-    #[inline]
+    #[inline(always)]
     fn store(&self, file: &M::File, offset: u64, bytes: &[u8]) -> Result<()> {
         if self.durability == Durability::PerCommit && bytes.len() <= CACHED {
             file.store(offset, bytes)
@@ -285,7 +305,7 @@ impl<M: Medium> Reflection<M> {
     }
 
     /// Per-write mode, one page: the path that is counted and timed.
-    #[inline]
+    #[inline(always)]
     fn write_part(&self, offset: u64, part: Part<'_>) -> Result<()> {
         let lane = self.lane(1)?;
         let len = self.state.head().len.load(Ordering::Acquire);
@@ -294,7 +314,13 @@ impl<M: Medium> Reflection<M> {
         page.lock(false, self.relax());
         let valid = page.bitmap();
         let mask = touched(part.from, part.to());
-        let outcome = self.with_staged(valid, part, |staged| self.commit_page(&lane, part.page, mask, len, staged));
+        // No closure on the path of aligned writes: results would be moved once more.
+        let outcome = if part.aligned() {
+            let staged = Staged { first: part.from / SLICE, bytes: part.bytes, one_run: true };
+            self.commit_page(&lane, part.page, mask, len, staged)
+        } else {
+            self.with_image(valid, part, |staged| self.commit_page(&lane, part.page, mask, len, staged))
+        };
         if outcome.is_err() {
             page.unlock();
         }
@@ -303,7 +329,7 @@ impl<M: Medium> Reflection<M> {
 
     /// Makes new bytes for some slices of one page durable and visible. The caller holds the page's lock and a lane with
     /// room for a line; on success the page is unlocked.
-    #[inline]
+    #[inline(always)]
     pub(super) fn commit_page(
         &self,
         lane: &Lane<'_>,
@@ -320,9 +346,10 @@ impl<M: Medium> Reflection<M> {
         let sum = match self.order {
             Order::OneFence => {
                 let mut sum = DataSum::default();
-                match whole_run(mask) {
-                    Some((start, len)) => sum.add(staged.run(start, len)),
-                    None => runs(mask).for_each(|(start, len)| sum.add(staged.run(start, len))),
+                if staged.one_run {
+                    sum.add(staged.bytes);
+                } else {
+                    runs(mask).for_each(|(start, len)| sum.add(staged.run(start, len)));
                 }
                 Some(sum.get())
             }
@@ -344,7 +371,7 @@ impl<M: Medium> Reflection<M> {
     #[inline]
     fn with_staged<T>(&self, visible: u64, part: Part<'_>, go: impl FnOnce(Staged<'_>) -> Result<T>) -> Result<T> {
         if part.aligned() {
-            return go(Staged { first: part.from / SLICE, bytes: part.bytes });
+            return go(Staged { first: part.from / SLICE, bytes: part.bytes, one_run: true });
         }
         self.with_image(visible, part, go)
     }
@@ -442,6 +469,7 @@ impl<M: Medium> Reflection<M> {
         let seq = self.conclude(pages, committed)?;
         lanes[0].finish(seq);
         self.cut_holding(&lanes, &pages.iter().map(|page| page.page).collect::<Vec<_>>())?;
-        self.drop_spill()
+        self.drop_spill();
+        Ok(())
     }
 }
