@@ -289,7 +289,15 @@ fn survives_a_full_disk<M: Medium>(kind: Kind, medium: impl Fn() -> M, durabilit
         Ok(()) => model.resize(60 * PAGE, 0),
     }
     assert!(read(&file) == model, "{what}");
-    file.sync().unwrap_or_else(|error| panic!("{what}: {error}"));
+    if let Err(error) = file.sync() {
+        // An epoch too large for a lane needs room for its record. There is none; it stays open, whole, and commits as
+        // soon as there is.
+        assert!(is_full(&error), "{what}: {error}");
+        assert!(read(&file) == model, "{what}");
+        disk.empty();
+        file.sync().unwrap_or_else(|error| panic!("{what}: {error}"));
+        disk.fill(0);
+    }
     file.close().unwrap_or_else(|error| panic!("{what}: {error}"));
     // It opens, reads and closes on the full disk too.
     let file = options.open_on(medium(), &path).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -305,25 +313,14 @@ fn survives_a_full_disk<M: Medium>(kind: Kind, medium: impl Fn() -> M, durabilit
 }
 
 macro_rules! full_disk {
-    ($($name:ident: $medium:expr, $durability:ident, $layout:ident;)+) => {
-        /// A disk of the usual kind.
-        mod a_full_ext4_harms_nothing {
+    ($(#[$doc:meta])+ $module:ident $kind:ident; $($name:ident: $medium:expr, $durability:ident, $layout:ident;)+) => {
+        $(#[$doc])+
+        mod $module {
             use super::*;
             $(#[test]
             fn $name() {
-                alone(concat!("a_full_ext4_harms_nothing::", stringify!($name)), 60, "a full ext4", || {
-                    survives_a_full_disk(Kind::Ext4, || $medium, Durability::$durability, Layout::$layout);
-                });
-            })+
-        }
-
-        /// Here even a load from a hole takes space, and raises SIGBUS if there is none.
-        mod a_full_tmpfs_harms_nothing {
-            use super::*;
-            $(#[test]
-            fn $name() {
-                alone(concat!("a_full_tmpfs_harms_nothing::", stringify!($name)), 60, "a full tmpfs", || {
-                    survives_a_full_disk(Kind::Tmpfs, || $medium, Durability::$durability, Layout::$layout);
+                alone(concat!(stringify!($module), "::", stringify!($name)), 60, stringify!($module), || {
+                    survives_a_full_disk(Kind::$kind, || $medium, Durability::$durability, Layout::$layout);
                 });
             })+
         }
@@ -331,6 +328,8 @@ macro_rules! full_disk {
 }
 
 full_disk! {
+    /// A disk of the usual kind.
+    a_full_ext4_harms_nothing Ext4;
     block_per_write_dense: PageCache::new(), PerWrite, Dense;
     block_per_write_sparse: PageCache::new(), PerWrite, Sparse;
     block_per_commit_dense: PageCache::new(), PerCommit, Dense;
@@ -341,18 +340,12 @@ full_disk! {
     pmem_per_commit_sparse: Dax::new(MediumKind::AssumedPmem), PerCommit, Sparse;
 }
 
-/// Nothing of a directory changes where the name that the sidecars need is taken.
-#[test]
-fn a_name_taken_by_a_file_is_an_error() {
-    let dir = tempfile::tempdir().unwrap();
-    let path: &Path = &dir.path().join("data");
-    std::fs::write(path, b"plain").unwrap();
-    std::fs::write(dir.path().join(".untorn"), b"a file").unwrap();
-    let error = AtomicFile::open(path).unwrap_err();
-    assert!(error.to_string().contains(".untorn"), "{error}");
-    assert_eq!(std::fs::read(path).unwrap(), b"plain");
-    assert_eq!(std::fs::read(dir.path().join(".untorn")).unwrap(), b"a file");
-    let other = dir.path().join("other");
-    assert!(AtomicFile::create(&other, 100).is_err());
-    assert_eq!(names(dir.path()), [".untorn", "data"]);
+full_disk! {
+    /// Here even a load from a hole takes space. Memory assumed persistent is not asked for: a mapping of a tmpfs would
+    /// raise SIGBUS there, and serves tests and benchmarks only.
+    a_full_tmpfs_harms_nothing Tmpfs;
+    block_per_write_dense: PageCache::new(), PerWrite, Dense;
+    block_per_write_sparse: PageCache::new(), PerWrite, Sparse;
+    block_per_commit_dense: PageCache::new(), PerCommit, Dense;
+    block_per_commit_sparse: PageCache::new(), PerCommit, Sparse;
 }

@@ -16,9 +16,9 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     for (file, code) in &sources {
         for (at, name) in declared(code) {
             let used = sources.iter().any(|(other, code)| {
-                words(code, name).any(|place| {
-                    !inside_declaration(code, place) && (is_near(file, other) || is_qualified(file, code, place))
-                })
+                let at_hand = is_near(file, other) || imports_barriers_of(file, code);
+                words(code, name)
+                    .any(|place| !inside_declaration(code, place) && (at_hand || is_qualified(file, code, place)))
             });
             if !used {
                 let message = format!("barrier `{name}` is passed nowhere; remove it, or pass it where it belongs");
@@ -64,11 +64,30 @@ fn is_near(file: &File, other: &File) -> bool {
             && other.path.starts_with(&format!("{directory}/"))
 }
 
+/// The module that a file is, `barriers` itself not counted.
+fn module(file: &File) -> Option<&str> {
+    let inner = file.path[ROOT.len()..].trim_end_matches(".rs");
+    inner.split('/').rfind(|segment| *segment != "mod" && *segment != "barriers")
+}
+
+/// Whether the code has the `barriers` of the module of `file` in scope: `use sidecar::{Geometry, barriers};`.
+fn imports_barriers_of(file: &File, code: &str) -> bool {
+    let Some(module) = module(file) else { return false };
+    words(code, module).any(|at| {
+        let after = &code[at + module.len()..];
+        let statement = &code[..at].rsplit([';', '}']).next().unwrap_or_default().trim_start();
+        let imported = match after.strip_prefix("::") {
+            Some(tree) if tree.starts_with('{') => &tree[..matching(tree, 0)],
+            Some(path) => identifier_at(path, 0),
+            None => "",
+        };
+        statement.starts_with("use ") && words(imported, "barriers").next().is_some()
+    })
+}
+
 /// Whether the name at `place` is reached through the module of `file`: `sidecar::barriers::NAME`.
 fn is_qualified(file: &File, code: &str, place: usize) -> bool {
-    let mut segments: Vec<&str> = file.path[ROOT.len()..].trim_end_matches(".rs").split('/').collect();
-    segments.retain(|segment| *segment != "mod" && *segment != "barriers");
-    let Some(module) = segments.last() else { return false };
+    let Some(module) = module(file) else { return false };
     let path = code[..place].trim_end_matches("::").trim_end_matches("barriers").trim_end_matches("::");
     path.ends_with(module)
 }
@@ -84,11 +103,19 @@ mod tests {
     const DECLARED: &str = "pub mod barriers { barriers! {\n/// Why.\nA = \"x.a\";\n/// Why.\nB = \"x.b\";\n} }\n";
 
     #[test]
-    fn used_near_or_by_its_full_name_is_fine() {
+    fn used_near_or_imported_or_by_its_full_name_is_fine() {
         let found = messages(&[
             ("crates/untorn/src/sidecar/mod.rs", DECLARED),
             ("crates/untorn/src/sidecar/open.rs", "fn f() { fence(barriers::A) }"),
             ("crates/untorn/src/engine/x.rs", "fn f() { fence(sidecar::barriers::B) }"),
+        ]);
+        assert_eq!(found, Vec::<String>::new());
+        let found = messages(&[
+            ("crates/untorn/src/sidecar/mod.rs", DECLARED),
+            (
+                "crates/untorn/src/engine/x.rs",
+                "use a::B;\nuse crate::sidecar::{Geometry, barriers};\nfn f() { fence(barriers::A); fence(barriers::B) }",
+            ),
         ]);
         assert_eq!(found, Vec::<String>::new());
     }

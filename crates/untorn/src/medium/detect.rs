@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use super::{Access, Identity, mapping, names};
 use crate::error::{Error, Result};
 use crate::sys;
+use crate::sys::file::{RAMFS, TMPFS};
 use crate::sys::flush::WriteBack;
 use crate::sys::map::{FileMap, MapKind};
 
@@ -308,9 +309,6 @@ fn machine_sentences(kind: MediumKind) -> Vec<String> {
         }],
     }
 }
-
-const TMPFS: u64 = 0x0102_1994;
-const RAMFS: u64 = 0x8584_58f6;
 
 /// The name of a file system type. Source: `statfs(2)`, `linux/magic.h`.
 fn file_system_name(magic: u64) -> String {

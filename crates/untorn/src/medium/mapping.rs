@@ -181,6 +181,12 @@ impl MappedFile {
         }
     }
 
+    /// Reads by system call; the caller has checked the range.
+    pub(super) fn pread(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        sys::file::read_all(self.fd(), bytes, offset)
+            .map_err(|(done, error)| Error::io_at("read from", &self.path, offset + done, error))
+    }
+
     /// Writes by system call; the caller has checked the range. The error's offset is that of the first byte not
     /// written.
     pub(super) fn pwrite(&self, offset: u64, bytes: &[u8]) -> Result<()> {

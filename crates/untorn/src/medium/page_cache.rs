@@ -19,7 +19,7 @@ use crate::sys::ring::Flusher;
 
 /// Ordinary files of any file system.
 ///
-/// A read copies from a shared mapping, with no system call. Writes and [stores](MediumFile::store) are `pwrite(2)`, so
+/// A read copies from a shared mapping, with no system call (except on a tmpfs, see the source). Writes and [stores](MediumFile::store) are `pwrite(2)`, so
 /// a full disk or a device error is an error value and not a SIGBUS. A [fence](Medium::fence) is `fdatasync(2)` of
 /// the files written to since their last one, several at the same time so that they share the device flush.
 #[derive(Debug, Default)]
@@ -106,6 +106,9 @@ impl Medium for PageCache {
 /// A file open on [`PageCache`].
 pub struct PageCacheFile {
     file: MappedFile,
+    /// Reads go by system call too: the file is on a tmpfs, where a load from a hole takes space, and raises SIGBUS if
+    /// there is none.
+    by_call: bool,
     /// Changes made so far.
     written: AtomicU64,
     /// Of these, the first that many are known to be durable.
@@ -118,7 +121,8 @@ pub struct PageCacheFile {
 
 impl PageCacheFile {
     fn new(file: MappedFile) -> Self {
-        PageCacheFile { file, written: AtomicU64::new(0), flushed: AtomicU64::new(0) }
+        let by_call = sys::file::in_memory(file.fd());
+        PageCacheFile { file, by_call, written: AtomicU64::new(0), flushed: AtomicU64::new(0) }
     }
 
     /// Counts a change, after it was made: a flush that sees the count then covers the change.
@@ -160,6 +164,9 @@ impl MediumFile for PageCacheFile {
     #[inline]
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let src = self.file.range(offset, dst.len())?;
+        if self.by_call {
+            return self.file.pread(offset, dst);
+        }
         // SAFETY: `range` gives as many mapped bytes; a buffer of the caller's cannot overlap a mapping that gives out
         // no references.
         unsafe { sys::copy::read_racy(src, dst) };

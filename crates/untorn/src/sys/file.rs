@@ -137,6 +137,38 @@ pub(crate) fn write_all(
     Ok(())
 }
 
+/// Fills `bytes` from `offset`, over interruptions and short reads. Source: `pread(2)`.
+///
+/// # Errors
+/// How many bytes were read before the error, and the error. The end of the file is EIO: the caller has seen that the
+/// range lies within it, so somebody cut it short.
+pub(crate) fn read_all(
+    file: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    offset: u64,
+) -> std::result::Result<(), (u64, io::Error)> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pread(file.as_fd(), &mut bytes[done..], offset + done as u64) {
+            Ok(0) => return Err((done as u64, Errno::IO.into())),
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err((done as u64, error.into())),
+        }
+    }
+    Ok(())
+}
+
+/// Whether the file lives in memory only (tmpfs, ramfs), where even a load from a hole takes space.
+pub(crate) fn in_memory(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|found| matches!(found.f_type as u64, TMPFS | RAMFS))
+}
+
+/// `f_type` of tmpfs. Source: `linux/magic.h`.
+pub(crate) const TMPFS: u64 = 0x0102_1994;
+/// `f_type` of ramfs.
+pub(crate) const RAMFS: u64 = 0x8584_58f6;
+
 /// Calls again what a signal interrupted.
 pub(crate) fn uninterrupted(mut call: impl FnMut() -> rustix::io::Result<()>) -> io::Result<()> {
     loop {

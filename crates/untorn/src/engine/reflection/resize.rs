@@ -18,8 +18,8 @@ use crate::sidecar::PAGE;
 struct Trim {
     /// The page it locked.
     locked: Option<u64>,
-    /// It wrote over bytes of the open epoch in place, which cannot be undone.
-    overwrote: bool,
+    /// The bytes of the open epoch it wrote over in place: the slice, and what it held.
+    overwrote: Option<(u64, [u8; SLICE as usize])>,
 }
 
 impl<M: Medium> Reflection<M> {
@@ -77,10 +77,7 @@ impl<M: Medium> Reflection<M> {
         let (entries, lane, spill, seq) = match recorded {
             Ok(recorded) => recorded,
             Err(error) => {
-                let error = if trim.overwrote { self.poison(error) } else { error };
-                if let Some(page) = trim.locked {
-                    self.state.pages[page as usize].unlock();
-                }
+                let error = self.untrim(trim, error);
                 return Err(self.reopen_epoch(&open, error));
             }
         };
@@ -115,6 +112,21 @@ impl<M: Medium> Reflection<M> {
             self.drop_spill();
         }
         Ok(emptied)
+    }
+
+    /// Undoes what trimming began. Passes the error on.
+    fn untrim(&self, trim: Trim, error: Error) -> Error {
+        let Some(page) = trim.locked else { return error };
+        let mut error = error;
+        if let Some((slice, bytes)) = trim.overwrote {
+            let staged = Staged { first: slice, bytes: &bytes, one_run: true };
+            if self.put(page, self.committed_bitmap(page), 1 << slice, staged).is_err() {
+                error = self.poison(error);
+            }
+            self.medium.order();
+        }
+        self.state.pages[page as usize].unlock();
+        error
     }
 
     /// Makes the record of a new length durable: its entries, the lane it is in, whether it was spilled, its number.
@@ -157,11 +169,12 @@ impl<M: Medium> Reflection<M> {
             let cut = within / SLICE;
             let mut slice = [0; SLICE as usize];
             self.copy_slices(page, visible, cut, 1, &mut slice)?;
-            slice[(len % SLICE) as usize..].fill(0);
             // Readers are kept out: a slice written in the open epoch is written over in place. Publishing unlocks it.
             state.lock(true, self.relax());
             trim.locked = Some(page);
-            trim.overwrote = (visible ^ valid) & 1 << cut != 0;
+            let in_epoch = (visible ^ valid) & 1 << cut != 0;
+            trim.overwrote = in_epoch.then_some((cut, slice));
+            slice[(len % SLICE) as usize..].fill(0);
             self.put(page, valid, 1 << cut, Staged { first: cut, bytes: &slice, one_run: true })?;
             bitmap = written(visible, valid, 1 << cut);
             mask |= 1 << cut;
