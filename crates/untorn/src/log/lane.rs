@@ -5,6 +5,7 @@
 //! back).
 
 use std::cell::Cell;
+use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use zerocopy::FromZeros;
@@ -12,7 +13,8 @@ use zerocopy::FromZeros;
 use super::record::{LINE, Line, Record, Seal, encode};
 use crate::error::Result;
 use crate::medium::MediumFile;
-use crate::sharing::gate::{Gate, Held};
+use crate::sharing::gate::Gate;
+use crate::sys::ZeroedArray;
 
 /// The volatile state of a lane, a cache line of its own. All zeros is an empty lane.
 #[derive(Debug, Default, FromZeros)]
@@ -28,24 +30,28 @@ pub(crate) struct LaneState {
 }
 
 /// The lanes of one sidecar.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lanes<'a> {
-    pub(crate) states: &'a [LaneState],
+pub(crate) struct Lanes {
+    states: ZeroedArray<LaneState>,
     /// For each line of each lane the pages it names, plus 1: two words, 0 for none.
-    pub(crate) named: &'a [AtomicU64],
+    named: ZeroedArray<AtomicU64>,
     /// Byte offset of the first lane in the sidecar.
-    pub(crate) at: u64,
+    at: u64,
     /// Lines of each lane, a power of two.
-    pub(crate) slots: u64,
+    slots: u64,
 }
 
-/// A lane held by this thread.
+/// A lane held by this thread; dropping it lets it go. Two words, so that it stays in registers.
 #[derive(Debug)]
 pub(crate) struct Lane<'a> {
-    lanes: Lanes<'a>,
     state: &'a LaneState,
     index: usize,
-    _held: Held<'a>,
+}
+
+impl Drop for Lane<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.state.gate.open();
+    }
 }
 
 thread_local! {
@@ -64,31 +70,34 @@ fn home() -> usize {
     })
 }
 
-impl<'a> Lanes<'a> {
-    #[inline]
-    fn lane(&self, index: usize, held: Held<'a>) -> Lane<'a> {
-        Lane { lanes: *self, state: &self.states[index], index, _held: held }
+impl Lanes {
+    /// Empty lanes whose first begins at byte `at` of the sidecar. Both numbers are powers of two.
+    pub(crate) fn new(at: u64, lanes: u32, slots: u32) -> io::Result<Self> {
+        Ok(Lanes {
+            states: ZeroedArray::reserve(lanes as usize)?,
+            named: ZeroedArray::reserve(2 * lanes as usize * slots as usize)?,
+            at,
+            slots: u64::from(slots),
+        })
     }
 
-    /// A free lane, this thread's own if it is. The number of lanes is a power of two.
-    #[inline]
-    pub(crate) fn acquire(&self, relax: impl FnMut(u32)) -> Lane<'a> {
+    /// A free lane, this thread's own if it is.
+    #[inline(always)]
+    pub(crate) fn acquire(&self, relax: impl FnMut(u32)) -> Lane<'_> {
         let index = home() & (self.states.len() - 1);
-        match self.states[index].gate.try_lock() {
-            Some(held) => self.lane(index, held),
-            None => self.acquire_other(index, relax),
-        }
+        let state = &self.states[index];
+        if state.gate.try_close() { Lane { state, index } } else { self.acquire_other(index, relax) }
     }
 
     #[cold]
-    fn acquire_other(&self, home: usize, mut relax: impl FnMut(u32)) -> Lane<'a> {
+    fn acquire_other(&self, home: usize, mut relax: impl FnMut(u32)) -> Lane<'_> {
         let mut round = 0;
         loop {
             for step in 1..=self.states.len() {
                 let index = (home + step) & (self.states.len() - 1);
-                let gate = &self.states[index].gate;
-                if let Some(held) = (!gate.is_locked()).then(|| gate.try_lock()).flatten() {
-                    return self.lane(index, held);
+                let state = &self.states[index];
+                if !state.gate.is_locked() && state.gate.try_close() {
+                    return Lane { state, index };
                 }
             }
             relax(round);
@@ -97,9 +106,13 @@ impl<'a> Lanes<'a> {
     }
 
     /// Every lane: while they are held, no write and no record is under way anywhere.
-    pub(crate) fn acquire_all(&self, mut relax: impl FnMut(u32)) -> Vec<Lane<'a>> {
-        let hold = |(index, state): (usize, &'a LaneState)| self.lane(index, state.gate.lock(&mut relax));
-        self.states.iter().enumerate().map(hold).collect()
+    pub(crate) fn acquire_all(&self, mut relax: impl FnMut(u32)) -> Vec<Lane<'_>> {
+        let hold = |(index, state): (usize, &'_ LaneState)| -> (usize, ()) {
+            state.gate.close(&mut relax);
+            (index, ())
+        };
+        let held: Vec<usize> = self.states.iter().enumerate().map(hold).map(|(index, ())| index).collect();
+        held.into_iter().map(|index| Lane { state: &self.states[index], index }).collect()
     }
 
     /// Calls `page` with every page named by the live lines of a lane up to `head`, a value of [`Lane::head`].
@@ -122,6 +135,76 @@ impl<'a> Lanes<'a> {
     pub(crate) fn last(&self) -> u64 {
         self.states.iter().map(|state| state.last.load(Ordering::Acquire)).max().unwrap_or(0)
     }
+
+    /// Gives up the lines of every lane before the head it had at a cut. The cut is durable.
+    pub(crate) fn retire(&self, heads: &[u64]) {
+        for (state, &head) in self.states.iter().zip(heads) {
+            state.tail.store(head, Ordering::Release);
+        }
+    }
+
+    /// Lines that a lane has room for before a cut.
+    #[inline]
+    pub(crate) fn free(&self, lane: &Lane<'_>) -> u64 {
+        self.slots - (lane.head() - lane.state.tail.load(Ordering::Acquire))
+    }
+
+    /// The slot of a line, among those of all lanes.
+    #[inline]
+    fn slot(&self, lane: &Lane<'_>, line: u64) -> usize {
+        lane.index * self.slots as usize + (line & (self.slots - 1)) as usize
+    }
+
+    #[inline]
+    fn offset(&self, lane: &Lane<'_>, line: u64) -> u64 {
+        self.at + self.slot(lane, line) as u64 * LINE
+    }
+
+    /// Byte offset of a lane's next line, for its seal.
+    #[inline]
+    pub(crate) fn next_offset(&self, lane: &Lane<'_>) -> u64 {
+        self.offset(lane, lane.head())
+    }
+
+    #[inline]
+    fn name(&self, lane: &Lane<'_>, line: u64, pages: [Option<u64>; 2]) {
+        let names = self.named.get(2 * self.slot(lane, line)..).and_then(|names| names.first_chunk());
+        if let Some([first, second]) = names {
+            first.store(pages[0].map_or(0, |page| page + 1), Ordering::Relaxed);
+            second.store(pages[1].map_or(0, |page| page + 1), Ordering::Relaxed);
+        }
+    }
+
+    /// Stores a record's only line, durable at the next fence. It names `page`, or no page a cut need know of. The caller
+    /// has seen that there is room.
+    #[inline]
+    pub(crate) fn append_line<F: MediumFile>(
+        &self,
+        lane: &Lane<'_>,
+        file: &F,
+        line: &Line,
+        page: Option<u64>,
+    ) -> Result<()> {
+        let head = lane.head();
+        file.write(self.offset(lane, head), line)?;
+        self.name(lane, head, [page, None]);
+        lane.state.head.store(head + 1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Stores a record of any number of lines. The caller has seen that there is room.
+    pub(crate) fn append<F: MediumFile>(&self, lane: &Lane<'_>, file: &F, seal: Seal, record: &Record) -> Result<()> {
+        let lines = encode(seal, self.next_offset(lane), record, false);
+        let head = lane.head();
+        let page = |n: usize| record.entries.get(n).map(|entry| entry.page);
+        for (n, line) in lines.iter().enumerate() {
+            file.write(self.offset(lane, head + n as u64), line)?;
+            let names = if n == 0 { [page(0), None] } else { [page(2 * n - 1), page(2 * n)] };
+            self.name(lane, head + n as u64, names);
+        }
+        lane.state.head.store(head + lines.len() as u64, Ordering::Release);
+        Ok(())
+    }
 }
 
 impl Lane<'_> {
@@ -137,72 +220,9 @@ impl Lane<'_> {
         self.state.last.store(seq, Ordering::Release);
     }
 
-    /// Lines that can be appended before a cut.
-    #[inline]
-    pub(crate) fn free(&self) -> u64 {
-        self.lanes.slots - (self.head() - self.state.tail.load(Ordering::Acquire))
-    }
-
     /// Lines appended so far.
     #[inline]
     pub(crate) fn head(&self) -> u64 {
         self.state.head.load(Ordering::Relaxed)
-    }
-
-    fn offset(&self, line: u64) -> u64 {
-        self.lanes.at + self.slot(line) as u64 * LINE
-    }
-
-    /// Byte offset of the next line, for its seal.
-    #[inline]
-    pub(crate) fn next_offset(&self) -> u64 {
-        self.offset(self.head())
-    }
-
-    /// The slot of a line, among those of all lanes.
-    #[inline]
-    fn slot(&self, line: u64) -> usize {
-        let slots = self.lanes.slots;
-        self.index * slots as usize + (line & (slots - 1)) as usize
-    }
-
-    #[inline]
-    fn name(&self, line: u64, pages: [Option<u64>; 2]) {
-        if let Some([first, second]) = self.lanes.named.get(2 * self.slot(line)..).and_then(|names| names.first_chunk())
-        {
-            first.store(pages[0].map_or(0, |page| page + 1), Ordering::Relaxed);
-            second.store(pages[1].map_or(0, |page| page + 1), Ordering::Relaxed);
-        }
-    }
-
-    /// Stores a record's only line, durable at the next fence. It names `page`, or no page a cut need know of. The caller
-    /// has seen that there is room.
-    #[inline]
-    pub(crate) fn append_line<F: MediumFile>(&self, file: &F, line: &Line, page: Option<u64>) -> Result<()> {
-        file.write(self.next_offset(), line)?;
-        self.name(self.head(), [page, None]);
-        self.state.head.store(self.head() + 1, Ordering::Release);
-        Ok(())
-    }
-
-    /// Stores a record of any number of lines. The caller has seen that there is room.
-    pub(crate) fn append<F: MediumFile>(&self, file: &F, seal: Seal, record: &Record) -> Result<()> {
-        let lines = encode(seal, self.next_offset(), record, false);
-        let head = self.head();
-        let page = |n: usize| record.entries.get(n).map(|entry| entry.page);
-        for (n, line) in lines.iter().enumerate() {
-            file.write(self.offset(head + n as u64), line)?;
-            let names = if n == 0 { [page(0), None] } else { [page(2 * n - 1), page(2 * n)] };
-            self.name(head + n as u64, names);
-        }
-        self.state.head.store(head + lines.len() as u64, Ordering::Release);
-        Ok(())
-    }
-}
-
-/// Gives up the lines of every lane before the head it had at a cut. The cut is durable.
-pub(crate) fn retire(states: &[LaneState], heads: &[u64]) {
-    for (state, &head) in states.iter().zip(heads) {
-        state.tail.store(head, Ordering::Release);
     }
 }

@@ -160,6 +160,11 @@ impl MediumFile for DaxFile {
         Ok(())
     }
 
+    #[inline(always)]
+    fn prefetch(&self, offset: u64) {
+        self.file.prefetch(offset);
+    }
+
     #[inline]
     fn flush(&self, _: Barrier, offset: u64, len: u64) {
         let Ok(len) = usize::try_from(len) else { return };

@@ -204,6 +204,11 @@ impl<F: MediumFile> MediumFile for LatchedFile<F> {
         self.inner.store(offset, src)
     }
 
+    #[inline(always)]
+    fn prefetch(&self, offset: u64) {
+        self.inner.prefetch(offset);
+    }
+
     #[inline]
     fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
         self.inner.flush(barrier, offset, len)

@@ -70,6 +70,12 @@ impl MappedFile {
         Ok(self.map.at(offset))
     }
 
+    /// See [`MediumFile::prefetch`](super::MediumFile::prefetch).
+    #[inline(always)]
+    pub(super) fn prefetch(&self, offset: u64) {
+        sys::copy::prefetch(self.map.address(offset));
+    }
+
     /// [`range`](MappedFile::range) for stores: also refuses a file opened for reading.
     #[inline]
     pub(super) fn range_mut(&self, offset: u64, len: usize) -> Result<*mut u8> {

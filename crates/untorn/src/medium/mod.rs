@@ -177,6 +177,11 @@ pub trait MediumFile: Send + Sync {
     /// fenced. The same requirements as [`write`](MediumFile::write).
     fn store(&self, offset: u64, src: &[u8]) -> Result<()>;
 
+    /// Tells that bytes of the page around `offset` will be stored soon. A hint; on memory it starts the address
+    /// translation, which costs more than the store itself where a large file is written at random.
+    #[inline]
+    fn prefetch(&self, _offset: u64) {}
+
     /// Starts writing the cache lines of a range back. Does nothing on a block medium, where the fence does all.
     fn flush(&self, barrier: Barrier, offset: u64, len: u64);
 

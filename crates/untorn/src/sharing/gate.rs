@@ -16,26 +16,38 @@ pub(crate) struct Gate(AtomicU64);
 
 /// The holder's proof; dropping it opens the gate.
 #[derive(Debug)]
-pub(crate) struct Held<'a>(&'a AtomicU64);
+pub(crate) struct Held<'a>(&'a Gate);
 
 impl Gate {
+    /// Closes the gate if it is open, for whoever will [`open`](Gate::open) it.
     #[inline]
-    pub(crate) fn try_lock(&self) -> Option<Held<'_>> {
-        self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok().then(|| Held(&self.0))
+    pub(crate) fn try_close(&self) -> bool {
+        self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    #[inline]
-    pub(crate) fn lock(&self, mut relax: impl FnMut(u32)) -> Held<'_> {
+    /// Closes the gate once it is open, for whoever will [`open`](Gate::open) it.
+    pub(crate) fn close(&self, mut relax: impl FnMut(u32)) {
         let mut round = 0;
-        loop {
-            if self.0.load(Ordering::Relaxed) == 0
-                && let Some(held) = self.try_lock()
-            {
-                return held;
-            }
+        while self.is_locked() || !self.try_close() {
             relax(round);
             round = round.saturating_add(1);
         }
+    }
+
+    /// Opens the gate. Only for the one who closed it.
+    #[inline]
+    pub(crate) fn open(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn try_lock(&self) -> Option<Held<'_>> {
+        self.try_close().then(|| Held(self))
+    }
+
+    pub(crate) fn lock(&self, relax: impl FnMut(u32)) -> Held<'_> {
+        self.close(relax);
+        Held(self)
     }
 
     /// Whether somebody holds it, for a guess only.
@@ -46,9 +58,8 @@ impl Gate {
 }
 
 impl Drop for Held<'_> {
-    #[inline]
     fn drop(&mut self) {
-        self.0.store(0, Ordering::Release);
+        self.0.open();
     }
 }
 

@@ -85,6 +85,12 @@ impl FileMap {
         self.reserved as u64
     }
 
+    /// The address at `offset`, wherever that is: not to be accessed.
+    #[inline(always)]
+    pub(crate) fn address(&self, offset: u64) -> *const u8 {
+        self.start.as_ptr().cast_const().wrapping_add(offset as usize)
+    }
+
     /// The address of the file's byte `offset`, which must lie within the reservation to be of use.
     #[inline]
     pub(crate) fn at(&self, offset: u64) -> *mut u8 {

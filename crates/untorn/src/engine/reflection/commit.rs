@@ -37,7 +37,7 @@ impl<M: Medium> Reflection<M> {
     /// Commits the open epoch. The caller holds the commit gate.
     pub(super) fn commit_holding_gate(&self) -> Result<()> {
         let head = self.state.head();
-        let mut lanes = self.lanes().acquire_all(self.relax());
+        let mut lanes = self.lanes.acquire_all(self.relax());
         let epoch = head.epoch.load(Ordering::Relaxed);
         let entries = self.take_epoch();
         if entries.is_empty() {
@@ -50,7 +50,7 @@ impl<M: Medium> Reflection<M> {
             Err(error) => return Err(self.reopen_epoch(&entries, error)),
         };
         for entry in &entries {
-            self.state.frozen[entry.page as usize].store(entry.mask, Ordering::Release);
+            self.state.epochs[entry.page as usize].frozen.store(entry.mask, Ordering::Release);
         }
         head.epoch.store(epoch + 1, Ordering::Release);
         // From here on writers may go on; they keep off the frozen slices.
@@ -61,8 +61,8 @@ impl<M: Medium> Reflection<M> {
         for entry in &entries {
             let page = entry.page as usize;
             // Committed before thawed: a writer that finds the page thawed goes by the new bitmap.
-            self.state.committed[page].fetch_xor(entry.mask, Ordering::AcqRel);
-            self.state.frozen[page].store(0, Ordering::Release);
+            self.state.epochs[page].committed.fetch_xor(entry.mask, Ordering::AcqRel);
+            self.state.epochs[page].frozen.store(0, Ordering::Release);
         }
         lane.finish(seq);
         head.committed_epoch.store(epoch, Ordering::Release);
@@ -81,7 +81,7 @@ impl<M: Medium> Reflection<M> {
         if spill {
             self.append_spilled(lane, &record)?;
         } else {
-            lane.append(&self.side, self.seal, &record).map_err(|error| self.poison(error))?;
+            self.lanes.append(lane, &self.side, self.seal, &record).map_err(|error| self.poison(error))?;
         }
         self.fence(barriers::EPOCH_RECORD).map_err(|error| self.poison(error))?;
         Ok(record.seq)
@@ -91,7 +91,7 @@ impl<M: Medium> Reflection<M> {
     /// succeeded. The caller holds a lane. Passes the error on.
     pub(super) fn reopen_epoch(&self, entries: &[Entry], error: Error) -> Error {
         for entry in entries {
-            self.state.frozen[entry.page as usize].store(0, Ordering::Release);
+            self.state.epochs[entry.page as usize].frozen.store(0, Ordering::Release);
             self.state.mark_dirty(entry.page);
         }
         error
@@ -110,7 +110,7 @@ impl<M: Medium> Reflection<M> {
     pub(super) fn choose_lane(&self, lanes: &[Lane<'_>], wanted: u64) -> Result<(usize, bool)> {
         let spill = wanted > u64::from(self.geometry.slots);
         let wanted = if spill { 1 } else { wanted };
-        let roomy = |lanes: &[Lane<'_>]| lanes.iter().position(|lane| lane.free() >= wanted);
+        let roomy = |lanes: &[Lane<'_>]| lanes.iter().position(|lane| self.lanes.free(lane) >= wanted);
         if let Some(lane) = roomy(lanes) {
             return Ok((lane, spill));
         }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Reflection, barriers};
 use crate::error::Result;
-use crate::log::lane::{Lane, retire};
+use crate::log::lane::Lane;
 use crate::log::record::{Record, encode};
 use crate::medium::{Medium, MediumClass, MediumFile};
 use crate::sharing::gate::lock;
@@ -20,7 +20,7 @@ impl<M: Medium> Reflection<M> {
     /// The same, writing back the bitmaps of more pages than the lanes name.
     pub(super) fn cut_with(&self, also: &[u64]) -> Result<()> {
         let _cutting = self.state.head().cut.lock(self.relax());
-        let lanes = self.lanes().acquire_all(self.relax());
+        let lanes = self.lanes.acquire_all(self.relax());
         let (heads, cut, len) = self.choose_cut(&lanes);
         drop(lanes);
         self.cut_at(&heads, cut, len, also)
@@ -41,7 +41,6 @@ impl<M: Medium> Reflection<M> {
     }
 
     fn cut_at(&self, heads: &[u64], cut: u64, len: u64, also: &[u64]) -> Result<()> {
-        let lanes = self.lanes();
         let mut outcome = Ok(());
         let mut write = |page: u64| {
             // What is published is certain, even if a record above the cut told of it: that record stays live. A page
@@ -52,7 +51,7 @@ impl<M: Medium> Reflection<M> {
         };
         also.iter().for_each(|&page| write(page));
         for (index, &head) in heads.iter().enumerate() {
-            lanes.live_pages(index, head, &mut write);
+            self.lanes.live_pages(index, head, &mut write);
         }
         outcome.map_err(|error| self.poison(error))?;
         self.fence(barriers::CUT_BITMAPS).map_err(|error| self.poison(error))?;
@@ -63,7 +62,7 @@ impl<M: Medium> Reflection<M> {
         ledger.retirement.write(&self.side, &uuid).map_err(|error| self.poison(error))?;
         drop(ledger);
         self.fence(barriers::CUT_LINE).map_err(|error| self.poison(error))?;
-        retire(&self.state.lanes, heads);
+        self.lanes.retire(heads);
         Ok(())
     }
 
@@ -81,7 +80,7 @@ impl<M: Medium> Reflection<M> {
     /// be handed to the cut that gives it up.
     pub(super) fn append_spilled(&self, lane: &Lane<'_>, record: &Record) -> Result<()> {
         let path = spill_path(&self.sidecar);
-        let lines = encode(self.seal, lane.next_offset(), record, true);
+        let lines = encode(self.seal, self.lanes.next_offset(lane), record, true);
         let bytes = lines[1..].concat();
         if self.medium.exists(&path)? {
             self.medium.unlink(&path)?;
@@ -96,7 +95,7 @@ impl<M: Medium> Reflection<M> {
             self.medium.sync_dir(barriers::SPILL_NAME, &crate::sidecar::directory(&self.path))
         };
         durable().map_err(|error| self.poison(error))?;
-        lane.append_line(&self.side, &lines[0], None).map_err(|error| self.poison(error))
+        self.lanes.append_line(lane, &self.side, &lines[0], None).map_err(|error| self.poison(error))
     }
 
     /// Removes the spill file of a record that was given up. Its bytes are sealed by that record's place and number, so

@@ -34,7 +34,7 @@ impl<M: Medium> Reflection<M> {
     pub(super) fn deploy_page(&self, page: u64) -> Result<()> {
         let lane = match self.durability {
             Durability::PerWrite => self.lane(1)?,
-            Durability::PerCommit => self.lanes().acquire(self.relax()),
+            Durability::PerCommit => self.lanes.acquire(self.relax()),
         };
         let len = self.state.head().len.load(Ordering::Acquire);
         if page >= pages(len) {
@@ -47,7 +47,7 @@ impl<M: Medium> Reflection<M> {
         let mask = match self.durability {
             Durability::PerWrite => visible,
             Durability::PerCommit => {
-                visible & self.committed_bitmap(page) & !self.state.frozen[page as usize].load(Ordering::Acquire)
+                visible & self.committed_bitmap(page) & !self.state.epochs[page as usize].frozen.load(Ordering::Acquire)
             }
         };
         if mask == 0 {
@@ -111,7 +111,7 @@ impl<M: Medium> Reflection<M> {
         let unused = |page: u64| match self.durability {
             Durability::PerWrite => state(page).bitmap() == 0 && state(page).version() <= floor,
             Durability::PerCommit => {
-                let frozen = self.state.frozen[page as usize].load(Ordering::Acquire);
+                let frozen = self.state.epochs[page as usize].frozen.load(Ordering::Acquire);
                 state(page).bitmap() | self.committed_bitmap(page) | frozen == 0
             }
         };

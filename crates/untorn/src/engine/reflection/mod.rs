@@ -101,6 +101,7 @@ pub(crate) struct Reflection<M: Medium> {
     side: M::File,
     layout: Layout,
     geometry: Geometry,
+    lanes: Lanes,
     places: Places,
     /// Pages of the data file and of the sidecar known to have space.
     data_space: Space,
@@ -126,28 +127,19 @@ impl<M: Medium> Reflection<M> {
         |round| self.medium.relax(round)
     }
 
-    fn lanes(&self) -> Lanes<'_> {
-        Lanes {
-            states: &self.state.lanes,
-            named: &self.state.named,
-            at: Geometry::LANES_AT,
-            slots: u64::from(self.geometry.slots),
-        }
-    }
-
     /// A lane with room for a record of this many lines, cutting if there is none.
     #[inline]
     fn lane(&self, lines: u64) -> Result<Lane<'_>> {
-        let lane = self.lanes().acquire(self.relax());
-        if lane.free() >= lines { Ok(lane) } else { self.lane_after_cut(lane, lines) }
+        let lane = self.lanes.acquire(self.relax());
+        if self.lanes.free(&lane) >= lines { Ok(lane) } else { self.lane_after_cut(lane, lines) }
     }
 
     #[cold]
     fn lane_after_cut<'a>(&'a self, mut lane: Lane<'a>, lines: u64) -> Result<Lane<'a>> {
-        while lane.free() < lines {
+        while self.lanes.free(&lane) < lines {
             drop(lane);
             self.cut()?;
-            lane = self.lanes().acquire(self.relax());
+            lane = self.lanes.acquire(self.relax());
         }
         Ok(lane)
     }
@@ -202,12 +194,12 @@ impl<M: Medium> Reflection<M> {
     fn committed_bitmap(&self, page: u64) -> u64 {
         match self.durability {
             Durability::PerWrite => self.state.pages[page as usize].bitmap(),
-            Durability::PerCommit => self.state.committed[page as usize].load(Ordering::Acquire),
+            Durability::PerCommit => self.state.epochs[page as usize].committed.load(Ordering::Acquire),
         }
     }
 
     fn commit_number(&self) -> u64 {
-        self.lanes().last().max(self.state.head().floor.load(Ordering::Acquire))
+        self.lanes.last().max(self.state.head().floor.load(Ordering::Acquire))
     }
 }
 

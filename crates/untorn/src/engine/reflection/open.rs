@@ -10,6 +10,7 @@ use super::recovery::live_records;
 use super::state::State;
 use crate::engine::Recovery;
 use crate::error::{Error, Result};
+use crate::log::lane::Lanes;
 use crate::log::record::Seal;
 use crate::medium::{Access, Medium, MediumClass, MediumFile};
 use crate::options::{Durability, Options, Trust};
@@ -98,11 +99,12 @@ impl<M: Medium> Reflection<M> {
         let longest = records.iter().map(|(_, record)| record.len).fold(retirement.len, u64::max);
         let max_len = options.reserve(longest.max(data.len()));
         let out_of_memory = |error| Error::io("reserve address space for", path, error);
-        let state = State::new(geometry, max_len).map_err(out_of_memory)?;
+        let state = State::new(max_len).map_err(out_of_memory)?;
         let layout = superblock.layout;
         let side_pages = reserve(layout, geometry.chunks_at(), max_len).max(side.len()).div_ceil(crate::sidecar::PAGE);
         let mut engine = Reflection {
             class: medium.class(),
+            lanes: Lanes::new(Geometry::LANES_AT, geometry.lanes, geometry.slots).map_err(out_of_memory)?,
             places: Places::new(layout, geometry.chunks_at(), state.max_pages).map_err(out_of_memory)?,
             data_space: Space::new(state.max_pages).map_err(out_of_memory)?,
             side_space: Space::new(side_pages).map_err(out_of_memory)?,

@@ -19,8 +19,28 @@ const TRIES: u32 = 64;
 const FEW: usize = 16;
 
 impl<M: Medium> Reflection<M> {
+    /// The common case inline: bytes of one page, all at home, no writer near.
     #[inline]
     pub(super) fn read_range(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        let head = self.state.head();
+        let resizes = head.resizes.load(Ordering::Acquire);
+        let end = offset.wrapping_add(dst.len() as u64);
+        let one_page = offset % PAGE + dst.len() as u64 <= PAGE;
+        if one_page && offset <= end && end <= head.len.load(Ordering::Acquire) && resizes & 1 == 0 {
+            let state = self.state.pages.get((offset / PAGE) as usize);
+            let settled = state.and_then(|state| Some((state, state.glimpse().filter(|seen| seen.bitmap == 0)?)));
+            if let Some((state, glimpse)) = settled {
+                self.data.read(offset, dst)?;
+                if state.holds(glimpse) && head.resizes.load(Ordering::Relaxed) == resizes {
+                    return Ok(());
+                }
+            }
+        }
+        self.read_any(offset, dst)
+    }
+
+    #[inline(never)]
+    fn read_any(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let head = self.state.head();
         for try_number in 0..TRIES {
             let resizes = head.resizes.load(Ordering::Acquire);
@@ -144,7 +164,7 @@ impl<M: Medium> Reflection<M> {
     #[cold]
     fn read_locked(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         // Holding a lane keeps the length as it is.
-        let lane = self.lanes().acquire(self.relax());
+        let lane = self.lanes.acquire(self.relax());
         let len = self.state.head().len.load(Ordering::Acquire);
         check_range(&self.path, offset, dst.len() as u64, len)?;
         let pages = offset / PAGE..(offset + dst.len() as u64).div_ceil(PAGE);

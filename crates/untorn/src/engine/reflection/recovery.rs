@@ -103,7 +103,7 @@ impl<M: Medium> Reflection<M> {
             if bitmap != 0 {
                 reflected.push(page);
                 self.state.pages[page as usize].restore(bitmap);
-                self.state.committed[page as usize].store(bitmap, Ordering::Relaxed);
+                self.state.epochs[page as usize].committed.store(bitmap, Ordering::Relaxed);
                 if let Some(at) = self.places.reflection(page) {
                     self.side_space.learn(at);
                 }
@@ -161,7 +161,7 @@ impl<M: Medium> Reflection<M> {
         let state = &self.state.pages[page as usize];
         if state.bitmap() != bitmap {
             state.restore(bitmap);
-            self.state.committed[page as usize].store(bitmap, Ordering::Relaxed);
+            self.state.epochs[page as usize].committed.store(bitmap, Ordering::Relaxed);
             changed.push(page);
         }
     }

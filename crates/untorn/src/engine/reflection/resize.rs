@@ -38,7 +38,7 @@ impl<M: Medium> Reflection<M> {
             self.grow_files(len)?;
         }
         let _cutting = head.cut.lock(self.relax());
-        let lanes = self.lanes().acquire_all(self.relax());
+        let lanes = self.lanes.acquire_all(self.relax());
         let old = head.len.load(Ordering::Relaxed);
         let emptied = self.commit_len(&lanes, old, len)?;
         if len < old {
@@ -86,7 +86,7 @@ impl<M: Medium> Reflection<M> {
         head.resizes.fetch_add(1, Ordering::AcqRel);
         for entry in &entries {
             let page = entry.page as usize;
-            self.state.committed[page].store(entry.bitmap, Ordering::Release);
+            self.state.epochs[page].committed.store(entry.bitmap, Ordering::Release);
             let version = self.state.pages[page].version().max(seq) + 1;
             self.publish(entry.page, entry.bitmap, version);
         }
@@ -94,7 +94,7 @@ impl<M: Medium> Reflection<M> {
         for page in pages(len)..pages(old) {
             let state = &self.state.pages[page as usize];
             if state.bitmap() | self.committed_bitmap(page) != 0 {
-                self.state.committed[page as usize].store(0, Ordering::Release);
+                self.state.epochs[page as usize].committed.store(0, Ordering::Release);
                 self.publish(page, 0, state.version().max(seq) + 1);
                 emptied.push(page);
             }

@@ -7,10 +7,8 @@ use zerocopy::FromZeros;
 
 use super::layout::pages;
 use crate::log::group::GroupFlush;
-use crate::log::lane::LaneState;
 use crate::sharing::gate::Gate;
 use crate::sharing::page::PageState;
-use crate::sidecar::Geometry;
 use crate::sys::ZeroedArray;
 
 /// One of a kind for each open file.
@@ -41,19 +39,23 @@ pub(super) struct Head {
     pub(super) group: GroupFlush,
 }
 
+/// What per-commit mode knows of a page besides its visible bitmap; together, for they are used together.
+#[derive(Default, FromZeros)]
+#[repr(C)]
+pub(super) struct EpochState {
+    /// The bitmap at the last durable commit. A slice whose bit differs from the visible one was written since.
+    pub(super) committed: AtomicU64,
+    /// Slices of the epoch that is being made durable right now: both their copies are in use.
+    pub(super) frozen: AtomicU64,
+}
+
 /// All tables.
 pub(super) struct State {
     head: ZeroedArray<Head>,
-    pub(super) lanes: ZeroedArray<LaneState>,
-    /// Pages that the lines of the lanes name.
-    pub(super) named: ZeroedArray<AtomicU64>,
     /// What readers go by.
     pub(super) pages: ZeroedArray<PageState>,
-    /// Per-commit mode: each page's bitmap at the last durable commit. A slice whose bit differs from that in
-    /// [`PageState`] was written since.
-    pub(super) committed: ZeroedArray<AtomicU64>,
-    /// Per-commit mode: slices of the epoch that is being made durable right now. Both their copies are in use.
-    pub(super) frozen: ZeroedArray<AtomicU64>,
+    /// Per-commit mode: what the open epoch and the commit under way need to know of each page.
+    pub(super) epochs: ZeroedArray<EpochState>,
     /// Per-commit mode: pages written in the open epoch, a bit each.
     dirty: ZeroedArray<AtomicU64>,
     /// Words of `dirty` that are not 0, a bit each.
@@ -62,17 +64,13 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(geometry: Geometry, max_len: u64) -> io::Result<Self> {
-        let lines = u64::from(geometry.lanes) * u64::from(geometry.slots);
+    pub(super) fn new(max_len: u64) -> io::Result<Self> {
         let max_pages = pages(max_len);
         let count = max_pages as usize;
         let state = State {
             head: ZeroedArray::reserve_private(1)?,
-            lanes: ZeroedArray::reserve(geometry.lanes as usize)?,
-            named: ZeroedArray::reserve(2 * lines as usize)?,
             pages: ZeroedArray::reserve(count)?,
-            committed: ZeroedArray::reserve(count)?,
-            frozen: ZeroedArray::reserve(count)?,
+            epochs: ZeroedArray::reserve(count)?,
             dirty: ZeroedArray::reserve(count.div_ceil(64))?,
             dirty_words: ZeroedArray::reserve(count.div_ceil(64 * 64))?,
             max_pages,
@@ -130,7 +128,7 @@ mod tests {
 
     #[test]
     fn dirty_pages_come_back_once_and_in_order() {
-        let state = State::new(Geometry { lanes: 1, slots: 4 }, 1 << 30).unwrap();
+        let state = State::new(1 << 30).unwrap();
         state.head().len.store(1 << 30, Ordering::Relaxed);
         let written = [0, 1, 63, 64, 4095, 4096, 100_000, 262_143];
         for page in written.iter().rev() {

@@ -77,6 +77,20 @@ pub(crate) unsafe fn read_racy(src: *const u8, dst: &mut [u8]) {
     atomic::fence(Ordering::Acquire);
 }
 
+/// Asks the CPU to translate an address and fetch its line, without waiting. Any address will do: a prefetch cannot
+/// fault.
+#[inline(always)]
+pub(crate) fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch is a hint: it reads nothing into the program and raises no exception for any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
