@@ -68,7 +68,7 @@ extern "C" {
 
 /* The file, or a directory of its path, does not exist. */
 #define UNTORN_ENOENT (-ENOENT)
-/* The device failed to read, write or flush. */
+/* The device failed to write or flush. */
 #define UNTORN_EIO (-EIO)
 /* No memory. */
 #define UNTORN_ENOMEM (-ENOMEM)
@@ -242,7 +242,8 @@ int untorn_read(untorn_t *file, uint64_t off, void *dst, size_t n);
  * epoch. The file does not grow.
  * Errors: UNTORN_EFAULT unless all bytes lie within the file; UNTORN_EROFS,
  * UNTORN_ENOSPC, UNTORN_EIO, UNTORN_EPOISONED. The file holds none of the bytes
- * then. */
+ * then, except that after a flush that failed just now only opening it again
+ * tells whether all of them are in or none. */
 int untorn_write(untorn_t *file, uint64_t off, const void *src, size_t n);
 
 /* Commits the open epoch: when it returns 0, everything written before, by any

@@ -16,7 +16,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// A system call failed. The file is unchanged as far as commits go.
+    /// A system call failed. Nothing was committed by the operation, except that after a failed flush only reopening the
+    /// file tells.
     Io {
         /// What was being done, as a verb: "open", "allocate space in".
         operation: &'static str,

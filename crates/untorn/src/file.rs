@@ -101,7 +101,8 @@ impl AtomicFile {
     ///
     /// # Errors
     /// [`Error::OutOfRange`] unless the whole range lies within the file ([`resize`](AtomicFile::resize) it first);
-    /// [`Error::Io`] when space runs out, [`Error::Poisoned`] after a failed flush. The file then holds none of `buf`.
+    /// [`Error::Io`] when space runs out, [`Error::Poisoned`] after a failed flush. The file then holds none of `buf`, except that after a flush
+    /// that failed just now only reopening tells whether this write is in or not: whole or not at all.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.engine().write(&[Piece { offset, bytes: buf }])
     }
@@ -137,7 +138,7 @@ impl AtomicFile {
     ///
     /// # Errors
     /// [`Error::Io`] when the flush fails; the handle is poisoned then, and reopening the file recovers the last
-    /// commit.
+    /// commit, which may be this one.
     pub fn sync(&self) -> Result<u64> {
         self.engine().sync()
     }

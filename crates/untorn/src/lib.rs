@@ -38,10 +38,10 @@ mod sys;
 mod transaction;
 
 pub use doctor::{Diagnosis, doctor};
-pub use engine::{EngineKind, Info, Piece, Recovery};
+pub use engine::{EngineKind, Info, Piece, Recovery, Report, SidecarReport, State};
 pub use error::{Error, Result};
 pub use file::AtomicFile;
-pub use inspect::{Report, SidecarReport, State, inspect, recover};
+pub use inspect::{inspect, recover};
 pub use mapped::{MappedFiles, Mapping, Place, View};
 pub use options::{Durability, Layout, Options, Order, Progress, ProgressFn, ReadPolicy, Trust};
 pub use transaction::Transaction;

@@ -75,7 +75,7 @@ fn a_write_inside_a_page_is_its_slices_one_record_and_one_fence() {
                 let cost = medium.cost(|| file.write_at(&bytes, offset).unwrap());
                 let what = format!("{layout} {order}: {len} bytes at {from}, round {round}");
                 expect_write(cost, fences, SLICE * slices(from, len as u64) + LINE, &what);
-                let aligned = from % SLICE == 0 && len as u64 % SLICE == 0;
+                let aligned = from.is_multiple_of(SLICE) && (len as u64).is_multiple_of(SLICE);
                 assert!(!aligned || cost.reads == 0, "{what}: an aligned write reads nothing: {cost:?}");
             }
         }

@@ -4,7 +4,7 @@ mod common;
 
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use common::counting::Counting;

@@ -54,7 +54,9 @@ pub(crate) enum Verb {
     /// Verify a file without changing it.
     ///
     /// Ends with 0 if everything holds, 1 if the file needs recovery or a decision, 2 if it is corrupt.
-    #[command(after_help = "Example:\n  untorn check ledger && cp ledger /backup/")]
+    #[command(
+        after_help = "Example:\n  untorn check ledger && echo sound\n\nTo copy a file, settle it first: `untorn settle ledger && cp ledger /backup/`"
+    )]
     Check(Look),
     /// Write standard input into a file as one atomic commit.
     #[command(after_help = "Example:\n  printf hello | untorn write ledger --offset 4090")]

@@ -43,8 +43,9 @@ pub struct Info {
     pub engine: EngineKind,
     /// Length in bytes.
     pub len: u64,
-    /// Number of the last commit. It grows with every commit and survives reopening; commits of unrelated pages by
-    /// different threads may share one.
+    /// The highest commit number so far. A commit is numbered above every commit it follows on its pages and in its
+    /// thread; commits of unrelated pages by different threads may share a number or be numbered below one another. It
+    /// never falls, and survives reopening.
     pub commit: u64,
     /// When a write is durable.
     pub durability: Durability,
@@ -58,6 +59,55 @@ pub struct Info {
     pub reflected_slices: u64,
     /// What recovery did when the file was opened.
     pub recovery: Recovery,
+}
+
+/// In what state a file stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Closed cleanly, or a plain file without a sidecar.
+    Clean,
+    /// Open in another process right now.
+    InUse,
+    /// Not closed cleanly; opening it for writing, or [`recover`](crate::recover), brings it to its last commit.
+    NeedsRecovery,
+    /// The file and its sidecar contradict each other or themselves; the findings say how.
+    Corrupt,
+}
+
+/// A sidecar as [`inspect`](crate::inspect) found it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SidecarReport {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its length in bytes; most of it may be holes that take no space.
+    pub bytes: u64,
+    /// Its UUID, as text.
+    pub uuid: String,
+    /// Layout of its meta pages.
+    pub layout: Layout,
+    /// The durability the file was created with.
+    pub durability: Durability,
+}
+
+/// What [`inspect`](crate::inspect) found.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Report {
+    /// The data file.
+    pub path: PathBuf,
+    /// The engine it was last opened with; `None` for a plain file.
+    pub engine: Option<EngineKind>,
+    /// Length at the last commit, in bytes.
+    pub len: u64,
+    /// Number of the last commit, 0 for a plain file.
+    pub commit: u64,
+    /// Its state.
+    pub state: State,
+    /// Its sidecar.
+    pub sidecar: Option<SidecarReport>,
+    /// What is wrong or worth knowing, in sentences.
+    pub findings: Vec<String>,
 }
 
 /// What all handles of one open file share. Dropping it without [`Engine::close`] leaves the last commit.

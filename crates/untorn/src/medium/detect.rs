@@ -272,7 +272,9 @@ fn mark_sentence(file: BorrowedFd<'_>) -> String {
     use sys::file::RawMark;
     match sys::file::mark(file) {
         Ok(RawMark::Absent | RawMark::Present(_) | RawMark::Malformed(_)) => {
-            "User extended attributes work here, so a data file separated from its sidecar is noticed.".to_owned()
+            "User extended attributes work here, so a data file moved, linked or restored without its sidecar is noticed; a \
+             copy made without its attributes (plain cp) is not."
+                .to_owned()
         }
         Ok(RawMark::Unsupported) => {
             "User extended attributes do not work here, so a data file copied or moved without its sidecar is not \

@@ -19,9 +19,10 @@ use crate::sys::ring::Flusher;
 
 /// Ordinary files of any file system.
 ///
-/// A read copies from a shared mapping, with no system call (except on a tmpfs, see the source). Writes and [stores](MediumFile::store) are `pwrite(2)`, so
-/// a full disk or a device error is an error value and not a SIGBUS. A [fence](Medium::fence) is `fdatasync(2)` of
-/// the files written to since their last one, several at the same time so that they share the device flush.
+/// A read copies from a shared mapping, with no system call (except on a tmpfs, where a load from a hole could raise
+/// SIGBUS). Writes and [stores](MediumFile::store) are `pwrite(2)`, so a full disk or a device error is an error value
+/// and not a SIGBUS. A [fence](Medium::fence) is `fdatasync(2)` of the files written to since their last one, several at
+/// the same time so that they share the device flush.
 #[derive(Debug, Default)]
 pub struct PageCache {
     flusher: Flusher,

@@ -2,7 +2,7 @@
 //!
 //! A standard mutex cannot live in shared memory, and a thread asleep in it could not hand its turn to another one under
 //! the simulated medium's scheduler; so waiting is [`Medium::relax`](crate::medium::Medium::relax), which spins, then
-//! yields, then sleeps for a few microseconds at a time.
+//! yields, then sleeps for up to a millisecond at a time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};

@@ -1,4 +1,4 @@
-//! What the handles of one open file share: one state a file, page locks, gates.
+//! What the handles of one open file share: page locks and gates.
 //!
 //! All of it is plain words without pointers, so that it can move into memory shared by several processes.
 

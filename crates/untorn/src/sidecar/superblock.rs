@@ -10,17 +10,17 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Geometry, MAX_NUMBER, PAGE};
-use crate::engine::EngineKind;
 use crate::error::{Error, Result};
 use crate::medium::{Identity, MediumFile, Stamp};
-use crate::options::{Durability, Layout};
+use crate::options::{Durability, EngineKind, Layout};
 
 const MAGIC: [u8; 8] = *b"UNTORN\r\n";
 /// The format this code writes.
 const VERSION: u32 = 1;
 /// Features that a reader without knowledge of them may not open the file with at all. None are defined yet.
 const KNOWN_INCOMPAT: u64 = 0;
-/// Features that a reader without knowledge of them may open for reading only. None are defined yet.
+/// Features that a program without knowledge of them may at most read. None are defined yet, and until one is, a file
+/// with any of them is refused altogether.
 const KNOWN_RO_COMPAT: u64 = 0;
 
 /// How the sidecar was left.

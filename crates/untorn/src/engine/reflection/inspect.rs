@@ -6,9 +6,8 @@ use std::sync::atomic::Ordering;
 
 use super::Reflection;
 use super::open::open_data;
-use crate::engine::EngineKind;
+use crate::engine::{EngineKind, Report, SidecarReport, State};
 use crate::error::{Error, Result};
-use crate::inspect::{Report, SidecarReport, State};
 use crate::medium::{Medium, MediumFile, PageCache, resolve};
 use crate::options::Options;
 use crate::sharing::gate::lock;
