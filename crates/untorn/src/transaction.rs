@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::engine::{Engine, Piece};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Writes to any ranges of one file that commit together or not at all.
 ///
@@ -44,14 +44,11 @@ impl<'a> Transaction<'a> {
     /// Adds a write of `buf` at `offset`; a later write to the same bytes replaces an earlier one.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless the whole range lies within the file.
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange) unless the whole range lies within the file.
     pub fn write_at(&mut self, buf: &[u8], offset: u64) -> Result<()> {
         let len = buf.len() as u64;
-        let file_len = self.engine.len();
-        let end = match offset.checked_add(len) {
-            Some(end) if end <= file_len => end,
-            _ => return Err(Error::OutOfRange { path: self.engine.path().to_owned(), offset, len, file_len }),
-        };
+        self.engine.check(offset, len)?;
+        let end = offset + len;
         if buf.is_empty() {
             return Ok(());
         }

@@ -121,6 +121,10 @@ pub(crate) struct Shared {
 pub(crate) trait Engine: Send + Sync {
     fn path(&self) -> &Path;
     fn len(&self) -> u64;
+    /// Whether a range lies within the file now.
+    fn check(&self, offset: u64, len: u64) -> Result<()> {
+        check_range(self.path(), offset, len, self.len())
+    }
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
     /// Writes all pieces as one. They are sorted by offset and do not overlap.
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()>;

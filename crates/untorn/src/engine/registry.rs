@@ -43,8 +43,13 @@ pub(super) fn shared(
 ) -> Result<Arc<Shared>> {
     let place = {
         let mut map = lock(&OPEN);
-        // Places nobody is looking at and whose file is closed are forgotten on the way.
-        map.retain(|_, place| Arc::strong_count(place) > 1 || lock(place).shared.strong_count() > 0);
+        // Places nobody is looking at and whose file is closed for good are forgotten on the way.
+        map.retain(|_, place| {
+            Arc::strong_count(place) > 1 || {
+                let entry = lock(place);
+                entry.shared.strong_count() > 0 || Arc::strong_count(&entry.lease) > 1
+            }
+        });
         map.entry((identity.device, identity.inode)).or_default().clone()
     };
     let mut entry = lock(&place);

@@ -1,5 +1,6 @@
 //! Finding, judging and creating the sidecar of a data file.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -58,7 +59,11 @@ pub(crate) fn attach<M: Medium>(
                     return Err(Error::SidecarMissing { path: path.to_owned(), sidecar: place, uuid });
                 }
                 _ => {
-                    create(medium, path, data, &place, identity, plan)?;
+                    match create(medium, path, data, &place, identity, plan) {
+                        // The last to leave the directory removed it under our hands.
+                        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => continue,
+                        created => created?,
+                    }
                     drop_sidecar = false;
                 }
             }
@@ -67,6 +72,9 @@ pub(crate) fn attach<M: Medium>(
         let side = medium.open(&place, Access::ReadWrite, plan.reserve)?;
         if !take_lock(&side)? {
             return Err(in_use(path));
+        }
+        if !medium.exists(&place)? {
+            continue; // It was settled while we waited for the lock.
         }
         data.sync(barriers::ATTACH_FILES)?;
         side.sync(barriers::ATTACH_FILES)?;

@@ -74,6 +74,43 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
     names
 }
 
+/// The whole contents of an open file.
+pub(crate) fn read(file: &untorn::AtomicFile) -> Vec<u8> {
+    let mut bytes = vec![0; file.len() as usize];
+    file.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// The mark a data file carries.
+pub(crate) fn mark(path: &Path) -> Option<Vec<u8>> {
+    let mut value = [0; 16];
+    rustix::fs::getxattr(path, "user.untorn", &mut value).ok().map(|len| value[..len].to_vec())
+}
+
+/// Makes one file carry the mark of another, as a backup does.
+pub(crate) fn copy_mark(from: &Path, to: &Path) {
+    rustix::fs::setxattr(to, "user.untorn", &mark(from).unwrap(), rustix::fs::XattrFlags::empty()).unwrap();
+}
+
+/// See [`tree`].
+pub(crate) type Tree = std::collections::BTreeMap<PathBuf, (Option<Vec<u8>>, Option<Vec<u8>>)>;
+
+/// Every name under a directory, with the bytes of regular files and their marks.
+pub(crate) fn tree(dir: &Path) -> Tree {
+    let mut found = Tree::new();
+    for name in names(dir) {
+        let path = dir.join(name);
+        let kind = std::fs::symlink_metadata(&path).unwrap().file_type();
+        if kind.is_dir() {
+            found.extend(tree(&path));
+        }
+        let bytes = kind.is_file().then(|| std::fs::read(&path).unwrap());
+        let carried = kind.is_file().then(|| mark(&path)).flatten();
+        found.insert(path, (bytes, carried));
+    }
+    found
+}
+
 /// One file as it was: bytes and modification time.
 pub(crate) struct Image {
     pub(crate) path: PathBuf,

@@ -42,7 +42,7 @@ pub(crate) use open::is_plain;
 
 use self::layout::{Places, Space};
 use self::state::State;
-use super::{Engine, EngineKind, Info, Piece, Recovery};
+use super::{Engine, EngineKind, Info, Piece, Recovery, check_range};
 use crate::error::{Error, Result};
 use crate::log::lane::{Lane, Lanes};
 use crate::log::record::Seal;
@@ -210,6 +210,11 @@ impl<M: Medium> Engine for Reflection<M> {
 
     fn len(&self) -> u64 {
         self.state.head().len.load(Ordering::Acquire)
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<()> {
+        // A forked child sees a length of 0; it must be told why.
+        check_range(&self.path, offset, len, Engine::len(self)).map_err(|error| self.unless_forked(error))
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
