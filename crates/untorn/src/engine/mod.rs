@@ -168,7 +168,11 @@ pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<Arc<Sha
     let medium = PageCache::new();
     let file = medium.create(path, len, len)?;
     drop(file);
-    open(path, options).inspect_err(|_| {
+    open(path, options).inspect_err(|error| {
+        // Whoever has it in use by now owns it.
+        if matches!(error, Error::InUse { .. }) {
+            return;
+        }
         // A file that could not be set up must not be left behind for the next attempt to trip over. If removing it
         // fails too, the first error is the one that helps.
         let _ = medium.unlink(path);

@@ -73,8 +73,11 @@ pub(crate) fn attach<M: Medium>(
         if !take_lock(&side)? {
             return Err(in_use(path));
         }
-        if !medium.exists(&place)? {
-            continue; // It was settled while we waited for the lock.
+        // It may have been settled, and another one created, while we waited for the lock.
+        let still_there =
+            medium.exists(&place)? && medium.open(&place, Access::Read, 0)?.identity()? == side.identity()?;
+        if !still_there {
+            continue;
         }
         data.sync(barriers::ATTACH_FILES)?;
         side.sync(barriers::ATTACH_FILES)?;

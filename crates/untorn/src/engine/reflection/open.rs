@@ -43,13 +43,16 @@ impl<M: Medium> Reflection<M> {
         let data = open_data(&*medium, path, options)?;
         if options.read_only {
             // The caller has seen that there is a sidecar.
-            let attached = look(&*medium, path, &data)?.ok_or_else(|| Error::InUse {
+            let mut attached = look(&*medium, path, &data)?.ok_or_else(|| Error::InUse {
                 path: path.to_owned(),
                 holder: "another process, which removed its sidecar just now".to_owned(),
             })?;
             if !take_lock(&attached.side)? {
                 return Err(Error::InUse { path: path.to_owned(), holder: "another process".to_owned() });
             }
+            // What was read before the lock was ours may be stale.
+            attached.superblock = Superblock::read(&attached.side, &attached.path)?;
+            attached.retirement = Retirement::read(&attached.side, &attached.path, &attached.superblock.uuid)?;
             let left = attached.superblock.left;
             if left != Left::Clean {
                 return Err(Error::NeedsRecovery { path: path.to_owned() });
@@ -70,8 +73,13 @@ impl<M: Medium> Reflection<M> {
             reserve: reserve(crate::options::Layout::Sparse, MAX_RECORD_AREA, options.reserve(data.len())),
         };
         let attached = attach(&*medium, path, &data, &plan, options)?;
+        // Whoever held the lock before us may have changed the length since the file was opened above.
+        drop(data);
+        let data = open_data(&*medium, path, options)?;
         let mut engine = Self::build(medium, path, data, attached, options)?;
         engine.make_durable()?;
+        // Only now: a file whose opening fails must not be closed "cleanly" on the way out.
+        engine.state.head().accepts_writes.store(1, Ordering::Relaxed);
         Ok(engine)
     }
 
@@ -129,7 +137,6 @@ impl<M: Medium> Reflection<M> {
             seal,
         };
         engine.replay(records)?;
-        engine.state.head().accepts_writes.store(u64::from(!engine.read_only), Ordering::Relaxed);
         Ok(engine)
     }
 
