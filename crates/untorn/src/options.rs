@@ -293,6 +293,9 @@ impl Options {
         if !(1..=64).contains(&self.lanes) {
             return invalid("a sidecar has 1 to 64 lanes");
         }
+        if self.max_len.is_some_and(|len| len > 1 << 56) {
+            return invalid("a file grows to 64 PiB at most");
+        }
         if !(4..=1 << 16).contains(&self.slots) {
             return invalid("a lane has 4 to 65536 slots");
         }

@@ -136,12 +136,10 @@ impl<M: Medium> Reflection<M> {
         }
         if !erased.is_empty() {
             // Under the locks: once a page is unlocked its next writer may take another slot for it.
-            outcome = outcome.and_then(|freed| {
-                self.fence(barriers::SPARSE_ERASE).map_err(|error| self.poison(error))?;
-                Ok(freed)
-            });
-            if outcome.is_ok() {
-                self.places.restock(erased, self.relax());
+            // And whatever became of the rest of the run.
+            match self.fence(barriers::SPARSE_ERASE) {
+                Ok(()) => self.places.restock(erased, self.relax()),
+                Err(error) => outcome = Err(self.poison(error)),
             }
         }
         run.for_each(|page| state(page).unlock());
