@@ -149,12 +149,13 @@ impl<M: Medium> Reflection<M> {
     fn punch_run(&self, run: Range<u64>, erased: &mut Vec<u32>) -> Result<u64> {
         let Some(at) = self.places.reflection(run.start) else { return Ok(0) };
         let bytes = (run.end - run.start) * PAGE;
-        for page in run.clone() {
-            if let Some(at) = self.places.reflection(page) {
-                self.side_space.forget(at);
-            }
+        let punched = self.side.punch(at, bytes);
+        // After the holes are there, or a neighbour's allocation could note space for them that they then take; and also
+        // if some could not be made.
+        for at in run.clone().filter_map(|page| self.places.reflection(page)) {
+            self.side_space.forget(at);
         }
-        self.side.punch(at, bytes)?;
+        punched?;
         for page in run {
             erased.extend(self.places.give_up(&self.side, page)?);
         }

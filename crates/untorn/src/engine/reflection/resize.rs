@@ -34,7 +34,10 @@ impl<M: Medium> Reflection<M> {
         }
         let head = self.state.head();
         let committing = head.commit.lock(self.relax());
-        if len > head.len.load(Ordering::Acquire) {
+        let old = head.len.load(Ordering::Acquire);
+        if len > old {
+            // What a shrink of this session left behind the end, if its holes could not be punched, must not come back.
+            self.punch_tail(old)?;
             self.grow_files(len)?;
         }
         let _cutting = head.cut.lock(self.relax());
@@ -44,7 +47,10 @@ impl<M: Medium> Reflection<M> {
         if len < old {
             // Bitmaps of pages that are gone must be 0 before the record that says so is given up.
             self.cut_holding(&lanes, &emptied)?;
-            self.punch_tail(len)?;
+            if let Err(error) = self.punch_tail(len) {
+                // The shrink is committed. Its space is given back, and its bytes made zeros, by the next growth or close.
+                tracing::warn!(path = %self.path.display(), %error, "space behind the end is not given back yet");
+            }
         }
         drop(lanes);
         drop(committing);
@@ -125,7 +131,7 @@ impl<M: Medium> Reflection<M> {
             }
             self.medium.order();
         }
-        self.state.pages[page as usize].unlock();
+        self.state.pages[page as usize].unlock_disturbed();
         error
     }
 
@@ -186,12 +192,13 @@ impl<M: Medium> Reflection<M> {
     /// be copying from there this moment, and a page beyond the end of a file is no memory at all.
     fn punch_tail(&self, len: u64) -> Result<()> {
         let physical = self.data.len();
-        if physical > len {
-            for page in pages(len)..pages(physical) {
-                self.data_space.forget(page * PAGE);
-            }
-            self.data.punch(len, physical - len)?;
+        if physical <= len {
+            return Ok(());
         }
-        Ok(())
+        let punched = self.data.punch(len, physical - len);
+        // After the holes are there, or a neighbour's allocation could note space for them that they then take; and also
+        // if some could not be made.
+        (pages(len)..pages(physical)).for_each(|page| self.data_space.forget(page * PAGE));
+        punched
     }
 }

@@ -25,6 +25,9 @@ pub(super) struct PageParts<'a> {
     pub(super) parts: Vec<Part<'a>>,
 }
 
+/// Bytes of some slices of a page, in an image of it.
+type Saved = (u64, u64, Box<[u8; PAGE as usize]>);
+
 /// Groups the parts of sorted pieces by page.
 pub(super) fn by_page<'a>(pieces: &[Piece<'a>]) -> Vec<PageParts<'a>> {
     let mut pages: Vec<PageParts<'a>> = Vec::new();
@@ -118,8 +121,7 @@ impl<M: Medium> Reflection<M> {
             }
             Durability::PerCommit => {
                 let lane = self.enter_epoch(pieces, &pages)?;
-                let stored = self.store_pages(&pages);
-                let outcome = self.publish_in_epoch(&pages, stored.map(|(entries, _)| entries));
+                let outcome = self.write_in_epoch(&pages, || Ok(self.store_pages(&pages)?.0));
                 drop(lane);
                 outcome
             }
@@ -272,6 +274,8 @@ impl<M: Medium> Reflection<M> {
             self.put_data(page, mask, staged)
         } else {
             let staged = Staged { one_run: false, ..staged };
+            // Space for both before a store to either, so that want of it finds nothing half done.
+            self.data_room(page)?;
             self.put_reflection(page, mask & !valid, staged)?;
             self.put_data(page, mask & valid, staged)
         }
@@ -304,11 +308,17 @@ impl<M: Medium> Reflection<M> {
     }
 
     #[inline(always)]
+    fn data_room(&self, page: u64) -> Result<()> {
+        if self.class == MediumClass::PersistentMemory && !self.data_space.knows(page * PAGE) {
+            self.data_space.ensure(&self.data, page * PAGE, self.class)?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
     fn put_data(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
         let at = page * PAGE;
-        if self.class == MediumClass::PersistentMemory && !self.data_space.knows(at) {
-            self.data_space.ensure(&self.data, at, self.class)?;
-        }
+        self.data_room(page)?;
         // The last slice may reach beyond the end of the file; the data file must not grow by it.
         let end = self.state.head().len.load(Ordering::Relaxed);
         let store = |offset: u64, bytes: &[u8]| {
@@ -416,9 +426,10 @@ impl<M: Medium> Reflection<M> {
         let lane = self.enter_epoch(&[piece], &pages)?;
         let visible = self.state.pages[part.page as usize].bitmap();
         let valid = self.committed_bitmap(part.page);
-        let stored = self.with_staged(visible, part, |staged| self.put(part.page, valid, mask, staged));
-        let entry = Entry { page: part.page, bitmap: written(visible, valid, mask), mask };
-        let outcome = self.publish_in_epoch(&pages, stored.map(|()| [entry]));
+        let outcome = self.write_in_epoch(&pages, || {
+            self.with_staged(visible, part, |staged| self.put(part.page, valid, mask, staged))?;
+            Ok([Entry { page: part.page, bitmap: written(visible, valid, mask), mask }])
+        });
         drop(lane);
         outcome
     }
@@ -449,8 +460,23 @@ impl<M: Medium> Reflection<M> {
         }
     }
 
-    /// Makes a write part of the open epoch and visible.
-    fn publish_in_epoch(&self, pages: &[PageParts<'_>], stored: Result<impl IntoIterator<Item = Entry>>) -> Result<()> {
+    /// Makes what `store` stores part of the open epoch and visible, or leaves the pages as they were. The caller holds
+    /// their locks, with readers kept out.
+    #[inline]
+    fn write_in_epoch<E: IntoIterator<Item = Entry>>(
+        &self,
+        pages: &[PageParts<'_>],
+        store: impl FnOnce() -> Result<E>,
+    ) -> Result<()> {
+        let before = match self.class {
+            MediumClass::Block => self.about_to_be_overwritten(pages),
+            // Space is made before the first store, and no store fails.
+            MediumClass::PersistentMemory => Ok(Vec::new()),
+        };
+        let (before, stored) = match before {
+            Ok(before) => (before, store()),
+            Err(error) => (Vec::new(), Err(error)),
+        };
         match stored {
             Ok(entries) => {
                 // Non-temporal stores are not ordered with the store that publishes them.
@@ -462,17 +488,37 @@ impl<M: Medium> Reflection<M> {
                 Ok(())
             }
             Err(error) => {
-                let rewrote = |page: &PageParts<'_>| {
-                    let visible = self.state.pages[page.page as usize].bitmap();
-                    (visible ^ self.committed_bitmap(page.page)) & page.mask != 0
-                };
-                // Slices of the open epoch were written over in place and cannot be brought back: the epoch must not
-                // commit any more.
-                let error = if pages.iter().any(rewrote) { self.poison(error) } else { error };
-                pages.iter().for_each(|page| self.state.pages[page.page as usize].unlock());
+                let restored = before.iter().try_for_each(|(page, mask, image)| {
+                    let staged = Staged { first: 0, bytes: &image[..], one_run: false };
+                    self.put(*page, self.committed_bitmap(*page), *mask, staged)
+                });
+                // What cannot be brought back must not be committed with the rest of the epoch.
+                let error = if restored.is_err() { self.poison(error) } else { error };
+                self.medium.order();
+                pages.iter().for_each(|page| self.state.pages[page.page as usize].unlock_disturbed());
                 Err(error)
             }
         }
+    }
+
+    /// The slices of these pages that the open epoch holds already, as (page, slices, image of the page): they are
+    /// written over in place, and a write that fails halfway must leave them as they were.
+    fn about_to_be_overwritten(&self, pages: &[PageParts<'_>]) -> Result<Vec<Saved>> {
+        let mut saved = Vec::new();
+        for &PageParts { page, mask, .. } in pages {
+            let visible = self.state.pages[page as usize].bitmap();
+            let again = (visible ^ self.committed_bitmap(page)) & mask;
+            if again == 0 {
+                continue;
+            }
+            let mut image = Box::new([0; PAGE as usize]);
+            for (start, len) in runs(again) {
+                let bytes = &mut image[(start * SLICE) as usize..((start + len) * SLICE) as usize];
+                self.copy_slices(page, visible, start, len, bytes)?;
+            }
+            saved.push((page, again, image));
+        }
+        Ok(saved)
     }
 
     /// Per-write mode: a write over more pages than a lane has room for. Alone, its record in a file of its own that is
