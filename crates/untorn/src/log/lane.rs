@@ -40,6 +40,15 @@ pub(crate) struct Lanes {
     slots: u64,
 }
 
+/// Where a lane's next record goes, and what goes before it there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    lane: usize,
+    line: u64,
+    /// Sequence number of the record before it.
+    pub(crate) last: u64,
+}
+
 /// A lane held by this thread; dropping it lets it go. Two words, so that it stays in registers.
 #[derive(Debug)]
 pub(crate) struct Lane<'a> {
@@ -87,6 +96,13 @@ impl Lanes {
         let index = home() & (self.states.len() - 1);
         let state = &self.states[index];
         if state.gate.try_close() { Lane { state, index } } else { self.acquire_other(index, relax) }
+    }
+
+    /// This thread's own lane, if it is free.
+    pub(crate) fn try_acquire(&self) -> Option<Lane<'_>> {
+        let index = home() & (self.states.len() - 1);
+        let state = &self.states[index];
+        state.gate.try_close().then(|| Lane { state, index })
     }
 
     #[cold]
@@ -149,26 +165,34 @@ impl Lanes {
         self.slots - (lane.head() - lane.state.tail.load(Ordering::Acquire))
     }
 
-    /// The slot of a line, among those of all lanes.
-    #[inline]
-    fn slot(&self, lane: &Lane<'_>, line: u64) -> usize {
-        lane.index * self.slots as usize + (line & (self.slots - 1)) as usize
+    /// The slot of a line of a lane, among those of all lanes.
+    #[inline(always)]
+    fn slot(&self, lane: usize, line: u64) -> usize {
+        lane * self.slots as usize + (line & (self.slots - 1)) as usize
     }
 
-    #[inline]
-    fn offset(&self, lane: &Lane<'_>, line: u64) -> u64 {
+    /// Byte offset of a line of a lane.
+    #[inline(always)]
+    fn line_at(&self, lane: usize, line: u64) -> u64 {
         self.at + self.slot(lane, line) as u64 * LINE
     }
 
-    /// Byte offset of a lane's next line, for its seal.
-    #[inline]
-    pub(crate) fn next_offset(&self, lane: &Lane<'_>) -> u64 {
-        self.offset(lane, lane.head())
+    /// Byte offset of a position, for the seal of the record there.
+    #[inline(always)]
+    pub(crate) fn offset(&self, position: Position) -> u64 {
+        self.line_at(position.lane, position.line)
     }
 
-    #[inline]
+    /// Where the next record of this thread will probably go: in its own lane.
+    #[inline(always)]
+    pub(crate) fn guess(&self) -> Position {
+        let lane = home() & (self.states.len() - 1);
+        self.states[lane].position(lane)
+    }
+
+    #[inline(always)]
     fn name(&self, lane: &Lane<'_>, line: u64, pages: [Option<u64>; 2]) {
-        let names = self.named.get(2 * self.slot(lane, line)..).and_then(|names| names.first_chunk());
+        let names = self.named.get(2 * self.slot(lane.index, line)..).and_then(|names| names.first_chunk());
         if let Some([first, second]) = names {
             first.store(pages[0].map_or(0, |page| page + 1), Ordering::Relaxed);
             second.store(pages[1].map_or(0, |page| page + 1), Ordering::Relaxed);
@@ -177,7 +201,7 @@ impl Lanes {
 
     /// Stores a record's only line, durable at the next fence. It names `page`, or no page a cut need know of. The caller
     /// has seen that there is room.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn append_line<F: MediumFile>(
         &self,
         lane: &Lane<'_>,
@@ -186,7 +210,7 @@ impl Lanes {
         page: Option<u64>,
     ) -> Result<()> {
         let head = lane.head();
-        file.write(self.offset(lane, head), line)?;
+        file.write(self.line_at(lane.index, head), line)?;
         self.name(lane, head, [page, None]);
         lane.state.head.store(head + 1, Ordering::Release);
         Ok(())
@@ -194,11 +218,11 @@ impl Lanes {
 
     /// Stores a record of any number of lines. The caller has seen that there is room.
     pub(crate) fn append<F: MediumFile>(&self, lane: &Lane<'_>, file: &F, seal: Seal, record: &Record) -> Result<()> {
-        let lines = encode(seal, self.next_offset(lane), record, false);
+        let lines = encode(seal, self.offset(lane.position()), record, false);
         let head = lane.head();
         let page = |n: usize| record.entries.get(n).map(|entry| entry.page);
         for (n, line) in lines.iter().enumerate() {
-            file.write(self.offset(lane, head + n as u64), line)?;
+            file.write(self.line_at(lane.index, head + n as u64), line)?;
             let names = if n == 0 { [page(0), None] } else { [page(2 * n - 1), page(2 * n)] };
             self.name(lane, head + n as u64, names);
         }
@@ -207,7 +231,20 @@ impl Lanes {
     }
 }
 
+impl LaneState {
+    #[inline(always)]
+    fn position(&self, lane: usize) -> Position {
+        Position { lane, line: self.head.load(Ordering::Relaxed), last: self.last.load(Ordering::Relaxed) }
+    }
+}
+
 impl Lane<'_> {
+    /// Where its next record goes.
+    #[inline(always)]
+    pub(crate) fn position(&self) -> Position {
+        self.state.position(self.index)
+    }
+
     /// Sequence number of the last record.
     #[inline]
     pub(crate) fn last(&self) -> u64 {

@@ -126,6 +126,12 @@ impl Seal {
 pub(crate) struct DataSum(u64);
 
 impl DataSum {
+    /// The sum over one run.
+    #[inline(always)]
+    pub(crate) fn of(run: &[u8]) -> u64 {
+        XxHash3_64::oneshot_with_seed(0, run)
+    }
+
     #[inline]
     pub(crate) fn add(&mut self, run: &[u8]) {
         self.0 = XxHash3_64::oneshot_with_seed(self.0, run);

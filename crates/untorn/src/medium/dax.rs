@@ -144,7 +144,7 @@ impl MediumFile for DaxFile {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         let dst = self.file.range_mut(offset, src.len())?;
         // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.
@@ -152,7 +152,7 @@ impl MediumFile for DaxFile {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
         let dst = self.file.range_mut(offset, src.len())?;
         // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.

@@ -33,7 +33,7 @@ struct Latch {
 }
 
 impl Latch {
-    #[inline]
+    #[inline(always)]
     fn check(&self, path: &Path) -> Result<()> {
         if self.failed.load(Ordering::Relaxed) { Err(self.poisoned(path)) } else { Ok(()) }
     }
@@ -167,7 +167,7 @@ pub struct LatchedFile<F> {
 }
 
 impl<F> LatchedFile<F> {
-    #[inline]
+    #[inline(always)]
     fn check(&self) -> Result<()> {
         self.latch.check(&self.path)
     }
@@ -192,13 +192,13 @@ impl<F: MediumFile> MediumFile for LatchedFile<F> {
         self.inner.read(offset, dst)
     }
 
-    #[inline]
+    #[inline(always)]
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.check()?;
         self.inner.write(offset, src)
     }
 
-    #[inline]
+    #[inline(always)]
     fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.check()?;
         self.inner.store(offset, src)

@@ -60,7 +60,7 @@ impl MappedFile {
     }
 
     /// The address of a range that lies within the length.
-    #[inline]
+    #[inline(always)]
     pub(super) fn range(&self, offset: u64, len: usize) -> Result<*mut u8> {
         let file_len = self.len();
         // The second comparison doesn't overflow, since the first has ordered the two.
@@ -77,7 +77,7 @@ impl MappedFile {
     }
 
     /// [`range`](MappedFile::range) for stores: also refuses a file opened for reading.
-    #[inline]
+    #[inline(always)]
     pub(super) fn range_mut(&self, offset: u64, len: usize) -> Result<*mut u8> {
         self.writable()?;
         self.range(offset, len)
@@ -88,7 +88,7 @@ impl MappedFile {
         Error::OutOfRange { path: self.path.clone(), offset, len, file_len }
     }
 
-    #[inline]
+    #[inline(always)]
     fn writable(&self) -> Result<()> {
         if self.writable { Ok(()) } else { Err(self.read_only()) }
     }

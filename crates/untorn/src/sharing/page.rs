@@ -57,6 +57,11 @@ impl PageState {
         }
     }
 
+    /// Locks the page if it is free, with readers let in.
+    pub(crate) fn try_hold(&self) -> bool {
+        self.try_lock(LOCKED)
+    }
+
     #[inline]
     fn try_lock(&self, flags: u64) -> bool {
         let word = self.word.load(Ordering::Relaxed);

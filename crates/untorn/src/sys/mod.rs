@@ -11,7 +11,7 @@ pub(crate) mod range;
 pub(crate) mod ring;
 mod zeroed;
 
-pub(crate) use zeroed::ZeroedArray;
+pub(crate) use zeroed::{ZeroedArray, ZeroedBox};
 
 /// Bytes of a page of memory: the unit in which address space is reserved and mapped.
 pub(crate) fn page_size() -> usize {

@@ -80,7 +80,7 @@ impl<M: Medium> Reflection<M> {
     /// be handed to the cut that gives it up.
     pub(super) fn append_spilled(&self, lane: &Lane<'_>, record: &Record) -> Result<()> {
         let path = spill_path(&self.sidecar);
-        let lines = encode(self.seal, self.lanes.next_offset(lane), record, true);
+        let lines = encode(self.seal, self.lanes.offset(lane.position()), record, true);
         let bytes = lines[1..].concat();
         if self.medium.exists(&path)? {
             self.medium.unlink(&path)?;

@@ -108,21 +108,21 @@ impl Places {
     }
 
     /// Byte offset of a page's reflection page, if it has one.
-    #[inline]
+    #[inline(always)]
     pub(super) fn reflection(&self, page: u64) -> Option<u64> {
         match self {
             // Eq. 1: one meta page more for every 512 pages begun.
             Places::Dense { at } => Some(at + page * PAGE + (page / DENSE_PAGES + 1) * PAGE),
-            Places::Sparse(sparse) => sparse.slot(page).map(|slot| slot_page(sparse.at, slot)),
+            Places::Sparse(sparse) => sparse.reflection(page),
         }
     }
 
     /// Byte offset of a page's bitmap, if it has one.
-    #[inline]
+    #[inline(always)]
     pub(super) fn bitmap(&self, page: u64) -> Option<u64> {
         match self {
             Places::Dense { at } => Some(at + page / DENSE_PAGES * (DENSE_PAGES + 1) * PAGE + page % DENSE_PAGES * 8),
-            Places::Sparse(sparse) => sparse.slot(page).map(|slot| slot_entry(sparse.at, slot) + 8),
+            Places::Sparse(sparse) => sparse.bitmap(page),
         }
     }
 
@@ -212,6 +212,17 @@ fn word(bytes: &[u8]) -> u64 {
 }
 
 impl Sparse {
+    // Not inlined: what the dense form computes in their place is shorter than a call.
+    #[inline(never)]
+    fn reflection(&self, page: u64) -> Option<u64> {
+        self.slot(page).map(|slot| slot_page(self.at, slot))
+    }
+
+    #[inline(never)]
+    fn bitmap(&self, page: u64) -> Option<u64> {
+        self.slot(page).map(|slot| slot_entry(self.at, slot) + 8)
+    }
+
     #[inline]
     fn slot(&self, page: u64) -> Option<u32> {
         self.slot_of.get(page as usize)?.load(Ordering::Acquire).checked_sub(1)

@@ -22,13 +22,16 @@
 mod commit;
 mod cut;
 mod deploy;
+mod epoch;
 mod finish;
 mod inspect;
 mod layout;
 mod open;
+mod put;
 mod read;
 mod recovery;
 mod resize;
+mod single;
 mod slices;
 mod state;
 mod write;

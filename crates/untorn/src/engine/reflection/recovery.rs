@@ -102,8 +102,7 @@ impl<M: Medium> Reflection<M> {
         self.places.load(&self.side, &self.sidecar, max_pages, |page, bitmap| {
             if bitmap != 0 {
                 reflected.push(page);
-                self.state.pages[page as usize].restore(bitmap);
-                self.state.epochs[page as usize].committed.store(bitmap, Ordering::Relaxed);
+                self.state.restore(page, bitmap);
                 if let Some(at) = self.places.reflection(page) {
                     self.side_space.learn(at);
                 }
@@ -160,8 +159,7 @@ impl<M: Medium> Reflection<M> {
     fn restore(&self, page: u64, bitmap: u64, changed: &mut Vec<u64>) {
         let state = &self.state.pages[page as usize];
         if state.bitmap() != bitmap {
-            state.restore(bitmap);
-            self.state.epochs[page as usize].committed.store(bitmap, Ordering::Relaxed);
+            self.state.restore(page, bitmap);
             changed.push(page);
         }
     }

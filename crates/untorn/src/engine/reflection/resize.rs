@@ -3,12 +3,12 @@
 use std::sync::atomic::Ordering;
 
 use super::layout::{initial_len, pages};
+use super::put::{Staged, written};
 use super::slices::{SLICE, touched};
-use super::write::{Staged, written};
 use super::{Reflection, barriers};
 use crate::error::{Error, Result};
 use crate::log::lane::Lane;
-use crate::log::record::{Entry, lines};
+use crate::log::record::{Entry, Record, lines};
 use crate::medium::{Medium, MediumFile};
 use crate::options::Durability;
 use crate::sidecar::PAGE;
@@ -80,7 +80,7 @@ impl<M: Medium> Reflection<M> {
         };
         let mut trim = Trim::default();
         let recorded = self.record_len(lanes, &open, old, len, &mut trim);
-        let (entries, lane, spill, seq) = match recorded {
+        let (Record { entries, seq, .. }, lane, spill) = match recorded {
             Ok(recorded) => recorded,
             Err(error) => {
                 let error = self.untrim(trim, error);
@@ -94,14 +94,14 @@ impl<M: Medium> Reflection<M> {
             let page = entry.page as usize;
             self.state.epochs[page].committed.store(entry.bitmap, Ordering::Release);
             let version = self.state.pages[page].version().max(seq) + 1;
-            self.publish(entry.page, entry.bitmap, version);
+            self.publish(entry.page, &self.state.pages[page], entry.bitmap, version);
         }
         let mut emptied = Vec::new();
         for page in pages(len)..pages(old) {
             let state = &self.state.pages[page as usize];
             if state.bitmap() | self.committed_bitmap(page) != 0 {
                 self.state.epochs[page as usize].committed.store(0, Ordering::Release);
-                self.publish(page, 0, state.version().max(seq) + 1);
+                self.publish(page, state, 0, state.version().max(seq) + 1);
                 emptied.push(page);
             }
         }
@@ -135,7 +135,7 @@ impl<M: Medium> Reflection<M> {
         error
     }
 
-    /// Makes the record of a new length durable: its entries, the lane it is in, whether it was spilled, its number.
+    /// Makes the record of a new length durable. Returns it, the lane it is in and whether it was spilled.
     fn record_len(
         &self,
         lanes: &[Lane<'_>],
@@ -143,15 +143,15 @@ impl<M: Medium> Reflection<M> {
         old: u64,
         len: u64,
         trim: &mut Trim,
-    ) -> Result<(Vec<Entry>, usize, bool, u64)> {
+    ) -> Result<(Record, usize, bool)> {
         let mut entries: Vec<Entry> = open.iter().filter(|entry| entry.page < pages(len)).copied().collect();
         let (lane, spill) = self.choose_lane(lanes, lines(entries.len() + 1))?;
         if len < old {
             let last = self.trim_last_page(len, &mut entries, trim)?;
             entries.extend(last);
         }
-        let seq = self.record_epoch(&lanes[lane], &entries, len, spill)?;
-        Ok((entries, lane, spill, seq))
+        let record = self.record_epoch(&lanes[lane], entries, len, spill).map_err(|(_, error)| error)?;
+        Ok((record, lane, spill))
     }
 
     /// The entry of the page that the new end falls into: slices beyond it leave the sidecar, and the one it cuts keeps
