@@ -7,11 +7,12 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::mapping::MappedFile;
-use super::{Access, Barrier, Identity, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp, names};
+use super::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp, names};
 use crate::error::Result;
 use crate::sys;
 use crate::sys::map::MapKind;
@@ -33,6 +34,13 @@ impl PageCache {
     pub fn new() -> Self {
         PageCache::default()
     }
+
+    fn map_new(&self, path: &Path, file: OwnedFd, reserve: u64) -> Result<PageCacheFile> {
+        let file = MappedFile::new(path, file, MapKind::Read, Access::ReadWrite, reserve);
+        // The first error is the one that helps, whether or not the name can be removed again.
+        let file = file.inspect_err(|_| drop(names::unlink(path)))?;
+        Ok(PageCacheFile::new(file))
+    }
 }
 
 impl Medium for PageCache {
@@ -48,11 +56,11 @@ impl Medium for PageCache {
     }
 
     fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<PageCacheFile> {
-        let file = names::create_regular(path, len)?;
-        let file = MappedFile::new(path, file, MapKind::Read, Access::ReadWrite, reserve);
-        // The first error is the one that helps, whether or not the name can be removed again.
-        let file = file.inspect_err(|_| drop(names::unlink(path)))?;
-        Ok(PageCacheFile::new(file))
+        self.map_new(path, names::create_regular(path, len)?, reserve)
+    }
+
+    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &PageCacheFile) -> Result<PageCacheFile> {
+        self.map_new(path, names::create_like(path, len, like.file.fd())?, reserve)
     }
 
     fn create_dir(&self, path: &Path) -> Result<()> {
@@ -223,8 +231,8 @@ impl MediumFile for PageCacheFile {
         self.file.set_mark(mark)
     }
 
-    fn try_lock(&self) -> Result<bool> {
-        self.file.try_lock()
+    fn try_lock(&self, kind: LockKind) -> Result<bool> {
+        self.file.try_lock(kind)
     }
 }
 

@@ -5,27 +5,40 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Reflection;
-use super::open::open_data;
+use super::open::{open_data, reopen_data};
 use crate::engine::{EngineKind, Report, SidecarReport, State};
 use crate::error::{Error, Result};
-use crate::medium::{Medium, MediumFile, PageCache, resolve};
+use crate::medium::{Access, Medium, MediumFile, PageCache, resolve};
 use crate::options::Options;
-use crate::sharing::gate::lock;
-use crate::sidecar::attach::{look, take_lock};
-use crate::sidecar::superblock::Left;
-use crate::sidecar::uuid_text;
+use crate::sidecar::attach::{Attached, share};
+use crate::sidecar::retirement::Retirement;
+use crate::sidecar::superblock::{Left, Superblock};
+use crate::sidecar::{path as sidecar_path, uuid_text};
 
 /// Reports on a file, replaying its records in memory only.
 ///
 /// The page cache shows the same bytes as a DAX mapping, so reading goes through it whatever the medium.
 pub(crate) fn inspect(path: &Path) -> Result<Report> {
-    inspect_on(Arc::new(PageCache::new()), &resolve(path)?)
+    inspect_on(&Arc::new(PageCache::new()), &resolve(path)?)
 }
 
-fn inspect_on<M: Medium>(medium: Arc<M>, path: &Path) -> Result<Report> {
-    let options = Options::new().read_only(true);
-    let data = open_data(&*medium, path, &options)?;
-    let mut report = Report {
+fn inspect_on<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Report> {
+    // Whoever opens the file between two of our looks at it changes what we saw; then we look anew.
+    for _ in 0..4 {
+        if let Some(report) = look(medium, path)? {
+            return Ok(report);
+        }
+    }
+    let data = open_data(&**medium, path, &reader())?;
+    Ok(in_use(&**medium, path, &data))
+}
+
+fn reader() -> Options {
+    Options::new().read_only(true).verify(false)
+}
+
+fn plain<F: MediumFile>(path: &Path, data: &F) -> Report {
+    Report {
         path: path.to_owned(),
         engine: None,
         len: data.len(),
@@ -33,41 +46,48 @@ fn inspect_on<M: Medium>(medium: Arc<M>, path: &Path) -> Result<Report> {
         state: State::Clean,
         sidecar: None,
         findings: Vec::new(),
-    };
-    let attached = match look(&*medium, path, &data) {
-        Ok(None) => return Ok(report),
+    }
+}
+
+/// The report; `None` if a writer came in between.
+///
+/// Writers are kept out while records are replayed, which takes moments, but not while slices are checked, which may take
+/// minutes: a sidecar does not shrink, so its slices can be read beside a writer, to whom a wrong digest is then ascribed.
+fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
+    let data = open_data(&**medium, path, &reader())?;
+    let mut report = plain(path, &data);
+    let attached = match share(&**medium, path, &data) {
+        Ok(None) => return Ok(Some(report)),
         Ok(Some(attached)) => attached,
-        Err(error) => return judged(report, error),
+        Err(Error::InUse { .. }) => return Ok(Some(in_use(&**medium, path, &data))),
+        Err(error) => return judged(report, error).map(Some),
     };
     report.engine = Some(EngineKind::Reflection);
-    let in_use = !take_lock(&attached.side)?;
+    report.sidecar = Some(sidecar_report(&attached.path, &attached.side, &attached.superblock));
     let superblock = attached.superblock.clone();
-    report.sidecar = Some(SidecarReport {
-        path: attached.path.clone(),
-        bytes: attached.side.len(),
-        uuid: uuid_text(&superblock.uuid),
-        layout: superblock.layout,
-        durability: superblock.durability,
-    });
-    if in_use {
-        report.state = State::InUse;
-        report.len = attached.retirement.len;
-        report.commit = attached.retirement.cut;
-        report.findings.push("another process has it open; what it does right now is not looked at".to_owned());
-        return Ok(report);
-    }
-    let engine = match Reflection::build(medium, path, data, attached, &options) {
+    let side = medium.open(&attached.path, Access::Read, 0)?;
+    let (lock, attached) = (attached.side, Attached { side, ..attached });
+    let data = reopen_data(&**medium, path, &reader(), data)?;
+    let engine = match Reflection::build(Arc::clone(medium), path, data, attached, &reader()) {
         Ok(engine) => engine,
-        Err(error) => return judged(report, error),
+        Err(error) => return judged(report, error).map(Some),
     };
+    drop(lock);
     report.len = engine.state.head().len.load(Ordering::Relaxed);
     report.commit = engine.commit_number();
-    if lock(&engine.ledger, engine.relax()).superblock.left != Left::Clean {
+    if superblock.left != Left::Clean {
         report.state = State::NeedsRecovery;
         report.findings.push(format!(
             "it was not closed cleanly: {} commits to replay, {} writes in flight to drop",
             engine.recovery.replayed, engine.recovery.discarded
         ));
+    } else if !engine.digests(true).is_ok_and(|(_, sum)| sum == superblock.slice_sum) {
+        let now = Superblock::read(&engine.side, &engine.sidecar);
+        if !now.is_ok_and(|now| now == superblock) {
+            return Ok(None);
+        }
+        let what = "its slices are not what they were when it was closed".to_owned();
+        return judged(report, Error::Corrupt { path: engine.sidecar.clone(), offset: None, what }).map(Some);
     }
     if engine.data.len() < report.len {
         report.state = State::Corrupt;
@@ -77,7 +97,39 @@ fn inspect_on<M: Medium>(medium: Arc<M>, path: &Path) -> Result<Report> {
             report.len
         ));
     }
-    Ok(report)
+    Ok(Some(report))
+}
+
+/// What can be said of a file that a writer has: what it last wrote down of it.
+fn in_use<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Report {
+    let mut report = plain(path, data);
+    report.engine = Some(EngineKind::Reflection);
+    report.state = State::InUse;
+    report.findings.push("another process has it open; what it does right now is not looked at".to_owned());
+    let written = || {
+        let place = sidecar_path(path, data.identity()?.inode);
+        let side = medium.open(&place, Access::Read, 0)?;
+        let superblock = Superblock::read(&side, &place)?;
+        let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
+        Ok::<_, Error>((sidecar_report(&place, &side, &superblock), retirement))
+    };
+    // The writer may be creating, or removing, its sidecar.
+    if let Ok((sidecar, retirement)) = written() {
+        report.sidecar = Some(sidecar);
+        report.len = retirement.len;
+        report.commit = retirement.cut;
+    }
+    report
+}
+
+fn sidecar_report<F: MediumFile>(place: &Path, side: &F, superblock: &Superblock) -> SidecarReport {
+    SidecarReport {
+        path: place.to_owned(),
+        bytes: side.len(),
+        uuid: uuid_text(&superblock.uuid),
+        layout: superblock.layout,
+        durability: superblock.durability,
+    }
 }
 
 /// Puts what opening would refuse into the report; what kept us from looking is an error.
