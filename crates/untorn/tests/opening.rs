@@ -268,6 +268,48 @@ fn a_sidecar_lets_in_whom_its_file_lets_in() {
     }
 }
 
+/// With an access control list the group's permissions in the mode are those of the list's mask, and a directory may give
+/// every new file a list of its own.
+#[test]
+fn a_sidecar_has_the_access_control_list_of_its_file() {
+    const LIST: &str = "system.posix_acl_access";
+    let list = |other: u16| {
+        let entries: [(u16, u16, u32); 5] = [
+            (0x01, 6, u32::MAX), // owner
+            (0x02, 6, 1234),     // a user
+            (0x04, 0, u32::MAX), // group
+            (0x10, 6, u32::MAX), // mask
+            (0x20, other, u32::MAX),
+        ];
+        let mut bytes = 2u32.to_le_bytes().to_vec();
+        for (tag, permissions, id) in entries {
+            bytes.extend([tag.to_le_bytes(), permissions.to_le_bytes()].concat());
+            bytes.extend(id.to_le_bytes());
+        }
+        bytes
+    };
+    let of = |path: &Path| {
+        let mut bytes = [0; 200];
+        rustix::fs::getxattr(path, LIST, &mut bytes).ok().map(|len| bytes[..len].to_vec())
+    };
+    let flags = rustix::fs::XattrFlags::empty();
+    for inherited in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (with, without) = (dir.path().join("with"), dir.path().join("without"));
+        [&with, &without].into_iter().for_each(|path| std::fs::write(path, [1; 100]).unwrap());
+        if let Err(error) = rustix::fs::setxattr(&with, LIST, &list(0), flags) {
+            return eprintln!("skipped: {} keeps no access control lists: {error}", dir.path().display());
+        }
+        if inherited {
+            rustix::fs::setxattr(dir.path(), "system.posix_acl_default", &list(4), flags).unwrap();
+        }
+        for (path, expected) in [(&with, Some(list(0))), (&without, None)] {
+            let _file = options().open(path).unwrap();
+            assert_eq!(of(&sidecar_of(path)), expected, "{}, inherited: {inherited}", path.display());
+        }
+    }
+}
+
 /// Two create a sidecar at once. The first fails and removes its unfinished one, a third begins another: the second, which
 /// waited for the first one's lock, must not fill what has no name and then take the third's for its own.
 #[test]

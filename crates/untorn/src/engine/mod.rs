@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::medium::{self, Barrier, Dax, Identity, Latched, Medium, MediumKind, PageCache};
+use crate::medium::{self, Barrier, Dax, Identity, Latched, Medium, MediumFile, MediumKind, PageCache};
 pub use crate::options::EngineKind;
 use crate::options::{Durability, Layout, Options};
 
@@ -198,9 +198,9 @@ pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<Arc<Sha
     options.validate(path)?;
     let path = &medium::absolute(path)?;
     let medium = PageCache::new();
-    let file = medium.create(path, len, len)?;
-    drop(file);
-    open(path, options).inspect_err(|error| {
+    let made = medium.create(path, len, len)?.identity()?;
+    let ours = |shared: Arc<Shared>| if shared.engine.identity()? == made { Ok(shared) } else { Err(in_flux(path)) };
+    open(path, options).and_then(ours).inspect_err(|error| {
         // Whoever has it in use by now owns it.
         if matches!(error, Error::InUse { .. }) {
             return;

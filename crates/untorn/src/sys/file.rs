@@ -125,7 +125,11 @@ pub(crate) fn take_permissions(file: BorrowedFd<'_>, like: BorrowedFd<'_>) -> io
     if !(take_access_list(file, like) && same_group) {
         mode &= !0o060 | ((mode & 0o006) << 3);
     }
-    rustix::fs::fchmod(file, Mode::from_raw_mode(mode))?;
+    match rustix::fs::fchmod(file, Mode::from_raw_mode(mode)) {
+        // A file system without permissions of its own refuses to change them, and gives both files the same.
+        Err(_) if ours.st_mode & 0o077 & !theirs.st_mode == 0 => {}
+        changed => changed?,
+    }
     if ours.st_uid != theirs.st_uid {
         // Last, for the permissions of another's file are not ours to set. Whoever made it could read the other one.
         let _ = rustix::fs::fchown(file, Some(Uid::from_raw(theirs.st_uid)), None);
