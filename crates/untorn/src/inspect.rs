@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::options::Options;
 
 /// Looks at a file, its mark and its sidecar. Changes nothing. A file that another process has open for writing is
-/// reported as such; one that is opened meanwhile waits only while records are replayed.
+/// reported as such; nobody is kept from opening it meanwhile.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {

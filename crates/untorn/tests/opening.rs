@@ -34,6 +34,25 @@ fn made(path: &Path, seed: u64) -> Vec<u8> {
     model
 }
 
+/// Tells threads to end, when the guard goes: also by a failed assertion, else they would keep the test from ending.
+struct Done(AtomicBool);
+
+impl Done {
+    fn end(&self) -> impl Drop + '_ {
+        struct End<'a>(&'a AtomicBool);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        End(&self.0)
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 fn is_in_use<T>(outcome: untorn::Result<T>) -> bool {
     matches!(outcome, Err(Error::InUse { .. }))
 }
@@ -100,11 +119,12 @@ fn looking_keeps_nobody_out() {
     let dir = memory_dir();
     let path = dir.path().join("data");
     made(&path, 1);
-    let done = AtomicBool::new(false);
+    let done = Done(AtomicBool::new(false));
     std::thread::scope(|scope| {
+        let _end = done.end();
         for _ in 0..2 {
             scope.spawn(|| {
-                while !done.load(Ordering::Relaxed) {
+                while !done.is_set() {
                     let report = untorn::inspect(&path).unwrap();
                     assert!(matches!(report.state, State::Clean | State::InUse | State::NeedsRecovery), "{report:?}");
                 }
@@ -115,7 +135,6 @@ fn looking_keeps_nobody_out() {
             file.write_at(&[n; 100], 64 * u64::from(n)).unwrap();
             file.close().unwrap();
         }
-        done.store(true, Ordering::Relaxed);
     });
 }
 
@@ -168,10 +187,11 @@ fn a_fork_in_the_middle_of_opening_leaves_no_child_waiting() {
         let (path, other) = (dir.path().join("data"), dir.path().join("other"));
         made(&path, 1);
         made(&other, 2);
-        let done = AtomicBool::new(false);
+        let done = Done(AtomicBool::new(false));
         std::thread::scope(|scope| {
+            let _end = done.end();
             scope.spawn(|| {
-                while !done.load(Ordering::Relaxed) {
+                while !done.is_set() {
                     options().open(&path).unwrap().close().unwrap();
                 }
             });
@@ -183,7 +203,6 @@ fn a_fork_in_the_middle_of_opening_leaves_no_child_waiting() {
                 });
                 assert_eq!(child.wait(), Some(0), "child {n}");
             }
-            done.store(true, Ordering::Relaxed);
         });
     });
 }
@@ -346,12 +365,13 @@ fn a_file_replaced_while_it_is_opened() {
             (sidecar_of(path), model)
         })
         .into();
-    let done = AtomicBool::new(false);
+    let done = Done(AtomicBool::new(false));
     let (mut opened, mut refused) = (0, 0);
     std::thread::scope(|scope| {
+        let _end = done.end();
         scope.spawn(|| {
             let exchange = rustix::fs::RenameFlags::EXCHANGE;
-            while !done.load(Ordering::Relaxed) {
+            while !done.is_set() {
                 rustix::fs::renameat_with(rustix::fs::CWD, &path, rustix::fs::CWD, &other, exchange).unwrap();
                 std::thread::sleep(Duration::from_micros(20));
             }
@@ -371,7 +391,6 @@ fn a_file_replaced_while_it_is_opened() {
             file.close().unwrap();
             opened += 1;
         }
-        done.store(true, Ordering::Relaxed);
     });
     eprintln!("{opened} opened, {refused} refused");
     assert!(opened > 0);
@@ -384,12 +403,13 @@ fn a_refused_thread_does_not_keep_a_file_from_settling() {
     let dir = memory_dir();
     let path = dir.path().join("data");
     std::fs::write(&path, pattern(LEN, 1)).unwrap();
-    let done = AtomicBool::new(false);
+    let done = Done(AtomicBool::new(false));
     std::thread::scope(|scope| {
+        let _end = done.end();
         for _ in 0..2 {
             scope.spawn(|| {
                 // Reading while a writer has the file: refused, or it is a plain file just now.
-                while !done.load(Ordering::Relaxed) {
+                while !done.is_set() {
                     let outcome =
                         options().engine(EngineKind::Passthrough).durability(Durability::PerWrite).open(&path);
                     drop(outcome);
@@ -402,7 +422,6 @@ fn a_refused_thread_does_not_keep_a_file_from_settling() {
             file.settle().unwrap_or_else(|error| panic!("{n}: {error}"));
             settled += 1;
         }
-        done.store(true, Ordering::Relaxed);
         eprintln!("settled {settled} times");
         assert!(settled > 0);
     });

@@ -10,6 +10,7 @@ use crate::engine::{EngineKind, Report, SidecarReport, State};
 use crate::error::{Error, Result};
 use crate::medium::{Access, Medium, MediumFile, PageCache, resolve};
 use crate::options::Options;
+use crate::sharing::gate::lock;
 use crate::sidecar::attach::{Attached, share};
 use crate::sidecar::retirement::Retirement;
 use crate::sidecar::superblock::{Left, Superblock};
@@ -19,7 +20,7 @@ use crate::sidecar::{path as sidecar_path, uuid_text};
 ///
 /// The page cache shows the same bytes as a DAX mapping, so reading goes through it whatever the medium.
 pub(crate) fn inspect(path: &Path) -> Result<Report> {
-    inspect_on(&Arc::new(PageCache::new()), &resolve(path)?)
+    inspect_on(&Arc::new(PageCache::reading_by_call()), &resolve(path)?)
 }
 
 fn inspect_on<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Report> {
@@ -34,7 +35,7 @@ fn inspect_on<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Report> {
 }
 
 fn reader() -> Options {
-    Options::new().read_only(true).verify(false)
+    Options::new().read_only(true)
 }
 
 fn plain<F: MediumFile>(path: &Path, data: &F) -> Report {
@@ -51,8 +52,9 @@ fn plain<F: MediumFile>(path: &Path, data: &F) -> Report {
 
 /// The report; `None` if a writer came in between.
 ///
-/// Writers are kept out while records are replayed, which takes moments, but not while slices are checked, which may take
-/// minutes: a sidecar does not shrink, so its slices can be read beside a writer, to whom a wrong digest is then ascribed.
+/// The lock is taken for a moment before and after, to see that no writer has it, and is not held in between: reading all
+/// slices may take minutes, and who wants to write must not wait for that. What was read while a writer came in may be
+/// nonsense, which recovery withstands, and is thrown away.
 fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
     let data = open_data(&**medium, path, &reader())?;
     let mut report = plain(path, &data);
@@ -64,30 +66,34 @@ fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
     };
     report.engine = Some(EngineKind::Reflection);
     report.sidecar = Some(sidecar_report(&attached.path, &attached.side, &attached.superblock));
-    let superblock = attached.superblock.clone();
-    let side = medium.open(&attached.path, Access::Read, 0)?;
-    let (lock, attached) = (attached.side, Attached { side, ..attached });
-    let data = reopen_data(&**medium, path, &reader(), data)?;
-    let engine = match Reflection::build(Arc::clone(medium), path, data, attached, &reader()) {
-        Ok(engine) => engine,
-        Err(error) => return judged(report, error).map(Some),
+    let before = (attached.superblock.clone(), attached.retirement);
+    let examined = medium.open(&attached.path, Access::Read, 0).and_then(|side| {
+        let Attached { side: locked, path: sidecar, superblock, retirement } = attached;
+        drop(locked);
+        let attached = Attached { side, path: sidecar, superblock, retirement };
+        let data = reopen_data(&**medium, path, &reader(), data)?;
+        Reflection::build(Arc::clone(medium), path, data, attached, &reader())
+    });
+    let examined = match examined {
+        Ok(engine) => Ok(examine(&engine, report)),
+        Err(error) => judged(report, error),
     };
-    drop(lock);
+    match share(&**medium, path, &open_data(&**medium, path, &reader())?) {
+        Ok(Some(now)) if before == (now.superblock.clone(), now.retirement) => examined.map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// What the replayed records say.
+fn examine<M: Medium>(engine: &Reflection<M>, mut report: Report) -> Report {
     report.len = engine.state.head().len.load(Ordering::Relaxed);
     report.commit = engine.commit_number();
-    if superblock.left != Left::Clean {
+    if lock(&engine.ledger, engine.relax()).superblock.left != Left::Clean {
         report.state = State::NeedsRecovery;
         report.findings.push(format!(
             "it was not closed cleanly: {} commits to replay, {} writes in flight to drop",
             engine.recovery.replayed, engine.recovery.discarded
         ));
-    } else if !engine.digests(true).is_ok_and(|(_, sum)| sum == superblock.slice_sum) {
-        let now = Superblock::read(&engine.side, &engine.sidecar);
-        if !now.is_ok_and(|now| now == superblock) {
-            return Ok(None);
-        }
-        let what = "its slices are not what they were when it was closed".to_owned();
-        return judged(report, Error::Corrupt { path: engine.sidecar.clone(), offset: None, what }).map(Some);
     }
     if engine.data.len() < report.len {
         report.state = State::Corrupt;
@@ -97,7 +103,7 @@ fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
             report.len
         ));
     }
-    Ok(Some(report))
+    report
 }
 
 /// What can be said of a file that a writer has: what it last wrote down of it.
