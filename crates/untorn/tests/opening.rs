@@ -158,10 +158,15 @@ fn a_forked_child_opens_anew() {
     file.write_at(&[5; 10], 0).unwrap();
     // A child that lives on with what it inherited does not keep the file locked once the parent has closed it.
     let (closed, go_on) = (dir.path().join("closed"), dir.path().join("go-on"));
+    // Not for ever: if this test fails, nobody tells the child to go on.
     let wait_for = |name: &Path| {
-        while !name.exists() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let waited = (0..10_000).find(|_| {
+            name.exists() || {
+                std::thread::sleep(Duration::from_millis(1));
+                false
+            }
+        });
+        assert!(waited.is_some(), "{} does not come", name.display());
     };
     let child = in_forked_child(|| {
         wait_for(&closed);
