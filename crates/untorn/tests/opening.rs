@@ -220,7 +220,8 @@ fn a_relative_path_outlives_a_change_of_directory() {
         std::fs::create_dir(at("elsewhere")).unwrap();
         for name in ["data", "./data", "elsewhere/../data"] {
             std::env::set_current_dir(dir.path()).unwrap();
-            let file = options().create(name, 40 * PAGE as u64).unwrap();
+            options().create(name, 40 * PAGE as u64).unwrap().close().unwrap();
+            let file = options().open(name).unwrap();
             std::env::set_current_dir(at("elsewhere")).unwrap();
             // A commit large enough for a spill file of its own.
             let model = pattern(40 * PAGE, 1);
