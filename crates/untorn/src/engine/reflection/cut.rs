@@ -85,7 +85,7 @@ impl<M: Medium> Reflection<M> {
         if self.medium.exists(&path)? {
             self.medium.unlink(&path)?;
         }
-        let spill = self.medium.create(&path, bytes.len() as u64, bytes.len() as u64)?;
+        let spill = self.medium.create_like(&path, bytes.len() as u64, bytes.len() as u64, &self.data)?;
         spill.allocate(0, bytes.len() as u64)?;
         spill.write(0, &bytes)?;
         // The spill must be durable before the line that refers to it is stored, for its fence is another file's.
