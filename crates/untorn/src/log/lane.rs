@@ -14,7 +14,7 @@ use super::record::{LINE, Line, Record, Seal, encode};
 use crate::error::Result;
 use crate::medium::MediumFile;
 use crate::sharing::gate::Gate;
-use crate::sys::ZeroedArray;
+use crate::sys::{ZeroedArray, ZeroedBox};
 
 /// The volatile state of a lane, a cache line of its own. All zeros is an empty lane.
 #[derive(Debug, Default, FromZeros)]
@@ -29,9 +29,16 @@ pub(crate) struct LaneState {
     tail: AtomicU64,
 }
 
+/// Threads on their way to taking every lane, in a cache line of their own. While there are any nobody else takes one,
+/// or busy writers would hand the lanes round among themselves for ever.
+#[derive(Debug, Default, FromZeros)]
+#[repr(C, align(64))]
+struct Collectors(AtomicU64);
+
 /// The lanes of one sidecar.
 pub(crate) struct Lanes {
     states: ZeroedArray<LaneState>,
+    collectors: ZeroedBox<Collectors>,
     /// For each line of each lane the pages it names, plus 1: two words, 0 for none.
     named: ZeroedArray<AtomicU64>,
     /// Byte offset of the first lane in the sidecar.
@@ -84,6 +91,7 @@ impl Lanes {
     pub(crate) fn new(at: u64, lanes: u32, slots: u32) -> io::Result<Self> {
         Ok(Lanes {
             states: ZeroedArray::reserve(lanes as usize)?,
+            collectors: ZeroedBox::new()?,
             named: ZeroedArray::reserve(2 * lanes as usize * slots as usize)?,
             at,
             slots: u64::from(slots),
@@ -95,21 +103,31 @@ impl Lanes {
     pub(crate) fn acquire(&self, relax: impl FnMut(u32)) -> Lane<'_> {
         let index = home() & (self.states.len() - 1);
         let state = &self.states[index];
-        if state.gate.try_close() { Lane { state, index } } else { self.acquire_other(index, relax) }
+        if !self.are_collected() && state.gate.try_close() {
+            Lane { state, index }
+        } else {
+            self.acquire_other(index, relax)
+        }
+    }
+
+    #[inline(always)]
+    fn are_collected(&self) -> bool {
+        self.collectors.0.load(Ordering::Relaxed) != 0
     }
 
     /// This thread's own lane, if it is free.
     pub(crate) fn try_acquire(&self) -> Option<Lane<'_>> {
         let index = home() & (self.states.len() - 1);
         let state = &self.states[index];
-        state.gate.try_close().then(|| Lane { state, index })
+        (!self.are_collected() && state.gate.try_close()).then(|| Lane { state, index })
     }
 
     #[cold]
     fn acquire_other(&self, home: usize, mut relax: impl FnMut(u32)) -> Lane<'_> {
         let mut round = 0;
         loop {
-            for step in 1..=self.states.len() {
+            let steps = if self.are_collected() { 0 } else { self.states.len() };
+            for step in 1..=steps {
                 let index = (home + step) & (self.states.len() - 1);
                 let state = &self.states[index];
                 if !state.gate.is_locked() && state.gate.try_close() {
@@ -122,13 +140,15 @@ impl Lanes {
     }
 
     /// Every lane: while they are held, no write and no record is under way anywhere.
-    pub(crate) fn acquire_all(&self, mut relax: impl FnMut(u32)) -> Vec<Lane<'_>> {
-        let hold = |(index, state): (usize, &'_ LaneState)| -> (usize, ()) {
+    pub(crate) fn acquire_all<'a>(&'a self, mut relax: impl FnMut(u32)) -> Vec<Lane<'a>> {
+        self.collectors.0.fetch_add(1, Ordering::Relaxed);
+        let hold = |(index, state): (usize, &'a LaneState)| {
             state.gate.close(&mut relax);
-            (index, ())
+            Lane { state, index }
         };
-        let held: Vec<usize> = self.states.iter().enumerate().map(hold).map(|(index, ())| index).collect();
-        held.into_iter().map(|index| Lane { state: &self.states[index], index }).collect()
+        let lanes = self.states.iter().enumerate().map(hold).collect();
+        self.collectors.0.fetch_sub(1, Ordering::Relaxed);
+        lanes
     }
 
     /// Calls `page` with every page named by the live lines of a lane up to `head`, a value of [`Lane::head`].
@@ -261,5 +281,25 @@ impl Lane<'_> {
     #[inline]
     pub(crate) fn head(&self) -> u64 {
         self.state.head.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_let_go_is_left_to_whoever_takes_them_all() {
+        let lanes = Lanes::new(0, 2, 4).unwrap();
+        let held = std::cell::Cell::new(Some(lanes.acquire(|_| panic!("a free lane must not wait"))));
+        let all = lanes.acquire_all(|_| {
+            drop(held.take());
+            // What a writer would do at once.
+            assert!(lanes.try_acquire().is_none());
+        });
+        assert_eq!(all.len(), 2);
+        assert!(held.take().is_none(), "it had to wait");
+        drop(all);
+        assert!(lanes.try_acquire().is_some());
     }
 }
