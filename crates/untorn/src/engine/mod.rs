@@ -238,9 +238,15 @@ fn engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Resul
 }
 
 /// The error for a range outside the file, or nothing.
+#[inline(always)]
 pub(crate) fn check_range(path: &Path, offset: u64, len: u64, file_len: u64) -> Result<()> {
     match offset.checked_add(len) {
         Some(end) if end <= file_len => Ok(()),
-        _ => Err(Error::OutOfRange { path: path.to_owned(), offset, len, file_len }),
+        _ => Err(out_of_range(path, offset, len, file_len)),
     }
+}
+
+#[cold]
+fn out_of_range(path: &Path, offset: u64, len: u64, file_len: u64) -> Error {
+    Error::OutOfRange { path: path.to_owned(), offset, len, file_len }
 }

@@ -75,7 +75,7 @@ thread_local! {
     static HOME: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-#[inline]
+#[inline(always)]
 fn home() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     HOME.with(|home| {

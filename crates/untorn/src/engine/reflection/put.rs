@@ -141,7 +141,7 @@ impl<M: Medium> Reflection<M> {
     fn put_reflection(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
         let at = match self.places.reflection(page) {
             Some(at) => at,
-            None => self.places.provide(&self.side, &self.side_space, self.class, page, self.relax())?,
+            None => self.take_place(page)?,
         };
         if !self.side_space.knows(at) {
             self.make_space(page, at)?;
@@ -150,6 +150,15 @@ impl<M: Medium> Reflection<M> {
             return self.store(&self.side, at + staged.first * SLICE, staged.bytes);
         }
         runs(mask).try_for_each(|(start, len)| self.store(&self.side, at + start * SLICE, staged.run(start, len)))
+    }
+
+    #[cold]
+    fn take_place(&self, page: u64) -> Result<u64> {
+        let at = self.places.provide(&self.side, &self.side_space, self.class, page, self.relax())?;
+        // The entry that says so was stored past the cache. In per-commit mode it is another thread's fence that has to
+        // cover it.
+        self.medium.order();
+        Ok(at)
     }
 
     /// Makes room for a reflection page and, on any medium, for the meta page its bitmap will be written to: a cut must
