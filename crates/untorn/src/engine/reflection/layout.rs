@@ -20,6 +20,8 @@ use crate::sys::ZeroedArray;
 const DENSE_PAGES: u64 = 512;
 const SPARSE_PAGES: u64 = 256;
 const SPARSE_ENTRY: u64 = 16;
+/// The most slots a sparse sidecar can have, in whole chunks: their numbers, and one more, are counted in 32 bits.
+const MAX_SLOTS: u32 = u32::MAX - (SPARSE_PAGES as u32 - 1);
 
 /// Above this length [`Layout::Auto`] is sparse: the dense form's address arithmetic is cheaper, but rebuilding from it
 /// at open reads 8 bytes for every page of the file, touched or not.
@@ -130,7 +132,8 @@ impl Places {
     /// dense form every page, in the sparse form those with a slot. Rebuilds the sparse form's index on the way.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if two slots name one page, or a slot names a page beyond what the file may grow to.
+    /// [`Error::Corrupt`] if two slots name one page, a slot names a page beyond what the file may grow to, or there are
+    /// more slots than can be counted.
     pub(super) fn load<F: MediumFile>(
         &self,
         side: &F,
@@ -171,9 +174,13 @@ impl Places {
     }
 
     /// Makes sure a page has a reflection page. For the holder of the page's lock only.
+    ///
+    /// # Errors
+    /// Those of growing the sidecar; [`Error::Io`] if it has as many slots as can be counted, 16 TiB of them.
     pub(super) fn provide<F: MediumFile>(
         &self,
         side: &F,
+        sidecar: &Path,
         space: &Space,
         class: MediumClass,
         page: u64,
@@ -182,7 +189,7 @@ impl Places {
         match self {
             Places::Dense { .. } => {}
             Places::Sparse(sparse) if sparse.slot(page).is_some() => {}
-            Places::Sparse(sparse) => sparse.take(side, space, class, page, relax)?,
+            Places::Sparse(sparse) => sparse.take(side, sidecar, space, class, page, relax)?,
         }
         // Both arms above leave the page with a place.
         Ok(self.reflection(page).unwrap_or(0))
@@ -220,6 +227,7 @@ impl Sparse {
     fn take<F: MediumFile>(
         &self,
         side: &F,
+        sidecar: &Path,
         space: &Space,
         class: MediumClass,
         page: u64,
@@ -230,6 +238,10 @@ impl Sparse {
             Some(slot) => slot,
             None => {
                 if free.next == free.total {
+                    if free.total == MAX_SLOTS {
+                        let full = std::io::ErrorKind::StorageFull;
+                        return Err(Error::io("find another reflection page in", sidecar, full));
+                    }
                     let end = slot_chunk(self.at, free.total) + (SPARSE_PAGES + 1) * PAGE;
                     side.set_len(end)?;
                     // The new length must be durable before a record speaks of bytes beyond the old one: recovery
@@ -277,6 +289,11 @@ impl Sparse {
         max_pages: u64,
         found: &mut dyn FnMut(u64, u64),
     ) -> Result<()> {
+        let chunks = side.len().saturating_sub(self.at) / ((SPARSE_PAGES + 1) * PAGE);
+        if chunks > u64::from(MAX_SLOTS) / SPARSE_PAGES {
+            let what = format!("it has {} bytes, room for more than {MAX_SLOTS} reflection pages", side.len());
+            return Err(Error::Corrupt { path: path.to_owned(), offset: None, what });
+        }
         // The file is being opened: nobody else can hold the lock.
         let mut free = lock(&self.free, |_| std::thread::yield_now());
         self.entries(side, |slot, entry| {
@@ -374,5 +391,52 @@ impl Space {
     pub(super) fn knows(&self, offset: u64) -> bool {
         let page = offset / PAGE;
         self.known[(page / 64) as usize].load(Ordering::Relaxed) & 1 << (page % 64) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::medium::{Access, Medium, PageCache};
+
+    const AT: u64 = 4 * PAGE;
+
+    /// Does `go` with a sidecar of this length, all a hole. In memory, where a file may be as long as it says.
+    fn with_sidecar(len: u64, go: impl FnOnce(&PageCache, &Path)) {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = dir.path().join("7");
+        std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+        go(&PageCache::new(), &path);
+    }
+
+    fn sparse() -> Places {
+        Places::new(Layout::Sparse, AT, 64).unwrap()
+    }
+
+    #[test]
+    fn a_sidecar_with_more_slots_than_are_counted_is_refused() {
+        let chunk = (SPARSE_PAGES + 1) * PAGE;
+        with_sidecar(AT + (u64::from(MAX_SLOTS) / SPARSE_PAGES + 1) * chunk, |medium, path| {
+            let side = medium.open(path, Access::Read, 0).unwrap();
+            let error = sparse().load(&side, path, 64, |_, _| panic!("nothing is read")).unwrap_err();
+            assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+        });
+        assert!(u64::from(MAX_SLOTS).is_multiple_of(SPARSE_PAGES));
+    }
+
+    #[test]
+    fn the_last_slot_is_the_last() {
+        with_sidecar(AT, |medium, path| {
+            let side = medium.open(path, Access::ReadWrite, AT).unwrap();
+            let Places::Sparse(sparse) = sparse() else { panic!("asked for the sparse form") };
+            let full = FreeSlots { total: MAX_SLOTS, next: MAX_SLOTS, returned: VecDeque::new() };
+            *lock(&sparse.free, |_| std::thread::yield_now()) = full;
+            let space = Space::new(1024).unwrap();
+            let taken = sparse.take(&side, path, &space, MediumClass::Block, 3, |_| std::thread::yield_now());
+            let error = taken.unwrap_err();
+            assert!(matches!(&error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull));
+            assert_eq!(error.path(), path);
+            assert_eq!(sparse.slot(3), None);
+        });
     }
 }

@@ -281,7 +281,7 @@ impl<M: Medium> Reflection<M> {
     fn put_reflection(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
         let at = match self.places.reflection(page) {
             Some(at) => at,
-            None => self.places.provide(&self.side, &self.side_space, self.class, page, self.relax())?,
+            None => self.places.provide(&self.side, &self.sidecar, &self.side_space, self.class, page, self.relax())?,
         };
         if !self.side_space.knows(at) {
             self.make_space(page, at)?;
