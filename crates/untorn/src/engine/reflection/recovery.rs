@@ -119,7 +119,9 @@ impl<'a, F: MediumFile> Scan<'a, F> {
                 self.spill = None;
             }
             let sensible = |record: &Record| {
-                record.len <= MAX_LEN && record.entries.iter().all(|entry| entry.page < pages(record.len))
+                // The bug that `cargo xtask fuzz --plant` plants: a page beyond the file is believed.
+                let inside = |entry: &Entry| entry.page < pages(record.len) || cfg!(untorn_plant);
+                record.len <= MAX_LEN && record.entries.iter().all(inside)
             };
             if let Some(record) = record.filter(sensible) {
                 found(record);
