@@ -132,8 +132,8 @@ impl Places {
     /// dense form every page, in the sparse form those with a slot. Rebuilds the sparse form's index on the way.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if two slots name one page, a slot names a page beyond what the file may grow to, or there are
-    /// more slots than can be counted.
+    /// [`Error::Corrupt`] if two slots name one page, a slot names a page beyond what the file may grow to, there are more
+    /// slots than can be counted, or the last chunk is not whole.
     pub(super) fn load<F: MediumFile>(
         &self,
         side: &F,
@@ -289,10 +289,17 @@ impl Sparse {
         max_pages: u64,
         found: &mut dyn FnMut(u64, u64),
     ) -> Result<()> {
-        let chunks = side.len().saturating_sub(self.at) / ((SPARSE_PAGES + 1) * PAGE);
-        if chunks > u64::from(MAX_SLOTS) / SPARSE_PAGES {
-            let what = format!("it has {} bytes, room for more than {MAX_SLOTS} reflection pages", side.len());
-            return Err(Error::Corrupt { path: path.to_owned(), offset: None, what });
+        let (space, chunk) = (side.len().saturating_sub(self.at), (SPARSE_PAGES + 1) * PAGE);
+        let refused = |why: String| {
+            let what = format!("it has {} bytes, {why}", side.len());
+            Err(Error::Corrupt { path: path.to_owned(), offset: None, what })
+        };
+        if space / chunk > u64::from(MAX_SLOTS) / SPARSE_PAGES {
+            return refused(format!("room for more than {MAX_SLOTS} reflection pages"));
+        }
+        // It grows by whole chunks. What is left of one that was cut off would be taken for slots when it grows again.
+        if !space.is_multiple_of(chunk) {
+            return refused(format!("which is no whole number of chunks: {} too many or too few", space % chunk));
         }
         // The file is being opened: nobody else can hold the lock.
         let mut free = lock(&self.free, |_| std::thread::yield_now());
@@ -422,6 +429,18 @@ mod tests {
             assert!(matches!(error, Error::Corrupt { .. }), "{error}");
         });
         assert!(u64::from(MAX_SLOTS).is_multiple_of(SPARSE_PAGES));
+    }
+
+    #[test]
+    fn a_sidecar_cut_off_within_a_chunk_is_refused() {
+        let chunk = (SPARSE_PAGES + 1) * PAGE;
+        for (len, sound) in [(0, true), (PAGE, false), (chunk - 1, false), (chunk, true), (chunk + 1, false)] {
+            with_sidecar(AT + len, |medium, path| {
+                let side = medium.open(path, Access::Read, 0).unwrap();
+                let loaded = sparse().load(&side, path, 64, |_, _| panic!("there is nothing"));
+                assert_eq!(loaded.is_ok(), sound, "{len} bytes: {loaded:?}");
+            });
+        }
     }
 
     #[test]
