@@ -133,7 +133,7 @@ impl Places {
     ///
     /// # Errors
     /// [`Error::Corrupt`] if two slots name one page, a slot names a page beyond what the file may grow to, there are more
-    /// slots than can be counted, or the last chunk is not whole.
+    /// slots than can be counted, or the last chunk, of either form, is not whole.
     pub(super) fn load<F: MediumFile>(
         &self,
         side: &F,
@@ -141,6 +141,17 @@ impl Places {
         max_pages: u64,
         mut found: impl FnMut(u64, u64),
     ) -> Result<()> {
+        let (at, chunk) = match self {
+            Places::Dense { at } => (*at, (DENSE_PAGES + 1) * PAGE),
+            Places::Sparse(sparse) => (sparse.at, (SPARSE_PAGES + 1) * PAGE),
+        };
+        // It grows by whole chunks. The bitmaps of one that is not whole would not be read, here and at the next open,
+        // and what is left of it would be taken for slots when a sparse sidecar grows over it.
+        let rest = side.len().saturating_sub(at) % chunk;
+        if rest != 0 {
+            let what = format!("it has {} bytes, and the last {rest} are no whole chunk", side.len());
+            return Err(Error::Corrupt { path: path.to_owned(), offset: Some(side.len() - rest), what });
+        }
         match self {
             Places::Dense { .. } => self.walk(side, max_pages, found),
             Places::Sparse(sparse) => sparse.load(side, path, max_pages, &mut found),
@@ -289,17 +300,10 @@ impl Sparse {
         max_pages: u64,
         found: &mut dyn FnMut(u64, u64),
     ) -> Result<()> {
-        let (space, chunk) = (side.len().saturating_sub(self.at), (SPARSE_PAGES + 1) * PAGE);
-        let refused = |why: String| {
-            let what = format!("it has {} bytes, {why}", side.len());
-            Err(Error::Corrupt { path: path.to_owned(), offset: None, what })
-        };
-        if space / chunk > u64::from(MAX_SLOTS) / SPARSE_PAGES {
-            return refused(format!("room for more than {MAX_SLOTS} reflection pages"));
-        }
-        // It grows by whole chunks. What is left of one that was cut off would be taken for slots when it grows again.
-        if !space.is_multiple_of(chunk) {
-            return refused(format!("which is no whole number of chunks: {} too many or too few", space % chunk));
+        let chunks = side.len().saturating_sub(self.at) / ((SPARSE_PAGES + 1) * PAGE);
+        if chunks > u64::from(MAX_SLOTS) / SPARSE_PAGES {
+            let what = format!("it has {} bytes, room for more than {MAX_SLOTS} reflection pages", side.len());
+            return Err(Error::Corrupt { path: path.to_owned(), offset: None, what });
         }
         // The file is being opened: nobody else can hold the lock.
         let mut free = lock(&self.free, |_| std::thread::yield_now());
@@ -433,13 +437,16 @@ mod tests {
 
     #[test]
     fn a_sidecar_cut_off_within_a_chunk_is_refused() {
-        let chunk = (SPARSE_PAGES + 1) * PAGE;
-        for (len, sound) in [(0, true), (PAGE, false), (chunk - 1, false), (chunk, true), (chunk + 1, false)] {
-            with_sidecar(AT + len, |medium, path| {
-                let side = medium.open(path, Access::Read, 0).unwrap();
-                let loaded = sparse().load(&side, path, 64, |_, _| panic!("there is nothing"));
-                assert_eq!(loaded.is_ok(), sound, "{len} bytes: {loaded:?}");
-            });
+        for (layout, pages) in [(Layout::Sparse, SPARSE_PAGES), (Layout::Dense, DENSE_PAGES)] {
+            let chunk = (pages + 1) * PAGE;
+            for (len, sound) in [(0, true), (PAGE, false), (chunk - 1, false), (chunk, true), (chunk + 1, false)] {
+                with_sidecar(AT + len, |medium, path| {
+                    let side = medium.open(path, Access::Read, 0).unwrap();
+                    let places = Places::new(layout, AT, 64).unwrap();
+                    let loaded = places.load(&side, path, 64, |_, bitmap| assert_eq!(bitmap, 0));
+                    assert_eq!(loaded.is_ok(), sound, "{layout}, {len} bytes: {loaded:?}");
+                });
+            }
         }
     }
 
