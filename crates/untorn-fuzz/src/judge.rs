@@ -46,8 +46,9 @@ fn end(end: End, medium: &SimMedium, file: AtomicFile, rng: &mut Rng) -> Option<
 }
 
 /// Opens the file of a machine. An error is a right answer. Where it opens, it can be read as far as it says, and it
-/// holds the same when it is opened again, however it was left; the same once more after it was changed.
-pub(crate) fn judge(medium: SimMedium, options: &Options, input: &mut Input<'_>) {
+/// holds the same when it is opened again, however it was left; the same once more after it was changed. Unless it
+/// `agrees` with itself over time, only that nothing panics is asked of it.
+pub(crate) fn judge(medium: SimMedium, options: &Options, agrees: bool, input: &mut Input<'_>) {
     let mut rng = Rng::new(u64::from(input.byte()));
     let first = *input.pick(&ENDS);
     let Ok(file) = options.open_on(medium.clone(), PATH) else {
@@ -56,6 +57,13 @@ pub(crate) fn judge(medium: SimMedium, options: &Options, input: &mut Input<'_>)
         return;
     };
     let Some(before) = contents(&file) else { return };
+    if !agrees {
+        drop(change(&file, before, input));
+        if let Some(medium) = end(first, &medium, file, &mut rng) {
+            drop(options.open_on(medium, PATH).map(|file| contents(&file)));
+        }
+        return;
+    }
     let Some(medium) = end(first, &medium, file, &mut rng) else { return };
     let file = open_again(&medium, options);
     assert!(contents(&file).as_deref() == Some(&before[..]), "it was opened twice and the contents differ");
@@ -70,7 +78,8 @@ fn open_again(medium: &SimMedium, options: &Options) -> AtomicFile {
     options.open_on(medium.clone(), PATH).unwrap_or_else(|error| panic!("it was opened once, and now: {error}"))
 }
 
-/// Changes the file in every way. An error may come from what was forged; nothing is known of the contents then.
+/// Changes the file in every way, and returns what it holds then. An error may come from what was forged; nothing is
+/// known of the contents then.
 fn change(file: &AtomicFile, mut expected: Vec<u8>, input: &mut Input<'_>) -> Result<Vec<u8>> {
     let len = expected.len();
     let at = input.below(len as u64 + 1) as usize;
@@ -80,13 +89,16 @@ fn change(file: &AtomicFile, mut expected: Vec<u8>, input: &mut Input<'_>) -> Re
     file.sync()?;
     let new_len = input.below(8 * 4096);
     file.resize(new_len)?;
-    expected.resize(new_len as usize, 0);
+    // What a forged sidecar holds beyond the end of the file comes to light when it grows.
+    expected.truncate(new_len as usize);
     file.deploy(0, new_len / 2)?;
     file.reclaim()?;
     file.sync()?;
     drop(file.info());
-    assert!(contents(file).as_ref() == Some(&expected), "what was written is not what is read");
-    Ok(expected)
+    let mut bytes = vec![0; new_len as usize];
+    file.read_at(&mut bytes, 0)?;
+    assert!(bytes.starts_with(&expected), "what was written is not what is read");
+    Ok(bytes)
 }
 
 /// The data file's bytes below untorn.
