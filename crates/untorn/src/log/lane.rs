@@ -238,7 +238,7 @@ impl Lanes {
 
     /// Stores a record of any number of lines. The caller has seen that there is room.
     pub(crate) fn append<F: MediumFile>(&self, lane: &Lane<'_>, file: &F, seal: Seal, record: &Record) -> Result<()> {
-        let lines = encode(seal, self.offset(lane.position()), record, false);
+        let lines = encode(seal, self.offset(lane.position()), record);
         let head = lane.head();
         let page = |n: usize| record.entries.get(n).map(|entry| entry.page);
         for (n, line) in lines.iter().enumerate() {

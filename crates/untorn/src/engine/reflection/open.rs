@@ -94,7 +94,11 @@ impl<M: Medium> Reflection<M> {
             return Err(Error::Corrupt { path: sidecar, offset: Some(side.len()), what });
         }
         let seal = Seal::new(&superblock.uuid, retirement.session);
-        let records = live_records(&*medium, &side, &sidecar, geometry, seal, retirement.cut)?;
+        let records = match superblock.left {
+            Left::Open => live_records(&*medium, &side, &sidecar, geometry, seal, retirement.cut)?,
+            // Closing makes a cut; before the first open there was no commit. Whatever a lane holds then counts for nothing.
+            Left::Fresh | Left::Clean | Left::Settled => Vec::new(),
+        };
         if let Some((_, record)) = records.iter().find(|(_, record)| record.seq > MAX_NUMBER_AT_OPEN) {
             let what = format!("it has a record numbered {}, which no file comes to", record.seq);
             return Err(Error::Corrupt { path: sidecar, offset: None, what });

@@ -154,7 +154,7 @@ impl<M: Medium> Reflection<M> {
 
     #[cold]
     fn take_place(&self, page: u64) -> Result<u64> {
-        let at = self.places.provide(&self.side, &self.side_space, self.class, page, self.relax())?;
+        let at = self.places.provide(&self.side, &self.sidecar, &self.side_space, self.class, page, self.relax())?;
         // The entry that says so was stored past the cache. In per-commit mode it is another thread's fence that has to
         // cover it.
         self.medium.order();
