@@ -322,6 +322,8 @@ mod tests {
     fn a_forged_record_with_a_right_seal_counts() {
         for pair in PAIRS.iter() {
             let (before, _) = opened(pair, &pair.forged()).unwrap();
+            // In both superblocks the byte that tells how the sidecar was left.
+            let closed = pair.side[111] == 3 && pair.side[PAGE + 111] == 3;
             for flags in [0, 1, 2, 3] {
                 let entries = vec![[1, 0, 1], [2, 0, 0], [4, 0, 3]];
                 let (slot, seq, len) = (4, Ok(100), LEN as u64);
@@ -330,6 +332,10 @@ mod tests {
                 record.put(&mut forged);
                 // Its data is not what its sum says, so it counts only where it is flagged certain.
                 let (replayed, discarded) = opened(pair, &forged).unwrap();
+                if closed {
+                    assert_eq!((replayed, discarded), (0, 0), "a record counts after a clean close");
+                    continue;
+                }
                 let counts = u64::from(flags & 1);
                 assert!(replayed >= counts && discarded >= 1 - counts, "flags {flags}: {replayed}, {discarded}");
                 let mut unsealed = pair.forged();
