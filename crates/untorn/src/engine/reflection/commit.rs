@@ -7,7 +7,7 @@ use super::{Reflection, barriers};
 use crate::error::{Error, Result};
 use crate::log::lane::Lane;
 use crate::log::record::{DataSum, Entry, Record, lines};
-use crate::medium::{Medium, MediumClass, MediumFile};
+use crate::medium::Medium;
 use crate::sidecar::PAGE;
 
 impl<M: Medium> Reflection<M> {
@@ -85,7 +85,7 @@ impl<M: Medium> Reflection<M> {
         spill: bool,
     ) -> std::result::Result<Record, (Vec<Entry>, Error)> {
         let seq = self.commit_number().max(lane.last()) + 1;
-        let sum = match self.certify(&entries, len) {
+        let sum = match self.certify(&entries) {
             Ok(sum) => sum,
             Err(error) => return Err((entries, error)),
         };
@@ -139,7 +139,7 @@ impl<M: Medium> Reflection<M> {
     }
 
     /// Makes the data of an epoch durable, or takes the checksum that certifies it. The slices are frozen.
-    fn certify(&self, entries: &[Entry], len: u64) -> Result<Option<u64>> {
+    fn certify(&self, entries: &[Entry]) -> Result<Option<u64>> {
         if self.certifies_epochs() {
             let mut sum = DataSum::default();
             let mut image = [0; PAGE as usize];
@@ -151,19 +151,6 @@ impl<M: Medium> Reflection<M> {
                 }
             }
             return Ok(Some(sum.get()));
-        }
-        if self.class == MediumClass::PersistentMemory {
-            for entry in entries {
-                for (start, count) in runs(entry.mask & entry.bitmap) {
-                    if let Some(at) = self.places.reflection(entry.page) {
-                        self.side.flush(barriers::EPOCH_FLUSH, at + start * SLICE, count * SLICE);
-                    }
-                }
-                for (start, count) in runs(entry.mask & !entry.bitmap) {
-                    let offset = entry.page * PAGE + start * SLICE;
-                    self.data.flush(barriers::EPOCH_FLUSH, offset, (count * SLICE).min(len.saturating_sub(offset)));
-                }
-            }
         }
         self.fence(barriers::EPOCH_DATA).map_err(|error| self.poison(error))?;
         Ok(None)

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::Reflection;
-use super::put::{CACHED, Staged, written};
+use super::put::{Staged, written};
 use super::slices::{Part, SLICE, runs, touched};
 use super::write::{PageParts, by_page};
 use crate::engine::{Piece, check_range};
@@ -32,7 +32,7 @@ impl<M: Medium> Reflection<M> {
         let Part { page, bytes, .. } = part;
         let epoch = &self.state.epochs[page as usize];
         let mask = touched(part.from, part.to());
-        self.foresee(part, epoch.committed.load(Ordering::Relaxed), bytes.len() <= CACHED);
+        self.foresee(part, epoch.committed.load(Ordering::Relaxed));
         let lane = self.lanes.acquire(self.relax());
         check_range(&self.path, part.offset(), bytes.len() as u64, self.state.head().len.load(Ordering::Acquire))?;
         state.lock(true, self.relax());
@@ -48,10 +48,8 @@ impl<M: Medium> Reflection<M> {
         if let Err(error) = self.put(page, valid, mask, Staged::aligned(part)) {
             return Err(self.leave_epoch(&[(page, mask)], &[], error));
         }
-        if bytes.len() > CACHED {
-            // Non-temporal stores are not ordered with the store that publishes them.
-            self.medium.order();
-        }
+        // Non-temporal stores are not ordered with the store that publishes them.
+        self.medium.order();
         self.publish(page, state, written(visible, valid, mask), state.version() + 1);
         Ok(())
     }

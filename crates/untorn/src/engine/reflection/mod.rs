@@ -62,8 +62,6 @@ pub(crate) mod barriers {
         WRITE_DATA = "reflection.write.data";
         /// Two-fence order: the record is durable before the write is visible or acknowledged.
         WRITE_RECORD = "reflection.write.record";
-        /// An epoch's cached stores leave the CPU's cache: a fence alone orders them, it does not write them back.
-        EPOCH_FLUSH = "reflection.epoch.flush";
         /// An epoch's data is durable before a record speaks of it without a checksum.
         EPOCH_DATA = "reflection.epoch.data";
         /// An epoch's record (on a block medium, its data too) is durable before the commit is acknowledged.

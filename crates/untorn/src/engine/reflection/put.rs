@@ -11,11 +11,6 @@ use crate::medium::{Medium, MediumClass, MediumFile};
 use crate::options::{Durability, Order};
 use crate::sidecar::PAGE;
 
-/// In per-commit mode on persistent memory, writes up to this many bytes go through the cache and are flushed when the
-/// epoch commits; larger ones are non-temporal. A non-temporal store must be drained before the page is published, which
-/// costs more than writing a few cached lines back later (measured: `untorn bench atomic-commit`).
-pub(super) const CACHED: usize = 512;
-
 /// Whole slices ready to be stored: `bytes` begins with slice `first` of the page.
 #[derive(Clone, Copy)]
 pub(super) struct Staged<'a> {
@@ -147,9 +142,9 @@ impl<M: Medium> Reflection<M> {
             self.make_space(page, at)?;
         }
         if staged.one_run {
-            return self.store(&self.side, at + staged.first * SLICE, staged.bytes);
+            return self.side.write(at + staged.first * SLICE, staged.bytes);
         }
-        runs(mask).try_for_each(|(start, len)| self.store(&self.side, at + start * SLICE, staged.run(start, len)))
+        runs(mask).try_for_each(|(start, len)| self.side.write(at + start * SLICE, staged.run(start, len)))
     }
 
     #[cold]
@@ -188,20 +183,11 @@ impl<M: Medium> Reflection<M> {
         let end = self.state.head().len.load(Ordering::Relaxed);
         let store = |offset: u64, bytes: &[u8]| {
             let within = (end.saturating_sub(offset) as usize).min(bytes.len());
-            self.store(&self.data, offset, &bytes[..within])
+            self.data.write(offset, &bytes[..within])
         };
         if staged.one_run {
             return store(at + staged.first * SLICE, staged.bytes);
         }
         runs(mask).try_for_each(|(start, len)| store(at + start * SLICE, staged.run(start, len)))
-    }
-
-    #[inline(always)]
-    fn store(&self, file: &M::File, offset: u64, bytes: &[u8]) -> Result<()> {
-        if self.durability == Durability::PerCommit && bytes.len() <= CACHED {
-            file.store(offset, bytes)
-        } else {
-            file.write(offset, bytes)
-        }
     }
 }

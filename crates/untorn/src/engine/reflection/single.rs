@@ -44,7 +44,7 @@ impl<M: Medium> Reflection<M> {
         let Some(state) = self.state.pages.get(part.page as usize) else {
             return self.check_pieces(&[part.piece()]).map(drop);
         };
-        self.foresee(part, state.bitmap(), false);
+        self.foresee(part, state.bitmap());
         let mask = touched(part.from, part.to());
         // Over the bytes as they came: a struct around them would be stored and loaded again, and a load of what was
         // just stored in two halves waits for the fence.
@@ -84,11 +84,10 @@ impl<M: Medium> Reflection<M> {
     }
 
     /// Starts the address translation of the page that bytes will be stored to if `valid` is its bitmap at the last
-    /// commit. A store through the cache (`cached`) wants its line; a non-temporal one over a cached line is slow, so
-    /// another line of the page stands for it.
+    /// commit. A non-temporal store over a cached line is slow, so another line of the page stands for theirs.
     #[inline(always)]
-    pub(super) fn foresee(&self, part: Part<'_>, valid: u64, cached: bool) {
-        let within = if cached { part.from } else { (part.from + PAGE / 2) % PAGE };
+    pub(super) fn foresee(&self, part: Part<'_>, valid: u64) {
+        let within = (part.from + PAGE / 2) % PAGE;
         if valid & 1 << (part.from / SLICE) != 0 {
             self.data.prefetch(part.page * PAGE + within);
         } else if let Some(at) = self.places.reflection(part.page) {
