@@ -24,6 +24,13 @@ pub enum Error {
         /// The system's own reason.
         source: io::Error,
     },
+    /// The kernel does not mount a file system.
+    Unmountable {
+        /// The image it is in.
+        image: PathBuf,
+        /// The kernel's reason.
+        source: io::Error,
+    },
     /// A program that the rig runs ended badly.
     Program {
         /// Its command line.
@@ -53,6 +60,9 @@ impl fmt::Display for Error {
         match self {
             Error::Missing { what, remedy } => write!(f, "this needs {what}: {remedy}"),
             Error::Io { operation, path, source } => write!(f, "cannot {operation} {}: {source}", path.display()),
+            Error::Unmountable { image, source } => {
+                write!(f, "cannot mount the file system in {}: {source}; the kernel's log says more", image.display())
+            }
             Error::Program { command, message } => write!(f, "`{command}` failed: {message}"),
         }
     }
@@ -61,7 +71,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Error::Io { source, .. } => Some(source),
+            Error::Io { source, .. } | Error::Unmountable { source, .. } => Some(source),
             Error::Missing { .. } | Error::Program { .. } => None,
         }
     }

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
+use untorn_rigs::Error;
 use untorn_rigs::block::{Fate, FileSystem, Mounted, Position, Recorder, isolated, write_image};
 use untorn_sim::Rng;
 
@@ -54,10 +55,11 @@ fn run(kind: FileSystem) {
         // A file system may refuse a disk of which it lost more than it was made to bear, but not one that lost nothing.
         let found = match Mounted::new(kind, &image, &mount) {
             Ok(found) => found,
-            Err(error) => {
+            Err(Error::Unmountable { source: error, .. }) => {
                 assert!(!matches!(fate, Fate::Lost | Fate::Kept), "{kind}, seed {seed}, {fate}: {error}");
                 continue;
             }
+            Err(error) => panic!("{kind}, seed {seed}: {error}"),
         };
         mounted += 1;
         let bytes = fs::read(found.path().join("synced"));

@@ -34,7 +34,7 @@ impl Mounted {
         let device = LoopDevice::attach(image, direct)?;
         let options = Some(kind.mount_options());
         mount(Some(&device.0), at, Some(kind.as_str()), MsFlags::empty(), options)
-            .map_err(|error| Error::io("mount the file system in", image, io::Error::from(error)))?;
+            .map_err(|error| Error::Unmountable { image: image.to_owned(), source: io::Error::from(error) })?;
         // The device is detached right away, by its Drop: the kernel lets it go when the mount, its last user, ends.
         Ok(Mounted { at: at.to_owned() })
     }

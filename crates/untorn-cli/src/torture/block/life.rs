@@ -1,0 +1,126 @@
+//! One life of the writing process on a recorded disk.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{Advice, fadvise};
+use untorn_rigs::block::{Clock, FileSystem, Log, Position, Recorder};
+
+use crate::exit::{Exit, Failure, Result};
+use crate::rng::Rng;
+use crate::torture::model::{Heard, Model};
+use crate::victim::{End, Victim};
+
+/// What a life left behind.
+pub(super) struct Life {
+    /// What reached the disk.
+    pub(super) log: Log,
+    /// Every report, in the order they came.
+    pub(super) reports: Vec<u64>,
+    /// Positions of the log, each with the number of reports received by then.
+    received: Vec<(Position, usize)>,
+}
+
+impl Life {
+    /// How many of the reports had been received when the log reached a position.
+    pub(super) fn known(&self, at: Position) -> usize {
+        let counted = self.received.partition_point(|(position, _)| *position <= at);
+        self.received[..counted].last().map_or(0, |(_, reports)| *reports).min(self.reports.len())
+    }
+}
+
+/// What a crash must leave if only the first `known` reports had been received.
+///
+/// Why this raises no false alarm. A report is sent after what it speaks of, and the position noted beside it is read
+/// *after* it was received. All that made an operation durable was in the log before its report was sent; so at a
+/// position not below the one noted, the power goes after the acknowledgement. A report that was on its way at the
+/// instant of the crash counts as unknown, which asks less, never more.
+///
+/// Why it misses nothing that it could see. An operation that had not begun can't be on the disk, for an image holds
+/// only bytes that were written before its instant, so the last operation of the whole life is as good an upper bound as
+/// the last one before the crash. What a read returned as a mixture, and which operation had returned before which other
+/// began, are facts of the life, wherever it is cut.
+pub(super) fn heard(model: &Model, reports: &[u64], known: usize) -> Heard {
+    let life = model.hear(reports);
+    Heard { durable: model.hear(&reports[..known.min(reports.len())]).durable, ..life }
+}
+
+/// Runs the writing process on the disk in `image` until it is killed.
+pub(super) fn live(
+    kind: FileSystem,
+    image: &Path,
+    dir: &Path,
+    arguments: impl Fn(&Path) -> Vec<OsString>,
+    rng: &mut Rng,
+    time: Duration,
+) -> Result<std::result::Result<Life, String>> {
+    let recorder = Recorder::start(kind, image, dir)?;
+    let file = recorder.path().join(super::chain::FILE);
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let victim = Victim::spawn_watched(arguments(&file), note(recorder.clock(), received.clone()))?;
+    let stop = AtomicBool::new(false);
+    let own = Rng::new(rng.next());
+    let end = thread::scope(|scope| {
+        scope.spawn(|| write_back(&file, &stop, own));
+        // However this ends, the thread beside it ends too.
+        let _raised = Raise(&stop);
+        victim.wait_ready().and_then(|()| victim.kill_after(time))
+    })?;
+    let log = recorder.finish();
+    let received = std::mem::take(&mut *received.lock().unwrap_or_else(PoisonError::into_inner));
+    match end {
+        End::Killed(reports) => Ok(Ok(Life { log, reports, received })),
+        // No promise excludes a full disk.
+        End::ByItself(status) if status.code() == Some(Exit::Io as i32) => {
+            let message = format!("the writer could not go on under {kind} ({status}); its message is above");
+            Err(Failure { exit: Exit::Io, path: None, message })
+        }
+        End::ByItself(status) => Ok(Err(format!("the writer ended by itself ({status}); its message is above"))),
+    }
+}
+
+/// Notes for each receipt the position at which it is certain.
+fn note(clock: Clock, received: Arc<Mutex<Vec<(Position, usize)>>>) -> impl FnMut(usize) + Send + 'static {
+    move |reports| {
+        let now = clock.now();
+        received.lock().unwrap_or_else(PoisonError::into_inner).push((now, reports));
+    }
+}
+
+/// Raises a flag when dropped.
+struct Raise<'a>(&'a AtomicBool);
+
+impl Drop for Raise<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Has the kernel write back parts of the file and its sidecar at random times, without a flush. It may do so at any time,
+/// but left to itself it would wait for seconds, and nothing unflushed would ever reach the disk.
+fn write_back(file: &Path, stop: &AtomicBool, mut rng: Rng) {
+    while !stop.load(Ordering::Relaxed) {
+        for path in beside(file) {
+            // A file may have gone meanwhile; then there is nothing to write back.
+            let Ok(file) = File::open(&path) else { continue };
+            let Ok(metadata) = file.metadata() else { continue };
+            let start = rng.below(metadata.len().max(1));
+            let len = std::num::NonZero::new(rng.below(metadata.len().max(1)));
+            // Advice about pages that are dirty or mapped starts their write-back, and leaves them where they are.
+            let _ = fadvise(&file, start, len, Advice::DontNeed);
+        }
+        thread::sleep(Duration::from_micros(rng.between(200, 3000)));
+    }
+}
+
+/// The data file and what is in the directory of sidecars.
+fn beside(file: &Path) -> Vec<PathBuf> {
+    let sidecars = file.with_file_name(crate::torture::keep::SIDECARS);
+    let entries = fs::read_dir(sidecars).into_iter().flatten().flatten();
+    std::iter::once(file.to_owned()).chain(entries.map(|entry| entry.path())).collect()
+}
