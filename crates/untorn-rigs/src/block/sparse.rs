@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 /// What is copied in one piece, and what is looked at for zeros.
 const PIECE: usize = 64 << 10;
 const PAGE: usize = 4 << 10;
+static ZEROS: [u8; PIECE] = [0; PIECE];
 
 /// Makes `to` a copy of the image `from`, with holes where there are zeros. `to` may exist.
 pub fn copy_image(from: &Path, to: &Path) -> Result<()> {
@@ -35,11 +36,10 @@ pub fn write_image(base: &Path, patches: &[Patch<'_>], to: &Path) -> Result<()> 
 
 /// Writes zeros.
 pub(super) fn write_zeros(file: &File, mut offset: u64, len: u64) -> io::Result<()> {
-    let zeros = [0; PIECE];
     let end = offset + len;
     while offset < end {
         let n = (end - offset).min(PIECE as u64);
-        file.write_all_at(&zeros[..n as usize], offset)?;
+        file.write_all_at(&ZEROS[..n as usize], offset)?;
         offset += n;
     }
     Ok(())
@@ -76,7 +76,7 @@ fn copy_data(source: &File, target: &File) -> io::Result<()> {
             let n = (at - offset).min(PIECE as u64) as usize;
             source.read_exact_at(&mut piece[..n], offset)?;
             for (i, page) in piece[..n].chunks(PAGE).enumerate() {
-                if page.iter().any(|byte| *byte != 0) {
+                if page != &ZEROS[..page.len()] {
                     target.write_all_at(page, offset + (i * PAGE) as u64)?;
                 }
             }

@@ -26,7 +26,7 @@ pub(super) const FILE: &str = "tortured";
 /// Images of each life.
 const IMAGES_PER_LIFE: u64 = 10;
 /// The longest a writer lives after it has opened the file, in microseconds.
-const LONGEST_LIFE: u64 = 200_000;
+const LONGEST_LIFE: u64 = 400_000;
 /// Lives in a row none of whose images were mountable, before the rig gives up.
 const PATIENCE: u64 = 10;
 
@@ -85,11 +85,13 @@ impl<'a> Chain<'a> {
             (path("base"), path("live"), path("image"), path("chosen"), path("mount"));
         fs::create_dir(&mount).map_err(|error| Failure::io_at("create", &mount, &error))?;
         let durability = setting.durability.unwrap_or(Durability::PerCommit);
-        kind.make(&base)?;
-        let mounted = Mounted::new(kind, &base, &mount)?;
+        kind.make(&live)?;
+        let mounted = Mounted::new(kind, &live, &mount)?;
         let opening = Opening { engine: setting.engine, durability };
         opening.options().create(mounted.path().join(FILE), FILE_LEN)?.close()?;
         drop(mounted);
+        // mkfs writes zeros; in a copy they are holes.
+        copy_image(&live, &base)?;
         // The same seed on two file systems gives the same operations, and other crashes.
         let rng = Rng::from_parts(&[setting.seed, kind as u64]);
         let model = Model::new(Plan::new(setting.seed, setting.threads), durability);
