@@ -1,5 +1,5 @@
-//! Power cuts under real file systems: untorn survives them, and an engine without atomicity is convicted on the same
-//! rig. Passed over, and said so, where the machine lacks what the rig needs.
+//! Power cuts under real file systems: untorn survives them; an engine without atomicity, and a disk that loses what it
+//! acknowledged, are convicted on the same rig. Passed over, and said so, where the machine lacks what the rig needs.
 
 mod common;
 
@@ -54,11 +54,21 @@ fn an_engine_without_atomicity_is_convicted_and_its_disk_can_be_checked_again() 
 }
 
 #[test]
+fn a_disk_that_lies_about_its_latest_flush_is_noticed() {
+    let place = Place::empty();
+    let keep = place.dir.path().to_str().expect("text");
+    let Some(run) = cut(&["--lying-disk", "--images", "400", "--keep", keep]) else { return };
+    let object = run.expect(1).json();
+    assert!(object["violations"].as_u64() > Some(0) && object["lying_disk"] == true, "{object}");
+}
+
+#[test]
 fn wrong_requests_end_with_64() {
     for (arguments, what) in [
         (&["--images", "0"][..], "0"),
         (&["--fs", "fat"], "fat"),
         (&["--medium", "process", "--images", "5"], "--images is for --medium block"),
+        (&["--medium", "process", "--lying-disk"], "--lying-disk is for --medium block"),
         (&["--medium", "process", "--replay", "x"], "--replay is for --medium block"),
     ] {
         let medium: &[&str] = if arguments.contains(&"--medium") { &[] } else { &["--medium", "block"] };

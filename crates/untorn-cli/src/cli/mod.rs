@@ -258,6 +258,9 @@ pub(crate) struct Torture {
     /// With `--medium block`, the file systems whose disks are cut off: ext4, xfs, btrfs.
     #[arg(long, value_name = "FS", value_delimiter = ',', default_value = "ext4,xfs")]
     pub(crate) fs: Vec<FileSystem>,
+    /// With `--medium block`, a disk that acknowledges flushes without carrying them out: must be caught.
+    #[arg(long)]
+    pub(crate) lying_disk: bool,
     /// With `--medium block`, where to keep a disk with a violation [default: the system's directory for temporary
     /// files].
     #[arg(long, value_name = "DIR")]

@@ -67,8 +67,12 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
             return Err(Failure::usage(message));
         }
     }
-    let stray =
-        [(args.images.is_some(), "--images"), (args.keep.is_some(), "--keep"), (args.replay.is_some(), "--replay")];
+    let stray = [
+        (args.images.is_some(), "--images"),
+        (args.lying_disk, "--lying-disk"),
+        (args.keep.is_some(), "--keep"),
+        (args.replay.is_some(), "--replay"),
+    ];
     if let Some((_, name)) = stray.iter().find(|(given, _)| *given) {
         return Err(Failure::usage(format!("{name} is for --medium block")));
     }

@@ -70,15 +70,22 @@ pub enum Fate {
 impl Log {
     /// What a power cut at an instant would find.
     pub fn cut(&self, at: Position) -> Cut<'_> {
+        self.cut_without(0, at)
+    }
+
+    /// What it would find if the disk had acknowledged its latest flush and not carried it out: a disk that must not be
+    /// trusted, for tests of tests.
+    pub fn cut_lying(&self, at: Position) -> Cut<'_> {
+        self.cut_without(1, at)
+    }
+
+    /// Leaves out so many of the latest flushes.
+    fn cut_without(&self, lies: usize, at: Position) -> Cut<'_> {
         let begun = self.before(at);
         let ended = |entry: &Entry, before: Position| entry.end.is_some_and(|end| end < before);
         // Of the flushes that have ended, the one that began last covers all that the others do.
-        let covered = begun
-            .iter()
-            .filter(|entry| entry.request == Request::Flush && ended(entry, at))
-            .map(|entry| entry.begin)
-            .max()
-            .unwrap_or(0);
+        let mut flushes = begun.iter().rev().filter(|entry| entry.request == Request::Flush && ended(entry, at));
+        let covered = flushes.nth(lies).map_or(0, |entry| entry.begin);
         let writes = begun.iter().filter(|entry| entry.request != Request::Flush);
         let (durable, pending) = writes.partition::<Vec<&Entry>, _>(|entry| ended(entry, covered));
         Cut { durable: requests(durable), pending: requests(pending) }
@@ -272,6 +279,16 @@ mod tests {
         let second = log.begin(Request::Flush);
         log.end(second);
         assert_eq!(draws(&log, log.position(), 1), BTreeSet::from([vec![1]]));
+    }
+
+    #[test]
+    fn a_lying_disk_loses_what_its_latest_flush_covered_and_no_more() {
+        let log = log(&[write(0, 1, 1), Request::Flush, write(1, 1, 2), Request::Flush]);
+        let images = |cut: Cut<'_>| -> BTreeSet<Vec<u8>> {
+            (0..100).map(|seed| disk(&cut.draw(&mut Rng::new(seed)).1, 2)).collect()
+        };
+        assert_eq!(images(log.cut(log.position())), BTreeSet::from([vec![1, 2]]));
+        assert_eq!(images(log.cut_lying(log.position())), BTreeSet::from([vec![1, 0], vec![1, 2]]));
     }
 
     #[test]

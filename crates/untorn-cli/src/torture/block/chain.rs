@@ -152,7 +152,7 @@ impl<'a> Chain<'a> {
                 break;
             }
             let at = self.rng.below(life.log.position() + 1);
-            let cut = life.log.cut(at);
+            let cut = if self.setting.lying { life.log.cut_lying(at) } else { life.log.cut(at) };
             let (fate, patches) = cut.draw(&mut untorn_sim::Rng::new(self.rng.next()));
             write_image(&self.base, &patches, &self.image)?;
             let known = life.known(at);

@@ -124,3 +124,41 @@ fn beside(file: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(sidecars).into_iter().flatten().flatten();
     std::iter::once(file.to_owned()).chain(entries.map(|entry| entry.path())).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use untorn::Durability;
+
+    use super::*;
+    use crate::torture::plan::Plan;
+    use crate::torture::report::Report;
+
+    fn life(received: &[(Position, usize)], reports: &[Report]) -> Life {
+        let reports = reports.iter().map(|report| report.encode()).collect();
+        Life { log: Log::default(), reports, received: received.to_vec() }
+    }
+
+    #[test]
+    fn a_report_binds_the_crashes_at_and_after_the_position_at_which_it_was_received() {
+        let done = |operation| Report::Done { thread: 0, operation };
+        let life = life(&[(3, 1), (7, 2), (7, 3), (9, 3)], &[done(1), done(2), done(3)]);
+        let known: Vec<usize> = (0..11).map(|at| life.known(at)).collect();
+        assert_eq!(known, [0, 0, 0, 1, 1, 1, 1, 3, 3, 3, 3]);
+    }
+
+    #[test]
+    fn what_was_not_yet_received_may_be_lost_and_may_be_there() {
+        let model = Model::new(Plan::new(1, 1), Durability::PerCommit);
+        let reports = [
+            Report::Done { thread: 0, operation: 1 },
+            Report::SyncStart { thread: 0 },
+            Report::SyncEnd { thread: 0 },
+            Report::Done { thread: 0, operation: 2 },
+        ];
+        let reports: Vec<u64> = reports.iter().map(|report| report.encode()).collect();
+        let all = heard(&model, &reports, reports.len());
+        assert_eq!((all.durable[0], all.done[0]), (1, 2));
+        let early = heard(&model, &reports, 2);
+        assert_eq!((early.durable[0], early.done[0]), (0, 2));
+    }
+}

@@ -41,6 +41,8 @@ struct Setting {
     seed: u64,
     images: u64,
     kinds: Vec<FileSystem>,
+    /// Whether the disk acknowledges flushes that it does not carry out.
+    lying: bool,
     /// Where images are built.
     scratch: PathBuf,
     /// Where those with a violation are kept.
@@ -111,6 +113,7 @@ fn setting(args: &Torture) -> Result<Setting> {
         seed: args.seed.unwrap_or_else(rng::fresh_seed),
         images: args.images.unwrap_or(IMAGES),
         kinds,
+        lying: args.lying_disk,
         scratch,
         keep: args.keep.clone().unwrap_or_else(std::env::temp_dir),
     })
@@ -201,6 +204,7 @@ fn report(setting: &Setting, outcomes: &[Outcome]) -> Value {
         "violations": details.len(),
         "durability": durability(setting),
         "threads": setting.threads,
+        "lying_disk": setting.lying,
         "lives": sum(|outcome| outcome.lives),
         "operations": sum(|outcome| outcome.operations),
         "acknowledged": sum(|outcome| outcome.acknowledged),
@@ -215,11 +219,12 @@ fn words(setting: &Setting, outcomes: &[Outcome], took: Duration) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(
         text,
-        "engine {}, durability {}, {}, seed {}",
+        "engine {}, durability {}, {}, seed {}{}",
         setting.engine,
         durability(setting),
         output::count(setting.threads as u64, "thread", "threads"),
-        setting.seed
+        setting.seed,
+        if setting.lying { "; a lying disk" } else { "" },
     );
     for (kind, outcome) in setting.kinds.iter().zip(outcomes) {
         let _ = writeln!(
