@@ -28,8 +28,8 @@ pub enum Error {
     Unmountable {
         /// The image it is in.
         image: PathBuf,
-        /// The kernel's reason.
-        source: io::Error,
+        /// What `mount` said.
+        reason: String,
     },
     /// A program that the rig runs ended badly.
     Program {
@@ -60,8 +60,8 @@ impl fmt::Display for Error {
         match self {
             Error::Missing { what, remedy } => write!(f, "this needs {what}: {remedy}"),
             Error::Io { operation, path, source } => write!(f, "cannot {operation} {}: {source}", path.display()),
-            Error::Unmountable { image, source } => {
-                write!(f, "cannot mount the file system in {}: {source}; the kernel's log says more", image.display())
+            Error::Unmountable { image, reason } => {
+                write!(f, "cannot mount the file system in {}: {reason}", image.display())
             }
             Error::Program { command, message } => write!(f, "`{command}` failed: {message}"),
         }
@@ -71,8 +71,8 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Error::Io { source, .. } | Error::Unmountable { source, .. } => Some(source),
-            Error::Missing { .. } | Error::Program { .. } => None,
+            Error::Io { source, .. } => Some(source),
+            Error::Missing { .. } | Error::Unmountable { .. } | Error::Program { .. } => None,
         }
     }
 }

@@ -1,9 +1,10 @@
 //! The recorder under every file system it knows: what a program synced is in every image, what it didn't sync need not
 //! be. Passed over, and said so, where the machine lacks what it needs.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::process::Command;
 
 use untorn_rigs::Error;
 use untorn_rigs::block::{Fate, FileSystem, Mounted, Position, Recorder, isolated, write_image};
@@ -34,14 +35,16 @@ fn run(kind: FileSystem) {
     kind.make(&base).unwrap_or_else(|error| panic!("{kind}: {error}"));
     write_image(&base, &[], &live).expect("a copy");
 
+    fs::write(path("synced"), content("synced")).expect("written");
+    fs::write(path("unsynced"), content("unsynced")).expect("written");
     let recorder = Recorder::start(kind, &live, dir.path()).unwrap_or_else(|error| panic!("{kind}: {error}"));
     let clock = recorder.clock();
-    let file = write(recorder.path(), "synced");
-    file.sync_all().expect("synced");
-    File::open(recorder.path()).and_then(|directory| directory.sync_all()).expect("the directory synced");
+    let there = recorder.path();
+    // By other processes, as a recorder asks.
+    command("cp", &[&path("synced"), there]);
+    command("sync", &[&there.join("synced"), there]);
     let synced: Position = clock.now();
-    drop(write(recorder.path(), "unsynced"));
-    drop(file);
+    command("cp", &[&path("unsynced"), there]);
     let log = recorder.finish();
     assert_eq!(clock.now(), Position::MAX, "a clock of a record that has ended");
     assert!(log.writes() > 0 && log.flushes() > 0 && synced > 0 && synced <= log.position(), "{kind}: {log:?}");
@@ -55,7 +58,7 @@ fn run(kind: FileSystem) {
         // A file system may refuse a disk of which it lost more than it was made to bear, but not one that lost nothing.
         let found = match Mounted::new(kind, &image, &mount) {
             Ok(found) => found,
-            Err(Error::Unmountable { source: error, .. }) => {
+            Err(Error::Unmountable { reason: error, .. }) => {
                 assert!(!matches!(fate, Fate::Lost | Fate::Kept), "{kind}, seed {seed}, {fate}: {error}");
                 continue;
             }
@@ -75,8 +78,7 @@ fn content(name: &str) -> Vec<u8> {
     name.bytes().cycle().take(50_000).collect()
 }
 
-fn write(dir: &Path, name: &str) -> File {
-    let mut file = File::create_new(dir.join(name)).expect("created");
-    file.write_all(&content(name)).expect("written");
-    file
+fn command(program: &str, arguments: &[&Path]) {
+    let status = Command::new(program).args(arguments).status().expect("a program of every Linux");
+    assert!(status.success(), "{program} {arguments:?}: {status}");
 }

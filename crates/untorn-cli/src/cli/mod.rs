@@ -335,6 +335,9 @@ pub(crate) struct TortureWriter {
     /// The number of each thread's first operation.
     #[arg(long, value_delimiter = ',', required = true)]
     pub(crate) start: Vec<u64>,
+    /// Have the kernel write back dirty pages at random times that follow from this seed.
+    #[arg(long)]
+    pub(crate) write_back: Option<u64>,
     /// Open the file, which recovers it, and then wait to be killed.
     #[arg(long)]
     pub(crate) idle: bool,

@@ -7,6 +7,7 @@ mod model;
 mod plan;
 mod report;
 mod rounds;
+mod write_back;
 mod writer;
 
 use std::fmt::Write;

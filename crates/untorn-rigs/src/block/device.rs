@@ -1,11 +1,12 @@
-//! Loop devices and mounts that always end.
+//! Mounts that always end.
+//!
+//! `mount` sets up the loop device, so that the kernel frees it with the mount, whatever becomes of this process.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MntFlags, umount2};
 
 use super::filesystem::{FileSystem, program, run};
 use crate::error::{Error, Result};
@@ -14,6 +15,10 @@ use crate::error::{Error, Result};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A file system mounted from an image. Dropping it unmounts it and frees the loop device below.
+///
+/// Other processes do the mounting and unmounting, for the image may be served by this very process. A thread of it that
+/// waited for the disk could not be killed, and while it is there, the kernel would not notice that nobody serves the disk
+/// any more: it would wait forever.
 #[derive(Debug)]
 pub struct Mounted {
     at: PathBuf,
@@ -22,21 +27,19 @@ pub struct Mounted {
 impl Mounted {
     /// Mounts the image in a file. The file system replays its journal as it would after a power cut.
     pub fn new(kind: FileSystem, image: &Path, at: &Path) -> Result<Self> {
-        Self::mount(kind, image, at, false)
+        let options = format!("loop,{}", kind.mount_options());
+        let mounted = run(program("mount")?.args(["-i", "-n", "-t", kind.as_str(), "-o", &options]).args([image, at]));
+        match mounted {
+            Ok(_) => Ok(Mounted { at: at.to_owned() }),
+            Err(Error::Program { message, .. }) => Err(Error::Unmountable { image: image.to_owned(), reason: message }),
+            Err(error) => Err(error),
+        }
     }
 
-    /// Mounts from a file that must see every request of the file system: the page cache is passed by.
-    pub(super) fn direct(kind: FileSystem, file: &Path, at: &Path) -> Result<Self> {
-        Self::mount(kind, file, at, true)
-    }
-
-    fn mount(kind: FileSystem, image: &Path, at: &Path, direct: bool) -> Result<Self> {
-        let device = LoopDevice::attach(image, direct)?;
-        let options = Some(kind.mount_options());
-        mount(Some(&device.0), at, Some(kind.as_str()), MsFlags::empty(), options)
-            .map_err(|error| Error::Unmountable { image: image.to_owned(), source: io::Error::from(error) })?;
-        // The device is detached right away, by its Drop: the kernel lets it go when the mount, its last user, ends.
-        Ok(Mounted { at: at.to_owned() })
+    /// Has the loop device hand on requests as they come, several at once, instead of one after the other.
+    pub(super) fn let_requests_overlap(&self, image: &Path) -> Result<()> {
+        let devices = run(program("losetup")?.args(["-n", "-O", "NAME", "-j"]).arg(image))?;
+        run(program("losetup")?.arg("--direct-io=on").args(devices.lines())).map(drop)
     }
 
     /// Where it is mounted.
@@ -47,31 +50,21 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        unmount(&self.at);
-    }
-}
-
-/// A loop device. Dropping it detaches it, or has the kernel do so after the last use.
-struct LoopDevice(PathBuf);
-
-impl LoopDevice {
-    fn attach(file: &Path, direct: bool) -> Result<Self> {
-        let direct = if direct { "--direct-io=on" } else { "--direct-io=off" };
-        let device = run(program("losetup")?.args(["-f", "--show", direct]).arg(file))?;
-        Ok(LoopDevice(PathBuf::from(device)))
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        if let Ok(mut losetup) = program("losetup") {
-            // Nothing can be done about a failure in a destructor; the next use of losetup will say what is wrong.
-            let _ = run(losetup.arg("-d").arg(&self.0));
+        let start = Instant::now();
+        while let Ok(mut umount) = program("umount") {
+            let over = start.elapsed() >= PATIENCE;
+            // Whatever the reason, nothing shall be left in the way of the next mount here.
+            let how: &[&str] = if over { &["-i", "-n", "-l"] } else { &["-i", "-n"] };
+            if run(umount.args(how).arg(&self.at)).is_ok() || over {
+                break;
+            }
+            thread::sleep(Duration::from_millis(10));
         }
     }
 }
 
-/// Unmounts, waiting for whoever still uses it. Says whether it is gone; if not, it goes with its last user.
+/// Unmounts what is no file system on a disk, waiting for whoever still uses it. Says whether it is gone; if not, it goes
+/// with its last user.
 pub(super) fn unmount(at: &Path) -> bool {
     let start = Instant::now();
     loop {

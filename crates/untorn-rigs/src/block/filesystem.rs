@@ -85,7 +85,9 @@ impl FileSystem {
         };
         device("/dev/fuse", "load the kernel's module `fuse`, or pass the device into the container")?;
         device("/dev/loop-control", "load the kernel's module `loop`, or pass the devices into the container")?;
-        program("losetup").map(drop)?;
+        for name in ["losetup", "mount", "umount", "cat"] {
+            program(name).map(drop)?;
+        }
         program(self.maker().0).map(drop)?;
         if !self.is_known_to_kernel() {
             // It may be a module that nobody has asked for yet.
@@ -125,7 +127,9 @@ pub(super) fn program(name: &str) -> Result<Command> {
     let found = places.map(|place| place.join(name)).find(|file| file.is_file());
     found.map(Command::new).ok_or_else(|| {
         let makers = FileSystem::ALL.map(FileSystem::maker);
-        let package = makers.iter().find(|(maker, _)| *maker == name).map_or("util-linux", |(_, package)| package);
+        let others = [("cat", "coreutils"), ("mount", "mount"), ("umount", "mount"), ("losetup", "mount")];
+        let package =
+            makers.iter().chain(&others).find(|(maker, _)| *maker == name).map_or(name, |(_, package)| package);
         Error::missing(format!("the program {name}"), format!("on Debian, `apt-get install {package}`"))
     })
 }

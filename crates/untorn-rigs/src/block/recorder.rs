@@ -31,6 +31,9 @@ const THREADS: usize = 3;
 
 /// A mounted file system whose disk is being recorded.
 ///
+/// Let other processes use it, not this one. A thread that waits for a disk served by its own process can't be killed: if
+/// the process were, it would wait forever.
+///
 /// Dropping it unmounts the file system, then the recorder's own.
 #[derive(Debug)]
 pub struct Recorder {
@@ -71,7 +74,9 @@ impl Recorder {
         let session = session.map_err(|error| Error::io("mount the recorder at", &fuse, error))?;
         let mut recorder = Recorder { mounted: None, session: Some(session), fuse, record };
         // On an error the half that is there is taken down by Drop.
-        recorder.mounted = Some(Mounted::direct(kind, &recorder.fuse.join(DISK), &at)?);
+        let disk = recorder.fuse.join(DISK);
+        let mounted = recorder.mounted.insert(Mounted::new(kind, &disk, &at)?);
+        mounted.let_requests_overlap(&disk)?;
         Ok(recorder)
     }
 

@@ -1,6 +1,6 @@
 //! Disk images as sparse files: what is zero takes no space and no time.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -47,13 +47,12 @@ pub(super) fn write_zeros(file: &File, mut offset: u64, len: u64) -> io::Result<
 
 fn copy(from: &Path, to: &Path) -> Result<File> {
     let source = File::open(from).map_err(|error| Error::io("open", from, error))?;
-    let target = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(to)
-        .map_err(|error| Error::io("create", to, error))?;
+    // A new file, not the old one emptied: a loop device may linger on that for a moment.
+    match fs::remove_file(to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::io("replace", to, error)),
+        _ => {}
+    }
+    let target = File::create_new(to).map_err(|error| Error::io("create", to, error))?;
     copy_data(&source, &target).map_err(|error| Error::io("make a copy in", to, error))?;
     Ok(target)
 }

@@ -15,7 +15,7 @@ use super::examine::{Leave, Opening, Verdict, examine};
 use super::kept::Case;
 use super::life::{Life, heard, live};
 use super::{Outcome, Setting};
-use crate::exit::{Failure, Result};
+use crate::exit::{Exit, Failure, Result};
 use crate::rng::Rng;
 use crate::torture::model::Model;
 use crate::torture::plan::{FILE_LEN, Plan};
@@ -60,6 +60,8 @@ pub(super) struct Chain<'a> {
     model: Model,
     rng: Rng,
     outcome: Outcome,
+    /// Why the file system did not mount the last image that it did not mount.
+    refusal: String,
     /// Holds the files below; they go with it.
     dir: TempDir,
     /// The disk at the beginning of a life.
@@ -96,7 +98,7 @@ impl<'a> Chain<'a> {
         let rng = Rng::from_parts(&[setting.seed, kind as u64]);
         let model = Model::new(Plan::new(setting.seed, setting.threads), durability);
         let outcome = Outcome::default();
-        Ok(Chain { setting, kind, model, rng, outcome, dir, base, live, image, chosen, mount })
+        Ok(Chain { setting, kind, model, rng, outcome, refusal: String::new(), dir, base, live, image, chosen, mount })
     }
 
     /// Goes on for so many images, or until it is told to stop or something is wrong.
@@ -109,8 +111,8 @@ impl<'a> Chain<'a> {
             }
             fruitless = if self.outcome.images == before { fruitless + 1 } else { 0 };
             if fruitless == PATIENCE {
-                let message = format!("{} mounts none of the images; the kernel's log says why", self.kind);
-                return Err(Failure::io(message, &std::io::ErrorKind::InvalidData.into()));
+                let message = format!("{} mounts none of the images; the last: {}", self.kind, self.refusal);
+                return Err(Failure { exit: Exit::Io, path: None, message });
             }
         }
         Ok(self.outcome)
@@ -122,11 +124,14 @@ impl<'a> Chain<'a> {
         self.model.set_durability(self.setting.durability.unwrap_or(alternate));
         copy_image(&self.base, &self.live)?;
         let time = Duration::from_micros(self.rng.below(LONGEST_LIFE));
-        let (opening, seed, next) = (self.opening(), self.setting.seed, self.model.next().to_vec());
-        let arguments = |file: &Path| -> Vec<OsString> {
-            writer_arguments(seed, opening.engine, opening.durability, &next, false, file)
+        let write_back = format!("--write-back={}", self.rng.next());
+        let arguments = |file: &Path| {
+            let Opening { engine, durability } = self.opening();
+            let mut all = writer_arguments(self.setting.seed, engine, durability, self.model.next(), false, file);
+            all.push(OsString::from(write_back));
+            all
         };
-        let life = live(self.kind, &self.live, self.dir.path(), arguments, &mut self.rng, time)?;
+        let life = live(self.kind, &self.live, self.dir.path(), arguments, time)?;
         self.outcome.lives += 1;
         match life {
             Ok(life) => {
@@ -161,8 +166,9 @@ impl<'a> Chain<'a> {
             let mut model = self.model.clone();
             let verdict = examine(self.kind, &self.image, &self.mount, self.opening(), &mut model, &heard, leave)?;
             let wrong = match verdict {
-                Verdict::Refused(_) => {
+                Verdict::Refused(why) => {
                     self.outcome.refused += 1;
+                    self.refusal = why;
                     continue;
                 }
                 Verdict::Checked(wrong) => wrong,

@@ -1,18 +1,13 @@
 //! One life of the writing process on a recorded disk.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{Advice, fadvise};
 use untorn_rigs::block::{Clock, FileSystem, Log, Position, Recorder};
 
 use crate::exit::{Exit, Failure, Result};
-use crate::rng::Rng;
 use crate::torture::model::{Heard, Model};
 use crate::victim::{End, Victim};
 
@@ -55,22 +50,14 @@ pub(super) fn live(
     kind: FileSystem,
     image: &Path,
     dir: &Path,
-    arguments: impl Fn(&Path) -> Vec<OsString>,
-    rng: &mut Rng,
+    arguments: impl FnOnce(&Path) -> Vec<OsString>,
     time: Duration,
 ) -> Result<std::result::Result<Life, String>> {
     let recorder = Recorder::start(kind, image, dir)?;
     let file = recorder.path().join(super::chain::FILE);
     let received = Arc::new(Mutex::new(Vec::new()));
     let victim = Victim::spawn_watched(arguments(&file), note(recorder.clock(), received.clone()))?;
-    let stop = AtomicBool::new(false);
-    let own = Rng::new(rng.next());
-    let end = thread::scope(|scope| {
-        scope.spawn(|| write_back(&file, &stop, own));
-        // However this ends, the thread beside it ends too.
-        let _raised = Raise(&stop);
-        victim.wait_ready().and_then(|()| victim.kill_after(time))
-    })?;
+    let end = victim.wait_ready().and_then(|()| victim.kill_after(time))?;
     let log = recorder.finish();
     let received = std::mem::take(&mut *received.lock().unwrap_or_else(PoisonError::into_inner));
     match end {
@@ -90,39 +77,6 @@ fn note(clock: Clock, received: Arc<Mutex<Vec<(Position, usize)>>>) -> impl FnMu
         let now = clock.now();
         received.lock().unwrap_or_else(PoisonError::into_inner).push((now, reports));
     }
-}
-
-/// Raises a flag when dropped.
-struct Raise<'a>(&'a AtomicBool);
-
-impl Drop for Raise<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Has the kernel write back parts of the file and its sidecar at random times, without a flush. It may do so at any time,
-/// but left to itself it would wait for seconds, and nothing unflushed would ever reach the disk.
-fn write_back(file: &Path, stop: &AtomicBool, mut rng: Rng) {
-    while !stop.load(Ordering::Relaxed) {
-        for path in beside(file) {
-            // A file may have gone meanwhile; then there is nothing to write back.
-            let Ok(file) = File::open(&path) else { continue };
-            let Ok(metadata) = file.metadata() else { continue };
-            let start = rng.below(metadata.len().max(1));
-            let len = std::num::NonZero::new(rng.below(metadata.len().max(1)));
-            // Advice about pages that are dirty or mapped starts their write-back, and leaves them where they are.
-            let _ = fadvise(&file, start, len, Advice::DontNeed);
-        }
-        thread::sleep(Duration::from_micros(rng.between(200, 3000)));
-    }
-}
-
-/// The data file and what is in the directory of sidecars.
-fn beside(file: &Path) -> Vec<PathBuf> {
-    let sidecars = file.with_file_name(crate::torture::keep::SIDECARS);
-    let entries = fs::read_dir(sidecars).into_iter().flatten().flatten();
-    std::iter::once(file.to_owned()).chain(entries.map(|entry| entry.path())).collect()
 }
 
 #[cfg(test)]
