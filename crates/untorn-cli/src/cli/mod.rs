@@ -258,7 +258,7 @@ pub(crate) struct Torture {
     /// With `--medium block`, the file systems whose disks are cut off: ext4, xfs, btrfs.
     #[arg(long, value_name = "FS", value_delimiter = ',', default_value = "ext4,xfs")]
     pub(crate) fs: Vec<FileSystem>,
-    /// With `--medium block`, a disk that acknowledges flushes without carrying them out: must be caught.
+    /// With `--medium block`, a disk that acknowledges its latest flush without carrying it out: must be caught.
     #[arg(long)]
     pub(crate) lying_disk: bool,
     /// With `--medium block`, where to keep a disk with a violation [default: the system's directory for temporary
@@ -271,7 +271,7 @@ pub(crate) struct Torture {
     /// Writer threads in the process that is killed.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) threads: u8,
-    /// When a write is durable [default: what suits the medium].
+    /// When a write is durable [default: what suits the medium; with `--medium block`, each in turn].
     #[arg(long, value_parser = durabilities())]
     pub(crate) durability: Option<Durability>,
     #[command(flatten)]
