@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod explore;
+mod fuzz;
 mod tidy;
 
 /// The project's own chores.
@@ -20,6 +21,8 @@ struct Arguments {
 enum Verb {
     /// Crash the engines everywhere and check every state that recovery makes of it.
     Explore(explore::Arguments),
+    /// Run the fuzz targets, each for some seconds.
+    Fuzz(fuzz::Arguments),
     /// Check the house rules that no compiler checks.
     Tidy,
 }
@@ -27,6 +30,7 @@ enum Verb {
 fn main() -> ExitCode {
     match Arguments::parse().verb {
         Verb::Explore(arguments) => explore::run(&arguments),
+        Verb::Fuzz(arguments) => fuzz::run(&root(), &arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {
             eprintln!("tidy: cannot read the repository: {error}");
             ExitCode::from(74)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use untorn::Result;
-use untorn::medium::{Access, Barrier, Identity, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+use untorn::medium::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
 
 /// Bytes of a cache line, what one flush instruction writes back.
 const LINE: u64 = 64;
@@ -130,6 +130,10 @@ impl<M: Medium> Medium for Counting<M> {
         self.inner.create(path, len, reserve).map(|file| self.wrap(file))
     }
 
+    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &Self::File) -> Result<Self::File> {
+        self.inner.create_like(path, len, reserve, &like.inner).map(|file| self.wrap(file))
+    }
+
     fn create_dir(&self, path: &Path) -> Result<()> {
         self.inner.create_dir(path)
     }
@@ -235,8 +239,8 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
         self.inner.set_mark(mark)
     }
 
-    fn try_lock(&self) -> Result<bool> {
-        self.inner.try_lock()
+    fn try_lock(&self, kind: LockKind) -> Result<bool> {
+        self.inner.try_lock(kind)
     }
 }
 

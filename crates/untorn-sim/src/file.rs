@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use untorn::medium::{Access, Barrier, Identity, Mark, MarkState, MediumFile, Stamp};
+use untorn::medium::{Access, Barrier, Identity, LockKind, Mark, MarkState, MediumFile, Stamp};
 use untorn::{Error, Result};
 
 use crate::effects::What;
@@ -155,14 +155,15 @@ impl MediumFile for SimFile {
         Ok(())
     }
 
-    fn try_lock(&self) -> Result<bool> {
+    fn try_lock(&self, kind: LockKind) -> Result<bool> {
         let mut world = self.medium.enter(Step::TryLock, None, &self.path)?;
-        let inode = world.inode(self.number);
-        let free = inode.locked_by.is_none_or(|holder| holder == self.id);
-        if free {
-            inode.locked_by = Some(self.id);
+        let locks = &mut world.inode(self.number).locks;
+        let excludes = |held: LockKind| held == LockKind::Exclusive || kind == LockKind::Exclusive;
+        if locks.iter().any(|(holder, held)| *holder != self.id && excludes(*held)) {
+            return Ok(false);
         }
-        Ok(free)
+        locks.insert(self.id, kind);
+        Ok(true)
     }
 }
 
@@ -170,9 +171,7 @@ impl Drop for SimFile {
     fn drop(&mut self) {
         let mut world = self.medium.lock();
         let inode = world.inode(self.number);
-        if inode.locked_by == Some(self.id) {
-            inode.locked_by = None;
-        }
+        inode.locks.remove(&self.id);
         inode.handles -= 1;
         if inode.handles == 0 {
             world.collect();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use untorn::medium::{Barrier, Mark, MediumClass};
+use untorn::medium::{Barrier, LockKind, Mark, MediumClass};
 
 use crate::block;
 use crate::content::Content;
@@ -73,8 +73,8 @@ pub(crate) struct Inode {
     pub(crate) modified: u64,
     /// The modification time at the last `sync`.
     pub(crate) durable_modified: u64,
-    /// The handle that holds the advisory lock.
-    pub(crate) locked_by: Option<u64>,
+    /// The handles that hold the advisory lock.
+    pub(crate) locks: BTreeMap<u64, LockKind>,
     pub(crate) handles: u32,
 }
 
@@ -90,7 +90,7 @@ impl Inode {
             flushes: Vec::new(),
             modified,
             durable_modified: modified,
-            locked_by: None,
+            locks: BTreeMap::new(),
             handles: 0,
         }
     }
@@ -324,7 +324,7 @@ impl World {
     /// locks are free, and what was pending still is.
     pub(crate) fn end_processes(&mut self) {
         for inode in self.files.values_mut() {
-            inode.locked_by = None;
+            inode.locks.clear();
             inode.handles = 0;
             let Inode { log, flushes, volatile, durable, .. } = inode;
             if self.class == MediumClass::PersistentMemory {

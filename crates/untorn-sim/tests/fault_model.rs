@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use untorn::medium::{Access, Barrier, MarkState, Medium, MediumClass, MediumFile};
+use untorn::medium::{Access, Barrier, LockKind, MarkState, Medium, MediumClass, MediumFile};
 use untorn_sim::{CrashState, Fault, Rng, SimFile, SimMedium, Step};
 
 const B: Barrier = Barrier::new("test.barrier");
@@ -384,20 +384,24 @@ fn a_muted_directory_sync_leaves_the_name_in_doubt() {
 #[test]
 fn killed_processes_lose_no_page_cache_but_their_locks() {
     let (medium, file) = pmem(&[1; 16]);
-    assert!(file.try_lock().unwrap());
+    assert!(file.try_lock(LockKind::Exclusive).unwrap());
     let second = medium.open(Path::new("f"), Access::ReadWrite, 0).unwrap();
-    assert!(!second.try_lock().unwrap());
+    assert!(!second.try_lock(LockKind::Exclusive).unwrap());
     file.write(0, &[2; 8]).unwrap();
     file.store(8, &[3; 8]).unwrap();
 
     let after = medium.crash_state().killed();
     assert_eq!(words(after.peek("f").unwrap()), [2, 3]);
-    assert!(after.open(Path::new("f"), Access::ReadWrite, 0).unwrap().try_lock().unwrap());
+    assert!(after.open(Path::new("f"), Access::ReadWrite, 0).unwrap().try_lock(LockKind::Exclusive).unwrap());
     // The streaming store left the processor with the process; the cached line is still in the cache.
     assert_eq!(word_outcomes(&after), set([&[2, 1], &[2, 3]]));
 
     drop(file);
-    assert!(second.try_lock().unwrap());
+    assert!(second.try_lock(LockKind::Exclusive).unwrap());
+    let third = medium.open(Path::new("f"), Access::Read, 0).unwrap();
+    assert!(!third.try_lock(LockKind::Shared).unwrap());
+    assert!(second.try_lock(LockKind::Shared).unwrap() && third.try_lock(LockKind::Shared).unwrap());
+    assert!(!second.try_lock(LockKind::Exclusive).unwrap());
 }
 
 #[test]

@@ -73,6 +73,9 @@ pub enum Error {
         sidecar: PathBuf,
         /// The UUID the data file carries.
         uuid: String,
+        /// The file beside this one whose sidecar has that UUID, of which this one is a copy; `None` unless adoption came
+        /// across it.
+        original: Option<PathBuf>,
     },
     /// The sidecar belongs to another file, or the file was replaced beside it.
     SidecarMismatch {
@@ -206,12 +209,22 @@ impl fmt::Display for Error {
             Error::InUse { path, holder } => {
                 write!(f, "{} is in use by {holder}; close it there first", path.display())
             }
-            Error::SidecarMissing { path, sidecar, uuid } => write!(
+            Error::SidecarMissing { path, sidecar, uuid, original: None } => write!(
                 f,
-                "{}: committed bytes of this file live in its sidecar {} (UUID {uuid}), which is not there; bring the \
-                 sidecar back beside the file (`untorn recover --adopt` finds one of the same UUID), or take the file \
-                 as it is with `untorn recover --trust file`, which loses those bytes",
+                "{}: committed bytes of this file live in its sidecar {} (UUID {uuid}), which is not there; if it is a \
+                 copy, copy the original's sidecar to that name too; if the file was moved or restored, bring its \
+                 sidecar into that directory under any name; then run `untorn recover --adopt`; or take the file as it \
+                 is with `untorn recover --trust file`, which loses those bytes",
                 path.display(),
+                sidecar.display()
+            ),
+            Error::SidecarMissing { path, sidecar, uuid, original: Some(original) } => write!(
+                f,
+                "{}: this file is a copy of {}, to which the sidecar of the same UUID {uuid} belongs; copy that sidecar \
+                 to {} and run `untorn recover --adopt` again, or settle the original and copy it anew, or take the copy \
+                 as it is with `untorn recover --trust file`, which loses the bytes that live in the sidecar",
+                path.display(),
+                original.display(),
                 sidecar.display()
             ),
             Error::SidecarMismatch { path, sidecar, what } => write!(

@@ -168,11 +168,16 @@ impl AtomicFile {
     /// Commits the open epoch and, if this is the last handle, closes the file cleanly, keeping the sidecar (Acumen's
     /// *fast* unmap): the next open needs no recovery.
     ///
+    /// While other handles of this process are open, success means that everything written so far is durable, and no
+    /// more: the file stays open. It is closed by the last handle, whose `close` tells whether that succeeded; of several
+    /// that are closed at once, exactly one is the last. If the last handle is dropped instead, a failure has nobody to go
+    /// to and is only logged. Nothing committed is lost by it: the next open recovers.
+    ///
     /// # Errors
     /// [`Error::Io`] when a flush fails; the next open recovers the last commit.
     pub fn close(self) -> Result<()> {
         self.engine().sync()?;
-        match Arc::into_inner(self.shared) {
+        match self.shared.into_sole() {
             Some(shared) => shared.engine.close(),
             None => Ok(()),
         }
@@ -187,9 +192,9 @@ impl AtomicFile {
     pub fn settle(self) -> Result<()> {
         self.engine().sync()?;
         let path = self.path().to_owned();
-        match Arc::try_unwrap(self.shared) {
-            Ok(shared) => shared.engine.settle(),
-            Err(_) => Err(Error::InUse { path, holder: "another handle of this process".to_owned() }),
+        match self.shared.into_sole() {
+            Some(shared) => shared.engine.settle(),
+            None => Err(Error::InUse { path, holder: "another handle of this process".to_owned() }),
         }
     }
 }
@@ -217,7 +222,7 @@ impl Options {
     /// # Errors
     /// As for [`open`](Options::open).
     pub fn open_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>) -> Result<AtomicFile> {
-        engine::open_on(Arc::new(medium), path.as_ref(), self).map(AtomicFile::new)
+        engine::open_on(medium, path.as_ref(), self).map(AtomicFile::new)
     }
 
     /// [`create`](Options::create) on a medium of one's own.
@@ -225,6 +230,6 @@ impl Options {
     /// # Errors
     /// As for [`create`](Options::create).
     pub fn create_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>, len: u64) -> Result<AtomicFile> {
-        engine::create_on(Arc::new(medium), path.as_ref(), len, self).map(AtomicFile::new)
+        engine::create_on(medium, path.as_ref(), len, self).map(AtomicFile::new)
     }
 }

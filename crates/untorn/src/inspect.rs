@@ -6,7 +6,8 @@ use crate::engine::{Recovery, Report, State};
 use crate::error::Result;
 use crate::options::Options;
 
-/// Looks at a file, its mark and its sidecar. Changes nothing.
+/// Looks at a file, its mark and its sidecar. Changes nothing. A file that another process has open for writing is
+/// reported as such; nobody is kept from opening it meanwhile.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {

@@ -223,7 +223,8 @@ impl Options {
         self
     }
 
-    /// Opens for reading only: nothing is changed, not even to recover.
+    /// Opens for reading only: nothing is changed, not even to recover. Any number of processes may read a file at once;
+    /// while one does, none opens it for writing.
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
@@ -263,7 +264,8 @@ impl Options {
     }
 
     /// Accepts a sidecar found under another inode number if its UUID is the one the data file carries: the two were
-    /// restored together.
+    /// restored together. The sidecar of another file in the directory that carries the same mark, of which this one is a
+    /// copy, stays where it is.
     #[must_use]
     pub fn adopt(mut self, adopt: bool) -> Self {
         self.adopt = adopt;

@@ -166,8 +166,8 @@ impl Bench {
     }
 }
 
-const EXTREMES: [u64; 12] =
-    [0, 1, 2, 63, 64, 1 << 20, (1 << 31) - 1, 1 << 32, 1 << 40, 1 << 62, u64::MAX - 1, u64::MAX];
+const EXTREMES: [u64; 13] =
+    [0, 1, 2, 63, 64, 1 << 20, (1 << 31) - 1, 1 << 32, 1 << 40, 1 << 61, 1 << 62, u64::MAX - 1, u64::MAX];
 
 fn on_every_state(go: impl Fn(&mut Bench)) {
     for layout in [Layout::Dense, Layout::Sparse] {
@@ -277,6 +277,56 @@ fn forged_slots() {
             bench.failures.conclude(bench.cases);
         }
     });
+}
+
+/// Numbers so high that a session could reach those nobody believes are refused; the highest that are not still serve.
+#[test]
+fn numbers_at_the_end_of_the_scale() {
+    const MOST: u64 = 1 << 61;
+    let is_damaged = |outcome: Result<untorn::AtomicFile, Error>| matches!(outcome, Err(Error::Corrupt { .. }));
+    for number in [MOST - 1000, MOST, MOST + 1, 2 * MOST - 1, 2 * MOST, 2 * MOST + 1] {
+        let dir = memory_dir();
+        let path = dir.path().join("data");
+        let (pair, mut model) = build(&path, Layout::Dense, Durability::PerWrite, true);
+        let options = options(Layout::Dense, Durability::PerWrite);
+        for (at, what) in [(0, "sequence"), (8, "cut"), (24, "session")] {
+            let mut bytes = pair.side.bytes.clone();
+            for copy in 0..2 {
+                put(&mut bytes, retirement_at(copy) + at, number, 8);
+                seal_retirement(&mut bytes, copy);
+            }
+            pair.data.restore();
+            pair.side.restore_as(&bytes);
+            assert_eq!(is_damaged(options.open(&path)), number > MOST, "{what} {number:#x}");
+        }
+        let mut bytes = pair.side.bytes.clone();
+        for copy in 0..2 {
+            put(&mut bytes, copy * PAGE + SEQ, number, 8);
+            seal_superblock(&mut bytes, copy);
+        }
+        pair.data.restore();
+        pair.side.restore_as(&bytes);
+        assert_eq!(is_damaged(options.open(&path)), number > MOST, "superblock {number:#x}");
+        // A record in flight.
+        let path = dir.path().join("crashed");
+        let (pair, _) = build(&path, Layout::Dense, Durability::PerWrite, false);
+        let mut bytes = pair.side.bytes.clone();
+        let (slot, len) = (7, LEN as u64);
+        Forged { slot, seq: number, certain: true, count: 0, page: 0, bitmap: 0, mask: 0, len }.put(&mut bytes);
+        pair.side.restore_as(&bytes);
+        // One beyond the scale is none; what follows one at its end would not be believed.
+        assert_eq!(is_damaged(options.open(&path)), number > MOST && number <= 2 * MOST, "record {number:#x}");
+        if number < MOST {
+            // What is written from here on survives a crash.
+            let file = options.open(&path).unwrap();
+            file.write_at(&[7; 64], 0).unwrap();
+            let crash = Pair::of(&path);
+            file.close().unwrap();
+            crash.restore();
+            model[..64].fill(7);
+            assert!(common::read(&options.open(&path).unwrap())[..64] == model[..64]);
+        }
+    }
 }
 
 /// A later version, or a feature that must be known: refused as such, by every door, and nothing changed.

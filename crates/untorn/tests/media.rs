@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use untorn::Error;
 use untorn::medium::{
-    Access, Barrier, Dax, Latched, MarkState, Medium, MediumClass, MediumFile, MediumKind, PageCache, detect,
+    Access, Barrier, Dax, Latched, LockKind, MarkState, Medium, MediumClass, MediumFile, MediumKind, PageCache, detect,
 };
 
 const AT: Barrier = Barrier::new("test.media");
@@ -200,11 +200,15 @@ fn one_lock_a_file<M: Medium>(medium: M, dir: &Path) {
     let path = dir.join("file");
     let one = medium.create(&path, 1, 1).unwrap();
     let two = medium.open(&path, Access::ReadWrite, 1).unwrap();
-    assert!(one.try_lock().unwrap());
-    assert!(one.try_lock().unwrap(), "taking what one has is fine");
-    assert!(!two.try_lock().unwrap());
+    assert!(one.try_lock(LockKind::Exclusive).unwrap());
+    assert!(one.try_lock(LockKind::Exclusive).unwrap(), "taking what one has is fine");
+    assert!(!two.try_lock(LockKind::Exclusive).unwrap());
     drop(one);
-    assert!(two.try_lock().unwrap(), "the lock went with the handle");
+    assert!(two.try_lock(LockKind::Exclusive).unwrap(), "the lock went with the handle");
+    let three = medium.open(&path, Access::Read, 1).unwrap();
+    assert!(!three.try_lock(LockKind::Shared).unwrap());
+    assert!(two.try_lock(LockKind::Shared).unwrap() && three.try_lock(LockKind::Shared).unwrap(), "readers share");
+    assert!(!two.try_lock(LockKind::Exclusive).unwrap());
 }
 
 fn growth_under_concurrent_readers<M: Medium>(medium: M, dir: &Path) {

@@ -42,7 +42,8 @@ impl Tree {
             let name = entry.file_name().to_string_lossy().into_owned();
             let path = format!("{prefix}{name}");
             let kind = entry.file_type()?;
-            if kind.is_dir() && !matches!(name.as_str(), ".git" | "target") {
+            // The inputs of a fuzzer are bytes, also where they happen to be text.
+            if kind.is_dir() && !matches!(name.as_str(), ".git" | "target") && path != "fuzz/corpus" {
                 self.walk(&entry.path(), &format!("{path}/"))?;
             } else if kind.is_file() {
                 // What is not UTF-8 is not text: golden images, pictures.

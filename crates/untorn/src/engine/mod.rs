@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::medium::{self, Barrier, Dax, Latched, Medium, MediumKind, PageCache};
+use crate::medium::{self, Barrier, Dax, Identity, Latched, Medium, MediumFile, MediumKind, PageCache};
 pub use crate::options::EngineKind;
 use crate::options::{Durability, Layout, Options};
 
@@ -114,13 +114,25 @@ pub struct Report {
 pub(crate) struct Shared {
     pub(crate) engine: Box<dyn Engine>,
     /// Goes after the engine has let go of everything; the registry waits for that before it opens the file anew.
-    _lease: registry::Lease,
+    lease: registry::Lease,
+}
+
+impl Shared {
+    /// The state itself if this is the last handle of it. Of several handles given up at once, one is the last.
+    pub(crate) fn into_sole(self: Arc<Self>) -> Option<Self> {
+        let place = self.lease.place();
+        // A thread that opens the file with other options holds the state for a moment, only to be refused.
+        let _quiet = place.as_ref().map(|place| registry::lock(place));
+        Arc::into_inner(self)
+    }
 }
 
 /// What a face needs of an engine. Ranges are checked by the engine against its length.
 pub(crate) trait Engine: Send + Sync {
     fn path(&self) -> &Path;
     fn len(&self) -> u64;
+    /// Which file it is that was opened.
+    fn identity(&self) -> Result<Identity>;
     /// Whether a range lies within the file now.
     fn check(&self, offset: u64, len: u64) -> Result<()> {
         check_range(self.path(), offset, len, self.len())
@@ -153,22 +165,42 @@ pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
 
 pub(crate) fn open(path: &Path, options: &Options) -> Result<Arc<Shared>> {
     options.validate(path)?;
-    let path = &medium::resolve(path)?;
-    let detected = medium::detect(path)?;
-    registry::shared(path, detected.identity, options, || match detected.kind {
-        MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
-            engine_on(Arc::new(Latched::new(Dax::new(detected.kind))), path, options)
+    // Another file may get the name between our looking at it and the engine's opening it; each time round we look anew.
+    for _ in 0..16 {
+        let path = &medium::resolve(path)?;
+        let detected = medium::detect(path)?;
+        let mut replaced = false;
+        let shared = registry::shared(path, detected.identity, options, || {
+            let engine = match detected.kind {
+                MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
+                    engine_on(Arc::new(Latched::new(Dax::new(detected.kind))), path, options)
+                }
+                MediumKind::Block | MediumKind::Volatile => {
+                    engine_on(Arc::new(Latched::new(PageCache::new())), path, options)
+                }
+            }?;
+            replaced = engine.identity()? != detected.identity;
+            if replaced { Err(in_flux(path)) } else { Ok(engine) }
+        });
+        if !replaced {
+            return shared;
         }
-        MediumKind::Block | MediumKind::Volatile => engine_on(Arc::new(Latched::new(PageCache::new())), path, options),
-    })
+    }
+    Err(in_flux(path))
+}
+
+fn in_flux(path: &Path) -> Error {
+    let holder = "another process, which keeps putting other files in its place".to_owned();
+    Error::InUse { path: path.to_owned(), holder }
 }
 
 pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<Arc<Shared>> {
     options.validate(path)?;
+    let path = &medium::absolute(path)?;
     let medium = PageCache::new();
-    let file = medium.create(path, len, len)?;
-    drop(file);
-    open(path, options).inspect_err(|error| {
+    let made = medium.create(path, len, len)?.identity()?;
+    let ours = |shared: Arc<Shared>| if shared.engine.identity()? == made { Ok(shared) } else { Err(in_flux(path)) };
+    open(path, options).and_then(ours).inspect_err(|error| {
         // Whoever has it in use by now owns it.
         if matches!(error, Error::InUse { .. }) {
             return;
@@ -179,13 +211,13 @@ pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<Arc<Sha
     })
 }
 
-pub(crate) fn open_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Arc<Shared>> {
+pub(crate) fn open_on<M: Medium>(medium: M, path: &Path, options: &Options) -> Result<Arc<Shared>> {
     options.validate(path)?;
-    let engine = engine_on(medium, path, options)?;
-    Ok(Arc::new(Shared { engine, _lease: registry::Lease::default() }))
+    let engine = engine_on(Arc::new(Latched::new(medium)), path, options)?;
+    Ok(Arc::new(Shared { engine, lease: registry::Lease::default() }))
 }
 
-pub(crate) fn create_on<M: Medium>(medium: Arc<M>, path: &Path, len: u64, options: &Options) -> Result<Arc<Shared>> {
+pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &Options) -> Result<Arc<Shared>> {
     options.validate(path)?;
     drop(medium.create(path, len, len)?);
     open_on(medium, path, options)
@@ -193,11 +225,12 @@ pub(crate) fn create_on<M: Medium>(medium: Arc<M>, path: &Path, len: u64, option
 
 fn engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
     match options.engine {
-        // A plain file needs no sidecar to be read, and a reader may not create one.
-        EngineKind::Auto | EngineKind::Reflection
-            if options.read_only && reflection::is_plain(&*medium, path, options)? =>
-        {
-            Ok(Box::new(passthrough::Passthrough::open(medium, path, options)?))
+        EngineKind::Auto | EngineKind::Reflection if options.read_only => {
+            match reflection::Reflection::open_for_reading(medium.clone(), path, options)? {
+                Some(engine) => Ok(Box::new(engine)),
+                // A plain file needs no sidecar to be read, and a reader may not create one.
+                None => Ok(Box::new(passthrough::Passthrough::open(medium, path, options)?)),
+            }
         }
         EngineKind::Auto | EngineKind::Reflection => Ok(Box::new(reflection::Reflection::open(medium, path, options)?)),
         EngineKind::Passthrough => Ok(Box::new(passthrough::Passthrough::open(medium, path, options)?)),
@@ -205,9 +238,15 @@ fn engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Resul
 }
 
 /// The error for a range outside the file, or nothing.
+#[inline(always)]
 pub(crate) fn check_range(path: &Path, offset: u64, len: u64, file_len: u64) -> Result<()> {
     match offset.checked_add(len) {
         Some(end) if end <= file_len => Ok(()),
-        _ => Err(Error::OutOfRange { path: path.to_owned(), offset, len, file_len }),
+        _ => Err(out_of_range(path, offset, len, file_len)),
     }
+}
+
+#[cold]
+fn out_of_range(path: &Path, offset: u64, len: u64, file_len: u64) -> Error {
+    Error::OutOfRange { path: path.to_owned(), offset, len, file_len }
 }

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Engine, EngineKind, Info, Piece, Recovery, check_range};
 use crate::error::{Error, Result};
-use crate::medium::{Access, Medium, MediumFile};
+use crate::medium::{Access, Identity, MarkState, Medium, MediumFile};
 use crate::options::{Durability, Options};
+use crate::sidecar::attach::share;
 
 /// The barriers of this engine.
 pub(crate) mod barriers {
@@ -34,9 +35,19 @@ pub(crate) struct Passthrough<M: Medium> {
 }
 
 impl<M: Medium> Passthrough<M> {
+    /// # Errors
+    /// [`Error::Invalid`] for a file some of whose bytes may live in a sidecar.
     pub(crate) fn open(medium: Arc<M>, path: &Path, options: &Options) -> Result<Self> {
         let access = if options.read_only { Access::Read } else { Access::ReadWrite };
         let file = medium.open(path, access, options.max_len.unwrap_or(1 << 40))?;
+        if let Some(attached) = share(&*medium, path, &file)? {
+            let what = format!(
+                "committed bytes of this file live in its sidecar {}, of which the passthrough engine knows nothing; \
+                 settle the file first, or open it with another engine",
+                attached.path.display()
+            );
+            return Err(Error::Invalid { path: path.to_owned(), what });
+        }
         Ok(Passthrough {
             medium,
             path: path.to_owned(),
@@ -65,6 +76,10 @@ impl<M: Medium> Engine for Passthrough<M> {
 
     fn len(&self) -> u64 {
         self.file.len()
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        self.file.identity()
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -122,7 +137,10 @@ impl<M: Medium> Engine for Passthrough<M> {
     }
 
     fn accepts(&self, options: &Options) -> bool {
-        options.engine == EngineKind::Passthrough
+        // A plain file is read without a sidecar whatever engine was asked for, as long as it is a plain file.
+        let serves = options.engine == EngineKind::Passthrough || options.read_only;
+        serves
+            && !matches!(self.file.mark(), Ok(MarkState::Present(_)))
             && options.read_only == self.read_only
             && options.durability.is_none_or(|durability| durability == self.durability)
     }

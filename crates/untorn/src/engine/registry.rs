@@ -1,32 +1,72 @@
 //! One state for each open file of this process, found by the file's identity.
+//!
+//! A forked child has a copy of its parent's registry, with handles that mean nothing there and with locks that threads
+//! of the parent may have held at that moment, for ever. So each process has a registry of its own.
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
 
 use super::{Engine, Shared};
 use crate::error::{Error, Result};
 use crate::medium::Identity;
 use crate::options::Options;
+use crate::sys::incarnation;
 
 /// Held by the shared state of an open file until the last of it is gone.
-pub(crate) type Lease = Arc<()>;
+#[derive(Default)]
+pub(crate) struct Lease {
+    _held: Arc<()>,
+    /// Where the state is found, and in which process; nowhere for one that is not shared.
+    place: Weak<Mutex<Entry>>,
+    process: u64,
+}
+
+impl Lease {
+    /// The place of the state, if it belongs to this process. While it is [`lock`]ed, nobody looks at the state there.
+    pub(super) fn place(&self) -> Option<Place> {
+        self.place.upgrade().filter(|_| self.process == incarnation())
+    }
+}
 
 /// What is known of a file that is or was open.
 #[derive(Default)]
-struct Entry {
+pub(super) struct Entry {
     shared: Weak<Shared>,
-    lease: Lease,
+    held: Arc<()>,
 }
 
 /// The lock is held while the file is opened, so that of two threads that open one file at once the second waits and
 /// shares.
 type Place = Arc<Mutex<Entry>>;
 
-static OPEN: LazyLock<Mutex<HashMap<(u64, u64), Place>>> = LazyLock::new(Mutex::default);
+#[derive(Default)]
+struct Registry {
+    process: u64,
+    /// Places by device and inode.
+    places: Mutex<HashMap<(u64, u64), Place>>,
+}
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// The registry of this process, or of the one it was forked from, until it is first needed.
+static OPEN: ArcSwapOption<Registry> = ArcSwapOption::const_empty();
+
+fn registry() -> Arc<Registry> {
+    let process = incarnation();
+    loop {
+        let found = OPEN.load_full();
+        if let Some(registry) = found.as_ref().filter(|registry| registry.process == process) {
+            return Arc::clone(registry);
+        }
+        OPEN.compare_and_swap(&found, Some(Arc::new(Registry { process, ..Registry::default() })));
+        // The parent's is not to be dropped: one of the parent's threads may have been changing it.
+        std::mem::forget(found);
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic while a lock was held leaves a map or an entry, both whole at every instant.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -41,16 +81,17 @@ pub(super) fn shared(
     options: &Options,
     open: impl FnOnce() -> Result<Box<dyn Engine>>,
 ) -> Result<Arc<Shared>> {
+    let registry = registry();
     let place = {
-        let mut map = lock(&OPEN);
+        let mut places = lock(&registry.places);
         // Places nobody is looking at and whose file is closed for good are forgotten on the way.
-        map.retain(|_, place| {
+        places.retain(|_, place| {
             Arc::strong_count(place) > 1 || {
                 let entry = lock(place);
-                entry.shared.strong_count() > 0 || Arc::strong_count(&entry.lease) > 1
+                entry.shared.strong_count() > 0 || Arc::strong_count(&entry.held) > 1
             }
         });
-        map.entry((identity.device, identity.inode)).or_default().clone()
+        places.entry((identity.device, identity.inode)).or_default().clone()
     };
     let mut entry = lock(&place);
     if let Some(shared) = entry.shared.upgrade() {
@@ -61,10 +102,12 @@ pub(super) fn shared(
         return Ok(shared);
     }
     // The last handle may be gone and its thread still closing the file.
-    while Arc::strong_count(&entry.lease) > 1 {
+    while Arc::strong_count(&entry.held) > 1 {
         std::thread::sleep(Duration::from_micros(50));
     }
-    let shared = Arc::new(Shared { engine: open()?, _lease: entry.lease.clone() });
+    let engine = open()?;
+    let lease = Lease { _held: entry.held.clone(), place: Arc::downgrade(&place), process: registry.process };
+    let shared = Arc::new(Shared { engine, lease });
     entry.shared = Arc::downgrade(&shared);
     Ok(shared)
 }

@@ -14,7 +14,7 @@ use super::record::{LINE, Line, Record, Seal, encode};
 use crate::error::Result;
 use crate::medium::MediumFile;
 use crate::sharing::gate::Gate;
-use crate::sys::ZeroedArray;
+use crate::sys::{ZeroedArray, ZeroedBox};
 
 /// The volatile state of a lane, a cache line of its own. All zeros is an empty lane.
 #[derive(Debug, Default, FromZeros)]
@@ -29,15 +29,31 @@ pub(crate) struct LaneState {
     tail: AtomicU64,
 }
 
+/// Threads on their way to taking every lane, in a cache line of their own. While there are any nobody else takes one,
+/// or busy writers would hand the lanes round among themselves for ever.
+#[derive(Debug, Default, FromZeros)]
+#[repr(C, align(64))]
+struct Collectors(AtomicU64);
+
 /// The lanes of one sidecar.
 pub(crate) struct Lanes {
     states: ZeroedArray<LaneState>,
+    collectors: ZeroedBox<Collectors>,
     /// For each line of each lane the pages it names, plus 1: two words, 0 for none.
     named: ZeroedArray<AtomicU64>,
     /// Byte offset of the first lane in the sidecar.
     at: u64,
     /// Lines of each lane, a power of two.
     slots: u64,
+}
+
+/// Where a lane's next record goes, and what goes before it there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    lane: usize,
+    line: u64,
+    /// Sequence number of the record before it.
+    pub(crate) last: u64,
 }
 
 /// A lane held by this thread; dropping it lets it go. Two words, so that it stays in registers.
@@ -59,7 +75,7 @@ thread_local! {
     static HOME: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-#[inline]
+#[inline(always)]
 fn home() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     HOME.with(|home| {
@@ -75,6 +91,7 @@ impl Lanes {
     pub(crate) fn new(at: u64, lanes: u32, slots: u32) -> io::Result<Self> {
         Ok(Lanes {
             states: ZeroedArray::reserve(lanes as usize)?,
+            collectors: ZeroedBox::new()?,
             named: ZeroedArray::reserve(2 * lanes as usize * slots as usize)?,
             at,
             slots: u64::from(slots),
@@ -86,14 +103,31 @@ impl Lanes {
     pub(crate) fn acquire(&self, relax: impl FnMut(u32)) -> Lane<'_> {
         let index = home() & (self.states.len() - 1);
         let state = &self.states[index];
-        if state.gate.try_close() { Lane { state, index } } else { self.acquire_other(index, relax) }
+        if !self.are_collected() && state.gate.try_close() {
+            Lane { state, index }
+        } else {
+            self.acquire_other(index, relax)
+        }
+    }
+
+    #[inline(always)]
+    fn are_collected(&self) -> bool {
+        self.collectors.0.load(Ordering::Relaxed) != 0
+    }
+
+    /// This thread's own lane, if it is free.
+    pub(crate) fn try_acquire(&self) -> Option<Lane<'_>> {
+        let index = home() & (self.states.len() - 1);
+        let state = &self.states[index];
+        (!self.are_collected() && state.gate.try_close()).then(|| Lane { state, index })
     }
 
     #[cold]
     fn acquire_other(&self, home: usize, mut relax: impl FnMut(u32)) -> Lane<'_> {
         let mut round = 0;
         loop {
-            for step in 1..=self.states.len() {
+            let steps = if self.are_collected() { 0 } else { self.states.len() };
+            for step in 1..=steps {
                 let index = (home + step) & (self.states.len() - 1);
                 let state = &self.states[index];
                 if !state.gate.is_locked() && state.gate.try_close() {
@@ -106,13 +140,15 @@ impl Lanes {
     }
 
     /// Every lane: while they are held, no write and no record is under way anywhere.
-    pub(crate) fn acquire_all(&self, mut relax: impl FnMut(u32)) -> Vec<Lane<'_>> {
-        let hold = |(index, state): (usize, &'_ LaneState)| -> (usize, ()) {
+    pub(crate) fn acquire_all<'a>(&'a self, mut relax: impl FnMut(u32)) -> Vec<Lane<'a>> {
+        self.collectors.0.fetch_add(1, Ordering::Relaxed);
+        let hold = |(index, state): (usize, &'a LaneState)| {
             state.gate.close(&mut relax);
-            (index, ())
+            Lane { state, index }
         };
-        let held: Vec<usize> = self.states.iter().enumerate().map(hold).map(|(index, ())| index).collect();
-        held.into_iter().map(|index| Lane { state: &self.states[index], index }).collect()
+        let lanes = self.states.iter().enumerate().map(hold).collect();
+        self.collectors.0.fetch_sub(1, Ordering::Relaxed);
+        lanes
     }
 
     /// Calls `page` with every page named by the live lines of a lane up to `head`, a value of [`Lane::head`].
@@ -149,26 +185,34 @@ impl Lanes {
         self.slots - (lane.head() - lane.state.tail.load(Ordering::Acquire))
     }
 
-    /// The slot of a line, among those of all lanes.
-    #[inline]
-    fn slot(&self, lane: &Lane<'_>, line: u64) -> usize {
-        lane.index * self.slots as usize + (line & (self.slots - 1)) as usize
+    /// The slot of a line of a lane, among those of all lanes.
+    #[inline(always)]
+    fn slot(&self, lane: usize, line: u64) -> usize {
+        lane * self.slots as usize + (line & (self.slots - 1)) as usize
     }
 
-    #[inline]
-    fn offset(&self, lane: &Lane<'_>, line: u64) -> u64 {
+    /// Byte offset of a line of a lane.
+    #[inline(always)]
+    fn line_at(&self, lane: usize, line: u64) -> u64 {
         self.at + self.slot(lane, line) as u64 * LINE
     }
 
-    /// Byte offset of a lane's next line, for its seal.
-    #[inline]
-    pub(crate) fn next_offset(&self, lane: &Lane<'_>) -> u64 {
-        self.offset(lane, lane.head())
+    /// Byte offset of a position, for the seal of the record there.
+    #[inline(always)]
+    pub(crate) fn offset(&self, position: Position) -> u64 {
+        self.line_at(position.lane, position.line)
     }
 
-    #[inline]
+    /// Where the next record of this thread will probably go: in its own lane.
+    #[inline(always)]
+    pub(crate) fn guess(&self) -> Position {
+        let lane = home() & (self.states.len() - 1);
+        self.states[lane].position(lane)
+    }
+
+    #[inline(always)]
     fn name(&self, lane: &Lane<'_>, line: u64, pages: [Option<u64>; 2]) {
-        let names = self.named.get(2 * self.slot(lane, line)..).and_then(|names| names.first_chunk());
+        let names = self.named.get(2 * self.slot(lane.index, line)..).and_then(|names| names.first_chunk());
         if let Some([first, second]) = names {
             first.store(pages[0].map_or(0, |page| page + 1), Ordering::Relaxed);
             second.store(pages[1].map_or(0, |page| page + 1), Ordering::Relaxed);
@@ -177,7 +221,7 @@ impl Lanes {
 
     /// Stores a record's only line, durable at the next fence. It names `page`, or no page a cut need know of. The caller
     /// has seen that there is room.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn append_line<F: MediumFile>(
         &self,
         lane: &Lane<'_>,
@@ -186,7 +230,7 @@ impl Lanes {
         page: Option<u64>,
     ) -> Result<()> {
         let head = lane.head();
-        file.write(self.offset(lane, head), line)?;
+        file.write(self.line_at(lane.index, head), line)?;
         self.name(lane, head, [page, None]);
         lane.state.head.store(head + 1, Ordering::Release);
         Ok(())
@@ -194,11 +238,11 @@ impl Lanes {
 
     /// Stores a record of any number of lines. The caller has seen that there is room.
     pub(crate) fn append<F: MediumFile>(&self, lane: &Lane<'_>, file: &F, seal: Seal, record: &Record) -> Result<()> {
-        let lines = encode(seal, self.next_offset(lane), record, false);
+        let lines = encode(seal, self.offset(lane.position()), record);
         let head = lane.head();
         let page = |n: usize| record.entries.get(n).map(|entry| entry.page);
         for (n, line) in lines.iter().enumerate() {
-            file.write(self.offset(lane, head + n as u64), line)?;
+            file.write(self.line_at(lane.index, head + n as u64), line)?;
             let names = if n == 0 { [page(0), None] } else { [page(2 * n - 1), page(2 * n)] };
             self.name(lane, head + n as u64, names);
         }
@@ -207,7 +251,20 @@ impl Lanes {
     }
 }
 
+impl LaneState {
+    #[inline(always)]
+    fn position(&self, lane: usize) -> Position {
+        Position { lane, line: self.head.load(Ordering::Relaxed), last: self.last.load(Ordering::Relaxed) }
+    }
+}
+
 impl Lane<'_> {
+    /// Where its next record goes.
+    #[inline(always)]
+    pub(crate) fn position(&self) -> Position {
+        self.state.position(self.index)
+    }
+
     /// Sequence number of the last record.
     #[inline]
     pub(crate) fn last(&self) -> u64 {
@@ -224,5 +281,25 @@ impl Lane<'_> {
     #[inline]
     pub(crate) fn head(&self) -> u64 {
         self.state.head.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_let_go_is_left_to_whoever_takes_them_all() {
+        let lanes = Lanes::new(0, 2, 4).unwrap();
+        let held = std::cell::Cell::new(Some(lanes.acquire(|_| panic!("a free lane must not wait"))));
+        let all = lanes.acquire_all(|_| {
+            drop(held.take());
+            // What a writer would do at once.
+            assert!(lanes.try_acquire().is_none());
+        });
+        assert_eq!(all.len(), 2);
+        assert!(held.take().is_none(), "it had to wait");
+        drop(all);
+        assert!(lanes.try_acquire().is_some());
     }
 }

@@ -9,9 +9,13 @@
 //! missing; 64 bits make an accident impossible in practice, and it hides behind the draining of non-temporal stores at
 //! every size (a CRC-32C does not from 1 KiB on).
 
+use std::path::Path;
+
 use twox_hash::XxHash3_64;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::error::{Error, Result};
 
 /// Bytes of one line: a cache line, and the unit in which lanes hand out space.
 pub(crate) const LINE: u64 = 64;
@@ -79,6 +83,7 @@ struct HeadLine {
 struct MoreLine {
     seq: U64,
     entries: [RawEntry; 2],
+    /// 0, which no head line has here.
     reserved: U64,
 }
 
@@ -126,6 +131,12 @@ impl Seal {
 pub(crate) struct DataSum(u64);
 
 impl DataSum {
+    /// The sum over one run.
+    #[inline(always)]
+    pub(crate) fn of(run: &[u8]) -> u64 {
+        XxHash3_64::oneshot_with_seed(0, run)
+    }
+
     #[inline]
     pub(crate) fn add(&mut self, run: &[u8]) {
         self.0 = XxHash3_64::oneshot_with_seed(self.0, run);
@@ -150,6 +161,13 @@ pub(crate) fn encode_single(seal: Seal, offset: u64, seq: u64, entry: Entry, sum
     head(seal.at(offset), seq, sum, 0, 1, entry, len)
 }
 
+/// The check of a head line. Never 0, so that no line is both a head line and a further line, whose last word is 0:
+/// however the lines of a lane were forged, each is asked for by one head line at most, or ends what one asks for.
+#[inline]
+fn check(seed: u64, first: &Line) -> u64 {
+    XxHash3_64::oneshot_with_seed(seed, &first[..56]).max(1)
+}
+
 #[inline]
 fn head(seed: u64, seq: u64, sum: Option<u64>, flags: u16, count: u32, first: Entry, len: u64) -> Line {
     let flags = flags | if sum.is_none() { CERTAIN } else { 0 };
@@ -164,14 +182,39 @@ fn head(seed: u64, seq: u64, sum: Option<u64>, flags: u16, count: u32, first: En
         check: 0.into(),
     };
     let mut bytes: Line = zerocopy::transmute!(line);
-    let check = XxHash3_64::oneshot_with_seed(seed, &bytes[..56]);
+    let check = check(seed, &bytes);
     bytes[56..].copy_from_slice(&check.to_le_bytes());
     bytes
 }
 
-/// The lines of a record, the first one first. `spilled` puts the entries into lines of the spill file instead of the
-/// lane: then the first line stands alone and names none.
-pub(crate) fn encode(seal: Seal, offset: u64, record: &Record, spilled: bool) -> Vec<Line> {
+/// The number that a line claims.
+pub(crate) fn number(line: &Line) -> u64 {
+    HeadLine::read_from_bytes(line).map_or(0, |head| head.seq.get())
+}
+
+/// The lines of a record that stands in a lane, the first one first. The caller has seen that the lane has room for them,
+/// and the largest lane has room for 2^17 entries, so their count fits its field.
+pub(crate) fn encode(seal: Seal, offset: u64, record: &Record) -> Vec<Line> {
+    encode_as(seal, offset, record, record.entries.len() as u32, false)
+}
+
+/// The lines of a record whose entries stand in the spill file: the first line, which stands alone in the lane and names
+/// none of them, then the lines of the file.
+///
+/// # Errors
+/// [`Error::Invalid`] for more pages than the first line can count, which is more than 16 TiB changed in one commit.
+pub(crate) fn encode_spilled(seal: Seal, offset: u64, record: &Record, path: &Path) -> Result<Vec<Line>> {
+    Ok(encode_as(seal, offset, record, countable(record.entries.len(), path)?, true))
+}
+
+fn countable(entries: usize, path: &Path) -> Result<u32> {
+    u32::try_from(entries).map_err(|_| Error::Invalid {
+        path: path.to_owned(),
+        what: format!("a commit over {entries} pages; one holds at most {}, so commit in smaller steps", u32::MAX),
+    })
+}
+
+fn encode_as(seal: Seal, offset: u64, record: &Record, count: u32, spilled: bool) -> Vec<Line> {
     let own = if spilled { 0 } else { 1.min(record.entries.len()) };
     let mut seed = seal.at(offset);
     let mut out = vec![[0; LINE as usize]];
@@ -185,8 +228,6 @@ pub(crate) fn encode(seal: Seal, offset: u64, record: &Record, spilled: bool) ->
     let first = record.entries[..own].first().copied().unwrap_or(UNUSED);
     let flags = if spilled { SPILLED } else { 0 };
     let sum = (!record.certain).then_some(record.sum);
-    // More pages than 32 bits count would be a file of 16 TiB changed in one commit; the engine refuses it before.
-    let count = u32::try_from(record.entries.len()).unwrap_or(u32::MAX);
     out[0] = head(seed, record.seq, sum, flags, count, first, record.len);
     out
 }
@@ -212,7 +253,7 @@ pub(crate) fn decode(
 ) -> Option<Record> {
     let head = HeadLine::read_from_bytes(first).ok()?;
     let count = u64::from(head.count.get());
-    if head.seq.get() == 0 || count > max_entries {
+    if head.seq.get() == 0 || head.check.get() == 0 || count > max_entries {
         return None;
     }
     let flags = head.flags.get();
@@ -227,13 +268,13 @@ pub(crate) fn decode(
     for n in 0..left.div_ceil(2) {
         let bytes = more(from, n)?;
         let line = MoreLine::read_from_bytes(&bytes).ok()?;
-        if line.seq.get() != head.seq.get() {
+        if line.seq.get() != head.seq.get() || line.reserved.get() != 0 {
             return None;
         }
         seed = XxHash3_64::oneshot_with_seed(seed, &bytes);
         entries.extend(line.entries.iter().take((left - 2 * n).min(2) as usize).map(|&raw| Entry::from(raw)));
     }
-    if XxHash3_64::oneshot_with_seed(seed, &first[..56]) != head.check.get() {
+    if check(seed, first) != head.check.get() {
         return None;
     }
     if entries.windows(2).any(|pair| pair[0].page >= pair[1].page) {
@@ -271,10 +312,10 @@ mod tests {
     fn round_trip_at_every_size_in_lane_and_spill() {
         for pages in 0..20 {
             let record = record(pages);
-            let in_lane = encode(seal(), 4096, &record, false);
+            let in_lane = encode(seal(), 4096, &record);
             assert_eq!(in_lane.len() as u64, lines(pages as usize));
             assert_eq!(decode_lines(seal(), 4096, &in_lane, More::Lane).as_ref(), Some(&record));
-            let spilled = encode(seal(), 4096, &record, true);
+            let spilled = encode_spilled(seal(), 4096, &record, Path::new("f")).unwrap();
             assert_eq!(decode_lines(seal(), 4096, &spilled, More::Spill).as_ref(), Some(&record));
         }
     }
@@ -283,12 +324,12 @@ mod tests {
     fn single_is_the_same_as_the_general_form() {
         let record = record(1);
         let single = encode_single(seal(), 64, 42, record.entries[0], Some(99), 1 << 20);
-        assert_eq!(vec![single], encode(seal(), 64, &record, false));
+        assert_eq!(vec![single], encode(seal(), 64, &record));
     }
 
     #[test]
     fn every_flipped_bit_is_noticed() {
-        let good = encode(seal(), 4096, &record(4), false);
+        let good = encode(seal(), 4096, &record(4));
         for line in 0..good.len() {
             for bit in 0..512 {
                 let mut bad = good.clone();
@@ -300,7 +341,7 @@ mod tests {
 
     #[test]
     fn a_record_of_another_place_or_session_is_none() {
-        let lines = encode(seal(), 4096, &record(3), false);
+        let lines = encode(seal(), 4096, &record(3));
         assert_eq!(decode_lines(seal(), 4160, &lines, More::Lane), None);
         assert_eq!(decode_lines(Seal::new(&[7; 16], 4), 4096, &lines, More::Lane), None);
         assert_eq!(decode_lines(Seal::new(&[8; 16], 3), 4096, &lines, More::Lane), None);
@@ -310,7 +351,34 @@ mod tests {
     fn pages_out_of_order_are_refused() {
         let mut record = record(3);
         record.entries.swap(0, 2);
-        let lines = encode(seal(), 0, &record, false);
+        let lines = encode(seal(), 0, &record);
         assert_eq!(decode_lines(seal(), 0, &lines, More::Lane), None);
+    }
+
+    #[test]
+    fn more_pages_than_a_record_counts_are_an_error() {
+        assert_eq!(countable(u32::MAX as usize, Path::new("f")).unwrap(), u32::MAX);
+        let error = countable(u32::MAX as usize + 1, Path::new("f")).unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_head_line_is_no_further_line_and_the_other_way_round() {
+        let mut asked = 0;
+        // The head of a record of five pages, sealed for its place, with a head line behind it where a further line was.
+        let lines = encode(seal(), 4096, &record(5));
+        let found = decode(seal(), 4096, &lines[0], 1 << 20, |_, _| {
+            asked += 1;
+            Some(lines[0])
+        });
+        assert_eq!((found, asked), (None, 1));
+        // A further line that claims, as a head, as many entries as its page number's upper half says.
+        let further: Line = zerocopy::transmute!(MoreLine {
+            seq: 42.into(),
+            entries: [RawEntry { page: (9 << 32).into(), bitmap: 1.into(), mask: 1.into() }; 2],
+            reserved: 0.into(),
+        });
+        assert_eq!(HeadLine::read_from_bytes(&further).unwrap().count.get(), 9);
+        assert_eq!(decode(seal(), 4096, &further, 1 << 20, |_, _| panic!("no line is asked for")), None);
     }
 }

@@ -7,10 +7,13 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use super::mapping::MappedFile;
-use super::{Access, Barrier, Identity, Mark, MarkState, Medium, MediumClass, MediumFile, MediumKind, Stamp, names};
+use super::{
+    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, MediumKind, Stamp, names,
+};
 use crate::error::{Error, Result};
 use crate::sys;
 use crate::sys::map::MapKind;
@@ -33,6 +36,14 @@ impl Dax {
     /// it is on persistent memory; every other kind is taken as assumed.
     pub fn new(kind: MediumKind) -> Self {
         Dax { sync: kind == MediumKind::PersistentMemory }
+    }
+
+    fn map_new(&self, path: &Path, file: OwnedFd, reserve: u64) -> Result<DaxFile> {
+        let access = Access::ReadWrite;
+        let file = MappedFile::new(path, file, self.map_kind(access), access, reserve);
+        // The first error is the one that helps, whether or not the name can be removed again.
+        let file = file.inspect_err(|_| drop(names::unlink(path)))?;
+        Ok(DaxFile { file })
     }
 
     fn map_kind(&self, access: Access) -> MapKind {
@@ -58,12 +69,11 @@ impl Medium for Dax {
     }
 
     fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<DaxFile> {
-        let file = names::create_regular(path, len)?;
-        let access = Access::ReadWrite;
-        let file = MappedFile::new(path, file, self.map_kind(access), access, reserve);
-        // The first error is the one that helps, whether or not the name can be removed again.
-        let file = file.inspect_err(|_| drop(names::unlink(path)))?;
-        Ok(DaxFile { file })
+        self.map_new(path, names::create_regular(path, len)?, reserve)
+    }
+
+    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &DaxFile) -> Result<DaxFile> {
+        self.map_new(path, names::create_like(path, len, like.file.fd())?, reserve)
     }
 
     fn create_dir(&self, path: &Path) -> Result<()> {
@@ -144,7 +154,7 @@ impl MediumFile for DaxFile {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         let dst = self.file.range_mut(offset, src.len())?;
         // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.
@@ -152,7 +162,7 @@ impl MediumFile for DaxFile {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
         let dst = self.file.range_mut(offset, src.len())?;
         // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.
@@ -205,7 +215,7 @@ impl MediumFile for DaxFile {
         self.file.set_mark(mark)
     }
 
-    fn try_lock(&self) -> Result<bool> {
-        self.file.try_lock()
+    fn try_lock(&self, kind: LockKind) -> Result<bool> {
+        self.file.try_lock(kind)
     }
 }

@@ -4,11 +4,12 @@
 //! would acknowledge what is gone. From the first failure on, everything that could change or promise anything fails.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
-use super::{Access, Barrier, Identity, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+use super::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
 use crate::error::{Error, Result};
 
 /// Any medium, made to remember its first failed flush.
@@ -18,7 +19,7 @@ use crate::error::{Error, Result};
 /// [`Error::Poisoned`] until the file is opened anew, through a new instance.
 #[derive(Debug)]
 pub struct Latched<M> {
-    inner: M,
+    inner: Arc<M>,
     latch: Arc<Latch>,
 }
 
@@ -33,7 +34,7 @@ struct Latch {
 }
 
 impl Latch {
-    #[inline]
+    #[inline(always)]
     fn check(&self, path: &Path) -> Result<()> {
         if self.failed.load(Ordering::Relaxed) { Err(self.poisoned(path)) } else { Ok(()) }
     }
@@ -52,9 +53,18 @@ impl Latch {
     }
 
     /// Waits for the flush under way, if any, and fails if it or an earlier one did.
-    fn turn(&self, path: &Path) -> Result<MutexGuard<'_, ()>> {
-        // The lock guards no data: what the failure of a panicking flush means is in `failed`.
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+    fn turn(&self, path: &Path, relax: impl Fn(u32)) -> Result<MutexGuard<'_, ()>> {
+        let mut round = 0;
+        let turn = loop {
+            match self.turn.try_lock() {
+                Ok(turn) => break turn,
+                // The lock guards no data: what the failure of a panicking flush means is in `failed`.
+                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                // The medium knows how its threads wait; those of a simulated one must not block outside it.
+                Err(TryLockError::WouldBlock) => relax(round),
+            }
+            round = round.saturating_add(1);
+        };
         self.check(path)?;
         Ok(turn)
     }
@@ -70,16 +80,16 @@ impl Latch {
 impl<M: Medium> Latched<M> {
     /// Wraps a medium, unlatched.
     pub fn new(inner: M) -> Self {
-        Latched { inner, latch: Arc::default() }
+        Latched { inner: Arc::new(inner), latch: Arc::default() }
     }
 
-    fn file(&self, path: &Path, inner: M::File) -> LatchedFile<M::File> {
-        LatchedFile { inner, latch: Arc::clone(&self.latch), path: path.to_owned() }
+    fn file(&self, path: &Path, inner: M::File) -> LatchedFile<M> {
+        LatchedFile { inner, medium: Arc::clone(&self.inner), latch: Arc::clone(&self.latch), path: path.to_owned() }
     }
 }
 
 impl<M: Medium> Medium for Latched<M> {
-    type File = LatchedFile<M::File>;
+    type File = LatchedFile<M>;
 
     fn class(&self) -> MediumClass {
         self.inner.class()
@@ -92,6 +102,11 @@ impl<M: Medium> Medium for Latched<M> {
     fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
         self.latch.check(path)?;
         Ok(self.file(path, self.inner.create(path, len, reserve)?))
+    }
+
+    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &Self::File) -> Result<Self::File> {
+        self.latch.check(path)?;
+        Ok(self.file(path, self.inner.create_like(path, len, reserve, &like.inner)?))
     }
 
     fn create_dir(&self, path: &Path) -> Result<()> {
@@ -123,7 +138,7 @@ impl<M: Medium> Medium for Latched<M> {
     }
 
     fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
-        let _turn = self.latch.turn(dir)?;
+        let _turn = self.latch.turn(dir, |round| self.inner.relax(round))?;
         self.latch.observe(self.inner.sync_dir(barrier, dir))
     }
 
@@ -133,7 +148,7 @@ impl<M: Medium> Medium for Latched<M> {
         // A fence of persistent memory is an instruction and can't fail, so it needs no turn and pays for none.
         let _turn = match self.inner.class() {
             MediumClass::PersistentMemory => self.latch.check(path).map(|()| None),
-            MediumClass::Block => self.latch.turn(path).map(Some),
+            MediumClass::Block => self.latch.turn(path, |round| self.inner.relax(round)).map(Some),
         }?;
         // One and two are all that the engines fence on their fast paths, where nothing may be allocated.
         let result = match files {
@@ -159,21 +174,27 @@ impl<M: Medium> Medium for Latched<M> {
 }
 
 /// A file open on a [`Latched`] medium.
-#[derive(Debug)]
-pub struct LatchedFile<F> {
-    inner: F,
+pub struct LatchedFile<M: Medium> {
+    inner: M::File,
+    medium: Arc<M>,
     latch: Arc<Latch>,
     path: PathBuf,
 }
 
-impl<F> LatchedFile<F> {
-    #[inline]
+impl<M: Medium> fmt::Debug for LatchedFile<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LatchedFile").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl<M: Medium> LatchedFile<M> {
+    #[inline(always)]
     fn check(&self) -> Result<()> {
         self.latch.check(&self.path)
     }
 }
 
-impl<F: MediumFile> MediumFile for LatchedFile<F> {
+impl<M: Medium> MediumFile for LatchedFile<M> {
     #[inline]
     fn len(&self) -> u64 {
         self.inner.len()
@@ -192,13 +213,13 @@ impl<F: MediumFile> MediumFile for LatchedFile<F> {
         self.inner.read(offset, dst)
     }
 
-    #[inline]
+    #[inline(always)]
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.check()?;
         self.inner.write(offset, src)
     }
 
-    #[inline]
+    #[inline(always)]
     fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.check()?;
         self.inner.store(offset, src)
@@ -230,7 +251,7 @@ impl<F: MediumFile> MediumFile for LatchedFile<F> {
     }
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
-        let _turn = self.latch.turn(&self.path)?;
+        let _turn = self.latch.turn(&self.path, |round| self.medium.relax(round))?;
         self.latch.observe(self.inner.sync(barrier))
     }
 
@@ -243,8 +264,8 @@ impl<F: MediumFile> MediumFile for LatchedFile<F> {
         self.inner.set_mark(mark)
     }
 
-    fn try_lock(&self) -> Result<bool> {
-        self.inner.try_lock()
+    fn try_lock(&self, kind: LockKind) -> Result<bool> {
+        self.inner.try_lock(kind)
     }
 }
 
@@ -371,17 +392,13 @@ mod tests {
         fn set_mark(&self, _: Option<Mark>) -> Result<()> {
             self.call(None)
         }
-        fn try_lock(&self) -> Result<bool> {
+        fn try_lock(&self, _: LockKind) -> Result<bool> {
             Ok(true)
         }
     }
 
     /// Every call that changes or promises something, on a medium and two of its files.
-    fn promises(
-        medium: &Latched<Failing>,
-        one: &LatchedFile<FailingFile>,
-        two: &LatchedFile<FailingFile>,
-    ) -> Vec<Result<()>> {
+    fn promises(medium: &Latched<Failing>, one: &LatchedFile<Failing>, two: &LatchedFile<Failing>) -> Vec<Result<()>> {
         let path = Path::new("/data");
         vec![
             medium.fence(AT, &[one]),

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use super::{Access, Identity, Mark, MarkState, Stamp};
+use super::{Access, Identity, LockKind, Mark, MarkState, Stamp};
 use crate::error::{Error, Result};
 use crate::sys;
 use crate::sys::map::{FileMap, MapKind};
@@ -21,6 +21,8 @@ pub(super) struct MappedFile {
     /// The current length in bytes. Every access is checked against it; at most `map.reserved()`.
     len: AtomicU64,
     writable: bool,
+    /// The process that took the file's lock through this handle, 0 if none did.
+    locked_by: AtomicU64,
     /// Held while the length changes, so that two changes don't leave `len` and the file at odds.
     resizing: Mutex<()>,
 }
@@ -41,6 +43,7 @@ impl MappedFile {
             map,
             len: AtomicU64::new(len),
             writable: access == Access::ReadWrite,
+            locked_by: AtomicU64::new(0),
             resizing: Mutex::new(()),
         })
     }
@@ -60,7 +63,7 @@ impl MappedFile {
     }
 
     /// The address of a range that lies within the length.
-    #[inline]
+    #[inline(always)]
     pub(super) fn range(&self, offset: u64, len: usize) -> Result<*mut u8> {
         let file_len = self.len();
         // The second comparison doesn't overflow, since the first has ordered the two.
@@ -77,7 +80,7 @@ impl MappedFile {
     }
 
     /// [`range`](MappedFile::range) for stores: also refuses a file opened for reading.
-    #[inline]
+    #[inline(always)]
     pub(super) fn range_mut(&self, offset: u64, len: usize) -> Result<*mut u8> {
         self.writable()?;
         self.range(offset, len)
@@ -88,7 +91,7 @@ impl MappedFile {
         Error::OutOfRange { path: self.path.clone(), offset, len, file_len }
     }
 
-    #[inline]
+    #[inline(always)]
     fn writable(&self) -> Result<()> {
         if self.writable { Ok(()) } else { Err(self.read_only()) }
     }
@@ -233,8 +236,25 @@ impl MappedFile {
         sys::file::set_mark(self.fd(), mark).map_err(|error| Error::io(operation, &self.path, error))
     }
 
-    pub(super) fn try_lock(&self) -> Result<bool> {
-        sys::file::try_lock(self.fd()).map_err(|error| Error::io("lock", &self.path, error))
+    /// Source: `flock(2)`.
+    pub(super) fn try_lock(&self, kind: LockKind) -> Result<bool> {
+        let exclusive = kind == LockKind::Exclusive;
+        let taken = sys::file::try_lock(self.fd(), exclusive).map_err(|error| Error::io("lock", &self.path, error))?;
+        if taken {
+            self.locked_by.store(sys::incarnation(), Ordering::Relaxed);
+        }
+        Ok(taken)
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        // The lock belongs to the open file, which a forked child has too: closing this descriptor would not release it
+        // while the child lives. And the child, which has no part in it, must not release the parent's.
+        let locked_by = self.locked_by.load(Ordering::Relaxed);
+        if locked_by != 0 && locked_by == sys::incarnation() {
+            sys::file::unlock(self.fd());
+        }
     }
 }
 

@@ -49,6 +49,15 @@ pub enum Access {
     ReadWrite,
 }
 
+/// Who else may hold an advisory lock at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockKind {
+    /// Others that take it shared: for readers.
+    Shared,
+    /// Nobody: for a writer.
+    Exclusive,
+}
+
 /// What tells one file from another, whatever its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Identity {
@@ -103,6 +112,13 @@ pub trait Medium: Send + Sync + 'static {
     /// Creates a file of `len` zero bytes that must not exist yet and opens it for reading and writing. Durable after
     /// [`MediumFile::sync`] and [`Medium::sync_dir`].
     fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File>;
+
+    /// [`create`](Medium::create) for a file that holds bytes of `like`, so that nobody may open it who may not open that
+    /// one: where files have owners and permissions, it gets those of `like`. Without them this is
+    /// [`create`](Medium::create).
+    fn create_like(&self, path: &Path, len: u64, reserve: u64, _like: &Self::File) -> Result<Self::File> {
+        self.create(path, len, reserve)
+    }
 
     /// Creates a directory; one that exists already is fine.
     fn create_dir(&self, path: &Path) -> Result<()>;
@@ -207,20 +223,26 @@ pub trait MediumFile: Send + Sync {
     /// Also where [`mark`](MediumFile::mark) says `Unsupported`.
     fn set_mark(&self, mark: Option<Mark>) -> Result<()>;
 
-    /// Takes the exclusive advisory lock on this file without waiting; false if another process holds it. It goes with
-    /// the handle.
-    fn try_lock(&self) -> Result<bool>;
+    /// Takes the advisory lock on this file without waiting; false if another handle, of this process or another, holds
+    /// one that excludes it. It goes with the handle, when the process that took it drops it: a forked child that
+    /// inherits the handle has no part in it.
+    fn try_lock(&self, kind: LockKind) -> Result<bool>;
+}
+
+/// The path from the root on, whether or not the file exists.
+pub(crate) fn absolute(path: &Path) -> Result<std::path::PathBuf> {
+    std::path::absolute(path).map_err(|error| Error::io("open", path, error))
 }
 
 /// The path of the file itself where `path` leads through symbolic links: a sidecar lies beside the file, not beside a
-/// link to it.
+/// link to it. It is absolute, and so stays right when the process changes its directory.
 ///
 /// # Errors
 /// [`Error::Io`] where there is no such file, or no permission to look.
 pub fn resolve(path: &Path) -> Result<std::path::PathBuf> {
     let found = std::fs::symlink_metadata(path).map_err(|error| Error::io("open", path, error))?;
     if !found.is_symlink() {
-        return Ok(path.to_owned());
+        return absolute(path);
     }
     std::fs::canonicalize(path).map_err(|error| Error::io("open", path, error))
 }

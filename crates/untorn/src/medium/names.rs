@@ -4,7 +4,7 @@
 //! call itself.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -53,17 +53,34 @@ fn check_regular(path: &Path, found: &rustix::fs::Stat) -> Result<()> {
 /// # Errors
 /// [`Error::Io`]; nothing is left behind then. Source: `open(2)`, `ftruncate(2)`.
 pub(super) fn create_regular(path: &Path, len: u64) -> Result<OwnedFd> {
+    create_with(path, 0o666, |file| resize_new(path, file, len))
+}
+
+/// The same with the owner, the group and the permissions of another file. Nobody else can open it before it has them.
+///
+/// # Errors
+/// [`Error::Io`]; nothing is left behind then. Source: `open(2)`, `fchown(2)`, `fchmod(2)`, `ftruncate(2)`.
+pub(super) fn create_like(path: &Path, len: u64, like: BorrowedFd<'_>) -> Result<OwnedFd> {
+    create_with(path, 0o600, |file| {
+        sys::file::take_permissions(file, like).map_err(|error| Error::io("set the permissions of", path, error))?;
+        resize_new(path, file, len)
+    })
+}
+
+fn create_with(path: &Path, mode: u32, finish: impl FnOnce(BorrowedFd<'_>) -> Result<()>) -> Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file =
-        rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)).map_err(|errno| Error::io("create", path, errno))?;
-    if len > 0
-        && let Err(errno) = rustix::fs::ftruncate(&file, len)
-    {
-        // The first error is the one that helps, whether or not the name can be removed again.
-        let _ = rustix::fs::unlink(path);
-        return Err(Error::io("resize", path, errno));
-    }
+        rustix::fs::open(path, flags, Mode::from_raw_mode(mode)).map_err(|errno| Error::io("create", path, errno))?;
+    // The first error is the one that helps, whether or not the name can be removed again.
+    finish(file.as_fd()).inspect_err(|_| drop(unlink(path)))?;
     Ok(file)
+}
+
+fn resize_new(path: &Path, file: BorrowedFd<'_>, len: u64) -> Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    rustix::fs::ftruncate(file, len).map_err(|errno| Error::io("resize", path, errno))
 }
 
 /// Source: `mkdir(2)`.

@@ -7,11 +7,12 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::mapping::MappedFile;
-use super::{Access, Barrier, Identity, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp, names};
+use super::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp, names};
 use crate::error::Result;
 use crate::sys;
 use crate::sys::map::MapKind;
@@ -26,12 +27,27 @@ use crate::sys::ring::Flusher;
 #[derive(Debug, Default)]
 pub struct PageCache {
     flusher: Flusher,
+    /// Reads are system calls whatever the file system.
+    by_call: bool,
 }
 
 impl PageCache {
     /// A medium over the file systems as they are.
     pub fn new() -> Self {
         PageCache::default()
+    }
+
+    /// The same for files that another process may cut short meanwhile: a load from what is gone would raise SIGBUS, a
+    /// system call returns an error.
+    pub(crate) fn reading_by_call() -> Self {
+        PageCache { by_call: true, ..PageCache::default() }
+    }
+
+    fn map_new(&self, path: &Path, file: OwnedFd, reserve: u64) -> Result<PageCacheFile> {
+        let file = MappedFile::new(path, file, MapKind::Read, Access::ReadWrite, reserve);
+        // The first error is the one that helps, whether or not the name can be removed again.
+        let file = file.inspect_err(|_| drop(names::unlink(path)))?;
+        Ok(PageCacheFile::new(file, self.by_call))
     }
 }
 
@@ -44,15 +60,15 @@ impl Medium for PageCache {
 
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<PageCacheFile> {
         let file = names::open_regular(path, access)?;
-        Ok(PageCacheFile::new(MappedFile::new(path, file, MapKind::Read, access, reserve)?))
+        Ok(PageCacheFile::new(MappedFile::new(path, file, MapKind::Read, access, reserve)?, self.by_call))
     }
 
     fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<PageCacheFile> {
-        let file = names::create_regular(path, len)?;
-        let file = MappedFile::new(path, file, MapKind::Read, Access::ReadWrite, reserve);
-        // The first error is the one that helps, whether or not the name can be removed again.
-        let file = file.inspect_err(|_| drop(names::unlink(path)))?;
-        Ok(PageCacheFile::new(file))
+        self.map_new(path, names::create_regular(path, len)?, reserve)
+    }
+
+    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &PageCacheFile) -> Result<PageCacheFile> {
+        self.map_new(path, names::create_like(path, len, like.file.fd())?, reserve)
     }
 
     fn create_dir(&self, path: &Path) -> Result<()> {
@@ -107,8 +123,8 @@ impl Medium for PageCache {
 /// A file open on [`PageCache`].
 pub struct PageCacheFile {
     file: MappedFile,
-    /// Reads go by system call too: the file is on a tmpfs, where a load from a hole takes space, and raises SIGBUS if
-    /// there is none.
+    /// Reads go by system call too: the medium was asked to, or the file is on a tmpfs, where a load from a hole takes
+    /// space, and raises SIGBUS if there is none.
     by_call: bool,
     /// Changes made so far.
     written: AtomicU64,
@@ -121,8 +137,8 @@ pub struct PageCacheFile {
 }
 
 impl PageCacheFile {
-    fn new(file: MappedFile) -> Self {
-        let by_call = sys::file::in_memory(file.fd());
+    fn new(file: MappedFile, by_call: bool) -> Self {
+        let by_call = by_call || sys::file::in_memory(file.fd());
         PageCacheFile { file, by_call, written: AtomicU64::new(0), flushed: AtomicU64::new(0) }
     }
 
@@ -223,8 +239,8 @@ impl MediumFile for PageCacheFile {
         self.file.set_mark(mark)
     }
 
-    fn try_lock(&self) -> Result<bool> {
-        self.file.try_lock()
+    fn try_lock(&self, kind: LockKind) -> Result<bool> {
+        self.file.try_lock(kind)
     }
 }
 
@@ -238,7 +254,7 @@ mod tests {
     fn a_fence_flushes_what_is_dirty_and_only_that() {
         let dir = tempfile::tempdir().unwrap();
         for flusher in [Flusher::default(), Flusher::without_ring()] {
-            let medium = PageCache { flusher };
+            let medium = PageCache { flusher, by_call: false };
             let (a, b) = (dir.path().join("a"), dir.path().join("b"));
             let (a, b) = (medium.create(&a, 100, 100).unwrap(), medium.create(&b, 100, 100).unwrap());
             assert_eq!((a.unflushed(), b.unflushed()), (None, None));
@@ -281,7 +297,7 @@ mod tests {
         // Writable by its own account, over a descriptor that is not: the system call fails.
         let descriptor = names::open_regular(&path, Access::Read).unwrap();
         let mapped = MappedFile::new(&path, descriptor, MapKind::Read, Access::ReadWrite, 100).unwrap();
-        let file = PageCacheFile::new(mapped);
+        let file = PageCacheFile::new(mapped, false);
         let error = file.write(7, b"x").unwrap_err().to_string();
         assert!(error.starts_with("cannot write to ") && error.contains(" at byte 7: "), "{error}");
         assert!(file.unflushed().is_some());

@@ -57,6 +57,11 @@ impl PageState {
         }
     }
 
+    /// Locks the page if it is free, with readers let in.
+    pub(crate) fn try_hold(&self) -> bool {
+        self.try_lock(LOCKED)
+    }
+
     #[inline]
     fn try_lock(&self, flags: u64) -> bool {
         let word = self.word.load(Ordering::Relaxed);
@@ -91,6 +96,12 @@ impl PageState {
     #[inline]
     pub(crate) fn unlock(&self) {
         self.word.store(self.version() << VERSION_SHIFT, Ordering::Release);
+    }
+
+    /// Unlocks with the bitmap unchanged, but with a version of its own: visible bytes were stored to meanwhile, so a
+    /// copy begun before the lock is not to be trusted. For the holder of the lock only.
+    pub(crate) fn unlock_disturbed(&self) {
+        self.publish(self.bitmap(), self.version() + 1);
     }
 
     /// Sets the bitmap while the file is being opened, before anyone else can see it.
@@ -146,6 +157,18 @@ mod tests {
         }
         assert_eq!(page.bitmap(), glimpse.bitmap);
         assert!(!page.holds(glimpse));
+    }
+
+    #[test]
+    fn a_disturbed_page_keeps_its_bitmap_but_no_glimpse() {
+        let page = PageState::default();
+        page.lock(false, |_| ());
+        page.publish(9, 7);
+        let glimpse = page.glimpse().unwrap();
+        page.lock(true, |_| ());
+        page.unlock_disturbed();
+        assert!(!page.holds(glimpse));
+        assert_eq!(page.bitmap(), 9);
     }
 
     #[test]

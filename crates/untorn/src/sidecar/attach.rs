@@ -4,11 +4,12 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::adopt::{adopt, relocate};
 use super::retirement::Retirement;
 use super::superblock::{Left, Superblock};
 use super::{Geometry, PAGE, barriers, directory, parent, path as sidecar_path, spill_path, uuid_text};
 use crate::error::{Error, Result};
-use crate::medium::{Access, Identity, MarkState, Medium, MediumFile, Stamp};
+use crate::medium::{Access, Identity, LockKind, MarkState, Medium, MediumFile, Stamp};
 use crate::options::{Durability, Layout, Options, Trust};
 
 /// A sidecar that belongs to its data file, locked by this handle.
@@ -47,36 +48,26 @@ pub(crate) fn attach<M: Medium>(
     // Another process may create, settle or remove the sidecar between two of our steps; each time round we look anew.
     let mut drop_sidecar = options.trust == Some(Trust::File);
     for _ in 0..16 {
-        if !medium.exists(&place)? {
+        let Some(side) = open_existing(medium, &place, Access::ReadWrite, plan.reserve)? else {
             match data.mark()? {
-                MarkState::Present(mark) if options.adopt => {
-                    let found = find_by_mark(medium, path, &mark)?;
-                    medium.rename(&found, &place)?;
-                    medium.sync_dir(barriers::CREATE_NAME, &directory(path))?;
-                }
-                MarkState::Present(mark) if !drop_sidecar => {
-                    let uuid = uuid_text(&mark);
-                    return Err(Error::SidecarMissing { path: path.to_owned(), sidecar: place, uuid });
-                }
-                _ => {
-                    match create(medium, path, data, &place, identity, plan) {
-                        // The last to leave the directory removed it under our hands.
-                        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => continue,
-                        created => created?,
-                    }
-                    drop_sidecar = false;
-                }
+                // Created and marked since we looked.
+                MarkState::Present(_) if medium.exists(&place)? => {}
+                MarkState::Present(mark) if options.adopt => adopt(medium, path, identity, &mark, &place)?,
+                MarkState::Present(mark) if !drop_sidecar => return Err(missing(path, &place, &mark)),
+                _ => match create(medium, path, data, &place, identity, plan) {
+                    Ok(stands) => drop_sidecar &= !stands,
+                    // The last to leave the directory removed it under our hands.
+                    Err(error) if is_not_found(&error) => {}
+                    Err(error) => return Err(error),
+                },
             }
             continue;
-        }
-        let side = medium.open(&place, Access::ReadWrite, plan.reserve)?;
-        if !take_lock(&side)? {
+        };
+        if !take_lock(&side, LockKind::Exclusive)? {
             return Err(in_use(path));
         }
         // It may have been settled, and another one created, while we waited for the lock.
-        let still_there =
-            medium.exists(&place)? && medium.open(&place, Access::Read, 0)?.identity()? == side.identity()?;
-        if !still_there {
+        if !is_named(medium, &place, &side)? {
             continue;
         }
         data.sync(barriers::ATTACH_FILES)?;
@@ -97,7 +88,7 @@ pub(crate) fn attach<M: Medium>(
             // user says that it does not belong here. It is kept, for its own file may be matched with it by its UUID.
             let aside = place.with_extension(format!("{}.orphan", uuid_text(&superblock.uuid)));
             tracing::warn!(path = %path.display(), sidecar = %aside.display(), "set a stray sidecar aside");
-            medium.rename(&place, &aside)?;
+            relocate(medium, &directory(path), &place, &aside)?;
             continue;
         }
         if superblock.left == Left::Settled || drop_sidecar {
@@ -121,24 +112,35 @@ pub(crate) fn attach<M: Medium>(
     Err(in_use(path))
 }
 
-/// Opens the sidecar of `data` for reading, without creating or changing anything; `None` if the file has none that
-/// counts.
+/// Opens the sidecar of `data` for reading, locked against writers, without creating or changing anything; `None` if the
+/// file has none that counts.
 ///
 /// # Errors
-/// As for [`attach`], but nothing is locked.
-pub(crate) fn look<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Result<Option<Attached<M::File>>> {
-    let identity = data.identity()?;
-    let place = sidecar_path(path, identity.inode);
-    let mark = data.mark()?;
-    if !medium.exists(&place)? {
-        return match mark {
-            MarkState::Present(mark) => {
-                Err(Error::SidecarMissing { path: path.to_owned(), sidecar: place, uuid: uuid_text(&mark) })
+/// As for [`attach`].
+pub(crate) fn share<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Result<Option<Attached<M::File>>> {
+    let place = sidecar_path(path, data.identity()?.inode);
+    for _ in 0..16 {
+        let Some(side) = open_existing(medium, &place, Access::Read, 0)? else {
+            match data.mark()? {
+                // Created and marked since we looked.
+                MarkState::Present(_) if medium.exists(&place)? => continue,
+                MarkState::Present(mark) => return Err(missing(path, &place, &mark)),
+                _ => return Ok(None),
             }
-            _ => Ok(None),
         };
+        if !take_lock(&side, LockKind::Shared)? {
+            return Err(in_use(path));
+        }
+        if is_named(medium, &place, &side)? {
+            return judge(path, place, data, side);
+        }
     }
-    let side = medium.open(&place, Access::Read, 0)?;
+    Err(in_use(path))
+}
+
+/// What a reader makes of a sidecar that no writer has.
+fn judge<F: MediumFile>(path: &Path, place: PathBuf, data: &F, side: F) -> Result<Option<Attached<F>>> {
+    let (identity, mark) = (data.identity()?, data.mark()?);
     let superblock = Superblock::read(&side, &place)?;
     if superblock.left == Left::Settled || mark == MarkState::Absent && orphaned(&superblock, identity) {
         return Ok(None);
@@ -153,14 +155,42 @@ pub(crate) fn look<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Result
 
 /// Takes the lock of a sidecar; false if another process keeps it. One that was killed may still seem to for a moment:
 /// the kernel lets its files go only after the flushes it had under way.
-pub(crate) fn take_lock<F: MediumFile>(side: &F) -> Result<bool> {
+pub(super) fn take_lock<F: MediumFile>(side: &F, kind: LockKind) -> Result<bool> {
     for _ in 0..50 {
-        if side.try_lock()? {
+        if side.try_lock(kind)? {
             return Ok(true);
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    side.try_lock()
+    side.try_lock(kind)
+}
+
+/// Opens a file, if there is one of this name.
+fn open_existing<M: Medium>(medium: &M, name: &Path, access: Access, reserve: u64) -> Result<Option<M::File>> {
+    if !medium.exists(name)? {
+        return Ok(None);
+    }
+    match medium.open(name, access, reserve) {
+        Err(error) if is_not_found(&error) => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+/// Whether a name stands for this open file.
+pub(super) fn is_named<M: Medium>(medium: &M, name: &Path, file: &M::File) -> Result<bool> {
+    match open_existing(medium, name, Access::Read, 0)? {
+        Some(named) => Ok(named.identity()? == file.identity()?),
+        None => Ok(false),
+    }
+}
+
+fn is_not_found(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
+}
+
+fn missing(path: &Path, place: &Path, mark: &[u8; 16]) -> Error {
+    let (path, sidecar) = (path.to_owned(), place.to_owned());
+    Error::SidecarMissing { path, sidecar, uuid: uuid_text(mark), original: None }
 }
 
 fn in_use(path: &Path) -> Error {
@@ -222,20 +252,6 @@ pub(crate) fn unchanged(path: &Path, recorded: Stamp, now: Stamp) -> Result<()> 
     Err(Error::MixedUse { path: path.to_owned(), what })
 }
 
-/// The sidecar with this UUID under whatever name, for a pair restored together under new inode numbers.
-fn find_by_mark<M: Medium>(medium: &M, path: &Path, mark: &[u8; 16]) -> Result<PathBuf> {
-    let dir = directory(path);
-    for name in medium.list(&dir)? {
-        let candidate = dir.join(name);
-        // What cannot be opened or read as a sidecar is not the one looked for.
-        let Ok(file) = medium.open(&candidate, Access::Read, 0) else { continue };
-        if Superblock::read(&file, &candidate).is_ok_and(|found| found.uuid == *mark) {
-            return Ok(candidate);
-        }
-    }
-    Err(Error::SidecarMissing { path: path.to_owned(), sidecar: dir, uuid: uuid_text(mark) })
-}
-
 /// Makes the data file say that it has this sidecar.
 fn brand<F: MediumFile>(data: &F, superblock: &Superblock) -> Result<()> {
     if data.mark()? != MarkState::Unsupported {
@@ -259,7 +275,8 @@ pub(crate) fn remove<M: Medium>(medium: &M, path: &Path, data: &M::File, sidecar
     medium.remove_dir_if_empty(&directory(path))
 }
 
-/// Creates a sidecar under a temporary name and gives it its final one when it is whole.
+/// Creates a sidecar under a temporary name and gives it its final one when it is whole. False if another process came in
+/// between, and all is to be looked at anew.
 fn create<M: Medium>(
     medium: &M,
     path: &Path,
@@ -267,21 +284,28 @@ fn create<M: Medium>(
     place: &Path,
     identity: Identity,
     plan: &Plan,
-) -> Result<()> {
+) -> Result<bool> {
     let dir = directory(path);
     medium.create_dir(&dir)?;
     let temporary = place.with_extension("new");
-    let side = if medium.exists(&temporary)? {
-        medium.open(&temporary, Access::ReadWrite, plan.reserve)?
-    } else {
-        medium.create(&temporary, 0, plan.reserve)?
+    let earlier = open_existing(medium, &temporary, Access::ReadWrite, plan.reserve)?;
+    let is_ours = earlier.is_none();
+    let side = match earlier.map_or_else(|| medium.create_like(&temporary, 0, plan.reserve, data), Ok) {
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => return Ok(false),
+        side => side?,
     };
-    // The lock decides between two processes that create at once; whoever comes second finds the final name.
-    if !take_lock(&side)? {
+    // The lock decides between two processes that create at once.
+    if !take_lock(&side, LockKind::Exclusive)? {
         return Err(in_use(path));
     }
-    if medium.exists(place)? {
-        return Ok(());
+    // Whoever had it gave it its final name, or failed and removed it: what is filled now must be what is named.
+    if !is_named(medium, &temporary, &side)? || medium.exists(place)? {
+        return Ok(false);
+    }
+    if !is_ours {
+        // A crash left it. It may not have come to its permissions, so it is made anew.
+        medium.unlink(&temporary)?;
+        return Ok(false);
     }
     let fill = || -> Result<Superblock> {
         side.set_len(0)?;
@@ -327,5 +351,6 @@ fn create<M: Medium>(
         // It holds nothing yet. One that cannot be removed is completed by the next attempt.
         let _ = medium.unlink(place);
         let _ = medium.remove_dir_if_empty(&dir);
-    })
+    })?;
+    Ok(true)
 }

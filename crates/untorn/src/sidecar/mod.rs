@@ -5,6 +5,7 @@
 //! the superblock names the data file by inode, generation and birth time, and the data file carries the sidecar's UUID
 //! as a mark.
 
+mod adopt;
 pub(crate) mod attach;
 pub(crate) mod retirement;
 pub(crate) mod superblock;
@@ -18,6 +19,10 @@ pub(crate) const MAX_LEN: u64 = 1 << 56;
 
 /// Sequence numbers count commits or writes of a line; one beyond this was never reached.
 pub(crate) const MAX_NUMBER: u64 = 1 << 62;
+
+/// The highest number a file may be opened with: however long it stays open, nothing it numbers comes near
+/// [`MAX_NUMBER`], beyond which recovery would not believe it.
+pub(crate) const MAX_NUMBER_AT_OPEN: u64 = MAX_NUMBER / 2;
 
 /// Bytes of a page, of the data file and of the sidecar.
 pub(crate) const PAGE: u64 = 4096;

@@ -10,7 +10,7 @@ use twox_hash::XxHash3_64;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{MAX_LEN, MAX_NUMBER, PAGE};
+use super::{MAX_LEN, MAX_NUMBER_AT_OPEN, PAGE};
 use crate::error::{Error, Result};
 use crate::medium::MediumFile;
 
@@ -97,7 +97,7 @@ impl Retirement {
         }
         let corrupt = |what: String| Error::Corrupt { path: path.to_owned(), offset: Some(AT[0]), what };
         let best = best.ok_or_else(|| corrupt("neither retirement line is whole".to_owned()))?;
-        if best.len > MAX_LEN || [best.seq, best.cut, best.session].iter().any(|&number| number > MAX_NUMBER) {
+        if best.len > MAX_LEN || [best.seq, best.cut, best.session].iter().any(|&number| number > MAX_NUMBER_AT_OPEN) {
             return Err(corrupt(format!("its numbers make no sense: {best:?}")));
         }
         if file.len() < best.side_len {

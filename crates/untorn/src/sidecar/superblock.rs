@@ -9,7 +9,7 @@ use twox_hash::XxHash3_64;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Geometry, MAX_NUMBER, PAGE};
+use super::{Geometry, MAX_NUMBER_AT_OPEN, PAGE};
 use crate::error::{Error, Result};
 use crate::medium::{Identity, MediumFile, Stamp};
 use crate::options::{Durability, EngineKind, Layout};
@@ -175,7 +175,7 @@ impl Superblock {
         if !sensible(geometry.lanes, 1, 64) || !sensible(geometry.slots, 4, 1 << 16) {
             return Err(sense(format!("{} lanes of {} slots", geometry.lanes, geometry.slots)));
         }
-        if raw.seq.get() > MAX_NUMBER {
+        if raw.seq.get() > MAX_NUMBER_AT_OPEN {
             return Err(sense(format!("sequence number {}", raw.seq.get())));
         }
         pick(raw.engine, &ENGINES, "engine").map_err(unsupported)?;

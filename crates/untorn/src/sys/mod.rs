@@ -7,11 +7,13 @@ pub(crate) mod copy;
 pub(crate) mod file;
 pub(crate) mod flush;
 pub(crate) mod map;
+mod process;
 pub(crate) mod range;
 pub(crate) mod ring;
 mod zeroed;
 
-pub(crate) use zeroed::ZeroedArray;
+pub(crate) use process::incarnation;
+pub(crate) use zeroed::{ZeroedArray, ZeroedBox};
 
 /// Bytes of a page of memory: the unit in which address space is reserved and mapped.
 pub(crate) fn page_size() -> usize {

@@ -1,8 +1,8 @@
 //! Several files flushed together, so that the device flush is shared.
 //!
 //! # Safety
-//! The only operation submitted is IORING_OP_FSYNC, which refers to a descriptor and to no memory, and the submitter
-//! waits for every completion while it borrows the descriptors.
+//! The only operation submitted is IORING_OP_FSYNC, which refers to a descriptor and to no memory. The descriptor is
+//! borrowed while its entry is handed over, and the kernel takes its own reference to the open file then.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -11,10 +11,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use io_uring::{IoUring, opcode, types};
+use io_uring::{IoUring, Probe, opcode, types};
 use rustix::io::Errno;
-
-use super::file::uninterrupted;
 
 /// The most files one round submits together; more go in further rounds.
 const ENTRIES: u32 = 8;
@@ -31,43 +29,86 @@ enum Ring {
     #[default]
     Unborn,
     /// Works.
-    Open(Box<IoUring>),
+    Open(Box<dyn Queue + Send>),
     /// The kernel, a limit or a filter refused it, or it broke: threads do its work.
     Refused,
+}
+
+/// What a round of flushes needs of io_uring. The tests have one that breaks when told to.
+trait Queue {
+    /// Puts a flush in line under this number. False if there is no room.
+    fn push(&mut self, number: u64, file: BorrowedFd<'_>) -> bool;
+
+    /// Hands what is in line to the kernel and waits until `count` flushes are done.
+    fn wait(&mut self, count: usize) -> io::Result<()>;
+
+    /// How many flushes still are in line, which are the last ones pushed: the kernel has not taken, so not started them.
+    fn in_line(&mut self) -> usize;
+
+    /// The number and the result of a flush that is done, each one once.
+    fn done(&mut self) -> Option<(u64, i32)>;
+}
+
+impl Queue for IoUring {
+    fn push(&mut self, number: u64, file: BorrowedFd<'_>) -> bool {
+        let fd = types::Fd(file.as_raw_fd());
+        let entry = opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build().user_data(number);
+        // SAFETY: the entry refers to no memory, and to a descriptor that is borrowed until `Flusher::flush` has
+        // returned; the kernel takes its own reference to the open file when it takes the entry, and takes none after
+        // the ring was given up.
+        unsafe { self.submission().push(&entry) }.is_ok()
+    }
+
+    fn wait(&mut self, count: usize) -> io::Result<()> {
+        self.submit_and_wait(count).map(drop)
+    }
+
+    fn in_line(&mut self) -> usize {
+        // The kernel's own count: it moves the head past what it takes, in the order of the line.
+        self.submission().len()
+    }
+
+    fn done(&mut self) -> Option<(u64, i32)> {
+        self.completion().next().map(|completion| (completion.user_data(), completion.result()))
+    }
+}
+
+/// A ring whose kernel knows how to flush, if this process is given one.
+fn open_ring() -> io::Result<IoUring> {
+    let ring = IoUring::new(ENTRIES)?;
+    let mut known = Probe::new();
+    ring.submitter().register_probe(&mut known)?;
+    if known.is_supported(opcode::Fsync::CODE) { Ok(ring) } else { Err(Errno::OPNOTSUPP.into()) }
 }
 
 impl Flusher {
     /// `fdatasync(2)` of every file, all under way at the same time. One result a file, in their order.
     ///
-    /// io_uring does it where it is available, else helper threads do. What a flush reports is final; only a flush that
-    /// did not take place is done again the other way.
+    /// io_uring does it where it is available, else helper threads do. What a flush reports is final, and so is that one
+    /// was started: after a failed flush the kernel calls the pages clean, and a second one would succeed over data that
+    /// the device lost. Only a flush that was never started is done the other way.
     pub(crate) fn flush(&self, files: &[BorrowedFd<'_>]) -> Vec<io::Result<()>> {
         if let [file] = files {
             return vec![fdatasync(*file)];
         }
+        let mut results: Vec<Option<io::Result<()>>> = files.iter().map(|_| None).collect();
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*ring, Ring::Unborn) {
-            *ring = IoUring::new(ENTRIES).map_or(Ring::Refused, |ring| Ring::Open(Box::new(ring)));
+            *ring = open_ring().map_or(Ring::Refused, |ring| Ring::Open(Box::new(ring)));
         }
-        let mut results = Vec::with_capacity(files.len());
         if let Ring::Open(open) = &mut *ring {
-            for chunk in files.chunks(ENTRIES as usize) {
-                match submit(open, chunk) {
-                    Some(round) => results.extend(round),
-                    None => {
-                        // Completions of this round may still arrive, so the ring can't be used for another.
-                        *ring = Ring::Refused;
-                        break;
-                    }
-                }
+            let mut rounds = files.chunks(ENTRIES as usize).zip(results.chunks_mut(ENTRIES as usize));
+            if !rounds.all(|(files, results)| round(&mut **open, files, results)) {
+                // Completions of the broken round may still arrive, so the ring can't be used for another.
+                *ring = Ring::Refused;
             }
         }
         drop(ring);
-        if results.len() < files.len() {
-            let done = results.len();
-            results.extend(flush_on_threads(&files[done..]));
-        }
-        results
+        let unstarted = files.iter().zip(&results).filter(|(_, result)| result.is_none());
+        let unstarted: Vec<_> = unstarted.map(|(file, _)| *file).collect();
+        let mut late = flush_on_threads(&unstarted).into_iter();
+        // The threads gave one result for each that was missing.
+        results.into_iter().filter_map(|result| result.or_else(|| late.next())).collect()
     }
 
     /// A flusher that behaves as if the kernel had no io_uring.
@@ -83,48 +124,55 @@ impl fmt::Debug for Flusher {
     }
 }
 
-/// Whether this kernel gives this process an io_uring, with the reason if not.
+/// Whether this kernel gives this process an io_uring that flushes, with the reason if not.
 pub(crate) fn probe() -> io::Result<()> {
-    IoUring::new(2).map(drop)
+    open_ring().map(drop)
 }
 
-/// Submits one flush a file and waits for all. `None` if the ring broke, with what took place unknown.
-fn submit(ring: &mut IoUring, files: &[BorrowedFd<'_>]) -> Option<Vec<io::Result<()>>> {
-    for (index, file) in files.iter().enumerate() {
-        let fd = types::Fd(file.as_raw_fd());
-        let entry = opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build().user_data(index as u64);
-        // SAFETY: the entry refers to no memory, and to a descriptor that is borrowed until `submit` has returned; the
-        // kernel takes its own reference to the open file when it takes the entry.
-        unsafe { ring.submission().push(&entry) }.ok()?;
+/// Submits one flush a file and waits for all. False if the ring broke: then the files whose flush was never started are
+/// left without a result, and those whose flush was started and not seen to end have an error.
+fn round(queue: &mut dyn Queue, files: &[BorrowedFd<'_>], results: &mut [Option<io::Result<()>>]) -> bool {
+    // What is only in line the kernel has not seen, so a line that can't be made leaves no flush behind.
+    if !files.iter().zip(0..).all(|(file, number)| queue.push(number, *file)) {
+        return false;
     }
-    let mut results: Vec<Option<io::Result<()>>> = files.iter().map(|_| None).collect();
     let mut missing = files.len();
     while missing > 0 {
-        match ring.submit_and_wait(missing) {
-            Ok(_) => {}
-            Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
-            Err(_) => return None,
+        let waited = queue.wait(missing);
+        while let Some((number, result)) = queue.done() {
+            if let Some(place @ None) = results.get_mut(number as usize) {
+                *place = Some(outcome(result));
+                missing -= 1;
+            }
         }
-        for completion in ring.completion() {
-            let index = completion.user_data() as usize;
-            let slot = results.get_mut(index).expect("a completion carries the index it was submitted with");
-            *slot = Some(outcome(completion.result(), files[index]));
-            missing -= 1;
+        match waited {
+            Ok(()) => {}
+            // Only the waiting was interrupted; what the kernel took before, it goes on with.
+            Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
+            Err(error) => {
+                let started = files.len().saturating_sub(queue.in_line());
+                for place in &mut results[..started] {
+                    place.get_or_insert_with(|| Err(unknown(&error)));
+                }
+                return false;
+            }
         }
     }
-    results.into_iter().collect()
+    true
 }
 
-/// The result of one flush. Errors by which the kernel says that the flush never started are answered by doing it now.
-fn outcome(result: i32, file: BorrowedFd<'_>) -> io::Result<()> {
-    if result >= 0 {
-        return Ok(());
-    }
-    let error = Errno::from_raw_os_error(-result);
-    match error {
-        Errno::NOSYS | Errno::INVAL | Errno::CANCELED | Errno::AGAIN | Errno::INTR => fdatasync(file),
-        _ => Err(error.into()),
-    }
+/// The result of one flush that the kernel took.
+///
+/// No error of it means for sure that the flush never started. ECANCELED, EAGAIN, EINTR and EINVAL would, where io_uring
+/// itself gives them; but a file system passes on whatever the write-back of a page ended with, those among them, and it
+/// passes that on once. That the kernel knows the operation was asked when the ring was opened.
+fn outcome(result: i32) -> io::Result<()> {
+    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
+}
+
+/// The error for a flush that was started and whose end was not seen.
+fn unknown(cause: &io::Error) -> io::Error {
+    io::Error::other(format!("io_uring broke ({cause}) after the flush was started: its outcome is unknown"))
 }
 
 /// One thread a file but for the last, which the caller flushes; a thread that can't be had is done without.
@@ -144,9 +192,9 @@ fn flush_on_threads(files: &[BorrowedFd<'_>]) -> Vec<io::Result<()>> {
     })
 }
 
-/// `fdatasync(2)`, called again when a signal interrupts it.
+/// `fdatasync(2)`, once: EINTR too may be what the write-back of a page ended with.
 fn fdatasync(file: BorrowedFd<'_>) -> io::Result<()> {
-    uninterrupted(|| rustix::fs::fdatasync(file.as_fd()))
+    Ok(rustix::fs::fdatasync(file.as_fd())?)
 }
 
 #[cfg(test)]
@@ -204,5 +252,84 @@ mod tests {
                 scope.spawn(|| (0..5).for_each(|_| each_file_gets_its_own_result(&flusher)));
             }
         });
+    }
+
+    /// A queue that takes and ends only so many flushes, then fails. `done` are the results it still reports.
+    struct Breaking {
+        room: usize,
+        takes: usize,
+        waits: Vec<i32>,
+        done: Vec<(u64, i32)>,
+        line: usize,
+    }
+
+    impl Queue for Breaking {
+        fn push(&mut self, _: u64, _: BorrowedFd<'_>) -> bool {
+            let fits = self.line < self.room;
+            self.line += usize::from(fits);
+            fits
+        }
+
+        fn wait(&mut self, _: usize) -> io::Result<()> {
+            self.line -= self.takes.min(self.line);
+            Err(io::Error::from_raw_os_error(self.waits.remove(0)))
+        }
+
+        fn in_line(&mut self) -> usize {
+            self.line
+        }
+
+        fn done(&mut self) -> Option<(u64, i32)> {
+            if self.waits.is_empty() { self.done.pop() } else { None }
+        }
+    }
+
+    /// What becomes of three files, the middle one a pipe that only a flush by threads finds out about.
+    fn broken(queue: Breaking) -> Vec<String> {
+        let (reader, _writer) = io::pipe().unwrap();
+        let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+        let flusher = Flusher { ring: Mutex::new(Ring::Open(Box::new(queue))) };
+        let results = flusher.flush(&[files[0].as_fd(), reader.as_fd(), files[1].as_fd()]);
+        assert!(matches!(*flusher.ring.lock().unwrap(), Ring::Refused), "a broken ring is not used again");
+        let word = |result: io::Result<()>| match result {
+            Ok(()) => "done".to_owned(),
+            Err(error) => match error.raw_os_error() {
+                Some(code) => Errno::from_raw_os_error(code).to_string(),
+                None if error.to_string().contains("outcome is unknown") => "unknown".to_owned(),
+                None => error.to_string(),
+            },
+        };
+        results.into_iter().map(word).collect()
+    }
+
+    #[test]
+    fn a_flush_that_was_started_is_never_started_again() {
+        let (eio, eintr, ebusy) = (Errno::IO.raw_os_error(), Errno::INTR.raw_os_error(), Errno::BUSY.raw_os_error());
+        let queue = |takes, waits: &[i32], done: &[(u64, i32)]| Breaking {
+            room: 8,
+            takes,
+            waits: waits.to_vec(),
+            done: done.to_vec(),
+            line: 0,
+        };
+        let (io, invalid) = (Errno::IO.to_string(), Errno::INVAL.to_string());
+        // Nothing was taken: threads do it all, and find the pipe.
+        assert_eq!(broken(queue(0, &[ebusy], &[])), ["done", &invalid, "done"]);
+        assert_eq!(broken(Breaking { room: 2, ..queue(0, &[], &[]) }), ["done", &invalid, "done"]);
+        // All were taken, none was seen to end.
+        assert_eq!(broken(queue(3, &[ebusy], &[])), ["unknown", "unknown", "unknown"]);
+        // Those that were seen to end keep their result, also an error; the last was never taken.
+        assert_eq!(broken(queue(2, &[ebusy], &[(0, -eio)])), [&io, "unknown", "done"]);
+        assert_eq!(broken(queue(2, &[ebusy], &[(1, 0), (0, -eio)])), [&io, "done", "done"]);
+        // An interrupted wait goes on.
+        assert_eq!(broken(queue(2, &[eintr, ebusy], &[(2, 0)])), ["unknown", "unknown", "done"]);
+    }
+
+    #[test]
+    fn no_error_of_a_flush_is_taken_for_one_that_did_not_start() {
+        for errno in [Errno::CANCELED, Errno::AGAIN, Errno::INTR, Errno::INVAL, Errno::NOSYS, Errno::IO] {
+            assert_eq!(outcome(-errno.raw_os_error()).unwrap_err().raw_os_error(), Some(errno.raw_os_error()));
+        }
+        assert!(outcome(0).is_ok());
     }
 }

@@ -97,6 +97,27 @@ impl<T> Deref for ZeroedArray<T> {
     }
 }
 
+/// One value that starts as zeros, in a mapping of its own that a forked child sees as zeros.
+pub(crate) struct ZeroedBox<T>(ZeroedArray<T>);
+
+impl<T: FromZeros + Send + Sync> ZeroedBox<T> {
+    /// # Errors
+    /// As for [`ZeroedArray::reserve_private`].
+    pub(crate) fn new() -> io::Result<Self> {
+        ZeroedArray::reserve_private(1).map(ZeroedBox)
+    }
+}
+
+impl<T> Deref for ZeroedBox<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: `new` reserved one value, which is valid as zeros and lives as long as `self`; see the array's `deref`.
+        unsafe { self.0.start.as_ref() }
+    }
+}
+
 impl<T> Drop for ZeroedArray<T> {
     fn drop(&mut self) {
         if self.mapped {

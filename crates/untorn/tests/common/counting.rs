@@ -1,12 +1,12 @@
-//! A small medium that counts what an engine asks of it, and can be made slow or full.
+//! A small medium that counts what an engine asks of it, and can be made slow, full or watched.
 
 use std::ffi::OsString;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use untorn::medium::{Access, Barrier, Identity, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+use untorn::medium::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
 use untorn::{Error, Result};
 
 /// Counts at one instant.
@@ -44,6 +44,9 @@ impl std::ops::Sub for Counts {
     }
 }
 
+/// Called with what is about to be done, and to which file.
+type Watcher = Box<dyn Fn(&str, &Path) + Send + Sync>;
+
 #[derive(Default)]
 struct Cells {
     fences: AtomicU64,
@@ -57,6 +60,7 @@ struct Cells {
     full: AtomicBool,
     /// Fences let pass before every further one fails; `u64::MAX` for none that fails.
     sound: AtomicU64,
+    watcher: OnceLock<Watcher>,
 }
 
 fn add(cell: &AtomicU64, n: u64) {
@@ -118,8 +122,13 @@ impl<M: Medium> Counting<M> {
         self.cells.sound.store(n, Ordering::Relaxed);
     }
 
-    fn wrap(&self, file: M::File) -> CountingFile<M::File> {
-        CountingFile { inner: file, cells: self.cells.clone() }
+    /// Calls `watcher` before each fence, with the barrier's name, and before each lock, with "lock" and the path.
+    pub(crate) fn watch(&self, watcher: impl Fn(&str, &Path) + Send + Sync + 'static) {
+        assert!(self.cells.watcher.set(Box::new(watcher)).is_ok(), "one watcher is enough");
+    }
+
+    fn wrap(&self, path: &Path, file: M::File) -> CountingFile<M::File> {
+        CountingFile { inner: file, cells: self.cells.clone(), path: path.to_owned() }
     }
 }
 
@@ -132,7 +141,7 @@ impl<M: Medium> Medium for Counting<M> {
 
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
         add(&self.cells.others, 1);
-        Ok(self.wrap(self.inner.open(path, access, reserve)?))
+        Ok(self.wrap(path, self.inner.open(path, access, reserve)?))
     }
 
     fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
@@ -140,7 +149,15 @@ impl<M: Medium> Medium for Counting<M> {
         if self.cells.full.load(Ordering::Relaxed) {
             return Err(Error::io("create", path, std::io::Error::from(std::io::ErrorKind::StorageFull)));
         }
-        Ok(self.wrap(self.inner.create(path, len, reserve)?))
+        Ok(self.wrap(path, self.inner.create(path, len, reserve)?))
+    }
+
+    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &Self::File) -> Result<Self::File> {
+        add(&self.cells.others, 1);
+        if self.cells.full.load(Ordering::Relaxed) {
+            return Err(Error::io("create", path, std::io::Error::from(std::io::ErrorKind::StorageFull)));
+        }
+        Ok(self.wrap(path, self.inner.create_like(path, len, reserve, &like.inner)?))
     }
 
     fn create_dir(&self, path: &Path) -> Result<()> {
@@ -180,6 +197,9 @@ impl<M: Medium> Medium for Counting<M> {
 
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
         add(&self.cells.fences, 1);
+        if let Some(watcher) = self.cells.watcher.get() {
+            watcher(barrier.name(), files.first().map_or(Path::new(""), |file| &file.path));
+        }
         let sound = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(1) };
         if self.cells.sound.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sound).is_err() {
             return Err(Error::io("flush", Path::new(barrier.name()), std::io::Error::from_raw_os_error(5)));
@@ -206,6 +226,7 @@ impl<M: Medium> Medium for Counting<M> {
 pub(crate) struct CountingFile<F> {
     inner: F,
     cells: Arc<Cells>,
+    path: PathBuf,
 }
 
 impl<F: MediumFile> MediumFile for CountingFile<F> {
@@ -271,7 +292,10 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
         self.inner.set_mark(mark)
     }
 
-    fn try_lock(&self) -> Result<bool> {
-        self.inner.try_lock()
+    fn try_lock(&self, kind: LockKind) -> Result<bool> {
+        if let Some(watcher) = self.cells.watcher.get() {
+            watcher("lock", &self.path);
+        }
+        self.inner.try_lock(kind)
     }
 }

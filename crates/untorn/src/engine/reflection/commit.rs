@@ -56,35 +56,52 @@ impl<M: Medium> Reflection<M> {
         // From here on writers may go on; they keep off the frozen slices.
         let lane = lanes.swap_remove(lane);
         drop(lanes);
-        let seq = self.record_epoch(&lane, &entries, head.len.load(Ordering::Relaxed), spill);
-        let seq = seq.map_err(|error| self.reopen_epoch(&entries, error))?;
-        for entry in &entries {
-            let page = entry.page as usize;
-            // Committed before thawed: a writer that finds the page thawed goes by the new bitmap.
-            self.state.epochs[page].committed.fetch_xor(entry.mask, Ordering::AcqRel);
-            self.state.epochs[page].frozen.store(0, Ordering::Release);
+        let record = self.record_epoch(&lane, entries, head.len.load(Ordering::Relaxed), spill);
+        let record = record.map_err(|(entries, error)| self.reopen_epoch(&entries, error))?;
+        for entry in &record.entries {
+            let state = &self.state.epochs[entry.page as usize];
+            // Committed before thawed: a writer that finds the page thawed goes by the new bitmap. Nobody else changes
+            // it, for whoever would holds the commit gate.
+            state.committed.store(state.committed.load(Ordering::Relaxed) ^ entry.mask, Ordering::Release);
+            state.frozen.store(0, Ordering::Release);
         }
-        lane.finish(seq);
+        lane.finish(record.seq);
         head.committed_epoch.store(epoch, Ordering::Release);
         drop(lane);
         if spill {
-            let pages: Vec<u64> = entries.iter().map(|entry| entry.page).collect();
+            let pages: Vec<u64> = record.entries.iter().map(|entry| entry.page).collect();
             self.cut_with(&pages)?;
             self.drop_spill();
         }
         Ok(())
     }
 
-    /// Makes an epoch's record durable, and its data before or with it. Returns its number.
-    pub(super) fn record_epoch(&self, lane: &Lane<'_>, entries: &[Entry], len: u64, spill: bool) -> Result<u64> {
-        let record = self.certify(lane, entries.to_vec(), len)?;
-        if spill {
-            self.append_spilled(lane, &record)?;
-        } else {
-            self.lanes.append(lane, &self.side, self.seal, &record).map_err(|error| self.poison(error))?;
+    /// Makes an epoch's record durable, and its data before or with it. Gives the entries back if it fails.
+    pub(super) fn record_epoch(
+        &self,
+        lane: &Lane<'_>,
+        entries: Vec<Entry>,
+        len: u64,
+        spill: bool,
+    ) -> std::result::Result<Record, (Vec<Entry>, Error)> {
+        let seq = self.commit_number().max(lane.last()) + 1;
+        let sum = match self.certify(&entries, len) {
+            Ok(sum) => sum,
+            Err(error) => return Err((entries, error)),
+        };
+        let record = Record { seq, certain: sum.is_none(), sum: sum.unwrap_or(0), len, entries };
+        let store = || {
+            if spill {
+                self.append_spilled(lane, &record)?;
+            } else {
+                self.lanes.append(lane, &self.side, self.seal, &record).map_err(|error| self.poison(error))?;
+            }
+            self.fence(barriers::EPOCH_RECORD).map_err(|error| self.poison(error))
+        };
+        match store() {
+            Ok(()) => Ok(record),
+            Err(error) => Err((record.entries, error)),
         }
-        self.fence(barriers::EPOCH_RECORD).map_err(|error| self.poison(error))?;
-        Ok(record.seq)
     }
 
     /// Puts back what could not be committed, so that the next commit takes it again; nobody may be told later that it
@@ -121,23 +138,22 @@ impl<M: Medium> Reflection<M> {
         Ok((roomy(lanes).unwrap_or(0), spill))
     }
 
-    /// Makes the epoch's record: its data is durable now, or certified by a checksum. The slices are frozen.
-    fn certify(&self, lane: &Lane<'_>, entries: Vec<Entry>, len: u64) -> Result<Record> {
-        let seq = self.commit_number().max(lane.last()) + 1;
+    /// Makes the data of an epoch durable, or takes the checksum that certifies it. The slices are frozen.
+    fn certify(&self, entries: &[Entry], len: u64) -> Result<Option<u64>> {
         if self.certifies_epochs() {
             let mut sum = DataSum::default();
             let mut image = [0; PAGE as usize];
-            for entry in &entries {
+            for entry in entries {
                 for (start, count) in runs(entry.mask) {
                     let bytes = &mut image[..(count * SLICE) as usize];
                     self.copy_slices(entry.page, entry.bitmap, start, count, bytes)?;
                     sum.add(bytes);
                 }
             }
-            return Ok(Record { seq, certain: false, sum: sum.get(), len, entries });
+            return Ok(Some(sum.get()));
         }
         if self.class == MediumClass::PersistentMemory {
-            for entry in &entries {
+            for entry in entries {
                 for (start, count) in runs(entry.mask & entry.bitmap) {
                     if let Some(at) = self.places.reflection(entry.page) {
                         self.side.flush(barriers::EPOCH_FLUSH, at + start * SLICE, count * SLICE);
@@ -150,6 +166,6 @@ impl<M: Medium> Reflection<M> {
             }
         }
         self.fence(barriers::EPOCH_DATA).map_err(|error| self.poison(error))?;
-        Ok(Record { seq, certain: true, sum: 0, len, entries })
+        Ok(None)
     }
 }

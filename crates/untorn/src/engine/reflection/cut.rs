@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::{Reflection, barriers};
 use crate::error::Result;
 use crate::log::lane::Lane;
-use crate::log::record::{Record, encode};
+use crate::log::record::{Record, encode_spilled};
 use crate::medium::{Medium, MediumClass, MediumFile};
 use crate::sharing::gate::lock;
 use crate::sidecar::spill_path;
@@ -80,12 +80,13 @@ impl<M: Medium> Reflection<M> {
     /// be handed to the cut that gives it up.
     pub(super) fn append_spilled(&self, lane: &Lane<'_>, record: &Record) -> Result<()> {
         let path = spill_path(&self.sidecar);
-        let lines = encode(self.seal, self.lanes.next_offset(lane), record, true);
+        let at = self.lanes.offset(lane.position());
+        let lines = encode_spilled(self.seal, at, record, &self.path)?;
         let bytes = lines[1..].concat();
         if self.medium.exists(&path)? {
             self.medium.unlink(&path)?;
         }
-        let spill = self.medium.create(&path, bytes.len() as u64, bytes.len() as u64)?;
+        let spill = self.medium.create_like(&path, bytes.len() as u64, bytes.len() as u64, &self.data)?;
         spill.allocate(0, bytes.len() as u64)?;
         spill.write(0, &bytes)?;
         // The spill must be durable before the line that refers to it is stored, for its fence is another file's.

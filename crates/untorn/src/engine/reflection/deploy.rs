@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use super::layout::pages;
+use super::put::Staged;
 use super::slices::{SLICE, runs};
-use super::write::Staged;
 use super::{Reflection, barriers};
 use crate::engine::check_range;
 use crate::error::Result;
@@ -61,19 +61,39 @@ impl<M: Medium> Reflection<M> {
         });
         let staged = Staged { first: 0, bytes: &image, one_run: false };
         let outcome = copied.and_then(|()| match self.durability {
-            Durability::PerWrite => self.commit_page(&lane, page, mask, len, staged),
+            Durability::PerWrite => {
+                let draft = self.draft(lane.position(), state, page, mask, self.certificate(staged, mask));
+                self.commit_page(&lane, state, page, mask, staged, draft)
+            }
             Durability::PerCommit => {
                 self.state.mark_dirty(page);
                 self.put(page, self.committed_bitmap(page), mask, staged)?;
                 self.medium.order();
-                self.publish(page, visible & !mask, state.version() + 1);
+                self.publish(page, state, visible & !mask, state.version() + 1);
                 Ok(())
             }
         });
         if outcome.is_err() {
             state.unlock();
         }
+        drop(lane);
+        self.try_to_calm(page);
         outcome
+    }
+
+    /// Lets a page count as calm if all of it is at home, and if nobody is in the way.
+    pub(super) fn try_to_calm(&self, page: u64) {
+        // A lane keeps the length as it is, which changes pages without their locks.
+        let Some(_lane) = self.lanes.try_acquire() else { return };
+        let state = &self.state.pages[page as usize];
+        if !state.try_hold() {
+            return;
+        }
+        // With nothing in the open epoch, none of the page is in a commit under way either.
+        if state.bitmap() | self.committed_bitmap(page) == 0 {
+            self.state.calm(page);
+        }
+        state.unlock();
     }
 
     /// Gives the space of reflection pages back that hold nothing. Returns the bytes freed.
@@ -149,12 +169,13 @@ impl<M: Medium> Reflection<M> {
     fn punch_run(&self, run: Range<u64>, erased: &mut Vec<u32>) -> Result<u64> {
         let Some(at) = self.places.reflection(run.start) else { return Ok(0) };
         let bytes = (run.end - run.start) * PAGE;
-        for page in run.clone() {
-            if let Some(at) = self.places.reflection(page) {
-                self.side_space.forget(at);
-            }
+        let punched = self.side.punch(at, bytes);
+        // After the holes are there, or a neighbour's allocation could note space for them that they then take; and also
+        // if some could not be made.
+        for at in run.clone().filter_map(|page| self.places.reflection(page)) {
+            self.side_space.forget(at);
         }
-        self.side.punch(at, bytes)?;
+        punched?;
         for page in run {
             erased.extend(self.places.give_up(&self.side, page)?);
         }

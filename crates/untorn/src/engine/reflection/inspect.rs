@@ -5,27 +5,41 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Reflection;
-use super::open::open_data;
+use super::open::{open_data, reopen_data};
 use crate::engine::{EngineKind, Report, SidecarReport, State};
 use crate::error::{Error, Result};
-use crate::medium::{Medium, MediumFile, PageCache, resolve};
+use crate::medium::{Access, Medium, MediumFile, PageCache, resolve};
 use crate::options::Options;
 use crate::sharing::gate::lock;
-use crate::sidecar::attach::{look, take_lock};
-use crate::sidecar::superblock::Left;
-use crate::sidecar::uuid_text;
+use crate::sidecar::attach::{Attached, share};
+use crate::sidecar::retirement::Retirement;
+use crate::sidecar::superblock::{Left, Superblock};
+use crate::sidecar::{path as sidecar_path, uuid_text};
 
 /// Reports on a file, replaying its records in memory only.
 ///
 /// The page cache shows the same bytes as a DAX mapping, so reading goes through it whatever the medium.
 pub(crate) fn inspect(path: &Path) -> Result<Report> {
-    inspect_on(Arc::new(PageCache::new()), &resolve(path)?)
+    inspect_on(&Arc::new(PageCache::reading_by_call()), &resolve(path)?)
 }
 
-fn inspect_on<M: Medium>(medium: Arc<M>, path: &Path) -> Result<Report> {
-    let options = Options::new().read_only(true);
-    let data = open_data(&*medium, path, &options)?;
-    let mut report = Report {
+fn inspect_on<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Report> {
+    // Whoever opens the file between two of our looks at it changes what we saw; then we look anew.
+    for _ in 0..4 {
+        if let Some(report) = look(medium, path)? {
+            return Ok(report);
+        }
+    }
+    let data = open_data(&**medium, path, &reader())?;
+    Ok(in_use(&**medium, path, &data))
+}
+
+fn reader() -> Options {
+    Options::new().read_only(true)
+}
+
+fn plain<F: MediumFile>(path: &Path, data: &F) -> Report {
+    Report {
         path: path.to_owned(),
         engine: None,
         len: data.len(),
@@ -33,33 +47,45 @@ fn inspect_on<M: Medium>(medium: Arc<M>, path: &Path) -> Result<Report> {
         state: State::Clean,
         sidecar: None,
         findings: Vec::new(),
-    };
-    let attached = match look(&*medium, path, &data) {
-        Ok(None) => return Ok(report),
+    }
+}
+
+/// The report; `None` if a writer came in between.
+///
+/// The lock is taken for a moment before and after, to see that no writer has it, and is not held in between: reading all
+/// slices may take minutes, and who wants to write must not wait for that. What was read while a writer came in may be
+/// nonsense, which recovery withstands, and is thrown away.
+fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
+    let data = open_data(&**medium, path, &reader())?;
+    let mut report = plain(path, &data);
+    let attached = match share(&**medium, path, &data) {
+        Ok(None) => return Ok(Some(report)),
         Ok(Some(attached)) => attached,
-        Err(error) => return judged(report, error),
+        Err(Error::InUse { .. }) => return Ok(Some(in_use(&**medium, path, &data))),
+        Err(error) => return judged(report, error).map(Some),
     };
     report.engine = Some(EngineKind::Reflection);
-    let in_use = !take_lock(&attached.side)?;
-    let superblock = attached.superblock.clone();
-    report.sidecar = Some(SidecarReport {
-        path: attached.path.clone(),
-        bytes: attached.side.len(),
-        uuid: uuid_text(&superblock.uuid),
-        layout: superblock.layout,
-        durability: superblock.durability,
+    report.sidecar = Some(sidecar_report(&attached.path, &attached.side, &attached.superblock));
+    let before = (attached.superblock.clone(), attached.retirement);
+    let examined = medium.open(&attached.path, Access::Read, 0).and_then(|side| {
+        let Attached { side: locked, path: sidecar, superblock, retirement } = attached;
+        drop(locked);
+        let attached = Attached { side, path: sidecar, superblock, retirement };
+        let data = reopen_data(&**medium, path, &reader(), data)?;
+        Reflection::build(Arc::clone(medium), path, data, attached, &reader())
     });
-    if in_use {
-        report.state = State::InUse;
-        report.len = attached.retirement.len;
-        report.commit = attached.retirement.cut;
-        report.findings.push("another process has it open; what it does right now is not looked at".to_owned());
-        return Ok(report);
-    }
-    let engine = match Reflection::build(medium, path, data, attached, &options) {
-        Ok(engine) => engine,
-        Err(error) => return judged(report, error),
+    let examined = match examined {
+        Ok(engine) => Ok(examine(&engine, report)),
+        Err(error) => judged(report, error),
     };
+    match share(&**medium, path, &open_data(&**medium, path, &reader())?) {
+        Ok(Some(now)) if before == (now.superblock.clone(), now.retirement) => examined.map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// What the replayed records say.
+fn examine<M: Medium>(engine: &Reflection<M>, mut report: Report) -> Report {
     report.len = engine.state.head().len.load(Ordering::Relaxed);
     report.commit = engine.commit_number();
     if lock(&engine.ledger, engine.relax()).superblock.left != Left::Clean {
@@ -77,7 +103,39 @@ fn inspect_on<M: Medium>(medium: Arc<M>, path: &Path) -> Result<Report> {
             report.len
         ));
     }
-    Ok(report)
+    report
+}
+
+/// What can be said of a file that a writer has: what it last wrote down of it.
+fn in_use<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Report {
+    let mut report = plain(path, data);
+    report.engine = Some(EngineKind::Reflection);
+    report.state = State::InUse;
+    report.findings.push("another process has it open; what it does right now is not looked at".to_owned());
+    let written = || {
+        let place = sidecar_path(path, data.identity()?.inode);
+        let side = medium.open(&place, Access::Read, 0)?;
+        let superblock = Superblock::read(&side, &place)?;
+        let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
+        Ok::<_, Error>((sidecar_report(&place, &side, &superblock), retirement))
+    };
+    // The writer may be creating, or removing, its sidecar.
+    if let Ok((sidecar, retirement)) = written() {
+        report.sidecar = Some(sidecar);
+        report.len = retirement.len;
+        report.commit = retirement.cut;
+    }
+    report
+}
+
+fn sidecar_report<F: MediumFile>(place: &Path, side: &F, superblock: &Superblock) -> SidecarReport {
+    SidecarReport {
+        path: place.to_owned(),
+        bytes: side.len(),
+        uuid: uuid_text(&superblock.uuid),
+        layout: superblock.layout,
+        durability: superblock.durability,
+    }
 }
 
 /// Puts what opening would refuse into the report; what kept us from looking is an error.

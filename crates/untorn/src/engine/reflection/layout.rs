@@ -20,6 +20,8 @@ use crate::sys::ZeroedArray;
 const DENSE_PAGES: u64 = 512;
 const SPARSE_PAGES: u64 = 256;
 const SPARSE_ENTRY: u64 = 16;
+/// The most slots a sparse sidecar can have, in whole chunks: their numbers, and one more, are counted in 32 bits.
+const MAX_SLOTS: u32 = u32::MAX - (SPARSE_PAGES as u32 - 1);
 
 /// Above this length [`Layout::Auto`] is sparse: the dense form's address arithmetic is cheaper, but rebuilding from it
 /// at open reads 8 bytes for every page of the file, touched or not.
@@ -108,21 +110,21 @@ impl Places {
     }
 
     /// Byte offset of a page's reflection page, if it has one.
-    #[inline]
+    #[inline(always)]
     pub(super) fn reflection(&self, page: u64) -> Option<u64> {
         match self {
             // Eq. 1: one meta page more for every 512 pages begun.
             Places::Dense { at } => Some(at + page * PAGE + (page / DENSE_PAGES + 1) * PAGE),
-            Places::Sparse(sparse) => sparse.slot(page).map(|slot| slot_page(sparse.at, slot)),
+            Places::Sparse(sparse) => sparse.reflection(page),
         }
     }
 
     /// Byte offset of a page's bitmap, if it has one.
-    #[inline]
+    #[inline(always)]
     pub(super) fn bitmap(&self, page: u64) -> Option<u64> {
         match self {
             Places::Dense { at } => Some(at + page / DENSE_PAGES * (DENSE_PAGES + 1) * PAGE + page % DENSE_PAGES * 8),
-            Places::Sparse(sparse) => sparse.slot(page).map(|slot| slot_entry(sparse.at, slot) + 8),
+            Places::Sparse(sparse) => sparse.bitmap(page),
         }
     }
 
@@ -130,7 +132,8 @@ impl Places {
     /// dense form every page, in the sparse form those with a slot. Rebuilds the sparse form's index on the way.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if two slots name one page, or a slot names a page beyond what the file may grow to.
+    /// [`Error::Corrupt`] if two slots name one page, a slot names a page beyond what the file may grow to, there are more
+    /// slots than can be counted, or the last chunk, of either form, is not whole.
     pub(super) fn load<F: MediumFile>(
         &self,
         side: &F,
@@ -138,6 +141,17 @@ impl Places {
         max_pages: u64,
         mut found: impl FnMut(u64, u64),
     ) -> Result<()> {
+        let (at, chunk) = match self {
+            Places::Dense { at } => (*at, (DENSE_PAGES + 1) * PAGE),
+            Places::Sparse(sparse) => (sparse.at, (SPARSE_PAGES + 1) * PAGE),
+        };
+        // It grows by whole chunks. The bitmaps of one that is not whole would not be read, here and at the next open,
+        // and what is left of it would be taken for slots when a sparse sidecar grows over it.
+        let rest = side.len().saturating_sub(at) % chunk;
+        if rest != 0 {
+            let what = format!("it has {} bytes, and the last {rest} are no whole chunk", side.len());
+            return Err(Error::Corrupt { path: path.to_owned(), offset: Some(side.len() - rest), what });
+        }
         match self {
             Places::Dense { .. } => self.walk(side, max_pages, found),
             Places::Sparse(sparse) => sparse.load(side, path, max_pages, &mut found),
@@ -171,9 +185,13 @@ impl Places {
     }
 
     /// Makes sure a page has a reflection page. For the holder of the page's lock only.
+    ///
+    /// # Errors
+    /// Those of growing the sidecar; [`Error::Io`] if it has as many slots as can be counted, 16 TiB of them.
     pub(super) fn provide<F: MediumFile>(
         &self,
         side: &F,
+        sidecar: &Path,
         space: &Space,
         class: MediumClass,
         page: u64,
@@ -182,7 +200,7 @@ impl Places {
         match self {
             Places::Dense { .. } => {}
             Places::Sparse(sparse) if sparse.slot(page).is_some() => {}
-            Places::Sparse(sparse) => sparse.take(side, space, class, page, relax)?,
+            Places::Sparse(sparse) => sparse.take(side, sidecar, space, class, page, relax)?,
         }
         // Both arms above leave the page with a place.
         Ok(self.reflection(page).unwrap_or(0))
@@ -212,6 +230,17 @@ fn word(bytes: &[u8]) -> u64 {
 }
 
 impl Sparse {
+    // Not inlined: what the dense form computes in their place is shorter than a call.
+    #[inline(never)]
+    fn reflection(&self, page: u64) -> Option<u64> {
+        self.slot(page).map(|slot| slot_page(self.at, slot))
+    }
+
+    #[inline(never)]
+    fn bitmap(&self, page: u64) -> Option<u64> {
+        self.slot(page).map(|slot| slot_entry(self.at, slot) + 8)
+    }
+
     #[inline]
     fn slot(&self, page: u64) -> Option<u32> {
         self.slot_of.get(page as usize)?.load(Ordering::Acquire).checked_sub(1)
@@ -220,6 +249,7 @@ impl Sparse {
     fn take<F: MediumFile>(
         &self,
         side: &F,
+        sidecar: &Path,
         space: &Space,
         class: MediumClass,
         page: u64,
@@ -230,6 +260,10 @@ impl Sparse {
             Some(slot) => slot,
             None => {
                 if free.next == free.total {
+                    if free.total == MAX_SLOTS {
+                        let full = std::io::ErrorKind::StorageFull;
+                        return Err(Error::io("find another reflection page in", sidecar, full));
+                    }
                     let end = slot_chunk(self.at, free.total) + (SPARSE_PAGES + 1) * PAGE;
                     side.set_len(end)?;
                     // The new length must be durable before a record speaks of bytes beyond the old one: recovery
@@ -277,6 +311,11 @@ impl Sparse {
         max_pages: u64,
         found: &mut dyn FnMut(u64, u64),
     ) -> Result<()> {
+        let chunks = side.len().saturating_sub(self.at) / ((SPARSE_PAGES + 1) * PAGE);
+        if chunks > u64::from(MAX_SLOTS) / SPARSE_PAGES {
+            let what = format!("it has {} bytes, room for more than {MAX_SLOTS} reflection pages", side.len());
+            return Err(Error::Corrupt { path: path.to_owned(), offset: None, what });
+        }
         // The file is being opened: nobody else can hold the lock.
         let mut free = lock(&self.free, |_| std::thread::yield_now());
         self.entries(side, |slot, entry| {
@@ -374,5 +413,67 @@ impl Space {
     pub(super) fn knows(&self, offset: u64) -> bool {
         let page = offset / PAGE;
         self.known[(page / 64) as usize].load(Ordering::Relaxed) & 1 << (page % 64) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::medium::{Access, Medium, PageCache};
+
+    const AT: u64 = 4 * PAGE;
+
+    /// Does `go` with a sidecar of this length, all a hole. In memory, where a file may be as long as it says.
+    fn with_sidecar(len: u64, go: impl FnOnce(&PageCache, &Path)) {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = dir.path().join("7");
+        std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+        go(&PageCache::new(), &path);
+    }
+
+    fn sparse() -> Places {
+        Places::new(Layout::Sparse, AT, 64).unwrap()
+    }
+
+    #[test]
+    fn a_sidecar_with_more_slots_than_are_counted_is_refused() {
+        let chunk = (SPARSE_PAGES + 1) * PAGE;
+        with_sidecar(AT + (u64::from(MAX_SLOTS) / SPARSE_PAGES + 1) * chunk, |medium, path| {
+            let side = medium.open(path, Access::Read, 0).unwrap();
+            let error = sparse().load(&side, path, 64, |_, _| panic!("nothing is read")).unwrap_err();
+            assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+        });
+        assert!(u64::from(MAX_SLOTS).is_multiple_of(SPARSE_PAGES));
+    }
+
+    #[test]
+    fn a_sidecar_cut_off_within_a_chunk_is_refused() {
+        for (layout, pages) in [(Layout::Sparse, SPARSE_PAGES), (Layout::Dense, DENSE_PAGES)] {
+            let chunk = (pages + 1) * PAGE;
+            for (len, sound) in [(0, true), (PAGE, false), (chunk - 1, false), (chunk, true), (chunk + 1, false)] {
+                with_sidecar(AT + len, |medium, path| {
+                    let side = medium.open(path, Access::Read, 0).unwrap();
+                    let places = Places::new(layout, AT, 64).unwrap();
+                    let loaded = places.load(&side, path, 64, |_, bitmap| assert_eq!(bitmap, 0));
+                    assert_eq!(loaded.is_ok(), sound, "{layout}, {len} bytes: {loaded:?}");
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_slot_is_the_last() {
+        with_sidecar(AT, |medium, path| {
+            let side = medium.open(path, Access::ReadWrite, AT).unwrap();
+            let Places::Sparse(sparse) = sparse() else { panic!("asked for the sparse form") };
+            let full = FreeSlots { total: MAX_SLOTS, next: MAX_SLOTS, returned: VecDeque::new() };
+            *lock(&sparse.free, |_| std::thread::yield_now()) = full;
+            let space = Space::new(1024).unwrap();
+            let taken = sparse.take(&side, path, &space, MediumClass::Block, 3, |_| std::thread::yield_now());
+            let error = taken.unwrap_err();
+            assert!(matches!(&error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull));
+            assert_eq!(error.path(), path);
+            assert_eq!(sparse.slot(3), None);
+        });
     }
 }

@@ -22,13 +22,16 @@
 mod commit;
 mod cut;
 mod deploy;
+mod epoch;
 mod finish;
 mod inspect;
 mod layout;
 mod open;
+mod put;
 mod read;
 mod recovery;
 mod resize;
+mod single;
 mod slices;
 mod state;
 mod write;
@@ -38,7 +41,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 pub(crate) use inspect::inspect;
-pub(crate) use open::is_plain;
 
 use self::layout::{Places, Space};
 use self::state::State;
@@ -46,7 +48,7 @@ use super::{Engine, EngineKind, Info, Piece, Recovery, check_range};
 use crate::error::{Error, Result};
 use crate::log::lane::{Lane, Lanes};
 use crate::log::record::Seal;
-use crate::medium::{Barrier, Medium, MediumClass};
+use crate::medium::{Barrier, Identity, Medium, MediumClass, MediumFile};
 use crate::options::{Durability, Layout, Options, Order, ReadPolicy};
 use crate::sidecar::Geometry;
 
@@ -210,6 +212,10 @@ impl<M: Medium> Engine for Reflection<M> {
 
     fn len(&self) -> u64 {
         self.state.head().len.load(Ordering::Acquire)
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        self.data.identity()
     }
 
     fn check(&self, offset: u64, len: u64) -> Result<()> {

@@ -14,10 +14,10 @@ use crate::log::lane::Lanes;
 use crate::log::record::Seal;
 use crate::medium::{Access, Medium, MediumClass, MediumFile};
 use crate::options::{Durability, Options, Trust};
-use crate::sidecar::attach::{Attached, Plan, attach, look, take_lock};
+use crate::sidecar::attach::{Attached, Plan, attach, share};
 use crate::sidecar::retirement::Retirement;
 use crate::sidecar::superblock::{Left, Superblock};
-use crate::sidecar::{Geometry, barriers, spill_path};
+use crate::sidecar::{Geometry, MAX_NUMBER_AT_OPEN, barriers, spill_path};
 
 /// Address space for the largest record area a sidecar can have.
 const MAX_RECORD_AREA: u64 = 64 * (1 << 16) * 64 + (1 << 20);
@@ -41,24 +41,6 @@ impl Ledger {
 impl<M: Medium> Reflection<M> {
     pub(crate) fn open(medium: Arc<M>, path: &Path, options: &Options) -> Result<Self> {
         let data = open_data(&*medium, path, options)?;
-        if options.read_only {
-            // The caller has seen that there is a sidecar.
-            let mut attached = look(&*medium, path, &data)?.ok_or_else(|| Error::InUse {
-                path: path.to_owned(),
-                holder: "another process, which removed its sidecar just now".to_owned(),
-            })?;
-            if !take_lock(&attached.side)? {
-                return Err(Error::InUse { path: path.to_owned(), holder: "another process".to_owned() });
-            }
-            // What was read before the lock was ours may be stale.
-            attached.superblock = Superblock::read(&attached.side, &attached.path)?;
-            attached.retirement = Retirement::read(&attached.side, &attached.path, &attached.superblock.uuid)?;
-            let left = attached.superblock.left;
-            if left != Left::Clean {
-                return Err(Error::NeedsRecovery { path: path.to_owned() });
-            }
-            return Self::build(medium, path, data, attached, options);
-        }
         let geometry = Geometry { lanes: options.lanes, slots: options.slots };
         let layout = choose(options.layout, data.len());
         let plan = Plan {
@@ -73,14 +55,23 @@ impl<M: Medium> Reflection<M> {
             reserve: reserve(crate::options::Layout::Sparse, MAX_RECORD_AREA, options.reserve(data.len())),
         };
         let attached = attach(&*medium, path, &data, &plan, options)?;
-        // Whoever held the lock before us may have changed the length since the file was opened above.
-        drop(data);
-        let data = open_data(&*medium, path, options)?;
+        let data = reopen_data(&*medium, path, options, data)?;
         let mut engine = Self::build(medium, path, data, attached, options)?;
         engine.make_durable()?;
         // Only now: a file whose opening fails must not be closed "cleanly" on the way out.
         engine.state.head().accepts_writes.store(1, Ordering::Relaxed);
         Ok(engine)
+    }
+
+    /// Opens a file that was closed cleanly, changing nothing; `None` if it is a plain file.
+    pub(crate) fn open_for_reading(medium: Arc<M>, path: &Path, options: &Options) -> Result<Option<Self>> {
+        let data = open_data(&*medium, path, options)?;
+        let Some(attached) = share(&*medium, path, &data)? else { return Ok(None) };
+        if attached.superblock.left != Left::Clean {
+            return Err(Error::NeedsRecovery { path: path.to_owned() });
+        }
+        let data = reopen_data(&*medium, path, options, data)?;
+        Self::build(medium, path, data, attached, options).map(Some)
     }
 
     /// Puts the engine together and replays the live records in memory. Writes nothing.
@@ -103,7 +94,15 @@ impl<M: Medium> Reflection<M> {
             return Err(Error::Corrupt { path: sidecar, offset: Some(side.len()), what });
         }
         let seal = Seal::new(&superblock.uuid, retirement.session);
-        let records = live_records(&*medium, &side, &sidecar, geometry, seal, retirement.cut)?;
+        let records = match superblock.left {
+            Left::Open => live_records(&*medium, &side, &sidecar, geometry, seal, retirement.cut)?,
+            // Closing makes a cut; before the first open there was no commit. Whatever a lane holds then counts for nothing.
+            Left::Fresh | Left::Clean | Left::Settled => Vec::new(),
+        };
+        if let Some((_, record)) = records.iter().find(|(_, record)| record.seq > MAX_NUMBER_AT_OPEN) {
+            let what = format!("it has a record numbered {}, which no file comes to", record.seq);
+            return Err(Error::Corrupt { path: sidecar, offset: None, what });
+        }
         let longest = records.iter().map(|(_, record)| record.len).fold(retirement.len, u64::max);
         let max_len = options.reserve(longest.max(data.len()));
         let out_of_memory = |error| Error::io("reserve address space for", path, error);
@@ -177,15 +176,6 @@ impl<M: Medium> Reflection<M> {
     }
 }
 
-/// Whether a file has no sidecar that counts.
-///
-/// # Errors
-/// Those of looking for one: a sidecar that does not match is refused.
-pub(crate) fn is_plain<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<bool> {
-    let data = open_data(medium, path, options)?;
-    Ok(look(medium, path, &data)?.is_none())
-}
-
 /// Opens the data file with address space to grow.
 pub(super) fn open_data<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<M::File> {
     let access = if options.read_only { Access::Read } else { Access::ReadWrite };
@@ -196,4 +186,14 @@ pub(super) fn open_data<M: Medium>(medium: &M, path: &Path, options: &Options) -
         return medium.open(path, access, reserve);
     }
     Ok(data)
+}
+
+/// Opens the data file again once its sidecar is locked: whoever held the lock before may have changed the length.
+pub(super) fn reopen_data<M: Medium>(medium: &M, path: &Path, options: &Options, data: M::File) -> Result<M::File> {
+    let again = open_data(medium, path, options)?;
+    if again.identity()? != data.identity()? {
+        let holder = "another process, which put another file in its place just now".to_owned();
+        return Err(Error::InUse { path: path.to_owned(), holder });
+    }
+    Ok(again)
 }

@@ -19,21 +19,28 @@ const TRIES: u32 = 64;
 const FEW: usize = 16;
 
 impl<M: Medium> Reflection<M> {
-    /// The common case inline: bytes of one page, all at home, no writer near.
+    /// The common case inline: bytes of one calm page. No more than three words are loaded besides the bytes, all of them
+    /// near; to wait for a page's state would take as long as to wait for the bytes.
     #[inline]
     pub(super) fn read_range(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let head = self.state.head();
-        let resizes = head.resizes.load(Ordering::Acquire);
+        let (resizes, calms) = (head.resizes.load(Ordering::Acquire), head.calms.load(Ordering::Acquire));
         let end = offset.wrapping_add(dst.len() as u64);
         let one_page = offset % PAGE + dst.len() as u64 <= PAGE;
-        if one_page && offset <= end && end <= head.len.load(Ordering::Acquire) && resizes & 1 == 0 {
-            let state = self.state.pages.get((offset / PAGE) as usize);
-            let settled = state.and_then(|state| Some((state, state.glimpse().filter(|seen| seen.bitmap == 0)?)));
-            if let Some((state, glimpse)) = settled {
-                self.data.read(offset, dst)?;
-                if state.holds(glimpse) && head.resizes.load(Ordering::Relaxed) == resizes {
-                    return Ok(());
-                }
+        if one_page
+            && offset <= end
+            && end <= head.len.load(Ordering::Acquire)
+            && resizes & 1 == 0
+            && self.state.is_calm(offset / PAGE)
+        {
+            self.data.read(offset, dst)?;
+            // The loads of the copy must not move below these.
+            fence(Ordering::Acquire);
+            if self.state.is_calm(offset / PAGE)
+                && head.calms.load(Ordering::Relaxed) == calms
+                && head.resizes.load(Ordering::Relaxed) == resizes
+            {
+                return Ok(());
             }
         }
         self.read_any(offset, dst)
@@ -89,7 +96,14 @@ impl<M: Medium> Reflection<M> {
             } else {
                 self.read_reflected(page, from, glimpse.bitmap, dst)?;
             }
-            return Ok(state.holds(glimpse));
+            if !state.holds(glimpse) {
+                return Ok(false);
+            }
+            if glimpse.bitmap == 0 {
+                // So that the next reader need not come this way.
+                self.try_to_calm(page);
+            }
+            return Ok(true);
         }
         let count = ((from + dst.len() as u64).div_ceil(PAGE)) as usize;
         if count <= FEW {
@@ -130,8 +144,9 @@ impl<M: Medium> Reflection<M> {
     fn read_reflected(&self, page: u64, from: u64, bitmap: u64, dst: &mut [u8]) -> Result<()> {
         let wanted = touched(from, from + dst.len() as u64);
         if bitmap & wanted != 0 && self.read_policy == ReadPolicy::Deploy && self.writable().is_ok() {
-            self.deploy_page(page)?;
-            // The glimpse this read goes by is stale now; the next try finds the slices at home.
+            // The glimpse this read goes by is stale then; the next try finds the slices at home. If it fails, for want
+            // of space or because the file was poisoned just now, the bytes are still where they were.
+            let _ = self.deploy_page(page);
         }
         self.gather(page, from, bitmap, dst)
     }

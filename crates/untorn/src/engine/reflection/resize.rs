@@ -3,12 +3,12 @@
 use std::sync::atomic::Ordering;
 
 use super::layout::{initial_len, pages};
+use super::put::{Staged, written};
 use super::slices::{SLICE, touched};
-use super::write::{Staged, written};
 use super::{Reflection, barriers};
 use crate::error::{Error, Result};
 use crate::log::lane::Lane;
-use crate::log::record::{Entry, lines};
+use crate::log::record::{Entry, Record, lines};
 use crate::medium::{Medium, MediumFile};
 use crate::options::Durability;
 use crate::sidecar::PAGE;
@@ -34,7 +34,10 @@ impl<M: Medium> Reflection<M> {
         }
         let head = self.state.head();
         let committing = head.commit.lock(self.relax());
-        if len > head.len.load(Ordering::Acquire) {
+        let old = head.len.load(Ordering::Acquire);
+        if len > old {
+            // What a shrink of this session left behind the end, if its holes could not be punched, must not come back.
+            self.punch_tail(old)?;
             self.grow_files(len)?;
         }
         let _cutting = head.cut.lock(self.relax());
@@ -44,7 +47,10 @@ impl<M: Medium> Reflection<M> {
         if len < old {
             // Bitmaps of pages that are gone must be 0 before the record that says so is given up.
             self.cut_holding(&lanes, &emptied)?;
-            self.punch_tail(len)?;
+            if let Err(error) = self.punch_tail(len) {
+                // The shrink is committed. Its space is given back, and its bytes made zeros, by the next growth or close.
+                tracing::warn!(path = %self.path.display(), %error, "space behind the end is not given back yet");
+            }
         }
         drop(lanes);
         drop(committing);
@@ -74,7 +80,7 @@ impl<M: Medium> Reflection<M> {
         };
         let mut trim = Trim::default();
         let recorded = self.record_len(lanes, &open, old, len, &mut trim);
-        let (entries, lane, spill, seq) = match recorded {
+        let (Record { entries, seq, .. }, lane, spill) = match recorded {
             Ok(recorded) => recorded,
             Err(error) => {
                 let error = self.untrim(trim, error);
@@ -88,14 +94,14 @@ impl<M: Medium> Reflection<M> {
             let page = entry.page as usize;
             self.state.epochs[page].committed.store(entry.bitmap, Ordering::Release);
             let version = self.state.pages[page].version().max(seq) + 1;
-            self.publish(entry.page, entry.bitmap, version);
+            self.publish(entry.page, &self.state.pages[page], entry.bitmap, version);
         }
         let mut emptied = Vec::new();
         for page in pages(len)..pages(old) {
             let state = &self.state.pages[page as usize];
             if state.bitmap() | self.committed_bitmap(page) != 0 {
                 self.state.epochs[page as usize].committed.store(0, Ordering::Release);
-                self.publish(page, 0, state.version().max(seq) + 1);
+                self.publish(page, state, 0, state.version().max(seq) + 1);
                 emptied.push(page);
             }
         }
@@ -125,11 +131,11 @@ impl<M: Medium> Reflection<M> {
             }
             self.medium.order();
         }
-        self.state.pages[page as usize].unlock();
+        self.state.pages[page as usize].unlock_disturbed();
         error
     }
 
-    /// Makes the record of a new length durable: its entries, the lane it is in, whether it was spilled, its number.
+    /// Makes the record of a new length durable. Returns it, the lane it is in and whether it was spilled.
     fn record_len(
         &self,
         lanes: &[Lane<'_>],
@@ -137,15 +143,15 @@ impl<M: Medium> Reflection<M> {
         old: u64,
         len: u64,
         trim: &mut Trim,
-    ) -> Result<(Vec<Entry>, usize, bool, u64)> {
+    ) -> Result<(Record, usize, bool)> {
         let mut entries: Vec<Entry> = open.iter().filter(|entry| entry.page < pages(len)).copied().collect();
         let (lane, spill) = self.choose_lane(lanes, lines(entries.len() + 1))?;
         if len < old {
             let last = self.trim_last_page(len, &mut entries, trim)?;
             entries.extend(last);
         }
-        let seq = self.record_epoch(&lanes[lane], &entries, len, spill)?;
-        Ok((entries, lane, spill, seq))
+        let record = self.record_epoch(&lanes[lane], entries, len, spill).map_err(|(_, error)| error)?;
+        Ok((record, lane, spill))
     }
 
     /// The entry of the page that the new end falls into: slices beyond it leave the sidecar, and the one it cuts keeps
@@ -186,12 +192,13 @@ impl<M: Medium> Reflection<M> {
     /// be copying from there this moment, and a page beyond the end of a file is no memory at all.
     fn punch_tail(&self, len: u64) -> Result<()> {
         let physical = self.data.len();
-        if physical > len {
-            for page in pages(len)..pages(physical) {
-                self.data_space.forget(page * PAGE);
-            }
-            self.data.punch(len, physical - len)?;
+        if physical <= len {
+            return Ok(());
         }
-        Ok(())
+        let punched = self.data.punch(len, physical - len);
+        // After the holes are there, or a neighbour's allocation could note space for them that they then take; and also
+        // if some could not be made.
+        (pages(len)..pages(physical)).for_each(|page| self.data_space.forget(page * PAGE));
+        punched
     }
 }

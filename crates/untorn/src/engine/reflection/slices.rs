@@ -1,5 +1,6 @@
 //! Slices of a page and sets of them.
 
+use crate::engine::Piece;
 use crate::sidecar::PAGE;
 
 /// Bytes of a slice: a cache line.
@@ -40,7 +41,19 @@ pub(super) struct Part<'a> {
     pub(super) bytes: &'a [u8],
 }
 
-impl Part<'_> {
+impl<'a> Part<'a> {
+    /// Its first byte within the file.
+    #[inline]
+    pub(super) fn offset(&self) -> u64 {
+        self.page * PAGE + self.from
+    }
+
+    pub(super) fn piece(&self) -> Piece<'a> {
+        Piece { offset: self.offset(), bytes: self.bytes }
+    }
+
+    /// Behind its last byte within the page.
+    #[inline]
     pub(super) fn to(&self) -> u64 {
         self.from + self.bytes.len() as u64
     }

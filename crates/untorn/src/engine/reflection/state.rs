@@ -9,7 +9,7 @@ use super::layout::pages;
 use crate::log::group::GroupFlush;
 use crate::sharing::gate::Gate;
 use crate::sharing::page::PageState;
-use crate::sys::ZeroedArray;
+use crate::sys::{ZeroedArray, ZeroedBox};
 
 /// One of a kind for each open file.
 #[derive(FromZeros)]
@@ -23,6 +23,8 @@ pub(super) struct Head {
     pub(super) len: AtomicU64,
     /// Odd while the length changes; grows with each change.
     pub(super) resizes: AtomicU64,
+    /// Grows before a page counts as calm again.
+    pub(super) calms: AtomicU64,
     /// Every new record is numbered above this: the last cut, or the last record that spoke for the whole file.
     pub(super) floor: AtomicU64,
     /// Pages whose bitmap became 0, for which space can be given back.
@@ -51,9 +53,13 @@ pub(super) struct EpochState {
 
 /// All tables.
 pub(super) struct State {
-    head: ZeroedArray<Head>,
+    head: ZeroedBox<Head>,
     /// What readers go by.
     pub(super) pages: ZeroedArray<PageState>,
+    /// Pages that may have slices in the sidecar or in an epoch, a bit each. The others are *calm*: all their bytes are in
+    /// the data file, and nobody stores there before the bit is set. A reader of a calm page needs no more than this
+    /// bit, which is near where the page's own state would be far: 32 KiB for a file of 1 GiB, and not 4 MiB.
+    stirred: ZeroedArray<AtomicU64>,
     /// Per-commit mode: what the open epoch and the commit under way need to know of each page.
     pub(super) epochs: ZeroedArray<EpochState>,
     /// Per-commit mode: pages written in the open epoch, a bit each.
@@ -68,8 +74,9 @@ impl State {
         let max_pages = pages(max_len);
         let count = max_pages as usize;
         let state = State {
-            head: ZeroedArray::reserve_private(1)?,
+            head: ZeroedBox::new()?,
             pages: ZeroedArray::reserve(count)?,
+            stirred: ZeroedArray::reserve(count.div_ceil(64))?,
             epochs: ZeroedArray::reserve(count)?,
             dirty: ZeroedArray::reserve(count.div_ceil(64))?,
             dirty_words: ZeroedArray::reserve(count.div_ceil(64 * 64))?,
@@ -80,9 +87,40 @@ impl State {
         Ok(state)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn head(&self) -> &Head {
-        &self.head[0]
+        &self.head
+    }
+
+    /// Sets a page's bitmap while the file is being opened, before anyone else can see it.
+    pub(super) fn restore(&self, page: u64, bitmap: u64) {
+        self.pages[page as usize].restore(bitmap);
+        self.epochs[page as usize].committed.store(bitmap, Ordering::Relaxed);
+        if bitmap != 0 {
+            self.stir(page);
+        }
+    }
+
+    /// Whether a page of the file is calm now, without a promise that it stays.
+    #[inline(always)]
+    pub(super) fn is_calm(&self, page: u64) -> bool {
+        self.stirred.get((page / 64) as usize).is_some_and(|word| word.load(Ordering::Acquire) & 1 << (page % 64) == 0)
+    }
+
+    /// Makes a page count as stirred, before anything of it is published that is not in the data file.
+    #[inline(always)]
+    pub(super) fn stir(&self, page: u64) {
+        if self.is_calm(page) {
+            self.stirred[(page / 64) as usize].fetch_or(1 << (page % 64), Ordering::AcqRel);
+        }
+    }
+
+    /// Makes a page count as calm again. For the holder of its lock, who has seen that all its bytes are at home and in
+    /// no epoch. A reader that saw the page calm before it was stirred, and sees it calm again after its copy, finds that
+    /// `calms` has moved.
+    pub(super) fn calm(&self, page: u64) {
+        self.head().calms.fetch_add(1, Ordering::AcqRel);
+        self.stirred[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::AcqRel);
     }
 
     /// Notes that a page was written in the open epoch. For holders of a lane only: a commit takes them all.

@@ -46,7 +46,7 @@ const WORDWISE: usize = 64;
 ///
 /// # Safety
 /// `src.len()` bytes from `dst` are mapped writable and do not overlap `src`.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn copy_cached(dst: *mut u8, src: &[u8]) {
     if src.len() <= WORDWISE && src.len().is_multiple_of(8) && (dst as usize).is_multiple_of(8) {
         let (words, _) = src.as_chunks::<8>();

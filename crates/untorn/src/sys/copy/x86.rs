@@ -68,7 +68,7 @@ pub(crate) fn width_name() -> &'static str {
 ///
 /// # Safety
 /// `src.len()` bytes from `dst` are mapped writable and do not overlap `src`.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn copy_nt(dst: *mut u8, src: &[u8]) {
     if let (Ok(word), 0) = (<[u8; 8]>::try_from(src), dst as usize % 8) {
         // One word, which is what a bitmap is.

@@ -1,0 +1,110 @@
+//! Opens whatever is there, and holds untorn to what it then says.
+
+use std::path::Path;
+
+use untorn::medium::{Access, Barrier, Medium, MediumFile};
+use untorn::{AtomicFile, Options, Result};
+use untorn_sim::{Rng, SimMedium};
+
+use crate::input::Input;
+use crate::pair::PATH;
+
+/// Makes what a target itself changed durable.
+pub(crate) const LEAVE: Barrier = Barrier::new("fuzz.leave");
+
+/// How a machine is left before the file is opened again.
+#[derive(Clone, Copy)]
+enum End {
+    Closed,
+    Dropped,
+    Killed,
+    PowerCut,
+}
+
+const ENDS: [End; 4] = [End::Closed, End::Dropped, End::Killed, End::PowerCut];
+
+/// The whole file. `None` if it cannot be read, which forged bytes may bring about.
+fn contents(file: &AtomicFile) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; file.len() as usize];
+    file.read_at(&mut bytes, 0).ok().map(|()| bytes)
+}
+
+/// The machine after this end, or `None` if closing failed: then nothing is promised.
+fn end(end: End, medium: &SimMedium, file: AtomicFile, rng: &mut Rng) -> Option<SimMedium> {
+    match end {
+        End::Closed => file.close().ok().map(|()| medium.clone()),
+        End::Dropped => {
+            drop(file);
+            Some(medium.clone())
+        }
+        End::Killed => Some(medium.crash_state().killed()),
+        End::PowerCut => {
+            let state = medium.crash_state();
+            Some(state.image(&state.sample(rng)).boot())
+        }
+    }
+}
+
+/// Opens the file of a machine. An error is a right answer. Where it opens, it can be read as far as it says, and it
+/// holds the same when it is opened again, however it was left; the same once more after it was changed. Unless it
+/// `agrees` with itself over time, only that nothing panics is asked of it.
+pub(crate) fn judge(medium: SimMedium, options: &Options, agrees: bool, input: &mut Input<'_>) {
+    let mut rng = Rng::new(u64::from(input.byte()));
+    let first = *input.pick(&ENDS);
+    let Ok(file) = options.open_on(medium.clone(), PATH) else {
+        // Refused means: not changed either, so it is refused again.
+        assert!(options.open_on(medium, PATH).is_err(), "it was refused, then opened, with nothing changed between");
+        return;
+    };
+    let Some(before) = contents(&file) else { return };
+    if !agrees {
+        drop(change(&file, before, input));
+        if let Some(medium) = end(first, &medium, file, &mut rng) {
+            drop(options.open_on(medium, PATH).map(|file| contents(&file)));
+        }
+        return;
+    }
+    let Some(medium) = end(first, &medium, file, &mut rng) else { return };
+    let file = open_again(&medium, options);
+    assert!(contents(&file).as_deref() == Some(&before[..]), "it was opened twice and the contents differ");
+    let Ok(expected) = change(&file, before, input) else { return };
+    let last = *input.pick(&ENDS);
+    let Some(medium) = end(last, &medium, file, &mut rng) else { return };
+    let file = open_again(&medium, options);
+    assert!(contents(&file) == Some(expected), "what was written is not what is read after reopening");
+}
+
+fn open_again(medium: &SimMedium, options: &Options) -> AtomicFile {
+    options.open_on(medium.clone(), PATH).unwrap_or_else(|error| panic!("it was opened once, and now: {error}"))
+}
+
+/// Changes the file in every way, and returns what it holds then. An error may come from what was forged; nothing is
+/// known of the contents then.
+fn change(file: &AtomicFile, mut expected: Vec<u8>, input: &mut Input<'_>) -> Result<Vec<u8>> {
+    let len = expected.len();
+    let at = input.below(len as u64 + 1) as usize;
+    let bytes = vec![input.byte(); 200.min(len - at)];
+    file.write_at(&bytes, at as u64)?;
+    expected[at..at + bytes.len()].copy_from_slice(&bytes);
+    file.sync()?;
+    let new_len = input.below(8 * 4096);
+    file.resize(new_len)?;
+    // What a forged sidecar holds beyond the end of the file comes to light when it grows.
+    expected.truncate(new_len as usize);
+    file.deploy(0, new_len / 2)?;
+    file.reclaim()?;
+    file.sync()?;
+    drop(file.info());
+    let mut bytes = vec![0; new_len as usize];
+    file.read_at(&mut bytes, 0)?;
+    assert!(bytes.starts_with(&expected), "what was written is not what is read");
+    Ok(bytes)
+}
+
+/// The data file's bytes below untorn.
+pub(crate) fn plain(medium: &SimMedium) -> Result<Vec<u8>> {
+    let file = medium.open(Path::new(PATH), Access::Read, 0)?;
+    let mut bytes = vec![0; file.len() as usize];
+    file.read(0, &mut bytes)?;
+    Ok(bytes)
+}

@@ -1,0 +1,76 @@
+//! Hostile bytes: what the fuzz targets do with the bytes they are given.
+//!
+//! The targets themselves are one line each (`fuzz/fuzz_targets`), so that what a fuzzer found is replayed by a plain
+//! test on a stable compiler. All run over the simulated medium, whose file system lives in memory: the engine is the
+//! one that ships, and a case takes a fraction of a millisecond.
+//!
+//! A target panics where untorn is wrong. Bytes that decode to nothing sensible are fine: every input is a case.
+#![forbid(unsafe_code)]
+
+mod forge;
+mod input;
+mod judge;
+mod operations;
+mod pair;
+mod seeds;
+
+use forge::Kind;
+
+/// One fuzz target.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name: that of the program in `fuzz/fuzz_targets` and of the directory in `fuzz/corpus`.
+    pub name: &'static str,
+    /// Judges one input.
+    ///
+    /// # Panics
+    /// Where untorn is wrong.
+    pub run: fn(&[u8]),
+    /// Inputs to begin with.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All targets.
+pub const TARGETS: [Target; 4] = [
+    Target { name: "superblock", run: superblock, seeds: || seeds::forged(&SUPERBLOCK) },
+    Target { name: "records", run: records, seeds: || seeds::forged(&RECORDS) },
+    Target { name: "sidecar", run: sidecar, seeds: || seeds::forged(&SIDECAR) },
+    Target { name: "operations", run: operations::run, seeds: seeds::operations },
+];
+
+const SUPERBLOCK: [Kind; 3] = [Kind::Superblock, Kind::Retirement, Kind::RawHead];
+const RECORDS: [Kind; 3] = [Kind::Record, Kind::RawLane, Kind::RawSpill];
+const SIDECAR: [Kind; 12] = [
+    Kind::Superblock,
+    Kind::Retirement,
+    Kind::RawHead,
+    Kind::Record,
+    Kind::RawLane,
+    Kind::RawSpill,
+    Kind::Slot,
+    Kind::Bitmap,
+    Kind::Raw,
+    Kind::Length,
+    Kind::Data,
+    Kind::Mark,
+];
+
+/// Superblocks and retirement lines with any field changed, sealed anew or not.
+pub fn superblock(bytes: &[u8]) {
+    forge::run(bytes, &SUPERBLOCK);
+}
+
+/// Records of any shape, in the lanes and in the spill file, sealed for their place or not.
+pub fn records(bytes: &[u8]) {
+    forge::run(bytes, &RECORDS);
+}
+
+/// A whole sidecar with anything changed in it, and in what stands around it.
+pub fn sidecar(bytes: &[u8]) {
+    forge::run(bytes, &SIDECAR);
+}
+
+/// Operations on a file in any order, with crashes between them, against a plain byte array.
+pub fn operations(bytes: &[u8]) {
+    operations::run(bytes);
+}

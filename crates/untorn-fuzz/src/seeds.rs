@@ -1,0 +1,38 @@
+//! Inputs for a fuzzer to begin with. They are committed in `fuzz/corpus`, and made anew by
+//! `cargo xtask fuzz --seed-corpus`.
+
+use untorn_sim::Rng;
+
+use crate::forge::Kind;
+use crate::pair::PAIRS;
+
+/// For each honest sidecar: one left as it is, one with a single change of each kind, and one with many.
+pub(crate) fn forged(kinds: &[Kind]) -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    let mut rng = Rng::new(1);
+    for pair in 0..PAIRS.len() as u8 {
+        seeds.push(vec![pair]);
+        for changes in [1, 1, 5] {
+            let mut bytes = vec![0; 24 + 24 * usize::from(changes)];
+            rng.fill(&mut bytes);
+            bytes[0] = pair;
+            bytes[1] = changes;
+            bytes[2] = rng.below(kinds.len() as u64) as u8;
+            seeds.push(bytes);
+        }
+    }
+    seeds
+}
+
+/// For a spread of configurations, some operations.
+pub(crate) fn operations() -> Vec<Vec<u8>> {
+    let mut rng = Rng::new(2);
+    let seed = |n: u8| {
+        let mut bytes = vec![0; 20 + usize::from(n) * 4];
+        rng.fill(&mut bytes);
+        // Neighbours differ in medium, durability, order, layout and policy.
+        bytes[0] = bytes[0] & 0xe0 | n;
+        bytes
+    };
+    (0..32).map(seed).collect()
+}

@@ -1,0 +1,55 @@
+//! The committed inputs of every fuzz target, on a stable compiler and without a fuzzer.
+
+use std::collections::BTreeMap;
+use std::panic::catch_unwind;
+use std::path::Path;
+
+use untorn_fuzz::{TARGETS, Target};
+
+/// The inputs in `fuzz/corpus` of one target, by name.
+fn corpus(target: &Target) -> BTreeMap<String, Vec<u8>> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target.name);
+    let entries = std::fs::read_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    let named = entries.map(|entry| {
+        let entry = entry.unwrap();
+        (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap())
+    });
+    named.collect()
+}
+
+#[test]
+fn every_committed_input_is_judged() {
+    for target in TARGETS {
+        let corpus = corpus(&target);
+        assert!(corpus.len() >= 24, "{}: only {} inputs", target.name, corpus.len());
+        for (name, bytes) in corpus {
+            let judged = catch_unwind(|| (target.run)(&bytes));
+            assert!(judged.is_ok(), "fuzz/corpus/{}/{name} is a finding; its panic is above", target.name);
+        }
+    }
+}
+
+#[test]
+fn the_seeds_are_those_that_the_command_writes() {
+    for target in TARGETS {
+        let corpus = corpus(&target);
+        for (n, seed) in (target.seeds)().into_iter().enumerate() {
+            let name = format!("seed-{n:02}");
+            let committed = corpus.get(&name);
+            let told = "run `cargo xtask fuzz --seed-corpus`";
+            assert!(committed == Some(&seed), "{}/{name} is not what it would be now; {told}", target.name);
+        }
+    }
+}
+
+/// Any bytes at all are a case: of every length, and of every value.
+#[test]
+fn any_bytes_are_a_case() {
+    for target in TARGETS {
+        for len in [0, 1, 2, 3, 7, 40, 300] {
+            for fill in [0, 1, 0x7f, 0x80, 0xff] {
+                (target.run)(&vec![fill; len]);
+            }
+        }
+    }
+}

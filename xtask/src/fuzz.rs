@@ -1,0 +1,228 @@
+//! `cargo xtask fuzz`: every fuzz target for a while.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use clap::Args;
+use untorn_fuzz::TARGETS;
+
+/// Runs the fuzz targets one after the other, each from its committed corpus, and says how many inputs each judged. The
+/// exit code is 0 only if none of them found anything, and with --plant only if one did; 69 where cargo-fuzz or a nightly
+/// compiler is missing.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Seconds for each target
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    seconds: u64,
+    /// Run only this target
+    #[arg(long, value_parser = TARGETS.map(|target| target.name))]
+    target: Option<String>,
+    /// Plant a bug, start without a corpus, and expect it to be found
+    #[arg(long)]
+    plant: bool,
+    /// Write the inputs that the fuzzer begins with to fuzz/corpus and run nothing
+    #[arg(long, conflicts_with_all = ["plant", "target"])]
+    seed_corpus: bool,
+}
+
+/// Bytes of the longest input: more only slows the search.
+const MAX_LEN: usize = 1024;
+/// Seconds after which one input counts as a hang.
+const HANG: u64 = 10;
+/// MiB that one allocation, and the whole process, may take.
+const MALLOC: u64 = 256;
+const RSS: u64 = 2048;
+
+/// What is not there, and how to get it.
+const UNAVAILABLE: u8 = 69;
+
+pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
+    let fuzz = root.join("fuzz");
+    if arguments.seed_corpus {
+        return done(seed_corpus(&fuzz.join("corpus")).map(|()| true));
+    }
+    if let Err(missing) = tools() {
+        eprintln!("fuzz: {missing}");
+        return ExitCode::from(UNAVAILABLE);
+    }
+    done(run_targets(&fuzz, arguments))
+}
+
+fn done(result: io::Result<bool>) -> ExitCode {
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("fuzz: {error}");
+            ExitCode::from(74)
+        }
+    }
+}
+
+fn seed_corpus(corpus: &Path) -> io::Result<()> {
+    for target in TARGETS {
+        let dir = corpus.join(target.name);
+        fs::create_dir_all(&dir)?;
+        for (n, seed) in (target.seeds)().iter().enumerate() {
+            fs::write(dir.join(format!("seed-{n:02}")), seed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Cargo of the nightly toolchain, whatever toolchain runs this.
+fn nightly(arguments: &[&str]) -> Command {
+    let mut command = Command::new("rustup");
+    command.args(["run", "nightly", "cargo"]).args(arguments).env_remove("RUSTUP_TOOLCHAIN").stdin(Stdio::null());
+    // Set by the cargo that runs this, for the package of this.
+    command.env_remove("CARGO_MANIFEST_DIR");
+    command
+}
+
+/// # Errors
+/// What is missing, and the command that installs it.
+fn tools() -> Result<(), &'static str> {
+    let works = |arguments| nightly(arguments).output().is_ok_and(|output| output.status.success());
+    if !works(&["--version"]) {
+        return Err("no nightly compiler: run `rustup toolchain install nightly --profile minimal`");
+    }
+    if !works(&["fuzz", "--version"]) {
+        return Err("no cargo-fuzz: run `cargo install cargo-fuzz --locked`");
+    }
+    Ok(())
+}
+
+/// Whether all went as it must.
+fn run_targets(fuzz: &Path, arguments: &Arguments) -> io::Result<bool> {
+    let dir = fuzz.join("target").join(if arguments.plant { "planted" } else { "fuzz" });
+    build(fuzz, &dir, arguments.plant)?;
+    let chosen = |name: &str| arguments.target.as_deref().is_none_or(|only| only == name);
+    let mut findings = 0;
+    for target in TARGETS.iter().filter(|target| chosen(target.name)) {
+        let outcome = fuzz_one(fuzz, &dir, target.name, arguments)?;
+        println!("{outcome}");
+        findings += u64::from(outcome.finding.is_some());
+    }
+    if arguments.plant {
+        println!("the planted bug was {}", if findings > 0 { "found" } else { "NOT FOUND" });
+        return Ok(findings > 0);
+    }
+    println!("{findings} findings");
+    Ok(findings == 0)
+}
+
+/// Left out, because it costs nine executions of ten and would see little: the targets run safe code, and the simulated
+/// medium allocates as the standard library does. Overflow checks and all assertions are in.
+const SANITIZER: [&str; 2] = ["--sanitizer", "none"];
+
+/// Builds all targets.
+fn build(fuzz: &Path, dir: &Path, plant: bool) -> io::Result<()> {
+    let mut command = nightly(&["fuzz", "build", "--fuzz-dir"]);
+    command.arg(fuzz).arg("--target-dir").arg(dir).args(SANITIZER);
+    let mut flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    if plant {
+        flags.push_str(" --cfg untorn_plant");
+    }
+    let status = command.env("RUSTFLAGS", flags).status()?;
+    if status.success() { Ok(()) } else { Err(io::Error::other("the targets do not build; the compiler said why")) }
+}
+
+/// What came of one target.
+struct Outcome {
+    name: String,
+    executions: u64,
+    seconds: f64,
+    /// What it died of, and the input, where there is one.
+    finding: Option<(String, Option<PathBuf>)>,
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Outcome { name, executions, seconds, finding } = self;
+        let rate = *executions as f64 / seconds.max(0.001);
+        write!(f, "{name}: {executions} executions in {seconds:.1} s ({rate:.0}/s), ")?;
+        match finding {
+            None => write!(f, "0 findings"),
+            Some((what, None)) => write!(f, "1 finding: {what}"),
+            Some((what, Some(input))) => write!(f, "1 finding: {what}\n  the input is {}", input.display()),
+        }
+    }
+}
+
+fn fuzz_one(fuzz: &Path, dir: &Path, name: &str, arguments: &Arguments) -> io::Result<Outcome> {
+    // What a run learns goes beside what is built; the committed corpus is read only.
+    let learnt = dir.join("learnt").join(name);
+    let artifacts = dir.join("artifacts").join(name);
+    if arguments.plant && learnt.exists() {
+        fs::remove_dir_all(&learnt)?;
+    }
+    for dir in [&learnt, &artifacts] {
+        fs::create_dir_all(dir)?;
+    }
+    let mut command = nightly(&["fuzz", "run", "--fuzz-dir"]);
+    command.arg(fuzz).arg("--target-dir").arg(dir).args(SANITIZER).arg(name).arg(&learnt);
+    if !arguments.plant {
+        command.arg(fuzz.join("corpus").join(name));
+    }
+    let mut prefix = OsString::from("-artifact_prefix=");
+    prefix.push(artifacts.join(""));
+    command.arg("--").arg(prefix).args([
+        format!("-max_total_time={}", arguments.seconds),
+        format!("-max_len={MAX_LEN}"),
+        format!("-timeout={HANG}"),
+        format!("-malloc_limit_mb={MALLOC}"),
+        format!("-rss_limit_mb={RSS}"),
+        "-print_final_stats=1".to_owned(),
+    ]);
+    if arguments.plant {
+        command.env("RUSTFLAGS", "--cfg untorn_plant");
+    }
+    let start = Instant::now();
+    let output = command.output()?;
+    let seconds = start.elapsed().as_secs_f64();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let finding = if output.status.success() { None } else { Some(what_died(&said)) };
+    Ok(Outcome { name: name.to_owned(), executions: executions(&said), seconds, finding })
+}
+
+/// libFuzzer's own count: its last line of statistics, or the last progress line where it died before.
+fn executions(said: &str) -> u64 {
+    let counted = said.lines().filter_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
+    let progress = said.lines().filter_map(|line| line.strip_prefix('#')?.split_whitespace().next());
+    counted.chain(progress).filter_map(|number| number.trim().parse().ok()).max().unwrap_or(0)
+}
+
+/// The line that says what was found, and the file the input was written to.
+fn what_died(said: &str) -> (String, Option<PathBuf>) {
+    let lines = || said.lines();
+    let panic = lines().position(|line| line.contains("panicked at"));
+    let panicked = panic.map(|at| lines().skip(at).take(2).map(str::trim).collect::<Vec<_>>().join(" "));
+    let summary = || lines().find(|line| line.contains("SUMMARY:") || line.contains("ERROR:")).map(str::to_owned);
+    let what = panicked.or_else(summary).or_else(|| lines().last().map(str::to_owned)).unwrap_or_default();
+    let input = lines().find_map(|line| line.split("Test unit written to ").nth(1)).map(PathBuf::from);
+    (what, input)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DIED: &str = "#2\tINITED cov: 9\n#37\tNEW    cov: 10\nthread '<unnamed>' panicked at src/a.rs:1:2:\nindex 9\n\
+        ==1== ERROR: libFuzzer: deadly signal\nSUMMARY: libFuzzer: deadly signal\n\
+        artifact_prefix='a/'; Test unit written to a/crash-1\n";
+
+    #[test]
+    fn what_libfuzzer_says_is_understood() {
+        assert_eq!(executions(DIED), 37);
+        assert_eq!(executions("#8 pulse\nDone 900 runs\nstat::number_of_executed_units: 900\n"), 900);
+        let (what, input) = what_died(DIED);
+        assert!(what.ends_with("panicked at src/a.rs:1:2: index 9"), "{what}");
+        assert_eq!(input, Some(PathBuf::from("a/crash-1")));
+        let (what, input) = what_died("==7== ERROR: libFuzzer: timeout after 10 seconds\n");
+        assert!(what.contains("timeout") && input.is_none(), "{what}");
+    }
+}
