@@ -79,6 +79,13 @@ impl From<Error> for Failure {
     }
 }
 
+impl From<untorn_rigs::Error> for Failure {
+    fn from(error: untorn_rigs::Error) -> Self {
+        // Whatever a rig cannot do, the system refused it; files under test are not to blame.
+        Failure { exit: Exit::Io, path: None, message: error.to_string() }
+    }
+}
+
 /// The exit code of each error of the library.
 pub(crate) fn exit_of(error: &Error) -> Exit {
     match error {

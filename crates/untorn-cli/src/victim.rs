@@ -48,6 +48,15 @@ impl End {
 impl Victim {
     /// Starts this program anew with `arguments`.
     pub(crate) fn spawn(arguments: impl IntoIterator<Item = OsString>) -> Result<Self> {
+        Victim::spawn_watched(arguments, |_| ())
+    }
+
+    /// Starts this program anew with `arguments`, and calls `arrived` each time reports have been received, with the
+    /// number of all received so far.
+    pub(crate) fn spawn_watched(
+        arguments: impl IntoIterator<Item = OsString>,
+        arrived: impl FnMut(usize) + Send + 'static,
+    ) -> Result<Self> {
         let program = std::env::current_exe().map_err(|error| Failure::io("cannot find this program", &error))?;
         let mut child = Command::new(&program)
             .args(arguments)
@@ -57,7 +66,7 @@ impl Victim {
             .spawn()
             .map_err(|error| Failure::io_at("start", &program, &error))?;
         let (signal, ready) = mpsc::channel();
-        let reports = child.stdout.take().map(|stdout| thread::spawn(move || collect(stdout, &signal)));
+        let reports = child.stdout.take().map(|stdout| thread::spawn(move || collect(stdout, &signal, arrived)));
         Ok(Victim { child, ready, reports })
     }
 
@@ -100,7 +109,7 @@ impl Drop for Victim {
     }
 }
 
-fn collect(mut stdout: ChildStdout, ready: &Sender<()>) -> io::Result<Vec<u8>> {
+fn collect(mut stdout: ChildStdout, ready: &Sender<()>, mut arrived: impl FnMut(usize)) -> io::Result<Vec<u8>> {
     let mut all = Vec::new();
     let mut buffer = [0; 8192];
     loop {
@@ -112,6 +121,7 @@ fn collect(mut stdout: ChildStdout, ready: &Sender<()>) -> io::Result<Vec<u8>> {
                     let _ = ready.send(());
                 }
                 all.extend_from_slice(&buffer[..n]);
+                arrived(all.len() / 8);
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use untorn::{Durability, EngineKind, Layout, Trust};
+use untorn_rigs::block::FileSystem;
 
 pub(crate) use bench::Bench;
 
@@ -80,9 +81,9 @@ pub(crate) enum Verb {
     /// Deploy everything and remove the sidecar: a plain file that any program may read.
     #[command(after_help = "Example:\n  untorn settle ledger && rsync ledger host:")]
     Settle(Settle),
-    /// Crash-test this machine: kill writers again and again and verify what each commit promised.
+    /// Crash-test this machine: kill writers, or cut a disk's power, and verify what each commit promised.
     #[command(
-        after_help = "Examples:\n  untorn torture --seconds 60\n  untorn torture --engine passthrough   # must be caught"
+        after_help = "Examples:\n  untorn torture --seconds 60\n  untorn torture --engine passthrough   # must be caught\n  sudo untorn torture --medium block --images 500"
     )]
     Torture(Torture),
     /// Measure side by side in one run.
@@ -238,22 +239,39 @@ pub(crate) struct Torture {
     /// The engine to torture.
     #[arg(long, value_parser = engines(), default_value = "auto")]
     pub(crate) engine: EngineKind,
-    /// For how long.
-    #[arg(long, value_name = "S", default_value_t = 10)]
-    pub(crate) seconds: u64,
+    /// For how long, at most [default: 10; with `--medium block`, until there are enough images].
+    #[arg(long, value_name = "S")]
+    pub(crate) seconds: Option<u64>,
     /// Repeat the operations of an earlier run [default: a new seed, which is printed].
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
-    /// What fails: `process` kills the writing process. `dax` and `block` are not in this version.
+    /// What fails: `process` kills the writing process; `block` cuts the power of the disk under a real file system, as
+    /// root. `dax` is not in this version.
     #[arg(long, value_parser = ["process", "dax", "block"], default_value = "process")]
     pub(crate) medium: String,
-    /// Where to put the files [default: the system's directory for temporary files].
+    /// Where to put the files [default: the system's directory for temporary files; with `--medium block`, /dev/shm].
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
+    /// With `--medium block`, how many disks to check [default: 100].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) images: Option<u64>,
+    /// With `--medium block`, the file systems whose disks are cut off: ext4, xfs, btrfs.
+    #[arg(long, value_name = "FS", value_delimiter = ',', default_value = "ext4,xfs")]
+    pub(crate) fs: Vec<FileSystem>,
+    /// With `--medium block`, a disk that acknowledges its latest flush without carrying it out: must be caught.
+    #[arg(long)]
+    pub(crate) lying_disk: bool,
+    /// With `--medium block`, where to keep a disk with a violation [default: the system's directory for temporary
+    /// files].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) keep: Option<PathBuf>,
+    /// With `--medium block`, check a disk again that was kept.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) replay: Option<PathBuf>,
     /// Writer threads in the process that is killed.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) threads: u8,
-    /// When a write is durable [default: what suits the medium].
+    /// When a write is durable [default: what suits the medium; with `--medium block`, each in turn].
     #[arg(long, value_parser = durabilities())]
     pub(crate) durability: Option<Durability>,
     #[command(flatten)]
@@ -317,6 +335,9 @@ pub(crate) struct TortureWriter {
     /// The number of each thread's first operation.
     #[arg(long, value_delimiter = ',', required = true)]
     pub(crate) start: Vec<u64>,
+    /// Have the kernel write back dirty pages at random times that follow from this seed.
+    #[arg(long)]
+    pub(crate) write_back: Option<u64>,
     /// Open the file, which recovers it, and then wait to be killed.
     #[arg(long)]
     pub(crate) idle: bool,

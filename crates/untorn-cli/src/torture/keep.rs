@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Sidecars live in this directory beside the data file.
-const SIDECARS: &str = ".untorn";
+pub(crate) const SIDECARS: &str = ".untorn";
 /// More than this is not copied at each kill.
 const MOST: u64 = 256 << 20;
 

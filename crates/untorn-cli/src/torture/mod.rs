@@ -1,10 +1,13 @@
-//! `untorn torture`: a writing process is killed again and again, and every promise is checked after each kill.
+//! `untorn torture`: a writing process is killed, or its disk loses power, again and again, and every promise is checked
+//! each time.
 
+mod block;
 mod keep;
 mod model;
 mod plan;
 mod report;
 mod rounds;
+mod write_back;
 mod writer;
 
 use std::fmt::Write;
@@ -19,6 +22,9 @@ use crate::output::{self, Colour, paint};
 use crate::rng;
 
 pub(crate) use writer::run as writer;
+
+/// For how long processes are killed if nothing is said.
+const SECONDS: u64 = 10;
 
 /// What is tortured, with every default resolved.
 #[derive(Clone, Debug)]
@@ -50,13 +56,26 @@ pub(crate) struct Outcome {
 
 /// Tortures.
 pub(crate) fn run(args: &Torture) -> Result<Exit> {
-    if args.medium != "process" {
-        let message = format!(
-            "--medium {} is not in this version; --medium process kills real processes over real files, and `cargo \
-             xtask explore` in untorn's repository simulates power cuts",
-            args.medium
-        );
-        return Err(Failure::usage(message));
+    match args.medium.as_str() {
+        "process" => {}
+        "block" => return block::run(args),
+        other => {
+            let message = format!(
+                "--medium {other} is not in this version; --medium process kills real processes over real files, \
+                 --medium block cuts the power of a real file system's disk, and `cargo xtask explore` in untorn's \
+                 repository simulates power cuts"
+            );
+            return Err(Failure::usage(message));
+        }
+    }
+    let stray = [
+        (args.images.is_some(), "--images"),
+        (args.lying_disk, "--lying-disk"),
+        (args.keep.is_some(), "--keep"),
+        (args.replay.is_some(), "--replay"),
+    ];
+    if let Some((_, name)) = stray.iter().find(|(given, _)| *given) {
+        return Err(Failure::usage(format!("{name} is for --medium block")));
     }
     let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let found = untorn::doctor(&parent)?;
@@ -64,7 +83,7 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
         engine: if args.engine == EngineKind::Auto { found.engine } else { args.engine },
         durability: args.durability.unwrap_or(found.durability),
         threads: usize::from(args.threads),
-        seconds: args.seconds,
+        seconds: args.seconds.unwrap_or(SECONDS),
         seed: args.seed.unwrap_or_else(rng::fresh_seed),
         parent,
     };
@@ -135,8 +154,8 @@ fn words(setting: &Setting, outcome: &Outcome) -> String {
     text += &output::fold(
         "Checked after each kill: each operation whole or not at all, also over several blocks (C1); nothing lost that \
          was acknowledged as durable (C2); if every write is a commit, nothing lost that a read had returned (C3). Not \
-         checked: flush order. A killed process keeps the page cache, so a missing flush can't show here; `cargo xtask \
-         explore` in untorn's repository simulates power cuts.",
+         checked: flush order. A killed process keeps the page cache, so a missing flush can't show here; \
+         `--medium block` cuts the power of a disk, as root.",
     );
     text
 }

@@ -1,17 +1,21 @@
-//! What may stand in the file after a kill, worked out from what was acknowledged before it.
+//! What may stand in the file after a crash, worked out from what was acknowledged before it.
 //!
 //! A thread's operations happen one after the other and each writes at least one block that only this thread writes.
 //! So the state after a crash tells for each thread the number k of the last operation that survived, and everything
 //! else follows: k lies between the last operation acknowledged as durable and the one in flight (C2); the thread's own
 //! blocks are exactly those after its operations up to k (C1); a shared block is as some thread's last write to it among
-//! those; and if two operations both left their trace, they left it in the same order everywhere.
+//! those; if two operations both left their trace, they left it in the same order everywhere; and if an operation
+//! survived, so did all that had returned before it began (C1, as a commit is the state of one instant).
+
+use std::collections::BTreeMap;
 
 use untorn::Durability;
 
 use super::plan::{Plan, Stamp};
 use super::report::Report;
 
-/// The verified state, carried from kill to kill.
+/// The verified state, carried from crash to crash.
+#[derive(Clone)]
 pub(crate) struct Model {
     plan: Plan,
     durability: Durability,
@@ -31,6 +35,8 @@ pub(crate) struct Heard {
     pub(crate) durable: Vec<u64>,
     /// Blocks of which a read returned a mixture.
     pub(crate) mixtures: Vec<usize>,
+    /// For each thread its operations with, for each other thread, the last operation that had returned before.
+    pub(crate) before: Vec<BTreeMap<u64, Vec<u64>>>,
 }
 
 impl Model {
@@ -51,15 +57,43 @@ impl Model {
         &self.plan
     }
 
+    /// The same file opened with another durability.
+    pub(crate) fn set_durability(&mut self, durability: Durability) {
+        self.durability = durability;
+    }
+
+    /// When a write is durable.
+    pub(crate) fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    /// The stamp of each block after the last verified crash.
+    pub(crate) fn base(&self) -> &[Stamp] {
+        &self.base
+    }
+
+    /// As it was when [`base`](Model::base) and [`next`](Model::next) gave these; `None` if they are not of this plan.
+    pub(crate) fn restore(plan: Plan, durability: Durability, base: Vec<Stamp>, next: Vec<u64>) -> Option<Self> {
+        let fits = base.len() == plan.blocks.len() && next.len() == plan.threads() && !next.contains(&0);
+        fits.then_some(Model { plan, durability, base, next })
+    }
+
     /// Draws from the reports, in the order they came, what was acknowledged.
     pub(crate) fn hear(&self, words: &[u64]) -> Heard {
         let before: Vec<u64> = self.next.iter().map(|next| next - 1).collect();
-        let mut heard = Heard { done: before.clone(), durable: before.clone(), mixtures: Vec::new() };
+        let mut heard = Heard {
+            done: before.clone(),
+            durable: before.clone(),
+            mixtures: Vec::new(),
+            before: vec![BTreeMap::new(); self.plan.threads()],
+        };
         let mut at_sync_start = vec![before; self.plan.threads()];
         for report in words.iter().filter_map(|&word| Report::decode(word)) {
             match report {
                 Report::Done { thread, operation } => {
                     heard.done[thread] = operation;
+                    // The next one begins after this report, so after everything reported before it.
+                    heard.before[thread].insert(operation + 1, heard.done.clone());
                     if self.durability == Durability::PerWrite {
                         heard.durable[thread] = operation;
                     }
@@ -152,8 +186,8 @@ impl Model {
         survived
     }
 
-    fn check_bounds(&self, heard: &Heard, survived: &[u64], wrong: &mut Vec<String>) {
-        for (thread, &survived) in survived.iter().enumerate() {
+    fn check_bounds(&self, heard: &Heard, survivors: &[u64], wrong: &mut Vec<String>) {
+        for (thread, &survived) in survivors.iter().enumerate() {
             let (durable, done) = (heard.durable[thread], heard.done[thread]);
             if survived < durable {
                 wrong.push(format!(
@@ -163,6 +197,14 @@ impl Model {
             }
             if survived > done + 1 {
                 wrong.push(format!("thread {thread}'s operation {survived} is in the file, but it never began (C1)"));
+            }
+            for (other, &before) in heard.before[thread].get(&survived).into_iter().flatten().enumerate() {
+                if survived >= self.next[thread] && other != thread && survivors[other] < before {
+                    wrong.push(format!(
+                        "thread {thread}'s operation {survived} survived, but not operation {before} of thread {other}, \
+                         which had returned before it began (C1)"
+                    ));
+                }
             }
         }
     }
@@ -324,6 +366,17 @@ mod tests {
         let own = plan.operation(0, number).blocks.into_iter().find(|&block| plan.blocks[block].owner.is_some());
         torn[own.unwrap_or(0)] = Stamp::new(0, number);
         assert!(!verdict(Durability::PerWrite, &reports, &torn).is_empty());
+    }
+
+    #[test]
+    fn an_operation_survives_only_with_all_that_had_returned_before_it_began() {
+        let plan = Plan::new(SEED, 2);
+        let heard = [done(0, 1), done(1, 1), done(0, 2)];
+        // Thread 0's operation 2 began before thread 1's operation 1 was reported, its operation 3 after that.
+        assert!(verdict(Durability::PerCommit, &heard, &state(&plan, &[(0, 1), (0, 2)])).is_empty());
+        let wrong = verdict(Durability::PerCommit, &heard, &state(&plan, &[(0, 1), (0, 2), (0, 3)]));
+        assert!(wrong.len() == 1 && wrong[0].contains("which had returned before"), "{wrong:?}");
+        assert!(verdict(Durability::PerCommit, &heard, &state(&plan, &[(0, 1), (0, 2), (1, 1), (0, 3)])).is_empty());
     }
 
     #[test]

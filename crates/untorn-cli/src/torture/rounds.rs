@@ -3,12 +3,12 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use tempfile::TempDir;
-use untorn::{AtomicFile, Options};
+use untorn::{AtomicFile, Durability, EngineKind, Options};
 
 use super::keep::copy_state;
 use super::model::Model;
@@ -176,19 +176,32 @@ impl Rounds<'_> {
     }
 
     fn arguments(&self, idle: bool) -> Vec<OsString> {
-        let start: Vec<String> = self.model.next().iter().map(u64::to_string).collect();
-        let words = [
-            "torture-writer".to_owned(),
-            format!("--seed={}", self.setting.seed),
-            format!("--engine={}", self.setting.engine),
-            format!("--durability={}", self.setting.durability),
-            format!("--start={}", start.join(",")),
-        ];
-        let mut arguments: Vec<OsString> = words.into_iter().map(OsString::from).collect();
-        if idle {
-            arguments.push("--idle".into());
-        }
-        arguments.push(self.path.clone().into_os_string());
-        arguments
+        let Setting { seed, engine, durability, .. } = *self.setting;
+        writer_arguments(seed, engine, durability, self.model.next(), idle, &self.path)
     }
+}
+
+/// What the writing process is started with. An idle one opens the file and does nothing.
+pub(crate) fn writer_arguments(
+    seed: u64,
+    engine: EngineKind,
+    durability: Durability,
+    start: &[u64],
+    idle: bool,
+    file: &Path,
+) -> Vec<OsString> {
+    let start: Vec<String> = start.iter().map(u64::to_string).collect();
+    let words = [
+        "torture-writer".to_owned(),
+        format!("--seed={seed}"),
+        format!("--engine={engine}"),
+        format!("--durability={durability}"),
+        format!("--start={}", start.join(",")),
+    ];
+    let mut arguments: Vec<OsString> = words.into_iter().map(OsString::from).collect();
+    if idle {
+        arguments.push("--idle".into());
+    }
+    arguments.push(file.as_os_str().to_owned());
+    arguments
 }

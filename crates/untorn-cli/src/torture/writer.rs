@@ -9,6 +9,7 @@ use untorn::{AtomicFile, Durability, Options};
 
 use super::plan::{Plan, Stamp};
 use super::report::Report;
+use super::write_back;
 use crate::cli::TortureWriter;
 use crate::exit::{Exit, Failure, Result};
 use crate::victim::{self, die_with_parent};
@@ -26,6 +27,9 @@ pub(crate) fn run(args: &TortureWriter) -> Result<Exit> {
         }
     }
     thread::scope(|scope| {
+        if let Some(seed) = args.write_back {
+            scope.spawn(move || write_back::forever(&args.file, seed));
+        }
         for (thread, &start) in args.start.iter().enumerate() {
             let worker = Worker { plan: &plan, file: &file, reports: &reports, thread, durability: args.durability };
             scope.spawn(move || {

@@ -1,0 +1,127 @@
+//! Looking at the disk that a crash left: mount it, recover, verify.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use untorn::{AtomicFile, Durability, EngineKind, Options};
+use untorn_rigs::Error;
+use untorn_rigs::block::{FileSystem, Mounted};
+
+use super::chain::FILE;
+use crate::exit::{Failure, Result};
+use crate::torture::model::{Heard, Model};
+use crate::torture::plan::FILE_LEN;
+
+/// What an image turned out to be.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    /// The file system did not mount it, and why.
+    Refused(String),
+    /// It was recovered, and this is wrong with it.
+    Checked(Vec<String>),
+}
+
+/// How the file is left after it was verified; each must keep what was verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leave {
+    Close,
+    /// Recovered once more.
+    Reopen,
+    /// Settled, and read without untorn.
+    Settle,
+}
+
+impl Leave {
+    /// From a number that was drawn.
+    pub(super) fn of(number: u64) -> Self {
+        match number % 8 {
+            0 => Leave::Settle,
+            1 | 2 => Leave::Reopen,
+            _ => Leave::Close,
+        }
+    }
+}
+
+/// How the file is opened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opening {
+    pub(super) engine: EngineKind,
+    pub(super) durability: Durability,
+}
+
+impl Opening {
+    pub(super) fn options(self) -> Options {
+        Options::new().engine(self.engine).durability(self.durability)
+    }
+}
+
+/// Mounts the image at `mount`, recovers the file in it and verifies it against the model, which takes the state over.
+/// The image changes.
+pub(super) fn examine(
+    kind: FileSystem,
+    image: &Path,
+    mount: &Path,
+    opening: Opening,
+    model: &mut Model,
+    heard: &Heard,
+    leave: Leave,
+) -> Result<Verdict> {
+    let mounted = match Mounted::new(kind, image, mount) {
+        Ok(mounted) => mounted,
+        Err(error @ Error::Unmountable { .. }) => return Ok(Verdict::Refused(error.to_string())),
+        Err(error) => return Err(error.into()),
+    };
+    let path = mounted.path().join(FILE);
+    // An error is wrong whatever it blames: there is room enough, and the file was durable before the life began.
+    let wrong = recover(&path, opening, model, heard, leave)
+        .unwrap_or_else(|error| vec![format!("recovery or a read was refused: {error}")]);
+    Ok(Verdict::Checked(wrong))
+}
+
+fn recover(
+    path: &Path,
+    opening: Opening,
+    model: &mut Model,
+    heard: &Heard,
+    leave: Leave,
+) -> std::result::Result<Vec<String>, Failure> {
+    let file = opening.options().open(path)?;
+    let mut wrong = Vec::new();
+    if file.len() != FILE_LEN {
+        wrong.push(format!("the file is {} bytes long instead of {FILE_LEN} (C1)", file.len()));
+    }
+    let places = model.plan().blocks.clone();
+    let read = |file: &AtomicFile, block: usize, bytes: &mut Vec<u8>| {
+        bytes.clear();
+        bytes.resize(places[block].len, 0);
+        file.read_at(bytes, places[block].offset)
+    };
+    wrong.extend(model.verify(heard, |block, bytes| read(&file, block, bytes))?);
+    if !wrong.is_empty() {
+        return Ok(wrong);
+    }
+    let (how, after) = match leave {
+        Leave::Close => {
+            file.close()?;
+            return Ok(wrong);
+        }
+        Leave::Reopen => {
+            drop(file);
+            let again = opening.options().open(path)?;
+            ("opened again", model.verify_unchanged(|block, bytes| read(&again, block, bytes))?)
+        }
+        Leave::Settle => {
+            file.settle()?;
+            let plain = fs::File::open(path).map_err(|error| Failure::io_at("open", path, &error))?;
+            let after = model.verify_unchanged(|block, bytes| {
+                bytes.clear();
+                bytes.resize(places[block].len, 0);
+                plain.read_exact_at(bytes, places[block].offset)
+            });
+            ("settled", after.map_err(|error| Failure::io_at("read", path, &error))?)
+        }
+    };
+    wrong.extend(after.into_iter().map(|what| format!("{how}: {what}")));
+    Ok(wrong)
+}

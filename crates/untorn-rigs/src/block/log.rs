@@ -1,0 +1,81 @@
+//! What reached the disk, in order.
+
+/// An instant in a log: the number of events before it. Each write, discard and flush is two events, its begin and its
+/// end, since a device may be at several at once.
+pub type Position = u64;
+
+/// What the disk was asked to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// To store bytes.
+    Write {
+        /// Where, in bytes from the start of the disk.
+        offset: u64,
+        /// What.
+        bytes: Box<[u8]>,
+    },
+    /// To make a range read as zeros: a discard or "write zeroes".
+    Zero {
+        /// Where, in bytes from the start of the disk.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+    },
+    /// To make durable what it had completed.
+    Flush,
+}
+
+/// A request and when it was served.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) request: Request,
+    /// The number of the event with which it began.
+    pub(crate) begin: Position,
+    /// The number of the event with which it ended; none yet if it was still being served.
+    pub(crate) end: Option<Position>,
+}
+
+/// All requests in the order in which they began.
+#[derive(Clone, Debug, Default)]
+pub struct Log {
+    entries: Vec<Entry>,
+    events: Position,
+}
+
+impl Log {
+    /// Notes that a request arrived. Returns its number, for [`end`](Log::end).
+    pub(crate) fn begin(&mut self, request: Request) -> usize {
+        self.entries.push(Entry { request, begin: self.events, end: None });
+        self.events += 1;
+        self.entries.len() - 1
+    }
+
+    /// Notes that request `number` has been served. To be called before the kernel is told: what the kernel knows to be
+    /// done must be done in the log, or the log would let a crash take it back.
+    pub(crate) fn end(&mut self, number: usize) {
+        if let Some(entry) = self.entries.get_mut(number) {
+            entry.end = Some(self.events);
+            self.events += 1;
+        }
+    }
+
+    /// The instant after everything in the log.
+    pub fn position(&self) -> Position {
+        self.events
+    }
+
+    /// How many flushes there are.
+    pub fn flushes(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.request == Request::Flush).count()
+    }
+
+    /// How many writes and discards there are.
+    pub fn writes(&self) -> usize {
+        self.entries.len() - self.flushes()
+    }
+
+    /// The requests that had begun at an instant, oldest first.
+    pub(crate) fn before(&self, at: Position) -> &[Entry] {
+        &self.entries[..self.entries.partition_point(|entry| entry.begin < at)]
+    }
+}

@@ -1,0 +1,67 @@
+//! Mounts that nobody else sees, and that end with the process.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::thread;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+use super::filesystem::program;
+use crate::error::{Error, Result};
+
+/// Runs `work` on a thread with a mount namespace of its own. Processes and threads that it starts share the namespace;
+/// the rest of this process does not. When the last of them ends, by whatever signal, the kernel unmounts all that was
+/// mounted there.
+pub fn isolated<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            enter()?;
+            let _held = Holder::start()?;
+            Ok(work())
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// A process that keeps the namespace until after this one has ended.
+///
+/// A killed process unmounts what only it could see before it closes its files. If one of them served the disk below such
+/// a mount, it would wait for itself, forever.
+struct Holder(Child);
+
+impl Holder {
+    fn start() -> Result<Self> {
+        // It reads until the other end of the pipe is closed: by Drop, or by the kernel when this process has ended. In a
+        // process group of its own, it outlives an interrupt from the terminal.
+        let mut cat = program("cat")?;
+        let child = cat.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn();
+        child.map(Holder).map_err(|error| Error::io("run", Path::new("cat"), error))
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        // It ends by itself now; a failure to wait leaves a zombie and nothing else.
+        let _ = self.0.wait();
+    }
+}
+
+fn enter() -> Result<()> {
+    match unshare(CloneFlags::CLONE_NEWNS) {
+        Ok(()) => {}
+        Err(nix::Error::EPERM) => {
+            return Err(Error::missing(
+                "the right to mount (CAP_SYS_ADMIN)",
+                "run it as root, outside a confined container",
+            ));
+        }
+        Err(error) => return Err(Error::io("make a mount namespace for", Path::new("/"), io::Error::from(error))),
+    }
+    let nothing = None::<&str>;
+    mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)
+        .map_err(|error| Error::io("keep mounts private below", Path::new("/"), io::Error::from(error)))
+}
