@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod dax;
 mod explore;
 mod tidy;
 
@@ -18,6 +19,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Cut the power of real kernels over real DAX, and check what recovery makes of it.
+    Dax(dax::Arguments),
     /// Crash the engines everywhere and check every state that recovery makes of it.
     Explore(explore::Arguments),
     /// Check the house rules that no compiler checks.
@@ -26,6 +29,7 @@ enum Verb {
 
 fn main() -> ExitCode {
     match Arguments::parse().verb {
+        Verb::Dax(arguments) => dax::run(&arguments, &root()),
         Verb::Explore(arguments) => explore::run(&arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {
             eprintln!("tidy: cannot read the repository: {error}");

@@ -5,6 +5,7 @@ mod model;
 mod plan;
 mod report;
 mod rounds;
+mod verifier;
 mod writer;
 
 use std::fmt::Write;
@@ -18,6 +19,7 @@ use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Colour, paint};
 use crate::rng;
 
+pub(crate) use verifier::run as verifier;
 pub(crate) use writer::run as writer;
 
 /// What is tortured, with every default resolved.
