@@ -32,6 +32,7 @@ pub(super) struct Life<'a> {
 pub(super) fn make_fsdax() -> String {
     let lines = [
         "load nvdimm",
+        "appear /dev/pmem0",
         "N=/sys/bus/nd",
         "S=$(cat $N/devices/region0/pfn_seed)",
         "echo namespace0.0 > $N/drivers/nd_pmem/unbind",
@@ -40,7 +41,7 @@ pub(super) fn make_fsdax() -> String {
         "echo 6f4c3bb0-5c0c-4bd1-9d0e-3f6b1c7a52aa > $N/devices/$S/uuid",
         "echo namespace0.0 > $N/devices/$S/namespace",
         "echo $S > $N/drivers/nd_pmem/bind",
-        "[ -b /dev/pmem0 ]",
+        "appear /dev/pmem0",
     ];
     lines.join(" && ")
 }
@@ -55,7 +56,7 @@ pub(super) fn mount(file_system: FileSystem, memory: Memory) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let kind = file_system.as_str();
     format!(
-        "date -s @{now} > /tmp/date && load {modules} && mount -t {kind} -o dax=always /dev/pmem0 /mnt && \
+        "date -s @{now} > /tmp/date && load {modules} && appear /dev/pmem0 && mount -t {kind} -o dax=always /dev/pmem0 /mnt && \
          grep -q '^/dev/pmem0 /mnt {kind} .*dax=always' /proc/mounts"
     )
 }

@@ -19,7 +19,8 @@ const GROUPS: &[(&str, &[&str])] = &[
 
 /// Takes commands from the second serial port, one a line, and answers as [`Console`](super::console::Console) expects.
 /// Reports leave through the virtio console: the kernel returns from a write to it only after the host has taken the
-/// bytes, so nothing that was reported can be lost on the way out.
+/// bytes, so nothing that was reported can be lost on the way out. It is held open: at the last close the kernel would
+/// forget that it is raw, and turn each byte 10 of a report into two.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -29,13 +30,21 @@ mount -t devtmpfs none /dev
 mkdir -p /mnt /tmp
 load() {
     while read -r module; do
-        insmod "/modules/$module.ko" 2>&1 || { lsmod | grep -q "^$module " || return 1; }
+        grep -q "^$module " /proc/modules || insmod "/modules/$module.ko" || return 1
     done < "/modules/$1"
 }
+appear() {
+    for wait in $(seq 500); do
+        [ -b "$1" ] && return
+        usleep 10000
+    done
+    echo "$1 does not appear"
+    return 1
+}
 load base
-stty raw -echo < /dev/hvc0
-stty raw -echo < /dev/ttyS1
-exec < /dev/ttyS1 > /dev/ttyS1 2>&1
+exec < /dev/ttyS1 > /dev/ttyS1 2>&1 3<> /dev/hvc0
+stty raw -echo
+stty raw -echo <&3
 printf '\001ready\n'
 while read -r line; do
     eval "$line"
