@@ -11,8 +11,8 @@ use untorn_rigs::dax::{self, Cycle, FileSystem, Kernel, Outcome, Settings};
 use untorn_rigs::{Error, Result};
 
 /// Boots a stock kernel in an emulated machine with an emulated NVDIMM, cuts its power while it writes to a DAX file
-/// system, recovers, and verifies. The exit code is 0 only if every cut was verified, the state without recovery was
-/// convicted, and virtio-pmem was refused as persistent memory. Needs QEMU and a kernel package, but neither root nor KVM.
+/// system, recovers, and verifies. The exit code is 0 only if every cut was verified, a recovery that is switched off and
+/// the canary were convicted, and virtio-pmem was refused as persistent memory. Needs QEMU and a kernel package, but neither root nor KVM.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Power cuts
@@ -137,7 +137,8 @@ fn to_json(seed: u64, outcome: &Outcome, time: Duration) -> Value {
         "seed": seed,
         "wanted": outcome.wanted,
         "verified": outcome.verified(),
-        "without_recovery_convicted": outcome.convicted(),
+        "no_recovery_convicted": outcome.forgetful,
+        "canary_convicted": outcome.canary,
         "cuts": outcome.cycles.iter().map(cycle).collect::<Vec<_>>(),
         "virtio_pmem": refusal,
         "kept": outcome.kept.as_ref().map(|path| path.display().to_string()),

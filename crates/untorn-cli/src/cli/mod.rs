@@ -351,9 +351,6 @@ pub(crate) struct TortureVerify {
     /// How many threads wrote, each from operation 1 on.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) threads: u8,
-    /// Read the data file as it lies there, as a build without recovery would: this must find violations.
-    #[arg(long)]
-    pub(crate) without_recovery: bool,
     /// Refuse to verify unless the file is mapped with MAP_SYNC.
     #[arg(long)]
     pub(crate) demand_map_sync: bool,

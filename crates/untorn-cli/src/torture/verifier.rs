@@ -2,9 +2,8 @@
 //!
 //! The rig keeps what the writer reported outside the machine, and after the cut hands it to this verb inside.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use serde_json::json;
@@ -27,21 +26,18 @@ pub(crate) fn run(args: &TortureVerify) -> Result<Exit> {
 
     let mut violations = Vec::new();
     let plan = model.plan().clone();
-    let reader =
-        if args.without_recovery { Reader::plain(&args.file).map(Some)? } else { reopen(args, &mut violations)? };
-    if let Some(reader) = &reader {
-        if args.demand_map_sync && !args.without_recovery {
+    if let Some(file) = reopen(args, &mut violations)? {
+        if args.demand_map_sync {
             demand_map_sync(&args.file)?;
         }
         violations.extend(model.verify(&heard, |block, bytes| {
             let place = plan.blocks[block];
             bytes.clear();
             bytes.resize(place.len, 0);
-            reader.read_at(bytes, place.offset)
+            file.read_at(bytes, place.offset)
         })?);
     }
     output::json(&json!({
-        "recovered": !args.without_recovery,
         "operations": operations,
         "acknowledged": acknowledged,
         "violations": violations,
@@ -49,32 +45,10 @@ pub(crate) fn run(args: &TortureVerify) -> Result<Exit> {
     Ok(if violations.is_empty() { Exit::Clean } else { Exit::Attention })
 }
 
-/// How the file is read: through untorn, which recovers it, or as it lies there.
-enum Reader<'a> {
-    Recovered(AtomicFile),
-    Plain(File, &'a Path),
-}
-
-impl<'a> Reader<'a> {
-    fn plain(path: &'a Path) -> Result<Self> {
-        let file = File::open(path).map_err(|error| Failure::io_at("open", path, &error))?;
-        Ok(Reader::Plain(file, path))
-    }
-
-    fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<()> {
-        match self {
-            Reader::Recovered(file) => Ok(file.read_at(bytes, offset)?),
-            Reader::Plain(file, path) => {
-                file.read_exact_at(bytes, offset).map_err(|error| Failure::io_at("read", path, &error))
-            }
-        }
-    }
-}
-
 /// Opens the file, which recovers it. An error that blames its state is a violation.
-fn reopen<'a>(args: &TortureVerify, violations: &mut Vec<String>) -> Result<Option<Reader<'a>>> {
+fn reopen(args: &TortureVerify, violations: &mut Vec<String>) -> Result<Option<AtomicFile>> {
     match Options::new().engine(args.engine).durability(args.durability).open(&args.file) {
-        Ok(file) => Ok(Some(Reader::Recovered(file))),
+        Ok(file) => Ok(Some(file)),
         Err(error) if matches!(exit_of(&error), Exit::Attention | Exit::Corrupt) => {
             violations.push(format!("recovery refused: {error}"));
             Ok(None)

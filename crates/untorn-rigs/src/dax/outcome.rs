@@ -17,13 +17,13 @@ pub struct Cycle {
     pub durability: &'static str,
     /// From the opening of the file to the cut.
     pub life: Duration,
-    /// Whether a recovery was cut as well.
+    /// Whether the process that recovered was cut as well, at its work or just after it.
     pub recovery_cut: bool,
     /// Operations that had returned before the cut.
     pub operations: u64,
     /// Those of them that were acknowledged as durable.
     pub acknowledged: u64,
-    /// What is wrong with the file where nobody recovers it: the state that recovery had to mend.
+    /// What is wrong where nobody recovers; empty also where that was not tried.
     pub without_recovery: Vec<String>,
     /// What is wrong after recovery.
     pub violations: Vec<String>,
@@ -41,7 +41,7 @@ pub struct Refusal {
 }
 
 /// A whole run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The kernel's name for itself.
     pub kernel: String,
@@ -50,6 +50,10 @@ pub struct Outcome {
     /// The cuts made. In each the file was mapped with `MAP_SYNC`, before the cut and after it: a run in which it was not
     /// ends in an error.
     pub cycles: Vec<Cycle>,
+    /// What convicted the recovery that is switched off; tried after each cut until it is.
+    pub forgetful: Option<String>,
+    /// What convicted the engine without atomicity.
+    pub canary: Option<String>,
     /// The other kind of memory.
     pub virtio_pmem: Option<Refusal>,
     /// Where the files of the first violation are.
@@ -62,19 +66,14 @@ impl Outcome {
         self.cycles.iter().filter(|cycle| cycle.violations.is_empty()).count()
     }
 
-    /// Cuts after which a build without recovery would have been convicted.
-    pub fn convicted(&self) -> usize {
-        self.cycles.iter().filter(|cycle| !cycle.without_recovery.is_empty()).count()
-    }
-
-    /// Whether all is as it must be: every cut verified, the missing recovery noticed, virtio-pmem not mistaken for
-    /// persistent memory, and something acknowledged to lose.
+    /// Whether all is as it must be: every cut verified and something acknowledged before one, virtio-pmem not mistaken
+    /// for persistent memory, and convicted what must be.
     pub fn clean(&self) -> bool {
-        let refused = self.virtio_pmem.as_ref().is_none_or(Refusal::is_right);
         self.verified() as u64 == self.wanted
-            && self.convicted() > 0
             && self.cycles.iter().any(|cycle| cycle.acknowledged > 0)
-            && refused
+            && self.forgetful.is_some()
+            && self.canary.is_some()
+            && self.virtio_pmem.as_ref().is_some_and(Refusal::is_right)
     }
 }
 
@@ -88,24 +87,25 @@ impl Refusal {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sum = |of: fn(&Cycle) -> u64| self.cycles.iter().map(of).sum::<u64>();
-        let recoveries = self.cycles.iter().filter(|cycle| cycle.recovery_cut).count();
+        let verdict = |conviction: &Option<String>| if conviction.is_some() { "convicted" } else { "NOT CONVICTED" };
         write!(
             f,
             "kernel {}: {} of {} power cuts verified, each over MAP_SYNC mappings; {} operations, {} acknowledged; {} \
-             recoveries cut; without recovery {} convicted",
+             recoveries cut; no recovery {}; canary {}; virtio-pmem {}",
             self.kernel,
             self.verified(),
             self.wanted,
             sum(|cycle| cycle.operations),
             sum(|cycle| cycle.acknowledged),
-            recoveries,
-            self.convicted()
-        )?;
-        match &self.virtio_pmem {
-            None => Ok(()),
-            Some(refusal) if refusal.is_right() => write!(f, "; virtio-pmem refused, served as {}", refusal.medium),
-            Some(_) => write!(f, "; virtio-pmem NOT REFUSED"),
-        }
+            self.cycles.iter().filter(|cycle| cycle.recovery_cut).count(),
+            verdict(&self.forgetful),
+            verdict(&self.canary),
+            match &self.virtio_pmem {
+                Some(refusal) if refusal.is_right() => "refused, served as block",
+                Some(_) => "NOT REFUSED",
+                None => "NOT TRIED",
+            }
+        )
     }
 }
 
@@ -113,8 +113,7 @@ impl fmt::Display for Outcome {
 mod tests {
     use super::*;
 
-    fn cycle(violations: &[&str], without_recovery: &[&str]) -> Cycle {
-        let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+    fn cycle(violations: &[&str]) -> Cycle {
         Cycle {
             seed: 1,
             file_system: FileSystem::Ext4,
@@ -123,25 +122,36 @@ mod tests {
             recovery_cut: false,
             operations: 3,
             acknowledged: 2,
-            without_recovery: owned(without_recovery),
-            violations: owned(violations),
+            without_recovery: Vec::new(),
+            violations: violations.iter().map(|&word| word.to_owned()).collect(),
         }
     }
 
-    fn outcome(cycles: Vec<Cycle>, medium: &str) -> Outcome {
+    fn outcome(cycles: Vec<Cycle>) -> Outcome {
+        let conviction = Some("torn".to_owned());
         let refused = Some("not mapped".to_owned());
-        let refusal = Refusal { medium: medium.to_owned(), refused, cycle: cycle(&[], &[]) };
-        Outcome { kernel: "6.1".to_owned(), wanted: 2, cycles, virtio_pmem: Some(refusal), kept: None }
+        Outcome {
+            kernel: "6.1".to_owned(),
+            wanted: 2,
+            cycles,
+            forgetful: conviction.clone(),
+            canary: conviction,
+            virtio_pmem: Some(Refusal { medium: "block".to_owned(), refused, cycle: cycle(&[]) }),
+            kept: None,
+        }
     }
 
     #[test]
     fn only_a_run_that_verified_convicted_and_refused_is_clean() {
-        let (good, blind, bad) = (cycle(&[], &["torn"]), cycle(&[], &[]), cycle(&["lost"], &["torn"]));
-        assert!(outcome(vec![good.clone(), blind.clone()], "block").clean());
-        assert!(!outcome(vec![good.clone()], "block").clean(), "a cut is missing");
-        assert!(!outcome(vec![good.clone(), bad], "block").clean(), "a violation");
-        assert!(!outcome(vec![blind.clone(), blind], "block").clean(), "recovery had nothing to do");
-        let mistaken = outcome(vec![good.clone(), good], "pmem");
+        let (good, bad) = (cycle(&[]), cycle(&["lost"]));
+        let whole = outcome(vec![good.clone(), good.clone()]);
+        assert!(whole.clean(), "{whole}");
+        assert!(!outcome(vec![good.clone()]).clean(), "a cut is missing");
+        assert!(!outcome(vec![good, bad]).clean(), "a violation");
+        assert!(!Outcome { forgetful: None, ..whole.clone() }.clean());
+        assert!(!Outcome { canary: None, ..whole.clone() }.clean());
+        let mut mistaken = whole;
+        mistaken.virtio_pmem.as_mut().unwrap().medium = "pmem".to_owned();
         assert!(!mistaken.clean() && mistaken.to_string().ends_with("NOT REFUSED"), "{mistaken}");
     }
 }

@@ -18,6 +18,10 @@ use crate::error::{Error, Result};
 const LONGEST_LIFE: u64 = 600;
 /// The longest a recovering process lives, in milliseconds. Most of it goes into starting.
 const LONGEST_RECOVERY: u64 = 250;
+/// The engine without atomicity, which the cuts must convict.
+const CANARY: &str = "passthrough";
+/// Cuts after which the canary counts as acquitted. Two of three convict it.
+const MOST_FOR_CANARY: usize = 10;
 /// The longest a writer may take to open its file.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -55,22 +59,28 @@ pub fn run(settings: &Settings, progress: &dyn Fn(&str)) -> Result<Outcome> {
     progress("booting a machine to be saved");
     let lab = Lab::prepare(&settings.kernel, &settings.program, &settings.file_systems)?;
     let rig = Rig { lab, settings };
-    let mut outcome = Outcome {
-        kernel: settings.kernel.release.clone(),
-        wanted: settings.cycles,
-        cycles: Vec::new(),
-        virtio_pmem: None,
-        kept: None,
-    };
+    let mut outcome =
+        Outcome { kernel: settings.kernel.release.clone(), wanted: settings.cycles, ..Outcome::default() };
     for seed in settings.seed..settings.seed.saturating_add(settings.cycles) {
         let start = Instant::now();
-        let cycle = rig.cycle(seed)?;
+        let cycle = rig.cycle(seed, &settings.engine, outcome.forgetful.is_none())?;
         progress(&words(&cycle, start.elapsed()));
-        let failed = !cycle.violations.is_empty();
+        let violations = !cycle.violations.is_empty();
+        if outcome.forgetful.is_none() {
+            outcome.forgetful = cycle.without_recovery.first().cloned();
+        }
         outcome.cycles.push(cycle);
-        if failed {
+        if violations {
             outcome.kept = rig.keep(seed)?;
             return Ok(outcome);
+        }
+    }
+    for seed in (settings.seed..).take(MOST_FOR_CANARY) {
+        let cycle = rig.cycle(seed, CANARY, false)?;
+        progress(&format!("{CANARY}, the canary: {}", words(&cycle, Duration::ZERO)));
+        outcome.canary = cycle.violations.into_iter().next();
+        if outcome.canary.is_some() {
+            break;
         }
     }
     progress("virtio-pmem, which has DAX and no MAP_SYNC");
@@ -80,8 +90,7 @@ pub fn run(settings: &Settings, progress: &dyn Fn(&str)) -> Result<Outcome> {
 
 fn words(cycle: &Cycle, time: Duration) -> String {
     format!(
-        "seed {}: {}, durable at each {}, cut after {} ms{}; {} operations, {} acknowledged; {} violations, {} without \
-         recovery; {:.1} s",
+        "seed {}: {}, durable at each {}, cut after {} ms{}; {} operations, {} acknowledged; {} violations{}; {:.1} s",
         cycle.seed,
         cycle.file_system.as_str(),
         cycle.durability,
@@ -90,7 +99,10 @@ fn words(cycle: &Cycle, time: Duration) -> String {
         cycle.operations,
         cycle.acknowledged,
         cycle.violations.len(),
-        cycle.without_recovery.len(),
+        match cycle.without_recovery.len() {
+            0 => String::new(),
+            n => format!(", {n} without recovery"),
+        },
         time.as_secs_f64()
     )
 }
@@ -101,18 +113,18 @@ struct Rig<'a> {
 }
 
 impl Rig<'_> {
-    fn cycle(&self, seed: u64) -> Result<Cycle> {
+    /// One cut. If `forget`, it is also verified once without the records that recovery reads.
+    fn cycle(&self, seed: u64, engine: &str, forget: bool) -> Result<Cycle> {
         let systems = &self.settings.file_systems;
         let file_system = systems[(seed % systems.len() as u64) as usize];
         let mut rng = Rng::derive(seed, 1);
         let durability = if rng.one_in(3) { "commit" } else { "write" };
-        let life = Life { seed, engine: &self.settings.engine, durability, demand_map_sync: true };
+        let life = Life { seed, engine, durability, demand_map_sync: true };
         let time = Duration::from_micros(rng.below(LONGEST_LIFE * 1000));
         let recovery = rng.one_in(4).then(|| Duration::from_micros(rng.below(LONGEST_RECOVERY * 1000)));
 
         self.lab.new_image(file_system, Memory::Nvdimm)?;
-        let mut vm = self.lab.resume()?;
-        vm.console.run(&guest::mount(file_system, Memory::Nvdimm))?;
+        let mut vm = self.resume(file_system)?;
         let medium = guest::medium(&vm.console.run(guest::doctor())?)?;
         if medium != "pmem" {
             return Err(Error::failed(
@@ -123,20 +135,19 @@ impl Rig<'_> {
         self.write(&mut vm, &life, time)?;
         vm.cut()?;
         let reports = self.read(REPORTS)?;
-        if self.settings.keep.is_some() {
+        let reader = self.lab.post(Memory::Nvdimm, &reports)?;
+        if forget || self.settings.keep.is_some() {
             self.copy_crash(&reports)?;
         }
+        let without_recovery = if forget { self.without_recovery(file_system, &life, &reader)? } else { Vec::new() };
         if let Some(time) = recovery {
-            let mut vm = self.lab.resume()?;
-            vm.console.run(&guest::mount(file_system, Memory::Nvdimm))?;
+            let mut vm = self.resume(file_system)?;
             vm.console.run(&life.recover())?;
             std::thread::sleep(time);
             vm.cut()?;
         }
-        let reader = self.lab.post(Memory::Nvdimm, &reports)?;
-        let mut vm = self.lab.resume()?;
-        vm.console.run(&guest::mount(file_system, Memory::Nvdimm))?;
-        let (verdict, without_recovery) = verify(&mut vm, &life, &reader)?;
+        let mut vm = self.resume(file_system)?;
+        let verdict = Verdict::parse(&vm.console.ask(&life.verify(&reader))?.text)?;
         Ok(Cycle {
             seed,
             file_system,
@@ -148,6 +159,23 @@ impl Rig<'_> {
             without_recovery,
             violations: verdict.violations,
         })
+    }
+
+    /// What is wrong if nobody recovers. The image is then again as the cut left it.
+    fn without_recovery(&self, file_system: FileSystem, life: &Life<'_>, reader: &str) -> Result<Vec<String>> {
+        let mut vm = self.resume(file_system)?;
+        vm.console.run(&guest::forget_records())?;
+        let verdict = Verdict::parse(&vm.console.ask(&life.verify(reader))?.text)?;
+        vm.cut()?;
+        let (from, to) = (self.lab.file(CRASH_IMAGE), self.lab.image());
+        image::copy(&from, &to).map_err(Error::io_at("write", &to))?;
+        Ok(verdict.violations)
+    }
+
+    fn resume(&self, file_system: FileSystem) -> Result<Vm> {
+        let mut vm = self.lab.resume()?;
+        vm.console.run(&guest::mount(file_system, Memory::Nvdimm))?;
+        Ok(vm)
     }
 
     /// Memory with DAX that refuses `MAP_SYNC`: never persistent memory to untorn, but as good as any other disk.
@@ -167,7 +195,7 @@ impl Rig<'_> {
         let reader = self.lab.post(memory, &self.read(REPORTS)?)?;
         let mut vm = self.lab.boot(memory)?;
         vm.console.run(&guest::mount(file_system, memory))?;
-        let (verdict, without_recovery) = verify(&mut vm, &life, &reader)?;
+        let verdict = Verdict::parse(&vm.console.ask(&life.verify(&reader))?.text)?;
         let cycle = Cycle {
             seed,
             file_system,
@@ -176,7 +204,7 @@ impl Rig<'_> {
             recovery_cut: false,
             operations: verdict.operations,
             acknowledged: verdict.acknowledged,
-            without_recovery,
+            without_recovery: Vec::new(),
             violations: verdict.violations,
         };
         Ok(Refusal { medium, refused, cycle })
@@ -211,7 +239,7 @@ impl Rig<'_> {
     fn copy_crash(&self, reports: &[u8]) -> Result<()> {
         for (name, path) in CRASH.iter().map(|name| (name, self.lab.file(name))) {
             let done = match *name {
-                "crash.img" => image::copy(&self.lab.image(), &path),
+                CRASH_IMAGE => image::copy(&self.lab.image(), &path),
                 "crash.log" => fs::copy(self.lab.file(KERNEL_LOG), &path).map(drop),
                 _ => fs::write(&path, reports),
             };
@@ -232,12 +260,6 @@ impl Rig<'_> {
     }
 }
 
+const CRASH_IMAGE: &str = "crash.img";
 /// The image, the reports and the kernel's words after a cut.
-const CRASH: [&str; 3] = ["crash.img", "crash.reports", "crash.log"];
-
-/// First what lies there, which changes nothing, then what recovery makes of it.
-fn verify(vm: &mut Vm, life: &Life<'_>, reports: &str) -> Result<(Verdict, Vec<String>)> {
-    let bare = Verdict::parse(&vm.console.ask(&life.verify(reports, false))?.text)?;
-    let verdict = Verdict::parse(&vm.console.ask(&life.verify(reports, true))?.text)?;
-    Ok((verdict, bare.violations))
-}
+const CRASH: [&str; 3] = [CRASH_IMAGE, "crash.reports", "crash.log"];
