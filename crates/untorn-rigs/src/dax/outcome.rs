@@ -17,7 +17,7 @@ pub struct Cycle {
     pub durability: &'static str,
     /// From the opening of the file to the cut.
     pub life: Duration,
-    /// Whether the process that recovered was cut as well, at its work or just after it.
+    /// Whether there was a second cut before recovery was done.
     pub recovery_cut: bool,
     /// Operations that had returned before the cut.
     pub operations: u64,

@@ -20,7 +20,7 @@ const LONGEST_LIFE: u64 = 600;
 const LONGEST_RECOVERY: u64 = 250;
 /// The engine without atomicity, which the cuts must convict.
 const CANARY: &str = "passthrough";
-/// Cuts after which the canary counts as acquitted. Two of three convict it.
+/// Cuts after which the canary counts as acquitted. About every second one convicts it.
 const MOST_FOR_CANARY: usize = 10;
 /// The longest a writer may take to open its file.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -44,7 +44,8 @@ pub struct Settings {
     pub keep: Option<PathBuf>,
 }
 
-/// Cuts the power again and again, up to the first violation. `progress` is told each step.
+/// Cuts the power again and again, up to the first violation. `progress` is told each step. The machines die with the
+/// calling thread.
 ///
 /// # Errors
 /// What keeps the rig from running, a program that is missing for instance; also a mapping that is not `MAP_SYNC` where
@@ -95,7 +96,7 @@ fn words(cycle: &Cycle, time: Duration) -> String {
         cycle.file_system.as_str(),
         cycle.durability,
         cycle.life.as_millis(),
-        if cycle.recovery_cut { ", and in recovery" } else { "" },
+        if cycle.recovery_cut { ", and before recovery was done" } else { "" },
         cycle.operations,
         cycle.acknowledged,
         cycle.violations.len(),
@@ -140,11 +141,14 @@ impl Rig<'_> {
             self.copy_crash(&reports)?;
         }
         let without_recovery = if forget { self.without_recovery(file_system, &life, &reader)? } else { Vec::new() };
+        let mut recovery_cut = false;
         if let Some(time) = recovery {
             let mut vm = self.resume(file_system)?;
             vm.console.run(&life.recover())?;
             std::thread::sleep(time);
             vm.cut()?;
+            // A process that is done with recovery reports that it is ready.
+            recovery_cut = self.read(REPORTS)?.is_empty();
         }
         let mut vm = self.resume(file_system)?;
         let verdict = Verdict::parse(&vm.console.ask(&life.verify(&reader))?.text)?;
@@ -153,7 +157,7 @@ impl Rig<'_> {
             file_system,
             durability,
             life: time,
-            recovery_cut: recovery.is_some(),
+            recovery_cut,
             operations: verdict.operations,
             acknowledged: verdict.acknowledged,
             without_recovery,

@@ -47,7 +47,7 @@ pub(super) struct Machine<'a> {
     pub(super) memory: Memory,
 }
 
-/// A running machine. Dropping it kills it.
+/// A running machine. Dropping it kills it, and so does the end of the thread that started it.
 #[derive(Debug)]
 pub(super) struct Vm {
     child: Child,
@@ -107,7 +107,10 @@ impl Vm {
         }
         let log = directory.join(QEMU_LOG);
         let log = File::create(&log).map_err(Error::io_at("create", &log))?;
-        let mut child = tools::command("qemu-system-x86_64")?
+        // A rig that is killed itself leaves no machine behind.
+        let mut child = tools::command("setpriv")?
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(tools::find("qemu-system-x86_64")?)
             .args(["-accel", "tcg", "-cpu", "max", "-smp", "1", "-display", "none", "-monitor", "none"])
             .args(["-no-reboot", "-nic", "none", "-nodefaults"])
             .args(["-machine", "pc,nvdimm=on", "-m", "512M,slots=2,maxmem=4G"])
