@@ -70,12 +70,12 @@ pub(crate) fn run(arguments: &Arguments, root: &Path) -> ExitCode {
 
 fn cut(arguments: &Arguments, root: &Path) -> Result<(u64, Outcome)> {
     // All that is missing at once, so that one command gets it.
-    let missing = dax::missing();
-    for error in &missing {
-        eprintln!("dax: {error}");
-    }
-    if let Some(error) = missing.into_iter().next() {
-        return Err(error);
+    let mut missing = dax::missing();
+    if let Some(last) = missing.pop() {
+        for error in missing {
+            eprintln!("dax: {error}");
+        }
+        return Err(last);
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let seed = arguments.seed.unwrap_or_else(fresh_seed);
