@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod dax;
 mod explore;
 mod fuzz;
 mod tidy;
@@ -19,6 +20,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Cut the power of real kernels over real DAX, and check what recovery makes of it.
+    Dax(dax::Arguments),
     /// Crash the engines everywhere and check every state that recovery makes of it.
     Explore(explore::Arguments),
     /// Run the fuzz targets, each for some seconds.
@@ -29,6 +32,7 @@ enum Verb {
 
 fn main() -> ExitCode {
     match Arguments::parse().verb {
+        Verb::Dax(arguments) => dax::run(&arguments, &root()),
         Verb::Explore(arguments) => explore::run(&arguments),
         Verb::Fuzz(arguments) => fuzz::run(&root(), &arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {

@@ -3,7 +3,9 @@
 mod common;
 
 use std::fs;
+use std::io::{Read, Write};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use common::{Place, untorn};
 
@@ -43,4 +45,48 @@ fn an_engine_without_atomicity_is_convicted_and_the_files_are_kept() {
     assert!(object["violations"].as_u64() > Some(0), "{object}");
     let kept = object["kept"].as_str().unwrap_or_else(|| panic!("no files kept: {object}"));
     assert!(Path::new(kept).join("tortured").exists() && Path::new(kept).join("crashed/tortured").exists());
+}
+
+#[test]
+fn one_life_is_verified_apart_from_its_writer_and_a_lost_operation_is_found() {
+    let place = Place::empty();
+    let path = place.dir.path().join("tortured");
+    let common = ["--seed=5", "--engine=reflection", "--durability=write"];
+    let parent = std::process::id().to_string();
+    let mut writer = Command::new(env!("CARGO_BIN_EXE_untorn"))
+        .args(["torture-writer", "--create", "--start=1,1", "--parent", &parent])
+        .args(common)
+        .arg(&path)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    let mut reports = vec![0; 8 * 50];
+    let mut stdout = writer.stdout.take().expect("piped");
+    stdout.read_exact(&mut reports).expect("reports");
+    writer.kill().and_then(|()| writer.wait()).expect("killed");
+    stdout.read_to_end(&mut reports).expect("the rest");
+
+    let verify = |reports: &[u8]| {
+        let mut verifier = Command::new(env!("CARGO_BIN_EXE_untorn"))
+            .args(["torture-verify", "--threads=2"])
+            .args(common)
+            .arg(&path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        verifier.stdin.take().expect("piped").write_all(reports).expect("heard");
+        let output = verifier.wait_with_output().expect("ends");
+        let object: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        (output.status.code(), object)
+    };
+    let (code, object) = verify(&reports);
+    assert_eq!((code, object["violations"].as_array().map(Vec::len)), (Some(0), Some(0)), "{object}");
+    assert!(object["operations"].as_u64() > Some(0), "{object}");
+
+    // Thread 0 reports an operation that it never did: 2 is the kind "done", the number is in the low bytes.
+    reports.extend((2u64 << 60 | 1 << 30).to_le_bytes());
+    let (code, object) = verify(&reports);
+    assert_eq!(code, Some(1), "{object}");
+    assert!(object["violations"][0].as_str().is_some_and(|what| what.contains("(C2)")), "{object}");
 }

@@ -1,4 +1,4 @@
-//! What can go wrong while a rig is set up or used.
+//! Why a rig could not do its work. A violation is no error: it is what a rig is for.
 
 use std::fmt;
 use std::io;
@@ -15,12 +15,10 @@ pub enum Error {
         /// How to get it.
         remedy: String,
     },
-    /// A system call failed.
+    /// The system refused something.
     Io {
-        /// What was being done, as in "cannot ... PATH".
-        operation: &'static str,
-        /// On what.
-        path: PathBuf,
+        /// What was to be done, as in "cannot ...".
+        what: String,
         /// The system's own reason.
         source: io::Error,
     },
@@ -38,20 +36,42 @@ pub enum Error {
         /// What it said.
         message: String,
     },
+    /// A program or a guest did something else than it was told.
+    Failed {
+        /// What was to be done.
+        what: String,
+        /// What came instead.
+        why: String,
+    },
 }
 
 /// Shorthand for a result with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// A failed system call on a path.
-    pub(crate) fn io(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
-        Error::Io { operation, path: path.to_owned(), source: source.into() }
-    }
-
     /// Something this machine lacks.
     pub(crate) fn missing(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::Missing { what: what.into(), remedy: remedy.into() }
+    }
+
+    pub(crate) fn failed(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Error::Failed { what: what.into(), why: why.into() }
+    }
+
+    /// A failed system call on a path.
+    pub(crate) fn io(operation: &str, path: &Path, source: impl Into<io::Error>) -> Self {
+        Error::Io { what: format!("{operation} {}", path.display()), source: source.into() }
+    }
+
+    /// For `map_err`: an error of the system while doing `what` to a path.
+    pub(crate) fn io_at(what: &str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        |source| Error::io(what, path, source)
+    }
+
+    /// For `map_err`: an error of the system while doing `what`.
+    pub(crate) fn system(what: &str) -> impl FnOnce(io::Error) -> Self {
+        let what = what.to_owned();
+        |source| Error::Io { what, source }
     }
 }
 
@@ -59,11 +79,12 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Missing { what, remedy } => write!(f, "this needs {what}: {remedy}"),
-            Error::Io { operation, path, source } => write!(f, "cannot {operation} {}: {source}", path.display()),
+            Error::Io { what, source } => write!(f, "cannot {what}: {source}"),
             Error::Unmountable { image, reason } => {
                 write!(f, "cannot mount the file system in {}: {reason}", image.display())
             }
             Error::Program { command, message } => write!(f, "`{command}` failed: {message}"),
+            Error::Failed { what, why } => write!(f, "cannot {what}: {why}"),
         }
     }
 }
@@ -72,7 +93,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Io { source, .. } => Some(source),
-            Error::Missing { .. } | Error::Unmountable { .. } | Error::Program { .. } => None,
+            Error::Missing { .. } | Error::Unmountable { .. } | Error::Program { .. } | Error::Failed { .. } => None,
         }
     }
 }

@@ -103,6 +103,9 @@ pub(crate) enum Verb {
     /// The process that `torture` kills.
     #[command(hide = true)]
     TortureWriter(TortureWriter),
+    /// The verification of one life of that process, for rigs that cut the power of a machine.
+    #[command(hide = true)]
+    TortureVerify(TortureVerify),
 }
 
 /// The form of a report.
@@ -341,9 +344,37 @@ pub(crate) struct TortureWriter {
     /// Open the file, which recovers it, and then wait to be killed.
     #[arg(long)]
     pub(crate) idle: bool,
+    /// Create the file first.
+    #[arg(long, conflicts_with = "idle")]
+    pub(crate) create: bool,
+    /// Refuse to run unless the file is mapped with MAP_SYNC.
+    #[arg(long)]
+    pub(crate) demand_map_sync: bool,
     /// The process to die with.
     #[arg(long)]
     pub(crate) parent: i32,
+}
+
+/// Arguments of the verification of one life. The reports come on standard input.
+#[derive(Debug, Args)]
+pub(crate) struct TortureVerify {
+    /// The tortured file.
+    pub(crate) file: PathBuf,
+    /// Seed of the operations.
+    #[arg(long)]
+    pub(crate) seed: u64,
+    /// The engine.
+    #[arg(long, value_parser = engines())]
+    pub(crate) engine: EngineKind,
+    /// The durability.
+    #[arg(long, value_parser = durabilities())]
+    pub(crate) durability: Durability,
+    /// How many threads wrote, each from operation 1 on.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub(crate) threads: u8,
+    /// Refuse to verify unless the file is mapped with MAP_SYNC.
+    #[arg(long)]
+    pub(crate) demand_map_sync: bool,
 }
 
 /// A parser for one of the library's lists of words, so that help and completions show them.

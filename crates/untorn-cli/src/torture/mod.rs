@@ -7,6 +7,7 @@ mod model;
 mod plan;
 mod report;
 mod rounds;
+mod verifier;
 mod write_back;
 mod writer;
 
@@ -21,6 +22,7 @@ use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Colour, paint};
 use crate::rng;
 
+pub(crate) use verifier::run as verifier;
 pub(crate) use writer::run as writer;
 
 /// For how long processes are killed if nothing is said.

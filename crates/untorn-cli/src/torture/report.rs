@@ -69,6 +69,11 @@ impl Report {
     }
 }
 
+/// The words of a stream of reports. Each was written whole, so a rest of fewer than eight bytes is none.
+pub(crate) fn words(bytes: &[u8]) -> Vec<u64> {
+    bytes.chunks_exact(8).filter_map(|chunk| chunk.try_into().ok()).map(u64::from_le_bytes).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

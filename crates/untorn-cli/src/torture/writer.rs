@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use untorn::{AtomicFile, Durability, Options};
 
-use super::plan::{Plan, Stamp};
+use super::plan::{FILE_LEN, Plan, Stamp};
 use super::report::Report;
-use super::write_back;
+use super::{verifier, write_back};
 use crate::cli::TortureWriter;
 use crate::exit::{Exit, Failure, Result};
 use crate::victim::{self, die_with_parent};
@@ -19,7 +19,11 @@ pub(crate) fn run(args: &TortureWriter) -> Result<Exit> {
     die_with_parent(args.parent)?;
     let reports = victim::reports()?;
     let plan = Plan::new(args.seed, args.start.len());
-    let file = Options::new().engine(args.engine).durability(args.durability).open(&args.file)?;
+    let options = Options::new().engine(args.engine).durability(args.durability);
+    let file = if args.create { options.create(&args.file, FILE_LEN)? } else { options.open(&args.file)? };
+    if args.demand_map_sync {
+        verifier::demand_map_sync(&args.file)?;
+    }
     send(&reports, Report::Ready)?;
     if args.idle {
         loop {

@@ -34,6 +34,7 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
         Verb::Man(args) => generate::man(&args),
         Verb::DemoWriter(args) => demo::writer(&args),
         Verb::TortureWriter(args) => torture::writer(&args),
+        Verb::TortureVerify(args) => torture::verifier(&args),
     }
 }
 
@@ -52,5 +53,7 @@ pub(crate) fn wants_json(verb: &Verb) -> bool {
         Verb::Torture(args) => args.form.json,
         Verb::Bench(args) => args.form.json,
         Verb::Read(_) | Verb::Completions(_) | Verb::Man(_) | Verb::DemoWriter(_) | Verb::TortureWriter(_) => false,
+        // Always prints JSON, and so does its error.
+        Verb::TortureVerify(_) => true,
     }
 }

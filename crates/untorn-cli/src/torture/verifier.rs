@@ -1,0 +1,111 @@
+//! The verification of one life, apart from the process that saw it: for a rig that cuts the power of a whole machine.
+//!
+//! The rig keeps what the writer reported outside the machine, and after the cut hands it to this verb inside.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::json;
+use untorn::{AtomicFile, Options};
+
+use super::model::Model;
+use super::plan::Plan;
+use super::report;
+use crate::cli::TortureVerify;
+use crate::exit::{Exit, Failure, Result, exit_of};
+use crate::output;
+
+/// Verifies a file that one life of the writer has written, from operation 1 on, and says what it found as JSON.
+pub(crate) fn run(args: &TortureVerify) -> Result<Exit> {
+    let mut bytes = Vec::new();
+    std::io::stdin().read_to_end(&mut bytes).map_err(|error| Failure::io("cannot read the reports", &error))?;
+    let mut model = Model::new(Plan::new(args.seed, usize::from(args.threads)), args.durability);
+    let heard = model.hear(&report::words(&bytes));
+    let (operations, acknowledged) = (heard.done.iter().sum::<u64>(), heard.durable.iter().sum::<u64>());
+
+    let mut violations = Vec::new();
+    let plan = model.plan().clone();
+    if let Some(file) = reopen(args, &mut violations)? {
+        if args.demand_map_sync {
+            demand_map_sync(&args.file)?;
+        }
+        violations.extend(model.verify(&heard, |block, bytes| {
+            let place = plan.blocks[block];
+            bytes.clear();
+            bytes.resize(place.len, 0);
+            file.read_at(bytes, place.offset)
+        })?);
+    }
+    output::json(&json!({
+        "operations": operations,
+        "acknowledged": acknowledged,
+        "violations": violations,
+    }))?;
+    Ok(if violations.is_empty() { Exit::Clean } else { Exit::Attention })
+}
+
+/// Opens the file, which recovers it. An error that blames its state is a violation.
+fn reopen(args: &TortureVerify, violations: &mut Vec<String>) -> Result<Option<AtomicFile>> {
+    match Options::new().engine(args.engine).durability(args.durability).open(&args.file) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if matches!(exit_of(&error), Exit::Attention | Exit::Corrupt) => {
+            violations.push(format!("recovery refused: {error}"));
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Fails unless this process has the file mapped and the kernel says of each such mapping that it is synchronous
+/// (`sf` in `VmFlags`, what `MAP_SYNC` asks for): the medium's own word is not taken for it.
+pub(super) fn demand_map_sync(path: &Path) -> Result<()> {
+    let refuse = |what: String| Failure { exit: Exit::Attention, path: Some(path.to_owned()), message: what };
+    let path = path.canonicalize().map_err(|error| Failure::io_at("find", path, &error))?;
+    let maps = fs::read_to_string("/proc/self/smaps").map_err(|error| Failure::io("cannot read smaps", &error))?;
+    let flags = mapping_flags(&maps, &path.display().to_string());
+    if flags.is_empty() {
+        return Err(refuse(format!("{} is not mapped: it is not served as persistent memory", path.display())));
+    }
+    match flags.iter().find(|flags| !flags.split_whitespace().any(|flag| flag == "sf")) {
+        None => Ok(()),
+        Some(flags) => Err(refuse(format!("a mapping of {} is not MAP_SYNC (VmFlags:{flags})", path.display()))),
+    }
+}
+
+/// The flags of each mapping of a file, from the text of `/proc/PID/smaps`.
+fn mapping_flags<'a>(smaps: &'a str, path: &str) -> Vec<&'a str> {
+    let mut found = Vec::new();
+    let mut inside = false;
+    for line in smaps.lines() {
+        // A mapping starts with its addresses in hexadecimal; its properties start with a capital.
+        if line.starts_with(|c: char| c.is_ascii_digit() || ('a'..='f').contains(&c)) {
+            inside = line.split_once('/').is_some_and(|(_, rest)| path.strip_prefix('/') == Some(rest));
+        } else if let (true, Some(flags)) = (inside, line.strip_prefix("VmFlags:")) {
+            found.push(flags);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flags_of_a_mapping_are_those_below_its_line() {
+        let smaps = "7f00-7f01 rw-s 00000000 103:01 12 /mnt/tortured\nSize: 4 kB\nVmFlags: rd wr sh sf \n\
+                     a000-b000 rw-s 00000000 103:01 13 /mnt/tortured.other\nVmFlags: rd wr \n\
+                     c000-d000 rw-p 00000000 00:00 0\nVmFlags: rd ac \n";
+        assert_eq!(mapping_flags(smaps, "/mnt/tortured"), [" rd wr sh sf "]);
+        assert_eq!(mapping_flags(smaps, "/mnt/tortured.other"), [" rd wr "]);
+        assert!(mapping_flags(smaps, "/mnt").is_empty());
+    }
+
+    #[test]
+    fn an_ordinary_file_is_refused_where_map_sync_is_demanded() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let failure = demand_map_sync(file.path()).unwrap_err();
+        assert!(failure.message.contains("not mapped"), "{failure}");
+    }
+}

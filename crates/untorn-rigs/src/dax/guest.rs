@@ -1,0 +1,179 @@
+//! What the guest is told to do: lines for its shell.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use super::image::FileSystem;
+use super::vm::Memory;
+use crate::error::{Error, Result};
+
+/// The tortured file.
+const FILE: &str = "/mnt/tortured";
+/// What a writer complained of.
+const COMPLAINT: &str = "/tmp/complaint";
+/// How many threads write.
+const THREADS: &str = "2";
+
+/// One life of the file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Life<'a> {
+    /// Seed of the operations.
+    pub(super) seed: u64,
+    /// The engine.
+    pub(super) engine: &'a str,
+    /// The durability.
+    pub(super) durability: &'static str,
+    /// Whether every mapping must be a `MAP_SYNC` one.
+    pub(super) demand_map_sync: bool,
+}
+
+/// Turns the raw namespace into one with DAX. Source: the kernel's `Documentation/driver-api/nvdimm`.
+pub(super) fn make_fsdax() -> String {
+    let lines = [
+        "load nvdimm",
+        "appear /dev/pmem0",
+        "N=/sys/bus/nd",
+        "S=$(cat $N/devices/region0/pfn_seed)",
+        "echo namespace0.0 > $N/drivers/nd_pmem/unbind",
+        "echo ram > $N/devices/$S/mode",
+        "echo 2097152 > $N/devices/$S/align",
+        "echo 6f4c3bb0-5c0c-4bd1-9d0e-3f6b1c7a52aa > $N/devices/$S/uuid",
+        "echo namespace0.0 > $N/devices/$S/namespace",
+        "echo $S > $N/drivers/nd_pmem/bind",
+        "appear /dev/pmem0",
+    ];
+    lines.join(" && ")
+}
+
+/// Mounts the file system with DAX, or fails. The clock of a machine that goes on from a saved state stands where it
+/// stood; files must not be older after a cut than before it, so it is set first.
+pub(super) fn mount(file_system: FileSystem, memory: Memory) -> String {
+    let modules = match memory {
+        Memory::Nvdimm => "nvdimm",
+        Memory::VirtioPmem => "virtio-pmem",
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let kind = file_system.as_str();
+    format!(
+        "date -s @{now} > /tmp/date && load {modules} && appear /dev/pmem0 && mount -t {kind} -o dax=always /dev/pmem0 /mnt && \
+         grep -q '^/dev/pmem0 /mnt {kind} .*dax=always' /proc/mounts"
+    )
+}
+
+/// Says what untorn takes the file system for.
+pub(super) fn doctor() -> &'static str {
+    "untorn doctor --json /mnt"
+}
+
+/// The medium in the answer to [`doctor`].
+pub(super) fn medium(answer: &str) -> Result<String> {
+    let object = object(answer)?;
+    object["medium"].as_str().map(str::to_owned).ok_or_else(|| Error::failed("understand the doctor", answer))
+}
+
+impl Life<'_> {
+    /// Starts the writer, which makes the file, in the background.
+    pub(super) fn write(&self) -> String {
+        format!("untorn torture-writer --create {} > /dev/hvc0 2> {COMPLAINT} &", self.writer())
+    }
+
+    /// Starts a process that recovers the file and then waits, in the background.
+    pub(super) fn recover(&self) -> String {
+        format!("untorn torture-writer --idle {} > /dev/hvc0 2> {COMPLAINT} &", self.writer())
+    }
+
+    /// Tries a writer that insists on `MAP_SYNC` and says why it was refused; succeeds if it was.
+    pub(super) fn refuse(&self) -> String {
+        let life = Life { demand_map_sync: true, ..*self };
+        // One that was not refused would write without end.
+        let writer = life.writer().replace(FILE, "/mnt/refused");
+        format!("timeout 10 untorn torture-writer --create {writer} 2>&1 > /tmp/unheard; [ $? = 1 ]")
+    }
+
+    /// Recovers and verifies; `reports` is the command that prints what the writer reported.
+    pub(super) fn verify(&self, reports: &str) -> String {
+        format!("{reports} | untorn torture-verify --threads {THREADS} {}", self.common())
+    }
+
+    fn writer(&self) -> String {
+        format!("--parent $$ --start 1,1 {}", self.common())
+    }
+
+    fn common(&self) -> String {
+        let demand = if self.demand_map_sync { " --demand-map-sync" } else { "" };
+        let Life { seed, engine, durability, .. } = self;
+        format!("--seed {seed} --engine {engine} --durability {durability}{demand} {FILE}")
+    }
+}
+
+/// Erases the records of the file's sidecar, and nothing else: whoever opens it then does what a build would do whose
+/// recovery is switched off. `docs/format.md` says where the records lie and how many there are.
+pub(super) fn forget_records() -> String {
+    format!(
+        "S=/mnt/.untorn/$(stat -c %i {FILE}) && rm -f $S.spill && set -- $(od -A n -t u4 -j 100 -N 8 $S) && \
+         dd if=/dev/zero of=$S bs=4096 seek=3 count=$(($1 * $2 / 64)) conv=notrunc 2>/tmp/dd"
+    )
+}
+
+/// Prints what the writer complained of.
+pub(super) fn complaint() -> String {
+    format!("cat {COMPLAINT}")
+}
+
+/// What a verification said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Verdict {
+    /// Operations that had returned.
+    pub(super) operations: u64,
+    /// Those acknowledged as durable.
+    pub(super) acknowledged: u64,
+    /// What is wrong.
+    pub(super) violations: Vec<String>,
+}
+
+impl Verdict {
+    /// From what the verifier printed.
+    pub(super) fn parse(answer: &str) -> Result<Self> {
+        let object = object(answer)?;
+        let number = |key: &str| object[key].as_u64();
+        let violations = object["violations"].as_array().map(|list| {
+            list.iter().map(|what| what.as_str().map_or_else(|| what.to_string(), str::to_owned)).collect()
+        });
+        match (number("operations"), number("acknowledged"), violations) {
+            (Some(operations), Some(acknowledged), Some(violations)) => {
+                Ok(Verdict { operations, acknowledged, violations })
+            }
+            _ => Err(Error::failed("verify in the guest", answer)),
+        }
+    }
+}
+
+/// The JSON object in an answer; other lines are messages.
+fn object(answer: &str) -> Result<Value> {
+    let line = answer.lines().find(|line| line.starts_with('{'));
+    let object = line.and_then(|line| serde_json::from_str(line).ok());
+    object.ok_or_else(|| Error::failed("understand the guest", format!("it says {answer:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_is_found_among_messages_and_an_error_is_none() {
+        let verdict = Verdict::parse("a warning\n{\"operations\":5,\"acknowledged\":3,\"violations\":[\"torn\"]}\n");
+        let expected = Verdict { operations: 5, acknowledged: 3, violations: vec!["torn".to_owned()] };
+        assert_eq!(verdict.unwrap(), expected);
+        assert!(Verdict::parse("{\"error\":\"no such file\",\"path\":null}").is_err());
+        assert!(Verdict::parse("killed").is_err());
+        assert_eq!(medium("{\"medium\":\"pmem\"}").unwrap(), "pmem");
+    }
+
+    #[test]
+    fn a_writer_demands_map_sync_exactly_where_it_is_told_to() {
+        let life = Life { seed: 7, engine: "reflection", durability: "write", demand_map_sync: false };
+        assert!(!life.write().contains("--demand-map-sync") && life.refuse().contains("--demand-map-sync"));
+        assert!(life.verify("dd").starts_with("dd | untorn torture-verify "));
+    }
+}

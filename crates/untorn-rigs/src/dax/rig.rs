@@ -1,0 +1,270 @@
+//! The cycles: write, cut, perhaps cut the recovery, recover, verify.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use untorn_sim::Rng;
+
+use super::guest::{self, Life, Verdict};
+use super::image::{self, FileSystem};
+use super::kernel::Kernel;
+use super::lab::Lab;
+use super::outcome::{Cycle, Outcome, Refusal};
+use super::vm::{KERNEL_LOG, Memory, REPORTS, Vm};
+use crate::error::{Error, Result};
+
+/// The longest a writer lives, in milliseconds.
+const LONGEST_LIFE: u64 = 600;
+/// The longest a recovering process lives, in milliseconds. Most of it goes into starting.
+const LONGEST_RECOVERY: u64 = 250;
+/// The engine without atomicity, which the cuts must convict.
+const CANARY: &str = "passthrough";
+/// Cuts after which the canary counts as acquitted. About every second one convicts it.
+const MOST_FOR_CANARY: u64 = 10;
+/// The longest a writer may take to open its file.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The tool `untorn`, which writes and verifies inside the machine.
+    pub program: PathBuf,
+    /// What to boot.
+    pub kernel: Kernel,
+    /// Taken in turn, by the seed.
+    pub file_systems: Vec<FileSystem>,
+    /// The engine, as the tool calls it.
+    pub engine: String,
+    /// How many power cuts.
+    pub cycles: u64,
+    /// The seed of the first cycle; each has the next.
+    pub seed: u64,
+    /// Where to leave the files of a violation: the image after the cut and before recovery, the reports.
+    pub keep: Option<PathBuf>,
+}
+
+/// Cuts the power again and again, up to the first violation. `progress` is told each step. The machines die with the
+/// calling thread.
+///
+/// # Errors
+/// What keeps the rig from running, a program that is missing for instance; also a mapping that is not `MAP_SYNC` where
+/// it must be.
+pub fn run(settings: &Settings, progress: &dyn Fn(&str)) -> Result<Outcome> {
+    if let Some(error) = super::missing().into_iter().next() {
+        return Err(error);
+    }
+    if settings.file_systems.is_empty() {
+        return Err(Error::failed("run the rig", "no file system was asked for"));
+    }
+    progress("booting a machine to be saved");
+    let lab = Lab::prepare(&settings.kernel, &settings.program, &settings.file_systems)?;
+    let rig = Rig { lab, settings };
+    let mut outcome =
+        Outcome { kernel: settings.kernel.release.clone(), wanted: settings.cycles, ..Outcome::default() };
+    for seed in settings.seed..settings.seed.saturating_add(settings.cycles) {
+        let start = Instant::now();
+        let cycle = rig.cycle(seed, &settings.engine, outcome.forgetful.is_none())?;
+        progress(&words(&cycle, start.elapsed()));
+        let violations = !cycle.violations.is_empty();
+        if outcome.forgetful.is_none() {
+            outcome.forgetful = cycle.without_recovery.first().cloned();
+        }
+        outcome.cycles.push(cycle);
+        if violations {
+            outcome.kept = rig.keep(seed)?;
+            return Ok(outcome);
+        }
+    }
+    for seed in (0..MOST_FOR_CANARY).map(|n| settings.seed.wrapping_add(n)) {
+        let start = Instant::now();
+        let cycle = rig.cycle(seed, CANARY, false)?;
+        progress(&format!("{CANARY}, the canary: {}", words(&cycle, start.elapsed())));
+        outcome.canary = cycle.violations.into_iter().next();
+        if outcome.canary.is_some() {
+            break;
+        }
+    }
+    progress("virtio-pmem, which has DAX and no MAP_SYNC");
+    outcome.virtio_pmem = Some(rig.virtio_pmem()?);
+    Ok(outcome)
+}
+
+fn words(cycle: &Cycle, time: Duration) -> String {
+    format!(
+        "seed {}: {}, durable at each {}, cut after {} ms{}; {} operations, {} acknowledged; {} violations{}; {:.1} s",
+        cycle.seed,
+        cycle.file_system.as_str(),
+        cycle.durability,
+        cycle.life.as_millis(),
+        if cycle.recovery_cut { ", and before recovery was done" } else { "" },
+        cycle.operations,
+        cycle.acknowledged,
+        cycle.violations.len(),
+        match cycle.without_recovery.len() {
+            0 => String::new(),
+            n => format!(", {n} without recovery"),
+        },
+        time.as_secs_f64()
+    )
+}
+
+struct Rig<'a> {
+    lab: Lab,
+    settings: &'a Settings,
+}
+
+impl Rig<'_> {
+    /// One cut. If `forget`, it is also verified once without the records that recovery reads.
+    fn cycle(&self, seed: u64, engine: &str, forget: bool) -> Result<Cycle> {
+        let systems = &self.settings.file_systems;
+        let file_system = systems[(seed % systems.len() as u64) as usize];
+        let mut rng = Rng::derive(seed, 1);
+        let durability = if rng.one_in(3) { "commit" } else { "write" };
+        let life = Life { seed, engine, durability, demand_map_sync: true };
+        let time = Duration::from_micros(rng.below(LONGEST_LIFE * 1000));
+        let recovery = rng.one_in(4).then(|| Duration::from_micros(rng.below(LONGEST_RECOVERY * 1000)));
+
+        self.lab.new_image(file_system, Memory::Nvdimm)?;
+        let mut vm = self.resume(file_system)?;
+        let medium = guest::medium(&vm.console.run(guest::doctor())?)?;
+        if medium != "pmem" {
+            return Err(Error::failed(
+                "choose persistent memory",
+                format!("untorn takes DAX with MAP_SYNC for {medium}"),
+            ));
+        }
+        self.write(&mut vm, &life, time)?;
+        vm.cut()?;
+        let reports = self.read(REPORTS)?;
+        let reader = self.lab.post(Memory::Nvdimm, &reports)?;
+        if forget || self.settings.keep.is_some() {
+            self.copy_crash(&reports)?;
+        }
+        let without_recovery = if forget { self.without_recovery(file_system, &life, &reader)? } else { Vec::new() };
+        let mut recovery_cut = false;
+        if let Some(time) = recovery {
+            let mut vm = self.resume(file_system)?;
+            vm.console.run(&life.recover())?;
+            std::thread::sleep(time);
+            vm.cut()?;
+            // A process that is done with recovery reports that it is ready.
+            recovery_cut = self.read(REPORTS)?.is_empty();
+        }
+        let mut vm = self.resume(file_system)?;
+        let verdict = Verdict::parse(&vm.console.ask(&life.verify(&reader))?.text)?;
+        Ok(Cycle {
+            seed,
+            file_system,
+            durability,
+            life: time,
+            recovery_cut,
+            operations: verdict.operations,
+            acknowledged: verdict.acknowledged,
+            without_recovery,
+            violations: verdict.violations,
+        })
+    }
+
+    /// What is wrong if nobody recovers. The image is then again as the cut left it.
+    fn without_recovery(&self, file_system: FileSystem, life: &Life<'_>, reader: &str) -> Result<Vec<String>> {
+        let mut vm = self.resume(file_system)?;
+        vm.console.run(&guest::forget_records())?;
+        let verdict = Verdict::parse(&vm.console.ask(&life.verify(reader))?.text)?;
+        vm.cut()?;
+        let (from, to) = (self.lab.file(CRASH_IMAGE), self.lab.image());
+        image::copy(&from, &to).map_err(Error::io_at("write", &to))?;
+        Ok(verdict.violations)
+    }
+
+    fn resume(&self, file_system: FileSystem) -> Result<Vm> {
+        let mut vm = self.lab.resume()?;
+        vm.console.run(&guest::mount(file_system, Memory::Nvdimm))?;
+        Ok(vm)
+    }
+
+    /// Memory with DAX that refuses `MAP_SYNC`: never persistent memory to untorn, but as good as any other disk.
+    fn virtio_pmem(&self) -> Result<Refusal> {
+        let (memory, file_system) = (Memory::VirtioPmem, FileSystem::Ext4);
+        let seed = self.settings.seed;
+        let life = Life { seed, engine: &self.settings.engine, durability: "commit", demand_map_sync: false };
+        let time = Duration::from_millis(LONGEST_LIFE);
+        self.lab.new_image(file_system, memory)?;
+        let mut vm = self.lab.boot(memory)?;
+        vm.console.run(&guest::mount(file_system, memory))?;
+        let medium = guest::medium(&vm.console.run(guest::doctor())?)?;
+        let answer = vm.console.ask(&life.refuse())?;
+        let refused = (answer.code == 0).then(|| answer.text.trim().to_owned());
+        self.write(&mut vm, &life, time)?;
+        vm.cut()?;
+        let reader = self.lab.post(memory, &self.read(REPORTS)?)?;
+        let mut vm = self.lab.boot(memory)?;
+        vm.console.run(&guest::mount(file_system, memory))?;
+        let verdict = Verdict::parse(&vm.console.ask(&life.verify(&reader))?.text)?;
+        let cycle = Cycle {
+            seed,
+            file_system,
+            durability: life.durability,
+            life: time,
+            recovery_cut: false,
+            operations: verdict.operations,
+            acknowledged: verdict.acknowledged,
+            without_recovery: Vec::new(),
+            violations: verdict.violations,
+        };
+        Ok(Refusal { medium, refused, cycle })
+    }
+
+    /// Starts a writer and lets it write for a while from when it has its file open.
+    fn write(&self, vm: &mut Vm, life: &Life<'_>, time: Duration) -> Result<()> {
+        vm.console.run(&life.write())?;
+        let start = Instant::now();
+        let reports = self.lab.file(REPORTS);
+        let mut asked = start;
+        while fs::metadata(&reports).map_err(Error::io_at("look at", &reports))?.len() < 8 {
+            if asked.elapsed() > Duration::from_millis(500) {
+                asked = Instant::now();
+                let complaint = vm.console.run(&guest::complaint())?;
+                if !complaint.is_empty() || start.elapsed() > PATIENCE {
+                    return Err(Error::failed("write in the guest", complaint));
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(time);
+        Ok(())
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let path = self.lab.file(name);
+        fs::read(&path).map_err(Error::io_at("read", &path))
+    }
+
+    /// Keeps what a violation is studied by, until the next cut.
+    fn copy_crash(&self, reports: &[u8]) -> Result<()> {
+        for (name, path) in CRASH.iter().map(|name| (name, self.lab.file(name))) {
+            let done = match *name {
+                CRASH_IMAGE => image::copy(&self.lab.image(), &path),
+                "crash.log" => fs::copy(self.lab.file(KERNEL_LOG), &path).map(drop),
+                _ => fs::write(&path, reports),
+            };
+            done.map_err(Error::io_at("write", &path))?;
+        }
+        Ok(())
+    }
+
+    fn keep(&self, seed: u64) -> Result<Option<PathBuf>> {
+        let Some(keep) = &self.settings.keep else { return Ok(None) };
+        let to = keep.join(format!("seed-{seed}"));
+        fs::create_dir_all(&to).map_err(Error::io_at("make", &to))?;
+        for name in CRASH {
+            let (from, to) = (self.lab.file(name), to.join(name));
+            image::copy(&from, &to).map_err(Error::io_at("write", &to))?;
+        }
+        Ok(Some(to))
+    }
+}
+
+const CRASH_IMAGE: &str = "crash.img";
+/// The image, the reports and the kernel's words after a cut.
+const CRASH: [&str; 3] = [CRASH_IMAGE, "crash.reports", "crash.log"];

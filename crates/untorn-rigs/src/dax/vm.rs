@@ -1,0 +1,204 @@
+//! A machine in QEMU. Killing it is the power cut: what its processor executed is in the image, the rest never happened.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::console::Console;
+use super::image;
+use super::qmp::Qmp;
+use super::tools;
+use crate::error::{Error, Result};
+
+/// The files of a machine, all in the directory QEMU runs in, so that no path has to survive QEMU's own quoting.
+pub(super) const IMAGE: &str = "memory.img";
+pub(super) const STATE: &str = "state";
+pub(super) const REPORTS: &str = "reports";
+pub(super) const KERNEL_LOG: &str = "kernel.log";
+const QEMU_LOG: &str = "qemu.log";
+const QMP: &str = "qmp.sock";
+const CONSOLE: &str = "console.sock";
+
+/// The longest a guest may be silent. Emulation on a busy machine is slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the image is to the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// An NVDIMM: DAX, and `MAP_SYNC` works.
+    Nvdimm,
+    /// A virtio-pmem device: DAX, but what is stored is durable only after an `fsync`, so `MAP_SYNC` is refused.
+    VirtioPmem,
+}
+
+/// What a machine boots.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Machine<'a> {
+    /// The kernel's image.
+    pub(super) kernel: &'a Path,
+    /// The first and only root file system.
+    pub(super) initramfs: &'a Path,
+    /// What the image is.
+    pub(super) memory: Memory,
+}
+
+/// A running machine. Dropping it kills it, and so does the end of the thread that started it.
+#[derive(Debug)]
+pub(super) struct Vm {
+    child: Child,
+    qmp: Qmp,
+    /// The line into the guest.
+    pub(super) console: Console,
+}
+
+impl Vm {
+    /// Boots, and waits until the guest listens.
+    pub(super) fn boot(machine: Machine<'_>, directory: &Path) -> Result<Self> {
+        let mut vm = Self::start(machine, directory, &[])?;
+        vm.console.wait_ready().map_err(|error| explain(error, directory))?;
+        Ok(vm)
+    }
+
+    /// Goes on where [`save`](Vm::save) left off, except that the image under test is what it is now.
+    pub(super) fn resume(machine: Machine<'_>, directory: &Path) -> Result<Self> {
+        let mut vm = Self::start(machine, directory, &["-incoming", "defer"])?;
+        let mut resumed = || {
+            vm.ignore_shared()?;
+            vm.qmp.execute("migrate-incoming", json!({ "uri": format!("exec:cat {STATE}") }))?;
+            vm.qmp.wait_status("query-status", "running")
+        };
+        resumed().map_err(|error| explain(error, directory))?;
+        Ok(vm)
+    }
+
+    /// Saves the state of the machine without the image under test, and lets it go on.
+    pub(super) fn save(&mut self) -> Result<()> {
+        self.ignore_shared()?;
+        // It is a file, not a network: no reason to go slowly.
+        self.qmp.execute("migrate-set-parameters", json!({ "max-bandwidth": 1u64 << 40 }))?;
+        self.qmp.execute("migrate", json!({ "uri": format!("exec:cat > {STATE}") }))?;
+        self.qmp.wait_status("query-migrate", "completed")?;
+        self.qmp.execute("cont", json!({}))?;
+        Ok(())
+    }
+
+    /// The image under test is shared memory; the rest is what a saved state holds.
+    fn ignore_shared(&mut self) -> Result<()> {
+        let capability = json!({ "capability": "x-ignore-shared", "state": true });
+        self.qmp.execute("migrate-set-capabilities", json!({ "capabilities": [capability] }))?;
+        Ok(())
+    }
+
+    /// Cuts the power.
+    pub(super) fn cut(mut self) -> Result<()> {
+        self.child.kill().and_then(|()| self.child.wait()).map_err(Error::system("kill QEMU"))?;
+        Ok(())
+    }
+
+    fn start(machine: Machine<'_>, directory: &Path, more: &[&str]) -> Result<Self> {
+        for socket in [QMP, CONSOLE] {
+            // What an earlier machine left. If it can't be removed, QEMU will say so.
+            let _ = fs::remove_file(directory.join(socket));
+        }
+        let log = directory.join(QEMU_LOG);
+        let log = File::create(&log).map_err(Error::io_at("create", &log))?;
+        // A rig that is killed itself leaves no machine behind.
+        let mut child = tools::command("setpriv")?
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(tools::find("qemu-system-x86_64")?)
+            .args(["-accel", "tcg", "-cpu", "max", "-smp", "1", "-display", "none", "-monitor", "none"])
+            .args(["-no-reboot", "-nic", "none", "-nodefaults"])
+            .args(["-machine", "pc,nvdimm=on", "-m", "512M,slots=2,maxmem=4G"])
+            .args(memory(machine.memory))
+            .args([
+                "-chardev",
+                &format!("socket,id=qmp,path={QMP},server=on,wait=off"),
+                "-mon",
+                "chardev=qmp,mode=control",
+            ])
+            .args(["-chardev", &format!("socket,id=console,path={CONSOLE},server=on,wait=off")])
+            .args(["-chardev", &format!("file,id=log,path={KERNEL_LOG}"), "-serial", "chardev:log"])
+            .args(["-serial", "chardev:console", "-device", "virtio-serial-pci"])
+            .args(["-chardev", &format!("file,id=reports,path={REPORTS}"), "-device", "virtconsole,chardev=reports"])
+            .args(["-append", "console=ttyS0 panic=-1 quiet mitigations=off"])
+            .arg("-kernel")
+            .arg(machine.kernel)
+            .arg("-initrd")
+            .arg(machine.initramfs)
+            .args(more)
+            .current_dir(directory)
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .map_err(Error::system("start QEMU"))?;
+        match connect(&mut child, directory) {
+            Ok((qmp, console)) => Ok(Vm { child, qmp, console }),
+            Err(error) => {
+                // It may have ended by itself, which is why connecting failed.
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(explain(error, directory))
+            }
+        }
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        // Both fail on a machine that was cut already, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn memory(kind: Memory) -> [String; 4] {
+    let size = image::LEN;
+    let backing = format!("memory-backend-file,id=mem,share=on,mem-path={IMAGE},size={size}");
+    let device = match kind {
+        Memory::Nvdimm => "nvdimm,memdev=mem,id=medium",
+        Memory::VirtioPmem => "virtio-pmem-pci,memdev=mem,id=medium",
+    };
+    ["-object".to_owned(), backing, "-device".to_owned(), device.to_owned()]
+}
+
+/// Both lines to a machine. QEMU binds its sockets a moment after it was started.
+fn connect(child: &mut Child, directory: &Path) -> Result<(Qmp, Console)> {
+    let qmp = Qmp::new(dial(child, &directory.join(QMP))?)?;
+    let console = Console::new(dial(child, &directory.join(CONSOLE))?, PATIENCE)?;
+    Ok((qmp, console))
+}
+
+fn dial(child: &mut Child, path: &Path) -> Result<UnixStream> {
+    let start = Instant::now();
+    loop {
+        match UnixStream::connect(path) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                return Err(Error::io_at("connect to", path)(error));
+            }
+            Err(error) if start.elapsed() > PATIENCE => return Err(Error::io_at("connect to", path)(error)),
+            Err(_) => {}
+        }
+        if let Some(status) = child.try_wait().map_err(Error::system("look after QEMU"))? {
+            return Err(Error::failed("start QEMU", status.to_string()));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// An error with what QEMU and the guest's kernel said last.
+fn explain(error: Error, directory: &Path) -> Error {
+    let tail = |name: &str| {
+        let text = fs::read(directory.join(name)).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    };
+    let why = format!("{error}\nQEMU: {}\nthe guest's kernel: {}", tail(QEMU_LOG), tail(KERNEL_LOG));
+    Error::failed("run a machine", why)
+}

@@ -1,0 +1,148 @@
+//! `cargo xtask dax`: power cuts on real DAX.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use untorn::EngineKind;
+use untorn_rigs::dax::{self, Cycle, FileSystem, Kernel, Outcome, Settings};
+use untorn_rigs::{Error, Result};
+
+/// Boots a stock kernel in an emulated machine with an emulated NVDIMM, cuts its power while it writes to a DAX file
+/// system, recovers, and verifies. The exit code is 0 only if every cut was verified, a recovery that is switched off and
+/// the canary were convicted, and virtio-pmem was refused as persistent memory. Needs QEMU and a kernel package, but neither root nor KVM.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Power cuts
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
+    cycles: u64,
+    /// Seed of the first cut; each has the next. A new one without it
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// File system
+    #[arg(long, value_enum, default_value_t = Systems::Both)]
+    fs: Systems,
+    /// A version (6.12), a package file, or a directory into which one was unpacked; the distribution's own without it
+    #[arg(long, value_name = "VERSION|PATH")]
+    kernel: Option<String>,
+    /// Engine
+    #[arg(long, value_name = "ENGINE", default_value_t = EngineKind::Reflection)]
+    engine: EngineKind,
+    /// Leave the files of a violation here
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+    /// Print one JSON object before the last line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Systems {
+    Ext4,
+    Xfs,
+    Both,
+}
+
+pub(crate) fn run(arguments: &Arguments, root: &Path) -> ExitCode {
+    let start = Instant::now();
+    match cut(arguments, root) {
+        Ok((seed, outcome)) => {
+            if arguments.json {
+                println!("{}", to_json(seed, &outcome, start.elapsed()));
+            }
+            for violation in outcome.cycles.iter().flat_map(|cycle| &cycle.violations) {
+                println!("violation: {violation}");
+            }
+            if let Some(kept) = &outcome.kept {
+                println!("the image after the cut and what was reported before it are in {}", kept.display());
+            }
+            println!("{outcome}");
+            if outcome.clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            eprintln!("dax: {error}");
+            ExitCode::from(74)
+        }
+    }
+}
+
+fn cut(arguments: &Arguments, root: &Path) -> Result<(u64, Outcome)> {
+    // All that is missing at once, so that one command gets it.
+    let mut missing = dax::missing();
+    if let Some(last) = missing.pop() {
+        for error in missing {
+            eprintln!("dax: {error}");
+        }
+        return Err(last);
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let seed = arguments.seed.unwrap_or_else(fresh_seed);
+    let settings = Settings {
+        program: build(root, &target)?,
+        kernel: Kernel::find(arguments.kernel.as_deref(), &target.join("dax-kernels"))?,
+        file_systems: match arguments.fs {
+            Systems::Ext4 => vec![FileSystem::Ext4],
+            Systems::Xfs => vec![FileSystem::Xfs],
+            Systems::Both => vec![FileSystem::Ext4, FileSystem::Xfs],
+        },
+        engine: arguments.engine.as_str().to_owned(),
+        cycles: arguments.cycles,
+        seed,
+        keep: arguments.keep.clone(),
+    };
+    let outcome = dax::run(&settings, &|step| eprintln!("{step}"))?;
+    Ok((seed, outcome))
+}
+
+/// The tool as it ships, built now: the rig must not test yesterday's.
+fn build(root: &Path, target: &Path) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let words = ["build", "--release", "--quiet", "--package", "untorn-cli"];
+    let status = Command::new(cargo).args(words).current_dir(root).status();
+    let status = status.map_err(|source| Error::Io { what: "run cargo".to_owned(), source })?;
+    if !status.success() {
+        return Err(Error::Failed { what: "build the tool".to_owned(), why: status.to_string() });
+    }
+    Ok(root.join(target).join("release/untorn"))
+}
+
+/// A seed nobody chose; it is printed with each cut.
+fn fresh_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish() >> 24
+}
+
+fn to_json(seed: u64, outcome: &Outcome, time: Duration) -> Value {
+    let cycle = |cycle: &Cycle| {
+        json!({
+            "seed": cycle.seed,
+            "fs": cycle.file_system.as_str(),
+            "durability": cycle.durability,
+            "life_ms": cycle.life.as_secs_f64() * 1e3,
+            "recovery_cut": cycle.recovery_cut,
+            "operations": cycle.operations,
+            "acknowledged": cycle.acknowledged,
+            "without_recovery": cycle.without_recovery.len(),
+            "violations": cycle.violations,
+        })
+    };
+    let refusal = outcome
+        .virtio_pmem
+        .as_ref()
+        .map(|refusal| json!({ "medium": refusal.medium, "refused": refusal.refused, "cut": cycle(&refusal.cycle) }));
+    json!({
+        "kernel": outcome.kernel,
+        "seed": seed,
+        "wanted": outcome.wanted,
+        "verified": outcome.verified(),
+        "no_recovery_convicted": outcome.forgetful,
+        "canary_convicted": outcome.canary,
+        "cuts": outcome.cycles.iter().map(cycle).collect::<Vec<_>>(),
+        "virtio_pmem": refusal,
+        "kept": outcome.kept.as_ref().map(|path| path.display().to_string()),
+        "seconds": time.as_secs_f64(),
+        "clean": outcome.clean(),
+    })
+}
