@@ -234,6 +234,11 @@ impl<F: MediumFile> MediumFile for LatchedFile<F> {
         self.latch.observe(self.inner.sync(barrier))
     }
 
+    fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
+        let _turn = self.latch.turn(&self.path)?;
+        self.latch.observe(self.inner.distrust_cache(barrier, offset, len))
+    }
+
     fn mark(&self) -> Result<MarkState> {
         self.inner.mark()
     }
@@ -262,6 +267,7 @@ mod tests {
         Fence,
         Sync,
         SyncDir,
+        DistrustCache,
         SetLen,
     }
 
@@ -365,6 +371,9 @@ mod tests {
         fn sync(&self, _: Barrier) -> Result<()> {
             self.call(Some(Fails::Sync))
         }
+        fn distrust_cache(&self, _: Barrier, _: u64, _: u64) -> Result<()> {
+            self.call(Some(Fails::DistrustCache))
+        }
         fn mark(&self) -> Result<MarkState> {
             Ok(MarkState::Absent)
         }
@@ -400,6 +409,7 @@ mod tests {
             two.allocate(0, 0),
             two.punch(0, 0),
             two.sync(AT),
+            two.distrust_cache(AT, 0, 0),
             two.set_mark(None),
         ]
     }
@@ -407,7 +417,7 @@ mod tests {
     #[test]
     fn the_first_failed_flush_ends_all_promises() {
         for class in [MediumClass::Block, MediumClass::PersistentMemory] {
-            for fails in [Fails::Fence, Fails::Sync, Fails::SyncDir] {
+            for fails in [Fails::Fence, Fails::Sync, Fails::SyncDir, Fails::DistrustCache] {
                 let calls = Calls { fails, armed: AtomicBool::new(false), reached: AtomicU32::new(0) };
                 let calls = Arc::new(calls);
                 let medium = Latched::new(Failing { class, calls: Arc::clone(&calls) });
@@ -419,6 +429,7 @@ mod tests {
                 let first = match fails {
                     Fails::Fence => medium.fence(AT, &[&one]),
                     Fails::Sync => one.sync(AT),
+                    Fails::DistrustCache => one.distrust_cache(AT, 0, 0),
                     _ => medium.sync_dir(AT, Path::new("/")),
                 };
                 assert!(matches!(first, Err(Error::Io { .. })), "the first failure tells what happened");

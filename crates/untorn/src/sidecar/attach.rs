@@ -83,6 +83,7 @@ pub(crate) fn attach<M: Medium>(
         side.sync(barriers::ATTACH_FILES)?;
         medium.sync_dir(barriers::ATTACH_NAMES, &directory(path))?;
         medium.sync_dir(barriers::ATTACH_NAMES, &parent(path))?;
+        side.distrust_cache(barriers::ATTACH_LINES, 0, Geometry::LANES_AT)?;
         let mut superblock = match Superblock::read(&side, &place) {
             Err(Error::Corrupt { .. }) if drop_sidecar => {
                 remove(medium, path, data, &place)?;

@@ -76,6 +76,13 @@ impl<M: Medium> Reflection<M> {
         // Whoever held the lock before us may have changed the length since the file was opened above.
         drop(data);
         let data = open_data(&*medium, path, options)?;
+        // After a clean close the cache may keep what it has. The superblock that says so was stored after a fence of all
+        // that came before and came from the medium just now; between that fence and the next store, which an "open"
+        // precedes, no flush can have failed over anything but the lines that are read anew at every open.
+        if matches!(attached.superblock.left, Left::Open | Left::Fresh) {
+            data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
+            attached.side.distrust_cache(barriers::ATTACH_CACHE, 0, attached.side.len())?;
+        }
         let mut engine = Self::build(medium, path, data, attached, options)?;
         engine.make_durable()?;
         // Only now: a file whose opening fails must not be closed "cleanly" on the way out.
