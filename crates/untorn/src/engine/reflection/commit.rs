@@ -131,6 +131,9 @@ impl<M: Medium> Reflection<M> {
                 for (start, count) in runs(entry.mask) {
                     let bytes = &mut image[..(count * SLICE) as usize];
                     self.copy_slices(entry.page, entry.bitmap, start, count, bytes)?;
+                    // With the length the record gives, which is not yet the file's where it shrinks.
+                    let within = len.saturating_sub(entry.page * PAGE + start * SLICE);
+                    bytes[within.min(count * SLICE) as usize..].fill(0);
                     sum.add(bytes);
                 }
             }

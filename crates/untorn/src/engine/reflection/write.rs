@@ -281,8 +281,24 @@ impl<M: Medium> Reflection<M> {
         }
     }
 
+    /// Space for everything that a write to these pages stores.
+    #[cold]
+    fn make_room(&self, pages: &[PageParts<'_>]) -> Result<()> {
+        for &PageParts { page, mask, .. } in pages {
+            let valid = self.committed_bitmap(page);
+            if mask & !valid != 0 {
+                self.reflection_room(page)?;
+            }
+            if mask & valid != 0 {
+                self.data_room(page)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Space for a reflection page. Returns where it is.
     #[inline(always)]
-    fn put_reflection(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+    fn reflection_room(&self, page: u64) -> Result<u64> {
         let at = match self.places.reflection(page) {
             Some(at) => at,
             None => self.places.provide(&self.side, &self.side_space, self.class, page, self.relax())?,
@@ -290,6 +306,12 @@ impl<M: Medium> Reflection<M> {
         if !self.side_space.knows(at) {
             self.make_space(page, at)?;
         }
+        Ok(at)
+    }
+
+    #[inline(always)]
+    fn put_reflection(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+        let at = self.reflection_room(page)?;
         if staged.one_run {
             return self.store(&self.side, at + staged.first * SLICE, staged.bytes);
         }
@@ -470,7 +492,8 @@ impl<M: Medium> Reflection<M> {
     ) -> Result<()> {
         let before = match self.class {
             MediumClass::Block => self.about_to_be_overwritten(pages),
-            // Space is made before the first store, and no store fails.
+            // No store fails there, and for one page space is made before the first. It may run out between two.
+            MediumClass::PersistentMemory if pages.len() > 1 => self.make_room(pages).map(|()| Vec::new()),
             MediumClass::PersistentMemory => Ok(Vec::new()),
         };
         let (before, stored) = match before {
