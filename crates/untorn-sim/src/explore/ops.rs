@@ -285,7 +285,7 @@ impl Generator {
 
     /// Any operation.
     pub(crate) fn any(&mut self) -> Op {
-        if self.faults && self.rng.one_in(6) {
+        if self.faults && self.rng.one_in(4) {
             return self.flush_fails();
         }
         if !self.rng.one_in(4) {
@@ -318,7 +318,9 @@ impl Generator {
                 other => other,
             },
         };
-        Op::FlushFails { op: Box::new(op), nth: 1 + self.rng.below(6) as u32 }
+        // Most have one flush or two; a close has up to seven.
+        let most = if self.rng.one_in(3) { 7 } else { 2 };
+        Op::FlushFails { op: Box::new(op), nth: 1 + self.rng.below(most) as u32 }
     }
 
     /// A script of up to `phases` tested phases after up to `warm` untested writes.

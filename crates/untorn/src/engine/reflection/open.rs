@@ -76,9 +76,10 @@ impl<M: Medium> Reflection<M> {
         // Whoever held the lock before us may have changed the length since the file was opened above.
         drop(data);
         let data = open_data(&*medium, path, options)?;
-        // After a clean close the cache may keep what it has. The superblock that says so was stored after a fence of all
-        // that came before and came from the medium just now; between that fence and the next store, which an "open"
-        // precedes, no flush can have failed over anything but the lines that are read anew at every open.
+        // After a clean close the cache may stay as it is. "Clean" came from the medium just now, it was stored only after
+        // a flush of everything before it, and "open" is durable before anything is stored after it. All that a flush can
+        // have lost in between are those two and the retirement lines beside them, which attaching reads anew each time.
+        // A reader may rely on the same, so it drops nothing.
         if matches!(attached.superblock.left, Left::Open | Left::Fresh) {
             data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
             attached.side.distrust_cache(barriers::ATTACH_CACHE, 0, attached.side.len())?;

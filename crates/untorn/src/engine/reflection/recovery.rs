@@ -24,6 +24,7 @@ pub(super) fn live_records<M: Medium>(
     cut: u64,
 ) -> Result<Vec<(u32, Record)>> {
     let slots = u64::from(geometry.slots);
+    // What the cache has of it can be relied on: the line that refers to it was stored after its flush had succeeded.
     let spill_at = spill_path(sidecar);
     let spill = if medium.exists(&spill_at)? { Some(medium.open(&spill_at, Access::Read, 0)?) } else { None };
     // A spilled record cannot have more entries than its file has room for, nor one in a lane more than the lane.
