@@ -4,6 +4,7 @@
 //! durable view and leave the log, unless an earlier effect that is still pending touches the same bytes, for then the
 //! order of the two must be kept: they stay, marked certain, and every crash image applies them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use untorn::medium::Mark;
@@ -85,6 +86,8 @@ impl What {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log {
     pub(crate) effects: Vec<Effect>,
+    /// Sectors that the page cache calls clean although the medium has other bytes: a failed flush left them so.
+    pub(crate) forgotten: BTreeSet<u64>,
 }
 
 impl Log {
@@ -93,7 +96,7 @@ impl Log {
     }
 
     /// Makes the chosen effects certain and moves what it can into the durable view. `volatile` is the view with every
-    /// effect applied, which is taken whole when nothing stays pending. Returns whether anything changed.
+    /// effect applied, which is taken whole when nothing stays pending or forgotten. Returns whether anything changed.
     pub(crate) fn settle(
         &mut self,
         volatile: &Content,
@@ -112,7 +115,7 @@ impl Log {
         if !changed {
             return false;
         }
-        if !left && self.effects.iter().all(|effect| effect.what.is_data()) {
+        if !left && self.forgotten.is_empty() && self.effects.iter().all(|effect| effect.what.is_data()) {
             durable.take_pages(volatile);
             self.effects.clear();
             return true;

@@ -6,7 +6,7 @@ use untorn::medium::{Access, Barrier, Identity, LockKind, Mark, MarkState, Mediu
 use untorn::{Error, Result};
 
 use crate::effects::What;
-use crate::instant::Step;
+use crate::instant::{Step, Verdict};
 use crate::medium::SimMedium;
 use crate::schedule;
 use crate::world::{Fault, World};
@@ -52,16 +52,21 @@ impl SimFile {
 
     fn put(&self, step: Step, offset: u64, src: &[u8]) -> Result<()> {
         self.writable()?;
-        let mut world = self.medium.enter(step, None, &self.path)?;
+        let (mut world, verdict) = self.medium.admit(step, None, &self.path);
         self.check(&mut world, offset, src.len() as u64)?;
+        let src = match verdict {
+            Verdict::Allow => src,
+            Verdict::WriteSome { bytes, .. } => &src[..bytes.min(src.len())],
+            _ => &[],
+        };
         if src.is_empty() {
-            return Ok(());
+            return verdict.plain();
         }
         let cached = step == Step::Store;
         if let Some(offset) = world.store(self.number, schedule::thread(), cached, offset, src) {
             world.faults.push(Fault::UnallocatedStore { path: self.path.clone(), offset });
         }
-        Ok(())
+        verdict.plain()
     }
 }
 
@@ -71,13 +76,13 @@ impl MediumFile for SimFile {
     }
 
     fn identity(&self) -> Result<Identity> {
-        let mut world = self.medium.lock();
+        let mut world = self.medium.enter(Step::Identity, None, &self.path)?;
         let inode = world.inode(self.number);
         Ok(Identity { device: 1, inode: self.number, generation: inode.generation, birth: inode.birth })
     }
 
     fn stamp(&self) -> Result<Stamp> {
-        let mut world = self.medium.lock();
+        let mut world = self.medium.enter(Step::Stamp, None, &self.path)?;
         let inode = world.inode(self.number);
         Ok(Stamp { size: inode.volatile.len, modified: inode.modified })
     }
@@ -138,13 +143,24 @@ impl MediumFile for SimFile {
     }
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
-        let mut world = self.medium.enter(Step::Sync, Some(barrier), &self.path)?;
-        world.sync(self.number, schedule::thread(), barrier);
+        let (mut world, verdict) = self.medium.admit(Step::Sync, Some(barrier), &self.path);
+        match verdict {
+            Verdict::Allow => world.sync(self.number, schedule::thread(), barrier),
+            Verdict::LoseDirty { seed, .. } => world.lose_dirty(&[self.number], seed),
+            _ => {}
+        }
+        verdict.plain()
+    }
+
+    fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
+        self.writable()?;
+        let mut world = self.medium.enter(Step::DistrustCache, Some(barrier), &self.path)?;
+        world.distrust_cache(self.number, barrier, offset, len);
         Ok(())
     }
 
     fn mark(&self) -> Result<MarkState> {
-        let mut world = self.medium.lock();
+        let mut world = self.medium.enter(Step::Mark, None, &self.path)?;
         Ok(world.inode(self.number).volatile.mark.map_or(MarkState::Absent, MarkState::Present))
     }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use untorn::Error;
 use untorn::medium::Barrier;
 
 use crate::crash::CrashState;
@@ -13,12 +14,16 @@ use crate::world::World;
 #[allow(missing_docs)] // Each is the method of the same name.
 pub enum Step {
     Open,
+    Identity,
+    Stamp,
+    Mark,
     Read,
     Write,
     Store,
     Flush,
     Fence,
     Sync,
+    DistrustCache,
     SetLen,
     Allocate,
     Punch,
@@ -37,12 +42,22 @@ pub enum Step {
 impl Step {
     /// Whether the call can change anything, durable or not.
     pub fn changes(self) -> bool {
-        !matches!(self, Step::Open | Step::Read | Step::TryLock | Step::Exists | Step::List)
+        !matches!(
+            self,
+            Step::Open
+                | Step::Identity
+                | Step::Stamp
+                | Step::Mark
+                | Step::Read
+                | Step::TryLock
+                | Step::Exists
+                | Step::List
+        )
     }
 
     /// Whether the call can make something certain that was pending.
     pub fn persists(self) -> bool {
-        matches!(self, Step::Fence | Step::Sync | Step::SyncDir)
+        matches!(self, Step::Fence | Step::Sync | Step::SyncDir | Step::DistrustCache)
     }
 }
 
@@ -69,8 +84,43 @@ impl Instant<'_> {
     }
 }
 
-/// A function called before every call of the medium takes effect. An error it returns becomes the call's own, and the
-/// call then has no effect: this is how failures are injected. `flush` cannot fail, so its error is dropped.
+/// What becomes of a call: how failures are injected.
+#[derive(Debug)]
+pub enum Verdict {
+    /// It takes place.
+    Allow,
+    /// It fails with this error and has no effect. `flush` cannot fail, so there the error is dropped.
+    Refuse(Error),
+    /// A write or store that fails after its first bytes took effect. Any other call has no effect.
+    WriteSome {
+        /// How many bytes.
+        bytes: usize,
+        /// What the call returns.
+        error: Error,
+    },
+    /// A fence or sync of a block device that fails as writeback does: of the sectors not yet durable some were written,
+    /// some stay dirty, and the rest are called clean all the same. Reads still show these, later flushes pass over them,
+    /// and the medium does not have them. Which sector fares how follows from the seed. Any other call has no effect.
+    LoseDirty {
+        /// Decides.
+        seed: u64,
+        /// What the call returns.
+        error: Error,
+    },
+}
+
+impl Verdict {
+    /// For calls that fail in one way only.
+    pub(crate) fn plain(self) -> untorn::Result<()> {
+        match self {
+            Verdict::Allow => Ok(()),
+            Verdict::Refuse(error) | Verdict::WriteSome { error, .. } | Verdict::LoseDirty { error, .. } => Err(error),
+        }
+    }
+}
+
+/// A function called before every call of the medium takes effect, to look at the machine and to say what becomes of
+/// the call.
 ///
 /// It runs under the machine's lock and must not touch the same machine.
-pub type Hook = Box<dyn FnMut(&Instant<'_>) -> untorn::Result<()> + Send>;
+pub type Hook = Box<dyn FnMut(&Instant<'_>) -> Verdict + Send>;

@@ -28,7 +28,7 @@ pub use choice::{Choice, Choices};
 pub use crash::CrashState;
 pub use file::SimFile;
 pub use image::Image;
-pub use instant::{Hook, Instant, Step};
+pub use instant::{Hook, Instant, Step, Verdict};
 pub use medium::SimMedium;
 pub use rng::Rng;
 pub use world::{Counters, Fault};

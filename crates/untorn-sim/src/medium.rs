@@ -10,7 +10,7 @@ use untorn::{Error, Result};
 use crate::content::Content;
 use crate::crash::CrashState;
 use crate::file::SimFile;
-use crate::instant::{Hook, Step};
+use crate::instant::{Hook, Step, Verdict};
 use crate::names::{Node, Place};
 use crate::schedule;
 use crate::world::{Counters, Fault, World};
@@ -72,10 +72,17 @@ impl SimMedium {
 
     /// Lets another virtual thread run, then enters a call: the hook sees the state, and may refuse the call.
     pub(crate) fn enter(&self, step: Step, barrier: Option<Barrier>, path: &Path) -> Result<MutexGuard<'_, World>> {
+        let (world, verdict) = self.admit(step, barrier, path);
+        verdict.plain()?;
+        Ok(world)
+    }
+
+    /// The same for a call that may also fail in part.
+    pub(crate) fn admit(&self, step: Step, barrier: Option<Barrier>, path: &Path) -> (MutexGuard<'_, World>, Verdict) {
         schedule::point();
         let mut world = self.lock();
-        world.before(step, barrier, path)?;
-        Ok(world)
+        let verdict = world.before(step, barrier, path);
+        (world, verdict)
     }
 
     /// Makes one barrier do nothing from now on, also in machines booted from this one's crash states.
@@ -268,10 +275,14 @@ impl Medium for SimMedium {
 
     fn fence(&self, barrier: Barrier, files: &[&SimFile]) -> Result<()> {
         let path = files.first().map_or(PathBuf::new(), |file| file.path().to_owned());
-        let mut world = self.enter(Step::Fence, Some(barrier), &path)?;
+        let (mut world, verdict) = self.admit(Step::Fence, Some(barrier), &path);
         let numbers: Vec<u64> = files.iter().map(|file| file.number()).collect();
-        world.fence(schedule::thread(), barrier, &numbers);
-        Ok(())
+        match verdict {
+            Verdict::Allow => world.fence(schedule::thread(), barrier, &numbers),
+            Verdict::LoseDirty { seed, .. } => world.lose_dirty(&numbers, seed),
+            _ => {}
+        }
+        verdict.plain()
     }
 
     fn order(&self) {

@@ -8,7 +8,7 @@ use untorn::medium::{Barrier, LockKind, Mark, MediumClass};
 use crate::block;
 use crate::content::Content;
 use crate::effects::{Effect, Log, What};
-use crate::instant::{Hook, Instant, Step};
+use crate::instant::{Hook, Instant, Step, Verdict};
 use crate::names::{Names, Node};
 use crate::pmem::{self, Flush};
 use crate::rng::mix;
@@ -100,7 +100,7 @@ impl Inode {
     fn sync(&mut self, thread: u64) {
         let Inode { log, volatile, durable, .. } = self;
         log.settle(volatile, durable, |effect| !pmem::buffered_elsewhere(thread, effect));
-        if log.effects.is_empty() {
+        if log.effects.is_empty() && log.forgotten.is_empty() {
             *durable = volatile.clone();
         }
         self.durable_modified = self.modified;
@@ -146,13 +146,13 @@ impl World {
     }
 
     /// Called at the start of every call: ticks, and shows the hook the state before the call has any effect.
-    pub(crate) fn before(&mut self, step: Step, barrier: Option<Barrier>, path: &Path) -> untorn::Result<()> {
+    pub(crate) fn before(&mut self, step: Step, barrier: Option<Barrier>, path: &Path) -> Verdict {
         self.clock += 1;
         self.counters.calls += 1;
-        let Some(mut hook) = self.hook.take() else { return Ok(()) };
-        let result = hook(&Instant { step, barrier, path, world: self });
+        let Some(mut hook) = self.hook.take() else { return Verdict::Allow };
+        let verdict = hook(&Instant { step, barrier, path, world: self });
         self.hook = Some(hook);
-        result
+        verdict
     }
 
     /// Notes that a barrier was passed. True if it takes effect, false if it is muted.
@@ -198,7 +198,10 @@ impl World {
                 hole = inode.volatile.unallocated(offset, src.len() as u64);
                 pmem::push(&mut inode.log, call, thread, cached, offset, src);
             }
-            MediumClass::Block => block::push(&mut inode.log, call, offset, src),
+            MediumClass::Block => {
+                block::redirty(&mut inode.log, call, &inode.volatile, offset, src.len() as u64);
+                block::push(&mut inode.log, call, offset, src);
+            }
         }
         inode.volatile.write(offset, src);
         hole
@@ -254,6 +257,32 @@ impl World {
         }
     }
 
+    /// A failed flush of these files.
+    pub(crate) fn lose_dirty(&mut self, numbers: &[u64], seed: u64) {
+        if self.class == MediumClass::PersistentMemory {
+            return;
+        }
+        self.version += 1;
+        for &number in numbers {
+            let Inode { log, volatile, durable, .. } = self.inode(number);
+            block::lose(log, volatile, durable, mix(seed ^ mix(number)));
+        }
+    }
+
+    pub(crate) fn distrust_cache(&mut self, number: u64, barrier: Barrier, offset: u64, len: u64) {
+        // Where nothing was forgotten, as ever on persistent memory, a mutant leaves nothing undone.
+        if self.inode(number).log.forgotten.is_empty() || !self.passes(barrier) {
+            return;
+        }
+        let call = self.clock;
+        let inode = self.inode(number);
+        let Inode { log, volatile, durable, .. } = inode;
+        if block::distrust(log, call, volatile, durable, offset, len) {
+            inode.modified = call;
+            self.version += 1;
+        }
+    }
+
     pub(crate) fn sync_dir(&mut self, dir: u64, barrier: Barrier) {
         let effective = self.passes(barrier);
         self.counters.dir_syncs += 1;
@@ -289,6 +318,11 @@ impl World {
         self.version += 1;
         let block = self.class == MediumClass::Block;
         let inode = self.inode(number);
+        match what {
+            What::Punch { at, len } => block::cut_out(&mut inode.log, call, &inode.volatile, at, len),
+            What::SetLen { to } => block::cut_out(&mut inode.log, call, &inode.volatile, to, u64::MAX),
+            _ => {}
+        }
         what.apply(&mut inode.volatile);
         match what {
             // On a block medium space only decides whether a write can fail, and writes are checked when they are made.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use untorn::medium::{Access, Barrier, LockKind, MarkState, Medium, MediumClass, MediumFile};
-use untorn_sim::{CrashState, Fault, Rng, SimFile, SimMedium, Step};
+use untorn_sim::{CrashState, Fault, Rng, SimFile, SimMedium, Step, Verdict};
 
 const B: Barrier = Barrier::new("test.barrier");
 const OTHER: Barrier = Barrier::new("test.other");
@@ -424,8 +424,10 @@ fn a_hook_sees_the_state_before_each_call_and_may_refuse_it() {
     medium.set_hook(Box::new(|instant| {
         assert_eq!(instant.crash_state().pending(), 0, "nothing is pending before the first store");
         match instant.step {
-            Step::Write => Err(untorn::Error::io("write to", instant.path, std::io::ErrorKind::StorageFull)),
-            _ => Ok(()),
+            Step::Write => {
+                Verdict::Refuse(untorn::Error::io("write to", instant.path, std::io::ErrorKind::StorageFull))
+            }
+            _ => Verdict::Allow,
         }
     }));
     assert!(file.write(0, &[2; 8]).is_err());
@@ -433,6 +435,18 @@ fn a_hook_sees_the_state_before_each_call_and_may_refuse_it() {
     assert_eq!(words(medium.peek("f").unwrap()), [1]);
     file.write(0, &[2; 8]).unwrap();
     assert_eq!(words(medium.peek("f").unwrap()), [2]);
+}
+
+#[test]
+fn a_write_may_fail_after_its_first_bytes() {
+    let (medium, file) = block(&[1; 16]);
+    medium.set_hook(Box::new(|instant| {
+        let error = untorn::Error::io("write to", instant.path, std::io::ErrorKind::StorageFull);
+        Verdict::WriteSome { bytes: 8, error }
+    }));
+    assert!(file.write(0, &[2; 16]).is_err());
+    medium.clear_hook();
+    assert_eq!(words(medium.peek("f").unwrap()), [2, 1]);
 }
 
 #[test]

@@ -101,8 +101,8 @@ impl AtomicFile {
     ///
     /// # Errors
     /// [`Error::OutOfRange`] unless the whole range lies within the file ([`resize`](AtomicFile::resize) it first);
-    /// [`Error::Io`] when space runs out, [`Error::Poisoned`] after a failed flush. The file then holds none of `buf`, except that after a flush
-    /// that failed just now only reopening tells whether this write is in or not: whole or not at all.
+    /// [`Error::Io`] when space runs out, [`Error::Poisoned`] after a failed flush. The file then holds none of `buf`, except
+    /// that after a failure which poisons the handle only reopening tells whether this write is in: whole or not at all.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.engine().write(&[Piece { offset, bytes: buf }])
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use untorn::medium::MediumClass;
 use untorn::{AtomicFile, Durability, EngineKind, Options};
-use untorn_sim::{Image, Rng as SimRng, SimMedium};
+use untorn_sim::{Image, Rng as SimRng, SimMedium, Verdict};
 
 use super::bank::{Audit, Bank};
 use crate::cli::Writer;
@@ -137,7 +137,7 @@ fn hook(medium: &SimMedium, seed: u64, flushed: &Arc<AtomicU64>, cuts: &Arc<Mute
             let new = choices.iter().map(|choice| Cut { image: state.image(choice), flushed });
             cuts.lock().unwrap_or_else(PoisonError::into_inner).extend(new);
         }
-        Ok(())
+        Verdict::Allow
     }));
 }
 

@@ -38,12 +38,12 @@ const SHORT_LEN: u64 = 2 * 4096 + 1300;
 impl Case {
     /// How many short sequences a configuration has.
     pub(crate) fn shorts(config: &Config) -> u64 {
-        let letters = alphabet(SHORT_LEN, config.threads == 1, 0).len() as u64;
+        let letters = alphabet(config, SHORT_LEN, 0).len() as u64;
         if config.threads == 1 { 2 + letters + letters * letters } else { letters * letters }
     }
 
     fn short_script(&self, index: u64) -> (Op, bool, Vec<Phase>) {
-        let letters = [1, 2, 3].map(|place| alphabet(SHORT_LEN, self.config.threads == 1, place));
+        let letters = [1, 2, 3].map(|place| alphabet(&self.config, SHORT_LEN, place));
         let count = letters[0].len() as u64;
         let letter = |place: usize, index: u64| letters[place][index as usize].clone();
         let open = Op::Open;
@@ -86,7 +86,7 @@ impl Case {
                 } else {
                     *rng.pick(&[8192, 10_000, 12_288, 12_388, 16_320, 4096, 700])
                 };
-                let mut generator = Generator::new(Rng::derive(seed, 2), len, mix(seed) | 1);
+                let mut generator = Generator::new(&self.config, Rng::derive(seed, 2), len, mix(seed) | 1);
                 let phases = 2 + rng.below(6);
                 let script = generator.script(self.config.threads, 14, phases);
                 let start = if rng.one_in(3) { Op::Create { len } } else { Op::Open };

@@ -52,6 +52,12 @@ impl Config {
         all
     }
 
+    /// Whether flushes can fail here and leave the cache and the medium at odds. One thread at a time: the latch that
+    /// every handle has blocks outside the medium, where a schedule cannot go on.
+    pub(crate) fn loses_flushes(&self) -> bool {
+        self.medium == MediumClass::Block && self.threads == 1
+    }
+
     /// The options a file is opened with: a record area so small that it fills all the time; with the fewest slots, a
     /// commit over many pages does not even fit.
     pub(crate) fn options(&self, slots: u32) -> Options {

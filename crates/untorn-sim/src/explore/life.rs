@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use untorn::medium::{Barrier, Medium};
+use untorn::medium::{Barrier, Latched, Medium};
 use untorn::{AtomicFile, Options, Order, ReadPolicy};
 
 use super::config::{Config, PATH};
@@ -139,7 +139,7 @@ impl<'a> Life<'a> {
         }
         let result = guarded(&format!("{op}"), || match op {
             Op::Create { len } => self.options.create_on(self.medium.clone(), PATH, *len),
-            _ => self.options.open_on(self.medium.clone(), PATH),
+            _ => self.open(&self.medium),
         })?;
         let file = result.map_err(|error| Finding::new(format!("{op} failed: {error}")))?;
         let points = self.recorder.take();
@@ -206,6 +206,9 @@ impl<'a> Life<'a> {
         }
         let history = match &phase.threads[..] {
             [ops] if matches!(ops[..], [Op::Close | Op::Settle | Op::Drop]) => vec![vec![self.reopen(&ops[0])?]],
+            [ops] if let [Op::FlushFails { op, nth }] = &ops[..] => {
+                vec![self.without_a_flush(op, *nth, mix(self.seed ^ mix(index)))?]
+            }
             [ops] => vec![self.alone(ops)?],
             _ => self.together(&phase.threads, mix(self.seed ^ index))?,
         };
@@ -263,24 +266,57 @@ impl<'a> Life<'a> {
     fn reopen(&mut self, op: &Op) -> Found<Event> {
         let began = self.recorder.tick();
         let file = self.file.take().expect("a life plays its script only after it has started");
-        let path = Path::new(PATH);
-        let ended = guarded(&op.to_string(), || match op {
-            Op::Close => file.close(),
-            Op::Settle => file.settle(),
-            _ => {
-                drop(file);
-                Ok(())
-            }
-        })?;
+        let ended = guarded(&op.to_string(), || end(op, file))?;
         ended.map_err(|error| Finding::new(format!("{op} failed: {error}")))?;
         if *op == Op::Settle {
             self.settled()?;
         }
-        let opened = guarded(&op.to_string(), || self.options.open_on(self.medium.clone(), path))?;
-        self.file = Some(opened.map_err(|error| Finding::new(format!("{op}: the open failed: {error}")))?);
+        self.open_again(op)?;
         let returned = Some(self.recorder.tick());
         self.recorder.returned(&self.medium);
         Ok(Event { op: op.clone(), began, returned, value: None })
+    }
+
+    /// Runs an operation during which a flush fails, then drops the handle and opens the file again, on a machine whose
+    /// page cache holds what its disk does not.
+    fn without_a_flush(&mut self, op: &Op, nth: u32, seed: u64) -> Found<Vec<Event>> {
+        let began = self.recorder.tick();
+        self.recorder.trip(nth, seed);
+        let result = if *op == Op::Close {
+            let file = self.file.take().expect("a life plays its script only after it has started");
+            guarded(&op.to_string(), || end(op, file))?
+        } else {
+            guarded(&op.to_string(), || perform(op, self.file()))?.map(drop)
+        };
+        let returned = match (result, self.recorder.tripped()) {
+            (Ok(()), false) => Some(self.recorder.tick()),
+            (Err(_), true) => None,
+            (Ok(()), true) => return Err(Finding::new(format!("{op} succeeded though flush {nth} of it failed"))),
+            (Err(error), false) => return Err(Finding::new(format!("{op} failed: {error}"))),
+        };
+        let failed = Event { op: op.clone(), began, returned, value: None };
+        let began = self.recorder.tick();
+        let file = self.file.take();
+        guarded("dropping the handle", || drop(file))?;
+        self.open_again(op)?;
+        let returned = Some(self.recorder.tick());
+        self.recorder.returned(&self.medium);
+        Ok(vec![failed, Event { op: Op::Drop, began, returned, value: None }])
+    }
+
+    fn open_again(&mut self, after: &Op) -> Found<()> {
+        let opened = guarded("opening again", || self.open(&self.medium))?;
+        self.file = Some(opened.map_err(|error| Finding::new(format!("after {after}: the open failed: {error}")))?);
+        Ok(())
+    }
+
+    /// Opens the file as programs do, where no schedule stands against it.
+    fn open(&self, medium: &SimMedium) -> untorn::Result<AtomicFile> {
+        if self.context.config.loses_flushes() {
+            self.options.open_on(Latched::new(medium.clone()), PATH)
+        } else {
+            self.options.open_on(medium.clone(), PATH)
+        }
     }
 
     /// A settled file is a plain one: its own bytes are the state, now and after a crash, and no sidecar is left.
@@ -397,9 +433,8 @@ impl<'a> Life<'a> {
         if !medium.exists(Path::new(PATH)).unwrap_or(false) {
             return if allowed.missing { Ok(()) } else { Err(Finding::new("the file is gone".to_owned())) };
         }
-        let options = &self.options;
         let found = guarded("recovery", || {
-            let file = options.open_on(medium.clone(), PATH)?;
+            let file = self.open(medium)?;
             Ok::<_, untorn::Error>(read_all(&file))
         })?;
         self.note_reached(medium);
@@ -424,12 +459,24 @@ impl<'a> Life<'a> {
         let Some(file) = &life.file else { return Ok(()) };
         let len = file.len();
         if len >= 100 {
-            let mut generator = Generator::new(rng, len, seed | 1 << 63);
+            let mut generator = Generator::new(&self.context.config, rng, len, seed | 1 << 63);
             let phases = generator.rng.below(4);
             let script = generator.script(self.context.config.threads, 1, phases);
             return life.play(&script);
         }
         life.play(&[])
+    }
+}
+
+/// Lets a file go in one of the ways there are.
+fn end(op: &Op, file: AtomicFile) -> untorn::Result<()> {
+    match op {
+        Op::Close => file.close(),
+        Op::Settle => file.settle(),
+        _ => {
+            drop(file);
+            Ok(())
+        }
     }
 }
 

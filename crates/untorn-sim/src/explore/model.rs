@@ -163,6 +163,10 @@ impl Model {
                 continue;
             }
             next[thread] += 1;
+            // What failed took no effect, or did all the same.
+            if event.returned.is_none() {
+                self.extend(begun, clock, next, pair.clone(), found);
+            }
             let after = self.apply(&event.op, &pair);
             self.extend(begun, clock, next, after, found);
             next[thread] -= 1;
@@ -197,6 +201,8 @@ impl Model {
             }
             Op::Drop => commit(pair.kept.clone()),
             Op::Read { .. } | Op::Deploy { .. } | Op::Reclaim | Op::Open | Op::Create { .. } => pair.clone(),
+            // It is two events: the operation, which never returned, and the drop.
+            Op::FlushFails { .. } => pair.clone(),
         }
     }
 

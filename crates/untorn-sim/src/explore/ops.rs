@@ -4,7 +4,7 @@ use std::fmt;
 
 use untorn::{AtomicFile, Result};
 
-use super::config::MAX_LEN;
+use super::config::{Config, MAX_LEN};
 use crate::rng::Rng;
 
 /// One operation of a program on its file.
@@ -40,6 +40,12 @@ pub(crate) enum Op {
     Settle,
     /// Drops the handle, as a program that panics does, and opens again.
     Drop,
+    /// An operation whose flush of this number fails and leaves the page cache with bytes that the medium lacks; the
+    /// handle is dropped and the file opened again.
+    FlushFails {
+        op: Box<Op>,
+        nth: u32,
+    },
 }
 
 /// Where a write goes, and the seed of what it writes; seed 0 writes zeros.
@@ -87,6 +93,7 @@ impl Op {
                 let (offset, len) = stretch(offset, len);
                 Op::Deploy { offset, len }
             }
+            Op::FlushFails { op, nth } => Op::FlushFails { op: Box::new(op.fit(file)), nth },
             other => other,
         }
     }
@@ -114,6 +121,7 @@ impl fmt::Display for Op {
             Op::Close => write!(f, "close and open"),
             Op::Settle => write!(f, "settle and open"),
             Op::Drop => write!(f, "drop and open"),
+            Op::FlushFails { op, nth } => write!(f, "{op}, flush {nth} of which fails; drop and open"),
         }
     }
 }
@@ -139,7 +147,7 @@ pub(crate) fn perform(op: &Op, file: &AtomicFile) -> Result<Option<Vec<u8>>> {
         Op::Deploy { offset, len } => file.deploy(*offset, *len)?,
         Op::Resize { len } => file.resize(*len)?,
         Op::Reclaim => drop(file.reclaim()?),
-        Op::Open | Op::Create { .. } | Op::Close | Op::Settle | Op::Drop => {
+        Op::Open | Op::Create { .. } | Op::Close | Op::Settle | Op::Drop | Op::FlushFails { .. } => {
             unreachable!("these need more than an open file")
         }
     }
@@ -163,7 +171,7 @@ impl Phase {
 
 /// The operations of which every short sequence is tried, on a file of this length. What is written differs with the
 /// `place` in the sequence, so that writing the same place twice is a change.
-pub(crate) fn alphabet(len: u64, alone: bool, place: u64) -> Vec<Op> {
+pub(crate) fn alphabet(config: &Config, len: u64, place: u64) -> Vec<Op> {
     let write = |offset: u64, len: u64, seed: u64| Range { offset, len, seed: seed + 100 * place };
     let mut ops = vec![
         Op::Write(write(30, 20, 1)),
@@ -176,7 +184,7 @@ pub(crate) fn alphabet(len: u64, alone: bool, place: u64) -> Vec<Op> {
         Op::Deploy { offset: 0, len },
         Op::Reclaim,
     ];
-    if alone {
+    if config.threads == 1 {
         ops.extend([
             Op::Write(write(0, 4096, 8)),
             Op::Resize { len: len + 5000 },
@@ -186,6 +194,10 @@ pub(crate) fn alphabet(len: u64, alone: bool, place: u64) -> Vec<Op> {
             Op::Drop,
         ]);
     }
+    if config.loses_flushes() {
+        let fails = |op: Op, nth: u32| Op::FlushFails { op: Box::new(op), nth };
+        ops.extend([fails(Op::Write(write(64, 700, 9)), 1), fails(Op::Sync, 1), fails(Op::Close, 4)]);
+    }
     ops
 }
 
@@ -194,11 +206,13 @@ pub(crate) struct Generator {
     pub(crate) rng: Rng,
     pub(crate) len: u64,
     next_seed: u64,
+    /// Whether flushes may fail.
+    faults: bool,
 }
 
 impl Generator {
-    pub(crate) fn new(rng: Rng, len: u64, first_seed: u64) -> Self {
-        Generator { rng, len, next_seed: first_seed }
+    pub(crate) fn new(config: &Config, rng: Rng, len: u64, first_seed: u64) -> Self {
+        Generator { rng, len, next_seed: first_seed, faults: config.loses_flushes() }
     }
 
     fn range(&mut self) -> Range {
@@ -271,6 +285,9 @@ impl Generator {
 
     /// Any operation.
     pub(crate) fn any(&mut self) -> Op {
+        if self.faults && self.rng.one_in(4) {
+            return self.flush_fails();
+        }
         if !self.rng.one_in(4) {
             return self.shared();
         }
@@ -290,6 +307,20 @@ impl Generator {
             6 => Op::Drop,
             _ => Op::Sync,
         }
+    }
+
+    fn flush_fails(&mut self) -> Op {
+        let op = match self.rng.below(4) {
+            0 => Op::Sync,
+            1 => Op::Close,
+            _ => match self.shared() {
+                Op::Read { .. } => Op::Sync,
+                other => other,
+            },
+        };
+        // Most have one flush or two; a close has up to seven.
+        let most = if self.rng.one_in(3) { 7 } else { 2 };
+        Op::FlushFails { op: Box::new(op), nth: 1 + self.rng.below(most) as u32 }
     }
 
     /// A script of up to `phases` tested phases after up to `warm` untested writes.

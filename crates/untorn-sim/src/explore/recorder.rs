@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use untorn::Error;
 use untorn::medium::Barrier;
 
 use crate::crash::CrashState;
-use crate::instant::{Instant, Step};
+use crate::instant::{Instant, Step, Verdict};
 use crate::medium::SimMedium;
 
 /// A machine at one instant.
@@ -35,6 +36,8 @@ struct Points {
     /// Version of the machine and model time of the last point.
     last: (u64, u32),
     armed: bool,
+    /// Flushes until one fails, and what decides over its sectors.
+    trip: Option<(u32, u64)>,
 }
 
 /// Records the crash points of one machine.
@@ -53,7 +56,7 @@ impl Recorder {
             if instant.step.changes() {
                 hooked.record(instant);
             }
-            Ok(())
+            hooked.verdict(instant)
         }));
         recorder
     }
@@ -73,6 +76,29 @@ impl Recorder {
             let call = points.calls;
             points.points.push(Point { state: instant.crash_state(), clock, call, before });
         }
+    }
+
+    /// Fails the flush of a file whose turn it is.
+    fn verdict(&self, instant: &Instant<'_>) -> Verdict {
+        let mut points = self.lock();
+        let Some((left, seed)) = points.trip.filter(|_| matches!(instant.step, Step::Fence | Step::Sync)) else {
+            return Verdict::Allow;
+        };
+        points.trip = (left > 1).then_some((left - 1, seed));
+        if left > 1 {
+            return Verdict::Allow;
+        }
+        Verdict::LoseDirty { seed, error: Error::io("flush", instant.path, std::io::Error::from_raw_os_error(5)) }
+    }
+
+    /// Makes the `nth` flush of a file from now on fail; which of its sectors are lost follows from the seed.
+    pub(crate) fn trip(&self, nth: u32, seed: u64) {
+        self.lock().trip = Some((nth, seed));
+    }
+
+    /// Lets flushes succeed again. Whether one failed.
+    pub(crate) fn tripped(&self) -> bool {
+        self.lock().trip.take().is_none()
     }
 
     /// Records the instant after an operation returned.

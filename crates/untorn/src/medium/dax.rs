@@ -207,6 +207,11 @@ impl MediumFile for DaxFile {
         self.file.fsync()
     }
 
+    /// Nothing: a `MAP_SYNC` mapping is the medium itself, with no cache of the kernel's between.
+    fn distrust_cache(&self, _: Barrier, _: u64, _: u64) -> Result<()> {
+        Ok(())
+    }
+
     fn mark(&self) -> Result<MarkState> {
         self.file.mark()
     }

@@ -255,6 +255,11 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
         self.latch.observe(self.inner.sync(barrier))
     }
 
+    fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
+        let _turn = self.latch.turn(&self.path, |round| self.medium.relax(round))?;
+        self.latch.observe(self.inner.distrust_cache(barrier, offset, len))
+    }
+
     fn mark(&self) -> Result<MarkState> {
         self.inner.mark()
     }
@@ -283,6 +288,7 @@ mod tests {
         Fence,
         Sync,
         SyncDir,
+        DistrustCache,
         SetLen,
     }
 
@@ -386,6 +392,9 @@ mod tests {
         fn sync(&self, _: Barrier) -> Result<()> {
             self.call(Some(Fails::Sync))
         }
+        fn distrust_cache(&self, _: Barrier, _: u64, _: u64) -> Result<()> {
+            self.call(Some(Fails::DistrustCache))
+        }
         fn mark(&self) -> Result<MarkState> {
             Ok(MarkState::Absent)
         }
@@ -417,6 +426,7 @@ mod tests {
             two.allocate(0, 0),
             two.punch(0, 0),
             two.sync(AT),
+            two.distrust_cache(AT, 0, 0),
             two.set_mark(None),
         ]
     }
@@ -424,7 +434,7 @@ mod tests {
     #[test]
     fn the_first_failed_flush_ends_all_promises() {
         for class in [MediumClass::Block, MediumClass::PersistentMemory] {
-            for fails in [Fails::Fence, Fails::Sync, Fails::SyncDir] {
+            for fails in [Fails::Fence, Fails::Sync, Fails::SyncDir, Fails::DistrustCache] {
                 let calls = Calls { fails, armed: AtomicBool::new(false), reached: AtomicU32::new(0) };
                 let calls = Arc::new(calls);
                 let medium = Latched::new(Failing { class, calls: Arc::clone(&calls) });
@@ -436,6 +446,7 @@ mod tests {
                 let first = match fails {
                     Fails::Fence => medium.fence(AT, &[&one]),
                     Fails::Sync => one.sync(AT),
+                    Fails::DistrustCache => one.distrust_cache(AT, 0, 0),
                     _ => medium.sync_dir(AT, Path::new("/")),
                 };
                 assert!(matches!(first, Err(Error::Io { .. })), "the first failure tells what happened");

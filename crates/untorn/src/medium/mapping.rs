@@ -13,6 +13,9 @@ use crate::error::{Error, Result};
 use crate::sys;
 use crate::sys::map::{FileMap, MapKind};
 
+/// Bytes whose residence is asked for at once; a whole number of pages of any size.
+const LOOK: u64 = 256 << 20;
+
 /// An open file, mapped over all it may grow to while open.
 pub(super) struct MappedFile {
     path: PathBuf,
@@ -208,6 +211,45 @@ impl MappedFile {
         sys::file::uninterrupted(|| rustix::fs::fsync(&self.file)).map_err(|error| self.flush_failed(error))
     }
 
+    /// Drops a range from the page cache. Pages that stay, because they are dirty or because somebody else has them
+    /// mapped or in use, are written over with the bytes they hold, so that the next flush takes them along. Returns
+    /// whether any were. Nobody else may be writing meanwhile.
+    ///
+    /// Source: `posix_fadvise(2)`, `mincore(2)`.
+    pub(super) fn distrust(&self, offset: u64, len: u64) -> Result<bool> {
+        self.writable()?;
+        let page = sys::page_size() as u64;
+        let end = offset.saturating_add(len).min(self.len());
+        let (mut at, mut rewrote) = (offset / page * page, false);
+        while at < end {
+            let part = (end - at).min(LOOK);
+            // Pages this mapping has touched are in use, by this mapping. Advice that is refused leaves pages in memory, and
+            // so they are found there.
+            let _ = self.map.release(at, part);
+            let _ = sys::file::forget_clean(self.fd(), at, part);
+            // Where one may not ask, every page may be there.
+            let resident = self.map.resident(at, part);
+            let resident = resident.unwrap_or_else(|_| vec![true; part.div_ceil(page) as usize]);
+            for (at, _) in (at..).step_by(page as usize).zip(&resident).filter(|(_, resident)| **resident) {
+                rewrote |= self.rewrite(at, page.min(end - at))?;
+            }
+            at += part;
+        }
+        Ok(rewrote)
+    }
+
+    /// Writes a page over with its own bytes. Zeros where the file system has a hole are left alone: the medium has
+    /// nothing there that could be different.
+    fn rewrite(&self, at: u64, len: u64) -> Result<bool> {
+        let mut bytes = vec![0; len as usize];
+        self.pread(at, &mut bytes)?;
+        if bytes.iter().all(|&byte| byte == 0) && sys::file::is_hole(self.fd(), at, len) {
+            return Ok(false);
+        }
+        self.pwrite(at, &bytes)?;
+        Ok(true)
+    }
+
     #[cold]
     pub(super) fn flush_failed(&self, error: std::io::Error) -> Error {
         Error::io("flush", &self.path, error)
@@ -359,6 +401,45 @@ mod tests {
             Ok(_) => eprintln!("skipped: {} is on persistent memory", dir.path().display()),
             Err(error) => assert!(error.to_string().starts_with("cannot map "), "{error}"),
         }
+    }
+
+    #[test]
+    fn what_is_distrusted_leaves_memory_or_is_written_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = file(dir.path(), MapKind::Read, 64 * PAGE, 64 * PAGE);
+        if sys::file::in_memory(kept.fd()) {
+            eprintln!("skipped: {} is in memory only, so nothing can be dropped from it", dir.path().display());
+            return;
+        }
+        let bytes = |page: u64| [page as u8 + 1; PAGE as usize];
+        (8..64).for_each(|page| kept.pwrite(page * PAGE, &bytes(page)).unwrap());
+        kept.fsync().unwrap();
+        let mut image = [0; PAGE as usize];
+        (0..64).for_each(|page| {
+            assert_eq!(read(&kept, page * PAGE, &mut image)[0], if page < 8 { 0 } else { page as u8 + 1 })
+        });
+        let resident =
+            |file: &MappedFile| file.map.resident(0, 64 * PAGE).unwrap().iter().filter(|page| **page).count();
+        assert_eq!(resident(&kept), 64);
+
+        // Nobody else has them mapped: they go, this mapping's own included.
+        assert!(!kept.distrust(0, u64::MAX).unwrap());
+        assert_eq!(resident(&kept), 0);
+        (8..64).for_each(|page| assert_eq!(read(&kept, page * PAGE, &mut image), bytes(page)));
+
+        // Somebody has: what cannot be dropped is written again, where it is not a hole.
+        let descriptor = names::open_regular(kept.path(), Access::Read).unwrap();
+        let other = MappedFile::new(kept.path(), descriptor, MapKind::Read, Access::Read, 64 * PAGE).unwrap();
+        (0..64).for_each(|page| {
+            assert_eq!(read(&other, page * PAGE, &mut image)[0], if page < 8 { 0 } else { page as u8 + 1 })
+        });
+        let blocks = rustix::fs::fstat(&kept.file).unwrap().st_blocks;
+        assert!(!kept.distrust(0, 8 * PAGE).unwrap(), "a hole was given space");
+        assert!(kept.distrust(0, 64 * PAGE).unwrap());
+        kept.fsync().unwrap();
+        assert_eq!(rustix::fs::fstat(&kept.file).unwrap().st_blocks, blocks);
+        (8..64).for_each(|page| assert_eq!(read(&kept, page * PAGE, &mut image), bytes(page)));
+        assert!(matches!(other.distrust(0, PAGE), Err(Error::ReadOnly { .. })));
     }
 
     #[test]

@@ -214,6 +214,17 @@ pub trait MediumFile: Send + Sync {
     /// Makes everything about this file durable: contents, length, holes, mark.
     fn sync(&self, barrier: Barrier) -> Result<()>;
 
+    /// Makes reads of a range return what is durable from now on, or what this call makes durable.
+    ///
+    /// A failed flush leaves pages in a page cache that are called clean though the device never got them: reads return
+    /// them, later flushes pass over them, and the next power cut takes them. Only somebody who opens the file anew and
+    /// does not know how it was left needs this, after a [`sync`](MediumFile::sync) and before the first read. A medium
+    /// that reads where it stores has nothing to do.
+    ///
+    /// # Errors
+    /// Those of a read, a write or a flush; and [`Error::ReadOnly`], since what cannot be dropped is written.
+    fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()>;
+
     /// The mark the file carries.
     fn mark(&self) -> Result<MarkState>;
 

@@ -231,6 +231,15 @@ impl MediumFile for PageCacheFile {
         Ok(())
     }
 
+    fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
+        // A file system in memory has nothing but the cache.
+        if self.by_call || !self.file.distrust(offset, len)? {
+            return Ok(());
+        }
+        self.changed();
+        self.sync(barrier)
+    }
+
     fn mark(&self) -> Result<MarkState> {
         self.file.mark()
     }

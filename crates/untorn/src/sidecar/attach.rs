@@ -74,6 +74,7 @@ pub(crate) fn attach<M: Medium>(
         side.sync(barriers::ATTACH_FILES)?;
         medium.sync_dir(barriers::ATTACH_NAMES, &directory(path))?;
         medium.sync_dir(barriers::ATTACH_NAMES, &parent(path))?;
+        side.distrust_cache(barriers::ATTACH_LINES, 0, Geometry::LANES_AT)?;
         let mut superblock = match Superblock::read(&side, &place) {
             Err(Error::Corrupt { .. }) if drop_sidecar => {
                 remove(medium, path, data, &place)?;
@@ -176,10 +177,11 @@ fn open_existing<M: Medium>(medium: &M, name: &Path, access: Access, reserve: u6
     }
 }
 
-/// Whether a name stands for this open file.
+/// Whether a name stands for this open file, at the length that was seen when it was opened: whoever held the lock before
+/// us may have changed either since.
 pub(super) fn is_named<M: Medium>(medium: &M, name: &Path, file: &M::File) -> Result<bool> {
     match open_existing(medium, name, Access::Read, 0)? {
-        Some(named) => Ok(named.identity()? == file.identity()?),
+        Some(named) => Ok(named.identity()? == file.identity()? && named.len() == file.len()),
         None => Ok(false),
     }
 }

@@ -43,7 +43,13 @@ pub(crate) mod barriers {
         /// What a killed process left in the page cache is durable before anything is concluded from it, and before the
         /// older of two copies is written over because a newer one was read.
         ATTACH_FILES = "sidecar.attach.files";
-        /// The same for the names: the mark must not become durable before the sidecar's name is.
+        /// The superblocks and the retirement lines come from the medium and not from what a failed flush left of them in
+        /// the cache: they decide over everything that follows, and the older of two copies is written over.
+        ATTACH_LINES = "sidecar.attach.lines";
+        /// After a crash, so do both files whole: what recovery concludes is durable, and stays so when the records it
+        /// concluded it from are given up.
+        ATTACH_CACHE = "sidecar.attach.cache";
+        /// What a killed process did to names is durable too: the mark must not become durable before the sidecar's name is.
         ATTACH_NAMES = "sidecar.attach.names";
         /// The mark is gone before the sidecar is: a marked file without its sidecar is refused.
         REMOVE_MARK = "sidecar.remove.mark";

@@ -5,9 +5,10 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{AtFlags, FlockOperation, Gid, Mode, StatxFlags, StatxTimestamp, Uid, XattrFlags};
+use rustix::fs::{Advice, AtFlags, FlockOperation, Gid, Mode, SeekFrom, StatxFlags, StatxTimestamp, Uid, XattrFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
@@ -211,6 +212,26 @@ pub(crate) fn read_all(
         }
     }
     Ok(())
+}
+
+/// The largest stretch that the page cache keeps in one piece, at least: it is dropped whole or not at all.
+const FOLIO: u64 = 2 << 20;
+
+/// Drops the clean pages of a range from the page cache, and of the pieces that reach into it. Source:
+/// `posix_fadvise(2)`, POSIX_FADV_DONTNEED.
+pub(crate) fn forget_clean(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+    let start = offset / FOLIO * FOLIO;
+    let end = offset.saturating_add(len).checked_next_multiple_of(FOLIO).unwrap_or(u64::MAX);
+    uninterrupted(|| rustix::fs::fadvise(file, start, NonZeroU64::new(end - start), Advice::DontNeed))
+}
+
+/// Whether the file system says that a range is a hole, with nothing written to it.
+pub(crate) fn is_hole(file: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
+    // The position this sets is nobody's: all reads and writes name their own.
+    match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+        Ok(data) => data >= offset + len,
+        Err(error) => error == Errno::NXIO,
+    }
 }
 
 /// Whether the file lives in memory only (tmpfs, ramfs), where even a load from a hole takes space.

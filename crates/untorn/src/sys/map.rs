@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use super::page_size;
 
@@ -83,6 +83,28 @@ impl FileMap {
     /// Bytes of address space: the length the file can grow to.
     pub(crate) fn reserved(&self) -> u64 {
         self.reserved as u64
+    }
+
+    /// Lets go of the file's pages in a range of the mapping, which touching them gets back. `offset` is a multiple of the
+    /// page size, and the range within the reservation.
+    pub(crate) fn release(&self, offset: u64, len: u64) -> io::Result<()> {
+        debug_assert!(offset.saturating_add(len) <= self.reserved());
+        // SAFETY: a shared mapping of a file, and nobody else's: no bytes are lost with its pages, for the next access
+        // finds them in the file.
+        Ok(unsafe { madvise(self.at(offset).cast(), len as usize, Advice::LinuxDontNeed) }?)
+    }
+
+    /// Which pages of a range are in memory, whoever has them there. The same requirements as for
+    /// [`release`](FileMap::release). Source: `mincore(2)`.
+    pub(crate) fn resident(&self, offset: u64, len: u64) -> io::Result<Vec<bool>> {
+        debug_assert!(offset.saturating_add(len) <= self.reserved());
+        let mut pages = vec![0_u8; (len as usize).div_ceil(page_size())];
+        // SAFETY: the range is mapped, and the vector has a byte for each of its pages.
+        let done = unsafe { libc::mincore(self.at(offset).cast(), len as usize, pages.as_mut_ptr()) };
+        if done != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(pages.into_iter().map(|page| page & 1 != 0).collect())
     }
 
     /// The address at `offset`, wherever that is: not to be accessed.

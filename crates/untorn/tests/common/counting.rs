@@ -283,6 +283,10 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
         self.inner.sync(barrier)
     }
 
+    fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
+        self.inner.distrust_cache(barrier, offset, len)
+    }
+
     fn mark(&self) -> Result<MarkState> {
         self.inner.mark()
     }

@@ -85,7 +85,7 @@ impl<M: Medium> Reflection<M> {
         spill: bool,
     ) -> std::result::Result<Record, (Vec<Entry>, Error)> {
         let seq = self.commit_number().max(lane.last()) + 1;
-        let sum = match self.certify(&entries) {
+        let sum = match self.certify(&entries, len) {
             Ok(sum) => sum,
             Err(error) => return Err((entries, error)),
         };
@@ -139,7 +139,7 @@ impl<M: Medium> Reflection<M> {
     }
 
     /// Makes the data of an epoch durable, or takes the checksum that certifies it. The slices are frozen.
-    fn certify(&self, entries: &[Entry]) -> Result<Option<u64>> {
+    fn certify(&self, entries: &[Entry], len: u64) -> Result<Option<u64>> {
         if self.certifies_epochs() {
             let mut sum = DataSum::default();
             let mut image = [0; PAGE as usize];
@@ -147,6 +147,9 @@ impl<M: Medium> Reflection<M> {
                 for (start, count) in runs(entry.mask) {
                     let bytes = &mut image[..(count * SLICE) as usize];
                     self.copy_slices(entry.page, entry.bitmap, start, count, bytes)?;
+                    // With the length the record gives, which is not yet the file's where it shrinks.
+                    let within = len.saturating_sub(entry.page * PAGE + start * SLICE);
+                    bytes[within.min(count * SLICE) as usize..].fill(0);
                     sum.add(bytes);
                 }
             }

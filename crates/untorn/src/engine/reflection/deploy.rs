@@ -177,7 +177,7 @@ impl<M: Medium> Reflection<M> {
         }
         punched?;
         for page in run {
-            erased.extend(self.places.give_up(&self.side, page)?);
+            erased.extend(self.places.give_up(&self.side, page, self.relax())?);
         }
         Ok(bytes)
     }

@@ -65,7 +65,8 @@ impl<M: Medium> Reflection<M> {
         let _lane = self.enter_epoch(pieces, &pages)?;
         let saved = match self.class {
             MediumClass::Block => self.about_to_be_overwritten(&pages),
-            // Space is made before the first store, and no store fails.
+            // No store fails there, and for one page space is made before the first. It may run out between two.
+            MediumClass::PersistentMemory if pages.len() > 1 => self.make_room(&pages).map(|()| Vec::new()),
             MediumClass::PersistentMemory => Ok(Vec::new()),
         };
         let (saved, stored) = match saved {

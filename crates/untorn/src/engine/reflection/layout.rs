@@ -82,6 +82,8 @@ struct FreeSlots {
     /// Slots handed out so far, from 0; those below that came back are in `returned`.
     next: u32,
     returned: VecDeque<u32>,
+    /// Slots that a failed write may have left naming this page, or none: nobody else may have them.
+    doubtful: Vec<(u64, u32)>,
 }
 
 fn slot_chunk(at: u64, slot: u32) -> u64 {
@@ -103,7 +105,7 @@ impl Places {
             Layout::Sparse => Places::Sparse(Sparse {
                 at,
                 slot_of: ZeroedArray::reserve(max_pages as usize)?,
-                free: Mutex::new(FreeSlots { total: 0, next: 0, returned: VecDeque::new() }),
+                free: Mutex::new(FreeSlots { total: 0, next: 0, returned: VecDeque::new(), doubtful: Vec::new() }),
             }),
             _ => Places::Dense { at },
         })
@@ -209,11 +211,15 @@ impl Places {
     /// Takes a page's reflection page back: its bitmap is 0, durably, and no live record names the page. For the holder
     /// of the page's lock only; the erasure is durable at the next fence, and only then
     /// [`restock`](Places::restock) may follow.
-    pub(super) fn give_up<F: MediumFile>(&self, side: &F, page: u64) -> Result<Option<u32>> {
+    pub(super) fn give_up<F: MediumFile>(&self, side: &F, page: u64, relax: impl FnMut(u32)) -> Result<Option<u32>> {
         let Places::Sparse(sparse) = self else { return Ok(None) };
         let Some(slot) = sparse.slot(page) else { return Ok(None) };
-        side.write(slot_entry(sparse.at, slot), &[0; SPARSE_ENTRY as usize])?;
+        let erased = side.write(slot_entry(sparse.at, slot), &[0; SPARSE_ENTRY as usize]);
         sparse.slot_of[page as usize].store(0, Ordering::Release);
+        if let Err(error) = erased {
+            lock(&sparse.free, relax).doubtful.push((page, slot));
+            return Err(error);
+        }
         Ok(Some(slot))
     }
 
@@ -256,24 +262,10 @@ impl Sparse {
         relax: impl FnMut(u32),
     ) -> Result<()> {
         let mut free = lock(&self.free, relax);
-        let slot = match free.returned.pop_front() {
+        let doubtful = free.doubtful.iter().position(|&(other, _)| other == page);
+        let slot = match doubtful.map(|at| free.doubtful.swap_remove(at).1) {
             Some(slot) => slot,
-            None => {
-                if free.next == free.total {
-                    if free.total == MAX_SLOTS {
-                        let full = std::io::ErrorKind::StorageFull;
-                        return Err(Error::io("find another reflection page in", sidecar, full));
-                    }
-                    let end = slot_chunk(self.at, free.total) + (SPARSE_PAGES + 1) * PAGE;
-                    side.set_len(end)?;
-                    // The new length must be durable before a record speaks of bytes beyond the old one: recovery
-                    // looks for slots only within the length.
-                    side.sync(barriers::SPARSE_GROW)?;
-                    free.total += SPARSE_PAGES as u32;
-                }
-                free.next += 1;
-                free.next - 1
-            }
+            None => self.next_slot(side, sidecar, &mut free)?,
         };
         // The entry needs no fence of its own: its bitmap is 0, so until a record says otherwise it means nothing, and
         // the fence that makes that record durable makes the entry durable too.
@@ -281,12 +273,40 @@ impl Sparse {
         entry[..8].copy_from_slice(&(page + 1).to_le_bytes());
         let at = slot_entry(self.at, slot);
         let has_space = if space.knows(at) { Ok(()) } else { space.ensure(side, at, class) };
-        if let Err(error) = has_space.and_then(|()| side.write(at, &entry)) {
-            free.returned.push_back(slot);
+        if let Err(error) = has_space {
+            match doubtful {
+                Some(_) => free.doubtful.push((page, slot)),
+                None => free.returned.push_back(slot),
+            }
+            return Err(error);
+        }
+        if let Err(error) = side.write(at, &entry) {
+            free.doubtful.push((page, slot));
             return Err(error);
         }
         self.slot_of[page as usize].store(slot + 1, Ordering::Release);
         Ok(())
+    }
+
+    /// A slot that no entry names a page for; the sidecar grows where there is none.
+    fn next_slot<F: MediumFile>(&self, side: &F, sidecar: &Path, free: &mut FreeSlots) -> Result<u32> {
+        if let Some(slot) = free.returned.pop_front() {
+            return Ok(slot);
+        }
+        if free.next == free.total {
+            if free.total == MAX_SLOTS {
+                let full = std::io::ErrorKind::StorageFull;
+                return Err(Error::io("find another reflection page in", sidecar, full));
+            }
+            let end = slot_chunk(self.at, free.total) + (SPARSE_PAGES + 1) * PAGE;
+            side.set_len(end)?;
+            // The new length must be durable before a record speaks of bytes beyond the old one: recovery looks for slots
+            // only within the length.
+            side.sync(barriers::SPARSE_GROW)?;
+            free.total += SPARSE_PAGES as u32;
+        }
+        free.next += 1;
+        Ok(free.next - 1)
     }
 
     /// Calls `each` with every slot and, if it is taken, its page and bitmap. Returns the number of slots.
@@ -466,7 +486,7 @@ mod tests {
         with_sidecar(AT, |medium, path| {
             let side = medium.open(path, Access::ReadWrite, AT).unwrap();
             let Places::Sparse(sparse) = sparse() else { panic!("asked for the sparse form") };
-            let full = FreeSlots { total: MAX_SLOTS, next: MAX_SLOTS, returned: VecDeque::new() };
+            let full = FreeSlots { total: MAX_SLOTS, next: MAX_SLOTS, returned: VecDeque::new(), doubtful: Vec::new() };
             *lock(&sparse.free, |_| std::thread::yield_now()) = full;
             let space = Space::new(1024).unwrap();
             let taken = sparse.take(&side, path, &space, MediumClass::Block, 3, |_| std::thread::yield_now());

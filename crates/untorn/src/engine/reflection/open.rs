@@ -56,6 +56,14 @@ impl<M: Medium> Reflection<M> {
         };
         let attached = attach(&*medium, path, &data, &plan, options)?;
         let data = reopen_data(&*medium, path, options, data)?;
+        // After a clean close the cache may stay as it is. "Clean" came from the medium just now, it was stored only after
+        // a flush of everything before it, and "open" is durable before anything is stored after it. All that a flush can
+        // have lost in between are those two and the retirement lines beside them, which attaching reads anew each time.
+        // A reader may rely on the same, so it drops nothing.
+        if matches!(attached.superblock.left, Left::Open | Left::Fresh) {
+            data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
+            attached.side.distrust_cache(barriers::ATTACH_CACHE, 0, attached.side.len())?;
+        }
         let mut engine = Self::build(medium, path, data, attached, options)?;
         engine.make_durable()?;
         // Only now: a file whose opening fails must not be closed "cleanly" on the way out.

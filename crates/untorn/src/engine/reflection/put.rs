@@ -132,8 +132,24 @@ impl<M: Medium> Reflection<M> {
         }
     }
 
+    /// Space for everything that a write to these pages stores.
+    #[cold]
+    pub(super) fn make_room(&self, pages: &[PageParts<'_>]) -> Result<()> {
+        for &PageParts { page, mask, .. } in pages {
+            let valid = self.committed_bitmap(page);
+            if mask & !valid != 0 {
+                self.reflection_room(page)?;
+            }
+            if mask & valid != 0 {
+                self.data_room(page)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Space for a reflection page. Returns where it is.
     #[inline(always)]
-    fn put_reflection(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+    fn reflection_room(&self, page: u64) -> Result<u64> {
         let at = match self.places.reflection(page) {
             Some(at) => at,
             None => self.take_place(page)?,
@@ -141,6 +157,12 @@ impl<M: Medium> Reflection<M> {
         if !self.side_space.knows(at) {
             self.make_space(page, at)?;
         }
+        Ok(at)
+    }
+
+    #[inline(always)]
+    fn put_reflection(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+        let at = self.reflection_room(page)?;
         if staged.one_run {
             return self.side.write(at + staged.first * SLICE, staged.bytes);
         }

@@ -63,6 +63,7 @@ struct Scan<'a, F> {
 
 impl<'a, F: MediumFile> Scan<'a, F> {
     fn new(medium: &impl Medium<File = F>, sidecar: &'a Path, geometry: Geometry) -> Result<Self> {
+        // What the cache has of it can be relied on: the line that refers to it was stored after its flush had succeeded.
         let spill_at = spill_path(sidecar);
         let spill = if medium.exists(&spill_at)? { Some(medium.open(&spill_at, Access::Read, 0)?) } else { None };
         let spill_lines = spill.as_ref().map_or(0, MediumFile::len) / LINE;

@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use super::layout::{initial_len, pages};
-use super::put::{Staged, written};
 use super::slices::{SLICE, touched};
 use super::{Reflection, barriers};
 use crate::error::{Error, Result};
@@ -12,15 +11,6 @@ use crate::log::record::{Entry, Record, lines};
 use crate::medium::{Medium, MediumFile};
 use crate::options::Durability;
 use crate::sidecar::PAGE;
-
-/// What trimming the last page has begun, to be undone if the shrink fails.
-#[derive(Default)]
-struct Trim {
-    /// The page it locked.
-    locked: Option<u64>,
-    /// The bytes of the open epoch it wrote over in place: the slice, and what it held.
-    overwrote: Option<(u64, [u8; SLICE as usize])>,
-}
 
 impl<M: Medium> Reflection<M> {
     pub(super) fn change_len(&self, len: u64) -> Result<()> {
@@ -36,8 +26,8 @@ impl<M: Medium> Reflection<M> {
         let committing = head.commit.lock(self.relax());
         let old = head.len.load(Ordering::Acquire);
         if len > old {
-            // What a shrink of this session left behind the end, if its holes could not be punched, must not come back.
-            self.punch_tail(old)?;
+            // What a shrink left behind the end must not come back.
+            self.clear_tail(old)?;
             self.grow_files(len)?;
         }
         let _cutting = head.cut.lock(self.relax());
@@ -78,15 +68,8 @@ impl<M: Medium> Reflection<M> {
             Durability::PerWrite => Vec::new(),
             Durability::PerCommit => self.take_epoch(),
         };
-        let mut trim = Trim::default();
-        let recorded = self.record_len(lanes, &open, old, len, &mut trim);
-        let (Record { entries, seq, .. }, lane, spill) = match recorded {
-            Ok(recorded) => recorded,
-            Err(error) => {
-                let error = self.untrim(trim, error);
-                return Err(self.reopen_epoch(&open, error));
-            }
-        };
+        let recorded = self.record_len(lanes, &open, old, len).map_err(|error| self.reopen_epoch(&open, error));
+        let (Record { entries, seq, .. }, lane, spill) = recorded?;
         let head = self.state.head();
         // Readers take no lock; they notice the odd count, or afterwards that it moved.
         head.resizes.fetch_add(1, Ordering::AcqRel);
@@ -120,72 +103,47 @@ impl<M: Medium> Reflection<M> {
         Ok(emptied)
     }
 
-    /// Undoes what trimming began. Passes the error on.
-    fn untrim(&self, trim: Trim, error: Error) -> Error {
-        let Some(page) = trim.locked else { return error };
-        let mut error = error;
-        if let Some((slice, bytes)) = trim.overwrote {
-            let staged = Staged { first: slice, bytes: &bytes, one_run: true };
-            if self.put(page, self.committed_bitmap(page), 1 << slice, staged).is_err() {
-                error = self.poison(error);
-            }
-            self.medium.order();
-        }
-        self.state.pages[page as usize].unlock_disturbed();
-        error
-    }
-
     /// Makes the record of a new length durable. Returns it, the lane it is in and whether it was spilled.
-    fn record_len(
-        &self,
-        lanes: &[Lane<'_>],
-        open: &[Entry],
-        old: u64,
-        len: u64,
-        trim: &mut Trim,
-    ) -> Result<(Record, usize, bool)> {
+    fn record_len(&self, lanes: &[Lane<'_>], open: &[Entry], old: u64, len: u64) -> Result<(Record, usize, bool)> {
         let mut entries: Vec<Entry> = open.iter().filter(|entry| entry.page < pages(len)).copied().collect();
         let (lane, spill) = self.choose_lane(lanes, lines(entries.len() + 1))?;
         if len < old {
-            let last = self.trim_last_page(len, &mut entries, trim)?;
+            let last = self.trim_last_page(len, &mut entries);
             entries.extend(last);
         }
         let record = self.record_epoch(&lanes[lane], entries, len, spill).map_err(|(_, error)| error)?;
         Ok((record, lane, spill))
     }
 
-    /// The entry of the page that the new end falls into: slices beyond it leave the sidecar, and the one it cuts keeps
-    /// zeros behind the end, for a later growth uncovers them.
-    fn trim_last_page(&self, len: u64, entries: &mut Vec<Entry>, trim: &mut Trim) -> Result<Option<Entry>> {
+    /// The entry of the page that the new end falls into: slices beyond it leave the sidecar. Of the slice it cuts, the
+    /// bytes behind the end stay as they are until a growth uncovers them: to store zeros there now could destroy what is
+    /// visible, and if the shrink then failed, nothing might be left to bring it back with.
+    fn trim_last_page(&self, len: u64, entries: &mut Vec<Entry>) -> Option<Entry> {
         let within = len % PAGE;
         if within == 0 {
-            return Ok(None);
+            return None;
         }
         let page = len / PAGE;
         let keep = touched(0, within);
-        let state = &self.state.pages[page as usize];
-        let (visible, valid) = (state.bitmap(), self.committed_bitmap(page));
-        let written_already = match entries.last() {
+        let mask = match entries.last() {
             Some(last) if last.page == page => entries.pop().map_or(0, |last| last.mask),
             _ => 0,
         };
-        let mut bitmap = visible;
-        let mut mask = written_already;
-        if !len.is_multiple_of(SLICE) {
-            let cut = within / SLICE;
-            let mut slice = [0; SLICE as usize];
-            self.copy_slices(page, visible, cut, 1, &mut slice)?;
-            // Readers are kept out: a slice written in the open epoch is written over in place. Publishing unlocks it.
-            state.lock(true, self.relax());
-            trim.locked = Some(page);
-            let in_epoch = (visible ^ valid) & 1 << cut != 0;
-            trim.overwrote = in_epoch.then_some((cut, slice));
-            slice[(len % SLICE) as usize..].fill(0);
-            self.put(page, valid, 1 << cut, Staged { first: cut, bytes: &slice, one_run: true })?;
-            bitmap = written(visible, valid, 1 << cut);
-            mask |= 1 << cut;
+        Some(Entry { page, bitmap: self.state.pages[page as usize].bitmap() & keep, mask: mask & keep })
+    }
+
+    /// Makes what lies behind the end zeros, wherever it is, before a growth uncovers it. No commit has ever shown these
+    /// bytes, so they are written over in place.
+    fn clear_tail(&self, len: u64) -> Result<()> {
+        self.punch_tail(len)?;
+        let (page, within) = (len / PAGE, len % PAGE);
+        let slice = within / SLICE;
+        if within.is_multiple_of(SLICE) || self.state.pages[page as usize].bitmap() & 1 << slice == 0 {
+            return Ok(());
         }
-        Ok(Some(Entry { page, bitmap: bitmap & keep, mask: mask & keep }))
+        // A write that comes in between stores whole slices, with zeros behind the end.
+        let Some(at) = self.places.reflection(page) else { return Ok(()) };
+        self.side.write(at + within, &[0; SLICE as usize][(within % SLICE) as usize..])
     }
 
     /// Frees what lies behind the new end of the data file. Its own length follows when the file is closed: readers may

@@ -1,0 +1,581 @@
+//! Every call of the medium fails, one at a time and in each way it can, under one script of operations.
+//!
+//! A dry run counts the calls. Then for each of them, and each way to fail, the script runs anew up to the failure; what
+//! the handle shows then, what a kill and what a power cut would leave, and how the file fares for the rest of the script
+//! must all be what the documentation of [`AtomicFile`] promises.
+//!
+//! `cargo test` takes a sample that follows from `UNTORN_SEED`; `UNTORN_FAULTS=all` tries everything, and
+//! `UNTORN_FAULTS=TOKEN` one case again, or all whose token begins so.
+
+use std::fmt::{self, Display};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use untorn::medium::{Latched, Medium, MediumClass};
+use untorn::{AtomicFile, Durability, Error, Layout, Options, Order, Result};
+use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};
+
+const PATH: &str = "/data";
+const EIO: i32 = 5;
+const EINTR: i32 = 4;
+const ENOSPC: i32 = 28;
+const EDQUOT: i32 = 122;
+
+/// Cases that `cargo test` tries.
+const SAMPLE: usize = 600;
+
+#[derive(Clone, Copy, Debug)]
+struct Setup {
+    class: MediumClass,
+    durability: Durability,
+    order: Order,
+    layout: Layout,
+}
+
+impl Setup {
+    fn all() -> Vec<Setup> {
+        let mut all = Vec::new();
+        for class in [MediumClass::Block, MediumClass::PersistentMemory] {
+            for durability in [Durability::PerCommit, Durability::PerWrite] {
+                for order in [Order::OneFence, Order::TwoFence] {
+                    for layout in [Layout::Dense, Layout::Sparse] {
+                        all.push(Setup { class, durability, order, layout });
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// The fewest slots, so that cuts are frequent and a wide commit is spilled.
+    fn options(&self) -> Options {
+        let options = Options::new().durability(self.durability).order(self.order).layout(self.layout);
+        options.record_area(2, 4).max_len(64 << 10)
+    }
+}
+
+impl Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let class = if self.class == MediumClass::Block { "block" } else { "pmem" };
+        write!(f, "{class}/{}/{}/{}", self.durability, self.order, self.layout)
+    }
+}
+
+/// How a call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// Without an effect, with this errno.
+    Refused(i32),
+    /// After this many bytes of a write.
+    Partly(usize),
+    /// As a failed writeback, by this seed.
+    Lost(u64),
+}
+
+impl How {
+    /// What the medium's contract lets a call of this kind fail with. Loads, stores and fences of persistent memory are
+    /// instructions.
+    fn all(class: MediumClass, step: Step) -> Vec<How> {
+        let block = class == MediumClass::Block;
+        if step == Step::Flush || !block && matches!(step, Step::Read | Step::Write | Step::Store | Step::Fence) {
+            return Vec::new();
+        }
+        let mut all = vec![How::Refused(EIO), How::Refused(ENOSPC), How::Refused(EDQUOT)];
+        match step {
+            Step::Write | Step::Store => all.extend([How::Partly(8), How::Partly(64), How::Partly(1000)]),
+            Step::Fence | Step::Sync if block => all.extend([How::Lost(1), How::Lost(2), How::Lost(3)]),
+            // The real media call again what a signal interrupts, except for these.
+            Step::Open | Step::Create | Step::SetLen => all.push(How::Refused(EINTR)),
+            _ => {}
+        }
+        all
+    }
+
+    fn errno(self) -> i32 {
+        match self {
+            How::Refused(errno) => errno,
+            How::Partly(_) => ENOSPC,
+            How::Lost(_) => EIO,
+        }
+    }
+
+    fn verdict(self, path: &Path) -> Verdict {
+        let error = Error::io("do as asked with", path, std::io::Error::from_raw_os_error(self.errno()));
+        match self {
+            How::Refused(_) => Verdict::Refuse(error),
+            How::Partly(bytes) => Verdict::WriteSome { bytes, error },
+            How::Lost(seed) => Verdict::LoseDirty { seed, error },
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    setup: Setup,
+    /// Which call fails, counted from 0.
+    call: usize,
+    step: Step,
+    how: How,
+}
+
+impl Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = format!("{:?}", self.how).to_lowercase();
+        write!(f, "{}:{:?}-{}:{how}", self.setup, self.step, self.call)
+    }
+}
+
+/// One operation. Offsets and lengths are moved into the file where it is shorter.
+#[derive(Clone, Debug)]
+enum Op {
+    Create(u64),
+    Write(u64, u64),
+    Eager(u64, u64),
+    Transaction(Vec<(u64, u64)>),
+    Sync,
+    Resize(u64),
+    Deploy,
+    Reclaim,
+    /// Each of these ends the handle and opens the file again.
+    Close,
+    Drop,
+    Settle,
+}
+
+/// What is worth failing in: each operation, on fresh and on written pages, within an epoch and across commits.
+fn script() -> Vec<Op> {
+    let wide = || Op::Transaction((0..10).map(|page| (page * 4096 + 40, 90)).collect());
+    vec![
+        Op::Create(2 * 4096 + 1300),
+        Op::Write(64, 64),
+        Op::Write(4096, 128),
+        Op::Sync,
+        Op::Write(30, 300),
+        Op::Write(50, 100),
+        Op::Transaction(vec![(100, 60), (4000, 500), (9400, 92)]),
+        Op::Transaction(vec![(90, 200), (4100, 130), (9410, 70)]),
+        Op::Deploy,
+        Op::Sync,
+        Op::Write(0, 4096),
+        Op::Write(10, 4000),
+        Op::Eager(50, 100),
+        Op::Reclaim,
+        Op::Sync,
+        Op::Deploy,
+        Op::Sync,
+        Op::Reclaim,
+        Op::Write(4140, 40),
+        Op::Resize(4150),
+        Op::Resize(3 * 4096 + 100),
+        Op::Write(4100, 200),
+        Op::Close,
+        Op::Write(1000, 700),
+        Op::Drop,
+        Op::Resize(10 * 4096 + 77),
+        wide(),
+        wide(),
+        Op::Sync,
+        Op::Deploy,
+        wide(),
+        Op::Resize(2 * 4096 + 10),
+        Op::Write(4000, 4000),
+        Op::Sync,
+        Op::Settle,
+        Op::Write(70, 90),
+        Op::Sync,
+        Op::Close,
+    ]
+}
+
+type Bytes = Arc<Vec<u8>>;
+
+/// What a program sees, and what the last commit holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Model {
+    now: Bytes,
+    kept: Bytes,
+}
+
+impl Model {
+    /// The state after an operation that succeeded; `number` makes each write write bytes of its own.
+    fn after(&self, op: &Op, number: usize, durability: Durability) -> Model {
+        let commit = |now: Bytes| Model { kept: now.clone(), now };
+        let wrote = |ranges: &[(u64, u64)]| {
+            let mut bytes = self.now.to_vec();
+            for (offset, new) in pieces(ranges, number, self.now.len()) {
+                bytes[offset..offset + new.len()].copy_from_slice(&new);
+            }
+            match durability {
+                Durability::PerWrite => commit(Arc::new(bytes)),
+                Durability::PerCommit => Model { now: Arc::new(bytes), kept: self.kept.clone() },
+            }
+        };
+        match op {
+            Op::Create(len) => commit(Arc::new(vec![0; *len as usize])),
+            Op::Write(offset, len) | Op::Eager(offset, len) => wrote(&[(*offset, *len)]),
+            Op::Transaction(ranges) => wrote(ranges),
+            Op::Sync | Op::Close | Op::Settle => commit(self.now.clone()),
+            Op::Drop => commit(self.kept.clone()),
+            Op::Resize(len) => {
+                let mut bytes = self.now.to_vec();
+                bytes.resize(*len as usize, 0);
+                commit(Arc::new(bytes))
+            }
+            Op::Deploy | Op::Reclaim => self.clone(),
+        }
+    }
+}
+
+/// What the write of this number writes, moved into a file of this length: offsets and bytes, without overlap.
+fn pieces(ranges: &[(u64, u64)], number: usize, file: usize) -> Vec<(usize, Vec<u8>)> {
+    let mut all: Vec<(usize, Vec<u8>)> = Vec::new();
+    for (index, &(offset, len)) in ranges.iter().enumerate() {
+        let from = all.last().map_or(0, |(at, bytes)| at + bytes.len()).max(offset as usize);
+        let mut bytes = vec![0; (len as usize).min(file.saturating_sub(from))];
+        Rng::derive(number as u64 + 1, index as u64).fill(&mut bytes);
+        all.push((from.min(file), bytes));
+    }
+    all
+}
+
+/// Runs an operation that leaves the handle open.
+fn perform(file: &AtomicFile, op: &Op, number: usize) -> Result<()> {
+    let len = file.len() as usize;
+    match op {
+        Op::Write(offset, range) | Op::Eager(offset, range) => {
+            let all = pieces(&[(*offset, *range)], number, len);
+            let eager = matches!(op, Op::Eager(..));
+            all.iter().try_for_each(|(offset, bytes)| match eager {
+                true => file.write_at_eager(bytes, *offset as u64),
+                false => file.write_at(bytes, *offset as u64),
+            })
+        }
+        Op::Transaction(ranges) => {
+            let mut transaction = file.transaction();
+            for (offset, bytes) in pieces(ranges, number, len) {
+                transaction.write_at(&bytes, offset as u64)?;
+            }
+            transaction.commit()
+        }
+        Op::Sync => file.sync().map(drop),
+        Op::Resize(len) => file.resize(*len),
+        Op::Deploy => file.deploy(0, file.len()),
+        Op::Reclaim => file.reclaim().map(drop),
+        Op::Create(_) | Op::Close | Op::Drop | Op::Settle => unreachable!("these end or make the handle"),
+    }
+}
+
+/// The one call that fails, and what came by so far.
+#[derive(Default)]
+struct Tap {
+    calls: Vec<Step>,
+    fails: Option<(usize, How)>,
+    failed: Option<Step>,
+}
+
+/// A machine on which the script runs.
+struct Run {
+    setup: Setup,
+    medium: SimMedium,
+    tap: Arc<Mutex<Tap>>,
+    file: Option<AtomicFile>,
+    /// `None` as long as there is no file.
+    model: Option<Model>,
+    rng: Rng,
+}
+
+type Check<T> = std::result::Result<T, String>;
+
+/// The bytes of the file as the handle shows them.
+fn read_all(file: &AtomicFile) -> Check<Vec<u8>> {
+    let mut bytes = vec![0; file.len() as usize];
+    file.read_at(&mut bytes, 0).map_err(|error| format!("reading it all: {error}"))?;
+    Ok(bytes)
+}
+
+fn is_one_of(what: &str, found: &[u8], allowed: &[Bytes]) -> Check<()> {
+    if allowed.iter().any(|bytes| bytes.as_slice() == found) {
+        return Ok(());
+    }
+    let first = |bytes: &Bytes| bytes.iter().zip(found).position(|(one, two)| one != two);
+    let differences: Vec<_> = allowed.iter().map(|bytes| (bytes.len(), first(bytes))).collect();
+    Err(format!("{what}: {} bytes that differ from each allowed state (length, place): {differences:?}", found.len()))
+}
+
+impl Run {
+    fn new(setup: Setup, fails: Option<(usize, How)>, seed: u64) -> Self {
+        let medium = SimMedium::new(setup.class);
+        let tap = Arc::new(Mutex::new(Tap { fails, ..Tap::default() }));
+        let hooked = tap.clone();
+        medium.set_hook(Box::new(move |instant| {
+            let mut tap = hooked.lock().unwrap();
+            let call = tap.calls.len();
+            tap.calls.push(instant.step);
+            match tap.fails {
+                Some((at, how)) if at == call => {
+                    tap.failed = Some(instant.step);
+                    how.verdict(instant.path)
+                }
+                _ => Verdict::Allow,
+            }
+        }));
+        Run { setup, medium, tap, file: None, model: None, rng: Rng::new(seed) }
+    }
+
+    fn open(&self, medium: &SimMedium) -> Result<AtomicFile> {
+        self.setup.options().open_on(Latched::new(medium.clone()), PATH)
+    }
+
+    /// The kind of call that failed.
+    fn failed(&self) -> Option<Step> {
+        self.tap.lock().unwrap().failed
+    }
+
+    /// Runs an operation; whatever becomes of it, `file` holds the handle if there still is one.
+    fn operate(&mut self, op: &Op, number: usize) -> Result<()> {
+        match op {
+            Op::Create(len) => {
+                let medium = Latched::new(self.medium.clone());
+                self.file = Some(self.setup.options().create_on(medium, PATH, *len)?);
+            }
+            Op::Close | Op::Drop | Op::Settle => {
+                match (op, self.file.take()) {
+                    (Op::Close, Some(file)) => file.close()?,
+                    (Op::Settle, Some(file)) => file.settle()?,
+                    (_, file) => drop(file),
+                }
+                self.file = Some(self.open(&self.medium)?);
+            }
+            op => perform(self.file.as_ref().expect("opened by the operation before"), op, number)?,
+        }
+        Ok(())
+    }
+
+    /// The whole script, with everything checked from the failure on; or from the start, but then the checks' own calls
+    /// count too.
+    fn play(&mut self, case: Option<&Case>, checked: bool) -> Check<()> {
+        let mut since = None;
+        for (number, op) in script().iter().enumerate() {
+            let before = self.model.clone();
+            let empty = Model { now: Bytes::default(), kept: Bytes::default() };
+            let after = before.as_ref().unwrap_or(&empty).after(op, number, self.setup.durability);
+            let failed_before = self.failed();
+            let result = self.operate(op, number);
+            let place = |what: String| format!("operation {number}, {op:?}: {what}");
+            if self.failed().is_some() && failed_before.is_none() {
+                let case = case.expect("only a case makes a call fail");
+                since = Some(number);
+                self.after_failure(case, op, before, after, result).map_err(place)?;
+            } else {
+                result.map_err(|error| place(format!("fails although no call does: {error}")))?;
+                self.model = Some(after);
+            }
+            let near = since.is_some_and(|since| number < since + 4);
+            if since.is_some() || checked {
+                self.look(near).map_err(place)?;
+            }
+        }
+        if since.is_some() || checked { self.end() } else { Ok(()) }
+    }
+
+    /// The handle shows what the model says, and a power cut now would leave the last commit.
+    fn look(&mut self, cut: bool) -> Check<()> {
+        let model = self.model.clone().expect("there is a file by now");
+        let seen = read_all(self.file.as_ref().expect("open between operations"))?;
+        is_one_of("the handle shows", &seen, &[model.now])?;
+        if cut {
+            let state = self.medium.crash_state();
+            self.cut(&state, 1, &[model.kept], false)?;
+        }
+        match self.medium.faults().first() {
+            Some(fault) => Err(fault.to_string()),
+            None => Ok(()),
+        }
+    }
+
+    /// What a failed operation may leave: the handle, the file after a kill, the file after a power cut.
+    fn after_failure(
+        &mut self,
+        case: &Case,
+        op: &Op,
+        before: Option<Model>,
+        after: Model,
+        result: Result<()>,
+    ) -> Check<()> {
+        assert_eq!(self.failed(), Some(case.step), "the script does not repeat itself");
+        let flush = matches!(case.step, Step::Fence | Step::Sync | Step::SyncDir | Step::DistrustCache);
+        if let Err(error) = &result {
+            let told = matches!(error, Error::Io { .. }) && error.errno() == case.how.errno();
+            if !told {
+                return Err(format!("the error is {error}"));
+            }
+        } else if !matches!(op, Op::Drop) && !matches!(case.step, Step::Unlink | Step::Punch) {
+            // A handle that is dropped has nobody to tell; a file or a hole too many is nothing to tell of.
+            return Err("it succeeds".to_owned());
+        }
+        let state = self.medium.crash_state();
+        let mut allowed = vec![after.kept.clone()];
+        let mut missing = false;
+        match &before {
+            Some(before) => allowed.push(before.kept.clone()),
+            // A file that is being created may be missing, or empty yet.
+            None => {
+                allowed.push(Bytes::default());
+                missing = true;
+            }
+        }
+        let mut poisoned = true;
+        match (&self.file, &result) {
+            (Some(_), Ok(())) => {
+                self.model = Some(after.clone());
+                allowed = vec![after.kept];
+                poisoned = false;
+            }
+            (Some(file), Err(_)) => {
+                let before = before.expect("a handle has a file");
+                let seen = read_all(file)?;
+                let took_effect = after.now != before.now && seen == *after.now;
+                let now = if took_effect { &after } else { &before };
+                is_one_of("after the failure the handle shows", &seen, std::slice::from_ref(&now.now))?;
+                let again = seen.get(..3.min(seen.len())).unwrap_or_default();
+                match file.write_at(again, 0) {
+                    Ok(()) if flush => return Err("a write succeeds after a failed flush".to_owned()),
+                    Ok(()) => {
+                        if took_effect && !matches!(op, Op::Eager(..) | Op::Resize(_)) {
+                            return Err("it takes effect, and the handle is good".to_owned());
+                        }
+                        allowed = vec![now.kept.clone()];
+                        self.model = Some(now.clone());
+                        poisoned = false;
+                    }
+                    Err(Error::Poisoned { .. }) => {}
+                    Err(error) => return Err(format!("the next write: {error}")),
+                }
+            }
+            (None, _) => {}
+        }
+        let killed = state.killed();
+        if !missing || killed.exists(Path::new(PATH)).unwrap_or(false) {
+            self.recover(&killed, &allowed).map_err(|what| format!("killed, then {what}"))?;
+        }
+        self.cut(&state, 3, &allowed, missing)?;
+        if poisoned {
+            self.start_over(&allowed, op, missing)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the handle go and opens the file anew, with the page cache as it is.
+    fn start_over(&mut self, allowed: &[Bytes], op: &Op, missing: bool) -> Check<()> {
+        drop(self.file.take());
+        if missing && !self.medium.exists(Path::new(PATH)).unwrap_or(false) {
+            self.operate(op, 0).map_err(|error| format!("created again: {error}"))?;
+        } else {
+            self.file = Some(self.open(&self.medium).map_err(|error| format!("opened again: {error}"))?);
+        }
+        let found = read_all(self.file.as_ref().expect("just opened"))?;
+        is_one_of("opened again, it shows", &found, allowed)?;
+        let found = Arc::new(found);
+        self.model = Some(Model { now: found.clone(), kept: found });
+        Ok(())
+    }
+
+    /// Power cuts: the extremes, and some between.
+    fn cut(&mut self, state: &CrashState, samples: usize, allowed: &[Bytes], missing: bool) -> Check<()> {
+        let mut choices = vec![state.nothing(), state.everything()];
+        choices.extend((0..samples).map(|_| state.sample(&mut self.rng)));
+        for choice in choices {
+            let medium = state.image(&choice).boot();
+            if missing && !medium.exists(Path::new(PATH)).unwrap_or(false) {
+                continue;
+            }
+            let told = |what| format!("after a power cut, {what}; of what was pending:\n{}", state.describe(&choice));
+            self.recover(&medium, allowed).map_err(told)?;
+        }
+        Ok(())
+    }
+
+    /// Opens the file on another machine; what is seen there, a later power cut must leave.
+    fn recover(&mut self, medium: &SimMedium, allowed: &[Bytes]) -> Check<()> {
+        let file = self.open(medium).map_err(|error| format!("it does not open: {error}"))?;
+        let found = read_all(&file)?;
+        is_one_of("the file holds", &found, allowed)?;
+        let state = medium.crash_state();
+        for choice in [state.nothing(), state.sample(&mut self.rng)] {
+            let again = self.open(&state.image(&choice).boot()).map_err(|error| format!("it opens once: {error}"))?;
+            is_one_of("what was recovered, after a second power cut", &read_all(&again)?, &[Arc::new(found.clone())])?;
+        }
+        Ok(())
+    }
+
+    /// A clean end: the plain file is what the program saw.
+    fn end(&mut self) -> Check<()> {
+        let model = self.model.clone().expect("there is a file by now");
+        self.operate(&Op::Close, 0).map_err(|error| format!("the last close: {error}"))?;
+        self.look(true)?;
+        self.operate(&Op::Settle, 0).map_err(|error| format!("the last settle: {error}"))?;
+        is_one_of("settled, it holds", &self.medium.peek(PATH).unwrap_or_default(), &[model.now])
+    }
+}
+
+/// Every case of a setup.
+fn cases(setup: Setup) -> Vec<Case> {
+    let mut run = Run::new(setup, None, 0);
+    let whole = |what: String| panic!("{setup}, with nothing failing: {what}");
+    Run::new(setup, None, 0).play(None, true).unwrap_or_else(whole);
+    run.play(None, false).unwrap_or_else(whole);
+    let calls = run.tap.lock().unwrap().calls.clone();
+    let numbered = calls.into_iter().enumerate();
+    numbered
+        .flat_map(|(call, step)| {
+            How::all(setup.class, step).into_iter().map(move |how| Case { setup, call, step, how })
+        })
+        .collect()
+}
+
+fn judge(case: &Case) -> Check<()> {
+    let seed = case.call as u64;
+    let mut run = Run::new(case.setup, Some((case.call, case.how)), seed);
+    let played = catch_unwind(AssertUnwindSafe(|| run.play(Some(case), false)));
+    played.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        Err(format!("panicked: {}", text.unwrap_or_else(|| "see above".to_owned())))
+    })
+}
+
+#[test]
+fn every_call_may_fail_and_nothing_is_torn_or_lost() {
+    let seed = std::env::var("UNTORN_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let wish = std::env::var("UNTORN_FAULTS").unwrap_or_default();
+    let all: Vec<Case> = Setup::all().into_iter().flat_map(cases).collect();
+    let total = all.len();
+    let chosen: Vec<Case> = match wish.as_str() {
+        "all" => all,
+        "" => {
+            let stride = total.div_ceil(SAMPLE);
+            let from = Rng::new(seed).below(stride as u64) as usize;
+            all.into_iter().skip(from).step_by(stride).collect()
+        }
+        token => all.into_iter().filter(|case| case.to_string().starts_with(token)).collect(),
+    };
+    assert!(!chosen.is_empty(), "no case is called {wish:?}");
+    let next = AtomicUsize::new(0);
+    let findings = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(case) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(what) = judge(case) {
+                        findings.lock().unwrap().push(format!("UNTORN_FAULTS='{case}': {what}"));
+                    }
+                }
+            });
+        }
+    });
+    let findings = findings.into_inner().unwrap();
+    println!("{} of {total} cases (call, number, failure) tried, UNTORN_SEED={seed}", chosen.len());
+    let shown = findings.iter().take(20).cloned().collect::<Vec<_>>().join("\n");
+    assert!(findings.is_empty(), "{} of {} cases are wrong:\n{shown}", findings.len(), chosen.len());
+}
