@@ -211,28 +211,29 @@ impl Lanes {
     }
 
     #[inline(always)]
-    fn name(&self, lane: &Lane<'_>, line: u64, pages: [Option<u64>; 2]) {
-        let names = self.named.get(2 * self.slot(lane.index, line)..).and_then(|names| names.first_chunk());
+    fn name(&self, line_at: u64, pages: [Option<u64>; 2]) {
+        let slot = ((line_at - self.at) / LINE) as usize;
+        let names = self.named.get(2 * slot..).and_then(|names| names.first_chunk());
         if let Some([first, second]) = names {
             first.store(pages[0].map_or(0, |page| page + 1), Ordering::Relaxed);
             second.store(pages[1].map_or(0, |page| page + 1), Ordering::Relaxed);
         }
     }
 
-    /// Stores a record's only line, durable at the next fence. It names `page`, or no page a cut need know of. The caller
-    /// has seen that there is room.
+    /// Stores a record's only line at the [offset](Lanes::offset) of the lane's position, durable at the next fence. It
+    /// names `page`, or no page a cut need know of. The caller has seen that there is room.
     #[inline(always)]
     pub(crate) fn append_line<F: MediumFile>(
         &self,
         lane: &Lane<'_>,
         file: &F,
+        at: u64,
         line: &Line,
         page: Option<u64>,
     ) -> Result<()> {
-        let head = lane.head();
-        file.write(self.line_at(lane.index, head), line)?;
-        self.name(lane, head, [page, None]);
-        lane.state.head.store(head + 1, Ordering::Release);
+        file.write(at, line)?;
+        self.name(at, [page, None]);
+        lane.state.head.store(lane.head() + 1, Ordering::Release);
         Ok(())
     }
 
@@ -242,9 +243,9 @@ impl Lanes {
         let head = lane.head();
         let page = |n: usize| record.entries.get(n).map(|entry| entry.page);
         for (n, line) in lines.iter().enumerate() {
-            file.write(self.line_at(lane.index, head + n as u64), line)?;
-            let names = if n == 0 { [page(0), None] } else { [page(2 * n - 1), page(2 * n)] };
-            self.name(lane, head + n as u64, names);
+            let at = self.line_at(lane.index, head + n as u64);
+            file.write(at, line)?;
+            self.name(at, if n == 0 { [page(0), None] } else { [page(2 * n - 1), page(2 * n)] });
         }
         lane.state.head.store(head + lines.len() as u64, Ordering::Release);
         Ok(())

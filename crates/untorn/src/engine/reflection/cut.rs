@@ -96,7 +96,7 @@ impl<M: Medium> Reflection<M> {
             self.medium.sync_dir(barriers::SPILL_NAME, &crate::sidecar::directory(&self.path))
         };
         durable().map_err(|error| self.poison(error))?;
-        self.lanes.append_line(lane, &self.side, &lines[0], None).map_err(|error| self.poison(error))
+        self.lanes.append_line(lane, &self.side, at, &lines[0], None).map_err(|error| self.poison(error))
     }
 
     /// Removes the spill file of a record that was given up. Its bytes are sealed by that record's place and number, so

@@ -60,25 +60,28 @@ impl<M: Medium> Reflection<M> {
             self.copy_slices(page, visible, start, len, bytes)
         });
         let staged = Staged { first: 0, bytes: &image, one_run: false };
-        let outcome = copied.and_then(|()| match self.durability {
+        if self.durability == Durability::PerCommit {
+            // If the copy fails, the commit finds the page unchanged and passes over it.
+            self.state.mark_dirty(page);
+        }
+        let stored = copied.and_then(|()| self.put(page, self.committed_bitmap(page), mask, staged));
+        if let Err(error) = stored {
+            state.unlock();
+            return Err(error);
+        }
+        match self.durability {
             Durability::PerWrite => {
                 let draft = self.draft(lane.position(), state, page, mask, self.certificate(staged, mask));
-                self.commit_page(&lane, state, page, mask, staged, draft)
+                self.commit_page(&lane, state, page, mask, &draft)?;
             }
             Durability::PerCommit => {
-                self.state.mark_dirty(page);
-                self.put(page, self.committed_bitmap(page), mask, staged)?;
                 self.medium.order();
                 self.publish(page, state, visible & !mask, state.version() + 1);
-                Ok(())
             }
-        });
-        if outcome.is_err() {
-            state.unlock();
         }
         drop(lane);
         self.try_to_calm(page);
-        outcome
+        Ok(())
     }
 
     /// Lets a page count as calm if all of it is at home, and if nobody is in the way.

@@ -32,7 +32,7 @@ impl<M: Medium> Reflection<M> {
         let Part { page, bytes, .. } = part;
         let epoch = &self.state.epochs[page as usize];
         let mask = touched(part.from, part.to());
-        self.foresee(part, epoch.committed.load(Ordering::Relaxed));
+        self.foresee(part, mask, epoch.committed.load(Ordering::Relaxed));
         let lane = self.lanes.acquire(self.relax());
         check_range(&self.path, part.offset(), bytes.len() as u64, self.state.head().len.load(Ordering::Acquire))?;
         state.lock(true, self.relax());

@@ -21,25 +21,22 @@ const FEW: usize = 16;
 impl<M: Medium> Reflection<M> {
     /// The common case inline: bytes of one calm page. No more than three words are loaded besides the bytes, all of them
     /// near; to wait for a page's state would take as long as to wait for the bytes.
-    #[inline]
+    #[inline(always)]
     pub(super) fn read_range(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let head = self.state.head();
-        let (resizes, calms) = (head.resizes.load(Ordering::Acquire), head.calms.load(Ordering::Acquire));
-        let end = offset.wrapping_add(dst.len() as u64);
-        let one_page = offset % PAGE + dst.len() as u64 <= PAGE;
-        if one_page
-            && offset <= end
-            && end <= head.len.load(Ordering::Acquire)
-            && resizes & 1 == 0
-            && self.state.is_calm(offset / PAGE)
+        let moves = head.moves.load(Ordering::Acquire);
+        let len = dst.len() as u64;
+        // An offset for which the sum would overflow is of no page of the file.
+        let Some(calm) = self.state.calm_bit(offset / PAGE) else { return self.read_any(offset, dst) };
+        if offset % PAGE + len <= PAGE
+            && offset + len <= head.len.load(Ordering::Acquire)
+            && moves & 1 == 0
+            && calm.is_set()
         {
             self.data.read(offset, dst)?;
             // The loads of the copy must not move below these.
             fence(Ordering::Acquire);
-            if self.state.is_calm(offset / PAGE)
-                && head.calms.load(Ordering::Relaxed) == calms
-                && head.resizes.load(Ordering::Relaxed) == resizes
-            {
+            if calm.is_set() && head.moves.load(Ordering::Relaxed) == moves {
                 return Ok(());
             }
         }

@@ -9,13 +9,13 @@
 use std::sync::atomic::Ordering;
 
 use super::put::Staged;
-use super::slices::{Part, SLICE, touched};
+use super::slices::{Part, touched};
 use super::{Reflection, barriers};
 use crate::engine::check_range;
 use crate::error::Result;
 use crate::log::lane::{Lane, Position};
 use crate::log::record::{DataSum, Entry, Line, encode_single};
-use crate::medium::{Medium, MediumFile};
+use crate::medium::{Medium, MediumClass, MediumFile};
 use crate::options::Order;
 use crate::sharing::page::PageState;
 use crate::sidecar::PAGE;
@@ -31,7 +31,20 @@ pub(super) struct Draft {
     valid: u64,
     /// Checksum of the data, unless the data is fenced before the record.
     sum: Option<u64>,
+    /// Byte offset of `line` in the sidecar.
+    line_at: u64,
     line: Line,
+}
+
+/// Where all slices of a write are to be stored: how much is left to do if they go to one copy that has space.
+#[derive(Clone, Copy)]
+pub(super) enum Target {
+    /// At this byte of the data file.
+    Home(u64),
+    /// At this byte of the sidecar.
+    Reflection(u64),
+    /// To be found out.
+    Elsewhere,
 }
 
 impl<M: Medium> Reflection<M> {
@@ -44,24 +57,34 @@ impl<M: Medium> Reflection<M> {
         let Some(state) = self.state.pages.get(part.page as usize) else {
             return self.check_pieces(&[part.piece()]).map(drop);
         };
-        self.foresee(part, state.bitmap());
         let mask = touched(part.from, part.to());
+        let target = self.foresee(part, mask, state.bitmap());
         // Over the bytes as they came: a struct around them would be stored and loaded again, and a load of what was
         // just stored in two halves waits for the fence.
         let sum = match self.order {
             Order::OneFence => Some(DataSum::of(part.bytes)),
             Order::TwoFence => None,
         };
-        let draft = self.draft(self.lanes.guess(), state, part.page, mask, sum);
+        let mut draft = self.draft(self.lanes.guess(), state, part.page, mask, sum);
+        check_range(&self.path, part.offset(), part.bytes.len() as u64, draft.len)?;
         let lane = self.lane(1)?;
-        let len = self.state.head().len.load(Ordering::Acquire);
-        check_range(&self.path, part.offset(), part.bytes.len() as u64, len)?;
         state.lock(false, self.relax());
-        if let Err(error) = self.commit_page(&lane, state, part.page, mask, Staged::aligned(part), draft) {
+        let stored = if self.fits(&draft, &lane, state) {
+            match target {
+                Target::Home(at) => self.data.write(at, part.bytes),
+                Target::Reflection(at) => self.side.write(at, part.bytes),
+                Target::Elsewhere => self.put(part.page, draft.valid, mask, Staged::aligned(part)),
+            }
+        } else {
+            draft = self.draft(lane.position(), state, part.page, mask, sum);
+            check_range(&self.path, part.offset(), part.bytes.len() as u64, draft.len)
+                .and_then(|()| self.put(part.page, draft.valid, mask, Staged::aligned(part)))
+        };
+        if let Err(error) = stored {
             state.unlock();
             return Err(error);
         }
-        Ok(())
+        self.commit_page(&lane, state, part.page, mask, &draft)
     }
 
     /// The same for bytes that cover slices partly: what these hold besides is known only under the page's lock.
@@ -75,23 +98,32 @@ impl<M: Medium> Reflection<M> {
         let mask = touched(part.from, part.to());
         let outcome = self.with_image(state.bitmap(), part, |staged| {
             let draft = self.draft(lane.position(), state, part.page, mask, self.certificate(staged, mask));
-            self.commit_page(&lane, state, part.page, mask, staged, draft)
+            self.put(part.page, draft.valid, mask, staged)?;
+            Ok(draft)
         });
-        if outcome.is_err() {
-            state.unlock();
+        match outcome {
+            Ok(draft) => self.commit_page(&lane, state, part.page, mask, &draft),
+            Err(error) => {
+                state.unlock();
+                Err(error)
+            }
         }
-        outcome
     }
 
-    /// Starts the address translation of the page that bytes will be stored to if `valid` is its bitmap at the last
-    /// commit. A non-temporal store over a cached line is slow, so another line of the page stands for theirs.
+    /// Where a write of whole slices will store if `valid` is the page's bitmap at the last commit. Starts the address
+    /// translation there; a non-temporal store over a cached line is slow, so another line of the page stands for theirs.
     #[inline(always)]
-    pub(super) fn foresee(&self, part: Part<'_>, valid: u64) {
-        let within = (part.from + PAGE / 2) % PAGE;
-        if valid & 1 << (part.from / SLICE) != 0 {
-            self.data.prefetch(part.page * PAGE + within);
-        } else if let Some(at) = self.places.reflection(part.page) {
-            self.side.prefetch(at + within);
+    pub(super) fn foresee(&self, part: Part<'_>, mask: u64, valid: u64) -> Target {
+        let elsewhere = (part.from + PAGE / 2) % PAGE;
+        if mask & valid == 0 {
+            let Some(page) = self.places.reflection(part.page) else { return Target::Elsewhere };
+            self.side.prefetch(page + elsewhere);
+            if self.side_space.knows(page) { Target::Reflection(page + part.from) } else { Target::Elsewhere }
+        } else {
+            let page = part.page * PAGE;
+            self.data.prefetch(page + elsewhere);
+            let has_space = self.class == MediumClass::Block || self.data_space.knows(page);
+            if mask & !valid == 0 && has_space { Target::Home(page + part.from) } else { Target::Elsewhere }
         }
     }
 
@@ -109,8 +141,9 @@ impl<M: Medium> Reflection<M> {
         let (valid, len) = (state.bitmap(), self.state.head().len.load(Ordering::Relaxed));
         let seq = self.number(position, state.version());
         let entry = Entry { page, bitmap: valid ^ mask, mask };
-        let line = encode_single(self.seal, self.lanes.offset(position), seq, entry, sum, len);
-        Draft { position, seq, len, valid, sum, line }
+        let line_at = self.lanes.offset(position);
+        let line = encode_single(self.seal, line_at, seq, entry, sum, len);
+        Draft { position, seq, len, valid, sum, line_at, line }
     }
 
     #[inline(always)]
@@ -118,8 +151,18 @@ impl<M: Medium> Reflection<M> {
         self.state.head().floor.load(Ordering::Relaxed).max(position.last).max(version) + 1
     }
 
-    /// Makes new bytes for some slices of one page durable and visible. The caller holds the page's lock and a lane with
-    /// room for a line; on success the page is unlocked.
+    /// Whether a draft is what would be drafted now. The caller holds the lane and the page's lock.
+    #[inline(always)]
+    fn fits(&self, draft: &Draft, lane: &Lane<'_>, state: &PageState) -> bool {
+        let position = lane.position();
+        draft.position == position
+            && draft.seq == self.number(position, state.version())
+            && draft.valid == state.bitmap()
+            && draft.len == self.state.head().len.load(Ordering::Relaxed)
+    }
+
+    /// Makes the record of a draft durable, and what it speaks of visible. The caller holds the page's lock and a lane
+    /// with room for a line, and has stored the data; the page is unlocked in any case.
     #[inline(always)]
     pub(super) fn commit_page(
         &self,
@@ -127,25 +170,23 @@ impl<M: Medium> Reflection<M> {
         state: &PageState,
         page: u64,
         mask: u64,
-        staged: Staged<'_>,
-        mut draft: Draft,
+        draft: &Draft,
     ) -> Result<()> {
-        let position = lane.position();
-        let fits = draft.position == position
-            && draft.seq == self.number(position, state.version())
-            && draft.valid == state.bitmap()
-            && draft.len == self.state.head().len.load(Ordering::Relaxed);
-        if !fits {
-            draft = self.draft(position, state, page, mask, draft.sum);
+        if let Err(error) = self.record_page(lane, page, draft) {
+            state.unlock();
+            return Err(self.poison(error));
         }
-        self.put(page, draft.valid, mask, staged)?;
-        if draft.sum.is_none() {
-            self.fence(barriers::WRITE_DATA).map_err(|error| self.poison(error))?;
-        }
-        self.lanes.append_line(lane, &self.side, &draft.line, Some(page)).map_err(|error| self.poison(error))?;
-        self.record_fence()?;
         self.publish(page, state, draft.valid ^ mask, draft.seq);
         lane.finish(draft.seq);
         Ok(())
+    }
+
+    #[inline(always)]
+    fn record_page(&self, lane: &Lane<'_>, page: u64, draft: &Draft) -> Result<()> {
+        if draft.sum.is_none() {
+            self.fence(barriers::WRITE_DATA)?;
+        }
+        self.lanes.append_line(lane, &self.side, draft.line_at, &draft.line, Some(page))?;
+        self.record_fence()
     }
 }

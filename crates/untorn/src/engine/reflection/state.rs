@@ -23,8 +23,8 @@ pub(super) struct Head {
     pub(super) len: AtomicU64,
     /// Odd while the length changes; grows with each change.
     pub(super) resizes: AtomicU64,
-    /// Grows before a page counts as calm again.
-    pub(super) calms: AtomicU64,
+    /// What a reader of a calm page goes by: odd while the length changes, grown by 2 before a page counts as calm again.
+    pub(super) moves: AtomicU64,
     /// Every new record is numbered above this: the last cut, or the last record that spoke for the whole file.
     pub(super) floor: AtomicU64,
     /// Pages whose bitmap became 0, for which space can be given back.
@@ -39,6 +39,21 @@ pub(super) struct Head {
     pub(super) cut: Gate,
     /// Shares device flushes.
     pub(super) group: GroupFlush,
+}
+
+/// Whether a page is calm.
+#[derive(Clone, Copy)]
+pub(super) struct CalmBit<'a> {
+    word: &'a AtomicU64,
+    page: u64,
+}
+
+impl CalmBit<'_> {
+    /// Whether it is calm now, without a promise that it stays.
+    #[inline(always)]
+    pub(super) fn is_set(&self) -> bool {
+        self.word.load(Ordering::Acquire) & 1 << (self.page % 64) == 0
+    }
 }
 
 /// What per-commit mode knows of a page besides its visible bitmap; together, for they are used together.
@@ -101,26 +116,28 @@ impl State {
         }
     }
 
-    /// Whether a page of the file is calm now, without a promise that it stays.
+    /// The bit of a page that the file may have.
     #[inline(always)]
-    pub(super) fn is_calm(&self, page: u64) -> bool {
-        self.stirred.get((page / 64) as usize).is_some_and(|word| word.load(Ordering::Acquire) & 1 << (page % 64) == 0)
+    pub(super) fn calm_bit(&self, page: u64) -> Option<CalmBit<'_>> {
+        self.stirred.get((page / 64) as usize).map(|word| CalmBit { word, page })
     }
 
     /// Makes a page count as stirred, before anything of it is published that is not in the data file.
     #[inline(always)]
     pub(super) fn stir(&self, page: u64) {
-        if self.is_calm(page) {
-            self.stirred[(page / 64) as usize].fetch_or(1 << (page % 64), Ordering::AcqRel);
+        if let Some(bit) = self.calm_bit(page).filter(CalmBit::is_set) {
+            bit.word.fetch_or(1 << (page % 64), Ordering::AcqRel);
         }
     }
 
     /// Makes a page count as calm again. For the holder of its lock, who has seen that all its bytes are at home and in
     /// no epoch. A reader that saw the page calm before it was stirred, and sees it calm again after its copy, finds that
-    /// `calms` has moved.
+    /// `moves` has grown.
     pub(super) fn calm(&self, page: u64) {
-        self.head().calms.fetch_add(1, Ordering::AcqRel);
-        self.stirred[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::AcqRel);
+        self.head().moves.fetch_add(2, Ordering::AcqRel);
+        if let Some(bit) = self.calm_bit(page) {
+            bit.word.fetch_and(!(1 << (page % 64)), Ordering::AcqRel);
+        }
     }
 
     /// Notes that a page was written in the open epoch. For holders of a lane only: a commit takes them all.

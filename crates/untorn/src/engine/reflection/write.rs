@@ -75,7 +75,7 @@ impl<M: Medium> Reflection<M> {
             let seq = self.number_after(floor, &pages);
             let record = self.data_fence(seq, sum, len, entries)?;
             self.lanes.append(&lane, &self.side, self.seal, &record).map_err(|error| self.poison(error))?;
-            self.record_fence()?;
+            self.record_fence().map_err(|error| self.poison(error))?;
             Ok(record)
         });
         lane.finish(self.conclude(&pages, committed)?);
@@ -97,7 +97,7 @@ impl<M: Medium> Reflection<M> {
             let seq = self.number_after(floor, pages);
             let record = self.data_fence(seq, sum, len, entries)?;
             self.append_spilled(&lanes[0], &record)?;
-            self.record_fence()?;
+            self.record_fence().map_err(|error| self.poison(error))?;
             Ok(record)
         });
         let seq = self.conclude(pages, committed)?;
@@ -144,7 +144,7 @@ impl<M: Medium> Reflection<M> {
             Order::OneFence => barriers::WRITE,
             Order::TwoFence => barriers::WRITE_RECORD,
         };
-        self.fence(barrier).map_err(|error| self.poison(error))
+        self.fence(barrier)
     }
 
     /// Publishes what was committed, or unlocks the pages unchanged. Returns the record's number.
