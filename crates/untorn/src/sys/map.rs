@@ -12,7 +12,9 @@ use std::ptr::{self, NonNull};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use super::fault::Watch;
 use super::page_size;
+use crate::options::LostPage;
 
 /// How a file is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,9 +38,12 @@ pub(crate) enum MapKind {
 pub(crate) struct FileMap {
     start: NonNull<u8>,
     reserved: usize,
+    /// Present unless a lost page is to be a SIGBUS of the program's own.
+    watch: Option<Watch>,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and `FileMap` is an address and a number.
+// SAFETY: the mapping belongs to the process, not to a thread, and `FileMap` is an address, a number and a watch, which
+// any thread may hold.
 unsafe impl Send for FileMap {}
 // SAFETY: as above; a shared `FileMap` only gives its address out.
 unsafe impl Sync for FileMap {}
@@ -50,7 +55,13 @@ impl FileMap {
     /// # Errors
     /// EOPNOTSUPP from a `Sync` kind where the file is not on persistent memory; EOVERFLOW when the file is larger than
     /// the address space; what `mmap(2)` says otherwise.
-    pub(crate) fn new(file: BorrowedFd<'_>, kind: MapKind, len: u64, reserve: u64) -> io::Result<Self> {
+    pub(crate) fn new(
+        file: BorrowedFd<'_>,
+        kind: MapKind,
+        len: u64,
+        reserve: u64,
+        lost_page: LostPage,
+    ) -> io::Result<Self> {
         let smallest = usize::try_from(len.max(1)).ok().and_then(|len| len.checked_next_multiple_of(page_size()));
         let smallest = smallest.ok_or(Errno::OVERFLOW)?;
         // No address space is as large as half of what an address can say; the loop below comes down from there.
@@ -68,7 +79,12 @@ impl FileMap {
             match unsafe { mmap(ptr::null_mut(), reserved, protection, flags, file, 0) } {
                 Ok(start) => {
                     let start = NonNull::new(start.cast()).expect("a mapping the kernel places is never at address 0");
-                    return Ok(FileMap { start, reserved });
+                    let mut map = FileMap { start, reserved, watch: None };
+                    if lost_page == LostPage::Fail {
+                        let writable = protection.contains(ProtFlags::WRITE);
+                        map.watch = Some(Watch::new(start.as_ptr() as usize, reserved, writable)?);
+                    }
+                    return Ok(map);
                 }
                 // ENOMEM: no room in the address space. EOVERFLOW: beyond the file system's largest file. EINVAL: some
                 // file systems say so instead.
@@ -83,6 +99,20 @@ impl FileMap {
     /// Bytes of address space: the length the file can grow to.
     pub(crate) fn reserved(&self) -> u64 {
         self.reserved as u64
+    }
+
+    /// The offset of the first page that was lost, if one was: from then on the bytes of the mapping are not all those
+    /// of the file, and stores to it may go nowhere. Ask [`none_lost`](super::fault::none_lost) first, which is quick.
+    pub(crate) fn lost(&self) -> Option<u64> {
+        self.watch.as_ref().and_then(Watch::lost)
+    }
+
+    /// Notes that the page at `offset` was lost, found otherwise than by an access to it. Without effect where a lost
+    /// page is to be a SIGBUS.
+    pub(crate) fn note_lost(&self, offset: u64) {
+        if let Some(watch) = &self.watch {
+            watch.note(offset);
+        }
     }
 
     /// The address at `offset`, wherever that is: not to be accessed.
@@ -101,6 +131,10 @@ impl FileMap {
 
 impl Drop for FileMap {
     fn drop(&mut self) {
+        if self.watch.take().is_some_and(|watch| !watch.withdraw()) {
+            // A handler of SIGBUS may still come to replace a page here, so the addresses are never given back.
+            return;
+        }
         // SAFETY: exactly the mapping that `new` made; its owner, about to go, made all accesses through itself.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.reserved) };
         debug_assert!(unmapped.is_ok(), "munmap of a whole mapping: {unmapped:?}");

@@ -192,6 +192,13 @@ impl<M: Medium> Reflection<M> {
         error
     }
 
+    /// The error of a call, which ends all promises if it comes from a lost page. Whatever came of it elsewhere, in a
+    /// thread that did not notice, is seen by the next fence.
+    #[cold]
+    fn unless_lost(&self, error: Error) -> Error {
+        if error.is_page_lost() && self.writable().is_ok() { self.poison(error) } else { error }
+    }
+
     /// The bitmap of a page at the last commit. Stable while no commit of the page is under way.
     fn committed_bitmap(&self, page: u64) -> u64 {
         match self.durability {
@@ -224,15 +231,15 @@ impl<M: Medium> Engine for Reflection<M> {
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.read_range(offset, dst)
+        self.read_range(offset, dst).map_err(|error| self.unless_lost(error))
     }
 
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
-        self.write_pieces(pieces)
+        self.write_pieces(pieces).map_err(|error| self.unless_lost(error))
     }
 
     fn deploy(&self, offset: u64, len: u64) -> Result<()> {
-        self.deploy_range(offset, len)
+        self.deploy_range(offset, len).map_err(|error| self.unless_lost(error))
     }
 
     fn sync(&self) -> Result<u64> {
@@ -241,17 +248,17 @@ impl<M: Medium> Engine for Reflection<M> {
         }
         self.writable()?;
         if self.durability == Durability::PerCommit {
-            self.commit_epoch()?;
+            self.commit_epoch().map_err(|error| self.unless_lost(error))?;
         }
         Ok(self.commit_number())
     }
 
     fn resize(&self, len: u64) -> Result<()> {
-        self.change_len(len)
+        self.change_len(len).map_err(|error| self.unless_lost(error))
     }
 
     fn reclaim(&self) -> Result<u64> {
-        self.reclaim_space()
+        self.reclaim_space().map_err(|error| self.unless_lost(error))
     }
 
     fn info(&self) -> Info {
