@@ -17,6 +17,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::options::LostPage;
 use crate::sys;
+use crate::sys::flush::LINE;
 use crate::sys::map::MapKind;
 
 /// Files on a DAX file system, mapped with `MAP_SYNC`: loads, streaming stores and cache-line write-back, with no
@@ -27,7 +28,7 @@ use crate::sys::map::MapKind;
 ///
 /// A store to a page without allocated space is lost when the disk is full, so space is
 /// [allocated](MediumFile::allocate) first. What becomes of a lost page says [`LostPage`]; a store to one is an error of
-/// the store, and of every fence from then on.
+/// the store, or, if it is a write of no more than a cache line, of the next fence.
 #[derive(Debug)]
 pub struct Dax {
     sync: bool,
@@ -177,7 +178,8 @@ impl MediumFile for DaxFile {
         let dst = self.file.range_mut(offset, src.len())?;
         // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.
         unsafe { sys::copy::copy_nt(dst, src) };
-        self.file.intact("write to")
+        // A line costs no more than a few instructions, and the fence that it needs will ask.
+        if src.len() > LINE { self.file.intact("write to") } else { Ok(()) }
     }
 
     #[inline(always)]

@@ -107,14 +107,13 @@ impl MappedFile {
     /// Why a load was refused.
     #[cold]
     fn no_load(&self, offset: u64, len: usize) -> Error {
-        let lost = self.not_lost("read from").err();
-        lost.unwrap_or_else(|| self.out_of_range(offset, len as u64, self.len()))
+        self.loss("read from").unwrap_or_else(|| self.out_of_range(offset, len as u64, self.len()))
     }
 
     /// Why a store was refused.
     #[cold]
     fn no_store(&self, offset: u64, len: usize) -> Error {
-        let refused = self.writable().and_then(|()| self.not_lost("write to")).err();
+        let refused = self.writable().err().or_else(|| self.loss("write to"));
         refused.unwrap_or_else(|| self.out_of_range(offset, len as u64, self.len()))
     }
 
@@ -125,17 +124,23 @@ impl MappedFile {
     /// [`Error::Io`] with the offset of the first page lost.
     #[inline(always)]
     pub(super) fn intact(&self, operation: &'static str) -> Result<()> {
-        if sys::fault::none_lost() { Ok(()) } else { self.not_lost(operation) }
+        if sys::fault::none_lost() {
+            return Ok(());
+        }
+        match self.loss(operation) {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
     }
 
     /// [`intact`](MappedFile::intact) where some file of the process has lost a page, or an access was refused.
     #[cold]
     #[inline(never)]
-    fn not_lost(&self, operation: &'static str) -> Result<()> {
-        let Some(offset) = self.map.lost() else { return Ok(()) };
+    fn loss(&self, operation: &'static str) -> Option<Error> {
+        let offset = self.map.lost()?;
         let _resizing = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
         self.limit(0);
-        Err(Error::page_lost(operation, &self.path, offset))
+        Some(Error::page_lost(operation, &self.path, offset))
     }
 
     /// Sets the limits of loads and stores. The caller holds `resizing`.
@@ -267,8 +272,7 @@ impl MappedFile {
                 // The same that a load would have come upon.
                 self.map.note_lost(offset + done);
             }
-            let lost = self.not_lost("read from").err();
-            lost.unwrap_or_else(|| Error::io_at("read from", &self.path, offset + done, error))
+            self.loss("read from").unwrap_or_else(|| Error::io_at("read from", &self.path, offset + done, error))
         })
     }
 

@@ -192,8 +192,8 @@ impl<M: Medium> Reflection<M> {
         error
     }
 
-    /// The error of a call, which ends all promises if it comes from a lost page. Whatever came of it elsewhere, in a
-    /// thread that did not notice, is seen by the next fence.
+    /// The error of a call, which ends all promises if it comes from a lost page. Reads and writes ask where they fail,
+    /// so that those which do not fail need not wait for the answer.
     #[cold]
     fn unless_lost(&self, error: Error) -> Error {
         if error.is_page_lost() && self.writable().is_ok() { self.poison(error) } else { error }
@@ -231,11 +231,11 @@ impl<M: Medium> Engine for Reflection<M> {
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.read_range(offset, dst).map_err(|error| self.unless_lost(error))
+        self.read_range(offset, dst)
     }
 
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
-        self.write_pieces(pieces).map_err(|error| self.unless_lost(error))
+        self.write_pieces(pieces)
     }
 
     fn deploy(&self, offset: u64, len: u64) -> Result<()> {

@@ -32,8 +32,9 @@ impl<M: Medium> Reflection<M> {
             && end <= head.len.load(Ordering::Acquire)
             && resizes & 1 == 0
             && self.state.is_calm(offset / PAGE)
+            // What fails here fails again below, where there is time to say why.
+            && self.data.read(offset, dst).is_ok()
         {
-            self.data.read(offset, dst)?;
             // The loads of the copy must not move below these.
             fence(Ordering::Acquire);
             if self.state.is_calm(offset / PAGE)
@@ -48,6 +49,10 @@ impl<M: Medium> Reflection<M> {
 
     #[inline(never)]
     fn read_any(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.read_in_tries(offset, dst).map_err(|error| self.unless_lost(error))
+    }
+
+    fn read_in_tries(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let head = self.state.head();
         for try_number in 0..TRIES {
             let resizes = head.resizes.load(Ordering::Acquire);

@@ -59,7 +59,7 @@ impl<M: Medium> Reflection<M> {
         state.lock(false, self.relax());
         if let Err(error) = self.commit_page(&lane, state, part.page, mask, Staged::aligned(part), draft) {
             state.unlock();
-            return Err(error);
+            return Err(self.unless_lost(error));
         }
         Ok(())
     }
@@ -77,10 +77,10 @@ impl<M: Medium> Reflection<M> {
             let draft = self.draft(lane.position(), state, part.page, mask, self.certificate(staged, mask));
             self.commit_page(&lane, state, part.page, mask, staged, draft)
         });
-        if outcome.is_err() {
+        outcome.map_err(|error| {
             state.unlock();
-        }
-        outcome
+            self.unless_lost(error)
+        })
     }
 
     /// Starts the address translation of the page that bytes will be stored to if `valid` is its bitmap at the last
