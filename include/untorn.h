@@ -103,7 +103,8 @@ extern "C" {
 
 /* A fault inside untorn; the text says which. Please report it. */
 #define UNTORN_EINTERNAL (-1001)
-/* An earlier flush failed, so nothing more is promised through this handle.
+/* An earlier flush failed, or a page of the file was lost, so nothing more is
+ * promised through this handle.
  * Close it and open the file again to return to the last commit. */
 #define UNTORN_EPOISONED (-1002)
 /* Committed bytes live in a sidecar that is not there. */
@@ -181,6 +182,14 @@ typedef struct untorn_tx untorn_tx;
 /* When a cleanly closed file is opened, check its bitmaps only, not the digest
  * of all reflected slices, which reads them all. */
 #define UNTORN_NO_VERIFY 8
+/* When a page of the file is lost (another program truncates the file, the disk
+ * is full, the medium fails) the process gets a SIGBUS. Without it the library
+ * handles that SIGBUS, and the call that comes upon the page fails with
+ * UNTORN_EIO, every later one with that or UNTORN_EPOISONED. Any other SIGBUS
+ * goes to the handler that the program had installed before it opened its first
+ * file; one that it installs later takes the library's place, and should call
+ * the one it replaces. Of several handles to one file the first decides. */
+#define UNTORN_LOST_PAGE_SIGNAL 16
 
 /* How to open a file. Start from UNTORN_OPTIONS_INIT; a field of zero has its
  * default. The struct grows at its end; the size field tells a library which
@@ -199,7 +208,8 @@ typedef struct untorn_options {
     uint32_t order;
     /* UNTORN_READ_GATHER or UNTORN_READ_DEPLOY. */
     uint32_t read_policy;
-    /* UNTORN_READ_ONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_NO_VERIFY, or'ed. */
+    /* UNTORN_READ_ONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_NO_VERIFY,
+     * UNTORN_LOST_PAGE_SIGNAL, or'ed. */
     uint32_t flags;
     /* Zero. */
     uint32_t reserved;

@@ -1,9 +1,10 @@
 //! Gives the shared library its SONAME: `libuntorn.so`, or what `UNTORN_SONAME` says, for packages that install it under
-//! a versioned name.
+//! a versioned name. And it stays loaded once it is: the process may come to its handler of SIGBUS at any time.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=UNTORN_SONAME");
     let soname = std::env::var("UNTORN_SONAME").unwrap_or_else(|_| "libuntorn.so".to_owned());
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,{soname}");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

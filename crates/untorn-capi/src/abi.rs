@@ -45,7 +45,7 @@ constants! {
     UNTORN_EOWNERDEAD = -(libc::EOWNERDEAD as i64);
     /// A fault of untorn itself.
     UNTORN_EINTERNAL = -1001;
-    /// An earlier flush failed.
+    /// An earlier flush failed, or a page of the file was lost.
     UNTORN_EPOISONED = -1002;
     /// The sidecar with committed bytes is not there.
     UNTORN_ESIDECAR_MISSING = -1003;
@@ -90,6 +90,8 @@ constants! {
     UNTORN_EXCL = 4;
     /// Flag: do not check the digest of a cleanly closed file.
     UNTORN_NO_VERIFY = 8;
+    /// Flag: a lost page is a SIGBUS.
+    UNTORN_LOST_PAGE_SIGNAL = 16;
     /// Bytes of a message, the final zero included.
     UNTORN_MESSAGE_SIZE = 508;
 

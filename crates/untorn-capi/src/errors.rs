@@ -109,7 +109,7 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
         abi::UNTORN_EUCLEAN => c"The file was not closed cleanly and needs recovery",
         abi::UNTORN_EOWNERDEAD => c"The handle belongs to the process that opened it",
         abi::UNTORN_EINTERNAL => c"A fault inside untorn; please report it",
-        abi::UNTORN_EPOISONED => c"An earlier flush failed; close the file and open it again",
+        abi::UNTORN_EPOISONED => c"An earlier flush failed or a page was lost; close the file and open it again",
         abi::UNTORN_ESIDECAR_MISSING => c"Committed bytes live in a sidecar that is not there",
         abi::UNTORN_ESIDECAR_MISMATCH => c"The sidecar does not belong to the file",
         abi::UNTORN_EMIXED_USE => c"Another program changed the file while its sidecar held committed bytes",

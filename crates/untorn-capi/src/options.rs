@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 use std::path::Path;
 
-use untorn_core::{AtomicFile, Durability, EngineKind, Layout, Options, Order, ReadPolicy};
+use untorn_core::{AtomicFile, Durability, EngineKind, Layout, LostPage, Options, Order, ReadPolicy};
 
 use crate::abi::{self, untorn_options};
 use crate::errors::{Failure, Result};
@@ -83,13 +83,23 @@ fn translate(c: &untorn_options) -> Result<Options> {
         options = options.max_len(c.max_len);
     }
     let flag = |flag: i64| i64::from(c.flags) & flag != 0;
+    if flag(abi::UNTORN_LOST_PAGE_SIGNAL) {
+        options = options.on_lost_page(LostPage::Signal);
+    }
     Ok(options.read_only(flag(abi::UNTORN_READ_ONLY)).verify(!flag(abi::UNTORN_NO_VERIFY)))
 }
+
+/// Every flag there is.
+const FLAGS: i64 = abi::UNTORN_READ_ONLY
+    | abi::UNTORN_CREATE
+    | abi::UNTORN_EXCL
+    | abi::UNTORN_NO_VERIFY
+    | abi::UNTORN_LOST_PAGE_SIGNAL;
 
 /// Opens or creates the file as the options say.
 pub(crate) fn open(path: &Path, c: &untorn_options) -> Result<AtomicFile> {
     let flags = i64::from(c.flags);
-    if flags & !(abi::UNTORN_READ_ONLY | abi::UNTORN_CREATE | abi::UNTORN_EXCL | abi::UNTORN_NO_VERIFY) != 0 {
+    if flags & !FLAGS != 0 {
         return unknown("flags", c.flags);
     }
     let (create, excl) = (flags & abi::UNTORN_CREATE != 0, flags & abi::UNTORN_EXCL != 0);

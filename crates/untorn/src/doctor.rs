@@ -51,6 +51,11 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
         if pmem { "a fence costs less than a microsecond" } else { "a commit costs a device flush" }
     ));
     reasons.push("Plain stores into a mapping are served by no engine of this version.".to_owned());
+    reasons.push(
+        "A page that is lost under a mapping (the file truncated, the disk full, the medium failed) is an error of the call \
+         that comes upon it, not a SIGBUS, unless the program handles SIGBUS itself from later on."
+            .to_owned(),
+    );
     Ok(Diagnosis {
         path: path.to_owned(),
         medium: found.kind,

@@ -39,7 +39,7 @@ pub enum Error {
         /// The file's length.
         file_len: u64,
     },
-    /// An earlier flush failed, so nothing more is promised through this handle.
+    /// An earlier flush failed, or a page of the file was lost, so nothing more is promised through this handle.
     Poisoned {
         /// The file.
         path: PathBuf,
@@ -139,6 +139,16 @@ impl Error {
         Error::Io { operation, path: path.to_owned(), offset: Some(offset), source: source.into() }
     }
 
+    /// The [`Error::Io`] of an access to a file that has lost a page at `offset`.
+    pub(crate) fn page_lost(operation: &'static str, path: &Path, offset: u64) -> Self {
+        Error::io_at(operation, path, offset, io::Error::other(PageLost))
+    }
+
+    /// Whether it comes from a lost page: the open file is of no further use.
+    pub(crate) fn is_page_lost(&self) -> bool {
+        matches!(self, Error::Io { source, .. } if source.get_ref().is_some_and(|source| source.is::<PageLost>()))
+    }
+
     /// The file the error speaks of.
     pub fn path(&self) -> &Path {
         match self {
@@ -180,6 +190,21 @@ impl Error {
     }
 }
 
+/// The source of the error of an access that came upon a lost page.
+#[derive(Debug)]
+struct PageLost;
+
+impl fmt::Display for PageLost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "a page of the file was lost (the file was truncated underneath, its disk is full, or the medium failed); \
+             see to that, close the file and open it again",
+        )
+    }
+}
+
+impl std::error::Error for PageLost {}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -196,7 +221,7 @@ impl fmt::Display for Error {
             ),
             Error::Poisoned { path, cause } => write!(
                 f,
-                "{}: an earlier flush failed ({cause}), so nothing more is promised through this handle; close it and \
+                "{}: an earlier call failed ({cause}), so nothing more is promised through this handle; close it and \
                  open the file again to return to the last commit",
                 path.display()
             ),

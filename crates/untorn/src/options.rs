@@ -69,6 +69,24 @@ pub enum Trust {
     Sidecar,
 }
 
+/// What happens when a page of an open file is lost: the file was truncated by another program, its file system has no
+/// space left for a page that is stored to, or the medium cannot read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum LostPage {
+    /// The call that comes upon it fails with [`Error::Io`], which names the file and the offset, and the handle is
+    /// poisoned as after a failed flush: reopening the file brings it to its last commit, or says why not. The process
+    /// lives and its other files work on. The default.
+    ///
+    /// For this the library handles SIGBUS, from the first file opened on. A SIGBUS that is not about a file of its own
+    /// goes to the handler that the program had installed before, or does what it did by default. A handler that the
+    /// program installs *later* takes the library's place; it should call the one it replaces.
+    #[default]
+    Fail,
+    /// The process gets the SIGBUS, to handle it or to die of it.
+    Signal,
+}
+
 macro_rules! words {
     ($type:ident, $what:literal, $($variant:ident = $word:literal),+) => {
         impl $type {
@@ -99,6 +117,7 @@ words!(Durability, "durability", PerWrite = "write", PerCommit = "commit");
 words!(Order, "order", OneFence = "one-fence", TwoFence = "two-fence");
 words!(Layout, "layout", Dense = "dense", Sparse = "sparse", Auto = "auto");
 words!(ReadPolicy, "read policy", Gather = "gather", Deploy = "deploy");
+words!(LostPage, "way to learn of a lost page", Fail = "fail", Signal = "signal");
 words!(Trust, "side to trust", File = "file", Sidecar = "sidecar");
 
 /// A step of long work: recovery at open, settling.
@@ -142,6 +161,7 @@ pub struct Options {
     pub(crate) slots: u32,
     pub(crate) trust: Option<Trust>,
     pub(crate) adopt: bool,
+    pub(crate) lost_page: LostPage,
     pub(crate) progress: Option<ProgressFn>,
 }
 
@@ -160,6 +180,7 @@ impl Default for Options {
             slots: 512,
             trust: None,
             adopt: false,
+            lost_page: LostPage::Fail,
             progress: None,
         }
     }
@@ -178,6 +199,7 @@ impl fmt::Debug for Options {
             .field("max_len", &self.max_len)
             .field("lanes", &self.lanes)
             .field("slots", &self.slots)
+            .field("lost_page", &self.lost_page)
             .finish_non_exhaustive()
     }
 }
@@ -269,6 +291,15 @@ impl Options {
     #[must_use]
     pub fn adopt(mut self, adopt: bool) -> Self {
         self.adopt = adopt;
+        self
+    }
+
+    /// What happens when a page of the file is lost underneath; default [`LostPage::Fail`]. Of several handles of one file
+    /// the first decides. A file opened on a medium of the caller's ([`open_on`](Options::open_on)) goes by what that
+    /// medium was made with.
+    #[must_use]
+    pub fn on_lost_page(mut self, lost_page: LostPage) -> Self {
+        self.lost_page = lost_page;
         self
     }
 

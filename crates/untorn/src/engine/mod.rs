@@ -172,11 +172,13 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<Arc<Shared>> {
         let mut replaced = false;
         let shared = registry::shared(path, detected.identity, options, || {
             let engine = match detected.kind {
-                MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
-                    engine_on(Arc::new(Latched::new(Dax::new(detected.kind))), path, options)
-                }
+                MediumKind::PersistentMemory | MediumKind::AssumedPmem => engine_on(
+                    Arc::new(Latched::new(Dax::new(detected.kind).on_lost_page(options.lost_page))),
+                    path,
+                    options,
+                ),
                 MediumKind::Block | MediumKind::Volatile => {
-                    engine_on(Arc::new(Latched::new(PageCache::new())), path, options)
+                    engine_on(Arc::new(Latched::new(PageCache::new().on_lost_page(options.lost_page))), path, options)
                 }
             }?;
             replaced = engine.identity()? != detected.identity;

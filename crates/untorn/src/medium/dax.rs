@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //! Every address comes from [`MappedFile::range`], which keeps it within the file's current length, and is used for one
-//! copy while the file, and with it the mapping, is borrowed.
+//! copy while the file, and with it the mapping, is borrowed. After the copy the file is asked whether it is intact.
 #![allow(unsafe_code)]
 
 use std::ffi::OsString;
@@ -15,7 +15,9 @@ use super::{
     Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, MediumKind, Stamp, names,
 };
 use crate::error::{Error, Result};
+use crate::options::LostPage;
 use crate::sys;
+use crate::sys::flush::LINE;
 use crate::sys::map::MapKind;
 
 /// Files on a DAX file system, mapped with `MAP_SYNC`: loads, streaming stores and cache-line write-back, with no
@@ -24,26 +26,37 @@ use crate::sys::map::MapKind;
 /// With [`MediumKind::AssumedPmem`] the same instructions run on an ordinary shared mapping: for tests and benchmarks
 /// only, and *not durable*.
 ///
-/// A store to a page without allocated space may raise SIGBUS when the disk is full, so space is
-/// [allocated](MediumFile::allocate) first.
+/// A store to a page without allocated space is lost when the disk is full, so space is
+/// [allocated](MediumFile::allocate) first. What becomes of a lost page says [`LostPage`]; a store to one is an error of
+/// the store, or, if it is a write of no more than a cache line, of the next fence.
 #[derive(Debug)]
 pub struct Dax {
     sync: bool,
+    lost_page: LostPage,
 }
 
 impl Dax {
     /// The medium for files found to be of this kind. For [`MediumKind::PersistentMemory`] opening a file fails unless
     /// it is on persistent memory; every other kind is taken as assumed.
     pub fn new(kind: MediumKind) -> Self {
-        Dax { sync: kind == MediumKind::PersistentMemory }
+        Dax { sync: kind == MediumKind::PersistentMemory, lost_page: LostPage::Fail }
+    }
+
+    /// The same with another answer to a lost page; without it, [`LostPage::Fail`].
+    #[must_use]
+    pub fn on_lost_page(mut self, lost_page: LostPage) -> Self {
+        self.lost_page = lost_page;
+        self
+    }
+
+    fn map(&self, path: &Path, file: OwnedFd, access: Access, reserve: u64) -> Result<DaxFile> {
+        let file = MappedFile::new(path, file, self.map_kind(access), access, reserve, self.lost_page)?;
+        Ok(DaxFile { file })
     }
 
     fn map_new(&self, path: &Path, file: OwnedFd, reserve: u64) -> Result<DaxFile> {
-        let access = Access::ReadWrite;
-        let file = MappedFile::new(path, file, self.map_kind(access), access, reserve);
         // The first error is the one that helps, whether or not the name can be removed again.
-        let file = file.inspect_err(|_| drop(names::unlink(path)))?;
-        Ok(DaxFile { file })
+        self.map(path, file, Access::ReadWrite, reserve).inspect_err(|_| drop(names::unlink(path)))
     }
 
     fn map_kind(&self, access: Access) -> MapKind {
@@ -64,8 +77,7 @@ impl Medium for Dax {
     }
 
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<DaxFile> {
-        let file = names::open_regular(path, access)?;
-        Ok(DaxFile { file: MappedFile::new(path, file, self.map_kind(access), access, reserve)? })
+        self.map(path, names::open_regular(path, access)?, access, reserve)
     }
 
     fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<DaxFile> {
@@ -105,9 +117,11 @@ impl Medium for Dax {
     }
 
     #[inline]
-    fn fence(&self, _: Barrier, _: &[&DaxFile]) -> Result<()> {
+    fn fence(&self, _: Barrier, files: &[&DaxFile]) -> Result<()> {
         sys::flush::fence();
-        Ok(())
+        // A line written back may have come upon a lost page, or another thread's access: no record that this fence
+        // would make durable may be trusted then.
+        if sys::fault::none_lost() { Ok(()) } else { all_intact(files) }
     }
 
     #[inline]
@@ -118,6 +132,11 @@ impl Medium for Dax {
     fn relax(&self, round: u32) {
         names::relax(round)
     }
+}
+
+#[cold]
+fn all_intact(files: &[&DaxFile]) -> Result<()> {
+    files.iter().try_for_each(|file| file.file.intact("flush"))
 }
 
 /// A file open on [`Dax`].
@@ -151,7 +170,7 @@ impl MediumFile for DaxFile {
         // SAFETY: `range` gives as many mapped bytes; a buffer of the caller's cannot overlap a mapping that gives out
         // no references.
         unsafe { sys::copy::read_racy(src, dst) };
-        Ok(())
+        self.file.intact("read from")
     }
 
     #[inline(always)]
@@ -159,7 +178,8 @@ impl MediumFile for DaxFile {
         let dst = self.file.range_mut(offset, src.len())?;
         // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.
         unsafe { sys::copy::copy_nt(dst, src) };
-        Ok(())
+        // A line costs no more than a few instructions, and the fence that it needs will ask.
+        if src.len() > LINE { self.file.intact("write to") } else { Ok(()) }
     }
 
     #[inline(always)]
@@ -167,7 +187,7 @@ impl MediumFile for DaxFile {
         let dst = self.file.range_mut(offset, src.len())?;
         // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.
         unsafe { sys::copy::copy_cached(dst, src) };
-        Ok(())
+        self.file.intact("write to")
     }
 
     #[inline(always)]
@@ -192,7 +212,7 @@ impl MediumFile for DaxFile {
         if self.file.allocate(offset, len)? {
             return Ok(());
         }
-        // Without the promise, a store could die of SIGBUS.
+        // Without the promise, a store could be lost.
         Err(Error::io_at("allocate space in", self.file.path(), offset, rustix::io::Errno::NOTSUP))
     }
 

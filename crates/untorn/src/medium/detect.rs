@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::{Access, Identity, mapping, names};
 use crate::error::{Error, Result};
+use crate::options::LostPage;
 use crate::sys;
 use crate::sys::file::{RAMFS, TMPFS};
 use crate::sys::flush::WriteBack;
@@ -210,7 +211,7 @@ impl Probe {
 /// Tries a `MAP_SYNC` mapping of one page, which also an empty file allows. Not asked on an architecture without the
 /// instructions to use it.
 fn map_sync(file: BorrowedFd<'_>) -> Option<io::Result<()>> {
-    cfg!(target_arch = "x86_64").then(|| FileMap::new(file, MapKind::SyncRead, 1, 1).map(drop))
+    cfg!(target_arch = "x86_64").then(|| FileMap::new(file, MapKind::SyncRead, 1, 1, LostPage::Signal).map(drop))
 }
 
 /// Makes a nameless file in a directory, or where the file system has no such thing, one whose name is gone at once.

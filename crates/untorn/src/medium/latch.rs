@@ -47,9 +47,13 @@ impl Latch {
     }
 
     /// Passes a flush's result on, and remembers it if it is the first failure.
-    #[inline]
+    #[inline(always)]
     fn observe(&self, result: Result<()>) -> Result<()> {
-        result.inspect_err(|error| self.close(error))
+        // Told apart here, so that the good case is known to be one where this is inlined, and no error is moved.
+        match result {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.close(error)),
+        }
     }
 
     /// Waits for the flush under way, if any, and fails if it or an earlier one did.
@@ -70,10 +74,11 @@ impl Latch {
     }
 
     #[cold]
-    fn close(&self, error: &Error) {
+    fn close(&self, error: Error) -> Error {
         // Later failures follow from the first, which is the one worth telling.
         let _ = self.cause.set(error.to_string());
         self.failed.store(true, Ordering::Release);
+        error
     }
 }
 

@@ -1,4 +1,9 @@
 //! An open regular file with its mapping: what both real media do alike.
+//!
+//! # Lost pages
+//! A page may vanish under the mapping ([`crate::sys::fault`]). Whoever has loaded from the mapping, or stored to it,
+//! therefore asks [`intact`](MappedFile::intact) before it trusts the outcome. From the first loss on every access is
+//! refused, by limits of 0, so that no page more is lost and the hot path pays nothing for it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -10,6 +15,7 @@ use rustix::io::Errno;
 
 use super::{Access, Identity, LockKind, Mark, MarkState, Stamp};
 use crate::error::{Error, Result};
+use crate::options::LostPage;
 use crate::sys;
 use crate::sys::map::{FileMap, MapKind};
 
@@ -21,12 +27,16 @@ pub(super) struct MappedFile {
     path: PathBuf,
     file: OwnedFd,
     map: FileMap,
-    /// The current length in bytes. Every access is checked against it; at most `map.reserved()`.
+    /// The current length in bytes, at most `map.reserved()`.
     len: AtomicU64,
+    /// Where loads must end: at the length, or 0 if a page was lost.
+    loads_to: AtomicU64,
+    /// Where stores must end: as for loads, and 0 for a file opened for reading.
+    stores_to: AtomicU64,
     writable: bool,
     /// The process that took the file's lock through this handle, 0 if none did.
     locked_by: AtomicU64,
-    /// Held while the length changes, so that two changes don't leave `len` and the file at odds.
+    /// Held while the length or the limits change, so that two changes don't leave them and the file at odds.
     resizing: Mutex<()>,
 }
 
@@ -36,16 +46,27 @@ impl MappedFile {
     /// # Errors
     /// [`Error::Io`] with EOPNOTSUPP from a `Sync` kind where the file is not on persistent memory, and what `mmap(2)`
     /// says otherwise.
-    pub(super) fn new(path: &Path, file: OwnedFd, kind: MapKind, access: Access, reserve: u64) -> Result<Self> {
+    pub(super) fn new(
+        path: &Path,
+        file: OwnedFd,
+        kind: MapKind,
+        access: Access,
+        reserve: u64,
+        lost_page: LostPage,
+    ) -> Result<Self> {
         let found = rustix::fs::fstat(&file).map_err(|errno| Error::io("examine", path, errno))?;
         let len = u64::try_from(found.st_size).map_err(|_| Error::io("examine", path, Errno::OVERFLOW))?;
-        let map = FileMap::new(file.as_fd(), kind, len, reserve).map_err(|errno| Error::io("map", path, errno))?;
+        let map = FileMap::new(file.as_fd(), kind, len, reserve, lost_page);
+        let map = map.map_err(|errno| Error::io("map", path, errno))?;
+        let writable = access == Access::ReadWrite;
         Ok(MappedFile {
             path: path.to_owned(),
             file,
             map,
             len: AtomicU64::new(len),
-            writable: access == Access::ReadWrite,
+            loads_to: AtomicU64::new(len),
+            stores_to: AtomicU64::new(if writable { len } else { 0 }),
+            writable,
             locked_by: AtomicU64::new(0),
             resizing: Mutex::new(()),
         })
@@ -68,12 +89,9 @@ impl MappedFile {
     /// The address of a range that lies within the length.
     #[inline(always)]
     pub(super) fn range(&self, offset: u64, len: usize) -> Result<*mut u8> {
-        let file_len = self.len();
-        // The second comparison doesn't overflow, since the first has ordered the two.
-        if offset > file_len || len as u64 > file_len - offset {
-            return Err(self.out_of_range(offset, len as u64, file_len));
-        }
-        Ok(self.map.at(offset))
+        // Acquire, as for `len`.
+        let limit = self.loads_to.load(Ordering::Acquire);
+        if within(offset, len, limit) { Ok(self.map.at(offset)) } else { Err(self.no_load(offset, len)) }
     }
 
     /// See [`MediumFile::prefetch`](super::MediumFile::prefetch).
@@ -82,11 +100,56 @@ impl MappedFile {
         sys::copy::prefetch(self.map.address(offset));
     }
 
-    /// [`range`](MappedFile::range) for stores: also refuses a file opened for reading.
+    /// [`range`](MappedFile::range) for stores: a file opened for reading takes none, but an empty one.
     #[inline(always)]
     pub(super) fn range_mut(&self, offset: u64, len: usize) -> Result<*mut u8> {
-        self.writable()?;
-        self.range(offset, len)
+        let limit = self.stores_to.load(Ordering::Acquire);
+        if within(offset, len, limit) { Ok(self.map.at(offset)) } else { Err(self.no_store(offset, len)) }
+    }
+
+    /// Why a load was refused.
+    #[cold]
+    fn no_load(&self, offset: u64, len: usize) -> Error {
+        self.loss("read from").unwrap_or_else(|| self.out_of_range(offset, len as u64, self.len()))
+    }
+
+    /// Why a store was refused.
+    #[cold]
+    fn no_store(&self, offset: u64, len: usize) -> Error {
+        let refused = self.writable().err().or_else(|| self.loss("write to"));
+        refused.unwrap_or_else(|| self.out_of_range(offset, len as u64, self.len()))
+    }
+
+    /// Fails if a page of the mapping was lost, in the accesses this thread has made so far or in anybody's. Nothing that
+    /// was loaded before may be used, and nothing that was stored may be promised, until this has said that all is well.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with the offset of the first page lost.
+    #[inline(always)]
+    pub(super) fn intact(&self, operation: &'static str) -> Result<()> {
+        if sys::fault::none_lost() {
+            return Ok(());
+        }
+        match self.loss(operation) {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// [`intact`](MappedFile::intact) where some file of the process has lost a page, or an access was refused.
+    #[cold]
+    #[inline(never)]
+    fn loss(&self, operation: &'static str) -> Option<Error> {
+        let offset = self.map.lost()?;
+        let _resizing = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.limit(0);
+        Some(Error::page_lost(operation, &self.path, offset))
+    }
+
+    /// Sets the limits of loads and stores. The caller holds `resizing`.
+    fn limit(&self, len: u64) {
+        self.loads_to.store(len, Ordering::Release);
+        self.stores_to.store(if self.writable { len } else { 0 }, Ordering::Release);
     }
 
     #[cold]
@@ -107,6 +170,7 @@ impl MappedFile {
     /// Checks a range given in 64 bits, for operations that don't touch memory.
     fn checked(&self, offset: u64, len: u64) -> Result<()> {
         self.writable()?;
+        self.intact("change")?;
         let file_len = self.len();
         match offset.checked_add(len) {
             Some(end) if end <= file_len => Ok(()),
@@ -129,7 +193,7 @@ impl MappedFile {
     }
 
     /// Changes the length. A reader that began before a shrink may still be copying from what is cut off, which would
-    /// be a SIGBUS: the owner shrinks only when none can be.
+    /// count as a lost page: the owner shrinks only when none can be.
     ///
     /// # Errors
     /// [`Error::Invalid`] beyond the reservation. Source: `ftruncate(2)`.
@@ -145,16 +209,26 @@ impl MappedFile {
         }
         // The lock guards no data, so a panic under it leaves nothing half done.
         let _resizing = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        // A loss noted from here on waits for the lock to set its limits, and so has the last word.
+        if let Some(offset) = self.map.lost() {
+            self.limit(0);
+            return Err(Error::page_lost("resize", &self.path, offset));
+        }
         let before = self.len.load(Ordering::Relaxed);
         // No access is admitted to a byte that the file does not have: a shrink is announced before it is made, growth
         // after.
-        self.len.store(before.min(len), Ordering::Release);
+        self.change_len(before.min(len));
         if let Err(errno) = rustix::fs::ftruncate(&self.file, len) {
-            self.len.store(before, Ordering::Release);
+            self.change_len(before);
             return Err(Error::io("resize", &self.path, errno));
         }
-        self.len.store(len, Ordering::Release);
+        self.change_len(len);
         Ok(())
+    }
+
+    fn change_len(&self, len: u64) {
+        self.len.store(len, Ordering::Release);
+        self.limit(len);
     }
 
     /// Whether space was allocated; false where the file system has no such operation. Source: `fallocate(2)`.
@@ -195,8 +269,14 @@ impl MappedFile {
 
     /// Reads by system call; the caller has checked the range.
     pub(super) fn pread(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        sys::file::read_all(self.fd(), bytes, offset)
-            .map_err(|(done, error)| Error::io_at("read from", &self.path, offset + done, error))
+        let end = offset + bytes.len() as u64;
+        sys::file::read_all(self.fd(), bytes, offset).map_err(|(done, error)| {
+            if self.stamp().is_ok_and(|now| now.size < end) {
+                // The same that a load would have come upon.
+                self.map.note_lost(offset + done);
+            }
+            self.loss("read from").unwrap_or_else(|| Error::io_at("read from", &self.path, offset + done, error))
+        })
     }
 
     /// Writes by system call; the caller has checked the range. The error's offset is that of the first byte not
@@ -208,7 +288,8 @@ impl MappedFile {
 
     /// Makes everything about the file durable. Source: `fsync(2)`.
     pub(super) fn fsync(&self) -> Result<()> {
-        sys::file::uninterrupted(|| rustix::fs::fsync(&self.file)).map_err(|error| self.flush_failed(error))
+        sys::file::uninterrupted(|| rustix::fs::fsync(&self.file)).map_err(|error| self.flush_failed(error))?;
+        self.intact("flush")
     }
 
     /// Drops a range from the page cache. Pages that stay, because they are dirty or because somebody else has them
@@ -300,6 +381,13 @@ impl Drop for MappedFile {
     }
 }
 
+/// Whether `len` bytes at `offset` end by `limit`.
+#[inline(always)]
+fn within(offset: u64, len: usize, limit: u64) -> bool {
+    // The second comparison doesn't overflow, since the first has ordered the two.
+    offset <= limit && len as u64 <= limit - offset
+}
+
 /// The identity of an open file or directory.
 pub(super) fn identity(file: BorrowedFd<'_>, path: &Path) -> Result<Identity> {
     let (device, inode, generation, birth) =
@@ -320,7 +408,7 @@ mod tests {
     fn file(dir: &Path, kind: MapKind, len: u64, reserve: u64) -> MappedFile {
         let path = dir.join("file");
         let descriptor = names::create_regular(&path, len).unwrap();
-        MappedFile::new(&path, descriptor, kind, Access::ReadWrite, reserve).unwrap()
+        MappedFile::new(&path, descriptor, kind, Access::ReadWrite, reserve, LostPage::Fail).unwrap()
     }
 
     #[test]
@@ -397,7 +485,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let descriptor = names::create_regular(&path, 10).unwrap();
-        match MappedFile::new(&path, descriptor, MapKind::SyncReadWrite, Access::ReadWrite, PAGE) {
+        match MappedFile::new(&path, descriptor, MapKind::SyncReadWrite, Access::ReadWrite, PAGE, LostPage::Fail) {
             Ok(_) => eprintln!("skipped: {} is on persistent memory", dir.path().display()),
             Err(error) => assert!(error.to_string().starts_with("cannot map "), "{error}"),
         }
@@ -429,7 +517,8 @@ mod tests {
 
         // Somebody has: what cannot be dropped is written again, where it is not a hole.
         let descriptor = names::open_regular(kept.path(), Access::Read).unwrap();
-        let other = MappedFile::new(kept.path(), descriptor, MapKind::Read, Access::Read, 64 * PAGE).unwrap();
+        let other =
+            MappedFile::new(kept.path(), descriptor, MapKind::Read, Access::Read, 64 * PAGE, LostPage::Fail).unwrap();
         (0..64).for_each(|page| {
             assert_eq!(read(&other, page * PAGE, &mut image)[0], if page < 8 { 0 } else { page as u8 + 1 })
         });
@@ -448,7 +537,7 @@ mod tests {
         let path = dir.path().join("file");
         drop(names::create_regular(&path, 10).unwrap());
         let descriptor = names::open_regular(&path, Access::Read).unwrap();
-        let file = MappedFile::new(&path, descriptor, MapKind::Read, Access::ReadWrite, PAGE).unwrap();
+        let file = MappedFile::new(&path, descriptor, MapKind::Read, Access::ReadWrite, PAGE, LostPage::Fail).unwrap();
         assert!(file.set_len(5).unwrap_err().to_string().starts_with("cannot resize "));
         assert_eq!(file.len(), 10);
     }

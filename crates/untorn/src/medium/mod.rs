@@ -32,7 +32,7 @@ pub use page_cache::{PageCache, PageCacheFile};
 /// How a medium orders and loses stores; engines choose their commit protocol by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediumClass {
-    /// Byte-addressable: a fence costs about 0.1 µs, 8-byte stores are atomic, full disk would be a SIGBUS, so space is
+    /// Byte-addressable: a fence costs about 0.1 µs, 8-byte stores are atomic, a store on a full disk loses its page, so space is
     /// allocated before it is stored to.
     PersistentMemory,
     /// Sector-addressable behind the page cache: a fence is a device flush, milliseconds; full disk is an error of the

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //! The one address comes from [`MappedFile::range`], which keeps it within the file's current length, and is used for
-//! one copy while the file, and with it the mapping, is borrowed.
+//! one copy while the file, and with it the mapping, is borrowed. After the copy the file is asked whether it is intact.
 #![allow(unsafe_code)]
 
 use std::ffi::OsString;
@@ -14,21 +14,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::mapping::MappedFile;
 use super::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp, names};
 use crate::error::Result;
+use crate::options::LostPage;
 use crate::sys;
 use crate::sys::map::MapKind;
 use crate::sys::ring::Flusher;
 
 /// Ordinary files of any file system.
 ///
-/// A read copies from a shared mapping, with no system call (except on a tmpfs, where a load from a hole could raise
-/// SIGBUS). Writes and [stores](MediumFile::store) are `pwrite(2)`, so a full disk or a device error is an error value
-/// and not a SIGBUS. A [fence](Medium::fence) is `fdatasync(2)` of the files written to since their last one, several at
+/// A read copies from a shared mapping, with no system call (except on a tmpfs, where a load from a hole takes space).
+/// Writes and [stores](MediumFile::store) are `pwrite(2)`, so a full disk is an error of the write and costs no page. What
+/// becomes of a lost page says [`LostPage`]. A [fence](Medium::fence) is `fdatasync(2)` of the files written to since their last one, several at
 /// the same time so that they share the device flush.
 #[derive(Debug, Default)]
 pub struct PageCache {
     flusher: Flusher,
     /// Reads are system calls whatever the file system.
     by_call: bool,
+    lost_page: LostPage,
 }
 
 impl PageCache {
@@ -37,17 +39,27 @@ impl PageCache {
         PageCache::default()
     }
 
-    /// The same for files that another process may cut short meanwhile: a load from what is gone would raise SIGBUS, a
-    /// system call returns an error.
+    /// The same with another answer to a lost page; without it, [`LostPage::Fail`].
+    #[must_use]
+    pub fn on_lost_page(mut self, lost_page: LostPage) -> Self {
+        self.lost_page = lost_page;
+        self
+    }
+
+    /// The same for files that another process may cut short meanwhile: a system call comes upon that as an error,
+    /// whoever handles SIGBUS.
     pub(crate) fn reading_by_call() -> Self {
         PageCache { by_call: true, ..PageCache::default() }
     }
 
-    fn map_new(&self, path: &Path, file: OwnedFd, reserve: u64) -> Result<PageCacheFile> {
-        let file = MappedFile::new(path, file, MapKind::Read, Access::ReadWrite, reserve);
-        // The first error is the one that helps, whether or not the name can be removed again.
-        let file = file.inspect_err(|_| drop(names::unlink(path)))?;
+    fn map(&self, path: &Path, file: OwnedFd, access: Access, reserve: u64) -> Result<PageCacheFile> {
+        let file = MappedFile::new(path, file, MapKind::Read, access, reserve, self.lost_page)?;
         Ok(PageCacheFile::new(file, self.by_call))
+    }
+
+    fn map_new(&self, path: &Path, file: OwnedFd, reserve: u64) -> Result<PageCacheFile> {
+        // The first error is the one that helps, whether or not the name can be removed again.
+        self.map(path, file, Access::ReadWrite, reserve).inspect_err(|_| drop(names::unlink(path)))
     }
 }
 
@@ -59,8 +71,7 @@ impl Medium for PageCache {
     }
 
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<PageCacheFile> {
-        let file = names::open_regular(path, access)?;
-        Ok(PageCacheFile::new(MappedFile::new(path, file, MapKind::Read, access, reserve)?, self.by_call))
+        self.map(path, names::open_regular(path, access)?, access, reserve)
     }
 
     fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<PageCacheFile> {
@@ -100,6 +111,7 @@ impl Medium for PageCache {
     }
 
     fn fence(&self, _: Barrier, files: &[&PageCacheFile]) -> Result<()> {
+        files.iter().try_for_each(|file| file.file.intact("flush"))?;
         let dirty: Vec<_> = files.iter().filter_map(|file| Some((*file, file.unflushed()?))).collect();
         if dirty.is_empty() {
             return Ok(());
@@ -124,7 +136,7 @@ impl Medium for PageCache {
 pub struct PageCacheFile {
     file: MappedFile,
     /// Reads go by system call too: the medium was asked to, or the file is on a tmpfs, where a load from a hole takes
-    /// space, and raises SIGBUS if there is none.
+    /// space, and the page is lost if there is none.
     by_call: bool,
     /// Changes made so far.
     written: AtomicU64,
@@ -187,7 +199,7 @@ impl MediumFile for PageCacheFile {
         // SAFETY: `range` gives as many mapped bytes; a buffer of the caller's cannot overlap a mapping that gives out
         // no references.
         unsafe { sys::copy::read_racy(src, dst) };
-        Ok(())
+        self.file.intact("read from")
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
@@ -263,7 +275,7 @@ mod tests {
     fn a_fence_flushes_what_is_dirty_and_only_that() {
         let dir = tempfile::tempdir().unwrap();
         for flusher in [Flusher::default(), Flusher::without_ring()] {
-            let medium = PageCache { flusher, by_call: false };
+            let medium = PageCache { flusher, ..PageCache::default() };
             let (a, b) = (dir.path().join("a"), dir.path().join("b"));
             let (a, b) = (medium.create(&a, 100, 100).unwrap(), medium.create(&b, 100, 100).unwrap());
             assert_eq!((a.unflushed(), b.unflushed()), (None, None));
@@ -305,7 +317,7 @@ mod tests {
         drop(medium.create(&path, 100, 100).unwrap());
         // Writable by its own account, over a descriptor that is not: the system call fails.
         let descriptor = names::open_regular(&path, Access::Read).unwrap();
-        let mapped = MappedFile::new(&path, descriptor, MapKind::Read, Access::ReadWrite, 100).unwrap();
+        let mapped = MappedFile::new(&path, descriptor, MapKind::Read, Access::ReadWrite, 100, LostPage::Fail).unwrap();
         let file = PageCacheFile::new(mapped, false);
         let error = file.write(7, b"x").unwrap_err().to_string();
         assert!(error.starts_with("cannot write to ") && error.contains(" at byte 7: "), "{error}");

@@ -12,7 +12,9 @@ use std::ptr::{self, NonNull};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use super::fault::Watch;
 use super::page_size;
+use crate::options::LostPage;
 
 /// How a file is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,9 +38,12 @@ pub(crate) enum MapKind {
 pub(crate) struct FileMap {
     start: NonNull<u8>,
     reserved: usize,
+    /// Present unless a lost page is to be a SIGBUS of the program's own.
+    watch: Option<Watch>,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and `FileMap` is an address and a number.
+// SAFETY: the mapping belongs to the process, not to a thread, and `FileMap` is an address, a number and a watch, which
+// any thread may hold.
 unsafe impl Send for FileMap {}
 // SAFETY: as above; a shared `FileMap` only gives its address out.
 unsafe impl Sync for FileMap {}
@@ -50,7 +55,13 @@ impl FileMap {
     /// # Errors
     /// EOPNOTSUPP from a `Sync` kind where the file is not on persistent memory; EOVERFLOW when the file is larger than
     /// the address space; what `mmap(2)` says otherwise.
-    pub(crate) fn new(file: BorrowedFd<'_>, kind: MapKind, len: u64, reserve: u64) -> io::Result<Self> {
+    pub(crate) fn new(
+        file: BorrowedFd<'_>,
+        kind: MapKind,
+        len: u64,
+        reserve: u64,
+        lost_page: LostPage,
+    ) -> io::Result<Self> {
         let smallest = usize::try_from(len.max(1)).ok().and_then(|len| len.checked_next_multiple_of(page_size()));
         let smallest = smallest.ok_or(Errno::OVERFLOW)?;
         // No address space is as large as half of what an address can say; the loop below comes down from there.
@@ -68,7 +79,12 @@ impl FileMap {
             match unsafe { mmap(ptr::null_mut(), reserved, protection, flags, file, 0) } {
                 Ok(start) => {
                     let start = NonNull::new(start.cast()).expect("a mapping the kernel places is never at address 0");
-                    return Ok(FileMap { start, reserved });
+                    let mut map = FileMap { start, reserved, watch: None };
+                    if lost_page == LostPage::Fail {
+                        let writable = protection.contains(ProtFlags::WRITE);
+                        map.watch = Some(Watch::new(start.as_ptr() as usize, reserved, writable)?);
+                    }
+                    return Ok(map);
                 }
                 // ENOMEM: no room in the address space. EOVERFLOW: beyond the file system's largest file. EINVAL: some
                 // file systems say so instead.
@@ -107,6 +123,20 @@ impl FileMap {
         Ok(pages.into_iter().map(|page| page & 1 != 0).collect())
     }
 
+    /// The offset of the first page that was lost, if one was: from then on the bytes of the mapping are not all those
+    /// of the file, and stores to it may go nowhere. Ask [`none_lost`](super::fault::none_lost) first, which is quick.
+    pub(crate) fn lost(&self) -> Option<u64> {
+        self.watch.as_ref().and_then(Watch::lost)
+    }
+
+    /// Notes that the page at `offset` was lost, found otherwise than by an access to it. Without effect where a lost
+    /// page is to be a SIGBUS.
+    pub(crate) fn note_lost(&self, offset: u64) {
+        if let Some(watch) = &self.watch {
+            watch.note(offset);
+        }
+    }
+
     /// The address at `offset`, wherever that is: not to be accessed.
     #[inline(always)]
     pub(crate) fn address(&self, offset: u64) -> *const u8 {
@@ -123,8 +153,120 @@ impl FileMap {
 
 impl Drop for FileMap {
     fn drop(&mut self) {
+        if self.watch.take().is_some_and(|watch| !watch.withdraw()) {
+            // A handler of SIGBUS may still come to replace a page here, so the addresses are never given back.
+            return;
+        }
         // SAFETY: exactly the mapping that `new` made; its owner, about to go, made all accesses through itself.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.reserved) };
         debug_assert!(unmapped.is_ok(), "munmap of a whole mapping: {unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+    use super::*;
+
+    const PAGE: usize = 4096;
+
+    fn map(file: &File, kind: MapKind) -> FileMap {
+        FileMap::new(file.as_fd(), kind, 4 * PAGE as u64, 0, LostPage::Fail).unwrap()
+    }
+
+    fn load(map: &FileMap, offset: usize) -> u8 {
+        // SAFETY: within the four pages that the tests map.
+        unsafe { map.at(offset as u64).read_volatile() }
+    }
+
+    fn store(map: &FileMap, offset: usize, byte: u8) {
+        // SAFETY: as above, and mapped writable.
+        unsafe { map.at(offset as u64).write_volatile(byte) }
+    }
+
+    fn errno() -> *mut i32 {
+        // SAFETY: no conditions.
+        unsafe { libc::__errno_location() }
+    }
+
+    /// What a program that loads and stores for itself sees.
+    #[test]
+    fn a_lost_page_reads_as_zeros_and_takes_stores_that_go_nowhere() {
+        for dir in ["/dev/shm".into(), std::env::temp_dir()] {
+            let file = tempfile::tempfile_in(dir).unwrap();
+            file.set_len(4 * PAGE as u64).unwrap();
+            let map = map(&file, MapKind::ReadWrite);
+            for page in 0..4 {
+                store(&map, page * PAGE, page as u8 + 1);
+            }
+            assert_eq!(map.lost(), None);
+            file.set_len(PAGE as u64).unwrap();
+            // SAFETY: this thread's own.
+            unsafe { errno().write(77) };
+            assert_eq!(load(&map, 2 * PAGE + 9), 0);
+            // SAFETY: as above.
+            assert_eq!(unsafe { errno().read() }, 77, "the handler changed errno");
+            assert_eq!(map.lost(), Some(2 * PAGE as u64));
+            store(&map, 2 * PAGE, 7);
+            store(&map, PAGE, 8);
+            assert_eq!([load(&map, 0), load(&map, PAGE), load(&map, 2 * PAGE), load(&map, 3 * PAGE)], [1, 8, 7, 0]);
+            assert_eq!(map.lost(), Some(2 * PAGE as u64), "the first loss is told");
+            assert!(!super::super::fault::none_lost());
+            assert_eq!(file.metadata().unwrap().len(), PAGE as u64, "a lost store made the file longer");
+        }
+    }
+
+    #[test]
+    fn a_map_knows_nothing_of_what_its_predecessor_lost() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4 * PAGE as u64).unwrap();
+        for _ in 0..1000 {
+            let map = map(&file, MapKind::Read);
+            map.note_lost(0);
+            assert_eq!(map.lost(), Some(0));
+        }
+        assert_eq!(map(&file, MapKind::Read).lost(), None);
+    }
+
+    /// Makes an untouched page of a mapping of a file in memory one that the hardware could not read, by
+    /// `userfaultfd(2)`. Gives what must be kept, or why it can't be done here.
+    fn poison(map: &FileMap, page: usize) -> std::result::Result<OwnedFd, String> {
+        use rustix::mm::UserfaultfdFlags;
+        // SAFETY: the pages it is told to manage are those of the test's own mapping.
+        let manager = unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC) };
+        let manager = manager.map_err(|errno| format!("userfaultfd: {errno}"))?;
+        let control = |name: &str, number: u64, words: &mut [u64]| {
+            // `_IOWR(0xaa, number, words)`. Source: `linux/userfaultfd.h`.
+            let request = 3 << 30 | (size_of_val(words) as u64) << 16 | 0xaa << 8 | number;
+            // SAFETY: the kernel reads and writes as many bytes as the request says, which are those of `words`.
+            let done = unsafe { libc::ioctl(manager.as_raw_fd(), request as _, words.as_mut_ptr()) };
+            if done == 0 { Ok(()) } else { Err(format!("{name}: {}", io::Error::last_os_error())) }
+        };
+        const FEATURE_POISON: u64 = 1 << 14;
+        const MODE_MISSING: u64 = 1;
+        let start = map.at(0) as u64;
+        control("UFFDIO_API", 0x3f, &mut [0xaa, FEATURE_POISON, 0])?;
+        control("UFFDIO_REGISTER", 0, &mut [start, 4 * PAGE as u64, MODE_MISSING, 0])?;
+        control("UFFDIO_POISON", 8, &mut [start + (page * PAGE) as u64, PAGE as u64, 0, 0])?;
+        Ok(manager)
+    }
+
+    #[test]
+    fn a_page_that_the_medium_cannot_read_is_lost() {
+        let Ok(file) = tempfile::tempfile_in("/dev/shm") else {
+            return eprintln!("skipped: there is no file system in memory");
+        };
+        file.set_len(4 * PAGE as u64).unwrap();
+        let map = map(&file, MapKind::ReadWrite);
+        store(&map, 0, 1);
+        let _manager = match poison(&map, 2) {
+            Ok(manager) => manager,
+            Err(why) => return eprintln!("skipped: no page can be poisoned here: {why}"),
+        };
+        assert_eq!(load(&map, 2 * PAGE + 5), 0);
+        assert_eq!(map.lost(), Some(2 * PAGE as u64));
+        assert_eq!(load(&map, 0), 1);
     }
 }

@@ -4,6 +4,7 @@
 //! section what the one caller must hold.
 
 pub(crate) mod copy;
+pub(crate) mod fault;
 pub(crate) mod file;
 pub(crate) mod flush;
 pub(crate) mod map;

@@ -3,6 +3,7 @@
 #![allow(dead_code)] // Each test file uses its own part.
 
 pub(crate) mod counting;
+pub(crate) mod disk;
 pub(crate) mod system;
 
 use std::fs::{File, FileTimes, OpenOptions};

@@ -1,4 +1,4 @@
-//! The little unsafe code the tests need: counting allocations, and `fork`.
+//! The little unsafe code the tests need: counting allocations, `fork`, and signals.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -49,10 +49,11 @@ unsafe impl GlobalAlloc for CountingAlloc {
     }
 }
 
-// SAFETY: the declarations of `fork(2)` and `_exit(2)` in the C library that the standard library links.
+// SAFETY: the declarations of `fork(2)`, `_exit(2)` and `signal(2)` in the C library that the standard library links.
 unsafe extern "C" {
     fn fork() -> i32;
     fn _exit(code: i32) -> !;
+    fn signal(number: i32, handler: usize) -> usize;
 }
 
 /// A forked child, running until it is awaited.
@@ -79,4 +80,48 @@ impl Child {
         let (_, status) = rustix::process::waitpid(Some(self.0), options).unwrap().unwrap();
         status.exit_status()
     }
+}
+
+/// What a signal does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Disposition {
+    /// Its default action.
+    Default,
+    /// Nothing.
+    Ignore,
+    /// Ends the process with this code, which no other end has.
+    Exit,
+}
+
+/// The code that [`Disposition::Exit`] ends the process with.
+pub(crate) const HANDLED: i32 = 42;
+
+/// Sets what SIGBUS does.
+pub(crate) fn on_sigbus(disposition: Disposition) {
+    extern "C" fn exit(_: i32) {
+        // SAFETY: ends the process; it may be called in a handler.
+        unsafe { _exit(HANDLED) }
+    }
+    let handler = match disposition {
+        Disposition::Default => 0,
+        Disposition::Ignore => 1,
+        Disposition::Exit => exit as extern "C" fn(i32) as usize,
+    };
+    let number = rustix::process::Signal::BUS.as_raw();
+    // SAFETY: the two numbers are `SIG_DFL` and `SIG_IGN`, and the handler does nothing but end the process.
+    let before = unsafe { signal(number, handler) };
+    assert_ne!(before, usize::MAX, "signal: {}", std::io::Error::last_os_error());
+}
+
+/// Touches a mapping of the program's own beyond the end of its file, which is a SIGBUS. Returns what was read if it is
+/// survived.
+pub(crate) fn touch_beyond(empty: &std::fs::File) -> u8 {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
+    let page = unsafe { mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, empty, 0) }.unwrap();
+    // SAFETY: mapped readable; beyond the end of the file it is a signal and not a value.
+    let byte = unsafe { page.cast::<u8>().read_volatile() };
+    // SAFETY: the mapping made above, used no more.
+    unsafe { munmap(page, 4096) }.unwrap();
+    byte
 }

@@ -132,7 +132,7 @@ impl<M: Medium> Reflection<M> {
             MediumClass::PersistentMemory => !pages.iter().any(overwritten),
         };
         // What cannot be brought back must not be committed with the rest of the epoch.
-        let error = if restored { error } else { self.poison(error) };
+        let error = if restored { self.unless_lost(error) } else { self.poison(error) };
         self.medium.order();
         pages.iter().for_each(|&(page, _)| self.state.pages[page as usize].unlock_disturbed());
         error

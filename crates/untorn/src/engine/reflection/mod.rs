@@ -190,6 +190,13 @@ impl<M: Medium> Reflection<M> {
         error
     }
 
+    /// The error of a call, which ends all promises if it comes from a lost page. Reads and writes ask where they fail,
+    /// so that those which do not fail need not wait for the answer.
+    #[cold]
+    fn unless_lost(&self, error: Error) -> Error {
+        if error.is_page_lost() && self.writable().is_ok() { self.poison(error) } else { error }
+    }
+
     /// The bitmap of a page at the last commit. Stable while no commit of the page is under way.
     fn committed_bitmap(&self, page: u64) -> u64 {
         match self.durability {
@@ -230,7 +237,7 @@ impl<M: Medium> Engine for Reflection<M> {
     }
 
     fn deploy(&self, offset: u64, len: u64) -> Result<()> {
-        self.deploy_range(offset, len)
+        self.deploy_range(offset, len).map_err(|error| self.unless_lost(error))
     }
 
     fn sync(&self) -> Result<u64> {
@@ -239,17 +246,17 @@ impl<M: Medium> Engine for Reflection<M> {
         }
         self.writable()?;
         if self.durability == Durability::PerCommit {
-            self.commit_epoch()?;
+            self.commit_epoch().map_err(|error| self.unless_lost(error))?;
         }
         Ok(self.commit_number())
     }
 
     fn resize(&self, len: u64) -> Result<()> {
-        self.change_len(len)
+        self.change_len(len).map_err(|error| self.unless_lost(error))
     }
 
     fn reclaim(&self) -> Result<u64> {
-        self.reclaim_space()
+        self.reclaim_space().map_err(|error| self.unless_lost(error))
     }
 
     fn info(&self) -> Info {

@@ -32,8 +32,9 @@ impl<M: Medium> Reflection<M> {
             && offset + len <= head.len.load(Ordering::Acquire)
             && moves & 1 == 0
             && calm.is_set()
+            // What fails here fails again below, where there is time to say why.
+            && self.data.read(offset, dst).is_ok()
         {
-            self.data.read(offset, dst)?;
             // The loads of the copy must not move below these.
             fence(Ordering::Acquire);
             if calm.is_set() && head.moves.load(Ordering::Relaxed) == moves {
@@ -45,6 +46,10 @@ impl<M: Medium> Reflection<M> {
 
     #[inline(never)]
     fn read_any(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.read_in_tries(offset, dst).map_err(|error| self.unless_lost(error))
+    }
+
+    fn read_in_tries(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let head = self.state.head();
         for try_number in 0..TRIES {
             let resizes = head.resizes.load(Ordering::Acquire);

@@ -82,7 +82,7 @@ impl<M: Medium> Reflection<M> {
         };
         if let Err(error) = stored {
             state.unlock();
-            return Err(error);
+            return Err(self.unless_lost(error));
         }
         self.commit_page(&lane, state, part.page, mask, &draft)
     }
@@ -105,7 +105,7 @@ impl<M: Medium> Reflection<M> {
             Ok(draft) => self.commit_page(&lane, state, part.page, mask, &draft),
             Err(error) => {
                 state.unlock();
-                Err(error)
+                Err(self.unless_lost(error))
             }
         }
     }

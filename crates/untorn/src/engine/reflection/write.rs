@@ -162,7 +162,7 @@ impl<M: Medium> Reflection<M> {
             }
             Err(error) => {
                 pages.iter().for_each(|page| state(page.page).unlock());
-                Err(error)
+                Err(self.unless_lost(error))
             }
         }
     }

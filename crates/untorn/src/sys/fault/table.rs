@@ -1,0 +1,251 @@
+//! The watched ranges, in a table that a signal handler may search at any instant.
+//!
+//! # Protocol
+//! Slots are never freed or moved, so a reference to one is always good. A slot's range is set by `take` and emptied by
+//! `give_back`. A visitor (a handler) that finds an address in a slot announces itself in `visitors` and looks again;
+//! `give_back` empties the range and then waits until there is no visitor. All four steps are sequentially consistent,
+//! so either the visitor's second look finds the range empty, or `give_back` sees the visitor and waits for it. While
+//! somebody visits, therefore, the range stays what it is and stays mapped.
+#![allow(unsafe_code)]
+
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use super::HARMED;
+
+/// Slots of a chunk: more than most programs have files open.
+const SLOTS: usize = 64;
+
+/// One watched range, or none.
+pub(super) struct Slot {
+    /// Whether it belongs to a watch.
+    taken: AtomicBool,
+    writable: AtomicBool,
+    start: AtomicUsize,
+    /// Where the range ends; 0 if there is none. Set last, and cleared first.
+    end: AtomicUsize,
+    /// The offset of the first page lost, plus 1; 0 if none was.
+    lost: AtomicU64,
+    /// Handlers that are looking at it.
+    visitors: AtomicUsize,
+}
+
+struct Chunk {
+    slots: [Slot; SLOTS],
+    /// The next chunk, leaked by whoever found all slots taken.
+    next: AtomicPtr<Chunk>,
+}
+
+static FIRST: Chunk = Chunk::new();
+
+impl Slot {
+    const fn new() -> Self {
+        Slot {
+            taken: AtomicBool::new(false),
+            writable: AtomicBool::new(false),
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            lost: AtomicU64::new(0),
+            visitors: AtomicUsize::new(0),
+        }
+    }
+
+    pub(super) fn lost(&self) -> Option<u64> {
+        self.lost.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    /// Notes a loss at an offset, unless there was one before.
+    pub(super) fn note(&self, offset: u64) {
+        if self.lost.compare_exchange(0, offset + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            // After the note, which whoever sees the count looks for.
+            HARMED.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether the address lies in the range, as far as one look tells.
+    fn contains(&self, address: usize) -> bool {
+        // The end first: if it is that of a range, so is the start.
+        address < self.end.load(Ordering::SeqCst) && address >= self.start.load(Ordering::SeqCst)
+    }
+
+    fn fill(&self, start: usize, len: usize, writable: bool) {
+        self.writable.store(writable, Ordering::Relaxed);
+        self.start.store(start, Ordering::Relaxed);
+        self.end.store(start + len, Ordering::SeqCst);
+    }
+
+    /// Empties the slot for the next watch. False if a visitor stays: the slot is then never used again.
+    pub(super) fn give_back(&self) -> bool {
+        self.end.store(0, Ordering::SeqCst);
+        for round in 0_u32.. {
+            if self.visitors.load(Ordering::SeqCst) == 0 {
+                break;
+            }
+            match round {
+                0..64 => std::hint::spin_loop(),
+                64..20_064 => thread::sleep(Duration::from_micros(50)),
+                _ => return false,
+            }
+        }
+        if self.lost.swap(0, Ordering::SeqCst) != 0 {
+            HARMED.0.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.taken.store(false, Ordering::Release);
+        true
+    }
+}
+
+impl Chunk {
+    const fn new() -> Self {
+        Chunk { slots: [const { Slot::new() }; SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    fn next(&self) -> Option<&'static Chunk> {
+        let next = self.next.load(Ordering::Acquire);
+        // SAFETY: null, or a leaked chunk, initialised before its address was stored.
+        unsafe { next.cast_const().as_ref() }
+    }
+
+    /// The next chunk, made if there is none.
+    fn next_or_new(&self) -> &'static Chunk {
+        if let Some(next) = self.next() {
+            return next;
+        }
+        let new = Box::into_raw(Box::new(Chunk::new()));
+        let set = self.next.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
+        let chunk = match set {
+            Ok(_) => new,
+            Err(other) => {
+                // SAFETY: it came from a box just now, and nobody else has seen its address.
+                drop(unsafe { Box::from_raw(new) });
+                other
+            }
+        };
+        // SAFETY: leaked, by this thread or the one that was quicker, and initialised before its address was stored.
+        unsafe { &*chunk }
+    }
+}
+
+/// A slot for the range.
+pub(super) fn take(start: usize, len: usize, writable: bool) -> &'static Slot {
+    let mut chunk = &FIRST;
+    loop {
+        let free =
+            |slot: &&Slot| slot.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        if let Some(slot) = chunk.slots.iter().find(free) {
+            slot.fill(start, len, writable);
+            return slot;
+        }
+        chunk = chunk.next_or_new();
+    }
+}
+
+/// A watched range that stays as it is until this is dropped.
+pub(super) struct Visit {
+    slot: &'static Slot,
+    pub(super) start: usize,
+    pub(super) end: usize,
+    pub(super) writable: bool,
+}
+
+impl Visit {
+    pub(super) fn note(&self, offset: u64) {
+        self.slot.note(offset);
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.slot.visitors.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The watched range that an address lies in. Safe in a signal handler: it takes no lock and allocates nothing.
+pub(super) fn visit(address: usize) -> Option<Visit> {
+    let mut chunk = Some(&FIRST);
+    while let Some(here) = chunk {
+        for slot in here.slots.iter().filter(|slot| slot.contains(address)) {
+            slot.visitors.fetch_add(1, Ordering::SeqCst);
+            let visit = Visit {
+                slot,
+                end: slot.end.load(Ordering::SeqCst),
+                start: slot.start.load(Ordering::SeqCst),
+                writable: slot.writable.load(Ordering::Relaxed),
+            };
+            if (visit.start..visit.end).contains(&address) {
+                return Some(visit);
+            }
+        }
+        chunk = here.next();
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    const PAGE: usize = 4096;
+
+    /// Far from anything that is ever mapped, and from the addresses of other tests.
+    const START: usize = 1 << 41;
+
+    #[test]
+    fn every_range_is_found_beyond_the_first_chunk() {
+        let slots: Vec<_> = (0..3 * SLOTS).map(|n| take(START + 2 * n * PAGE, PAGE, n % 2 == 0)).collect();
+        for n in 0..slots.len() {
+            let start = START + 2 * n * PAGE;
+            for address in [start, start + PAGE - 1] {
+                let visit = visit(address).unwrap();
+                assert_eq!((visit.start, visit.end, visit.writable), (start, start + PAGE, n % 2 == 0));
+            }
+            assert!(visit(start + PAGE).is_none());
+        }
+        assert!(slots.iter().all(|slot| slot.give_back()));
+        assert!(visit(START).is_none());
+    }
+
+    #[test]
+    fn a_range_stays_while_somebody_visits() {
+        const AT: usize = START << 1;
+        let slot = take(AT, PAGE, true);
+        let held = visit(AT).unwrap();
+        let left = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let gone = scope.spawn(|| {
+                assert!(slot.give_back());
+                assert!(left.load(Ordering::SeqCst), "it did not wait");
+            });
+            while visit(AT).is_some() {
+                thread::yield_now();
+            }
+            left.store(true, Ordering::SeqCst);
+            drop(held);
+            gone.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn no_visitor_sees_a_mixture_of_two_ranges() {
+        const AT: usize = START << 2;
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 0..20_000 {
+                    // One below, one above the address between them, which is never in either.
+                    let at = if n % 2 == 0 { AT } else { AT + 2 * PAGE };
+                    assert!(take(at, PAGE, false).give_back());
+                }
+                stop.store(true, Ordering::SeqCst);
+            });
+            while !stop.load(Ordering::SeqCst) {
+                assert!(visit(AT + PAGE).is_none());
+                drop(visit(AT));
+            }
+        });
+    }
+}
