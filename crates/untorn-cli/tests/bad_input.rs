@@ -157,9 +157,17 @@ fn an_error_is_json_too_if_asked_for() {
 }
 
 #[test]
-fn media_that_come_later_are_refused_in_words() {
-    let run = untorn(&["torture", "--medium", "dax"]).expect(64);
-    assert!(run.err.contains("not in this version") && run.err.contains("process"), "{}", run.err);
+fn options_of_another_torture_are_refused_in_words() {
+    for (medium, option, value) in [
+        ("dax", "--seconds", "5"),
+        ("dax", "--durability", "write"),
+        ("dax", "--fs", "btrfs"),
+        ("process", "--kernel", "6.12"),
+        ("process", "--images", "5"),
+    ] {
+        let run = untorn(&["torture", "--medium", medium, option, value]).expect(64);
+        assert!(run.err.contains(option) && run.err.contains(medium), "{}", run.err);
+    }
 }
 
 #[test]

@@ -249,25 +249,30 @@ pub(crate) struct Torture {
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
     /// What fails: `process` kills the writing process; `block` cuts the power of the disk under a real file system, as
-    /// root. `dax` is not in this version.
+    /// root; `dax` cuts the power of an emulated machine with persistent memory, with QEMU.
     #[arg(long, value_parser = ["process", "dax", "block"], default_value = "process")]
     pub(crate) medium: String,
     /// Where to put the files [default: the system's directory for temporary files; with `--medium block`, /dev/shm].
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
-    /// With `--medium block`, how many disks to check [default: 100].
+    /// With `--medium block`, how many disks to check [default: 100]; with `--medium dax`, how many power cuts [default:
+    /// 10].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) images: Option<u64>,
-    /// With `--medium block`, the file systems whose disks are cut off: ext4, xfs, btrfs.
+    /// With `--medium block` and `dax`, the file systems: ext4, xfs, and on disks btrfs.
     #[arg(long, value_name = "FS", value_delimiter = ',', default_value = "ext4,xfs")]
     pub(crate) fs: Vec<FileSystem>,
     /// With `--medium block`, a disk that acknowledges its latest flush without carrying it out: must be caught.
     #[arg(long)]
     pub(crate) lying_disk: bool,
-    /// With `--medium block`, where to keep a disk with a violation [default: the system's directory for temporary
-    /// files].
+    /// With `--medium block` and `dax`, where to keep a disk with a violation [default: the system's directory for
+    /// temporary files].
     #[arg(long, value_name = "DIR")]
     pub(crate) keep: Option<PathBuf>,
+    /// With `--medium dax`, the kernel: a version (6.12), a package file, or a directory into which one was unpacked
+    /// [default: the distribution's own].
+    #[arg(long, value_name = "VERSION|PATH")]
+    pub(crate) kernel: Option<String>,
     /// With `--medium block`, check a disk again that was kept.
     #[arg(long, value_name = "DIR")]
     pub(crate) replay: Option<PathBuf>,

@@ -2,6 +2,7 @@
 //! each time.
 
 mod block;
+mod dax;
 mod keep;
 mod model;
 mod plan;
@@ -61,23 +62,17 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
     match args.medium.as_str() {
         "process" => {}
         "block" => return block::run(args),
-        other => {
-            let message = format!(
-                "--medium {other} is not in this version; --medium process kills real processes over real files, \
-                 --medium block cuts the power of a real file system's disk, and `cargo xtask explore` in untorn's \
-                 repository simulates power cuts"
-            );
-            return Err(Failure::usage(message));
-        }
+        _ => return dax::run(args),
     }
     let stray = [
         (args.images.is_some(), "--images"),
         (args.lying_disk, "--lying-disk"),
         (args.keep.is_some(), "--keep"),
         (args.replay.is_some(), "--replay"),
+        (args.kernel.is_some(), "--kernel"),
     ];
     if let Some((_, name)) = stray.iter().find(|(given, _)| *given) {
-        return Err(Failure::usage(format!("{name} is for --medium block")));
+        return Err(Failure::usage(format!("{name} is not for --medium process")));
     }
     let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let found = untorn::doctor(&parent)?;

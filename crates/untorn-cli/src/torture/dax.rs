@@ -1,0 +1,119 @@
+//! `untorn torture --medium dax`: the power of an emulated machine with persistent memory is cut, on a stock kernel and a
+//! real DAX file system, and every promise is checked.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use serde_json::json;
+use untorn::EngineKind;
+use untorn_rigs::block;
+use untorn_rigs::dax::{self, FileSystem, Kernel, Outcome, Settings};
+
+use crate::cli::Torture;
+use crate::exit::{Exit, Failure, Result};
+use crate::output::{self, Colour, paint};
+use crate::{progress, rng};
+
+/// Power cuts without a number on the command line.
+const CUTS: u64 = 10;
+
+/// Cuts the power again and again.
+pub(super) fn run(args: &Torture) -> Result<Exit> {
+    let stray = [
+        (args.seconds.is_some(), "--seconds"),
+        (args.durability.is_some(), "--durability"),
+        (args.dir.is_some(), "--dir"),
+        (args.lying_disk, "--lying-disk"),
+        (args.replay.is_some(), "--replay"),
+    ];
+    if let Some((_, name)) = stray.iter().find(|(given, _)| *given) {
+        return Err(Failure::usage(format!("{name} is not for --medium dax")));
+    }
+    let file_systems = args.fs.iter().map(file_system).collect::<Result<Vec<_>>>()?;
+    // All that is missing at once, so that one command gets it.
+    let mut missing = dax::missing();
+    if let Some(last) = missing.pop() {
+        missing.iter().for_each(|error| eprintln!("untorn: {error}"));
+        return Err(last.into());
+    }
+    let settings = Settings {
+        program: std::env::current_exe().map_err(|error| Failure::io("cannot find this program", &error))?,
+        kernel: Kernel::find(args.kernel.as_deref(), &cache())?,
+        file_systems,
+        engine: if args.engine == EngineKind::Auto { EngineKind::Reflection } else { args.engine }.as_str().to_owned(),
+        cycles: args.images.unwrap_or(CUTS),
+        seed: args.seed.unwrap_or_else(rng::fresh_seed),
+        keep: Some(args.keep.clone().unwrap_or_else(std::env::temp_dir)),
+    };
+    let bar = progress::bar(settings.cycles, &format!("seed {}", settings.seed));
+    let outcome = dax::run(&settings, &|step| bar.set_message(step.to_owned()))?;
+    bar.finish_and_clear();
+    let violations: Vec<&String> = outcome.cycles.iter().flat_map(|cycle| &cycle.violations).collect();
+    let sum = |of: fn(&dax::Cycle) -> u64| outcome.cycles.iter().map(of).sum::<u64>();
+    let object = json!({
+        "engine": settings.engine,
+        "medium": "dax",
+        "seed": settings.seed,
+        "runs": outcome.cycles.len(),
+        "violations": violations.len(),
+        "kernel": outcome.kernel,
+        "operations": sum(|cycle| cycle.operations),
+        "acknowledged": sum(|cycle| cycle.acknowledged),
+        "no_recovery_convicted": outcome.forgetful,
+        "canary_convicted": outcome.canary,
+        "details": violations,
+        "kept": outcome.kept.as_ref().map(|path| path.display().to_string()),
+    });
+    output::report(args.form.json, &object, || words(&settings, &outcome, &violations))?;
+    if outcome.clean() {
+        return Ok(Exit::Clean);
+    }
+    if violations.is_empty() {
+        // The cuts show nothing if what must be convicted was not.
+        let message = format!("the cuts show too little: {outcome}; give it more --images");
+        return Err(Failure { exit: Exit::Attention, path: None, message });
+    }
+    Ok(Exit::Attention)
+}
+
+fn file_system(kind: &block::FileSystem) -> Result<FileSystem> {
+    match kind.as_str() {
+        "ext4" => Ok(FileSystem::Ext4),
+        "xfs" => Ok(FileSystem::Xfs),
+        other => Err(Failure::usage(format!("{other} has no DAX; --fs takes ext4 and xfs with --medium dax"))),
+    }
+}
+
+/// Where kernel packages are unpacked, once.
+fn cache() -> PathBuf {
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+    base.unwrap_or_else(std::env::temp_dir).join("untorn/kernels")
+}
+
+fn words(settings: &Settings, outcome: &Outcome, violations: &[&String]) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "engine {}, kernel {}, seed {}", settings.engine, outcome.kernel, settings.seed);
+    let _ = writeln!(text, "{outcome}");
+    if violations.is_empty() {
+        let _ = writeln!(text, "{}", paint(Colour::Good, "no violation"));
+    } else {
+        let count = output::count(violations.len() as u64, "violation", "violations");
+        let _ = writeln!(text, "{}:", paint(Colour::Bad, &count));
+        for violation in violations {
+            let _ = writeln!(text, "  - {violation}");
+        }
+        if let Some(kept) = &outcome.kept {
+            let _ =
+                writeln!(text, "The image after the cut and what was reported before it are in {}.", kept.display());
+        }
+    }
+    text += &output::fold(
+        "Checked after each cut, on an emulated machine with a stock kernel whose files are mapped with MAP_SYNC: each \
+         operation whole or not at all (C1); nothing lost that was acknowledged as durable (C2). Not checked: flushes. \
+         The emulator has no volatile cache, so a missing one can't show here; `cargo xtask explore` in untorn's \
+         repository simulates them.",
+    );
+    text
+}
