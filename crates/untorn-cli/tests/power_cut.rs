@@ -67,9 +67,9 @@ fn wrong_requests_end_with_64() {
     for (arguments, what) in [
         (&["--images", "0"][..], "0"),
         (&["--fs", "fat"], "fat"),
-        (&["--medium", "process", "--images", "5"], "--images is for --medium block"),
-        (&["--medium", "process", "--lying-disk"], "--lying-disk is for --medium block"),
-        (&["--medium", "process", "--replay", "x"], "--replay is for --medium block"),
+        (&["--medium", "process", "--images", "5"], "--images is not for --medium process"),
+        (&["--medium", "process", "--lying-disk"], "--lying-disk is not for --medium process"),
+        (&["--medium", "process", "--replay", "x"], "--replay is not for --medium process"),
     ] {
         let medium: &[&str] = if arguments.contains(&"--medium") { &[] } else { &["--medium", "block"] };
         let run = untorn(&[&["torture"], medium, arguments].concat()).expect(64);

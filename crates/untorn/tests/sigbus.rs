@@ -149,9 +149,7 @@ fn a_write_whose_store_is_lost_is_an_error_and_takes_back_nothing() {
                 file.sync().unwrap();
                 // The next goes to the file.
                 let error = file.write_at(&pattern(len, 3), at as u64).unwrap_err();
-                // A write of a cache line leaves it to its fence to notice.
-                let fenced = len == 64 && durability == Durability::PerWrite;
-                assert_lost(&error, if fenced { "flush" } else { "write to" }, &path, GONE);
+                assert_lost(&error, "write to", &path, GONE);
                 assert_poisoned(&file);
                 drop(file);
                 let file = assert_refused_until_restored(&path, &options, Boxed::memory, &bytes);

@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn a_missing_program_is_named_with_the_way_to_get_it() {
         let error = find("no-such-program-anywhere").unwrap_err().to_string();
-        assert!(error.starts_with("no-such-program-anywhere is missing; "), "{error}");
+        assert!(error.starts_with("this needs no-such-program-anywhere: "), "{error}");
     }
 
     #[test]

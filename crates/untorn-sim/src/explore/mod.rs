@@ -182,6 +182,10 @@ pub fn canary(settings: &Settings) -> Vec<Canary> {
         .collect()
 }
 
+/// The most crash states of one case that the search for a mutant looks at: a mutant is convicted by many short cases
+/// sooner than by a few long ones.
+const STATES_A_CASE: u64 = 4_000;
+
 /// Runs cases until one is violated or the budget is spent. Returns the violation, whether the muted barrier was
 /// passed, and the number of cases.
 fn search(
@@ -215,7 +219,7 @@ fn search(
         } else {
             Source::Seed(rng.next_u64() >> 16)
         };
-        let shared = Shared::new(u64::MAX);
+        let shared = Shared::new(STATES_A_CASE);
         let case = Case { config, source, muted };
         let found = case.run(&shared);
         cases += 1;
@@ -234,7 +238,7 @@ fn search(
 
 /// Whether a case has no violation when no barrier is muted.
 fn is_right(case: &Case) -> bool {
-    Case { muted: None, ..*case }.run(&Shared::new(u64::MAX)).is_none()
+    Case { muted: None, ..*case }.run(&Shared::new(STATES_A_CASE)).is_none()
 }
 
 fn in_parallel(jobs: usize, work: impl Fn() + Sync) {

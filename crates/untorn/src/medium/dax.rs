@@ -17,7 +17,6 @@ use super::{
 use crate::error::{Error, Result};
 use crate::options::LostPage;
 use crate::sys;
-use crate::sys::flush::LINE;
 use crate::sys::map::MapKind;
 
 /// Files on a DAX file system, mapped with `MAP_SYNC`: loads, streaming stores and cache-line write-back, with no
@@ -178,8 +177,7 @@ impl MediumFile for DaxFile {
         let dst = self.file.range_mut(offset, src.len())?;
         // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.
         unsafe { sys::copy::copy_nt(dst, src) };
-        // A line costs no more than a few instructions, and the fence that it needs will ask.
-        if src.len() > LINE { self.file.intact("write to") } else { Ok(()) }
+        self.file.intact("write to")
     }
 
     #[inline(always)]
