@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::medium::Identity;
 use crate::options::Options;
 use crate::sys::incarnation;
+use crate::sys::sync::{Arc, Mutex, MutexGuard, Weak, sleep};
 
 /// Held by the shared state of an open file until the last of it is gone.
 #[derive(Default)]
@@ -53,14 +54,14 @@ struct Registry {
 /// The registry of this process, or of the one it was forked from, until it is first needed.
 static OPEN: ArcSwapOption<Registry> = ArcSwapOption::const_empty();
 
-fn registry() -> Arc<Registry> {
+fn registry() -> std::sync::Arc<Registry> {
     let process = incarnation();
     loop {
         let found = OPEN.load_full();
         if let Some(registry) = found.as_ref().filter(|registry| registry.process == process) {
-            return Arc::clone(registry);
+            return registry.clone();
         }
-        OPEN.compare_and_swap(&found, Some(Arc::new(Registry { process, ..Registry::default() })));
+        OPEN.compare_and_swap(&found, Some(std::sync::Arc::new(Registry { process, ..Registry::default() })));
         // The parent's is not to be dropped: one of the parent's threads may have been changing it.
         std::mem::forget(found);
     }
@@ -81,9 +82,40 @@ pub(super) fn shared(
     options: &Options,
     open: impl FnOnce() -> Result<Box<dyn Engine>>,
 ) -> Result<Arc<Shared>> {
-    let registry = registry();
-    let place = {
-        let mut places = lock(&registry.places);
+    registry().shared(path, identity, options, open)
+}
+
+impl Registry {
+    /// See [`shared`].
+    fn shared(
+        &self,
+        path: &Path,
+        identity: Identity,
+        options: &Options,
+        open: impl FnOnce() -> Result<Box<dyn Engine>>,
+    ) -> Result<Arc<Shared>> {
+        let place = self.place(identity);
+        let mut entry = lock(&place);
+        if let Some(shared) = entry.shared.upgrade() {
+            if !shared.engine.accepts(options) {
+                let holder = "this process, with other options".to_owned();
+                return Err(Error::InUse { path: path.to_owned(), holder });
+            }
+            return Ok(shared);
+        }
+        // The last handle may be gone and its thread still closing the file.
+        while Arc::strong_count(&entry.held) > 1 {
+            sleep(Duration::from_micros(50));
+        }
+        let engine = open()?;
+        let lease = Lease { _held: entry.held.clone(), place: Arc::downgrade(&place), process: self.process };
+        let shared = Arc::new(Shared { engine, lease });
+        entry.shared = Arc::downgrade(&shared);
+        Ok(shared)
+    }
+
+    fn place(&self, identity: Identity) -> Place {
+        let mut places = lock(&self.places);
         // Places nobody is looking at and whose file is closed for good are forgotten on the way.
         places.retain(|_, place| {
             Arc::strong_count(place) > 1 || {
@@ -92,22 +124,8 @@ pub(super) fn shared(
             }
         });
         places.entry((identity.device, identity.inode)).or_default().clone()
-    };
-    let mut entry = lock(&place);
-    if let Some(shared) = entry.shared.upgrade() {
-        if !shared.engine.accepts(options) {
-            let holder = "this process, with other options".to_owned();
-            return Err(Error::InUse { path: path.to_owned(), holder });
-        }
-        return Ok(shared);
     }
-    // The last handle may be gone and its thread still closing the file.
-    while Arc::strong_count(&entry.held) > 1 {
-        std::thread::sleep(Duration::from_micros(50));
-    }
-    let engine = open()?;
-    let lease = Lease { _held: entry.held.clone(), place: Arc::downgrade(&place), process: registry.process };
-    let shared = Arc::new(Shared { engine, lease });
-    entry.shared = Arc::downgrade(&shared);
-    Ok(shared)
 }
+
+#[cfg(all(test, loom))]
+mod models;

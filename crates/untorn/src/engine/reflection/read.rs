@@ -1,7 +1,5 @@
 //! Reading: gather, or deploy and copy. A read of settled pages takes no lock, no fence, no allocation, no system call.
 
-use std::sync::atomic::{Ordering, fence};
-
 use super::Reflection;
 use super::slices::{SLICE, runs, touched};
 use crate::engine::check_range;
@@ -10,6 +8,7 @@ use crate::medium::{Medium, MediumFile};
 use crate::options::ReadPolicy;
 use crate::sharing::page::Glimpse;
 use crate::sidecar::PAGE;
+use crate::sys::sync::{Ordering, fence};
 
 /// Optimistic tries of a read before it takes the pages' locks: enough that a single busy writer never forces it, few
 /// enough that many cannot starve it.
@@ -23,23 +22,14 @@ impl<M: Medium> Reflection<M> {
     /// near; to wait for a page's state would take as long as to wait for the bytes.
     #[inline]
     pub(super) fn read_range(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        let head = self.state.head();
-        let (resizes, calms) = (head.resizes.load(Ordering::Acquire), head.calms.load(Ordering::Acquire));
-        let end = offset.wrapping_add(dst.len() as u64);
+        let (page, end) = (offset / PAGE, offset.wrapping_add(dst.len() as u64));
         let one_page = offset % PAGE + dst.len() as u64 <= PAGE;
         if one_page
             && offset <= end
-            && end <= head.len.load(Ordering::Acquire)
-            && resizes & 1 == 0
-            && self.state.is_calm(offset / PAGE)
+            && let Some(calm) = self.state.glimpse_calm(page, end)
         {
             self.data.read(offset, dst)?;
-            // The loads of the copy must not move below these.
-            fence(Ordering::Acquire);
-            if self.state.is_calm(offset / PAGE)
-                && head.calms.load(Ordering::Relaxed) == calms
-                && head.resizes.load(Ordering::Relaxed) == resizes
-            {
+            if self.state.stayed_calm(page, calm) {
                 return Ok(());
             }
         }

@@ -1,18 +1,15 @@
 //! The volatile state of an open file: plain words in flat tables, nothing that points.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use zerocopy::FromZeros;
 
 use super::layout::pages;
 use crate::log::group::GroupFlush;
 use crate::sharing::gate::Gate;
 use crate::sharing::page::PageState;
-use crate::sys::{ZeroedArray, ZeroedBox};
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox, fence};
 
 /// One of a kind for each open file.
-#[derive(FromZeros)]
+#[derive(Zeroed)]
 #[repr(C, align(64))]
 pub(super) struct Head {
     /// 1 in the process that opened the file; a forked child reads 0.
@@ -42,13 +39,20 @@ pub(super) struct Head {
 }
 
 /// What per-commit mode knows of a page besides its visible bitmap; together, for they are used together.
-#[derive(Default, FromZeros)]
+#[derive(Zeroed)]
 #[repr(C)]
 pub(super) struct EpochState {
     /// The bitmap at the last durable commit. A slice whose bit differs from the visible one was written since.
     pub(super) committed: AtomicU64,
     /// Slices of the epoch that is being made durable right now: both their copies are in use.
     pub(super) frozen: AtomicU64,
+}
+
+/// What a reader of a calm page goes by.
+#[derive(Clone, Copy)]
+pub(super) struct Calm {
+    resizes: u64,
+    calms: u64,
 }
 
 /// All tables.
@@ -107,6 +111,27 @@ impl State {
         self.stirred.get((page / 64) as usize).is_some_and(|word| word.load(Ordering::Acquire) & 1 << (page % 64) == 0)
     }
 
+    /// What a reader of a calm page has to find unchanged after its copy; `None` if the page is not calm, if the file does
+    /// not reach to `end`, or if its length is changing.
+    #[inline(always)]
+    pub(super) fn glimpse_calm(&self, page: u64, end: u64) -> Option<Calm> {
+        let head = self.head();
+        let calm = Calm { resizes: head.resizes.load(Ordering::Acquire), calms: head.calms.load(Ordering::Acquire) };
+        let within = end <= head.len.load(Ordering::Acquire) && calm.resizes & 1 == 0;
+        (within && self.is_calm(page)).then_some(calm)
+    }
+
+    /// Whether a page was calm from the glimpse until now, so that what was copied meanwhile is what it held.
+    #[inline(always)]
+    pub(super) fn stayed_calm(&self, page: u64, glimpse: Calm) -> bool {
+        // The loads of the copy must not move below these.
+        fence(Ordering::Acquire);
+        let head = self.head();
+        self.is_calm(page)
+            && head.calms.load(Ordering::Relaxed) == glimpse.calms
+            && head.resizes.load(Ordering::Relaxed) == glimpse.resizes
+    }
+
     /// Makes a page count as stirred, before anything of it is published that is not in the data file.
     #[inline(always)]
     pub(super) fn stir(&self, page: u64) {
@@ -159,6 +184,9 @@ fn each_bit(mut set: u64, mut each: impl FnMut(u64)) {
         set &= set - 1;
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;
 
 #[cfg(test)]
 mod tests {
