@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::medium::Identity;
 use crate::options::Options;
 use crate::sys::incarnation;
-use crate::sys::sync::{Arc, Mutex, MutexGuard, Weak, sleep};
+use crate::sys::sync::{Arc, Mutex, MutexGuard, Ordering, Weak, fence, sleep};
 
 /// Held by the shared state of an open file until the last of it is gone.
 #[derive(Default)]
@@ -38,6 +38,16 @@ impl Lease {
 pub(super) struct Entry {
     shared: Weak<Shared>,
     held: Arc<()>,
+}
+
+impl Entry {
+    /// Whether the engine of the file, if there was one, has let go of everything.
+    fn is_let_go(&self) -> bool {
+        let let_go = Arc::strong_count(&self.held) == 1;
+        // A count is loaded without any order, but who finds it so low must have seen all that was done before it fell.
+        fence(Ordering::Acquire);
+        let_go
+    }
 }
 
 /// The lock is held while the file is opened, so that of two threads that open one file at once the second waits and
@@ -104,7 +114,7 @@ impl Registry {
             return Ok(shared);
         }
         // The last handle may be gone and its thread still closing the file.
-        while Arc::strong_count(&entry.held) > 1 {
+        while !entry.is_let_go() {
             sleep(Duration::from_micros(50));
         }
         let engine = open()?;
@@ -120,7 +130,7 @@ impl Registry {
         places.retain(|_, place| {
             Arc::strong_count(place) > 1 || {
                 let entry = lock(place);
-                entry.shared.strong_count() > 0 || Arc::strong_count(&entry.held) > 1
+                entry.shared.strong_count() > 0 || !entry.is_let_go()
             }
         });
         places.entry((identity.device, identity.inode)).or_default().clone()

@@ -49,10 +49,10 @@ impl PageState {
         if !self.try_lock(flags) {
             self.lock_slowly(flags, relax);
         }
-        if publishing {
-            // Stores of the new bytes must not pass the flag. On x86 the locked instruction sees to it.
-            fence(Ordering::Release);
-        }
+        // Whoever reads one of the bytes stored from here on finds, when it looks at the page again, the flag if it was
+        // set, and else all that was published before: the bytes go where an older bitmap calls them valid, and a reader
+        // that still goes by that one must notice. On x86 the locked instruction sees to it and this costs nothing.
+        fence(Ordering::Release);
     }
 
     /// Locks the page if it is free, with readers let in.

@@ -168,11 +168,23 @@ impl<T> Default for Weak<T> {
     }
 }
 
+/// Waits in a model as [`Medium::relax`](crate::medium::Medium::relax) does in earnest. Of two threads that wait for a third,
+/// each could be given the other's turn for ever, which no real scheduler does: who has waited this long gets no further
+/// choices, and the rest of the run takes turns fairly. It still has to end.
+#[cfg(test)]
+pub(crate) fn relax(round: u32) {
+    if round >= 2 {
+        loom::skip_branch();
+    }
+    loom::thread::yield_now();
+}
+
 /// Runs a model through its interleavings and says how many there were. `preemptions` bounds how often a thread may be
 /// interrupted where it would not have waited; without it, all interleavings are run.
 #[cfg(test)]
 pub(crate) fn model(name: &str, preemptions: Option<usize>, body: impl Fn() + Send + Sync + 'static) {
     let runs = real::Arc::new(real::atomic::AtomicU64::new(0));
+    let start = std::time::Instant::now();
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(preemptions);
     let counter = real::Arc::clone(&runs);
@@ -181,5 +193,6 @@ pub(crate) fn model(name: &str, preemptions: Option<usize>, body: impl Fn() + Se
         body();
     });
     let bound = builder.preemption_bound.map_or(String::new(), |bound| format!(" with up to {bound} preemptions"));
-    println!("model {name}: {} interleavings{bound}", runs.load(Ordering::Relaxed));
+    let (runs, seconds) = (runs.load(Ordering::Relaxed), start.elapsed().as_secs_f64());
+    println!("model {name}: {runs} interleavings{bound}, {seconds:.1} s");
 }

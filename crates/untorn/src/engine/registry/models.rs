@@ -5,7 +5,7 @@ use loom::thread;
 use super::*;
 use crate::engine::{EngineKind, Info, Piece};
 use crate::options::Durability;
-use crate::sys::sync::{AtomicU64, Ordering, model};
+use crate::sys::sync::{AtomicU64, model};
 
 /// What an engine has of a file: it may be had by one only. No atomic addition, so that whoever opens the file has to
 /// have seen all that the last one did.

@@ -3,7 +3,7 @@
 use loom::thread;
 
 use super::*;
-use crate::sys::sync::{Arc, model, zeroed};
+use crate::sys::sync::{Arc, model, relax, zeroed};
 
 const CALLERS: usize = 3;
 
@@ -30,7 +30,6 @@ impl File {
         assert_eq!(self.flushing.swap(1, Ordering::Relaxed), 0, "two flushes at once");
         let taken = self.written.each_ref().map(|word| word.load(Ordering::Relaxed));
         let failures = self.failures.load(Ordering::Relaxed);
-        thread::yield_now();
         if failures == 0 {
             self.durable.iter().zip(taken).for_each(|(word, taken)| word.store(taken, Ordering::Relaxed));
         } else {
@@ -44,7 +43,7 @@ impl File {
     /// A caller's write and commit. Whether it succeeded.
     fn commit(&self, caller: usize) -> bool {
         self.written[caller].store(1, Ordering::Relaxed);
-        let answered = self.group.flush(|_| thread::yield_now(), || self.flush()).is_ok();
+        let answered = self.group.flush(relax, || self.flush()).is_ok();
         if answered {
             assert_eq!(self.durable[caller].load(Ordering::Relaxed), 1, "acknowledged, but not durable");
         }

@@ -3,11 +3,7 @@
 use loom::thread;
 
 use super::*;
-use crate::sys::sync::{Arc, model};
-
-fn relax(_: u32) {
-    thread::yield_now();
-}
+use crate::sys::sync::{Arc, model, relax};
 
 /// Lanes, and for each a counter that only its holder may touch.
 struct Area {
@@ -66,15 +62,18 @@ fn writers_exclude_each_other() {
 
 #[test]
 fn two_collectors_and_a_writer_all_get_through() {
-    model("lanes: two collectors and a writer, two lanes", Some(3), || {
-        let area = Area::new(2, 1);
-        let others = [spawn(&area, Area::collect), spawn(&area, Area::write)];
-        area.collect();
-        others.into_iter().for_each(|other| other.join().unwrap());
-        assert_eq!(area.total(), 5);
-        // Nobody is left who would keep writers out.
-        assert!(area.lanes.try_acquire().is_some());
-    });
+    for (lanes, preemptions) in [(1, 2), (2, 1)] {
+        let name = format!("lanes: two collectors and a writer, lanes to take: {lanes}");
+        model(&name, Some(preemptions), move || {
+            let area = Area::new(lanes, 1);
+            let others = [spawn(&area, Area::collect), spawn(&area, Area::write)];
+            area.collect();
+            others.into_iter().for_each(|other| other.join().unwrap());
+            assert_eq!(area.total(), 2 * u64::from(lanes) + 1);
+            // Nobody is left who would keep writers out.
+            assert!(area.lanes.try_acquire().is_some());
+        });
+    }
 }
 
 #[test]

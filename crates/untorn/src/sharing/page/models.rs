@@ -3,11 +3,7 @@
 use loom::thread;
 
 use super::*;
-use crate::sys::sync::{Arc, model, zeroed};
-
-fn relax(_: u32) {
-    thread::yield_now();
-}
+use crate::sys::sync::{Arc, model, relax, zeroed};
 
 /// A page as the engine keeps it: two copies, of which the bitmap says which is valid. Every commit fills a copy with
 /// its version.
@@ -87,7 +83,7 @@ fn writers_exclude_each_other() {
 
 #[test]
 fn a_reader_sees_a_commit_whole() {
-    model("page: a reader sees a commit whole", None, || {
+    model("page: a reader sees a commit whole", Some(5), || {
         let page = Arc::new(Page::default());
         let other = Arc::clone(&page);
         let writer = thread::spawn(move || {
@@ -119,7 +115,7 @@ fn a_reader_between_two_writers_sees_commits_whole() {
 
 #[test]
 fn a_reader_sees_an_overwriting_whole() {
-    model("page: a reader sees what is written in place whole", None, || {
+    model("page: a reader sees what is written in place whole", Some(5), || {
         let page = Arc::new(Page::default());
         let other = Arc::clone(&page);
         let writer = thread::spawn(move || {
@@ -153,7 +149,7 @@ fn a_reader_does_not_trust_a_disturbed_page() {
 
 #[test]
 fn a_reader_sees_two_pages_at_one_instant() {
-    model("page: a reader sees two pages at one instant", Some(3), || {
+    model("page: a reader sees two pages at one instant", None, || {
         let pages = Arc::new([Page::default(), Page::default()]);
         let others = Arc::clone(&pages);
         let writer = thread::spawn(move || {
