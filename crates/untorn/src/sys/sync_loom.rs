@@ -12,8 +12,9 @@ use std::ops::Deref;
 use std::sync as real;
 use std::time::Duration;
 
+use loom::sync::Condvar;
 use loom::sync::atomic::AtomicUsize;
-pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+pub(crate) use loom::sync::atomic::{Ordering, fence};
 pub(crate) use loom::sync::{Mutex, MutexGuard};
 
 loom::thread_local! {
@@ -32,6 +33,71 @@ pub(crate) fn thread_number() -> usize {
         }
         number.get()
     })
+}
+
+/// Loom's atomic word, and a mark that every access of it leaves.
+///
+/// Of the accesses that a store may collide with, loom remembers the last only, and takes a thread's own load for it: of
+/// a word that is loaded and then exchanged, as every lock here is, it would never try the exchange before another
+/// thread's earlier load. Notifying a condition that nobody waits for collides with its like and orders nothing, so with
+/// one before each access loom tries them all.
+#[derive(Debug)]
+pub(crate) struct AtomicU64 {
+    word: loom::sync::atomic::AtomicU64,
+    accessed: Condvar,
+}
+
+impl Default for AtomicU64 {
+    fn default() -> Self {
+        AtomicU64::new(0)
+    }
+}
+
+impl AtomicU64 {
+    pub(crate) fn new(value: u64) -> Self {
+        AtomicU64 { word: loom::sync::atomic::AtomicU64::new(value), accessed: Condvar::new() }
+    }
+
+    fn word(&self) -> &loom::sync::atomic::AtomicU64 {
+        self.accessed.notify_one();
+        &self.word
+    }
+
+    pub(crate) fn load(&self, order: Ordering) -> u64 {
+        self.word().load(order)
+    }
+
+    pub(crate) fn store(&self, value: u64, order: Ordering) {
+        self.word().store(value, order);
+    }
+
+    pub(crate) fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.word().swap(value, order)
+    }
+
+    pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.word().fetch_add(value, order)
+    }
+
+    pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        self.word().fetch_sub(value, order)
+    }
+
+    pub(crate) fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
+        self.word().fetch_or(value, order)
+    }
+
+    pub(crate) fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
+        self.word().fetch_and(value, order)
+    }
+
+    pub(crate) fn compare_exchange(&self, old: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64> {
+        self.word().compare_exchange(old, new, yes, no)
+    }
+
+    pub(crate) fn compare_exchange_weak(&self, old: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64> {
+        self.word().compare_exchange_weak(old, new, yes, no)
+    }
 }
 
 /// Time does not pass in a model; another thread's turn does.

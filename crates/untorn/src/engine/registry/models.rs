@@ -124,7 +124,7 @@ fn spawn<T: 'static>(house: &Arc<House>, body: impl FnOnce(&House) -> T + 'stati
 
 #[test]
 fn two_threads_share_one_engine() {
-    model("registry: two threads open one file", Some(3), || {
+    model("registry: two threads open one file", None, || {
         let house = House::new();
         let other = spawn(&house, House::open);
         let (mine, theirs) = (house.open(), other.join().unwrap());

@@ -89,7 +89,7 @@ fn whoever_only_tries_holds_a_lane_alone_or_not_at_all() {
 
 #[test]
 fn a_collector_sees_what_writers_appended() {
-    model("lanes: a collector sees what a writer appended", None, || {
+    model("lanes: a collector sees what a writer appended", Some(4), || {
         let area = Area::new(1, 2);
         let other = spawn(&area, |area| {
             for page in 1..=2 {
@@ -112,7 +112,7 @@ fn a_collector_sees_what_writers_appended() {
 
 #[test]
 fn a_line_is_used_again_only_after_the_cut() {
-    model("lanes: a line is used again only after the cut", None, || {
+    model("lanes: a line is used again only after the cut", Some(4), || {
         let area = Area::new(1, 1);
         area.append(&area.lanes.acquire(relax), 1);
         let other = spawn(&area, |area| {

@@ -83,7 +83,7 @@ fn writers_exclude_each_other() {
 
 #[test]
 fn a_reader_sees_a_commit_whole() {
-    model("page: a reader sees a commit whole", Some(5), || {
+    model("page: a reader sees a commit whole", Some(3), || {
         let page = Arc::new(Page::default());
         let other = Arc::clone(&page);
         let writer = thread::spawn(move || {
@@ -100,7 +100,7 @@ fn a_reader_sees_a_commit_whole() {
 
 #[test]
 fn a_reader_between_two_writers_sees_commits_whole() {
-    model("page: a reader between two writers", Some(3), || {
+    model("page: a reader between two writers", Some(2), || {
         let page = Arc::new(Page::default());
         let writers = [(); 2].map(|()| {
             let page = Arc::clone(&page);
@@ -115,7 +115,7 @@ fn a_reader_between_two_writers_sees_commits_whole() {
 
 #[test]
 fn a_reader_sees_an_overwriting_whole() {
-    model("page: a reader sees what is written in place whole", Some(5), || {
+    model("page: a reader sees what is written in place whole", Some(3), || {
         let page = Arc::new(Page::default());
         let other = Arc::clone(&page);
         let writer = thread::spawn(move || {
@@ -149,7 +149,7 @@ fn a_reader_does_not_trust_a_disturbed_page() {
 
 #[test]
 fn a_reader_sees_two_pages_at_one_instant() {
-    model("page: a reader sees two pages at one instant", None, || {
+    model("page: a reader sees two pages at one instant", Some(4), || {
         let pages = Arc::new([Page::default(), Page::default()]);
         let others = Arc::clone(&pages);
         let writer = thread::spawn(move || {

@@ -71,7 +71,7 @@ impl File {
 
 #[test]
 fn a_calm_page_is_read_whole_and_fresh() {
-    model("calm pages: a reader and a writer that deploys", None, || {
+    model("calm pages: a reader and a writer that deploys", Some(4), || {
         let file = File::new();
         let other = Arc::clone(&file);
         let writer = thread::spawn(move || {
@@ -87,7 +87,7 @@ fn a_calm_page_is_read_whole_and_fresh() {
 
 #[test]
 fn a_page_calmed_between_two_writes_is_read_whole_and_fresh() {
-    model("calm pages: a reader and a writer that goes on", Some(4), || {
+    model("calm pages: a reader and a writer that goes on", Some(3), || {
         let file = File::new();
         let other = Arc::clone(&file);
         let writer = thread::spawn(move || {
@@ -105,7 +105,7 @@ fn a_page_calmed_between_two_writes_is_read_whole_and_fresh() {
 
 #[test]
 fn whoever_calms_a_page_beside_its_writer_disturbs_nothing() {
-    model("calm pages: a reader, a writer, and one who calms", Some(3), || {
+    model("calm pages: a reader, a writer, and one who calms", Some(2), || {
         let file = File::new();
         let [writer, calmer] = [File::write_and_deploy as fn(&File), File::calm].map(|body| {
             let file = Arc::clone(&file);
