@@ -149,22 +149,22 @@ pub(crate) fn zeroed<T: Zeroed>() -> T {
 pub(crate) struct Arc<T> {
     /// Taken when this handle goes.
     value: Option<real::Arc<T>>,
-    strong: real::Arc<AtomicUsize>,
+    strong: real::Arc<AtomicU64>,
 }
 
 /// A reference that keeps nothing alive.
 pub(crate) struct Weak<T> {
     value: real::Weak<T>,
     /// None for one that never led anywhere.
-    strong: Option<real::Arc<AtomicUsize>>,
+    strong: Option<real::Arc<AtomicU64>>,
 }
 
 impl<T> Arc<T> {
     pub(crate) fn new(value: T) -> Self {
-        Arc { value: Some(real::Arc::new(value)), strong: real::Arc::new(AtomicUsize::new(1)) }
+        Arc { value: Some(real::Arc::new(value)), strong: real::Arc::new(AtomicU64::new(1)) }
     }
 
-    pub(crate) fn strong_count(this: &Self) -> usize {
+    pub(crate) fn strong_count(this: &Self) -> u64 {
         this.strong.load(Ordering::Relaxed)
     }
 
@@ -216,15 +216,20 @@ impl<T> Drop for Arc<T> {
 }
 
 impl<T> Weak<T> {
-    pub(crate) fn strong_count(&self) -> usize {
+    pub(crate) fn strong_count(&self) -> u64 {
         self.strong.as_ref().map_or(0, |strong| strong.load(Ordering::Relaxed))
     }
 
     pub(crate) fn upgrade(&self) -> Option<Arc<T>> {
         let strong = self.strong.clone()?;
-        let one_more = |count: usize| (count != 0).then(|| count + 1);
-        strong.fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more).ok()?;
-        Some(Arc { value: Some(self.value.upgrade()?), strong })
+        let mut count = strong.load(Ordering::Relaxed);
+        while count != 0 {
+            match strong.compare_exchange_weak(count, count + 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(Arc { value: Some(self.value.upgrade()?), strong }),
+                Err(now) => count = now,
+            }
+        }
+        None
     }
 }
 

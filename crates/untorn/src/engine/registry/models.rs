@@ -160,7 +160,7 @@ fn opening_waits_for_the_file_to_be_closed() {
 
 #[test]
 fn of_two_handles_given_up_at_once_one_is_the_last() {
-    model("registry: two handles given up, a third refused", Some(3), || {
+    model("registry: two handles given up, a third refused", Some(2), || {
         let house = House::new();
         let (mine, theirs) = (house.open(), house.open());
         let other = spawn(&house, |_| close(theirs));

@@ -3,6 +3,7 @@
 use loom::thread;
 
 use super::*;
+use crate::error::Error;
 use crate::sys::sync::{Arc, model, relax, zeroed};
 
 const CALLERS: usize = 3;
@@ -36,7 +37,7 @@ impl File {
             self.failures.store(failures - 1, Ordering::Relaxed);
         }
         self.flushing.store(0, Ordering::Relaxed);
-        let error = || crate::Error::io("flush", "f".as_ref(), std::io::Error::from_raw_os_error(5));
+        let error = || Error::io("flush", "f".as_ref(), std::io::Error::from_raw_os_error(5));
         if failures == 0 { Ok(()) } else { Err(error()) }
     }
 
