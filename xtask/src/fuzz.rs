@@ -4,11 +4,13 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Args;
 use untorn_fuzz::TARGETS;
+
+use crate::nightly;
 
 /// Runs the fuzz targets one after the other, each from its committed corpus, and says how many inputs each judged. The
 /// exit code is 0 only if none of them found anything, and with --plant only if one did; 69 where cargo-fuzz or a nightly
@@ -37,9 +39,6 @@ const HANG: u64 = 10;
 const MALLOC: u64 = 256;
 const RSS: u64 = 2048;
 
-/// What is not there, and how to get it.
-const UNAVAILABLE: u8 = 69;
-
 pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
     let fuzz = root.join("fuzz");
     if arguments.seed_corpus {
@@ -47,7 +46,7 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
     }
     if let Err(missing) = tools() {
         eprintln!("fuzz: {missing}");
-        return ExitCode::from(UNAVAILABLE);
+        return ExitCode::from(nightly::UNAVAILABLE);
     }
     done(run_targets(&fuzz, arguments))
 }
@@ -74,23 +73,13 @@ fn seed_corpus(corpus: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Cargo of the nightly toolchain, whatever toolchain runs this.
-fn nightly(arguments: &[&str]) -> Command {
-    let mut command = Command::new("rustup");
-    command.args(["run", "nightly", "cargo"]).args(arguments).env_remove("RUSTUP_TOOLCHAIN").stdin(Stdio::null());
-    // Set by the cargo that runs this, for the package of this.
-    command.env_remove("CARGO_MANIFEST_DIR");
-    command
-}
-
 /// # Errors
 /// What is missing, and the command that installs it.
 fn tools() -> Result<(), &'static str> {
-    let works = |arguments| nightly(arguments).output().is_ok_and(|output| output.status.success());
-    if !works(&["--version"]) {
-        return Err("no nightly compiler: run `rustup toolchain install nightly --profile minimal`");
+    if !nightly::runs(&["--version"]) {
+        return Err(nightly::MISSING);
     }
-    if !works(&["fuzz", "--version"]) {
+    if !nightly::runs(&["fuzz", "--version"]) {
         return Err("no cargo-fuzz: run `cargo install cargo-fuzz --locked`");
     }
     Ok(())
@@ -121,7 +110,7 @@ const SANITIZER: [&str; 2] = ["--sanitizer", "none"];
 
 /// Builds all targets.
 fn build(fuzz: &Path, dir: &Path, plant: bool) -> io::Result<()> {
-    let mut command = nightly(&["fuzz", "build", "--fuzz-dir"]);
+    let mut command = nightly::cargo(&["fuzz", "build", "--fuzz-dir"]);
     command.arg(fuzz).arg("--target-dir").arg(dir).args(SANITIZER);
     let mut flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     if plant {
@@ -163,7 +152,7 @@ fn fuzz_one(fuzz: &Path, dir: &Path, name: &str, arguments: &Arguments) -> io::R
     for dir in [&learnt, &artifacts] {
         fs::create_dir_all(dir)?;
     }
-    let mut command = nightly(&["fuzz", "run", "--fuzz-dir"]);
+    let mut command = nightly::cargo(&["fuzz", "run", "--fuzz-dir"]);
     command.arg(fuzz).arg("--target-dir").arg(dir).args(SANITIZER).arg(name).arg(&learnt);
     if !arguments.plant {
         command.arg(fuzz.join("corpus").join(name));

@@ -1,13 +1,16 @@
 //! The project's own chores.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod asan;
 mod dax;
 mod explore;
 mod fuzz;
+mod loom;
+mod nightly;
 mod tidy;
 
 /// The project's own chores.
@@ -20,21 +23,27 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Run the library's tests under AddressSanitizer.
+    Asan,
     /// Cut the power of real kernels over real DAX, and check what recovery makes of it.
     Dax(dax::Arguments),
     /// Crash the engines everywhere and check every state that recovery makes of it.
     Explore(explore::Arguments),
     /// Run the fuzz targets, each for some seconds.
     Fuzz(fuzz::Arguments),
+    /// Run the models of the lock-free code through their interleavings.
+    Loom(loom::Arguments),
     /// Check the house rules that no compiler checks.
     Tidy,
 }
 
 fn main() -> ExitCode {
     match Arguments::parse().verb {
+        Verb::Asan => asan::run(&root()),
         Verb::Dax(arguments) => dax::run(&arguments, &root()),
         Verb::Explore(arguments) => explore::run(&arguments),
         Verb::Fuzz(arguments) => fuzz::run(&root(), &arguments),
+        Verb::Loom(arguments) => loom::run(&root(), &arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {
             eprintln!("tidy: cannot read the repository: {error}");
             ExitCode::from(74)
@@ -46,4 +55,17 @@ fn main() -> ExitCode {
 fn root() -> PathBuf {
     let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     package.and_then(|package| package.parent().map(PathBuf::from)).unwrap_or_else(|| PathBuf::from("."))
+}
+
+/// Where a chore builds what is compiled unlike the rest, so that neither throws the other's work away.
+fn target(root: &Path, chore: &str) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from).join(chore)
+}
+
+/// The compiler flags of the caller, and one more.
+fn rustflags(flag: &str) -> String {
+    let mut flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    flags.push(' ');
+    flags.push_str(flag);
+    flags
 }

@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
 
 use crate::engine::{self, Engine, Info, Piece, Shared};
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 use crate::options::Options;
+use crate::sys::sync::Arc;
 use crate::transaction::Transaction;
 
 /// A file whose writes are failure-atomic: after any crash it holds exactly the state of its last commit.
@@ -177,7 +177,7 @@ impl AtomicFile {
     /// [`Error::Io`] when a flush fails; the next open recovers the last commit.
     pub fn close(self) -> Result<()> {
         self.engine().sync()?;
-        match self.shared.into_sole() {
+        match Shared::into_sole(self.shared) {
             Some(shared) => shared.engine.close(),
             None => Ok(()),
         }
@@ -192,7 +192,7 @@ impl AtomicFile {
     pub fn settle(self) -> Result<()> {
         self.engine().sync()?;
         let path = self.path().to_owned();
-        match self.shared.into_sole() {
+        match Shared::into_sole(self.shared) {
             Some(shared) => shared.engine.settle(),
             None => Err(Error::InUse { path, holder: "another handle of this process".to_owned() }),
         }

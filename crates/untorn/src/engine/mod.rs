@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::medium::{self, Barrier, Dax, Identity, Latched, Medium, MediumFile, MediumKind, PageCache};
 pub use crate::options::EngineKind;
 use crate::options::{Durability, Layout, Options};
+use crate::sys::sync;
 
 pub(crate) mod passthrough;
 pub(crate) mod reflection;
@@ -119,11 +120,11 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// The state itself if this is the last handle of it. Of several handles given up at once, one is the last.
-    pub(crate) fn into_sole(self: Arc<Self>) -> Option<Self> {
-        let place = self.lease.place();
+    pub(crate) fn into_sole(shared: sync::Arc<Self>) -> Option<Self> {
+        let place = shared.lease.place();
         // A thread that opens the file with other options holds the state for a moment, only to be refused.
         let _quiet = place.as_ref().map(|place| registry::lock(place));
-        Arc::into_inner(self)
+        sync::Arc::into_inner(shared)
     }
 }
 
@@ -163,7 +164,7 @@ pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
     }
 }
 
-pub(crate) fn open(path: &Path, options: &Options) -> Result<Arc<Shared>> {
+pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> {
     options.validate(path)?;
     // Another file may get the name between our looking at it and the engine's opening it; each time round we look anew.
     for _ in 0..16 {
@@ -196,12 +197,13 @@ fn in_flux(path: &Path) -> Error {
     Error::InUse { path: path.to_owned(), holder }
 }
 
-pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<Arc<Shared>> {
+pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<sync::Arc<Shared>> {
     options.validate(path)?;
     let path = &medium::absolute(path)?;
     let medium = PageCache::new();
     let made = medium.create(path, len, len)?.identity()?;
-    let ours = |shared: Arc<Shared>| if shared.engine.identity()? == made { Ok(shared) } else { Err(in_flux(path)) };
+    let ours =
+        |shared: sync::Arc<Shared>| if shared.engine.identity()? == made { Ok(shared) } else { Err(in_flux(path)) };
     open(path, options).and_then(ours).inspect_err(|error| {
         // Whoever has it in use by now owns it.
         if matches!(error, Error::InUse { .. }) {
@@ -213,13 +215,13 @@ pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<Arc<Sha
     })
 }
 
-pub(crate) fn open_on<M: Medium>(medium: M, path: &Path, options: &Options) -> Result<Arc<Shared>> {
+pub(crate) fn open_on<M: Medium>(medium: M, path: &Path, options: &Options) -> Result<sync::Arc<Shared>> {
     options.validate(path)?;
     let engine = engine_on(Arc::new(Latched::new(medium)), path, options)?;
-    Ok(Arc::new(Shared { engine, lease: registry::Lease::default() }))
+    Ok(sync::Arc::new(Shared { engine, lease: registry::Lease::default() }))
 }
 
-pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &Options) -> Result<Arc<Shared>> {
+pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &Options) -> Result<sync::Arc<Shared>> {
     options.validate(path)?;
     drop(medium.create(path, len, len)?);
     open_on(medium, path, options)

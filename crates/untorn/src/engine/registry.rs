@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::medium::Identity;
 use crate::options::Options;
 use crate::sys::incarnation;
+use crate::sys::sync::{Arc, Mutex, MutexGuard, Ordering, Weak, fence, sleep};
 
 /// Held by the shared state of an open file until the last of it is gone.
 #[derive(Default)]
@@ -39,6 +40,16 @@ pub(super) struct Entry {
     held: Arc<()>,
 }
 
+impl Entry {
+    /// Whether the engine of the file, if there was one, has let go of everything.
+    fn is_let_go(&self) -> bool {
+        let let_go = Arc::strong_count(&self.held) == 1;
+        // A count is loaded without any order, but who finds it so low must have seen all that was done before it fell.
+        fence(Ordering::Acquire);
+        let_go
+    }
+}
+
 /// The lock is held while the file is opened, so that of two threads that open one file at once the second waits and
 /// shares.
 type Place = Arc<Mutex<Entry>>;
@@ -53,14 +64,14 @@ struct Registry {
 /// The registry of this process, or of the one it was forked from, until it is first needed.
 static OPEN: ArcSwapOption<Registry> = ArcSwapOption::const_empty();
 
-fn registry() -> Arc<Registry> {
+fn registry() -> std::sync::Arc<Registry> {
     let process = incarnation();
     loop {
         let found = OPEN.load_full();
         if let Some(registry) = found.as_ref().filter(|registry| registry.process == process) {
-            return Arc::clone(registry);
+            return registry.clone();
         }
-        OPEN.compare_and_swap(&found, Some(Arc::new(Registry { process, ..Registry::default() })));
+        OPEN.compare_and_swap(&found, Some(std::sync::Arc::new(Registry { process, ..Registry::default() })));
         // The parent's is not to be dropped: one of the parent's threads may have been changing it.
         std::mem::forget(found);
     }
@@ -81,33 +92,50 @@ pub(super) fn shared(
     options: &Options,
     open: impl FnOnce() -> Result<Box<dyn Engine>>,
 ) -> Result<Arc<Shared>> {
-    let registry = registry();
-    let place = {
-        let mut places = lock(&registry.places);
+    registry().shared(path, identity, options, open)
+}
+
+impl Registry {
+    /// See [`shared`].
+    fn shared(
+        &self,
+        path: &Path,
+        identity: Identity,
+        options: &Options,
+        open: impl FnOnce() -> Result<Box<dyn Engine>>,
+    ) -> Result<Arc<Shared>> {
+        let place = self.place(identity);
+        let mut entry = lock(&place);
+        if let Some(shared) = entry.shared.upgrade() {
+            if !shared.engine.accepts(options) {
+                let holder = "this process, with other options".to_owned();
+                return Err(Error::InUse { path: path.to_owned(), holder });
+            }
+            return Ok(shared);
+        }
+        // The last handle may be gone and its thread still closing the file.
+        while !entry.is_let_go() {
+            sleep(Duration::from_micros(50));
+        }
+        let engine = open()?;
+        let lease = Lease { _held: entry.held.clone(), place: Arc::downgrade(&place), process: self.process };
+        let shared = Arc::new(Shared { engine, lease });
+        entry.shared = Arc::downgrade(&shared);
+        Ok(shared)
+    }
+
+    fn place(&self, identity: Identity) -> Place {
+        let mut places = lock(&self.places);
         // Places nobody is looking at and whose file is closed for good are forgotten on the way.
         places.retain(|_, place| {
             Arc::strong_count(place) > 1 || {
                 let entry = lock(place);
-                entry.shared.strong_count() > 0 || Arc::strong_count(&entry.held) > 1
+                entry.shared.strong_count() > 0 || !entry.is_let_go()
             }
         });
         places.entry((identity.device, identity.inode)).or_default().clone()
-    };
-    let mut entry = lock(&place);
-    if let Some(shared) = entry.shared.upgrade() {
-        if !shared.engine.accepts(options) {
-            let holder = "this process, with other options".to_owned();
-            return Err(Error::InUse { path: path.to_owned(), holder });
-        }
-        return Ok(shared);
     }
-    // The last handle may be gone and its thread still closing the file.
-    while Arc::strong_count(&entry.held) > 1 {
-        std::thread::sleep(Duration::from_micros(50));
-    }
-    let engine = open()?;
-    let lease = Lease { _held: entry.held.clone(), place: Arc::downgrade(&place), process: registry.process };
-    let shared = Arc::new(Shared { engine, lease });
-    entry.shared = Arc::downgrade(&shared);
-    Ok(shared)
 }
+
+#[cfg(all(test, loom))]
+mod models;

@@ -1,14 +1,11 @@
 //! Group commit: threads that wait for a device flush at the same time share one.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use zerocopy::FromZeros;
-
 use crate::error::Result;
 use crate::sharing::gate::Gate;
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed};
 
 /// Lets one flush answer for every thread that asked before it began. All zeros is the state with nothing asked.
-#[derive(Debug, Default, FromZeros)]
+#[derive(Debug, Zeroed)]
 #[repr(C)]
 pub(crate) struct GroupFlush {
     /// Flushes asked for so far.
@@ -48,11 +45,16 @@ impl GroupFlush {
     }
 }
 
+#[cfg(all(test, loom))]
+mod models;
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::sync::Barrier;
     use std::time::Duration;
+
+    use super::*;
+    use crate::sys::sync::zeroed;
 
     fn relax(_: u32) {
         std::thread::yield_now();
@@ -60,7 +62,7 @@ mod tests {
 
     #[test]
     fn a_request_made_after_a_flush_is_not_answered_by_it() {
-        let group = GroupFlush::default();
+        let group: GroupFlush = zeroed();
         let mut flushes = 0;
         for _ in 0..2 {
             group
@@ -75,7 +77,7 @@ mod tests {
 
     #[test]
     fn eight_threads_share() {
-        let group = GroupFlush::default();
+        let group: GroupFlush = zeroed();
         let flushes = AtomicU64::new(0);
         let start = Barrier::new(8);
         std::thread::scope(|scope| {
@@ -99,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_failed_flush_answers_nobody() {
-        let group = GroupFlush::default();
+        let group: GroupFlush = zeroed();
         let path = std::path::Path::new("f");
         let broken = || Err(crate::Error::io("flush", path, std::io::Error::from_raw_os_error(5)));
         assert!(group.flush(relax, broken).is_err());

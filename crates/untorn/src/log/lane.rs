@@ -4,20 +4,16 @@
 //! *cut* of all lanes together (DESIGN: retiring one lane alone would let an older record of another lane roll a page
 //! back).
 
-use std::cell::Cell;
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-
-use zerocopy::FromZeros;
 
 use super::record::{LINE, Line, Record, Seal, encode};
 use crate::error::Result;
 use crate::medium::MediumFile;
 use crate::sharing::gate::Gate;
-use crate::sys::{ZeroedArray, ZeroedBox};
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox, thread_number};
 
 /// The volatile state of a lane, a cache line of its own. All zeros is an empty lane.
-#[derive(Debug, Default, FromZeros)]
+#[derive(Debug, Zeroed)]
 #[repr(C, align(64))]
 pub(crate) struct LaneState {
     gate: Gate,
@@ -31,7 +27,7 @@ pub(crate) struct LaneState {
 
 /// Threads on their way to taking every lane, in a cache line of their own. While there are any nobody else takes one,
 /// or busy writers would hand the lanes round among themselves for ever.
-#[derive(Debug, Default, FromZeros)]
+#[derive(Debug, Zeroed)]
 #[repr(C, align(64))]
 struct Collectors(AtomicU64);
 
@@ -70,22 +66,6 @@ impl Drop for Lane<'_> {
     }
 }
 
-thread_local! {
-    /// Which lane this thread tries first.
-    static HOME: Cell<usize> = const { Cell::new(usize::MAX) };
-}
-
-#[inline(always)]
-fn home() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    HOME.with(|home| {
-        if home.get() == usize::MAX {
-            home.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        }
-        home.get()
-    })
-}
-
 impl Lanes {
     /// Empty lanes whose first begins at byte `at` of the sidecar. Both numbers are powers of two.
     pub(crate) fn new(at: u64, lanes: u32, slots: u32) -> io::Result<Self> {
@@ -98,10 +78,16 @@ impl Lanes {
         })
     }
 
+    /// Which lane this thread tries first.
+    #[inline(always)]
+    fn home(&self) -> usize {
+        thread_number() & (self.states.len() - 1)
+    }
+
     /// A free lane, this thread's own if it is.
     #[inline(always)]
     pub(crate) fn acquire(&self, relax: impl FnMut(u32)) -> Lane<'_> {
-        let index = home() & (self.states.len() - 1);
+        let index = self.home();
         let state = &self.states[index];
         if !self.are_collected() && state.gate.try_close() {
             Lane { state, index }
@@ -117,7 +103,7 @@ impl Lanes {
 
     /// This thread's own lane, if it is free.
     pub(crate) fn try_acquire(&self) -> Option<Lane<'_>> {
-        let index = home() & (self.states.len() - 1);
+        let index = self.home();
         let state = &self.states[index];
         (!self.are_collected() && state.gate.try_close()).then(|| Lane { state, index })
     }
@@ -206,7 +192,7 @@ impl Lanes {
     /// Where the next record of this thread will probably go: in its own lane.
     #[inline(always)]
     pub(crate) fn guess(&self) -> Position {
-        let lane = home() & (self.states.len() - 1);
+        let lane = self.home();
         self.states[lane].position(lane)
     }
 
@@ -284,6 +270,9 @@ impl Lane<'_> {
         self.state.head.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;
 
 #[cfg(test)]
 mod tests {

@@ -4,13 +4,12 @@
 //! the simulated medium's scheduler; so waiting is [`Medium::relax`](crate::medium::Medium::relax), which spins, then
 //! yields, then sleeps for up to a millisecond at a time.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use zerocopy::FromZeros;
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed};
 
 /// A lock held across operations on the medium. All zeros is the unlocked state.
-#[derive(Debug, Default, FromZeros)]
+#[derive(Debug, Zeroed)]
 #[repr(transparent)]
 pub(crate) struct Gate(AtomicU64);
 
@@ -79,12 +78,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>, mut relax: impl FnMut(u32)) -> MutexGuar
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::cell::Cell;
+
+    use super::*;
+    use crate::sys::sync::zeroed;
 
     #[test]
     fn excludes_and_reopens() {
-        let gate = Gate::default();
+        let gate: Gate = zeroed();
         let held = gate.lock(|_| panic!("free gate must not wait"));
         // Twice: a failed attempt must not open the gate for the next.
         assert!(gate.try_lock().is_none());
@@ -95,7 +96,7 @@ mod tests {
 
     #[test]
     fn waiting_goes_through_relax() {
-        let gate = Gate::default();
+        let gate: Gate = zeroed();
         let held = Cell::new(Some(gate.lock(|_| ())));
         let rounds = Cell::new(0);
         let again = gate.lock(|round| {

@@ -8,16 +8,14 @@
 //! - a writer that changes several pages sets PUBLISHING on all of them before it publishes the first, so a reader of
 //!   several pages cannot see one changed and the other not.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
-
-use zerocopy::FromZeros;
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, fence};
 
 const LOCKED: u64 = 1;
 const PUBLISHING: u64 = 2;
 const VERSION_SHIFT: u32 = 2;
 
 /// The state of one page; all zeros is unlocked, version 0, all slices valid in the data file.
-#[derive(Debug, Default, FromZeros)]
+#[derive(Debug, Zeroed)]
 #[repr(C)]
 pub(crate) struct PageState {
     word: AtomicU64,
@@ -51,10 +49,10 @@ impl PageState {
         if !self.try_lock(flags) {
             self.lock_slowly(flags, relax);
         }
-        if publishing {
-            // Stores of the new bytes must not pass the flag. On x86 the locked instruction sees to it.
-            fence(Ordering::Release);
-        }
+        // Whoever reads one of the bytes stored from here on finds, when it looks at the page again, the flag if it was
+        // set, and else all that was published before: the bytes go where an older bitmap calls them valid, and a reader
+        // that still goes by that one must notice. On x86 the locked instruction sees to it and this costs nothing.
+        fence(Ordering::Release);
     }
 
     /// Locks the page if it is free, with readers let in.
@@ -129,13 +127,17 @@ impl PageState {
     }
 }
 
+#[cfg(all(test, loom))]
+mod models;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::sync::zeroed;
 
     #[test]
     fn a_glimpse_survives_a_lock_but_not_a_publication() {
-        let page = PageState::default();
+        let page: PageState = zeroed();
         let glimpse = page.glimpse().unwrap();
         page.lock(false, |_| panic!("free page must not wait"));
         assert!(page.holds(glimpse));
@@ -149,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_version_tells_two_publications_of_one_bitmap_apart() {
-        let page = PageState::default();
+        let page: PageState = zeroed();
         let glimpse = page.glimpse().unwrap();
         for version in 1..=2 {
             page.lock(false, |_| ());
@@ -161,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_disturbed_page_keeps_its_bitmap_but_no_glimpse() {
-        let page = PageState::default();
+        let page: PageState = zeroed();
         page.lock(false, |_| ());
         page.publish(9, 7);
         let glimpse = page.glimpse().unwrap();
@@ -173,7 +175,7 @@ mod tests {
 
     #[test]
     fn unlock_keeps_version_and_bitmap() {
-        let page = PageState::default();
+        let page: PageState = zeroed();
         page.lock(false, |_| ());
         page.publish(9, 7);
         let glimpse = page.glimpse().unwrap();

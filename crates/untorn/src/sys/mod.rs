@@ -11,10 +11,13 @@ pub(crate) mod map;
 mod process;
 pub(crate) mod range;
 pub(crate) mod ring;
+// The one place where the model checker comes in.
+#[cfg_attr(loom, path = "sync_loom.rs")]
+pub(crate) mod sync;
 mod zeroed;
 
 pub(crate) use process::incarnation;
-pub(crate) use zeroed::{ZeroedArray, ZeroedBox};
+pub(crate) use zeroed::ZeroedArray;
 
 /// Bytes of a page of memory: the unit in which address space is reserved and mapped.
 pub(crate) fn page_size() -> usize {

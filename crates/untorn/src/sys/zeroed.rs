@@ -100,6 +100,7 @@ impl<T> Deref for ZeroedArray<T> {
 /// One value that starts as zeros, in a mapping of its own that a forked child sees as zeros.
 pub(crate) struct ZeroedBox<T>(ZeroedArray<T>);
 
+#[cfg_attr(loom, expect(dead_code))] // models make their own
 impl<T: FromZeros + Send + Sync> ZeroedBox<T> {
     /// # Errors
     /// As for [`ZeroedArray::reserve_private`].

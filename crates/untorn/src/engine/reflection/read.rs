@@ -1,7 +1,5 @@
 //! Reading: gather, or deploy and copy. A read of settled pages takes no lock, no fence, no allocation, no system call.
 
-use std::sync::atomic::{Ordering, fence};
-
 use super::Reflection;
 use super::slices::{SLICE, runs, touched};
 use crate::engine::check_range;
@@ -10,6 +8,7 @@ use crate::medium::{Medium, MediumFile};
 use crate::options::ReadPolicy;
 use crate::sharing::page::Glimpse;
 use crate::sidecar::PAGE;
+use crate::sys::sync::{Ordering, fence};
 
 /// Optimistic tries of a read before it takes the pages' locks: enough that a single busy writer never forces it, few
 /// enough that many cannot starve it.
@@ -23,23 +22,15 @@ impl<M: Medium> Reflection<M> {
     /// near; to wait for a page's state would take as long as to wait for the bytes.
     #[inline(always)]
     pub(super) fn read_range(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        let head = self.state.head();
-        let moves = head.moves.load(Ordering::Acquire);
-        let len = dst.len() as u64;
-        // An offset for which the sum would overflow is of no page of the file.
-        let Some(calm) = self.state.calm_bit(offset / PAGE) else { return self.read_any(offset, dst) };
-        if offset % PAGE + len <= PAGE
-            && offset + len <= head.len.load(Ordering::Acquire)
-            && moves & 1 == 0
-            && calm.is_set()
+        let (page, end) = (offset / PAGE, offset.wrapping_add(dst.len() as u64));
+        // The sum overflows only where there is no such page.
+        if offset % PAGE + dst.len() as u64 <= PAGE
+            && let Some(calm) = self.state.glimpse_calm(page, end)
             // What fails here fails again below, where there is time to say why.
             && self.data.read(offset, dst).is_ok()
+            && self.state.stayed_calm(calm)
         {
-            // The loads of the copy must not move below these.
-            fence(Ordering::Acquire);
-            if calm.is_set() && head.moves.load(Ordering::Relaxed) == moves {
-                return Ok(());
-            }
+            return Ok(());
         }
         self.read_any(offset, dst)
     }

@@ -1,18 +1,15 @@
 //! The volatile state of an open file: plain words in flat tables, nothing that points.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use zerocopy::FromZeros;
 
 use super::layout::pages;
 use crate::log::group::GroupFlush;
 use crate::sharing::gate::Gate;
 use crate::sharing::page::PageState;
-use crate::sys::{ZeroedArray, ZeroedBox};
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox, fence};
 
 /// One of a kind for each open file.
-#[derive(FromZeros)]
+#[derive(Zeroed)]
 #[repr(C, align(64))]
 pub(super) struct Head {
     /// 1 in the process that opened the file; a forked child reads 0.
@@ -43,7 +40,7 @@ pub(super) struct Head {
 
 /// Whether a page is calm.
 #[derive(Clone, Copy)]
-pub(super) struct CalmBit<'a> {
+struct CalmBit<'a> {
     word: &'a AtomicU64,
     page: u64,
 }
@@ -51,19 +48,26 @@ pub(super) struct CalmBit<'a> {
 impl CalmBit<'_> {
     /// Whether it is calm now, without a promise that it stays.
     #[inline(always)]
-    pub(super) fn is_set(&self) -> bool {
+    fn is_set(&self) -> bool {
         self.word.load(Ordering::Acquire) & 1 << (self.page % 64) == 0
     }
 }
 
 /// What per-commit mode knows of a page besides its visible bitmap; together, for they are used together.
-#[derive(Default, FromZeros)]
+#[derive(Zeroed)]
 #[repr(C)]
 pub(super) struct EpochState {
     /// The bitmap at the last durable commit. A slice whose bit differs from the visible one was written since.
     pub(super) committed: AtomicU64,
     /// Slices of the epoch that is being made durable right now: both their copies are in use.
     pub(super) frozen: AtomicU64,
+}
+
+/// What a reader of a calm page has to find unchanged after its copy.
+#[derive(Clone, Copy)]
+pub(super) struct Calm<'a> {
+    bit: CalmBit<'a>,
+    moves: u64,
 }
 
 /// All tables.
@@ -118,8 +122,27 @@ impl State {
 
     /// The bit of a page that the file may have.
     #[inline(always)]
-    pub(super) fn calm_bit(&self, page: u64) -> Option<CalmBit<'_>> {
+    fn calm_bit(&self, page: u64) -> Option<CalmBit<'_>> {
         self.stirred.get((page / 64) as usize).map(|word| CalmBit { word, page })
+    }
+
+    /// What a reader of a calm page has to find unchanged after its copy; `None` if the page is not calm, if the file does
+    /// not reach to `end`, or if its length is changing.
+    #[inline(always)]
+    pub(super) fn glimpse_calm(&self, page: u64, end: u64) -> Option<Calm<'_>> {
+        let head = self.head();
+        let moves = head.moves.load(Ordering::Acquire);
+        let bit = self.calm_bit(page)?;
+        let within = end <= head.len.load(Ordering::Acquire) && moves & 1 == 0;
+        (within && bit.is_set()).then_some(Calm { bit, moves })
+    }
+
+    /// Whether a page was calm from the glimpse until now, so that what was copied meanwhile is what it held.
+    #[inline(always)]
+    pub(super) fn stayed_calm(&self, glimpse: Calm<'_>) -> bool {
+        // The loads of the copy must not move below these.
+        fence(Ordering::Acquire);
+        glimpse.bit.is_set() && self.head().moves.load(Ordering::Relaxed) == glimpse.moves
     }
 
     /// Makes a page count as stirred, before anything of it is published that is not in the data file.
@@ -176,6 +199,9 @@ fn each_bit(mut set: u64, mut each: impl FnMut(u64)) {
         set &= set - 1;
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;
 
 #[cfg(test)]
 mod tests {
