@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use untorn::medium::{Latched, MediumKind};
+use untorn::medium::MediumKind;
 use untorn::{AtomicFile, Options};
 
 use crate::args::Args;
@@ -80,7 +80,7 @@ impl<'a, T: Target> Rig<'a, T> {
         }
         std::fs::create_dir(&home).map_err(|source| Error::io("create", &home, source))?;
         // What `Options::create` does once it has found out what the medium is.
-        let file = options.create_on(Latched::new(self.target.medium()), self.path(), self.file_len)?;
+        let file = options.create_on(self.target.medium(), self.path(), self.file_len)?;
         self.write_through(&file)?;
         self.write_through(&file)?;
         Ok(file)

@@ -40,7 +40,7 @@ fn the_report_says_what_was_checked_and_what_not() {
 fn an_engine_without_atomicity_is_convicted_and_the_files_are_kept() {
     let place = Place::empty();
     let dir = place.dir.path().to_str().expect("text");
-    let arguments = ["torture", "--engine", "passthrough", "--seconds", "30", "--dir", dir, "--json"];
+    let arguments = ["torture", "--engine", "passthrough", "--seconds", "120", "--dir", dir, "--json"];
     let object = untorn(&arguments).expect(1).json();
     assert!(object["violations"].as_u64() > Some(0), "{object}");
     let kept = object["kept"].as_str().unwrap_or_else(|| panic!("no files kept: {object}"));

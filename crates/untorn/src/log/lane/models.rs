@@ -34,7 +34,7 @@ impl Area {
     /// What a commit leaves in a lane once its record is stored.
     fn append(&self, lane: &Lane<'_>, page: u64) {
         let head = lane.head();
-        self.lanes.name(lane, head, [Some(page), None]);
+        self.lanes.name(self.lanes.offset(lane.position()), [Some(page), None]);
         lane.state.head.store(head + 1, Ordering::Release);
         lane.finish(page);
     }
