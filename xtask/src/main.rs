@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 
 mod dax;
 mod explore;
+mod faults;
 mod fuzz;
 mod tidy;
 
@@ -24,6 +25,11 @@ enum Verb {
     Dax(dax::Arguments),
     /// Crash the engines everywhere and check every state that recovery makes of it.
     Explore(explore::Arguments),
+    /// Let each system call under the real media fail, and check what the library makes of it.
+    Faults(faults::Arguments),
+    /// The process in which they fail; `faults` starts it.
+    #[command(hide = true)]
+    FaultsVictim(faults::Victim),
     /// Run the fuzz targets, each for some seconds.
     Fuzz(fuzz::Arguments),
     /// Check the house rules that no compiler checks.
@@ -34,6 +40,8 @@ fn main() -> ExitCode {
     match Arguments::parse().verb {
         Verb::Dax(arguments) => dax::run(&arguments, &root()),
         Verb::Explore(arguments) => explore::run(&arguments),
+        Verb::Faults(arguments) => faults::run(&arguments),
+        Verb::FaultsVictim(arguments) => faults::victim(&arguments),
         Verb::Fuzz(arguments) => fuzz::run(&root(), &arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {
             eprintln!("tidy: cannot read the repository: {error}");

@@ -8,5 +8,6 @@
 pub mod block;
 pub mod dax;
 mod error;
+pub mod faults;
 
 pub use error::{Error, Result};
