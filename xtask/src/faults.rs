@@ -63,12 +63,13 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         }
     }
     println!(
-        "tried {} of {} cases (call, number, failure): {} told of, {} got over, {} violations, {seconds:.0} s",
+        "tried {} of {} cases (call, number, failure): {} told of, {} got over, {} violations; {} did not come about; {seconds:.0} s",
         outcome.tried,
         outcome.total,
         outcome.told,
         outcome.tried - outcome.told - outcome.violations.len(),
         outcome.violations.len(),
+        outcome.unmet,
     );
     if outcome.clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -93,6 +94,7 @@ fn to_json(seed: u64, outcome: &Outcome, seconds: f64) -> serde_json::Value {
         "cases": outcome.total,
         "tried": outcome.tried,
         "told": outcome.told,
+        "unmet": outcome.unmet,
         "calls": calls.collect::<Vec<_>>(),
         "spared": outcome.spared,
         "violations": violations.collect::<Vec<_>>(),

@@ -87,7 +87,7 @@ pub(super) enum Duty {
 /// A system call, or a part of one's uses, that is made to fail.
 pub(super) struct Call {
     pub(super) name: &'static str,
-    number: i64,
+    pub(super) number: i64,
     /// Which uses of it.
     applies: fn(&[u64; 6]) -> bool,
     /// What the failures in `hard` oblige to.
@@ -111,20 +111,26 @@ const AGAIN: How = How::Errno(libc::EAGAIN);
 const INVALID: How = How::Errno(libc::EINVAL);
 const BUSY: How = How::Errno(libc::EBUSY);
 const LOCKS: How = How::Errno(libc::ENOLCK);
-const TORN_IO: How = How::Torn(libc::EIO);
-const TORN_SPACE: How = How::Torn(libc::ENOSPC);
-const TORN_QUOTA: How = How::Torn(libc::EDQUOT);
+const TORN: How = How::Torn(libc::ENOSPC);
 
 fn always(_: &[u64; 6]) -> bool {
     true
 }
 
 fn creates(arguments: &[u64; 6]) -> bool {
-    arguments[2] as c_int & libc::O_CREAT != 0
+    arguments[1] as c_int & libc::O_CREAT != 0
 }
 
 fn opens(arguments: &[u64; 6]) -> bool {
     !creates(arguments)
+}
+
+fn creates_at(arguments: &[u64; 6]) -> bool {
+    arguments[2] as c_int & libc::O_CREAT != 0
+}
+
+fn opens_at(arguments: &[u64; 6]) -> bool {
+    !creates_at(arguments)
 }
 
 fn punches(arguments: &[u64; 6]) -> bool {
@@ -152,19 +158,15 @@ const fn only(applies: fn(&[u64; 6]) -> bool, call: Call) -> Call {
 /// Every call that is made to fail. A call that cannot be done without is [`Duty::Either`] all the same where the rest of
 /// the run shows whether an operation that did without it succeeded truly.
 pub(super) static CALLS: &[Call] = &[
-    only(opens, call("openat", libc::SYS_openat, Duty::Either, &[], &[IO, ACCESS, FILES, SIGNAL, MEMORY])),
-    only(creates, call("openat-create", libc::SYS_openat, Duty::Either, &[], &[IO, SPACE, QUOTA, ACCESS, FILES])),
+    only(opens, call("open", libc::SYS_open, Duty::Either, &[], &[IO, ACCESS, FILES, SIGNAL, MEMORY])),
+    only(creates, call("open-create", libc::SYS_open, Duty::Either, &[], &[IO, SPACE, QUOTA, ACCESS, FILES])),
+    only(opens_at, call("openat", libc::SYS_openat, Duty::Either, &[], &[IO, ACCESS, FILES, SIGNAL, MEMORY])),
+    only(creates_at, call("openat-create", libc::SYS_openat, Duty::Either, &[], &[IO, SPACE, QUOTA, ACCESS, FILES])),
     call("ftruncate", libc::SYS_ftruncate, Duty::Tell, &[IO, SPACE, QUOTA], &[SIGNAL]),
     only(allocates, call("fallocate", libc::SYS_fallocate, Duty::Tell, &[IO, SPACE, QUOTA], &[SIGNAL, UNSUPPORTED])),
     only(punches, call("punch", libc::SYS_fallocate, Duty::Either, &[], &[IO, SPACE, SIGNAL, UNSUPPORTED])),
     only(maps, call("mmap", libc::SYS_mmap, Duty::Either, &[], &[MEMORY, AGAIN])),
-    call(
-        "pwrite",
-        libc::SYS_pwrite64,
-        Duty::Tell,
-        &[IO, SPACE, QUOTA, TORN_IO, TORN_SPACE, TORN_QUOTA],
-        &[SIGNAL, How::Short],
-    ),
+    call("pwrite", libc::SYS_pwrite64, Duty::Tell, &[IO, SPACE, QUOTA, TORN], &[SIGNAL, How::Short]),
     call("pread", libc::SYS_pread64, Duty::Either, &[], &[IO, SIGNAL, How::Short]),
     call("fsync", libc::SYS_fsync, Duty::Poison, &[IO, SPACE, QUOTA], &[SIGNAL]),
     call("fdatasync", libc::SYS_fdatasync, Duty::Poison, &[IO, SPACE, QUOTA, SIGNAL], &[]),
@@ -202,7 +204,7 @@ pub(super) static CALLS: &[Call] = &[
     call("fchmod", libc::SYS_fchmod, Duty::Either, &[], &[IO, FORBIDDEN]),
     call("fchown", libc::SYS_fchown, Duty::Either, &[], &[IO, FORBIDDEN]),
     call("getrandom", libc::SYS_getrandom, Duty::Either, &[], &[SIGNAL, UNKNOWN]),
-    call("rt_sigaction", libc::SYS_rt_sigaction, Duty::Either, &[], &[INVALID]),
+    call("membarrier", libc::SYS_membarrier, Duty::Either, &[], &[INVALID, UNKNOWN]),
     call("clone3", libc::SYS_clone3, Duty::Either, &[], &[AGAIN, MEMORY]),
     call("io_uring_setup", libc::SYS_io_uring_setup, Duty::Either, &[], &[FILES, MEMORY, FORBIDDEN, UNKNOWN]),
     call("io_uring_register", libc::SYS_io_uring_register, Duty::Either, &[], &[INVALID, MEMORY]),
@@ -213,6 +215,12 @@ impl Call {
     /// Every way in which it is made to fail.
     pub(super) fn ways(&self) -> impl Iterator<Item = How> {
         self.hard.iter().chain(self.soft).copied()
+    }
+
+    /// Whether what this one leaves at the instant of the failure can differ from what the others leave: those that move
+    /// nothing do not differ.
+    pub(super) fn leaves_its_own(&self, how: How) -> bool {
+        matches!(how, How::Torn(_)) || self.ways().next() == Some(how)
     }
 
     pub(super) fn duty(&self, how: How) -> Duty {

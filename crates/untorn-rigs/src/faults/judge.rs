@@ -44,10 +44,10 @@ impl Allowed {
         match reports {
             [Report::Absent] if self.missing => Ok(()),
             [Report::Inspected(_), Report::Reopened(shows), Report::Settled(plain)] => {
-                self.find("opened by another process, the file holds", *shows)?;
+                self.find("opened again in the end, the file holds", *shows)?;
                 if plain == shows { Ok(()) } else { Err("settled, the file is another".to_owned()) }
             }
-            other => Err(format!("another process finds: {}", listed(other))),
+            other => Err(format!("in the end is found: {}", listed(other))),
         }
     }
 }
@@ -77,18 +77,22 @@ pub(super) fn judge(setup: Setup, failure: Option<Failure>, reports: &[Report], 
             return judge.ends(allowed);
         }
     }
-    let last = judge.next();
-    if let Some((_, Report::Done)) = last {
-        let kept = judge.model.take().map_or_else(Bytes::default, |model| model.now);
-        return judge.ends(Allowed::one(kept));
+    match judge.next() {
+        Some((at, Report::Done)) => {
+            if judge.fails(at).is_some_and(|failure| failure.duty != Duty::Either) {
+                return Err("the last close succeeds in silence".to_owned());
+            }
+            let now = judge.model.take().map_or_else(Bytes::default, |model| model.now);
+            judge.examined(Allowed::one(now))
+        }
+        // It may have committed the epoch or not.
+        Some((at, Report::Failed { errno, message, .. })) => {
+            judge.due(at, *errno, message)?;
+            let states = judge.model.take().map(|model| vec![model.now, model.kept]).unwrap_or_default();
+            judge.examined(Allowed { states, missing: false })
+        }
+        last => Err(format!("the last close: {last:?}")),
     }
-    // The last close: it may have committed the epoch or not.
-    let Some((at, Report::Failed { errno, message, .. })) = last else {
-        return Err(format!("the last close: {last:?}"));
-    };
-    judge.due(at, *errno, message)?;
-    let states = judge.model.take().map(|model| vec![model.now, model.kept]).unwrap_or_default();
-    judge.ends(Allowed { states, missing: false })
 }
 
 impl<'a> Judge<'a> {
@@ -102,6 +106,12 @@ impl<'a> Judge<'a> {
             None => Ok(allowed),
             Some((_, report)) => Err(format!("after the end it says: {report}")),
         }
+    }
+
+    /// The process has examined what it left.
+    fn examined(&mut self, allowed: Allowed) -> Check<Allowed> {
+        let rest: Vec<Report> = self.reports.by_ref().map(|(_, report)| report.clone()).collect();
+        allowed.examine(&rest).map(|()| allowed)
     }
 
     /// Whether the failed call was made between the report before this one and this one.
@@ -226,7 +236,13 @@ mod tests {
             reports.push(if *op == Op::Read { Report::Saw(digest(&model.now)) } else { Report::Done });
             models.push(model);
         }
-        reports.push(Report::Done);
+        let shows = digest(&models[SCRIPT.len()].now);
+        reports.extend([
+            Report::Done,
+            Report::Inspected(String::new()),
+            Report::Reopened(shows),
+            Report::Settled(shows),
+        ]);
         (reports, models)
     }
 

@@ -1,12 +1,16 @@
 //! What the process under test does, and what the file must hold then.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
 use std::hash::{DefaultHasher, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use nix::libc;
 use untorn::{AtomicFile, Durability, Layout, Options, Result};
 use untorn_sim::Rng;
+
+use super::tracer::Filter;
 
 /// Which of the real media the workload runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +56,23 @@ impl Setup {
             }
         }
         all
+    }
+
+    /// What becomes of the calls of a process that plays the script, if the rig wants to be asked about these; about all
+    /// if there are none.
+    ///
+    /// Flushes are not carried out: nothing here can tell one that works from one that does nothing, as the power stays
+    /// on, but a disk takes a hundred times as long for them as for all the rest.
+    pub(super) fn filter(&self, asked: BTreeSet<i64>) -> Filter {
+        let mut answered = BTreeMap::new();
+        if !asked.is_empty() {
+            answered.extend([(libc::SYS_fsync, 0), (libc::SYS_fdatasync, 0)]);
+        }
+        if self.place != Place::Ring {
+            answered.insert(libc::SYS_io_uring_setup, libc::ENOSYS.cast_unsigned());
+        }
+        answered.retain(|number, _| !asked.contains(number));
+        Filter { answered, asked }
     }
 
     /// The fewest slots, so that cuts are frequent and a wide commit is spilled.

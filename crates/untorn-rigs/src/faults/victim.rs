@@ -23,7 +23,8 @@ pub(super) const READY: &[u8; 6] = b"ready\n";
 /// What the process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// It plays the script. After a failure it goes on, on the file opened anew if the handle is no good any more.
+    /// It plays the script. After a failure it goes on, on the file opened anew if the handle is no good any more. In the
+    /// end it examines the file.
     GoOn,
     /// It plays the script and is gone after the first operation that fails, as if it were killed.
     Stop,
@@ -57,11 +58,14 @@ impl FromStr for Role {
 /// Arguments that no rig gives, or a rig that is gone.
 pub fn victim(words: &[String]) -> io::Result<()> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
-    let [role, setup, path] = words else {
-        return Err(invalid("a victim needs a role, a setup and a path".to_owned()));
+    let [role, setup, path, asked] = words else {
+        return Err(invalid("a victim needs a role, a setup, a path, and calls".to_owned()));
     };
     let role = role.parse().map_err(invalid)?;
     let victim = Victim { setup: setup.parse().map_err(invalid)?, path: PathBuf::from(path), file: None };
+    let numbers = asked.split(',').filter(|number| !number.is_empty()).map(str::parse);
+    let asked = numbers.collect::<Result<_, _>>().map_err(|_| invalid(format!("{asked:?} are no calls")))?;
+    let filter = victim.setup.filter(asked);
     thread::spawn(|| {
         thread::sleep(PATIENCE);
         eprintln!("hangs: not done after {PATIENCE:?}");
@@ -70,9 +74,9 @@ pub fn victim(words: &[String]) -> io::Result<()> {
     let mut out = io::stdout();
     out.write_all(READY)?;
     out.flush()?;
-    // From here to the end it is traced: the rig answers when it is ready. What came before, the loader's calls among it, is
-    // not made to fail.
+    // The rig answers when it is ready to be asked. What came before, the loader's calls among it, is not made to fail.
     io::stdin().read_exact(&mut [0])?;
+    filter.lay()?;
     match role {
         Role::Examine => victim.examine(),
         role => victim.play(role == Role::Stop),
@@ -117,11 +121,12 @@ impl Victim {
             }
         }
         match self.file.take().map_or(Ok(()), AtomicFile::close) {
-            Ok(()) => say(&Report::Done),
+            Ok(()) => say(&Report::Done)?,
             Err(error) => {
-                say(&Report::Failed { errno: error.errno(), handle: Handle::Gone, message: error.to_string() })
+                say(&Report::Failed { errno: error.errno(), handle: Handle::Gone, message: error.to_string() })?;
             }
         }
+        self.examine()
     }
 
     /// Runs an operation; whatever becomes of it, `file` holds the handle if there still is one. A read returns what it
