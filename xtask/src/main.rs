@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 
 mod dax;
 mod explore;
+#[cfg(target_arch = "x86_64")]
 mod faults;
 mod fuzz;
 mod tidy;
@@ -26,9 +27,11 @@ enum Verb {
     /// Crash the engines everywhere and check every state that recovery makes of it.
     Explore(explore::Arguments),
     /// Let each system call under the real media fail, and check what the library makes of it.
+    #[cfg(target_arch = "x86_64")]
     Faults(faults::Arguments),
     /// The process in which they fail; `faults` starts it.
     #[command(hide = true)]
+    #[cfg(target_arch = "x86_64")]
     FaultsVictim(faults::Victim),
     /// Run the fuzz targets, each for some seconds.
     Fuzz(fuzz::Arguments),
@@ -40,7 +43,9 @@ fn main() -> ExitCode {
     match Arguments::parse().verb {
         Verb::Dax(arguments) => dax::run(&arguments, &root()),
         Verb::Explore(arguments) => explore::run(&arguments),
+        #[cfg(target_arch = "x86_64")]
         Verb::Faults(arguments) => faults::run(&arguments),
+        #[cfg(target_arch = "x86_64")]
         Verb::FaultsVictim(arguments) => faults::victim(&arguments),
         Verb::Fuzz(arguments) => fuzz::run(&root(), &arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {

@@ -195,7 +195,7 @@ fn choose(settings: &Settings, cases: Vec<Case>) -> Result<Vec<Case>> {
             // A token that no case has any more must not look like a violation that is gone.
             let how = token.rsplit(':').next().unwrap_or_default();
             let why = How::from_str(how).err().unwrap_or_else(|| "no case is called that here".to_owned());
-            Err(Error::failed(&format!("replay {token:?}"), why))
+            Err(Error::failed(format!("replay {token:?}"), why))
         }
         (true, None, only) => Err(Error::failed(
             "try anything",
@@ -207,7 +207,7 @@ fn choose(settings: &Settings, cases: Vec<Case>) -> Result<Vec<Case>> {
 /// The workload with nothing failing: it must be sound, and its calls are counted.
 fn undisturbed(program: &Program, setup: Setup) -> Result<Life> {
     let dir = Lodging::new(setup.place)?;
-    let unsound = |what| Error::failed(&format!("run the workload {setup} with nothing failing"), what);
+    let unsound = |what| Error::failed(format!("run the workload {setup} with nothing failing"), what);
     let life = live(program, setup, Role::GoOn, &dir, None)?.map_err(unsound)?;
     judge(setup, None, &life.reports, false).map_err(unsound)?;
     Ok(life)

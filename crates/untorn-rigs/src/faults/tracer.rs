@@ -177,7 +177,7 @@ fn decide(thread: Pid, policy: &mut dyn FnMut(&Entry) -> Action) -> nix::Result<
     };
     let mut changed = before;
     match policy(&entry) {
-        Action::Run => return Ok(None),
+        Action::Run => Ok(None),
         Action::Answer(value) => {
             // No call has this number, so the kernel does nothing and leaves the result alone.
             changed.orig_rax = u64::MAX;
