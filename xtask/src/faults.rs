@@ -51,9 +51,6 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
             return ExitCode::from(if matches!(error, Error::Missing { .. }) { 69 } else { 74 });
         }
     };
-    for (token, what) in &outcome.violations {
-        println!("violation: --replay '{token}': {what}");
-    }
     let seconds = start.elapsed().as_secs_f64();
     if arguments.json {
         println!("{}", to_json(arguments.seed, &outcome, seconds));
@@ -76,13 +73,14 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 
 fn attempt(arguments: &Arguments) -> Result<Outcome> {
     let path = std::env::current_exe().map_err(|source| Error::Io { what: "find this program".to_owned(), source })?;
-    faults::run(&Settings {
+    let settings = Settings {
         program: Program { path, words: vec!["faults-victim".to_owned()] },
         only: arguments.only.clone(),
         replay: arguments.replay.clone(),
         sample: arguments.sample.map(|wanted| (wanted as usize, arguments.seed)),
         jobs: arguments.jobs,
-    })
+    };
+    faults::run(&settings, &|what| println!("{what}"))
 }
 
 fn to_json(seed: u64, outcome: &Outcome, seconds: f64) -> serde_json::Value {

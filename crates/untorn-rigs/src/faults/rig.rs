@@ -101,11 +101,11 @@ struct Life {
     spared: BTreeMap<i64, usize>,
 }
 
-/// Tries every case, or those that are asked for.
+/// Tries every case, or those that are asked for. `tell` hears of each violation when it is found: all of it takes minutes.
 ///
 /// # Errors
 /// [`Error::Missing`] where processes may not be traced, and what keeps the workload from starting.
-pub fn run(settings: &Settings) -> Result<Outcome> {
+pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome> {
     if let Some(name) = settings.only.as_ref().filter(|name| !CALLS.iter().any(|call| call.name == **name)) {
         let names: Vec<_> = CALLS.iter().map(|call| call.name).collect();
         return Err(Error::failed("choose a call", format!("{name:?} is none of {}", names.join(" "))));
@@ -145,6 +145,7 @@ pub fn run(settings: &Settings) -> Result<Outcome> {
                             outcome.told += usize::from(course == Course::Told);
                         }
                         Ok(Err(what)) => {
+                            tell(&format!("violation: --replay '{case}': {what}"));
                             let mut outcome = locked();
                             outcome.tried += 1;
                             outcome.violations.push((case.to_string(), what));
