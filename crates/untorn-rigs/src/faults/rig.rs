@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 /// How often a case is tried whose call is not made.
 const MEETINGS: usize = 4;
 
-/// How to start a process that calls [`victim`](super::victim) with the arguments that follow these.
+/// How to start a process that calls [`victim`](super::victim()) with the arguments that follow these.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// The executable.
