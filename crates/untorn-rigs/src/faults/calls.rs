@@ -78,6 +78,9 @@ impl FromStr for How {
 pub(super) enum Duty {
     /// It may say so, or do without; then it must have succeeded truly.
     Either,
+    /// As for `Either`; but what was done without may be missed by a later operation, which then says so: a file for which
+    /// the address space that was asked for could not be reserved cannot grow as far.
+    Later,
     /// It must say so.
     Tell,
     /// It must say so, and the handle is good for nothing more.
@@ -165,7 +168,7 @@ pub(super) static CALLS: &[Call] = &[
     call("ftruncate", libc::SYS_ftruncate, Duty::Tell, &[IO, SPACE, QUOTA], &[SIGNAL]),
     only(allocates, call("fallocate", libc::SYS_fallocate, Duty::Tell, &[IO, SPACE, QUOTA], &[SIGNAL, UNSUPPORTED])),
     only(punches, call("punch", libc::SYS_fallocate, Duty::Either, &[], &[IO, SPACE, SIGNAL, UNSUPPORTED])),
-    only(maps, call("mmap", libc::SYS_mmap, Duty::Either, &[], &[MEMORY, AGAIN])),
+    only(maps, call("mmap", libc::SYS_mmap, Duty::Later, &[MEMORY], &[AGAIN])),
     call("pwrite", libc::SYS_pwrite64, Duty::Tell, &[IO, SPACE, QUOTA, TORN], &[SIGNAL, How::Short]),
     call("pread", libc::SYS_pread64, Duty::Either, &[], &[IO, SIGNAL, How::Short]),
     call("fsync", libc::SYS_fsync, Duty::Poison, &[IO, SPACE, QUOTA], &[SIGNAL]),

@@ -18,6 +18,12 @@ pub(super) struct Failure {
     pub(super) at: usize,
 }
 
+impl Failure {
+    fn must_tell(&self) -> bool {
+        matches!(self.duty, Duty::Tell | Duty::Poison)
+    }
+}
+
 /// What the disk may hold.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Allowed {
@@ -79,7 +85,7 @@ pub(super) fn judge(setup: Setup, failure: Option<Failure>, reports: &[Report], 
     }
     match judge.next() {
         Some((at, Report::Done)) => {
-            if judge.fails(at).is_some_and(|failure| failure.duty != Duty::Either) {
+            if judge.fails(at).is_some_and(|failure| failure.must_tell()) {
                 return Err("the last close succeeds in silence".to_owned());
             }
             let now = judge.model.take().map_or_else(Bytes::default, |model| model.now);
@@ -121,7 +127,8 @@ impl<'a> Judge<'a> {
 
     /// An error must come of the failed call, and speak of it.
     fn due(&self, at: usize, errno: i32, message: &str) -> Check<Failure> {
-        let failure = self.fails(at).ok_or_else(|| format!("it fails although no call does: {message}"))?;
+        let lasting = self.failure.filter(|failure| failure.duty == Duty::Later && failure.at < at);
+        let failure = self.fails(at).or(lasting).ok_or_else(|| format!("it fails although no call does: {message}"))?;
         match failure.duty {
             Duty::Tell | Duty::Poison if failure.how.errno() != Some(errno) => {
                 Err(format!("the error is errno {errno}, and not what the call said: {message}"))
@@ -141,7 +148,7 @@ impl<'a> Judge<'a> {
         match report {
             Report::Done | Report::Saw(_) => {
                 if let Some(failure) = self.fails(at)
-                    && failure.duty != Duty::Either
+                    && failure.must_tell()
                     && op != Op::Drop
                 {
                     // A handle that is dropped has nobody to tell.
@@ -290,6 +297,8 @@ mod tests {
         assert!(verdict(Duty::Tell, sync, Handle::Usable(shows)).is_ok());
         assert!(verdict(Duty::Poison, sync, Handle::Poisoned(Some(1))).is_err());
         assert!(verdict(Duty::Poison, sync, Handle::Poisoned(None)).is_err());
+        assert!(verdict(Duty::Either, sync - 1, Handle::Usable(shows)).is_err());
+        assert!(verdict(Duty::Later, sync - 1, Handle::Usable(shows)).is_ok());
         assert!(verdict(Duty::Poison, sync - 1, Handle::Poisoned(shows)).is_err());
     }
 }
