@@ -87,7 +87,7 @@ pub struct Outcome {
 impl Outcome {
     /// Whether everything is as it must be, and next to all of it was tried.
     pub fn clean(&self) -> bool {
-        self.violations.is_empty() && self.tried > 0 && self.unmet <= self.tried / 100
+        self.violations.is_empty() && self.tried > 0 && self.unmet <= self.tried / 20
     }
 }
 
