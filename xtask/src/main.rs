@@ -8,6 +8,8 @@ use clap::{Parser, Subcommand};
 mod asan;
 mod dax;
 mod explore;
+#[cfg(target_arch = "x86_64")]
+mod faults;
 mod fuzz;
 mod loom;
 mod nightly;
@@ -29,6 +31,13 @@ enum Verb {
     Dax(dax::Arguments),
     /// Crash the engines everywhere and check every state that recovery makes of it.
     Explore(explore::Arguments),
+    /// Let each system call under the real media fail, and check what the library makes of it.
+    #[cfg(target_arch = "x86_64")]
+    Faults(faults::Arguments),
+    /// The process in which they fail; `faults` starts it.
+    #[command(hide = true)]
+    #[cfg(target_arch = "x86_64")]
+    FaultsVictim(faults::Victim),
     /// Run the fuzz targets, each for some seconds.
     Fuzz(fuzz::Arguments),
     /// Run the models of the lock-free code through their interleavings.
@@ -42,6 +51,10 @@ fn main() -> ExitCode {
         Verb::Asan => asan::run(&root()),
         Verb::Dax(arguments) => dax::run(&arguments, &root()),
         Verb::Explore(arguments) => explore::run(&arguments),
+        #[cfg(target_arch = "x86_64")]
+        Verb::Faults(arguments) => faults::run(&arguments),
+        #[cfg(target_arch = "x86_64")]
+        Verb::FaultsVictim(arguments) => faults::victim(&arguments),
         Verb::Fuzz(arguments) => fuzz::run(&root(), &arguments),
         Verb::Loom(arguments) => loom::run(&root(), &arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {

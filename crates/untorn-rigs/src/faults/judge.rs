@@ -1,0 +1,304 @@
+//! Whether what a process reported, and what it left on the disk, is what the documentation promises.
+
+use std::sync::Arc;
+
+use super::calls::{Duty, How};
+use super::report::{Handle, Report};
+use super::script::{Bytes, Model, Op, SCRIPT, Setup, digest};
+
+/// What a judge finds, or the violation in a sentence.
+pub(super) type Check<T> = std::result::Result<T, String>;
+
+/// The call that failed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failure {
+    pub(super) how: How,
+    pub(super) duty: Duty,
+    /// How many reports had come when it was made.
+    pub(super) at: usize,
+}
+
+impl Failure {
+    fn must_tell(&self) -> bool {
+        matches!(self.duty, Duty::Tell | Duty::Poison)
+    }
+}
+
+/// What the disk may hold.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Allowed {
+    states: Vec<Bytes>,
+    /// There may be no file.
+    missing: bool,
+}
+
+impl Allowed {
+    fn one(state: Bytes) -> Self {
+        Allowed { states: vec![state], missing: false }
+    }
+
+    fn find(&self, what: &str, shows: u64) -> Check<Bytes> {
+        let found = self.states.iter().find(|bytes| digest(bytes) == shows);
+        found.cloned().ok_or_else(|| {
+            let lengths: Vec<_> = self.states.iter().map(|bytes| bytes.len()).collect();
+            format!("{what} something else than the {} allowed states of {lengths:?} bytes", self.states.len())
+        })
+    }
+
+    /// Judges what an examiner says.
+    pub(super) fn examine(&self, reports: &[Report]) -> Check<()> {
+        match reports {
+            [Report::Absent] if self.missing => Ok(()),
+            [Report::Inspected(_), Report::Reopened(shows), Report::Settled(plain)] => {
+                self.find("opened again in the end, the file holds", *shows)?;
+                if plain == shows { Ok(()) } else { Err("settled, the file is another".to_owned()) }
+            }
+            other => Err(format!("in the end is found: {}", listed(other))),
+        }
+    }
+}
+
+fn listed(reports: &[Report]) -> String {
+    reports.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// The reports of a process, judged one operation after the other.
+struct Judge<'a> {
+    setup: Setup,
+    failure: Option<Failure>,
+    reports: std::iter::Enumerate<std::slice::Iter<'a, Report>>,
+    /// `None` as long as there is no file.
+    model: Option<Model>,
+}
+
+/// Judges what a process said that played the script, and tells what the disk may hold then. With no failure every
+/// operation must succeed. `stops`: it is gone after its first failed operation.
+pub(super) fn judge(setup: Setup, failure: Option<Failure>, reports: &[Report], stops: bool) -> Check<Allowed> {
+    let mut judge = Judge { setup, failure, reports: reports.iter().enumerate(), model: None };
+    for (number, op) in SCRIPT.iter().enumerate() {
+        let place = |what: String| format!("operation {number}, {op:?}: {what}");
+        if let Some(allowed) = judge.operation(*op, number).map_err(place)?
+            && stops
+        {
+            return judge.ends(allowed);
+        }
+    }
+    match judge.next() {
+        Some((at, Report::Done)) => {
+            if judge.fails(at).is_some_and(|failure| failure.must_tell()) {
+                return Err("the last close succeeds in silence".to_owned());
+            }
+            let now = judge.model.take().map_or_else(Bytes::default, |model| model.now);
+            judge.examined(Allowed::one(now))
+        }
+        // It may have committed the epoch or not.
+        Some((at, Report::Failed { errno, message, .. })) => {
+            judge.due(at, *errno, message)?;
+            let states = judge.model.take().map(|model| vec![model.now, model.kept]).unwrap_or_default();
+            judge.examined(Allowed { states, missing: false })
+        }
+        last => Err(format!("the last close: {last:?}")),
+    }
+}
+
+impl<'a> Judge<'a> {
+    fn next(&mut self) -> Option<(usize, &'a Report)> {
+        self.reports.next()
+    }
+
+    /// The process has said nothing more.
+    fn ends(&mut self, allowed: Allowed) -> Check<Allowed> {
+        match self.reports.next() {
+            None => Ok(allowed),
+            Some((_, report)) => Err(format!("after the end it says: {report}")),
+        }
+    }
+
+    /// The process has examined what it left.
+    fn examined(&mut self, allowed: Allowed) -> Check<Allowed> {
+        let rest: Vec<Report> = self.reports.by_ref().map(|(_, report)| report.clone()).collect();
+        allowed.examine(&rest).map(|()| allowed)
+    }
+
+    /// Whether the failed call was made between the report before this one and this one.
+    fn fails(&self, at: usize) -> Option<Failure> {
+        self.failure.filter(|failure| failure.at == at)
+    }
+
+    /// An error must come of the failed call, and speak of it.
+    fn due(&self, at: usize, errno: i32, message: &str) -> Check<Failure> {
+        let lasting = self.failure.filter(|failure| failure.duty == Duty::Later && failure.at < at);
+        let failure = self.fails(at).or(lasting).ok_or_else(|| format!("it fails although no call does: {message}"))?;
+        match failure.duty {
+            Duty::Tell | Duty::Poison if failure.how.errno() != Some(errno) => {
+                Err(format!("the error is errno {errno}, and not what the call said: {message}"))
+            }
+            _ => Ok(failure),
+        }
+    }
+
+    /// One operation. If it failed, what the disk may hold after a kill.
+    fn operation(&mut self, op: Op, number: usize) -> Check<Option<Allowed>> {
+        let setup = self.setup;
+        let before = self.model.clone();
+        let empty = Model::settled(Bytes::default());
+        let after = before.as_ref().unwrap_or(&empty).after(op, number, setup);
+        let Some((at, report)) = self.next() else { return Err("it is not reported".to_owned()) };
+        let report = report.clone();
+        match report {
+            Report::Done | Report::Saw(_) => {
+                if let Some(failure) = self.fails(at)
+                    && failure.must_tell()
+                    && op != Op::Drop
+                {
+                    // A handle that is dropped has nobody to tell.
+                    return Err("it succeeds in silence".to_owned());
+                }
+                if let Report::Saw(shows) = report {
+                    Allowed::one(after.now.clone()).find("it reads", shows)?;
+                }
+                self.model = Some(after);
+                Ok(None)
+            }
+            Report::Failed { errno, handle, message } => {
+                let failure = self.due(at, errno, &message)?;
+                let allowed = self.failed(failure, op, handle, before, after)?;
+                Ok(Some(allowed))
+            }
+            other => Err(format!("it says: {other}")),
+        }
+    }
+
+    /// A failed operation: what it may leave, and how the process goes on.
+    fn failed(
+        &mut self,
+        failure: Failure,
+        op: Op,
+        handle: Handle,
+        before: Option<Model>,
+        after: Model,
+    ) -> Check<Allowed> {
+        let mut allowed = Allowed { states: vec![after.kept.clone()], missing: before.is_none() };
+        // A file that is being created may be missing, or empty yet.
+        allowed.states.push(before.as_ref().map_or_else(Bytes::default, |before| before.kept.clone()));
+        let (shows, usable) = match handle {
+            Handle::Gone => return self.opened_anew(allowed, after),
+            Handle::Poisoned(shows) => (shows, false),
+            Handle::Usable(shows) => (shows, true),
+        };
+        let before = before.ok_or("there is a handle before there is a file")?;
+        let shows = shows.ok_or("the file cannot be read through the handle any more")?;
+        let either = Allowed { states: vec![before.now.clone(), after.now.clone()], missing: false };
+        let seen = either.find("after the failure the handle shows", shows)?;
+        if !usable {
+            return self.opened_anew(allowed, after);
+        }
+        if failure.duty == Duty::Poison {
+            return Err("a write succeeds after a failed flush".to_owned());
+        }
+        let took_effect = after.now != before.now && seen == after.now;
+        if took_effect && !matches!(op, Op::Eager(..) | Op::Resize(_)) {
+            return Err("it takes effect, and the handle is good".to_owned());
+        }
+        let now = if took_effect { after } else { before };
+        let allowed = Allowed::one(now.kept.clone());
+        self.model = Some(now);
+        Ok(allowed)
+    }
+
+    /// The file is opened again, or made again if there is none. A process that stops has said nothing of it.
+    fn opened_anew(&mut self, allowed: Allowed, after: Model) -> Check<Allowed> {
+        let Some((_, report)) = self.next() else { return Ok(allowed) };
+        match report.clone() {
+            Report::Reopened(shows) => {
+                let found = allowed.find("opened again, it shows", shows)?;
+                self.model = Some(Model::settled(Arc::clone(&found)));
+            }
+            Report::Absent if allowed.missing => {
+                if !matches!(self.next(), Some((_, Report::Done))) {
+                    return Err("it cannot be created again".to_owned());
+                }
+                self.model = Some(after);
+            }
+            other => return Err(format!("then it says: {other}")),
+        }
+        Ok(allowed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn setup() -> Setup {
+        Setup::all()[0]
+    }
+
+    /// What a process says with which nothing is wrong.
+    fn honest() -> (Vec<Report>, Vec<Model>) {
+        let mut models = vec![Model::settled(Bytes::default())];
+        let mut reports = Vec::new();
+        for (number, op) in SCRIPT.iter().enumerate() {
+            let model = models[number].after(*op, number, setup());
+            reports.push(if *op == Op::Read { Report::Saw(digest(&model.now)) } else { Report::Done });
+            models.push(model);
+        }
+        let shows = digest(&models[SCRIPT.len()].now);
+        reports.extend([
+            Report::Done,
+            Report::Inspected(String::new()),
+            Report::Reopened(shows),
+            Report::Settled(shows),
+        ]);
+        (reports, models)
+    }
+
+    fn failure(duty: Duty, at: usize) -> Option<Failure> {
+        Some(Failure { how: How::Errno(5), duty, at })
+    }
+
+    fn error(handle: Handle) -> Report {
+        Report::Failed { errno: 5, handle, message: "cannot".to_owned() }
+    }
+
+    /// The first operation of a kind.
+    fn find(op: Op) -> usize {
+        SCRIPT.iter().position(|one| *one == op).expect("it is in the script")
+    }
+
+    #[test]
+    fn an_honest_process_is_acquitted_and_a_silent_one_is_not() {
+        let (reports, models) = honest();
+        let allowed = judge(setup(), None, &reports, false).expect("all is well");
+        let shows = digest(&models.last().expect("there is one").now);
+        let examined =
+            |shows, plain| [Report::Inspected(String::new()), Report::Reopened(shows), Report::Settled(plain)];
+        assert_eq!(allowed.examine(&examined(shows, shows)), Ok(()));
+        assert!(allowed.examine(&examined(shows, 1)).is_err());
+        assert!(allowed.examine(&examined(1, 1)).is_err());
+        assert!(allowed.examine(&[Report::Absent]).is_err());
+        let sync = find(Op::Sync);
+        assert!(judge(setup(), failure(Duty::Either, sync), &reports, false).is_ok());
+        assert!(judge(setup(), failure(Duty::Poison, sync), &reports, false).is_err());
+        assert!(judge(setup(), failure(Duty::Tell, sync), &reports, false).is_err());
+        assert!(judge(setup(), None, &reports[..9], false).is_err());
+    }
+
+    #[test]
+    fn a_failed_flush_must_poison_and_an_error_must_have_a_cause() {
+        let (reports, models) = honest();
+        let sync = find(Op::Sync);
+        let shows = Some(digest(&models[sync].now));
+        let said = |handle| [&reports[..sync], &[error(handle)]].concat();
+        let verdict = |duty, at, handle| judge(setup(), failure(duty, at), &said(handle), true);
+        let allowed = verdict(Duty::Poison, sync, Handle::Poisoned(shows)).expect("it is poisoned");
+        assert_eq!(allowed.states.len(), 2);
+        assert!(verdict(Duty::Poison, sync, Handle::Usable(shows)).is_err());
+        assert!(verdict(Duty::Tell, sync, Handle::Usable(shows)).is_ok());
+        assert!(verdict(Duty::Poison, sync, Handle::Poisoned(Some(1))).is_err());
+        assert!(verdict(Duty::Poison, sync, Handle::Poisoned(None)).is_err());
+        assert!(verdict(Duty::Either, sync - 1, Handle::Usable(shows)).is_err());
+        assert!(verdict(Duty::Later, sync - 1, Handle::Usable(shows)).is_ok());
+        assert!(verdict(Duty::Poison, sync - 1, Handle::Poisoned(shows)).is_err());
+    }
+}

@@ -1,0 +1,391 @@
+//! Every case: which there are, one after the other on every core, and what came of them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command, Stdio};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use nix::libc;
+
+use super::calls::{CALLS, Call, How};
+use super::judge::{Allowed, Check, Failure, judge};
+use super::report::Report;
+use super::script::{Place, SCRIPT, Setup};
+use super::tracer::{Action, End, Entry, trace};
+use super::victim::{HANGS, READY, Role};
+use crate::error::{Error, Result};
+
+/// How often a case is tried whose call is not made.
+const MEETINGS: usize = 4;
+
+/// How to start a process that calls [`victim`](super::victim()) with the arguments that follow these.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The executable.
+    pub path: PathBuf,
+    /// Its first arguments.
+    pub words: Vec<String>,
+}
+
+/// What is to be tried.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The workload.
+    pub program: Program,
+    /// Only failures of this call.
+    pub only: Option<String>,
+    /// Only this case, in every setup that has it, or in the one that its name begins with.
+    pub replay: Option<String>,
+    /// Not all, but about so many of them, from a seed that says which.
+    pub sample: Option<(usize, u64)>,
+    /// How many run at once.
+    pub jobs: usize,
+}
+
+/// One call, by its number in the workload, failing in one way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Case {
+    setup: Setup,
+    row: usize,
+    /// Counted from 1.
+    number: usize,
+    how: How,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}:{}", self.setup, CALLS[self.row].name, self.number, self.how)
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Cases there are.
+    pub total: usize,
+    /// Cases tried: each in a process that goes on, and those that leave something of their own in one that is gone after the
+    /// failure too.
+    pub tried: usize,
+    /// Of these, the ones in which an operation said that it failed.
+    pub told: usize,
+    /// Cases that did not come about: whether a page is in memory is for the kernel to say, and so is how many are written
+    /// again when a file is opened after a crash.
+    pub unmet: usize,
+    /// Calls of a kind that the workload makes in all setups, and the cases of it.
+    pub calls: BTreeMap<&'static str, (usize, usize)>,
+    /// System calls of the workload that are never made to fail, by number.
+    pub spared: BTreeMap<i64, usize>,
+    /// Token and sentence.
+    pub violations: Vec<(String, String)>,
+}
+
+impl Outcome {
+    /// Whether everything is as it must be, and next to all of it was tried.
+    pub fn clean(&self) -> bool {
+        self.violations.is_empty() && self.tried > 0 && self.unmet <= self.tried / 20
+    }
+}
+
+/// What one process did.
+struct Life {
+    reports: Vec<Report>,
+    /// How many reports had come when the chosen call failed.
+    failed_at: Option<usize>,
+    /// How often each row's call was made in the script.
+    counts: Vec<usize>,
+    spared: BTreeMap<i64, usize>,
+}
+
+/// Tries every case, or those that are asked for. `tell` hears of each violation when it is found: all of it takes minutes.
+///
+/// # Errors
+/// [`Error::Missing`] where processes may not be traced, and what keeps the workload from starting.
+pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome> {
+    if let Some(name) = settings.only.as_ref().filter(|name| !CALLS.iter().any(|call| call.name == **name)) {
+        let names: Vec<_> = CALLS.iter().map(|call| call.name).collect();
+        return Err(Error::failed("choose a call", format!("{name:?} is none of {}", names.join(" "))));
+    }
+    let mut outcome = Outcome::default();
+    let mut cases = Vec::new();
+    for setup in Setup::all() {
+        let life = undisturbed(&settings.program, setup)?;
+        for (row, call) in CALLS.iter().enumerate().filter(|(_, call)| setup.place != Place::Ring || of_ring(call)) {
+            let numbers = 1..=life.counts[row];
+            let new = numbers.flat_map(|number| call.ways().map(move |how| Case { setup, row, number, how }));
+            let before = cases.len();
+            cases.extend(new);
+            if cases.len() > before {
+                let tally = outcome.calls.entry(call.name).or_default();
+                *tally = (tally.0 + life.counts[row], tally.1 + cases.len() - before);
+            }
+        }
+        for (number, count) in life.spared {
+            *outcome.spared.entry(number).or_default() += count;
+        }
+    }
+    outcome.total = cases.len();
+    let chosen = choose(settings, cases)?;
+    let (next, outcome) = (AtomicUsize::new(0), Mutex::new(outcome));
+    let broken = Mutex::new(None);
+    let locked = || outcome.lock().unwrap_or_else(PoisonError::into_inner);
+    thread::scope(|scope| {
+        for _ in 0..settings.jobs.max(1) {
+            scope.spawn(|| {
+                while let Some(case) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match attempt(&settings.program, case, settings.replay.is_some()) {
+                        Ok(Ok(Course::Unmet)) => locked().unmet += 1,
+                        Ok(Ok(course)) => {
+                            let mut outcome = locked();
+                            outcome.tried += 1;
+                            outcome.told += usize::from(course == Course::Told);
+                        }
+                        Ok(Err(what)) => {
+                            tell(&format!("violation: --replay '{case}': {what}"));
+                            let mut outcome = locked();
+                            outcome.tried += 1;
+                            outcome.violations.push((case.to_string(), what));
+                        }
+                        Err(error) => {
+                            // The rig itself is at fault, so the rest is not worth trying.
+                            next.store(chosen.len(), Ordering::Relaxed);
+                            *broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    match broken.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => {
+            let mut outcome = outcome.into_inner().unwrap_or_else(PoisonError::into_inner);
+            outcome.violations.sort();
+            Ok(outcome)
+        }
+    }
+}
+
+/// With io_uring only its own calls are tried: the others are the same as without.
+fn of_ring(call: &Call) -> bool {
+    call.name.starts_with("io_uring") || call.name == "mmap"
+}
+
+fn choose(settings: &Settings, cases: Vec<Case>) -> Result<Vec<Case>> {
+    let named = |case: &Case| match (&settings.only, &settings.replay) {
+        (_, Some(token)) => {
+            let name = case.to_string();
+            name == *token || name.split_once(':').is_some_and(|(_, rest)| rest == token)
+        }
+        (Some(only), None) => CALLS[case.row].name == only,
+        (None, None) => true,
+    };
+    let mut chosen: Vec<Case> = cases.into_iter().filter(named).collect();
+    if let Some((wanted, seed)) = settings.sample {
+        let stride = chosen.len().div_ceil(wanted.max(1)).max(1);
+        let from = untorn_sim::Rng::new(seed).below(stride as u64) as usize;
+        chosen = chosen.into_iter().skip(from).step_by(stride).collect();
+    }
+    match (chosen.is_empty(), &settings.replay, &settings.only) {
+        (false, ..) => Ok(chosen),
+        (true, Some(token), _) => {
+            // A token that no case has any more must not look like a violation that is gone.
+            let how = token.rsplit(':').next().unwrap_or_default();
+            let why = How::from_str(how).err().unwrap_or_else(|| "no case is called that here".to_owned());
+            Err(Error::failed(format!("replay {token:?}"), why))
+        }
+        (true, None, only) => Err(Error::failed(
+            "try anything",
+            format!("the workload makes no such call: {}", only.as_deref().unwrap_or("any")),
+        )),
+    }
+}
+
+/// The workload with nothing failing: it must be sound, and its calls are counted.
+fn undisturbed(program: &Program, setup: Setup) -> Result<Life> {
+    let dir = Lodging::new(setup.place)?;
+    let unsound = |what| Error::failed(format!("run the workload {setup} with nothing failing"), what);
+    let life = live(program, setup, Role::GoOn, &dir, None)?.map_err(unsound)?;
+    judge(setup, None, &life.reports, false).map_err(unsound)?;
+    Ok(life)
+}
+
+/// What came of a sound case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Course {
+    /// An operation said that it failed.
+    Told,
+    /// All succeeded.
+    GotOver,
+    /// The call was not made this time.
+    Unmet,
+}
+
+/// One case, or the violation.
+fn attempt(program: &Program, case: &Case, stop_always: bool) -> Result<Check<Course>> {
+    let met = |role| {
+        let mut course = Ok(Course::Unmet);
+        for _ in 0..MEETINGS {
+            course = attempt_as(program, case, role)?;
+            if course != Ok(Course::Unmet) {
+                break;
+            }
+        }
+        Ok(course)
+    };
+    let course = met(Role::GoOn)?.map_err(|what| format!("in a process that goes on: {what}"));
+    // Where nothing failed, the process that stops would have done the very same.
+    if course != Ok(Course::Told) || !(stop_always || CALLS[case.row].leaves_its_own(case.how)) {
+        return Ok(course);
+    }
+    Ok(met(Role::Stop)?.map_err(|what| format!("in a process that is gone after the failure: {what}")))
+}
+
+fn attempt_as(program: &Program, case: &Case, role: Role) -> Result<Check<Course>> {
+    let dir = Lodging::new(case.setup.place)?;
+    let life = match live(program, case.setup, role, &dir, Some(case))? {
+        Ok(life) => life,
+        Err(what) => return Ok(Err(what)),
+    };
+    if life.failed_at.is_some_and(|at| at > SCRIPT.len()) {
+        // This time the script made fewer such calls, and the one that failed is of the examination in the end.
+        return Ok(Ok(Course::Unmet));
+    }
+    let duty = CALLS[case.row].duty(case.how);
+    let failure = life.failed_at.map(|at| Failure { how: case.how, duty, at });
+    let course = match failure {
+        None => Course::Unmet,
+        Some(_) if life.reports.iter().any(|report| matches!(report, Report::Failed { .. })) => Course::Told,
+        Some(_) => Course::GotOver,
+    };
+    match judge(case.setup, failure, &life.reports, role == Role::Stop) {
+        Ok(allowed) if course == Course::Told && role == Role::Stop => {
+            Ok(examined(program, case.setup, &dir, &allowed)?.map(|()| course))
+        }
+        judged => Ok(judged.map(|_| course)),
+    }
+}
+
+fn examined(program: &Program, setup: Setup, dir: &Lodging, allowed: &Allowed) -> Result<Check<()>> {
+    Ok(live(program, setup, Role::Examine, dir, None)?.and_then(|life| allowed.examine(&life.reports)))
+}
+
+/// Runs one process to its end. A signal, a panic or a hang is a violation.
+fn live(program: &Program, setup: Setup, role: Role, dir: &Lodging, case: Option<&Case>) -> Result<Check<Life>> {
+    let mut command = Command::new(&program.path);
+    // The case's own call, or all, to count them; for an examiner one that it never makes.
+    let asked = match (case, role) {
+        (Some(case), _) => CALLS[case.row].number.to_string(),
+        (None, Role::Examine) => libc::SYS_reboot.to_string(),
+        (None, _) => String::new(),
+    };
+    command.args(&program.words).args([role.as_str(), &setup.to_string()]).arg(dir.file()).arg(asked);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("UNTORN_ASSUME_PMEM", if setup.place == Place::Memory { "1" } else { "0" });
+    command.env("RUST_BACKTRACE", "0");
+    let mut child = command.spawn().map_err(Error::io_at("run", &program.path))?;
+    let (input, output, complaints) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (Some(mut input), Some(mut output), Some(mut complaints)) = (input, output, complaints) else {
+        return Err(Error::failed("run the workload", "it has no pipes"));
+    };
+    let mut ready = [0; READY.len()];
+    output.read_exact(&mut ready).map_err(Error::system("hear that the workload is ready"))?;
+    let mut meddler = Meddler { case, output: &output, calls: Vec::new(), failed: None, torn: None };
+    let end = trace(&mut child, || input.write_all(&[0]), &mut |entry| meddler.meddle(entry))?;
+    let Meddler { calls, failed, .. } = meddler;
+    let (mut said, mut complaint) = (String::new(), String::new());
+    output.read_to_string(&mut said).map_err(Error::system("hear the workload"))?;
+    complaints.read_to_string(&mut complaint).map_err(Error::system("hear the workload"))?;
+    match end {
+        End::Exited(0) => {}
+        End::Exited(HANGS) => return Ok(Err("it hangs".to_owned())),
+        End::Exited(code) => return Ok(Err(format!("it exits with {code}: {}", complaint.trim()))),
+        End::Killed(signal) => return Ok(Err(format!("it dies of signal {signal}: {}", complaint.trim()))),
+    }
+    let reports = match said.lines().map(str::parse).collect() {
+        Ok(reports) => reports,
+        Err(what) => return Ok(Err(what)),
+    };
+    let lines = |bytes: u64| said.bytes().take(bytes as usize).filter(|byte| *byte == b'\n').count();
+    let (mut counts, mut spared) = (vec![0; CALLS.len()], BTreeMap::new());
+    // What is examined in the end is no part of the script.
+    for (entry, _) in calls.iter().filter(|(_, said)| lines(*said) <= SCRIPT.len()) {
+        match Call::row(entry) {
+            Some(row) => counts[row] += 1,
+            None => *spared.entry(entry.number).or_default() += 1,
+        }
+    }
+    Ok(Ok(Life { reports, failed_at: failed.map(lines), counts, spared }))
+}
+
+/// Decides about each call of one process that it is asked about.
+struct Meddler<'a> {
+    case: Option<&'a Case>,
+    output: &'a ChildStdout,
+    /// The calls that were made, and how many bytes of reports had come before each.
+    calls: Vec<(Entry, u64)>,
+    /// How many when the chosen one was.
+    failed: Option<u64>,
+    /// The thread whose next write fails, and with what.
+    torn: Option<(i32, i32)>,
+}
+
+impl Meddler<'_> {
+    fn meddle(&mut self, entry: &Entry) -> Action {
+        if entry.number == libc::SYS_pwrite64
+            && let Some((_, errno)) = self.torn.take_if(|(thread, _)| *thread == entry.thread)
+        {
+            return Action::Answer(-i64::from(errno));
+        }
+        // A pipe always knows.
+        let said = rustix::io::ioctl_fionread(self.output).unwrap_or(0);
+        self.calls.push((*entry, said));
+        if let Some(case) = self.case
+            && self.failed.is_none()
+            && Call::row(entry) == Some(case.row)
+            && self.calls.iter().filter(|(entry, _)| Call::row(entry) == Some(case.row)).count() == case.number
+        {
+            self.failed = Some(said);
+            return self.fail(case.how, entry);
+        }
+        match entry.number {
+            // As the filter does that asks about no flush.
+            libc::SYS_fsync | libc::SYS_fdatasync => Action::Answer(0),
+            _ => Action::Run,
+        }
+    }
+
+    fn fail(&mut self, how: How, entry: &Entry) -> Action {
+        let half = entry.arguments[2].div_ceil(2);
+        match how {
+            How::Errno(errno) => Action::Answer(-i64::from(errno)),
+            How::Short => Action::Shorten(half),
+            // There is no half of one byte, and a write that moves none is the error itself.
+            How::Torn(errno) if entry.arguments[2] < 2 => Action::Answer(-i64::from(errno)),
+            How::Torn(errno) => {
+                self.torn = Some((entry.thread, errno));
+                Action::Shorten(half)
+            }
+        }
+    }
+}
+
+/// A directory of a process's own.
+struct Lodging(tempfile::TempDir);
+
+impl Lodging {
+    fn new(place: Place) -> Result<Self> {
+        let memory = Path::new("/dev/shm");
+        let base = if place == Place::Memory && memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let dir = tempfile::tempdir_in(&base).map_err(Error::io_at("make a directory in", &base))?;
+        Ok(Lodging(dir))
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.path().join("data")
+    }
+}

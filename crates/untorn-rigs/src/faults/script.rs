@@ -1,0 +1,242 @@
+//! What the process under test does, and what the file must hold then.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Display};
+use std::hash::{DefaultHasher, Hasher};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use nix::libc;
+use untorn::{AtomicFile, Durability, Layout, Options, Result};
+use untorn_sim::Rng;
+
+use super::tracer::Filter;
+
+/// Which of the real media the workload runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The page cache of a directory's file system; the kernel is made to know no io_uring, so that each flush is a call.
+    Threads,
+    /// The same, with flushes by io_uring.
+    Ring,
+    /// Memory that is taken for persistent (`UNTORN_ASSUME_PMEM=1`).
+    Memory,
+}
+
+impl Place {
+    const ALL: [Place; 3] = [Place::Threads, Place::Ring, Place::Memory];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Place::Threads => "threads",
+            Place::Ring => "ring",
+            Place::Memory => "memory",
+        }
+    }
+}
+
+/// How the file is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Setup {
+    /// Where.
+    pub(super) place: Place,
+    durability: Durability,
+    layout: Layout,
+}
+
+impl Setup {
+    /// All of them.
+    pub(super) fn all() -> Vec<Setup> {
+        let mut all = Vec::new();
+        for place in Place::ALL {
+            for durability in [Durability::PerCommit, Durability::PerWrite] {
+                for layout in [Layout::Dense, Layout::Sparse] {
+                    all.push(Setup { place, durability, layout });
+                }
+            }
+        }
+        all
+    }
+
+    /// What becomes of the calls of a process that plays the script, if the rig wants to be asked about these; about all
+    /// if there are none.
+    ///
+    /// Flushes are not carried out: nothing here can tell one that works from one that does nothing, as the power stays
+    /// on, but a disk takes a hundred times as long for them as for all the rest.
+    pub(super) fn filter(&self, asked: BTreeSet<i64>) -> Filter {
+        let mut answered = BTreeMap::new();
+        if !asked.is_empty() {
+            answered.extend([(libc::SYS_fsync, 0), (libc::SYS_fdatasync, 0)]);
+        }
+        if self.place != Place::Ring {
+            answered.insert(libc::SYS_io_uring_setup, libc::ENOSYS.cast_unsigned());
+        }
+        answered.retain(|number, _| !asked.contains(number));
+        Filter { answered, asked }
+    }
+
+    /// The fewest slots, so that cuts are frequent and a wide commit is spilled.
+    pub(super) fn options(&self) -> Options {
+        Options::new().durability(self.durability).layout(self.layout).record_area(2, 4).max_len(64 << 10)
+    }
+}
+
+impl Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.place.as_str(), self.durability, self.layout)
+    }
+}
+
+impl FromStr for Setup {
+    type Err = String;
+
+    fn from_str(word: &str) -> std::result::Result<Self, String> {
+        let found = Setup::all().into_iter().find(|setup| setup.to_string() == word);
+        found.ok_or_else(|| format!("{word:?} is no setup; one is {}", Setup::all()[0]))
+    }
+}
+
+/// One operation. Offsets and lengths are moved into the file where it is shorter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Op {
+    Create(u64),
+    Write(u64, u64),
+    Eager(u64, u64),
+    Transaction(&'static [(u64, u64)]),
+    Read,
+    Sync,
+    Resize(u64),
+    Deploy,
+    Reclaim,
+    /// Each of these ends the handle and opens the file again.
+    Close,
+    Drop,
+    Settle,
+}
+
+/// More pages than a lane has slots.
+const WIDE: &[(u64, u64)] = &[
+    (40, 90),
+    (4136, 90),
+    (8232, 90),
+    (12328, 90),
+    (16424, 90),
+    (20520, 90),
+    (24616, 90),
+    (28712, 90),
+    (32808, 90),
+    (36904, 90),
+];
+
+/// What is worth failing in: each operation, on fresh and on written pages, within an epoch and across commits.
+pub(super) const SCRIPT: &[Op] = &[
+    Op::Create(2 * 4096 + 1300),
+    Op::Write(64, 64),
+    Op::Write(4096, 128),
+    Op::Sync,
+    Op::Write(30, 300),
+    Op::Write(50, 100),
+    Op::Transaction(&[(100, 60), (4000, 500), (9400, 92)]),
+    Op::Read,
+    Op::Sync,
+    Op::Write(0, 4096),
+    Op::Write(10, 4000),
+    Op::Eager(50, 100),
+    Op::Reclaim,
+    Op::Sync,
+    Op::Deploy,
+    Op::Sync,
+    Op::Reclaim,
+    Op::Resize(4150),
+    Op::Resize(3 * 4096 + 100),
+    Op::Write(4100, 200),
+    Op::Close,
+    Op::Write(1000, 700),
+    Op::Drop,
+    Op::Read,
+    Op::Resize(10 * 4096 + 77),
+    Op::Transaction(WIDE),
+    Op::Transaction(WIDE),
+    Op::Sync,
+    Op::Deploy,
+    Op::Transaction(WIDE),
+    Op::Resize(2 * 4096 + 10),
+    Op::Write(4000, 4000),
+    Op::Sync,
+    Op::Settle,
+    Op::Read,
+    Op::Write(70, 90),
+    Op::Sync,
+    Op::Read,
+];
+
+/// What the write of operation `number` writes, moved into a file of this length: offsets and bytes, without overlap.
+pub(super) fn pieces(ranges: &[(u64, u64)], number: usize, file: u64) -> Vec<(u64, Vec<u8>)> {
+    let mut all = Vec::new();
+    for (&(offset, len), index) in ranges.iter().zip(0..) {
+        let mut bytes = vec![0; len.min(file.saturating_sub(offset)) as usize];
+        Rng::derive(number as u64 + 1, index).fill(&mut bytes);
+        all.push((offset.min(file), bytes));
+    }
+    all
+}
+
+/// The bytes of the file as the handle shows them.
+pub(super) fn read_all(file: &AtomicFile) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; file.len() as usize];
+    file.read_at(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
+/// A number that stands for a file's bytes, the same in every process of one program.
+pub(super) fn digest(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write_usize(bytes.len());
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+/// The bytes of a file, which many models share.
+pub(super) type Bytes = Arc<Vec<u8>>;
+
+/// What a program sees, and what the last commit holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Model {
+    pub(super) now: Bytes,
+    pub(super) kept: Bytes,
+}
+
+impl Model {
+    /// A file that holds these bytes and nothing else.
+    pub(super) fn settled(bytes: Bytes) -> Self {
+        Model { kept: bytes.clone(), now: bytes }
+    }
+
+    /// The state after an operation that succeeded.
+    pub(super) fn after(&self, op: Op, number: usize, setup: Setup) -> Model {
+        let wrote = |ranges: &[(u64, u64)]| {
+            let mut bytes = self.now.to_vec();
+            for (offset, new) in pieces(ranges, number, self.now.len() as u64) {
+                bytes[offset as usize..][..new.len()].copy_from_slice(&new);
+            }
+            match setup.durability {
+                Durability::PerWrite => Model::settled(Arc::new(bytes)),
+                Durability::PerCommit => Model { now: Arc::new(bytes), kept: self.kept.clone() },
+            }
+        };
+        let resized = |len: u64| {
+            let mut bytes = self.now.to_vec();
+            bytes.resize(len as usize, 0);
+            Model::settled(Arc::new(bytes))
+        };
+        match op {
+            Op::Create(len) => resized(len),
+            Op::Write(offset, len) | Op::Eager(offset, len) => wrote(&[(offset, len)]),
+            Op::Transaction(ranges) => wrote(ranges),
+            Op::Sync | Op::Close | Op::Settle => Model::settled(self.now.clone()),
+            Op::Drop => Model::settled(self.kept.clone()),
+            Op::Resize(len) => resized(len),
+            Op::Read | Op::Deploy | Op::Reclaim => self.clone(),
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The process under test: it plays the script on a real file and says what became of each operation before the next.
+
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::thread;
+use std::time::Duration;
+
+use untorn::{AtomicFile, Error};
+
+use super::report::{Handle, Report};
+use super::script::{Op, SCRIPT, Setup, digest, pieces, read_all};
+
+/// How long it may take; with nothing failing it is done in a hundredth of that.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Its exit code when that was not enough.
+pub(super) const HANGS: i32 = 3;
+
+/// What it says before anything else.
+pub(super) const READY: &[u8; 6] = b"ready\n";
+
+/// What the process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It plays the script. After a failure it goes on, on the file opened anew if the handle is no good any more. In the
+    /// end it examines the file.
+    GoOn,
+    /// It plays the script and is gone after the first operation that fails, as if it were killed.
+    Stop,
+    /// It opens what another process has left, looks at it, and settles it.
+    Examine,
+}
+
+impl Role {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Role::GoOn => "go-on",
+            Role::Stop => "stop",
+            Role::Examine => "examine",
+        }
+    }
+}
+
+impl FromStr for Role {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let all = [Role::GoOn, Role::Stop, Role::Examine];
+        all.into_iter().find(|role| role.as_str() == word).ok_or_else(|| format!("{word:?} is no role"))
+    }
+}
+
+/// The whole life of the process that a rig's [`Program`](super::Program) starts: `words` are the arguments after the
+/// program's own. It must do nothing before and after.
+///
+/// # Errors
+/// Arguments that no rig gives, or a rig that is gone.
+pub fn victim(words: &[String]) -> io::Result<()> {
+    let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+    let [role, setup, path, asked] = words else {
+        return Err(invalid("a victim needs a role, a setup, a path, and calls".to_owned()));
+    };
+    let role = role.parse().map_err(invalid)?;
+    let victim = Victim { setup: setup.parse().map_err(invalid)?, path: PathBuf::from(path), file: None };
+    let numbers = asked.split(',').filter(|number| !number.is_empty()).map(str::parse);
+    let asked = numbers.collect::<Result<_, _>>().map_err(|_| invalid(format!("{asked:?} are no calls")))?;
+    let filter = victim.setup.filter(asked);
+    thread::spawn(|| {
+        thread::sleep(PATIENCE);
+        eprintln!("hangs: not done after {PATIENCE:?}");
+        std::process::exit(HANGS);
+    });
+    let mut out = io::stdout();
+    out.write_all(READY)?;
+    out.flush()?;
+    // The rig answers when it is ready to be asked. What came before, the loader's calls among it, is not made to fail.
+    io::stdin().read_exact(&mut [0])?;
+    filter.lay()?;
+    match role {
+        Role::Examine => victim.examine(),
+        role => victim.play(role == Role::Stop),
+    }
+}
+
+/// One system call a report, so that whoever counts the calls knows where an operation ends.
+fn say(report: &Report) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(format!("{}\n", report.to_string().replace('\n', " ")).as_bytes())?;
+    out.flush()
+}
+
+struct Victim {
+    setup: Setup,
+    path: PathBuf,
+    file: Option<AtomicFile>,
+}
+
+impl Victim {
+    fn play(mut self, stop: bool) -> io::Result<()> {
+        for (number, op) in SCRIPT.iter().enumerate() {
+            let error = match self.operate(*op, number) {
+                Ok(None) => {
+                    say(&Report::Done)?;
+                    continue;
+                }
+                Ok(Some(seen)) => {
+                    say(&Report::Saw(seen))?;
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let handle = self.handle();
+            say(&Report::Failed { errno: error.errno(), handle, message: error.to_string() })?;
+            if stop {
+                // Nothing is dropped: destructors would tidy up what a killed process leaves.
+                std::process::exit(0);
+            }
+            if !matches!(handle, Handle::Usable(_)) && !self.open_anew(number)? {
+                return Ok(());
+            }
+        }
+        match self.file.take().map_or(Ok(()), AtomicFile::close) {
+            Ok(()) => say(&Report::Done)?,
+            Err(error) => {
+                say(&Report::Failed { errno: error.errno(), handle: Handle::Gone, message: error.to_string() })?;
+            }
+        }
+        self.examine()
+    }
+
+    /// Runs an operation; whatever becomes of it, `file` holds the handle if there still is one. A read returns what it
+    /// saw.
+    fn operate(&mut self, op: Op, number: usize) -> untorn::Result<Option<u64>> {
+        match (op, self.file.take()) {
+            (Op::Create(len), _) => self.file = Some(self.setup.options().create(&self.path, len)?),
+            (Op::Close, Some(file)) => {
+                file.close()?;
+                self.file = Some(self.open()?);
+            }
+            (Op::Settle, Some(file)) => {
+                file.settle()?;
+                self.file = Some(self.open()?);
+            }
+            (Op::Drop, file) => {
+                drop(file);
+                self.file = Some(self.open()?);
+            }
+            (op, Some(file)) => {
+                let file = self.file.insert(file);
+                if op == Op::Read {
+                    return read_all(file).map(|bytes| Some(digest(&bytes)));
+                }
+                perform(file, op, number)?;
+            }
+            (_, None) => unreachable!("opened by the operation before"),
+        }
+        Ok(None)
+    }
+
+    fn open(&self) -> untorn::Result<AtomicFile> {
+        self.setup.options().open(&self.path)
+    }
+
+    /// The state of the handle after a failure. A write over a few bytes with what they hold tells whether it is good.
+    fn handle(&self) -> Handle {
+        let Some(file) = &self.file else { return Handle::Gone };
+        let seen = read_all(file).ok();
+        let shows = seen.as_deref().map(digest);
+        let again = seen.unwrap_or_default();
+        match file.write_at(&again[..again.len().min(3)], 0) {
+            Ok(()) => Handle::Usable(shows),
+            Err(_) => Handle::Poisoned(shows),
+        }
+    }
+
+    /// Lets the handle go and opens the file again, or makes it if the failure left none. False if that cannot be done.
+    fn open_anew(&mut self, number: usize) -> io::Result<bool> {
+        drop(self.file.take());
+        if number == 0 && !self.path.exists() {
+            say(&Report::Absent)?;
+            return match self.operate(SCRIPT[0], 0) {
+                Ok(_) => say(&Report::Done).map(|()| true),
+                Err(error) => say(&Report::Stuck(error.to_string())).map(|()| false),
+            };
+        }
+        let opened = self.open().and_then(|file| Ok((digest(&read_all(&file)?), file)));
+        match opened {
+            Ok((shows, file)) => {
+                self.file = Some(file);
+                say(&Report::Reopened(shows)).map(|()| true)
+            }
+            Err(error) => say(&Report::Stuck(error.to_string())).map(|()| false),
+        }
+    }
+
+    fn examine(&self) -> io::Result<()> {
+        match self.look() {
+            Ok(reports) => reports.iter().try_for_each(say),
+            Err(error) => say(&Report::Stuck(error.to_string())),
+        }
+    }
+
+    fn look(&self) -> untorn::Result<Vec<Report>> {
+        if !self.path.exists() {
+            return Ok(vec![Report::Absent]);
+        }
+        let inspected = untorn::inspect(&self.path)?;
+        let mut reports = vec![Report::Inspected(format!("{:?}", inspected.state))];
+        let file = self.open()?;
+        reports.push(Report::Reopened(digest(&read_all(&file)?)));
+        file.settle()?;
+        reports.push(Report::Settled(digest(&plain(&self.path)?)));
+        Ok(reports)
+    }
+}
+
+/// The bytes as any other program reads them.
+fn plain(path: &Path) -> untorn::Result<Vec<u8>> {
+    std::fs::read(path).map_err(|error| Error::io("read", path, error))
+}
+
+/// Runs an operation that leaves the handle open.
+fn perform(file: &AtomicFile, op: Op, number: usize) -> untorn::Result<()> {
+    let len = file.len();
+    match op {
+        Op::Write(offset, range) => {
+            pieces(&[(offset, range)], number, len).iter().try_for_each(|(offset, bytes)| file.write_at(bytes, *offset))
+        }
+        Op::Eager(offset, range) => pieces(&[(offset, range)], number, len)
+            .iter()
+            .try_for_each(|(offset, bytes)| file.write_at_eager(bytes, *offset)),
+        Op::Transaction(ranges) => {
+            let mut transaction = file.transaction();
+            for (offset, bytes) in pieces(ranges, number, len) {
+                transaction.write_at(&bytes, offset)?;
+            }
+            transaction.commit()
+        }
+        Op::Sync => file.sync().map(drop),
+        Op::Resize(len) => file.resize(len),
+        Op::Deploy => file.deploy(0, len),
+        Op::Reclaim => file.reclaim().map(drop),
+        Op::Create(_) | Op::Read | Op::Close | Op::Drop | Op::Settle => unreachable!("the caller's own"),
+    }
+}

@@ -1,0 +1,112 @@
+//! `cargo xtask faults`: failing system calls under the real media.
+
+use std::io::{Write, stderr};
+use std::process::ExitCode;
+use std::thread::available_parallelism;
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::json;
+use untorn_rigs::faults::{self, Outcome, Program, Settings};
+use untorn_rigs::{Error, Result};
+
+/// Lets each system call that a workload makes fail, one in each run and in each way that fits, on the page cache of the
+/// temporary directory's file system and on memory taken for persistent. The last line says how many cases were tried; the
+/// exit code is 0 only if each was an honest error or a true success.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Only failures of this call
+    #[arg(long, value_name = "CALL")]
+    only: Option<String>,
+    /// One case again: CALL:N:ERRNO in every setup, or the token of a violation
+    #[arg(long, value_name = "TOKEN", conflicts_with = "only")]
+    replay: Option<String>,
+    /// About so many of the cases instead of all
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    sample: Option<u32>,
+    /// Which of them
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Processes at once
+    #[arg(long, value_name = "N", default_value_t = available_parallelism().map_or(1, usize::from).min(2))]
+    jobs: usize,
+    /// Print one JSON object before the last line
+    #[arg(long)]
+    json: bool,
+}
+
+/// The process under test, which the rig starts.
+#[derive(Args)]
+pub(crate) struct Victim {
+    #[arg(required = true)]
+    words: Vec<String>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    let start = Instant::now();
+    let outcome = match attempt(arguments) {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            eprintln!("faults: {error}");
+            return ExitCode::from(if matches!(error, Error::Missing { .. }) { 69 } else { 74 });
+        }
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    if arguments.json {
+        println!("{}", to_json(arguments.seed, &outcome, seconds));
+    } else {
+        for (name, (calls, cases)) in &outcome.calls {
+            println!("{name:18} {calls:6} calls {cases:7} cases");
+        }
+    }
+    println!(
+        "tried {} of {} cases (call, number, failure): {} told of, {} got over, {} violations; {} did not come about; {seconds:.0} s",
+        outcome.tried,
+        outcome.total,
+        outcome.told,
+        outcome.tried - outcome.told - outcome.violations.len(),
+        outcome.violations.len(),
+        outcome.unmet,
+    );
+    if outcome.clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn attempt(arguments: &Arguments) -> Result<Outcome> {
+    let path = std::env::current_exe().map_err(|source| Error::Io { what: "find this program".to_owned(), source })?;
+    let settings = Settings {
+        program: Program { path, words: vec!["faults-victim".to_owned()] },
+        only: arguments.only.clone(),
+        replay: arguments.replay.clone(),
+        sample: arguments.sample.map(|wanted| (wanted as usize, arguments.seed)),
+        jobs: arguments.jobs,
+    };
+    faults::run(&settings, &|what| println!("{what}"))
+}
+
+fn to_json(seed: u64, outcome: &Outcome, seconds: f64) -> serde_json::Value {
+    let calls =
+        outcome.calls.iter().map(|(name, (calls, cases))| json!({"call": name, "calls": calls, "cases": cases}));
+    let violations = outcome.violations.iter().map(|(token, what)| json!({"token": token, "what": what}));
+    json!({
+        "seed": seed,
+        "cases": outcome.total,
+        "tried": outcome.tried,
+        "told": outcome.told,
+        "unmet": outcome.unmet,
+        "calls": calls.collect::<Vec<_>>(),
+        "spared": outcome.spared,
+        "violations": violations.collect::<Vec<_>>(),
+        "seconds": seconds,
+        "clean": outcome.clean(),
+    })
+}
+
+pub(crate) fn victim(arguments: &Victim) -> ExitCode {
+    match faults::victim(&arguments.words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(stderr(), "faults: {error}");
+            ExitCode::from(74)
+        }
+    }
+}
