@@ -15,7 +15,7 @@ use crate::engine::check_range;
 use crate::error::Result;
 use crate::log::lane::{Lane, Position};
 use crate::log::record::{DataSum, Entry, Line, encode_single};
-use crate::medium::{Medium, MediumClass, MediumFile};
+use crate::medium::{Medium, MediumFile};
 use crate::options::Order;
 use crate::sharing::page::PageState;
 use crate::sidecar::PAGE;
@@ -36,17 +36,6 @@ pub(super) struct Draft {
     line: Line,
 }
 
-/// Where all slices of a write are to be stored: how much is left to do if they go to one copy that has space.
-#[derive(Clone, Copy)]
-pub(super) enum Target {
-    /// At this byte of the data file.
-    Home(u64),
-    /// At this byte of the sidecar.
-    Reflection(u64),
-    /// To be found out.
-    Elsewhere,
-}
-
 impl<M: Medium> Reflection<M> {
     /// Per-write mode, one page.
     #[inline(always)]
@@ -58,7 +47,7 @@ impl<M: Medium> Reflection<M> {
             return self.check_pieces(&[part.piece()]).map(drop);
         };
         let mask = touched(part.from, part.to());
-        let target = self.foresee(part, mask, state.bitmap());
+        self.foresee(part, mask, state.bitmap());
         // Over the bytes as they came: a struct around them would be stored and loaded again, and a load of what was
         // just stored in two halves waits for the fence.
         let sum = match self.order {
@@ -66,20 +55,15 @@ impl<M: Medium> Reflection<M> {
             Order::TwoFence => None,
         };
         let mut draft = self.draft(self.lanes.guess(), state, part.page, mask, sum);
-        check_range(&self.path, part.offset(), part.bytes.len() as u64, draft.len)?;
         let lane = self.lane(1)?;
         state.lock(false, self.relax());
-        let stored = if self.fits(&draft, &lane, state) {
-            match target {
-                Target::Home(at) => self.data.write(at, part.bytes),
-                Target::Reflection(at) => self.side.write(at, part.bytes),
-                Target::Elsewhere => self.put(part.page, draft.valid, mask, Staged::aligned(part)),
-            }
-        } else {
+        if !self.fits(&draft, &lane, state) {
             draft = self.draft(lane.position(), state, part.page, mask, sum);
-            check_range(&self.path, part.offset(), part.bytes.len() as u64, draft.len)
-                .and_then(|()| self.put(part.page, draft.valid, mask, Staged::aligned(part)))
-        };
+        }
+        // Where the bytes go is found out only now, by the bitmap that the record goes by: what was foreseen may have been
+        // deployed or reclaimed since, and its place may be another page's.
+        let stored = check_range(&self.path, part.offset(), part.bytes.len() as u64, draft.len)
+            .and_then(|()| self.put(part.page, draft.valid, mask, Staged::aligned(part)));
         if let Err(error) = stored {
             state.unlock();
             return Err(self.unless_lost(error));
@@ -110,20 +94,16 @@ impl<M: Medium> Reflection<M> {
         }
     }
 
-    /// Where a write of whole slices will store if `valid` is the page's bitmap at the last commit. Starts the address
-    /// translation there; a non-temporal store over a cached line is slow, so another line of the page stands for theirs.
+    /// Starts the address translation of the page that a write of whole slices will probably store to: if `valid` is its
+    /// bitmap at the last commit. A non-temporal store over a cached line is slow, so another line of the page stands for
+    /// theirs.
     #[inline(always)]
-    pub(super) fn foresee(&self, part: Part<'_>, mask: u64, valid: u64) -> Target {
+    pub(super) fn foresee(&self, part: Part<'_>, mask: u64, valid: u64) {
         let elsewhere = (part.from + PAGE / 2) % PAGE;
-        if mask & valid == 0 {
-            let Some(page) = self.places.reflection(part.page) else { return Target::Elsewhere };
+        if mask & valid != 0 {
+            self.data.prefetch(part.page * PAGE + elsewhere);
+        } else if let Some(page) = self.places.reflection(part.page) {
             self.side.prefetch(page + elsewhere);
-            if self.side_space.knows(page) { Target::Reflection(page + part.from) } else { Target::Elsewhere }
-        } else {
-            let page = part.page * PAGE;
-            self.data.prefetch(page + elsewhere);
-            let has_space = self.class == MediumClass::Block || self.data_space.knows(page);
-            if mask & !valid == 0 && has_space { Target::Home(page + part.from) } else { Target::Elsewhere }
         }
     }
 
