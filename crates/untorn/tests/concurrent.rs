@@ -202,6 +202,52 @@ fn no_torn_read_on_a_block_medium_per_commit() {
     storms(|| Latched::new(PageCache::new()), Durability::PerCommit);
 }
 
+/// Writes of whole slices work everything out before they take a lock. Whatever moves the slices meanwhile, the write
+/// must go where its record says: whoever wrote reads it back, at once and after recovery.
+#[test]
+fn whole_slices_go_where_their_record_says() {
+    let _limit = limit(120, "whole slices beside deployments");
+    for durability in [Durability::PerWrite, Durability::PerCommit] {
+        for layout in [Layout::Dense, Layout::Sparse] {
+            let dir = memory_dir();
+            let path = dir.path().join("data");
+            let options = Options::new().durability(durability).layout(layout).record_area(4, 8);
+            let medium = || Dax::new(MediumKind::AssumedPmem);
+            let file = options.create_on(medium(), &path, 4 * PAGE as u64).unwrap();
+            // Two writers on slices of one page, one over a whole page.
+            let places = [(64_u64, 64_usize), (128, 512), (PAGE as u64, PAGE)];
+            let writer = |place: usize| {
+                let (at, len) = places[place];
+                let file = &file;
+                move |n: u64| {
+                    let (written, mut read) = (vec![n as u8; len], vec![0; len]);
+                    file.write_at(&written, at).unwrap();
+                    file.read_at(&mut read, at).unwrap();
+                    assert!(read == written, "{durability} {layout}: write {n} at {at} is lost");
+                }
+            };
+            let (one, two, three) = (writer(0), writer(1), writer(2));
+            let deploy = |_: u64| file.deploy(0, 2 * PAGE as u64).unwrap();
+            let reclaim = |_: u64| {
+                // Other pages come and go, so that a place that was given back is soon another's.
+                file.write_at(&[0xEE; PAGE], 2 * PAGE as u64).unwrap();
+                file.deploy(2 * PAGE as u64, PAGE as u64).unwrap();
+                file.sync().unwrap();
+                file.reclaim().unwrap();
+            };
+            let ran = together(TIME, &[&one, &two, &three, &deploy, &deploy, &reclaim]);
+            file.sync().unwrap();
+            drop(file);
+            let file = options.open_on(medium(), &path).unwrap();
+            for ((at, len), n) in places.into_iter().zip(ran) {
+                let mut read = vec![0; len];
+                file.read_at(&mut read, at).unwrap();
+                assert!(read == vec![n as u8; len], "{durability} {layout}: the last write at {at} is lost");
+            }
+        }
+    }
+}
+
 /// The checks above notice a tear: without an engine that is atomic there are some.
 #[test]
 fn plain_writes_tear() {
