@@ -89,4 +89,8 @@ fn one_life_is_verified_apart_from_its_writer_and_a_lost_operation_is_found() {
     let (code, object) = verify(&reports);
     assert_eq!(code, Some(1), "{object}");
     assert!(object["violations"][0].as_str().is_some_and(|what| what.contains("(C2)")), "{object}");
+
+    std::fs::remove_file(&path).expect("ours");
+    let (code, object) = verify(&reports);
+    assert_eq!((code, &object["violations"][0]), (Some(1), &"the file is gone".into()), "{object}");
 }

@@ -103,6 +103,11 @@ impl MediumFile for SimFile {
         self.put(Step::Store, offset, src)
     }
 
+    fn prefetch(&self, _: u64) {
+        // Nothing is stored, but the engine foresees here what it is about to do: others may do something first.
+        schedule::point();
+    }
+
     fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
         if let Ok(mut world) = self.medium.enter(Step::Flush, Some(barrier), &self.path) {
             world.flush(self.number, schedule::thread(), barrier, offset, len);

@@ -3,11 +3,11 @@
 //! The rig keeps what the writer reported outside the machine, and after the cut hands it to this verb inside.
 
 use std::fs;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use serde_json::json;
-use untorn::{AtomicFile, Options};
+use untorn::{AtomicFile, Error, Options};
 
 use super::model::Model;
 use super::plan::Plan;
@@ -51,6 +51,11 @@ fn reopen(args: &TortureVerify, violations: &mut Vec<String>) -> Result<Option<A
         Ok(file) => Ok(Some(file)),
         Err(error) if matches!(exit_of(&error), Exit::Attention | Exit::Corrupt) => {
             violations.push(format!("recovery refused: {error}"));
+            Ok(None)
+        }
+        // The writer had it open before the power was cut, and opening makes the name durable too.
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+            violations.push("the file is gone".to_owned());
             Ok(None)
         }
         Err(error) => Err(error.into()),
