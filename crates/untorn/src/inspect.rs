@@ -21,7 +21,7 @@ use crate::options::Options;
 /// # Errors
 /// Only what keeps it from looking: no such file, no permission. What it finds wrong is in the report.
 pub fn inspect(path: impl AsRef<Path>) -> Result<Report> {
-    crate::engine::reflection::inspect(path.as_ref())
+    crate::engine::inspect(path.as_ref())
 }
 
 /// Brings a file to its last committed state and closes it cleanly. A plain file is left as it is, and of a clean one only the

@@ -43,5 +43,5 @@ pub use error::{Error, Result};
 pub use file::AtomicFile;
 pub use inspect::{inspect, recover};
 pub use mapped::{MappedFiles, Mapping, Place, View};
-pub use options::{Durability, Layout, LostPage, Options, Order, Progress, ProgressFn, ReadPolicy, Trust};
+pub use options::{Durability, Layout, LogPolicy, LostPage, Options, Order, Progress, ProgressFn, ReadPolicy, Trust};
 pub use transaction::Transaction;

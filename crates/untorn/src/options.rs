@@ -14,8 +14,26 @@ pub enum EngineKind {
     Auto,
     /// A reflection page beside each file page, written alternately (the Acumen paper).
     Reflection,
+    /// A log for each block, undo or redo, whose commit costs the same however much was written (the Libnvmmio paper): for
+    /// programs that write a lot between syncs and commit by [`sync`](crate::AtomicFile::sync).
+    HybridLog,
     /// Plain writes and a flush, with no atomicity at all: the canary that crash tests must convict.
     Passthrough,
+}
+
+/// What the hybrid-log engine logs: the bytes before a write, which then goes to the file itself, or the bytes of the
+/// write, which go to the file after the commit (the Libnvmmio paper, §3.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum LogPolicy {
+    /// The one that suits what the program did in the last epoch: redo from a share of writes on, undo below it (see
+    /// [`Options::redo_from`]). On a block medium always redo. The default.
+    #[default]
+    Hybrid,
+    /// Always undo: reads never look at the log. On persistent memory only, for the kernel writes the pages of a block
+    /// medium back when it likes, and so before what would undo them.
+    Undo,
+    /// Always redo: a write costs no fence.
+    Redo,
 }
 
 /// When a write is durable.
@@ -112,7 +130,15 @@ macro_rules! words {
     };
 }
 
-words!(EngineKind, "engine", Auto = "auto", Reflection = "reflection", Passthrough = "passthrough");
+words!(
+    EngineKind,
+    "engine",
+    Auto = "auto",
+    Reflection = "reflection",
+    HybridLog = "hybrid-log",
+    Passthrough = "passthrough"
+);
+words!(LogPolicy, "logging policy", Hybrid = "hybrid", Undo = "undo", Redo = "redo");
 words!(Durability, "durability", PerWrite = "write", PerCommit = "commit");
 words!(Order, "order", OneFence = "one-fence", TwoFence = "two-fence");
 words!(Layout, "layout", Dense = "dense", Sparse = "sparse", Auto = "auto");
@@ -159,6 +185,10 @@ pub struct Options {
     pub(crate) max_len: Option<u64>,
     pub(crate) lanes: u32,
     pub(crate) slots: u32,
+    pub(crate) log_policy: LogPolicy,
+    pub(crate) redo_from: u8,
+    pub(crate) log_size: u64,
+    pub(crate) checkpointers: usize,
     pub(crate) trust: Option<Trust>,
     pub(crate) adopt: bool,
     pub(crate) lost_page: LostPage,
@@ -178,6 +208,10 @@ impl Default for Options {
             max_len: None,
             lanes: 16,
             slots: 512,
+            log_policy: LogPolicy::Hybrid,
+            redo_from: 40,
+            log_size: 1 << 36,
+            checkpointers: 2,
             trust: None,
             adopt: false,
             lost_page: LostPage::Fail,
@@ -199,6 +233,10 @@ impl fmt::Debug for Options {
             .field("max_len", &self.max_len)
             .field("lanes", &self.lanes)
             .field("slots", &self.slots)
+            .field("log_policy", &self.log_policy)
+            .field("redo_from", &self.redo_from)
+            .field("log_size", &self.log_size)
+            .field("checkpointers", &self.checkpointers)
             .field("lost_page", &self.lost_page)
             .finish_non_exhaustive()
     }
@@ -278,6 +316,39 @@ impl Options {
         self
     }
 
+    /// What the hybrid-log engine logs; default [`LogPolicy::Hybrid`].
+    #[must_use]
+    pub fn log_policy(mut self, policy: LogPolicy) -> Self {
+        self.log_policy = policy;
+        self
+    }
+
+    /// The share of writes among the reads and writes of an epoch, in percent, from which on [`LogPolicy::Hybrid`] logs
+    /// redo in the next one. Default 40, as in the Libnvmmio paper, §4.2.1.
+    #[must_use]
+    pub fn redo_from(mut self, percent: u8) -> Self {
+        self.redo_from = percent;
+        self
+    }
+
+    /// The most bytes that the hybrid-log engine's log may take, default 64 GiB. It starts small and grows as it must: all
+    /// that one epoch writes has to fit, and a write that would not is refused with nothing written. Rounded up to whole
+    /// chunks.
+    #[must_use]
+    pub fn log_size(mut self, bytes: u64) -> Self {
+        self.log_size = bytes;
+        self
+    }
+
+    /// Threads with which the hybrid-log engine carries committed bytes from the log to the file while the program goes
+    /// on, default 2. They start when there is first something to do, and sleep when there is not. With none, writers and
+    /// [`deploy`](crate::AtomicFile::deploy) do it.
+    #[must_use]
+    pub fn checkpointers(mut self, threads: usize) -> Self {
+        self.checkpointers = threads;
+        self
+    }
+
     /// Resolves a disagreement between a data file and its sidecar in favour of one side.
     #[must_use]
     pub fn trust(mut self, side: Trust) -> Self {
@@ -328,6 +399,15 @@ impl Options {
         }
         if self.max_len.is_some_and(|len| len > 1 << 56) {
             return invalid("a file grows to 64 PiB at most");
+        }
+        if self.redo_from > 100 {
+            return invalid("the share of writes from which on redo is logged is a percentage, 0 to 100");
+        }
+        if !(256 << 10..=1 << 40).contains(&self.log_size) {
+            return invalid("a log takes 256 KiB to 1 TiB");
+        }
+        if self.checkpointers > 64 {
+            return invalid("at most 64 threads checkpoint");
         }
         if !(4..=1 << 16).contains(&self.slots) {
             return invalid("a lane has 4 to 65536 slots");

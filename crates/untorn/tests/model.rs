@@ -4,7 +4,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use untorn::medium::{Dax, MediumKind};
-use untorn::{AtomicFile, Durability, Layout, Options, Order, ReadPolicy, Result};
+use untorn::{AtomicFile, Durability, EngineKind, Layout, LogPolicy, Options, Order, ReadPolicy, Result};
 
 const START: u64 = 3 * 4096 + 100;
 const MAX: u64 = 1 << 20;
@@ -151,7 +151,10 @@ fn apply(file: AtomicFile, model: &mut Model, op: &Op, rig: &Rig) -> Result<Atom
         Op::Resize(len) => {
             file.resize(*len)?;
             model.now.resize(*len as usize, 0);
-            model.committed.clone_from(&model.now);
+            // Under the hybrid log the length belongs to the epoch.
+            if file.info().engine != EngineKind::HybridLog || model.durability == Durability::PerWrite {
+                model.committed.clone_from(&model.now);
+            }
         }
         Op::Reclaim => {
             file.reclaim()?;
@@ -194,6 +197,27 @@ fn configurations() -> impl Strategy<Value = Options> {
     )
 }
 
+/// The hybrid log, with chunks so small that they fill all the time. Undo where the medium is persistent memory.
+fn hybrid_logs(pmem: bool) -> impl Strategy<Value = Options> {
+    let durability = prop_oneof![1 => Just(Durability::PerWrite), 3 => Just(Durability::PerCommit)];
+    let order = prop_oneof![Just(Order::OneFence), Just(Order::TwoFence)];
+    let policy = prop_oneof![Just(LogPolicy::Hybrid), Just(LogPolicy::Redo), Just(LogPolicy::Undo)];
+    (durability, order, policy, 2_u32..8, 0_usize..3, 0_u8..=100).prop_map(
+        move |(durability, order, policy, units, checkpointers, redo_from)| {
+            Options::new()
+                .engine(EngineKind::HybridLog)
+                .durability(durability)
+                .order(order)
+                .log_policy(if policy == LogPolicy::Undo && !pmem { LogPolicy::Redo } else { policy })
+                .redo_from(redo_from)
+                .record_area(1, 1 << units)
+                .log_size(2 << 20)
+                .checkpointers(checkpointers)
+                .max_len(MAX)
+        },
+    )
+}
+
 fn run(dir: &Path, rig: &Rig, ops: &[Op]) {
     let dir = tempfile::tempdir_in(dir).unwrap();
     let path = dir.path().join("data");
@@ -216,6 +240,11 @@ proptest! {
     fn block(options in configurations(), ops in prop::collection::vec(op(), 1..25)) {
         run(&std::env::temp_dir(), &Rig { options, pmem: false }, &ops);
     }
+
+    #[test]
+    fn hybrid_log_on_block(options in hybrid_logs(false), ops in prop::collection::vec(op(), 1..25)) {
+        run(&std::env::temp_dir(), &Rig { options, pmem: false }, &ops);
+    }
 }
 
 proptest! {
@@ -224,6 +253,11 @@ proptest! {
     /// On memory treated as if it were persistent.
     #[test]
     fn assumed_pmem(options in configurations(), ops in prop::collection::vec(op(), 1..40)) {
+        run(Path::new("/dev/shm"), &Rig { options, pmem: true }, &ops);
+    }
+
+    #[test]
+    fn hybrid_log_on_assumed_pmem(options in hybrid_logs(true), ops in prop::collection::vec(op(), 1..40)) {
         run(Path::new("/dev/shm"), &Rig { options, pmem: true }, &ops);
     }
 }

@@ -54,7 +54,7 @@ pub(crate) fn object(report: &Report) -> Value {
             "path": sidecar.path.display().to_string(),
             "bytes": sidecar.bytes,
             "uuid": sidecar.uuid,
-            "layout": sidecar.layout.as_str(),
+            "layout": sidecar.layout.map(untorn::Layout::as_str),
             "durability": sidecar.durability.as_str(),
         })
     });
@@ -94,7 +94,8 @@ pub(crate) fn words(report: &Report) -> String {
         }
         Some(sidecar) => {
             let _ = writeln!(text, "  sidecar     {}", sidecar.path.display());
-            let _ = writeln!(text, "              {}, {} layout", size::show(sidecar.bytes), sidecar.layout);
+            let layout = sidecar.layout.map(|layout| format!(", {layout} layout")).unwrap_or_default();
+            let _ = writeln!(text, "              {}{layout}", size::show(sidecar.bytes));
             let _ = writeln!(text, "  durability  per {}", sidecar.durability);
         }
     }

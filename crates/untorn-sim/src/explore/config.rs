@@ -4,13 +4,16 @@ use std::fmt;
 use std::str::FromStr;
 
 use untorn::medium::MediumClass;
-use untorn::{Durability, EngineKind, Layout, Options, Order, ReadPolicy};
+use untorn::{Durability, EngineKind, Layout, LogPolicy, Options, Order, ReadPolicy};
 
 /// The data file of every run.
 pub(crate) const PATH: &str = "/data";
 
 /// The most a file grows to while open, in bytes.
 pub(crate) const MAX_LEN: u64 = 64 << 10;
+
+/// The most bytes a log may take: so few that it fills all the time, and as many as the longest epoch needs.
+const LOG_SIZE: u64 = 512 << 10;
 
 /// One point of the space of configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,8 @@ pub struct Config {
     pub layout: Layout,
     /// What reads do.
     pub read_policy: ReadPolicy,
+    /// What the hybrid log logs.
+    pub log_policy: LogPolicy,
     /// Virtual threads, 1 or 2.
     pub threads: u8,
 }
@@ -35,20 +40,42 @@ impl Config {
     /// Every configuration of an engine on these media. Neighbours differ in the medium first, so that a short run sees
     /// all media.
     pub fn all(engine: EngineKind, media: &[MediumClass]) -> Vec<Config> {
+        // What an engine does not know of is not varied.
+        let (layouts, read_policies, log_policies): (&[_], &[_], &[_]) = match engine {
+            EngineKind::HybridLog => {
+                (&[Layout::Dense], &[ReadPolicy::Gather], &[LogPolicy::Redo, LogPolicy::Undo, LogPolicy::Hybrid])
+            }
+            _ => (&[Layout::Dense, Layout::Sparse], &[ReadPolicy::Gather, ReadPolicy::Deploy], &[LogPolicy::Hybrid]),
+        };
         let mut all = Vec::new();
         for threads in [1, 2] {
-            for layout in [Layout::Dense, Layout::Sparse] {
-                for read_policy in [ReadPolicy::Gather, ReadPolicy::Deploy] {
-                    for order in [Order::OneFence, Order::TwoFence] {
-                        for durability in [Durability::PerWrite, Durability::PerCommit] {
-                            for &medium in media {
-                                all.push(Config { medium, engine, durability, order, layout, read_policy, threads });
+            for &layout in layouts {
+                for &read_policy in read_policies {
+                    for &log_policy in log_policies {
+                        for order in [Order::OneFence, Order::TwoFence] {
+                            for durability in [Durability::PerWrite, Durability::PerCommit] {
+                                all.extend(media.iter().map(|&medium| Config {
+                                    medium,
+                                    engine,
+                                    durability,
+                                    order,
+                                    layout,
+                                    read_policy,
+                                    log_policy,
+                                    threads,
+                                }));
                             }
                         }
                     }
                 }
             }
         }
+        // There the one is refused, and the other does the same as redo.
+        all.retain(|config| {
+            engine != EngineKind::HybridLog
+                || config.medium == MediumClass::PersistentMemory
+                || config.log_policy == LogPolicy::Redo
+        });
         all
     }
 
@@ -67,7 +94,10 @@ impl Config {
             .order(self.order)
             .layout(self.layout)
             .read_policy(self.read_policy)
-            .record_area(2, slots)
+            .log_policy(self.log_policy)
+            .record_area(2, if self.engine == EngineKind::HybridLog { 4 } else { slots })
+            .log_size(LOG_SIZE)
+            .checkpointers(0)
             .max_len(MAX_LEN)
     }
 }
@@ -82,9 +112,9 @@ pub(crate) fn medium_word(medium: MediumClass) -> &'static str {
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Config { medium, engine, durability, order, layout, read_policy, threads } = self;
+        let Config { medium, engine, durability, order, layout, read_policy, log_policy, threads } = self;
         let medium = medium_word(*medium);
-        write!(f, "{medium}/{engine}/{durability}/{order}/{layout}/{read_policy}/{threads}")
+        write!(f, "{medium}/{engine}/{durability}/{order}/{layout}/{read_policy}/{log_policy}/{threads}")
     }
 }
 
@@ -93,8 +123,8 @@ impl FromStr for Config {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let words: Vec<&str> = text.split('/').collect();
-        let [medium, engine, durability, order, layout, read_policy, threads] = words[..] else {
-            return Err(format!("{text:?} does not name a configuration: seven words between slashes"));
+        let [medium, engine, durability, order, layout, read_policy, log_policy, threads] = words[..] else {
+            return Err(format!("{text:?} does not name a configuration: eight words between slashes"));
         };
         Ok(Config {
             medium: match medium {
@@ -107,6 +137,7 @@ impl FromStr for Config {
             order: order.parse()?,
             layout: layout.parse()?,
             read_policy: read_policy.parse()?,
+            log_policy: log_policy.parse()?,
             threads: match threads {
                 "1" => 1,
                 "2" => 2,
@@ -124,7 +155,9 @@ mod tests {
     fn a_configuration_survives_its_name() {
         let all = Config::all(EngineKind::Reflection, &[MediumClass::PersistentMemory, MediumClass::Block]);
         assert_eq!(all.len(), 64);
-        for config in all {
+        let log = Config::all(EngineKind::HybridLog, &[MediumClass::PersistentMemory, MediumClass::Block]);
+        assert_eq!(log.len(), 2 * 4 * (3 + 1));
+        for config in all.into_iter().chain(log) {
             assert_eq!(config.to_string().parse(), Ok(config));
         }
     }

@@ -109,7 +109,7 @@ impl<'a> Life<'a> {
             context,
             recorder,
             medium,
-            model: Model::new(context.config.durability, states),
+            model: Model::new(&context.config, states),
             options: context.config.options(context.slots),
             file: None,
             seed,
@@ -144,7 +144,7 @@ impl<'a> Life<'a> {
         let file = result.map_err(|error| Finding::new(format!("{op} failed: {error}")))?;
         let points = self.recorder.take();
         if let Op::Create { len } = op {
-            self.model = Model::new(self.model.durability, [Arc::new(vec![0; *len as usize])]);
+            self.model = Model::new(&self.context.config, [Arc::new(vec![0; *len as usize])]);
         }
         self.file = Some(file);
         // Whatever was allowed before, what the program sees now is what it keeps.

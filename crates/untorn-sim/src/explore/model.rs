@@ -8,8 +8,9 @@
 use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
-use untorn::Durability;
+use untorn::{Durability, EngineKind};
 
+use super::config::Config;
 use super::ops::{Op, Range};
 use crate::rng::mix;
 
@@ -100,14 +101,15 @@ impl Allowed {
 /// The model of one file: every pair of states that what happened so far can have led to.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
-    pub(crate) durability: Durability,
+    engine: EngineKind,
+    durability: Durability,
     pub(crate) pairs: Vec<Pair>,
 }
 
 impl Model {
-    pub(crate) fn new(durability: Durability, states: impl IntoIterator<Item = Bytes>) -> Self {
+    pub(crate) fn new(config: &Config, states: impl IntoIterator<Item = Bytes>) -> Self {
         let pairs = states.into_iter().map(|state| Pair { now: state.clone(), kept: state }).collect();
-        Model { durability, pairs }
+        Model { engine: config.engine, durability: config.durability, pairs }
     }
 
     /// What a crash may leave with nothing in flight.
@@ -197,7 +199,12 @@ impl Model {
             Op::Resize { len } => {
                 let mut bytes = pair.now.as_ref().clone();
                 bytes.resize(*len as usize, 0);
-                commit(Arc::new(bytes))
+                let now = Arc::new(bytes);
+                match (self.engine, self.durability) {
+                    // Under the hybrid log the length belongs to the epoch.
+                    (EngineKind::HybridLog, Durability::PerCommit) => Pair { now, kept: pair.kept.clone() },
+                    _ => commit(now),
+                }
             }
             Op::Drop => commit(pair.kept.clone()),
             Op::Read { .. } | Op::Deploy { .. } | Op::Reclaim | Op::Open | Op::Create { .. } => pair.clone(),

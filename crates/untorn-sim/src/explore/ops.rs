@@ -217,13 +217,14 @@ impl Generator {
 
     fn range(&mut self) -> Range {
         let rng = &mut self.rng;
-        let len = match rng.below(12) {
+        let len = match rng.below(13) {
             0..=2 => 1 + rng.below(24),
             3..=5 => 64 * (1 + rng.below(3)),
             6 | 7 => 40 + rng.below(200),
             8 => 500 + rng.below(600),
             9 => 4096,
             10 => 4000 + rng.below(1500),
+            11 => 4096 * (1 + rng.below(4)) - 60 + rng.below(100),
             _ => 64,
         }
         .min(self.len);

@@ -6,15 +6,20 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub(crate) use self::inspect::inspect;
 use crate::error::{Error, Result};
 use crate::medium::{self, Barrier, Dax, Identity, Latched, Medium, MediumFile, MediumKind, PageCache};
 pub use crate::options::EngineKind;
 use crate::options::{Durability, Layout, Options};
+use crate::sidecar::attach::engine_of;
 use crate::sys::sync;
 
-pub(crate) mod passthrough;
-pub(crate) mod reflection;
+mod hybrid_log;
+mod inspect;
+mod passthrough;
+mod reflection;
 mod registry;
+mod standing;
 
 /// One contiguous part of an atomic write.
 #[derive(Clone, Copy, Debug)]
@@ -85,8 +90,8 @@ pub struct SidecarReport {
     pub bytes: u64,
     /// Its UUID, as text.
     pub uuid: String,
-    /// Layout of its meta pages.
-    pub layout: Layout,
+    /// Layout of its meta pages; `None` for an engine that has none.
+    pub layout: Option<Layout>,
     /// The durability the file was created with.
     pub durability: Durability,
 }
@@ -160,6 +165,7 @@ pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
         EngineKind::Auto | EngineKind::Reflection => {
             [reflection::barriers::ALL, crate::sidecar::barriers::ALL].concat()
         }
+        EngineKind::HybridLog => [hybrid_log::barriers::ALL, crate::sidecar::barriers::ALL].concat(),
         EngineKind::Passthrough => passthrough::barriers::ALL.to_vec(),
     }
 }
@@ -228,17 +234,40 @@ pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &O
 }
 
 fn engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    match options.engine {
-        EngineKind::Auto | EngineKind::Reflection if options.read_only => {
-            match reflection::Reflection::open_for_reading(medium.clone(), path, options)? {
-                Some(engine) => Ok(Box::new(engine)),
-                // A plain file needs no sidecar to be read, and a reader may not create one.
-                None => Ok(Box::new(passthrough::Passthrough::open(medium, path, options)?)),
+    let recorded = if options.engine == EngineKind::Passthrough { None } else { engine_of(&*medium, path)? };
+    // A reader takes the file as it is, whatever engine it asked for.
+    let chosen = match (options.engine, recorded) {
+        (EngineKind::Auto, recorded) => recorded.unwrap_or(EngineKind::Reflection),
+        (EngineKind::Passthrough, _) => EngineKind::Passthrough,
+        (wanted, Some(recorded)) => {
+            if options.read_only {
+                recorded
+            } else {
+                wanted
             }
         }
-        EngineKind::Auto | EngineKind::Reflection => Ok(Box::new(reflection::Reflection::open(medium, path, options)?)),
-        EngineKind::Passthrough => Ok(Box::new(passthrough::Passthrough::open(medium, path, options)?)),
+        (wanted, None) => wanted,
+    };
+    if options.read_only && chosen != EngineKind::Passthrough {
+        let medium = Arc::clone(&medium);
+        let opened: Option<Box<dyn Engine>> = match chosen {
+            EngineKind::HybridLog => hybrid_log::HybridLog::open_for_reading(medium, path, options)?.map(boxed),
+            _ => reflection::Reflection::open_for_reading(medium, path, options)?.map(boxed),
+        };
+        if let Some(engine) = opened {
+            return Ok(engine);
+        }
+        // A plain file needs no sidecar to be read, and a reader may not create one.
+    } else if chosen == EngineKind::HybridLog {
+        return hybrid_log::HybridLog::open(medium, path, options).map(boxed);
+    } else if chosen == EngineKind::Reflection {
+        return reflection::Reflection::open(medium, path, options).map(boxed);
     }
+    passthrough::Passthrough::open(medium, path, options).map(boxed)
+}
+
+fn boxed(engine: impl Engine + 'static) -> Box<dyn Engine> {
+    Box::new(engine)
 }
 
 /// The error for a range outside the file, or nothing.

@@ -119,9 +119,9 @@ impl Seal {
         Seal(XxHash3_64::oneshot_with_seed(session, uuid))
     }
 
-    /// The seed for a record whose first line stands at byte `offset` of the sidecar.
+    /// The seed for a line that stands at byte `offset` of the sidecar.
     #[inline]
-    fn at(self, offset: u64) -> u64 {
+    pub(crate) fn at(self, offset: u64) -> u64 {
         self.0 ^ offset.rotate_left(32)
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct PageState {
 }
 
 /// What a reader must find unchanged after its copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Glimpse {
     version: u64,
     pub(crate) bitmap: u64,

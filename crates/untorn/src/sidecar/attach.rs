@@ -10,7 +10,7 @@ use super::superblock::{Left, Superblock};
 use super::{Geometry, PAGE, barriers, directory, parent, path as sidecar_path, spill_path, uuid_text};
 use crate::error::{Error, Result};
 use crate::medium::{Access, Identity, LockKind, MarkState, Medium, MediumFile, Stamp};
-use crate::options::{Durability, Layout, Options, Trust};
+use crate::options::{Durability, EngineKind, Layout, Options, Trust};
 
 /// A sidecar that belongs to its data file, locked by this handle.
 pub(crate) struct Attached<F> {
@@ -20,8 +20,25 @@ pub(crate) struct Attached<F> {
     pub(crate) retirement: Retirement,
 }
 
+impl<F: MediumFile> Attached<F> {
+    /// After a crash, makes both files read as they are on the medium.
+    ///
+    /// After a clean close the cache may stay as it is. "Clean" came from the medium just now, it was stored only after a
+    /// flush of everything before it, and "open" is durable before anything is stored after it. All that a flush can have
+    /// lost in between are those two and the retirement lines beside them, which attaching reads anew each time. A reader
+    /// may rely on the same, so it drops nothing.
+    pub(crate) fn distrust_cache(&self, data: &F) -> Result<()> {
+        if matches!(self.superblock.left, Left::Open | Left::Fresh) {
+            data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
+            self.side.distrust_cache(barriers::ATTACH_CACHE, 0, self.side.len())?;
+        }
+        Ok(())
+    }
+}
+
 /// What a new sidecar shall be like.
 pub(crate) struct Plan {
+    pub(crate) engine: EngineKind,
     pub(crate) layout: Layout,
     pub(crate) durability: Durability,
     pub(crate) geometry: Geometry,
@@ -92,9 +109,24 @@ pub(crate) fn attach<M: Medium>(
             relocate(medium, &directory(path), &place, &aside)?;
             continue;
         }
-        if superblock.left == Left::Settled || drop_sidecar {
+        // Of a file that was closed cleanly the hybrid log keeps nothing back.
+        let another = superblock.engine != plan.engine;
+        let idle = superblock.engine == EngineKind::HybridLog && matches!(superblock.left, Left::Clean | Left::Fresh);
+        if superblock.left == Left::Settled || drop_sidecar || another && idle {
+            if !drop_sidecar && superblock.left == Left::Clean {
+                agree(path, &place, &superblock, identity, mark)?;
+                unchanged(path, superblock.stamp, data.stamp()?)?;
+            }
             remove(medium, path, data, &place)?;
             continue;
+        }
+        if another {
+            let what = format!(
+                "committed bytes of this file live in a sidecar of the {} engine; open it with that one, or settle it \
+                 first",
+                superblock.engine
+            );
+            return Err(Error::Invalid { path: path.to_owned(), what });
         }
         let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
         if options.adopt && mark == MarkState::Present(superblock.uuid) {
@@ -111,6 +143,16 @@ pub(crate) fn attach<M: Medium>(
         return Ok(Attached { side, path: place, superblock, retirement });
     }
     Err(in_use(path))
+}
+
+/// The engine whose sidecar a file has, if it has one that can be read. Nothing is locked: whoever opens it finds out
+/// whether it still is so.
+pub(crate) fn engine_of<M: Medium>(medium: &M, path: &Path) -> Result<Option<EngineKind>> {
+    let data = medium.open(path, Access::Read, 0)?;
+    let place = sidecar_path(path, data.identity()?.inode);
+    let Some(side) = open_existing(medium, &place, Access::Read, 0)? else { return Ok(None) };
+    // What is wrong with it is for those to say who open it in earnest.
+    Ok(Superblock::read(&side, &place).ok().map(|superblock| superblock.engine))
 }
 
 /// Opens the sidecar of `data` for reading, locked against writers, without creating or changing anything; `None` if the
@@ -324,6 +366,7 @@ fn create<M: Medium>(
             uuid: medium.unique()?,
             seq: 0,
             identity,
+            engine: plan.engine,
             layout: plan.layout,
             durability: plan.durability,
             left: Left::Fresh,

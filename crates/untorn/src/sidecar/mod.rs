@@ -7,7 +7,10 @@
 
 mod adopt;
 pub(crate) mod attach;
+pub(crate) mod data;
+pub(crate) mod ledger;
 pub(crate) mod retirement;
+pub(crate) mod space;
 pub(crate) mod superblock;
 
 use std::path::{Path, PathBuf};

@@ -42,6 +42,8 @@ pub(crate) struct Superblock {
     pub(crate) uuid: [u8; 16],
     pub(crate) seq: u64,
     pub(crate) identity: Identity,
+    /// The engine whose sidecar it is.
+    pub(crate) engine: EngineKind,
     pub(crate) layout: Layout,
     pub(crate) durability: Durability,
     pub(crate) left: Left,
@@ -105,7 +107,7 @@ where
 const LAYOUTS: [(u8, Layout); 2] = [(1, Layout::Dense), (2, Layout::Sparse)];
 const DURABILITIES: [(u8, Durability); 2] = [(1, Durability::PerWrite), (2, Durability::PerCommit)];
 const LEFTS: [(u8, Left); 4] = [(1, Left::Fresh), (2, Left::Open), (3, Left::Clean), (4, Left::Settled)];
-const ENGINES: [(u8, EngineKind); 1] = [(1, EngineKind::Reflection)];
+const ENGINES: [(u8, EngineKind); 2] = [(1, EngineKind::Reflection), (2, EngineKind::HybridLog)];
 
 fn code<T: PartialEq>(is: &T, table: &[(u8, T)]) -> u8 {
     table.iter().find(|(_, other)| other == is).map_or(0, |(code, _)| *code)
@@ -127,7 +129,7 @@ impl Superblock {
         raw.slice_size = 64.into();
         raw.lanes = self.geometry.lanes.into();
         raw.slots = self.geometry.slots.into();
-        raw.engine = code(&EngineKind::Reflection, &ENGINES);
+        raw.engine = code(&self.engine, &ENGINES);
         raw.layout = code(&self.layout, &LAYOUTS);
         raw.durability = code(&self.durability, &DURABILITIES);
         raw.left = code(&self.left, &LEFTS);
@@ -178,7 +180,7 @@ impl Superblock {
         if raw.seq.get() > MAX_NUMBER_AT_OPEN {
             return Err(sense(format!("sequence number {}", raw.seq.get())));
         }
-        pick(raw.engine, &ENGINES, "engine").map_err(unsupported)?;
+        let engine = pick(raw.engine, &ENGINES, "engine").map_err(unsupported)?;
         Ok(Some(Superblock {
             uuid: raw.uuid,
             seq: raw.seq.get(),
@@ -188,6 +190,7 @@ impl Superblock {
                 generation: raw.generation.get(),
                 birth: raw.birth.get(),
             },
+            engine,
             layout: pick(raw.layout, &LAYOUTS, "layout").map_err(sense)?,
             durability: pick(raw.durability, &DURABILITIES, "durability").map_err(sense)?,
             left: pick(raw.left, &LEFTS, "state").map_err(sense)?,

@@ -32,17 +32,9 @@ impl<M: Medium> Reflection<M> {
         self.data.sync(barriers::CLOSE_DATA)?;
         let (bitmap_sum, slice_sum) = self.digests(true)?;
         let mut ledger = lock(&self.ledger, self.relax());
-        ledger.superblock.left = Left::Clean;
-        ledger.superblock.stamp = self.data.stamp()?;
         ledger.superblock.bitmap_sum = bitmap_sum;
         ledger.superblock.slice_sum = slice_sum;
-        // Both copies say the same, so that damage to one of them at rest cannot bring an older state back. Never both
-        // at once: a power cut could tear both.
-        for _ in 0..2 {
-            ledger.write(&self.side)?;
-            self.medium.fence(barriers::CLOSE_STATE, &[&self.side])?;
-        }
-        Ok(())
+        ledger.write_clean(&*self.medium, &self.side, self.data.stamp()?, barriers::CLOSE_STATE)
     }
 
     /// Digests of all bitmaps, and of all slices valid in the sidecar if `slices`. The bitmaps in the sidecar are up to

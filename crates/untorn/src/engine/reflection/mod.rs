@@ -24,7 +24,6 @@ mod cut;
 mod deploy;
 mod epoch;
 mod finish;
-mod inspect;
 mod layout;
 mod open;
 mod put;
@@ -40,10 +39,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
-pub(crate) use inspect::inspect;
-
-use self::layout::{Places, Space};
+use self::layout::Places;
 use self::state::State;
+use super::inspect::Seen;
 use super::{Engine, EngineKind, Info, Piece, Recovery, check_range};
 use crate::error::{Error, Result};
 use crate::log::lane::{Lane, Lanes};
@@ -51,6 +49,9 @@ use crate::log::record::Seal;
 use crate::medium::{Barrier, Identity, Medium, MediumClass, MediumFile};
 use crate::options::{Durability, Layout, Options, Order, ReadPolicy};
 use crate::sidecar::Geometry;
+use crate::sidecar::attach::Attached;
+use crate::sidecar::ledger::Ledger;
+use crate::sidecar::space::Space;
 
 /// The barriers of this engine.
 pub(crate) mod barriers {
@@ -113,13 +114,25 @@ pub(crate) struct Reflection<M: Medium> {
     read_only: bool,
     max_len: u64,
     seal: Seal,
-    /// What is written back at cuts and at close; see [`open::Ledger`].
-    ledger: std::sync::Mutex<open::Ledger>,
+    /// What is written back at cuts and at close.
+    ledger: std::sync::Mutex<Ledger>,
     recovery: Recovery,
     /// Pages whose bitmaps recovery changed in memory and has yet to make durable.
     changed: Vec<u64>,
     poison: OnceLock<String>,
     options: Options,
+}
+
+/// Replays the records of a file in memory only.
+pub(super) fn look<M: Medium>(
+    medium: Arc<M>,
+    path: &Path,
+    data: M::File,
+    attached: Attached<M::File>,
+    options: &Options,
+) -> Result<Seen> {
+    let engine = Reflection::build(medium, path, data, attached, options)?;
+    Ok(Seen { len: Engine::len(&engine), commit: engine.commit_number(), recovery: engine.recovery })
 }
 
 impl<M: Medium> Reflection<M> {
@@ -283,7 +296,8 @@ impl<M: Medium> Engine for Reflection<M> {
     }
 
     fn accepts(&self, options: &Options) -> bool {
-        options.engine != EngineKind::Passthrough
+        (matches!(options.engine, EngineKind::Auto | EngineKind::Reflection) || options.read_only)
+            && options.engine != EngineKind::Passthrough
             && options.read_only == self.read_only
             && options.durability.is_none_or(|durability| durability == self.durability)
     }

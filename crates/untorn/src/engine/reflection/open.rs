@@ -5,38 +5,24 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::Reflection;
-use super::layout::{Places, Space, choose, initial_len, reserve};
+use super::layout::{Places, choose, initial_len, reserve};
 use super::recovery::live_records;
 use super::state::State;
 use crate::engine::Recovery;
 use crate::error::{Error, Result};
 use crate::log::lane::Lanes;
 use crate::log::record::Seal;
-use crate::medium::{Access, Medium, MediumClass, MediumFile};
-use crate::options::{Durability, Options, Trust};
+use crate::medium::{Medium, MediumClass, MediumFile};
+use crate::options::{Durability, EngineKind, Options, Trust};
 use crate::sidecar::attach::{Attached, Plan, attach, share};
-use crate::sidecar::retirement::Retirement;
-use crate::sidecar::superblock::{Left, Superblock};
-use crate::sidecar::{Geometry, MAX_NUMBER_AT_OPEN, barriers, spill_path};
+use crate::sidecar::data::{open_data, reopen_data};
+use crate::sidecar::ledger::Ledger;
+use crate::sidecar::space::Space;
+use crate::sidecar::superblock::Left;
+use crate::sidecar::{Geometry, MAX_NUMBER_AT_OPEN, spill_path};
 
 /// Address space for the largest record area a sidecar can have.
 const MAX_RECORD_AREA: u64 = 64 * (1 << 16) * 64 + (1 << 20);
-
-/// What the sidecar says of itself, as last written.
-pub(super) struct Ledger {
-    pub(super) superblock: Superblock,
-    pub(super) retirement: Retirement,
-    /// The file was let go; nothing is written any more.
-    pub(super) closed: bool,
-}
-
-impl Ledger {
-    /// Writes one copy of each line, durable at the next fence.
-    pub(super) fn write<F: MediumFile>(&mut self, side: &F) -> Result<()> {
-        self.superblock.write(side)?;
-        self.retirement.write(side, &self.superblock.uuid)
-    }
-}
 
 impl<M: Medium> Reflection<M> {
     pub(crate) fn open(medium: Arc<M>, path: &Path, options: &Options) -> Result<Self> {
@@ -44,6 +30,7 @@ impl<M: Medium> Reflection<M> {
         let geometry = Geometry { lanes: options.lanes, slots: options.slots };
         let layout = choose(options.layout, data.len());
         let plan = Plan {
+            engine: EngineKind::Reflection,
             layout,
             durability: options.durability.unwrap_or(match medium.class() {
                 MediumClass::PersistentMemory => Durability::PerWrite,
@@ -56,14 +43,7 @@ impl<M: Medium> Reflection<M> {
         };
         let attached = attach(&*medium, path, &data, &plan, options)?;
         let data = reopen_data(&*medium, path, options, data)?;
-        // After a clean close the cache may stay as it is. "Clean" came from the medium just now, it was stored only after
-        // a flush of everything before it, and "open" is durable before anything is stored after it. All that a flush can
-        // have lost in between are those two and the retirement lines beside them, which attaching reads anew each time.
-        // A reader may rely on the same, so it drops nothing.
-        if matches!(attached.superblock.left, Left::Open | Left::Fresh) {
-            data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
-            attached.side.distrust_cache(barriers::ATTACH_CACHE, 0, attached.side.len())?;
-        }
+        attached.distrust_cache(&data)?;
         let mut engine = Self::build(medium, path, data, attached, options)?;
         engine.make_durable()?;
         // Only now: a file whose opening fails must not be closed "cleanly" on the way out.
@@ -165,43 +145,11 @@ impl<M: Medium> Reflection<M> {
             self.data.set_len(len)?;
         }
         let ledger = self.ledger.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let fresh = ledger.superblock.left == Left::Fresh;
-        ledger.superblock.left = Left::Open;
-        ledger.retirement.session += 1;
         ledger.retirement.len = len;
         ledger.retirement.cut = self.state.head().floor.load(Ordering::Relaxed);
-        if fresh {
-            // The length was read from the data file just now; "open" must not become durable without it.
-            ledger.retirement.write(&self.side, &ledger.superblock.uuid)?;
-            self.medium.fence(barriers::OPEN, &[&self.side])?;
-        }
-        self.seal = Seal::new(&ledger.superblock.uuid, ledger.retirement.session);
-        ledger.write(&self.side)?;
-        self.medium.fence(barriers::OPEN, &[&self.data, &self.side])?;
+        self.seal = ledger.start_session(&*self.medium, &self.data, &self.side)?;
         // A record that referred to a spill file is retired now.
         let spill = spill_path(&self.sidecar);
         if self.medium.exists(&spill)? { self.medium.unlink(&spill) } else { Ok(()) }
     }
-}
-
-/// Opens the data file with address space to grow.
-pub(super) fn open_data<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<M::File> {
-    let access = if options.read_only { Access::Read } else { Access::ReadWrite };
-    let data = medium.open(path, access, options.reserve(0))?;
-    if options.reserve(data.len()) > options.reserve(0) {
-        let reserve = options.reserve(data.len());
-        drop(data);
-        return medium.open(path, access, reserve);
-    }
-    Ok(data)
-}
-
-/// Opens the data file again once its sidecar is locked: whoever held the lock before may have changed the length.
-pub(super) fn reopen_data<M: Medium>(medium: &M, path: &Path, options: &Options, data: M::File) -> Result<M::File> {
-    let again = open_data(medium, path, options)?;
-    if again.identity()? != data.identity()? {
-        let holder = "another process, which put another file in its place just now".to_owned();
-        return Err(Error::InUse { path: path.to_owned(), holder });
-    }
-    Ok(again)
 }

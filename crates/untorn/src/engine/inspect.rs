@@ -2,16 +2,14 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use super::Reflection;
-use super::open::{open_data, reopen_data};
-use crate::engine::{EngineKind, Report, SidecarReport, State};
+use super::{hybrid_log, reflection};
+use crate::engine::{EngineKind, Recovery, Report, SidecarReport, State};
 use crate::error::{Error, Result};
 use crate::medium::{Access, Medium, MediumFile, PageCache, resolve};
 use crate::options::Options;
-use crate::sharing::gate::lock;
 use crate::sidecar::attach::{Attached, share};
+use crate::sidecar::data::{open_data, reopen_data};
 use crate::sidecar::retirement::Retirement;
 use crate::sidecar::superblock::{Left, Superblock};
 use crate::sidecar::{path as sidecar_path, uuid_text};
@@ -64,7 +62,8 @@ fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
         Err(Error::InUse { .. }) => return Ok(Some(in_use(&**medium, path, &data))),
         Err(error) => return judged(report, error).map(Some),
     };
-    report.engine = Some(EngineKind::Reflection);
+    let engine = attached.superblock.engine;
+    report.engine = Some(engine);
     report.sidecar = Some(sidecar_report(&attached.path, &attached.side, &attached.superblock));
     let before = (attached.superblock.clone(), attached.retirement);
     let examined = medium.open(&attached.path, Access::Read, 0).and_then(|side| {
@@ -72,10 +71,15 @@ fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
         drop(locked);
         let attached = Attached { side, path: sidecar, superblock, retirement };
         let data = reopen_data(&**medium, path, &reader(), data)?;
-        Reflection::build(Arc::clone(medium), path, data, attached, &reader())
+        let (medium, physical) = (Arc::clone(medium), data.len());
+        let seen = match engine {
+            EngineKind::HybridLog => hybrid_log::look(medium, path, data, attached, &reader()),
+            _ => reflection::look(medium, path, data, attached, &reader()),
+        };
+        seen.map(|seen| (seen, physical))
     });
     let examined = match examined {
-        Ok(engine) => Ok(examine(&engine, report)),
+        Ok((seen, physical)) => Ok(examine(&seen, physical, before.0.left, report)),
         Err(error) => judged(report, error),
     };
     match share(&**medium, path, &open_data(&**medium, path, &reader())?) {
@@ -84,22 +88,30 @@ fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
     }
 }
 
-/// What the replayed records say.
-fn examine<M: Medium>(engine: &Reflection<M>, mut report: Report) -> Report {
-    report.len = engine.state.head().len.load(Ordering::Relaxed);
-    report.commit = engine.commit_number();
-    if lock(&engine.ledger, engine.relax()).superblock.left != Left::Clean {
+/// What an engine makes of a file without changing it.
+pub(super) struct Seen {
+    /// Length at the last commit.
+    pub(super) len: u64,
+    /// Its number.
+    pub(super) commit: u64,
+    /// What recovery would do.
+    pub(super) recovery: Recovery,
+}
+
+fn examine(seen: &Seen, physical: u64, left: Left, mut report: Report) -> Report {
+    report.len = seen.len;
+    report.commit = seen.commit;
+    if left != Left::Clean {
         report.state = State::NeedsRecovery;
         report.findings.push(format!(
             "it was not closed cleanly: {} commits to replay, {} writes in flight to drop",
-            engine.recovery.replayed, engine.recovery.discarded
+            seen.recovery.replayed, seen.recovery.discarded
         ));
     }
-    if engine.data.len() < report.len {
+    if physical < report.len {
         report.state = State::Corrupt;
         report.findings.push(format!(
-            "the data file has {} bytes, its last commit has {}: another program cut it short",
-            engine.data.len(),
+            "the data file has {physical} bytes, its last commit has {}: another program cut it short",
             report.len
         ));
     }
@@ -109,7 +121,6 @@ fn examine<M: Medium>(engine: &Reflection<M>, mut report: Report) -> Report {
 /// What can be said of a file that a writer has: what it last wrote down of it.
 fn in_use<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Report {
     let mut report = plain(path, data);
-    report.engine = Some(EngineKind::Reflection);
     report.state = State::InUse;
     report.findings.push("another process has it open; what it does right now is not looked at".to_owned());
     let written = || {
@@ -117,10 +128,11 @@ fn in_use<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Report {
         let side = medium.open(&place, Access::Read, 0)?;
         let superblock = Superblock::read(&side, &place)?;
         let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
-        Ok::<_, Error>((sidecar_report(&place, &side, &superblock), retirement))
+        Ok::<_, Error>((sidecar_report(&place, &side, &superblock), superblock.engine, retirement))
     };
     // The writer may be creating, or removing, its sidecar.
-    if let Ok((sidecar, retirement)) = written() {
+    if let Ok((sidecar, engine, retirement)) = written() {
+        report.engine = Some(engine);
         report.sidecar = Some(sidecar);
         report.len = retirement.len;
         report.commit = retirement.cut;
@@ -133,7 +145,7 @@ fn sidecar_report<F: MediumFile>(place: &Path, side: &F, superblock: &Superblock
         path: place.to_owned(),
         bytes: side.len(),
         uuid: uuid_text(&superblock.uuid),
-        layout: superblock.layout,
+        layout: (superblock.engine == EngineKind::Reflection).then_some(superblock.layout),
         durability: superblock.durability,
     }
 }
@@ -144,7 +156,6 @@ fn judged(mut report: Report, error: Error) -> Result<Report> {
         Error::Io { .. } => return Err(error),
         _ => {
             report.state = State::Corrupt;
-            report.engine = Some(EngineKind::Reflection);
             report.findings.push(error.to_string());
         }
     }

@@ -1,0 +1,361 @@
+//! The space of the log: chunks of units, handed to lanes, filled in order, and free again all at once.
+//!
+//! A chunk is a few pages of headers and behind them as many units of 4 KiB; a header's place says which units it speaks
+//! of. A lane fills one chunk after another. When a cut retires every epoch that a full chunk has entries of, the chunk is
+//! free: nothing is freed singly, and nothing durable has to say that an entry is free.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Mutex;
+
+use super::barriers;
+use super::format::Kind;
+use super::lanes::LaneState;
+use crate::error::{Error, Result};
+use crate::log::record::LINE;
+use crate::medium::{MediumClass, MediumFile};
+use crate::sharing::gate::lock;
+use crate::sidecar::PAGE;
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray};
+
+/// Chunks by which a log grows at most at a time, unless it must hold more.
+const STEP: u64 = 32;
+
+/// What is known in memory of one entry, by its first unit.
+#[derive(Zeroed)]
+#[repr(C)]
+pub(super) struct Meta {
+    pub(super) epoch: AtomicU64,
+    pub(super) block: AtomicU64,
+    /// The bytes in the entry: offset in the upper half, length in the lower.
+    delta: AtomicU64,
+    /// Undo: the bytes of the cover that entries of the epoch hold, this one's and others'.
+    hull: AtomicU64,
+    /// Class, kind and whether there is an entry at all.
+    what: AtomicU64,
+    /// The check of its header.
+    pub(super) check: AtomicU64,
+}
+
+/// Bytes of a cover, `offset..end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extent {
+    pub(super) offset: u32,
+    pub(super) end: u32,
+}
+
+impl Extent {
+    pub(super) fn len(self) -> u32 {
+        self.end - self.offset
+    }
+
+    /// The smallest that has both.
+    pub(super) fn with(self, other: Extent) -> Extent {
+        Extent { offset: self.offset.min(other.offset), end: self.end.max(other.end) }
+    }
+
+    pub(super) fn has(self, other: Extent) -> bool {
+        self.offset <= other.offset && other.end <= self.end
+    }
+
+    fn pack(self) -> u64 {
+        u64::from(self.offset) << 32 | u64::from(self.end)
+    }
+
+    fn unpack(word: u64) -> Extent {
+        Extent { offset: (word >> 32) as u32, end: word as u32 }
+    }
+}
+
+const TAKEN: u64 = 1 << 8;
+const UNDO: u64 = 1 << 9;
+
+impl Meta {
+    /// Describes a new entry. The epoch comes last: whoever finds it finds the rest.
+    pub(super) fn set(&self, epoch: u64, block: u64, kind: Kind, class: u8, delta: Extent, check: u64) {
+        self.block.store(block, Ordering::Relaxed);
+        self.set_delta(delta);
+        self.set_hull(delta);
+        let kind = if kind == Kind::Undo { UNDO } else { 0 };
+        self.what.store(TAKEN | kind | u64::from(class), Ordering::Relaxed);
+        self.check.store(check, Ordering::Relaxed);
+        self.epoch.store(epoch, Ordering::Release);
+    }
+
+    /// Says that there is no entry, nor was one.
+    pub(super) fn clear(&self) {
+        self.what.store(0, Ordering::Release);
+    }
+
+    pub(super) fn delta(&self) -> Extent {
+        Extent::unpack(self.delta.load(Ordering::Acquire))
+    }
+
+    pub(super) fn set_delta(&self, delta: Extent) {
+        self.delta.store(delta.pack(), Ordering::Release);
+    }
+
+    pub(super) fn hull(&self) -> Extent {
+        Extent::unpack(self.hull.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_hull(&self, hull: Extent) {
+        self.hull.store(hull.pack(), Ordering::Relaxed);
+    }
+
+    /// Kind and class; `None` if there is no entry.
+    pub(super) fn what(&self) -> Option<(Kind, u8)> {
+        let what = self.what.load(Ordering::Acquire);
+        let kind = if what & UNDO != 0 { Kind::Undo } else { Kind::Redo };
+        (what & TAKEN != 0).then_some((kind, what as u8))
+    }
+}
+
+/// The volatile state of a chunk.
+#[derive(Zeroed)]
+#[repr(C, align(64))]
+struct ChunkState {
+    /// Units handed out.
+    used: AtomicU64,
+    /// The last epoch that has an entry here.
+    last: AtomicU64,
+    /// 1 while a lane fills it.
+    held: AtomicU64,
+    /// 1 if its space was given back to the file system.
+    hollow: AtomicU64,
+}
+
+struct Free {
+    chunks: VecDeque<u64>,
+    total: u64,
+}
+
+/// The chunks of one log.
+pub(super) struct Chunks {
+    /// Byte offset of the first.
+    at: u64,
+    /// Units of each, a power of two.
+    pub(super) units: u64,
+    pub(super) metas: ZeroedArray<Meta>,
+    states: ZeroedArray<ChunkState>,
+    free: Mutex<Free>,
+    /// As in `free`, to be read without it.
+    total: AtomicU64,
+    available: AtomicU64,
+    most: u64,
+    class: MediumClass,
+}
+
+impl Chunks {
+    /// Those of a sidecar that has `len` bytes; all are free. The log may take `most` bytes.
+    pub(super) fn new(class: MediumClass, at: u64, units: u64, len: u64, most: u64) -> std::io::Result<Self> {
+        let chunk = chunk_len(units);
+        let total = len.saturating_sub(at) / chunk;
+        // An older session may have allowed more than this one does.
+        let most = most.div_ceil(chunk).max(total).max(2);
+        let states: ZeroedArray<ChunkState> = ZeroedArray::reserve(most as usize)?;
+        if class == MediumClass::PersistentMemory {
+            // Their space may have been given back, or never have been got before a crash; a store must not find that out.
+            states[..total as usize].iter().for_each(|state| state.hollow.store(1, Ordering::Relaxed));
+        }
+        Ok(Chunks {
+            at,
+            units,
+            metas: ZeroedArray::reserve((most * units) as usize)?,
+            states,
+            free: Mutex::new(Free { chunks: (0..total).collect(), total }),
+            total: AtomicU64::new(total),
+            available: AtomicU64::new(total),
+            most,
+            class,
+        })
+    }
+
+    /// The largest class an entry can have.
+    pub(super) fn top_class(&self) -> u8 {
+        self.units.trailing_zeros() as u8
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.total.load(Ordering::Acquire)
+    }
+
+    /// Chunks that are free.
+    pub(super) fn available(&self) -> u64 {
+        self.available.load(Ordering::Acquire)
+    }
+
+    /// Byte offset of the header of an entry, by its first unit.
+    #[inline]
+    pub(super) fn header_at(&self, unit: u64) -> u64 {
+        self.at + unit / self.units * chunk_len(self.units) + unit % self.units * LINE
+    }
+
+    /// Byte offset of the bytes of an entry.
+    #[inline]
+    pub(super) fn bytes_at(&self, unit: u64) -> u64 {
+        self.at + unit / self.units * chunk_len(self.units) + headers_len(self.units) + unit % self.units * PAGE
+    }
+
+    /// Units handed out of a chunk so far.
+    pub(super) fn used(&self, chunk: u64) -> u64 {
+        self.states[chunk as usize].used.load(Ordering::Acquire)
+    }
+
+    /// Room for an entry of `1 << class` units, for the holder of a lane, from the chunk that the lane fills or from the
+    /// next; `None` if no chunk is free.
+    ///
+    /// # Errors
+    /// What giving a chunk its space back comes upon.
+    pub(super) fn take<F: MediumFile>(
+        &self,
+        lane: &LaneState,
+        side: &F,
+        class: u8,
+        epoch: u64,
+        relax: impl FnMut(u32),
+    ) -> Result<Option<u64>> {
+        let wanted = 1 << class;
+        if let Some(chunk) = lane.chunk() {
+            let state = &self.states[chunk as usize];
+            let used = state.used.load(Ordering::Relaxed);
+            if used + wanted <= self.units {
+                state.last.store(epoch, Ordering::Relaxed);
+                state.used.store(used + wanted, Ordering::Release);
+                return Ok(Some(chunk * self.units + used));
+            }
+            lane.set_chunk(None);
+            state.held.store(0, Ordering::Release);
+        }
+        let Some(chunk) = self.next_chunk(side, relax)? else { return Ok(None) };
+        let state = &self.states[chunk as usize];
+        let first = (chunk * self.units) as usize;
+        self.metas[first..first + self.units as usize].iter().for_each(Meta::clear);
+        state.held.store(1, Ordering::Relaxed);
+        state.last.store(epoch, Ordering::Relaxed);
+        state.used.store(wanted, Ordering::Release);
+        lane.set_chunk(Some(chunk));
+        Ok(Some(chunk * self.units))
+    }
+
+    /// A free chunk, with space, that is free no longer.
+    fn next_chunk<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<Option<u64>> {
+        let mut free = lock(&self.free, relax);
+        // A disk has them written in a ring; memory likes to get the one back that it saw last.
+        let next = match self.class {
+            MediumClass::Block => free.chunks.front(),
+            MediumClass::PersistentMemory => free.chunks.back(),
+        };
+        let Some(&chunk) = next else { return Ok(None) };
+        let state = &self.states[chunk as usize];
+        if state.hollow.load(Ordering::Relaxed) != 0 {
+            self.furnish(side, chunk)?;
+            state.hollow.store(0, Ordering::Relaxed);
+        }
+        match self.class {
+            MediumClass::Block => free.chunks.pop_front(),
+            MediumClass::PersistentMemory => free.chunks.pop_back(),
+        };
+        self.available.store(free.chunks.len() as u64, Ordering::Release);
+        Ok(Some(chunk))
+    }
+
+    /// Frees every chunk that no lane fills and that has no entries of an epoch above `cut`. The cut is durable.
+    pub(super) fn free_below(&self, cut: u64, relax: impl FnMut(u32)) {
+        let mut free = lock(&self.free, relax);
+        for chunk in 0..free.total {
+            let state = &self.states[chunk as usize];
+            let idle = state.held.load(Ordering::Acquire) == 0 && state.used.load(Ordering::Relaxed) != 0;
+            if idle && state.last.load(Ordering::Relaxed) <= cut {
+                state.used.store(0, Ordering::Release);
+                free.chunks.push_back(chunk);
+            }
+        }
+        self.available.store(free.chunks.len() as u64, Ordering::Release);
+    }
+
+    /// Lets go of the chunk that a lane fills, so that it can become free.
+    pub(super) fn let_go(&self, lane: &LaneState) {
+        if let Some(chunk) = lane.chunk() {
+            lane.set_chunk(None);
+            self.states[chunk as usize].held.store(0, Ordering::Release);
+        }
+    }
+
+    /// Makes the log longer by at least one chunk, doubling it while it is short. False if it may not grow.
+    ///
+    /// # Errors
+    /// No space, or what keeps the new length from being durable.
+    pub(super) fn grow<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<bool> {
+        let mut free = lock(&self.free, relax);
+        let old = free.total;
+        let new = (old + old.clamp(2, STEP)).min(self.most);
+        if new == old {
+            return Ok(false);
+        }
+        let chunk = chunk_len(self.units);
+        side.set_len(self.at + new * chunk)?;
+        for chunk in old..new {
+            self.furnish(side, chunk)?;
+        }
+        side.sync(barriers::LOG_GROW)?;
+        free.chunks.extend(old..new);
+        free.total = new;
+        self.total.store(new, Ordering::Release);
+        self.available.store(free.chunks.len() as u64, Ordering::Release);
+        Ok(true)
+    }
+
+    /// Gives a chunk its space. On a block medium it is written once, not only allocated: to overwrite what was allocated
+    /// but never written would cost a journal commit of the file system at every flush.
+    fn furnish<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<()> {
+        let (at, len) = (self.at + chunk * chunk_len(self.units), chunk_len(self.units));
+        side.allocate(at, len)?;
+        if self.class == MediumClass::Block {
+            let zeros = [0; 64 << 10];
+            for offset in (0..len).step_by(zeros.len()) {
+                side.write(at + offset, &zeros[..(len - offset).min(zeros.len() as u64) as usize])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the space of every free chunk back to the file system. Returns the bytes freed.
+    ///
+    /// # Errors
+    /// [`Error::Io`] from the file system.
+    pub(super) fn hollow<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<u64> {
+        let free = lock(&self.free, relax);
+        let mut freed = 0;
+        for &chunk in &free.chunks {
+            let state = &self.states[chunk as usize];
+            if state.hollow.swap(1, Ordering::Relaxed) == 0 {
+                side.punch(self.at + chunk * chunk_len(self.units), chunk_len(self.units))?;
+                freed += chunk_len(self.units);
+            }
+        }
+        Ok(freed)
+    }
+
+    /// The error of an epoch that does not fit.
+    #[cold]
+    pub(super) fn full(&self, path: &Path) -> Error {
+        let what = format!(
+            "the open epoch takes more than the log may: {} chunks of {} bytes; commit more often, or open the file with \
+             a larger log size",
+            self.most,
+            self.units * PAGE
+        );
+        Error::Invalid { path: path.to_owned(), what }
+    }
+}
+
+/// Bytes of the headers of a chunk.
+pub(super) fn headers_len(units: u64) -> u64 {
+    (units * LINE).next_multiple_of(PAGE)
+}
+
+/// Bytes of a chunk.
+pub(super) fn chunk_len(units: u64) -> u64 {
+    headers_len(units) + units * PAGE
+}

@@ -1,0 +1,210 @@
+//! Reading: the file, and over it what the log has. A read takes no lock, no fence and no memory.
+
+use super::Core;
+use super::cover::Link;
+use crate::error::{Error, Result};
+use crate::medium::{Medium, MediumFile};
+use crate::sharing::page::{Glimpse, PageState};
+use crate::sidecar::PAGE;
+use crate::sys::sync::{Ordering, fence};
+
+/// Optimistic tries of a read before it takes locks like a writer.
+const TRIES: u32 = 64;
+
+/// Covers that a read keeps its glimpses of on the stack: a few for most, and as many as the longest entry has blocks.
+const FEW: usize = 16;
+const MANY: usize = 512;
+
+/// What a reader goes by for some bytes.
+#[derive(Clone, Copy)]
+struct Seen<'a> {
+    /// The slot that stands for the cover; `None` if nothing was ever written near.
+    slot: Option<&'a PageState>,
+    glimpse: Glimpse,
+    /// The byte of the file behind the cover.
+    end: u64,
+}
+
+impl<M: Medium> Core<M> {
+    /// The common case inline: bytes of one block with nothing in the log.
+    #[inline]
+    pub(super) fn read_range(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.count_read();
+        if offset % PAGE + dst.len() as u64 <= PAGE && self.read_home_block(offset, dst) {
+            return Ok(());
+        }
+        self.read_in_tries(offset, dst).map_err(|error| self.standing.unless_lost(error))
+    }
+
+    /// Reads bytes of one block if they are at home and stay so; whoever gets false finds out why.
+    #[inline]
+    fn read_home_block(&self, offset: u64, dst: &mut [u8]) -> bool {
+        let resizes = self.head.resizes.load(Ordering::Acquire);
+        let end = offset.wrapping_add(dst.len() as u64);
+        if resizes & 1 != 0 || end > self.len() || end < offset {
+            return false;
+        }
+        let block = offset / PAGE;
+        let unmoved = |core: &Self| {
+            // The loads of the copy must not move below this one.
+            fence(Ordering::Acquire);
+            core.head.resizes.load(Ordering::Relaxed) == resizes
+        };
+        match self.index.get(block) {
+            None => self.data.read(offset, dst).is_ok() && self.index.get(block).is_none() && unmoved(self),
+            Some(slot) => {
+                let Some(glimpse) = slot.glimpse() else { return false };
+                let link = Link(glimpse.bitmap);
+                // A cover of several blocks is locked by its first slot.
+                !link.is_redo()
+                    && link.class() == 0
+                    && self.data.read(offset, dst).is_ok()
+                    && slot.holds(glimpse)
+                    && unmoved(self)
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn read_in_tries(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        for round in 0..TRIES {
+            let resizes = self.head.resizes.load(Ordering::Acquire);
+            let len = self.len();
+            if offset.checked_add(dst.len() as u64).is_none_or(|end| end > len) {
+                return Err(self.out_of_range(offset, dst.len() as u64, len));
+            }
+            if resizes.is_multiple_of(2) && self.read_once(offset, dst)? {
+                fence(Ordering::Acquire);
+                if self.head.resizes.load(Ordering::Relaxed) == resizes {
+                    return Ok(());
+                }
+            }
+            self.medium.relax(round);
+        }
+        self.read_locked(offset, dst)
+    }
+
+    #[cold]
+    fn out_of_range(&self, offset: u64, len: u64, file_len: u64) -> Error {
+        self.standing.unless_forked(Error::OutOfRange { path: self.path().to_owned(), offset, len, file_len })
+    }
+
+    /// One optimistic try; false if a writer got in between, or if there are too many covers to remember.
+    fn read_once(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+        match ((offset % PAGE + dst.len() as u64).div_ceil(PAGE)) as usize {
+            0..=FEW => self.read_covers(offset, dst, &mut [None; FEW]),
+            _ => self.read_covers(offset, dst, &mut [None; MANY]),
+        }
+    }
+
+    /// All glimpses are taken before the first copy and checked after the last, so all bytes are of one instant.
+    fn read_covers<'a>(&'a self, offset: u64, dst: &mut [u8], seen: &mut [Option<Seen<'a>>]) -> Result<bool> {
+        let end = offset + dst.len() as u64;
+        let (mut at, mut count) = (offset, 0);
+        while at < end {
+            let Some(room) = seen.get_mut(count) else { return Ok(false) };
+            *room = self.look(at / PAGE);
+            let Some(Seen { end, .. }) = room else { return Ok(false) };
+            at = *end;
+            count += 1;
+        }
+        let mut at = offset;
+        for seen in seen[..count].iter().flatten() {
+            let here = seen.end.min(end);
+            self.gather(Link(seen.glimpse.bitmap), at, &mut dst[(at - offset) as usize..(here - offset) as usize])?;
+            at = here;
+        }
+        let mut at = offset;
+        let holds = |seen: &Seen<'_>| {
+            let block = std::mem::replace(&mut at, seen.end) / PAGE;
+            match seen.slot {
+                Some(slot) => slot.holds(seen.glimpse),
+                None => self.index.get(block).is_none(),
+            }
+        };
+        Ok(seen[..count].iter().flatten().all(holds))
+    }
+
+    /// What to go by for the cover of a block; `None` while it is being changed.
+    fn look(&self, block: u64) -> Option<Seen<'_>> {
+        let Some(slot) = self.index.get(block) else {
+            return Some(Seen { slot: None, glimpse: Glimpse::default(), end: (block + 1) * PAGE });
+        };
+        let glimpse = slot.glimpse()?;
+        let link = Link(glimpse.bitmap);
+        if link.class() == 0 {
+            return Some(Seen { slot: Some(slot), glimpse, end: (block + 1) * PAGE });
+        }
+        let head = link.head(block);
+        let first = self.index.get(head)?;
+        let glimpse = first.glimpse()?;
+        let end = (head + (1 << link.class())) * PAGE;
+        (Link(glimpse.bitmap) == link).then_some(Seen { slot: Some(first), glimpse, end })
+    }
+
+    /// Copies bytes of one cover: what its entry has from there, the rest from home.
+    fn gather(&self, link: Link, offset: u64, dst: &mut [u8]) -> Result<()> {
+        if !link.is_redo() {
+            return self.data.read(offset, dst);
+        }
+        let start = link.head(offset / PAGE) * PAGE;
+        let delta = self.meta(link).delta();
+        let (end, len) = (offset + dst.len() as u64, dst.len());
+        // The log's part, in bytes of `dst`. While the entry is being given up the delta may be another's; nobody
+        // believes the bytes then, but they must be somewhere.
+        let from = (start + u64::from(delta.offset)).clamp(offset, end) - offset;
+        let to = (start + u64::from(delta.end)).clamp(offset + from, end) - offset;
+        let (before, rest) = dst.split_at_mut(from as usize);
+        let (logged, after) = rest.split_at_mut((to - from) as usize);
+        if !before.is_empty() {
+            self.data.read(offset, before)?;
+        }
+        if !logged.is_empty() {
+            self.side.read(self.chunks.bytes_at(link.unit()) + (offset + from - start), logged)?;
+        }
+        if to < len as u64 { self.data.read(offset + to, after) } else { Ok(()) }
+    }
+
+    /// The way out for a read that writers keep overtaking: it locks covers like a writer.
+    #[cold]
+    fn read_locked(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        // Holding a lane keeps the length as it is.
+        let _lane = self.lane();
+        self.check(offset, dst.len() as u64)?;
+        let end = offset + dst.len() as u64;
+        let mut outcome = Ok(());
+        let mut at = offset;
+        while at < end {
+            let Some(behind) = self.lock_to_read(at / PAGE)? else { continue };
+            let here = behind.min(end);
+            let part = &mut dst[(at - offset) as usize..(here - offset) as usize];
+            if outcome.is_ok() {
+                outcome = self.gather(Link(self.slot(at / PAGE)?.bitmap()), at, part);
+            }
+            at = behind;
+        }
+        // Nobody could change the links meanwhile, so the same walk finds the same slots.
+        let mut at = offset;
+        while at < end {
+            let link = Link(self.slot(at / PAGE)?.bitmap());
+            let head = link.head(at / PAGE);
+            self.slot(head)?.unlock();
+            at = (head + (1 << link.class())) * PAGE;
+        }
+        outcome
+    }
+
+    /// Locks the cover of a block. Returns where it ends; `None` if it changed meanwhile.
+    fn lock_to_read(&self, block: u64) -> Result<Option<u64>> {
+        let slot = self.slot(block)?;
+        let link = Link(slot.bitmap());
+        let head = link.head(block);
+        let first = self.slot(head)?;
+        first.lock(false, self.relax());
+        if Link(slot.bitmap()) == link && Link(first.bitmap()) == link {
+            return Ok(Some((head + (1 << link.class())) * PAGE));
+        }
+        first.unlock();
+        Ok(None)
+    }
+}

@@ -1,0 +1,287 @@
+//! Recovery: from the records and headers that arrived to the last epoch that is whole.
+
+use std::collections::BTreeMap;
+use std::thread::available_parallelism;
+
+use super::Core;
+use super::chunks::headers_len;
+use super::commit::{RECORDS, record_at};
+use super::format::{Digest, EpochRecord, Header, Kind, check_of, epoch_of, sum_of};
+use crate::engine::Recovery;
+use crate::error::{Error, Result};
+use crate::log::record::LINE;
+use crate::medium::{Medium, MediumClass, MediumFile};
+use crate::sharing::gate::lock;
+use crate::sidecar::superblock::Left;
+use crate::sidecar::{MAX_LEN, MAX_NUMBER, PAGE};
+
+/// Bytes from which on several threads recover.
+const WORTH_THREADS: u64 = 8 << 20;
+
+/// An entry whose header arrived.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    header: Header,
+    unit: u64,
+    check: u64,
+}
+
+/// What the log holds, and what it proves.
+pub(super) struct Found {
+    was_needed: bool,
+    /// The last epoch that is whole.
+    pub(super) committed: u64,
+    /// The file's length then.
+    pub(super) len: u64,
+    /// Redo entries of committed epochs, by region of the file and then by epoch.
+    replay: Vec<Entry>,
+    /// Undo entries of what did not commit, the latest epoch first.
+    revert: Vec<Entry>,
+    /// Entries that count for nothing.
+    dropped: u64,
+}
+
+impl Found {
+    /// Reads the log. Writes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where what must be there is not.
+    pub(super) fn read<M: Medium>(core: &Core<M>) -> Result<Self> {
+        let (left, retirement) = {
+            let ledger = lock(&core.ledger, core.relax());
+            (ledger.superblock.left, ledger.retirement)
+        };
+        let mut found = Found {
+            was_needed: left == Left::Open,
+            committed: retirement.cut,
+            len: retirement.len,
+            replay: Vec::new(),
+            revert: Vec::new(),
+            dropped: 0,
+        };
+        if left != Left::Open {
+            return Ok(found);
+        }
+        let records = core.read_records(retirement.cut)?;
+        let entries = core.read_headers(retirement.cut)?;
+        found.committed = core.last_whole(retirement.cut, &records, &entries)?;
+        if let Some(record) = records.get(&found.committed) {
+            found.len = record.len;
+        } else if found.committed != retirement.cut {
+            let what = format!("epoch {} is durable, but has no record", found.committed);
+            return Err(Error::Corrupt { path: core.sidecar.clone(), offset: Some(record_at(found.committed)), what });
+        }
+        for entry in entries {
+            match (entry.header.kind, entry.header.epoch <= found.committed) {
+                (Kind::Redo, true) => found.replay.push(entry),
+                (Kind::Undo, false) => found.revert.push(entry),
+                // Undo of what is committed is of no more use, but only the other was given up by the crash.
+                (Kind::Undo, true) => {}
+                (Kind::Redo, false) => found.dropped += 1,
+            }
+        }
+        let top = core.chunks.top_class();
+        found.replay.sort_by_key(|entry| (entry.header.block >> top, entry.header.epoch));
+        found.revert.sort_by_key(|entry| std::cmp::Reverse(entry.header.epoch));
+        Ok(found)
+    }
+
+    pub(super) fn summary(&self) -> Recovery {
+        Recovery {
+            was_needed: self.was_needed,
+            replayed: self.replay.len() as u64,
+            discarded: self.dropped + self.revert.len() as u64,
+        }
+    }
+}
+
+impl<M: Medium> Core<M> {
+    /// The records of epochs above the cut.
+    fn read_records(&self, cut: u64) -> Result<BTreeMap<u64, EpochRecord>> {
+        let mut records = BTreeMap::new();
+        for place in 0..RECORDS {
+            let mut line = [0; LINE as usize];
+            let at = record_at(place);
+            self.side.read(at, &mut line)?;
+            let record = EpochRecord::decode(self.seal, at, &line);
+            let sensible = |record: &EpochRecord| {
+                record_at(record.epoch) == at && record.epoch <= MAX_NUMBER && record.len <= MAX_LEN
+            };
+            if let Some(record) = record.filter(sensible).filter(|record| record.epoch >= cut) {
+                records.insert(record.epoch, record);
+            }
+        }
+        Ok(records)
+    }
+
+    /// The entries of epochs above the cut whose headers are whole.
+    fn read_headers(&self, cut: u64) -> Result<Vec<Entry>> {
+        let chunks: Vec<u64> = (0..self.chunks.total()).collect();
+        let bytes = self.chunks.total() * headers_len(self.chunks.units);
+        let read = |chunks: &[u64]| -> Result<Vec<Entry>> {
+            let mut headers = vec![0; headers_len(self.chunks.units) as usize];
+            let mut entries = Vec::new();
+            for &chunk in chunks {
+                self.read_headers_of(chunk, cut, &mut headers, &mut entries)?;
+            }
+            Ok(entries)
+        };
+        Ok(in_parallel(&chunks, bytes, read)?.concat())
+    }
+
+    fn read_headers_of(&self, chunk: u64, cut: u64, headers: &mut [u8], entries: &mut Vec<Entry>) -> Result<()> {
+        let units = self.chunks.units;
+        self.side.read(self.chunks.header_at(chunk * units), headers)?;
+        let (lines, _) = headers.as_chunks::<{ LINE as usize }>();
+        for (index, line) in (0..units).zip(lines) {
+            if epoch_of(line) <= cut {
+                continue;
+            }
+            let unit = chunk * units + index;
+            let Some(header) = Header::decode(self.seal, self.chunks.header_at(unit), line) else { continue };
+            if self.is_sensible(&header, index) {
+                entries.push(Entry { header, unit, check: check_of(line) });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a header, which stands for the unit of this number in its chunk, could have been written.
+    fn is_sensible(&self, header: &Header, index: u64) -> bool {
+        let class_fits = header.class <= self.chunks.top_class() && index + (1 << header.class) <= self.chunks.units;
+        class_fits
+            && header.block.trailing_zeros() >= u32::from(header.class)
+            && header.block <= MAX_LEN / PAGE
+            && u64::from(header.offset) + u64::from(header.len) <= PAGE << header.class
+            && header.epoch <= MAX_NUMBER
+    }
+
+    /// The last epoch that is whole, and all before it.
+    fn last_whole(&self, cut: u64, records: &BTreeMap<u64, EpochRecord>, entries: &[Entry]) -> Result<u64> {
+        let proofs =
+            entries.iter().map(|entry| entry.header.proves).chain(records.values().map(|record| record.proves));
+        let mut last = proofs.fold(cut, u64::max);
+        while let Some(record) = records.get(&(last + 1)) {
+            let whole = match record.digest {
+                None => true,
+                Some(digest) => self.adds_up(last + 1, digest, entries)?,
+            };
+            if !whole {
+                break;
+            }
+            last += 1;
+        }
+        Ok(last)
+    }
+
+    /// Whether everything of an epoch arrived.
+    fn adds_up(&self, epoch: u64, digest: Digest, entries: &[Entry]) -> Result<bool> {
+        let mine: Vec<Entry> = entries.iter().filter(|entry| entry.header.epoch == epoch).copied().collect();
+        let mut sum = Digest::default();
+        mine.iter().for_each(|entry| sum.add(entry.check));
+        if sum != digest {
+            return Ok(false);
+        }
+        let bytes = mine.iter().map(|entry| u64::from(entry.header.len)).sum();
+        let verify = |entries: &[Entry]| -> Result<bool> {
+            let mut image = Vec::new();
+            for entry in entries {
+                if !self.is_whole(entry, &mut image)? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        Ok(in_parallel(&mine, bytes, verify)?.into_iter().all(|whole| whole))
+    }
+
+    /// Whether the bytes of an entry, or under undo those in their place, are those its header was made for.
+    fn is_whole(&self, entry: &Entry, image: &mut Vec<u8>) -> Result<bool> {
+        let header = &entry.header;
+        image.resize(header.len as usize, 0);
+        let expected = match header.kind {
+            Kind::Redo => {
+                self.side.read(self.chunks.bytes_at(entry.unit) + u64::from(header.offset), image)?;
+                header.sum
+            }
+            Kind::Undo => {
+                let offset = header.block * PAGE + u64::from(header.offset);
+                if offset + u64::from(header.len) > self.data.len() {
+                    return Ok(false);
+                }
+                self.data.read(offset, image)?;
+                header.after
+            }
+        };
+        Ok(expected == Some(sum_of(image)))
+    }
+
+    /// Brings the committed bytes home, and back what was not committed.
+    pub(super) fn apply(&self, found: &Found) -> Result<()> {
+        let mut image = Vec::new();
+        for entry in &found.revert {
+            self.read_entry(entry, &mut image)?;
+            // If they did not arrive, nothing was stored in their place.
+            if entry.header.sum == Some(sum_of(&image)) {
+                self.put_home(entry, &image)?;
+            }
+        }
+        let regions: Vec<&[Entry]> = {
+            let top = self.chunks.top_class();
+            found.replay.chunk_by(|one, two| one.header.block >> top == two.header.block >> top).collect()
+        };
+        let bytes = found.replay.iter().map(|entry| u64::from(entry.header.len)).sum();
+        let total = regions.len() as u64;
+        let replay = |regions: &[&[Entry]]| -> Result<()> {
+            let mut image = Vec::new();
+            for (done, region) in regions.iter().enumerate() {
+                for entry in *region {
+                    self.read_entry(entry, &mut image)?;
+                    self.put_home(entry, &image)?;
+                }
+                self.options.report("replaying the log", done as u64, total);
+            }
+            // Of streaming stores a thread vouches for its own.
+            self.medium.order();
+            Ok(())
+        };
+        in_parallel(&regions, bytes, replay).map(drop)
+    }
+
+    fn read_entry(&self, entry: &Entry, image: &mut Vec<u8>) -> Result<()> {
+        image.resize(entry.header.len as usize, 0);
+        self.side.read(self.chunks.bytes_at(entry.unit) + u64::from(entry.header.offset), image)
+    }
+
+    fn put_home(&self, entry: &Entry, image: &[u8]) -> Result<()> {
+        let offset = entry.header.block * PAGE + u64::from(entry.header.offset);
+        // What lies behind the end was cut off, by a later epoch or by a recovery that did not come to its end.
+        let within = (self.data.len().saturating_sub(offset) as usize).min(image.len());
+        if self.class == MediumClass::PersistentMemory {
+            for page in offset / PAGE..(offset + within as u64).div_ceil(PAGE) {
+                if !self.space.knows(page * PAGE) {
+                    self.space.ensure(&self.data, page * PAGE, self.class)?;
+                }
+            }
+        }
+        if within == 0 { Ok(()) } else { self.data.write(offset, &image[..within]) }
+    }
+}
+
+/// Does something with all items, divided among as many threads as there are processors if it is about many bytes.
+fn in_parallel<T: Sync, R: Send>(items: &[T], bytes: u64, go: impl Fn(&[T]) -> Result<R> + Sync) -> Result<Vec<R>> {
+    let threads = if bytes < WORTH_THREADS { 1 } else { available_parallelism().map_or(1, usize::from) };
+    if threads == 1 || items.len() < 2 {
+        return Ok(vec![go(items)?]);
+    }
+    let share = items.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        let go = &go;
+        let started: Vec<_> = items.chunks(share).map(|items| scope.spawn(move || go(items))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<R>>| match thread.join() {
+            Ok(outcome) => outcome,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        started.into_iter().map(join).collect()
+    })
+}

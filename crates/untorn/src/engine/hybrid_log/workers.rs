@@ -1,0 +1,190 @@
+//! The threads that checkpoint while the program goes on. They start when there is first something to do, sleep when there
+//! is not, and are told to stop before the file is closed.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use super::Core;
+use crate::error::{Error, Result};
+use crate::medium::Medium;
+use crate::sys::incarnation;
+use crate::sys::sync::{AtomicU64, Ordering};
+
+/// A checkpoint is due when less than half of the chunks are free.
+fn is_due<M: Medium>(core: &Core<M>) -> bool {
+    2 * core.chunks.available() < core.chunks.total() && core.durable() > core.head.cut.load(Ordering::Relaxed)
+}
+
+/// What a round of checkpointing is about.
+#[derive(Clone, Copy)]
+struct Round {
+    /// Epochs up to this one go home.
+    upto: u64,
+    chunks: u64,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Something is due, or it is time to stop.
+    wake: Condvar,
+    /// A helper is done with its share.
+    done: Condvar,
+    /// 1 while nobody need be woken.
+    awake: AtomicU64,
+    /// The next chunk of the round.
+    next: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    stop: bool,
+    due: bool,
+    round: Option<Round>,
+    /// Helpers at work on the round.
+    helpers: usize,
+    /// What one of them came upon in it.
+    failed: Option<Error>,
+}
+
+/// The threads of one open file.
+pub(super) struct Workers {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    wanted: usize,
+    /// The process whose threads they are.
+    process: u64,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Workers {
+    pub(super) fn new(wanted: usize) -> Self {
+        Workers { shared: Arc::default(), threads: Mutex::default(), wanted, process: incarnation() }
+    }
+
+    /// Sees to it that a checkpoint is made if one is due.
+    #[inline]
+    pub(super) fn wake_if_due<M: Medium>(&self, core: &Arc<Core<M>>) {
+        if self.wanted > 0 && is_due(&**core) && self.shared.awake.swap(1, Ordering::AcqRel) == 0 {
+            self.wake(core);
+        }
+    }
+
+    #[cold]
+    fn wake<M: Medium>(&self, core: &Arc<Core<M>>) {
+        let mut threads = locked(&self.threads);
+        let mut state = locked(&self.shared.state);
+        if state.stop {
+            return;
+        }
+        state.due = true;
+        drop(state);
+        for number in threads.len()..self.wanted {
+            let (shared, theirs) = (Arc::clone(&self.shared), Arc::clone(core));
+            let name = format!("untorn-ckpt-{number}");
+            let work = move || if number == 0 { lead(&shared, &theirs) } else { help(&shared, &theirs) };
+            match std::thread::Builder::new().name(name).spawn(work) {
+                Ok(thread) => threads.push(thread),
+                // Writers that run out of room checkpoint themselves.
+                Err(error) => {
+                    tracing::warn!(path = %core.path().display(), %error, "no thread to checkpoint with");
+                    break;
+                }
+            }
+        }
+        self.shared.wake.notify_all();
+    }
+
+    /// Stops all threads and waits for them.
+    pub(super) fn stop(&self) {
+        // A forked child has no such threads, and perhaps locks that they held.
+        if self.process != incarnation() {
+            return;
+        }
+        locked(&self.shared.state).stop = true;
+        self.shared.wake.notify_all();
+        for thread in locked(&self.threads).drain(..) {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Waits for something that is due, and checkpoints.
+fn lead<M: Medium>(shared: &Shared, core: &Core<M>) {
+    let mut state = locked(&shared.state);
+    let mut failed = false;
+    while !state.stop {
+        if !state.due {
+            shared.awake.store(0, Ordering::Release);
+            // Whoever found it due before that store relied on this thread to find it too.
+            if !failed && is_due(core) {
+                state.due = true;
+                continue;
+            }
+            state = shared.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        }
+        state.due = false;
+        drop(state);
+        let outcome = round(shared, core);
+        failed = outcome.is_err();
+        if let Err(error) = outcome {
+            // Whoever runs out of room meets the same error, and can be told.
+            tracing::warn!(path = %core.path().display(), %error, "cannot checkpoint");
+        }
+        state = locked(&shared.state);
+    }
+}
+
+/// Waits for rounds, and takes a share of each.
+fn help<M: Medium>(shared: &Shared, core: &Core<M>) {
+    let mut state = locked(&shared.state);
+    while !state.stop {
+        let Some(round) = state.round.filter(|round| shared.next.load(Ordering::Relaxed) < round.chunks) else {
+            state = shared.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        state.helpers += 1;
+        drop(state);
+        let shared_in = share(shared, core, round);
+        state = locked(&shared.state);
+        state.failed = shared_in.err().or(state.failed.take());
+        state.helpers -= 1;
+        shared.done.notify_all();
+    }
+}
+
+fn round<M: Medium>(shared: &Shared, core: &Core<M>) -> Result<()> {
+    let _cutting = core.head.cutting.lock(core.relax());
+    core.standing.writable()?;
+    let round = Round { upto: core.durable(), chunks: core.chunks.total() };
+    shared.next.store(0, Ordering::Relaxed);
+    locked(&shared.state).round = Some(round);
+    shared.wake.notify_all();
+    let mine = share(shared, core, round);
+    let mut state = locked(&shared.state);
+    state.round = None;
+    while state.helpers > 0 {
+        state = shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+    }
+    let failed = state.failed.take();
+    drop(state);
+    mine?;
+    failed.map_or(Ok(()), Err)?;
+    core.cut(round.upto)
+}
+
+/// Takes chunks of a round home until there are none.
+fn share<M: Medium>(shared: &Shared, core: &Core<M>, round: Round) -> Result<()> {
+    loop {
+        let chunk = shared.next.fetch_add(1, Ordering::Relaxed);
+        if chunk >= round.chunks {
+            return Ok(());
+        }
+        core.carry_chunk_home(chunk, round.upto)?;
+    }
+}

@@ -1,0 +1,98 @@
+//! Whether an open file may still be used: not after a failed flush, not in a forked child, not for writing if it was
+//! opened for reading.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::error::{Error, Result};
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedBox};
+
+/// The words that every call looks at.
+#[derive(Zeroed)]
+#[repr(C, align(64))]
+struct Words {
+    /// 1 in the process that opened the file; a forked child reads 0.
+    alive: AtomicU64,
+    /// 1 while the file accepts writes.
+    accepts_writes: AtomicU64,
+}
+
+/// The standing of one open file.
+pub(crate) struct Standing {
+    words: ZeroedBox<Words>,
+    path: PathBuf,
+    read_only: bool,
+    poison: OnceLock<String>,
+}
+
+impl Standing {
+    /// That of a file which accepts no writes yet.
+    pub(crate) fn new(path: &Path, read_only: bool) -> std::io::Result<Self> {
+        let words: ZeroedBox<Words> = ZeroedBox::new()?;
+        words.alive.store(1, Ordering::Relaxed);
+        Ok(Standing { words, path: path.to_owned(), read_only, poison: OnceLock::new() })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// From now on writes are accepted.
+    pub(crate) fn accept_writes(&self) {
+        self.words.accepts_writes.store(1, Ordering::Relaxed);
+    }
+
+    /// # Errors
+    /// Why the file accepts no writes.
+    #[inline]
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.words.accepts_writes.load(Ordering::Relaxed) == 0 {
+            return Err(self.refusal());
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn refusal(&self) -> Error {
+        let path = self.path.clone();
+        if !self.is_ours() {
+            Error::Forked { path }
+        } else if self.read_only {
+            Error::ReadOnly { path }
+        } else {
+            Error::Poisoned { path, cause: self.poison.get().cloned().unwrap_or_default() }
+        }
+    }
+
+    /// Whether this is the process that opened the file.
+    fn is_ours(&self) -> bool {
+        self.words.alive.load(Ordering::Relaxed) != 0
+    }
+
+    /// Ends all promises: what was stored last may or may not have reached the medium, so only recovery can tell what the
+    /// file holds. Returns the error that caused it.
+    #[cold]
+    pub(crate) fn poison(&self, error: Error) -> Error {
+        tracing::error!(path = %self.path.display(), %error, "poisoned");
+        // The first cause is the one to report.
+        let _ = self.poison.set(error.to_string());
+        self.words.accepts_writes.store(0, Ordering::Relaxed);
+        error
+    }
+
+    /// The error of a call, which ends all promises if it comes from a lost page.
+    #[cold]
+    pub(crate) fn unless_lost(&self, error: Error) -> Error {
+        if error.is_page_lost() && self.writable().is_ok() { self.poison(error) } else { error }
+    }
+
+    /// The error, or in a forked child the reason behind it.
+    #[cold]
+    pub(crate) fn unless_forked(&self, error: Error) -> Error {
+        if self.is_ours() { error } else { Error::Forked { path: self.path.clone() } }
+    }
+}
