@@ -97,7 +97,7 @@ impl MappedFile {
     /// See [`MediumFile::prefetch`](super::MediumFile::prefetch).
     #[inline(always)]
     pub(super) fn prefetch(&self, offset: u64) {
-        sys::copy::prefetch(self.map.address(offset));
+        sys::copy::prefetch_to_store(self.map.address(offset));
     }
 
     /// [`range`](MappedFile::range) for stores: a file opened for reading takes none, but an empty one.

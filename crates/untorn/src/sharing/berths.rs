@@ -50,6 +50,12 @@ impl<S: BerthState> Berths<S> {
         thread_number() & (self.states.len() - 1)
     }
 
+    /// What this thread's own berth has, whoever holds it.
+    #[inline(always)]
+    pub(crate) fn my_state(&self) -> &S {
+        &self.states[self.home()]
+    }
+
     /// A free berth, this thread's own if it is.
     #[inline(always)]
     pub(crate) fn acquire(&self, relax: impl FnMut(u32)) -> Berth<'_, S> {

@@ -25,7 +25,7 @@ pub(crate) struct PageState {
 /// What a reader must find unchanged after its copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Glimpse {
-    version: u64,
+    word: u64,
     pub(crate) bitmap: u64,
 }
 
@@ -114,7 +114,7 @@ impl PageState {
         if word & PUBLISHING != 0 {
             return None;
         }
-        Some(Glimpse { version: word >> VERSION_SHIFT, bitmap: self.bitmap.load(Ordering::Acquire) })
+        Some(Glimpse { word, bitmap: self.bitmap.load(Ordering::Acquire) })
     }
 
     /// Whether what was copied since the glimpse is what it promised.
@@ -123,7 +123,8 @@ impl PageState {
         // The loads of the copy must not move below the second load of the word.
         fence(Ordering::Acquire);
         let word = self.word.load(Ordering::Relaxed);
-        word & PUBLISHING == 0 && word >> VERSION_SHIFT == glimpse.version
+        // Whether a writer has the lock makes no difference as long as it does not publish.
+        (word ^ glimpse.word) & !LOCKED == 0
     }
 }
 

@@ -20,20 +20,19 @@ const PIECE: usize = 64 << 10;
 impl<M: Medium> Core<M> {
     /// Copies the bytes of an entry to where they belong. The caller has locked its cover, and its epoch is durable.
     pub(super) fn carry_home(&self, link: Link) -> Result<()> {
+        let delta = self.meta(link).delta();
+        let mut image = vec![0; (delta.len() as usize).min(PIECE)];
+        self.carry(link, &mut image)
+    }
+
+    /// The same, by way of a buffer that is not empty.
+    fn carry(&self, link: Link, image: &mut [u8]) -> Result<()> {
         let meta = self.meta(link);
         let delta = meta.delta();
         let from = self.chunks.bytes_at(link.unit()) + u64::from(delta.offset);
         let to = meta.block.load(Ordering::Acquire) * PAGE + u64::from(delta.offset);
         // What lies behind the end of the file was cut off, and is nobody's.
         let len = u64::from(delta.len()).min(self.data.len().saturating_sub(to));
-        let mut small = [0; PAGE as usize];
-        let mut large = Vec::new();
-        let image: &mut [u8] = if len <= PAGE {
-            &mut small
-        } else {
-            large.resize(PIECE, 0);
-            &mut large
-        };
         let mut done = 0;
         while done < len {
             let here = (len - done).min(image.len() as u64);
@@ -62,6 +61,7 @@ impl<M: Medium> Core<M> {
     /// Takes home the entries of a chunk whose epoch is `upto` or before.
     pub(super) fn carry_chunk_home(&self, chunk: u64, upto: u64) -> Result<()> {
         let mut batch: Vec<(u64, Link)> = Vec::with_capacity(BATCH);
+        let mut image = vec![0; PIECE];
         let first = chunk * self.chunks.units;
         let mut unit = first;
         while unit < first + self.chunks.used(chunk) {
@@ -79,24 +79,35 @@ impl<M: Medium> Core<M> {
             let Some(slot) = self.index.get(block).filter(|slot| slot.bitmap() == link.0) else { continue };
             if !slot.try_hold() {
                 // Whoever has it may be waiting for one that this thread holds.
-                self.unlink(&mut batch)?;
+                self.carry_batch(&mut batch, &mut image)?;
                 slot.lock(false, self.relax());
             }
             if slot.bitmap() != link.0 {
                 slot.unlock();
                 continue;
             }
-            if let Err(error) = self.carry_home(link) {
-                slot.unlock();
-                self.unlink(&mut batch)?;
-                return Err(error);
-            }
+            self.data.prefetch(block * PAGE + u64::from(meta.delta().offset));
             batch.push((block, link));
             if batch.len() == BATCH {
-                self.unlink(&mut batch)?;
+                self.carry_batch(&mut batch, &mut image)?;
             }
         }
-        self.unlink(&mut batch)
+        self.carry_batch(&mut batch, &mut image)
+    }
+
+    /// Carries locked covers home, one after the other with no locked instruction in between, and lets go of them.
+    fn carry_batch(&self, batch: &mut Vec<(u64, Link)>, image: &mut [u8]) -> Result<()> {
+        for index in 0..batch.len() {
+            if let Err(error) = self.carry(batch[index].1, image) {
+                let rest = batch.split_off(index);
+                self.unlink(batch)?;
+                for (block, _) in rest {
+                    self.slot(block)?.unlock();
+                }
+                return Err(error);
+            }
+        }
+        self.unlink(batch)
     }
 
     /// Lets go of covers whose bytes were carried home, with nothing left of them in the log.

@@ -238,6 +238,36 @@ impl Chunks {
         Ok(Some(chunk * self.units))
     }
 
+    /// The next unit of the chunk that a lane fills, for its holder, if there is one.
+    #[inline(always)]
+    pub(super) fn take_next(&self, lane: &LaneState, epoch: u64) -> Option<u64> {
+        let chunk = lane.chunk()?;
+        let state = self.states.get(chunk as usize)?;
+        let used = state.used.load(Ordering::Relaxed);
+        if used == self.units {
+            return None;
+        }
+        state.last.store(epoch, Ordering::Relaxed);
+        state.used.store(used + 1, Ordering::Release);
+        Some(chunk * self.units + used)
+    }
+
+    /// The unit that the holder of a lane will probably take next.
+    #[inline(always)]
+    pub(super) fn guess(&self, lane: &LaneState) -> Option<u64> {
+        let chunk = lane.chunk()?;
+        let used = self.states.get(chunk as usize)?.used.load(Ordering::Relaxed);
+        (used < self.units).then(|| chunk * self.units + used)
+    }
+
+    /// Gives back the unit that the holder of the lane took last, of which nothing was said yet.
+    pub(super) fn put_back(&self, lane: &LaneState) {
+        if let Some(chunk) = lane.chunk() {
+            let state = &self.states[chunk as usize];
+            state.used.store(state.used.load(Ordering::Relaxed) - 1, Ordering::Release);
+        }
+    }
+
     /// A free chunk, with space, that is free no longer.
     fn next_chunk<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<Option<u64>> {
         let mut free = lock(&self.free, relax);

@@ -62,6 +62,7 @@ impl<M: Medium> Core<M> {
         }
         let mut digest = Digest::default();
         for lane in lanes {
+            self.write_back(lane.state);
             let part = lane.state.digest();
             digest.count = digest.count.wrapping_add(part.count);
             digest.sum = digest.sum.wrapping_add(part.sum);

@@ -15,12 +15,13 @@ pub(super) struct Link(pub(super) u64);
 
 const UNIT_BITS: u32 = 40;
 const CLASS_BITS: u32 = 8;
-const UNDO: u64 = 1 << 63;
+/// Readers must look into the log.
+const REDO: u64 = 1 << 63;
 
 impl Link {
     pub(super) fn new(unit: u64, class: u8, kind: Kind) -> Link {
-        let undo = if kind == Kind::Undo { UNDO } else { 0 };
-        Link(undo | u64::from(class) << UNIT_BITS | (unit + 1))
+        let redo = if kind == Kind::Redo { REDO } else { 0 };
+        Link(redo | u64::from(class) << UNIT_BITS | (unit + 1))
     }
 
     #[inline]
@@ -31,7 +32,13 @@ impl Link {
     /// Whether a reader must look into the log.
     #[inline]
     pub(super) fn is_redo(self) -> bool {
-        self.0 != 0 && self.0 & UNDO == 0
+        self.0 & REDO != 0
+    }
+
+    /// Whether readers of the block find all of it at home, and need look at no other slot.
+    #[inline(always)]
+    pub(super) fn is_at_home_alone(self) -> bool {
+        self.0 >> UNIT_BITS == 0
     }
 
     pub(super) fn unit(self) -> u64 {
@@ -254,13 +261,16 @@ mod tests {
 
     #[test]
     fn a_link_keeps_what_it_was_made_of() {
-        for (unit, class, kind) in [(0, 0, Kind::Redo), (1 << 39, 9, Kind::Undo), (511, 16, Kind::Redo)] {
+        for (unit, class, kind) in
+            [(0, 0, Kind::Redo), (9, 0, Kind::Undo), (1 << 39, 9, Kind::Undo), (511, 16, Kind::Redo)]
+        {
             let link = Link::new(unit, class, kind);
             assert_eq!((link.unit(), link.class(), link.is_redo()), (unit, class, kind == Kind::Redo));
             assert!(!link.is_none());
+            assert_eq!(link.is_at_home_alone(), kind == Kind::Undo && class == 0);
         }
         assert_eq!(Link::new(3, 4, Kind::Redo).head(35), 32);
-        assert!(Link(0).is_none() && !Link(0).is_redo());
+        assert!(Link(0).is_none() && !Link(0).is_redo() && Link(0).is_at_home_alone());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What each thread at work has of its own: the chunk it fills, and its part of the open epoch's digest.
 
 use super::format::Digest;
+use crate::log::record::LINE;
 use crate::sharing::berths::BerthState;
 use crate::sharing::gate::Gate;
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed};
@@ -19,7 +20,17 @@ pub(super) struct LaneState {
     uncertain: AtomicU64,
     /// Writes in the open epoch.
     writes: AtomicU64,
+    /// Stores through the cache that nobody has written back yet: how many, and of each the first line and the number of
+    /// lines.
+    remembered: AtomicU64,
+    lines: [AtomicU64; REMEMBERED],
 }
+
+/// Stores through the cache that a lane remembers: so many that the wait for their lines is short for each, so few that a
+/// commit has little to write back.
+const REMEMBERED: usize = 32;
+
+const LINES_BITS: u32 = 8;
 
 impl BerthState for LaneState {
     #[inline(always)]
@@ -79,6 +90,29 @@ impl LaneState {
     pub(super) fn remove(&self, check: u64) {
         let Digest { count, sum } = self.digest();
         self.set_digest(Digest { count: count.wrapping_sub(1), sum: sum.wrapping_sub(check) });
+    }
+
+    /// Remembers two stores through the cache, given by offset and length. False if the next two might find no place: then
+    /// all are to be [forgotten](LaneState::forget).
+    #[inline]
+    pub(super) fn remember(&self, stores: [(u64, u64); 2]) -> bool {
+        let count = self.remembered.load(Ordering::Relaxed) as usize;
+        for (place, (offset, len)) in stores.into_iter().enumerate() {
+            let (first, last) = (offset / LINE, (offset + len - 1) / LINE);
+            self.lines[(count + place) % REMEMBERED].store(first << LINES_BITS | (last - first + 1), Ordering::Relaxed);
+        }
+        self.remembered.store(count as u64 + 2, Ordering::Relaxed);
+        count + 2 < REMEMBERED
+    }
+
+    /// Calls `each` with the bytes of every store remembered, and forgets them.
+    pub(super) fn forget(&self, mut each: impl FnMut(u64, u64)) {
+        let count = self.remembered.load(Ordering::Relaxed) as usize;
+        for line in &self.lines[..count.min(REMEMBERED)] {
+            let line = line.load(Ordering::Relaxed);
+            each((line >> LINES_BITS) * LINE, (line & ((1 << LINES_BITS) - 1)) * LINE);
+        }
+        self.remembered.store(0, Ordering::Relaxed);
     }
 
     pub(super) fn set_uncertain(&self) {

@@ -42,6 +42,7 @@ mod read;
 mod recovery;
 mod redo;
 mod resize;
+mod single;
 mod undo;
 mod workers;
 mod write;
@@ -77,6 +78,8 @@ pub(crate) mod barriers {
         EPOCH_DATA = "hybrid-log.epoch.data";
         /// An epoch's record, and with it all that the record certifies, is durable before the commit is acknowledged.
         EPOCH_RECORD = "hybrid-log.epoch.record";
+        /// What was stored to the log through the cache is on its way before the epoch's record is.
+        LOG_LINES = "hybrid-log.lines";
         /// Undo: the bytes that a write replaces are durable in the log before the file is stored to.
         UNDO_ENTRY = "hybrid-log.undo.entry";
         /// What was carried home is durable there before the cut says that the log is not needed for it.

@@ -27,45 +27,39 @@ struct Seen<'a> {
 
 impl<M: Medium> Core<M> {
     /// The common case inline: bytes of one block with nothing in the log.
-    #[inline]
+    #[inline(always)]
     pub(super) fn read_range(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.count_read();
         if offset % PAGE + dst.len() as u64 <= PAGE && self.read_home_block(offset, dst) {
             return Ok(());
         }
+        self.read_any(offset, dst)
+    }
+
+    #[inline(never)]
+    fn read_any(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.read_in_tries(offset, dst).map_err(|error| self.standing.unless_lost(error))
     }
 
     /// Reads bytes of one block if they are at home and stay so; whoever gets false finds out why.
-    #[inline]
+    #[inline(always)]
     fn read_home_block(&self, offset: u64, dst: &mut [u8]) -> bool {
         let resizes = self.head.resizes.load(Ordering::Acquire);
-        let end = offset.wrapping_add(dst.len() as u64);
-        if resizes & 1 != 0 || end > self.len() || end < offset {
+        // The sum overflows only where there is no such block.
+        if resizes & 1 != 0 || offset.wrapping_add(dst.len() as u64) > self.len() {
             return false;
         }
         let block = offset / PAGE;
-        let unmoved = |core: &Self| {
-            // The loads of the copy must not move below this one.
-            fence(Ordering::Acquire);
-            core.head.resizes.load(Ordering::Relaxed) == resizes
-        };
-        match self.index.get(block) {
-            None => self.data.read(offset, dst).is_ok() && self.index.get(block).is_none() && unmoved(self),
-            Some(slot) => {
-                let Some(glimpse) = slot.glimpse() else { return false };
-                let link = Link(glimpse.bitmap);
-                // A cover of several blocks is locked by its first slot.
-                !link.is_redo()
-                    && link.class() == 0
-                    && self.data.read(offset, dst).is_ok()
-                    && slot.holds(glimpse)
-                    && unmoved(self)
-            }
-        }
+        let Some((slot, own)) = self.index.peek(block) else { return false };
+        let Some(glimpse) = slot.glimpse() else { return false };
+        // A cover of several blocks is locked by its first slot, so only a slot that stands for itself will do.
+        Link(glimpse.bitmap).is_at_home_alone()
+            && self.data.read(offset, dst).is_ok()
+            && slot.holds(glimpse)
+            && self.head.resizes.load(Ordering::Relaxed) == resizes
+            && (own || self.index.get(block).is_none())
     }
 
-    #[inline(never)]
     fn read_in_tries(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         for round in 0..TRIES {
             let resizes = self.head.resizes.load(Ordering::Acquire);

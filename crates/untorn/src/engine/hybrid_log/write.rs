@@ -69,6 +69,16 @@ impl<M: Medium> Core<M> {
 
     /// A write that becomes part of the open epoch.
     fn join_epoch(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        if let [piece] = pieces
+            && self.write_single(piece.offset, piece.bytes)?
+        {
+            return Ok(());
+        }
+        self.join_epoch_any(pieces)
+    }
+
+    #[inline(never)]
+    fn join_epoch_any(&self, pieces: &[Piece<'_>]) -> Result<()> {
         for attempt in 0.. {
             let lane = self.lane();
             // The length may have changed on the way here.
