@@ -52,7 +52,7 @@ impl<S: BerthState> Berths<S> {
 
     /// What this thread's own berth has, whoever holds it.
     #[inline(always)]
-    pub(crate) fn my_state(&self) -> &S {
+    pub(crate) fn mine(&self) -> &S {
         &self.states[self.home()]
     }
 

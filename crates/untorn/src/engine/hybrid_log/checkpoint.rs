@@ -1,13 +1,12 @@
 //! Checkpoints: what is committed goes home, and the log becomes free.
 
-use super::chunks::Extent;
+use super::chunks::{Claim, Extent};
 use super::cover::Link;
 use super::format::Kind;
 use super::{Core, barriers};
 use crate::error::Result;
 use crate::medium::{Medium, MediumFile};
 use crate::sharing::gate::lock;
-use crate::sharing::page::PageState;
 use crate::sidecar::PAGE;
 use crate::sys::sync::Ordering;
 
@@ -58,9 +57,11 @@ impl<M: Medium> Core<M> {
         self.cut(upto)
     }
 
-    /// Takes home the entries of a chunk whose epoch is `upto` or before.
+    /// Takes home the entries of a chunk whose epoch is `upto` or before. No lock is taken but a claim on each entry, and
+    /// no slot is looked at.
     pub(super) fn carry_chunk_home(&self, chunk: u64, upto: u64) -> Result<()> {
-        let mut batch: Vec<(u64, Link)> = Vec::with_capacity(BATCH);
+        let mut batch: Vec<Link> = Vec::with_capacity(BATCH);
+        let mut others: Vec<Link> = Vec::new();
         let mut image = vec![0; PIECE];
         let first = chunk * self.chunks.units;
         let mut unit = first;
@@ -75,49 +76,41 @@ impl<M: Medium> Core<M> {
             if kind == Kind::Undo || meta.epoch.load(Ordering::Acquire) > upto {
                 continue;
             }
-            let (block, link) = (meta.block.load(Ordering::Acquire), Link::new(here, class, kind));
-            let Some(slot) = self.index.get(block).filter(|slot| slot.bitmap() == link.0) else { continue };
-            if !slot.try_hold() {
-                // Whoever has it may be waiting for one that this thread holds.
-                self.carry_batch(&mut batch, &mut image)?;
-                slot.lock(false, self.relax());
+            let link = self.redo_link(here, class);
+            match meta.claim() {
+                Claim::Mine => batch.push(link),
+                Claim::Others => others.push(link),
+                Claim::Done => {}
             }
-            if slot.bitmap() != link.0 {
-                slot.unlock();
-                continue;
-            }
-            self.data.prefetch(block * PAGE + u64::from(meta.delta().offset));
-            batch.push((block, link));
             if batch.len() == BATCH {
                 self.carry_batch(&mut batch, &mut image)?;
             }
         }
-        self.carry_batch(&mut batch, &mut image)
+        self.carry_batch(&mut batch, &mut image)?;
+        // Those that a writer has in hand, who needs nothing of this thread.
+        others.into_iter().try_for_each(|link| self.take_home(link))
     }
 
-    /// Carries locked covers home, one after the other with no locked instruction in between, and lets go of them.
-    fn carry_batch(&self, batch: &mut Vec<(u64, Link)>, image: &mut [u8]) -> Result<()> {
-        for index in 0..batch.len() {
-            if let Err(error) = self.carry(batch[index].1, image) {
-                let rest = batch.split_off(index);
-                self.unlink(batch)?;
-                for (block, _) in rest {
-                    self.slot(block)?.unlock();
-                }
-                return Err(error);
-            }
+    /// Carries claimed entries home, one after the other with no locked instruction in between.
+    fn carry_batch(&self, batch: &mut Vec<Link>, image: &mut [u8]) -> Result<()> {
+        for &link in &*batch {
+            let meta = self.meta(link);
+            let offset = u64::from(meta.delta().offset);
+            self.side.prefetch(self.chunks.bytes_at(link.unit()) + offset);
+            self.data.prefetch(meta.block.load(Ordering::Relaxed) * PAGE + offset);
         }
-        self.unlink(batch)
-    }
-
-    /// Lets go of covers whose bytes were carried home, with nothing left of them in the log.
-    fn unlink(&self, batch: &mut Vec<(u64, Link)>) -> Result<()> {
-        if batch.is_empty() {
-            return Ok(());
+        let mut outcome = Ok(());
+        let mut carried = 0;
+        while carried < batch.len() && outcome.is_ok() {
+            outcome = self.carry(batch[carried], image);
+            carried += usize::from(outcome.is_ok());
         }
-        // The bytes are visible at home before the slots say that they are there.
+        // The bytes are visible at home before anybody can find that they are there.
         self.medium.order();
-        batch.drain(..).try_for_each(|(block, link)| self.dissolve(block, link))
+        for (index, link) in batch.drain(..).enumerate() {
+            self.meta(link).settle(index < carried);
+        }
+        outcome
     }
 
     /// Says, durably, that everything up to an epoch is at home, and frees the chunks that need not be kept for it. The
@@ -161,15 +154,19 @@ impl<M: Medium> Core<M> {
         let lane = self.lane();
         let slot = self.slot(head)?;
         slot.lock(false, self.relax());
-        if slot.bitmap() != link.0 || self.meta(link).epoch.load(Ordering::Acquire) > self.durable() {
+        let live = self.live(link, head);
+        if slot.bitmap() != link.0 || live.is_some_and(|meta| meta.epoch.load(Ordering::Acquire) > self.durable()) {
             slot.unlock();
             return Ok(());
         }
-        if let Err(error) = self.carry_home(link) {
+        if live.is_some()
+            && let Err(error) = self.take_home(link)
+        {
             slot.unlock();
             return Err(error);
         }
-        self.unlink(&mut vec![(head, link)])?;
+        // So that reads look no further than the slot.
+        self.dissolve(head, link)?;
         drop(lane);
         Ok(())
     }
@@ -180,10 +177,7 @@ impl<M: Medium> Core<M> {
             let first = chunk * self.chunks.units;
             for unit in first..first + self.chunks.used(chunk) {
                 let meta = &self.chunks.metas[unit as usize];
-                let Some((Kind::Redo, class)) = meta.what() else { continue };
-                let link = Link::new(unit, class, Kind::Redo);
-                let block = meta.block.load(Ordering::Acquire);
-                if self.index.get(block).map(PageState::bitmap) == Some(link.0) {
+                if meta.is_live() {
                     each(meta.delta());
                 }
             }

@@ -31,7 +31,7 @@ pub(super) struct Meta {
     delta: AtomicU64,
     /// Undo: the bytes of the cover that entries of the epoch hold, this one's and others'.
     hull: AtomicU64,
-    /// Class, kind and whether there is an entry at all.
+    /// Class, kind, whether there is an entry at all, and how far it is on its way home.
     what: AtomicU64,
     /// The check of its header.
     pub(super) check: AtomicU64,
@@ -69,6 +69,21 @@ impl Extent {
 
 const TAKEN: u64 = 1 << 8;
 const UNDO: u64 = 1 << 9;
+/// Somebody carries it home.
+const CARRIED: u64 = 1 << 10;
+/// It is at home.
+const GONE: u64 = 1 << 11;
+
+/// Whose business it is to carry an entry home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// The caller's, who then says [how it came out](Meta::settle).
+    Mine,
+    /// Somebody else's, who is at it.
+    Others,
+    /// Nobody's any more.
+    Done,
+}
 
 impl Meta {
     /// Describes a new entry. The epoch comes last: whoever finds it finds the rest.
@@ -103,6 +118,30 @@ impl Meta {
         self.hull.store(hull.pack(), Ordering::Relaxed);
     }
 
+    /// Claims a redo entry, to carry it home. Of several who want to, one gets it.
+    pub(super) fn claim(&self) -> Claim {
+        let what = self.what.load(Ordering::Acquire);
+        if what & (TAKEN | GONE) != TAKEN {
+            return Claim::Done;
+        }
+        let free = what & CARRIED == 0;
+        if free && self.what.compare_exchange(what, what | CARRIED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            return Claim::Mine;
+        }
+        Claim::Others
+    }
+
+    /// Says of a claimed entry whether it is at home now, where everybody can see it.
+    pub(super) fn settle(&self, at_home: bool) {
+        let what = self.what.load(Ordering::Relaxed) & !CARRIED;
+        self.what.store(if at_home { what | GONE } else { what }, Ordering::Release);
+    }
+
+    /// Whether there is an entry that readers must look at.
+    pub(super) fn is_live(&self) -> bool {
+        self.what.load(Ordering::Acquire) & (TAKEN | UNDO | GONE) == TAKEN
+    }
+
     /// Kind and class; `None` if there is no entry.
     pub(super) fn what(&self) -> Option<(Kind, u8)> {
         let what = self.what.load(Ordering::Acquire);
@@ -125,6 +164,9 @@ struct ChunkState {
     hollow: AtomicU64,
 }
 
+/// Bits of the number that tells how often a chunk was used, as links know it.
+const LAP_BITS: u32 = 16;
+
 struct Free {
     chunks: VecDeque<u64>,
     total: u64,
@@ -138,6 +180,8 @@ pub(super) struct Chunks {
     pub(super) units: u64,
     pub(super) metas: ZeroedArray<Meta>,
     states: ZeroedArray<ChunkState>,
+    /// How often each chunk was begun anew. Apart from its state, for all threads read it.
+    laps: ZeroedArray<AtomicU64>,
     free: Mutex<Free>,
     /// As in `free`, to be read without it.
     total: AtomicU64,
@@ -163,6 +207,7 @@ impl Chunks {
             units,
             metas: ZeroedArray::reserve((most * units) as usize)?,
             states,
+            laps: ZeroedArray::reserve(most as usize)?,
             free: Mutex::new(Free { chunks: (0..total).collect(), total }),
             total: AtomicU64::new(total),
             available: AtomicU64::new(total),
@@ -195,6 +240,12 @@ impl Chunks {
     #[inline]
     pub(super) fn bytes_at(&self, unit: u64) -> u64 {
         self.at + unit / self.units * chunk_len(self.units) + headers_len(self.units) + unit % self.units * PAGE
+    }
+
+    /// How often the chunk of a unit was begun anew, as far as a link knows it.
+    #[inline(always)]
+    pub(super) fn lap(&self, unit: u64) -> u64 {
+        self.laps.get((unit / self.units) as usize).map_or(0, |lap| lap.load(Ordering::Acquire)) & ((1 << LAP_BITS) - 1)
     }
 
     /// Units handed out of a chunk so far.
@@ -230,6 +281,9 @@ impl Chunks {
         let Some(chunk) = self.next_chunk(side, relax)? else { return Ok(None) };
         let state = &self.states[chunk as usize];
         let first = (chunk * self.units) as usize;
+        // Whoever still holds a link to what was here finds that it is gone, before anything is stored over it: a locked
+        // instruction lies in between.
+        self.laps[chunk as usize].fetch_add(1, Ordering::AcqRel);
         self.metas[first..first + self.units as usize].iter().for_each(Meta::clear);
         state.held.store(1, Ordering::Relaxed);
         state.last.store(epoch, Ordering::Relaxed);

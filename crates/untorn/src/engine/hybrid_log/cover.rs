@@ -1,7 +1,7 @@
 //! Locking what an operation touches, cover by cover, in ascending order.
 
 use super::Core;
-use super::chunks::{Extent, Meta};
+use super::chunks::{Claim, Extent, Meta};
 use super::format::Kind;
 use crate::error::{Error, Result};
 use crate::medium::Medium;
@@ -10,18 +10,24 @@ use crate::sidecar::PAGE;
 use crate::sys::sync::Ordering;
 
 /// What a slot says of its block: an entry in the log, by its first unit. 0 is none.
+///
+/// A link is not taken back when its entry has gone home: it is stale then, which the entry's [`Meta`] tells, and mostly
+/// already the number that says how often the entry's chunk was used. So a checkpoint stores to no slot, and threads
+/// that write and threads that checkpoint do not take each other's cache lines away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link(pub(super) u64);
 
 const UNIT_BITS: u32 = 40;
-const CLASS_BITS: u32 = 8;
-/// Readers must look into the log.
+const CLASS_BITS: u32 = 7;
+const LAP: u32 = UNIT_BITS + CLASS_BITS;
+/// Readers must look into the log, unless it is stale.
 const REDO: u64 = 1 << 63;
 
 impl Link {
-    pub(super) fn new(unit: u64, class: u8, kind: Kind) -> Link {
+    /// `lap` is 0 for undo.
+    pub(super) fn new(unit: u64, class: u8, lap: u64, kind: Kind) -> Link {
         let redo = if kind == Kind::Redo { REDO } else { 0 };
-        Link(redo | u64::from(class) << UNIT_BITS | (unit + 1))
+        Link(redo | lap << LAP | u64::from(class) << UNIT_BITS | (unit + 1))
     }
 
     #[inline]
@@ -49,6 +55,10 @@ impl Link {
     #[inline]
     pub(super) fn class(self) -> u8 {
         (self.0 >> UNIT_BITS & ((1 << CLASS_BITS) - 1)) as u8
+    }
+
+    fn lap(self) -> u64 {
+        (self.0 & !REDO) >> LAP
     }
 
     /// The first block of the cover that has `block`.
@@ -134,6 +144,23 @@ impl<M: Medium> Core<M> {
         &self.chunks.metas[link.unit() as usize]
     }
 
+    /// The link of a new redo entry.
+    pub(super) fn redo_link(&self, unit: u64, class: u8) -> Link {
+        Link::new(unit, class, self.chunks.lap(unit), Kind::Redo)
+    }
+
+    /// The entry that a redo link of the cover at `head` names; `None` if it is stale, and the bytes are at home.
+    #[inline]
+    pub(super) fn live(&self, link: Link, head: u64) -> Option<&Meta> {
+        if self.chunks.lap(link.unit()) != link.lap() {
+            return None;
+        }
+        let meta = self.meta(link);
+        // The lap counts round. If the entry is another's, or this cover's own of another time, it shows: its own would
+        // have replaced the link.
+        (meta.is_live() && meta.block.load(Ordering::Acquire) == head).then_some(meta)
+    }
+
     /// The link of a slot.
     fn link(slot: &PageState) -> Link {
         Link(slot.bitmap())
@@ -162,29 +189,59 @@ impl<M: Medium> Core<M> {
                 first.unlock();
                 continue;
             }
-            let meta = self.meta(link);
-            let epoch = meta.epoch.load(Ordering::Acquire);
-            let current = meta.what().is_some() && meta.block.load(Ordering::Acquire) == head;
-            if current && epoch == self.epoch() {
-                return Ok(Cover { head, class: link.class(), logged: Logged::Open(link) });
-            }
-            if link.is_redo() && epoch > self.durable() {
-                first.unlock();
-                return Err(Hindrance::NotDurable(epoch));
-            }
-            if link.is_redo()
-                && let Err(error) = self.carry_home(link)
-            {
-                first.unlock();
-                return Err(error.into());
+            match self.open_entry(head, link) {
+                Ok(true) => return Ok(Cover { head, class: link.class(), logged: Logged::Open(link) }),
+                Ok(false) => {}
+                Err(hindrance) => {
+                    first.unlock();
+                    return Err(hindrance);
+                }
             }
             if link.class() == 0 && class == 0 {
-                // The new entry takes the old one's place; until it does, the old one stays right.
+                // The new entry takes the old one's place.
                 return Ok(Cover { head, class, logged: Logged::Nothing });
             }
-            // What was carried home must be visible there before the slots say so.
-            self.medium.order();
             self.dissolve(head, link)?;
+        }
+    }
+
+    /// Whether the link of a locked cover names an entry of the open epoch. If not, nothing is left in the log for it
+    /// then.
+    fn open_entry(&self, head: u64, link: Link) -> std::result::Result<bool, Hindrance> {
+        if !link.is_redo() {
+            let meta = self.meta(link);
+            let undo = meta.what() == Some((Kind::Undo, link.class())) && meta.block.load(Ordering::Acquire) == head;
+            return Ok(undo && meta.epoch.load(Ordering::Acquire) == self.epoch());
+        }
+        let Some(meta) = self.live(link, head) else { return Ok(false) };
+        let epoch = meta.epoch.load(Ordering::Acquire);
+        if epoch == self.epoch() {
+            return Ok(true);
+        }
+        if epoch > self.durable() {
+            return Err(Hindrance::NotDurable(epoch));
+        }
+        self.take_home(link)?;
+        Ok(false)
+    }
+
+    /// Carries the entry of a locked cover home, or waits for whoever is at it. Its epoch is durable.
+    pub(super) fn take_home(&self, link: Link) -> Result<()> {
+        let meta = self.meta(link);
+        let mut round = 0;
+        loop {
+            match meta.claim() {
+                Claim::Done => return Ok(()),
+                Claim::Mine => {
+                    let carried = self.carry_home(link);
+                    // The bytes are visible at home before anybody can find that they are there.
+                    self.medium.order();
+                    meta.settle(carried.is_ok());
+                    return carried;
+                }
+                Claim::Others => self.medium.relax(round),
+            }
+            round = round.saturating_add(1);
         }
     }
 
@@ -261,15 +318,15 @@ mod tests {
 
     #[test]
     fn a_link_keeps_what_it_was_made_of() {
-        for (unit, class, kind) in
-            [(0, 0, Kind::Redo), (9, 0, Kind::Undo), (1 << 39, 9, Kind::Undo), (511, 16, Kind::Redo)]
-        {
-            let link = Link::new(unit, class, kind);
-            assert_eq!((link.unit(), link.class(), link.is_redo()), (unit, class, kind == Kind::Redo));
-            assert!(!link.is_none());
+        let links =
+            [(0, 0, 0, Kind::Redo), (9, 0, 0, Kind::Undo), (1 << 39, 9, 0, Kind::Undo), (511, 16, 65_535, Kind::Redo)];
+        for (unit, class, lap, kind) in links {
+            let link = Link::new(unit, class, lap, kind);
+            assert_eq!((link.unit(), link.class(), link.lap()), (unit, class, lap));
+            assert_eq!((link.is_redo(), link.is_none()), (kind == Kind::Redo, false));
             assert_eq!(link.is_at_home_alone(), kind == Kind::Undo && class == 0);
         }
-        assert_eq!(Link::new(3, 4, Kind::Redo).head(35), 32);
+        assert_eq!(Link::new(3, 4, 1, Kind::Redo).head(35), 32);
         assert!(Link(0).is_none() && !Link(0).is_redo() && Link(0).is_at_home_alone());
     }
 

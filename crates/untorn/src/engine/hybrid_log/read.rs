@@ -1,6 +1,7 @@
 //! Reading: the file, and over it what the log has. A read takes no lock, no fence and no memory.
 
 use super::Core;
+use super::chunks::Meta;
 use super::cover::Link;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, MediumFile};
@@ -21,7 +22,10 @@ struct Seen<'a> {
     /// The slot that stands for the cover; `None` if nothing was ever written near.
     slot: Option<&'a PageState>,
     glimpse: Glimpse,
-    /// The byte of the file behind the cover.
+    /// The entry to lay over the file, and its epoch.
+    entry: Option<(&'a Meta, u64)>,
+    /// The bytes of the file that the cover is.
+    start: u64,
     end: u64,
 }
 
@@ -105,56 +109,76 @@ impl<M: Medium> Core<M> {
         let mut at = offset;
         for seen in seen[..count].iter().flatten() {
             let here = seen.end.min(end);
-            self.gather(Link(seen.glimpse.bitmap), at, &mut dst[(at - offset) as usize..(here - offset) as usize])?;
+            self.gather(seen, at, &mut dst[(at - offset) as usize..(here - offset) as usize])?;
             at = here;
         }
-        let mut at = offset;
+        // The loads of the copies must not move below the second looks.
+        fence(Ordering::Acquire);
         let holds = |seen: &Seen<'_>| {
-            let block = std::mem::replace(&mut at, seen.end) / PAGE;
-            match seen.slot {
+            let slot_holds = match seen.slot {
                 Some(slot) => slot.holds(seen.glimpse),
-                None => self.index.get(block).is_none(),
-            }
+                None => self.index.get(seen.start / PAGE).is_none(),
+            };
+            // Before the log is used for something else, its old use is forgotten.
+            let same =
+                |(meta, epoch): (&Meta, u64)| meta.what().is_some() && meta.epoch.load(Ordering::Relaxed) == epoch;
+            slot_holds && seen.entry.is_none_or(same)
         };
-        Ok(seen[..count].iter().flatten().all(holds))
+        let hold = seen[..count].iter().flatten().all(holds);
+        if let ([Some(seen)], true) = (&seen[..count], hold) {
+            self.forget_stale(seen);
+        }
+        Ok(hold)
+    }
+
+    /// Takes back the link of a block whose entry has gone home, so that the next reader need not look so far.
+    fn forget_stale(&self, seen: &Seen<'_>) {
+        let link = Link(seen.glimpse.bitmap);
+        let Some(slot) = seen.slot.filter(|_| link.is_redo() && link.class() == 0) else { return };
+        let stale = || slot.bitmap() == link.0 && self.live(link, seen.start / PAGE).is_none();
+        if stale() && slot.try_hold() {
+            if stale() { slot.publish(0, slot.version() + 1) } else { slot.unlock() }
+        }
     }
 
     /// What to go by for the cover of a block; `None` while it is being changed.
     fn look(&self, block: u64) -> Option<Seen<'_>> {
-        let Some(slot) = self.index.get(block) else {
-            return Some(Seen { slot: None, glimpse: Glimpse::default(), end: (block + 1) * PAGE });
-        };
-        let glimpse = slot.glimpse()?;
-        let link = Link(glimpse.bitmap);
-        if link.class() == 0 {
-            return Some(Seen { slot: Some(slot), glimpse, end: (block + 1) * PAGE });
-        }
+        let alone = |slot, glimpse| Seen { slot, glimpse, entry: None, start: block * PAGE, end: (block + 1) * PAGE };
+        let Some(slot) = self.index.get(block) else { return Some(alone(None, Glimpse::default())) };
+        let mut seen = alone(Some(slot), slot.glimpse()?);
+        let link = Link(seen.glimpse.bitmap);
         let head = link.head(block);
-        let first = self.index.get(head)?;
-        let glimpse = first.glimpse()?;
-        let end = (head + (1 << link.class())) * PAGE;
-        (Link(glimpse.bitmap) == link).then_some(Seen { slot: Some(first), glimpse, end })
+        if link.class() > 0 {
+            let first = self.index.get(head)?;
+            let (start, end) = (head * PAGE, (head + (1 << link.class())) * PAGE);
+            seen = Seen { slot: Some(first), glimpse: first.glimpse()?, entry: None, start, end };
+            if Link(seen.glimpse.bitmap) != link {
+                return None;
+            }
+        }
+        if link.is_redo() {
+            seen.entry = self.live(link, head).map(|meta| (meta, meta.epoch.load(Ordering::Acquire)));
+        }
+        Some(seen)
     }
 
     /// Copies bytes of one cover: what its entry has from there, the rest from home.
-    fn gather(&self, link: Link, offset: u64, dst: &mut [u8]) -> Result<()> {
-        if !link.is_redo() {
-            return self.data.read(offset, dst);
-        }
-        let start = link.head(offset / PAGE) * PAGE;
-        let delta = self.meta(link).delta();
+    fn gather(&self, seen: &Seen<'_>, offset: u64, dst: &mut [u8]) -> Result<()> {
+        let Some((meta, _)) = seen.entry else { return self.data.read(offset, dst) };
+        let unit = Link(seen.glimpse.bitmap).unit();
+        let delta = meta.delta();
         let (end, len) = (offset + dst.len() as u64, dst.len());
         // The log's part, in bytes of `dst`. While the entry is being given up the delta may be another's; nobody
         // believes the bytes then, but they must be somewhere.
-        let from = (start + u64::from(delta.offset)).clamp(offset, end) - offset;
-        let to = (start + u64::from(delta.end)).clamp(offset + from, end) - offset;
+        let from = (seen.start + u64::from(delta.offset)).clamp(offset, end) - offset;
+        let to = (seen.start + u64::from(delta.end)).clamp(offset + from, end) - offset;
         let (before, rest) = dst.split_at_mut(from as usize);
         let (logged, after) = rest.split_at_mut((to - from) as usize);
         if !before.is_empty() {
             self.data.read(offset, before)?;
         }
         if !logged.is_empty() {
-            self.side.read(self.chunks.bytes_at(link.unit()) + (offset + from - start), logged)?;
+            self.side.read(self.chunks.bytes_at(unit) + (offset + from - seen.start), logged)?;
         }
         if to < len as u64 { self.data.read(offset + to, after) } else { Ok(()) }
     }
@@ -173,7 +197,7 @@ impl<M: Medium> Core<M> {
             let here = behind.min(end);
             let part = &mut dst[(at - offset) as usize..(here - offset) as usize];
             if outcome.is_ok() {
-                outcome = self.gather(Link(self.slot(at / PAGE)?.bitmap()), at, part);
+                outcome = self.read_held(at, part);
             }
             at = behind;
         }
@@ -186,6 +210,21 @@ impl<M: Medium> Core<M> {
             at = (head + (1 << link.class())) * PAGE;
         }
         outcome
+    }
+
+    /// Reads bytes of one cover whose lock is held: its entry may go home, but nothing takes its place.
+    fn read_held(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        loop {
+            let Some(seen) = self.look(offset / PAGE) else { continue };
+            self.gather(&seen, offset, dst)?;
+            fence(Ordering::Acquire);
+            if seen
+                .entry
+                .is_none_or(|(meta, epoch)| meta.what().is_some() && meta.epoch.load(Ordering::Relaxed) == epoch)
+            {
+                return Ok(());
+            }
+        }
     }
 
     /// Locks the cover of a block. Returns where it ends; `None` if it changed meanwhile.

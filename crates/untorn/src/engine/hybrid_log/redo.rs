@@ -27,7 +27,7 @@ impl<M: Medium> Core<M> {
             links.push(match cover.logged {
                 Logged::Open(link) => link,
                 Logged::Nothing => match self.take_entry(lane, cover.class)? {
-                    Some(unit) => Link::new(unit, cover.class, Kind::Redo),
+                    Some(unit) => self.redo_link(unit, cover.class),
                     None => return Ok(None),
                 },
             });

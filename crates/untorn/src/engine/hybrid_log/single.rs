@@ -10,6 +10,7 @@ use crate::engine::check_range;
 use crate::error::Result;
 use crate::medium::{Medium, MediumClass, MediumFile};
 use crate::sidecar::PAGE;
+use crate::sys::copy::foresee;
 
 /// Bytes up to which a write goes through the cache. Its lines are written back later, many at once: the locked
 /// instruction with which the next write begins would wait for streaming stores to drain, which takes longer than such a
@@ -26,11 +27,14 @@ impl<M: Medium> Core<M> {
             return Ok(false);
         }
         let Some(slot) = self.index.get(block) else { return Ok(false) };
-        crate::sys::copy::prefetch_to_store(std::ptr::from_ref(slot).cast());
-        if let Some(unit) = self.chunks.guess(self.lanes.my_state()) {
-            self.side.prefetch(self.chunks.header_at(unit));
-            self.side.prefetch(self.chunks.bytes_at(unit) + from);
-            crate::sys::copy::prefetch_to_store(std::ptr::from_ref(&self.chunks.metas[unit as usize]).cast());
+        // What will be stored to takes long to get hold of, so it is asked for before the first lock.
+        foresee(slot);
+        if let Some(unit) = self.chunks.guess(self.lanes.mine()) {
+            foresee(&self.chunks.metas[unit as usize]);
+            if bytes.len() <= SMALL {
+                self.side.prefetch(self.chunks.header_at(unit));
+                self.side.prefetch(self.chunks.bytes_at(unit) + from);
+            }
         }
         let lane = self.lane();
         check_range(self.path(), offset, bytes.len() as u64, self.len())?;
@@ -42,7 +46,7 @@ impl<M: Medium> Core<M> {
         let Some(unit) = self.chunks.take_next(lane.state, self.epoch()) else { return Ok(false) };
         slot.lock(true, self.relax());
         let link = Link(slot.bitmap());
-        if !link.is_none() {
+        if !self.is_free(link, block) {
             slot.unlock();
             self.chunks.put_back(lane.state);
             return Ok(false);
@@ -53,9 +57,16 @@ impl<M: Medium> Core<M> {
             slot.unlock_disturbed();
             return Err(self.standing.poison(error));
         }
-        slot.publish(Link::new(unit, 0, Kind::Redo).0, slot.version() + 1);
+        slot.publish(self.redo_link(unit, 0).0, slot.version() + 1);
         lane.state.count_write();
         Ok(true)
+    }
+
+    /// Whether a new entry can take the place of what a block's link names.
+    #[inline(always)]
+    fn is_free(&self, link: Link, block: u64) -> bool {
+        // Under redo no undo entry is of use any more.
+        link.is_at_home_alone() || link.is_redo() && link.class() == 0 && self.live(link, block).is_none()
     }
 
     #[inline(always)]

@@ -59,7 +59,7 @@ impl<M: Medium> Core<M> {
             let Some(unit) = self.take_entry(lane, cover.class)? else { return Ok(None) };
             let after = self.certifies().then(|| sum_of(part.bytes));
             old.push(OldBytes { cover: index, extent: part.extent, unit, after });
-            link = Some(Link::new(unit, cover.class, Kind::Undo));
+            link = Some(Link::new(unit, cover.class, 0, Kind::Undo));
             hull = Some(part.extent);
         }
         for part in parts {

@@ -104,6 +104,12 @@ pub(crate) fn prefetch_to_store(address: *const u8) {
     let _ = address;
 }
 
+/// Asks the CPU for the line of a value that will be stored to.
+#[inline(always)]
+pub(crate) fn foresee<T>(value: &T) {
+    prefetch_to_store(ptr::from_ref(value).cast());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
