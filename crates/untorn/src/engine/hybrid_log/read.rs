@@ -15,6 +15,15 @@ const TRIES: u32 = 64;
 const FEW: usize = 16;
 const MANY: usize = 512;
 
+/// How an optimistic try came out.
+enum Try {
+    Whole,
+    /// A writer got in between.
+    Disturbed,
+    /// There are more covers than it can keep glimpses of, and there will be at the next try.
+    TooLong,
+}
+
 /// What a reader goes by for some bytes.
 #[derive(Clone, Copy)]
 struct Seen<'a> {
@@ -51,7 +60,12 @@ impl<M: Medium> Core<M> {
             core.head.resizes.load(Ordering::Relaxed) == resizes
         };
         match self.index.get(block) {
-            None => self.data.read(offset, dst).is_ok() && self.index.get(block).is_none() && unmoved(self),
+            None => {
+                let read = self.data.read(offset, dst).is_ok();
+                // The loads of the copy must not move below the look-up either: who made a slot stores next.
+                fence(Ordering::Acquire);
+                read && self.index.get(block).is_none() && unmoved(self)
+            }
             Some(slot) => {
                 let Some(glimpse) = slot.glimpse() else { return false };
                 let link = Link(glimpse.bitmap);
@@ -73,10 +87,16 @@ impl<M: Medium> Core<M> {
             if offset.checked_add(dst.len() as u64).is_none_or(|end| end > len) {
                 return Err(self.out_of_range(offset, dst.len() as u64, len));
             }
-            if resizes.is_multiple_of(2) && self.read_once(offset, dst)? {
-                fence(Ordering::Acquire);
-                if self.head.resizes.load(Ordering::Relaxed) == resizes {
-                    return Ok(());
+            if resizes.is_multiple_of(2) {
+                match self.read_once(offset, dst)? {
+                    Try::Whole => {
+                        fence(Ordering::Acquire);
+                        if self.head.resizes.load(Ordering::Relaxed) == resizes {
+                            return Ok(());
+                        }
+                    }
+                    Try::Disturbed => {}
+                    Try::TooLong => break,
                 }
             }
             self.medium.relax(round);
@@ -89,8 +109,7 @@ impl<M: Medium> Core<M> {
         self.standing.unless_forked(Error::OutOfRange { path: self.path().to_owned(), offset, len, file_len })
     }
 
-    /// One optimistic try; false if a writer got in between, or if there are too many covers to remember.
-    fn read_once(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+    fn read_once(&self, offset: u64, dst: &mut [u8]) -> Result<Try> {
         match ((offset % PAGE + dst.len() as u64).div_ceil(PAGE)) as usize {
             0..=FEW => self.read_covers(offset, dst, &mut [None; FEW]),
             _ => self.read_covers(offset, dst, &mut [None; MANY]),
@@ -98,13 +117,13 @@ impl<M: Medium> Core<M> {
     }
 
     /// All glimpses are taken before the first copy and checked after the last, so all bytes are of one instant.
-    fn read_covers<'a>(&'a self, offset: u64, dst: &mut [u8], seen: &mut [Option<Seen<'a>>]) -> Result<bool> {
+    fn read_covers<'a>(&'a self, offset: u64, dst: &mut [u8], seen: &mut [Option<Seen<'a>>]) -> Result<Try> {
         let end = offset + dst.len() as u64;
         let (mut at, mut count) = (offset, 0);
         while at < end {
-            let Some(room) = seen.get_mut(count) else { return Ok(false) };
+            let Some(room) = seen.get_mut(count) else { return Ok(Try::TooLong) };
             *room = self.look(at / PAGE);
-            let Some(Seen { end, .. }) = room else { return Ok(false) };
+            let Some(Seen { end, .. }) = room else { return Ok(Try::Disturbed) };
             at = *end;
             count += 1;
         }
@@ -122,7 +141,10 @@ impl<M: Medium> Core<M> {
                 None => self.index.get(block).is_none(),
             }
         };
-        Ok(seen[..count].iter().flatten().all(holds))
+        // The loads of the copy must not move below those that say that nothing changed; where there was no slot, none
+        // does it by itself.
+        fence(Ordering::Acquire);
+        Ok(if seen[..count].iter().flatten().all(holds) { Try::Whole } else { Try::Disturbed })
     }
 
     /// What to go by for the cover of a block; `None` while it is being changed.
@@ -172,10 +194,16 @@ impl<M: Medium> Core<M> {
         let _lane = self.lane();
         self.check(offset, dst.len() as u64)?;
         let end = offset + dst.len() as u64;
-        let mut outcome = Ok(());
+        let (mut outcome, mut round) = (Ok(()), 0);
         let mut at = offset;
         while at < end {
-            let Some(behind) = self.lock_to_read(at / PAGE)? else { continue };
+            // Those below are locked.
+            let floor = if at == offset { 0 } else { at / PAGE };
+            let Some(behind) = self.lock_to_read(at / PAGE, floor)? else {
+                self.medium.relax(round);
+                round = round.saturating_add(1);
+                continue;
+            };
             let here = behind.min(end);
             let part = &mut dst[(at - offset) as usize..(here - offset) as usize];
             if outcome.is_ok() {
@@ -194,11 +222,15 @@ impl<M: Medium> Core<M> {
         outcome
     }
 
-    /// Locks the cover of a block. Returns where it ends; `None` if it changed meanwhile.
-    fn lock_to_read(&self, block: u64) -> Result<Option<u64>> {
+    /// Locks the cover of a block. Returns where it ends; `None` if it changed meanwhile, or is coming apart and begins
+    /// below `floor`, where slots are locked already.
+    fn lock_to_read(&self, block: u64, floor: u64) -> Result<Option<u64>> {
         let slot = self.slot(block)?;
         let link = Link(slot.bitmap());
         let head = link.head(block);
+        if head < floor {
+            return Ok(None);
+        }
         let first = self.slot(head)?;
         first.lock(false, self.relax());
         if Link(slot.bitmap()) == link && Link(first.bitmap()) == link {
