@@ -82,7 +82,9 @@ impl<M: Medium> Core<M> {
                 self.unlink(&mut batch)?;
                 slot.lock(false, self.relax());
             }
-            if slot.bitmap() != link.0 {
+            // Only under the lock is the epoch certain: what was seen of it above may be that of an entry which stood here
+            // before, while the new one was being described.
+            if slot.bitmap() != link.0 || meta.epoch.load(Ordering::Acquire) > upto {
                 slot.unlock();
                 continue;
             }
