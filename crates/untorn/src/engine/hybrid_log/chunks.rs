@@ -8,7 +8,6 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Mutex;
 
-use super::barriers;
 use super::format::Kind;
 use super::lanes::LaneState;
 use crate::error::{Error, Result};
@@ -86,15 +85,15 @@ pub(super) enum Claim {
 }
 
 impl Meta {
-    /// Describes a new entry. The epoch comes last: whoever finds it finds the rest.
+    /// Describes a new entry. That there is one comes last: whoever finds it finds the rest.
     pub(super) fn set(&self, epoch: u64, block: u64, kind: Kind, class: u8, delta: Extent, check: u64) {
         self.block.store(block, Ordering::Relaxed);
         self.set_delta(delta);
         self.set_hull(delta);
-        let kind = if kind == Kind::Undo { UNDO } else { 0 };
-        self.what.store(TAKEN | kind | u64::from(class), Ordering::Relaxed);
         self.check.store(check, Ordering::Relaxed);
-        self.epoch.store(epoch, Ordering::Release);
+        self.epoch.store(epoch, Ordering::Relaxed);
+        let kind = if kind == Kind::Undo { UNDO } else { 0 };
+        self.what.store(TAKEN | kind | u64::from(class), Ordering::Release);
     }
 
     /// Says that there is no entry, nor was one.
@@ -254,7 +253,7 @@ impl Chunks {
     }
 
     /// Room for an entry of `1 << class` units, for the holder of a lane, from the chunk that the lane fills or from the
-    /// next; `None` if no chunk is free.
+    /// next; `None` if no chunk is free, nor one that other lanes let go of with room left.
     ///
     /// # Errors
     /// What giving a chunk its space back comes upon.
@@ -264,7 +263,7 @@ impl Chunks {
         side: &F,
         class: u8,
         epoch: u64,
-        relax: impl FnMut(u32),
+        mut relax: impl FnMut(u32),
     ) -> Result<Option<u64>> {
         let wanted = 1 << class;
         if let Some(chunk) = lane.chunk() {
@@ -278,7 +277,7 @@ impl Chunks {
             lane.set_chunk(None);
             state.held.store(0, Ordering::Release);
         }
-        let Some(chunk) = self.next_chunk(side, relax)? else { return Ok(None) };
+        let Some(chunk) = self.next_chunk(side, &mut relax)? else { return Ok(self.adopt(lane, wanted, epoch, relax)) };
         let state = &self.states[chunk as usize];
         let first = (chunk * self.units) as usize;
         // Whoever still holds a link to what was here finds that it is gone, before anything is stored over it: a locked
@@ -322,6 +321,26 @@ impl Chunks {
         }
     }
 
+    /// Room in a chunk that another lane let go of before it was full: there may be more lanes than chunks.
+    #[cold]
+    fn adopt(&self, lane: &LaneState, wanted: u64, epoch: u64, relax: impl FnMut(u32)) -> Option<u64> {
+        // Under this lock no chunk becomes free meanwhile, and no other lane takes it.
+        let free = lock(&self.free, relax);
+        for chunk in 0..free.total {
+            let state = &self.states[chunk as usize];
+            let idle = state.held.load(Ordering::Acquire) == 0;
+            let used = state.used.load(Ordering::Acquire);
+            if idle && used != 0 && used + wanted <= self.units {
+                state.held.store(1, Ordering::Relaxed);
+                state.last.store(epoch, Ordering::Relaxed);
+                state.used.store(used + wanted, Ordering::Release);
+                lane.set_chunk(Some(chunk));
+                return Some(chunk * self.units + used);
+            }
+        }
+        None
+    }
+
     /// A free chunk, with space, that is free no longer.
     fn next_chunk<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<Option<u64>> {
         let mut free = lock(&self.free, relax);
@@ -349,7 +368,7 @@ impl Chunks {
         let mut free = lock(&self.free, relax);
         for chunk in 0..free.total {
             let state = &self.states[chunk as usize];
-            let idle = state.held.load(Ordering::Acquire) == 0 && state.used.load(Ordering::Relaxed) != 0;
+            let idle = state.held.load(Ordering::Acquire) == 0 && state.used.load(Ordering::Acquire) != 0;
             if idle && state.last.load(Ordering::Relaxed) <= cut {
                 state.used.store(0, Ordering::Release);
                 free.chunks.push_back(chunk);
@@ -369,8 +388,13 @@ impl Chunks {
     /// Makes the log longer by at least one chunk, doubling it while it is short. False if it may not grow.
     ///
     /// # Errors
-    /// No space, or what keeps the new length from being durable.
-    pub(super) fn grow<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<bool> {
+    /// No space, or what `sync` comes upon, which makes the new length durable.
+    pub(super) fn grow<F: MediumFile>(
+        &self,
+        side: &F,
+        sync: impl FnOnce() -> Result<()>,
+        relax: impl FnMut(u32),
+    ) -> Result<bool> {
         let mut free = lock(&self.free, relax);
         let old = free.total;
         let new = (old + old.clamp(2, STEP)).min(self.most);
@@ -382,7 +406,7 @@ impl Chunks {
         for chunk in old..new {
             self.furnish(side, chunk)?;
         }
-        side.sync(barriers::LOG_GROW)?;
+        sync()?;
         free.chunks.extend(old..new);
         free.total = new;
         self.total.store(new, Ordering::Release);

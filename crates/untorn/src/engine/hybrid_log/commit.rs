@@ -81,6 +81,8 @@ impl<M: Medium> Core<M> {
             let both: &[&M::File] = &[&self.side, &self.data];
             self.fence(barriers::EPOCH_RECORD, if self.logs_undo() { both } else { &both[..1] })?;
             publish();
+            // A cut writes this down with the epoch that it finds durable, and a close after it may have nothing to cut.
+            self.head.committed_len.store(len, Ordering::Release);
             // A checkpoint takes home what it finds published of a durable epoch, and gives the rest up.
             self.head.durable.fetch_max(epoch, Ordering::AcqRel);
         }

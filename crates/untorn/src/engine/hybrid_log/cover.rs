@@ -173,6 +173,7 @@ impl<M: Medium> Core<M> {
     pub(super) fn lock_cover(&self, offset: u64, len: u64, floor: u64) -> std::result::Result<Cover, Hindrance> {
         let block = offset / PAGE;
         let mut class = class_for(len).min(self.chunks.top_class());
+        let mut round = 0;
         loop {
             let slot = self.slot(block)?;
             let link = Self::link(slot);
@@ -183,6 +184,13 @@ impl<M: Medium> Core<M> {
                 }
             }
             let head = link.head(block);
+            if head < floor {
+                // A cover that is coming apart, and has let go of its blocks up to the floor already. To wait for its first
+                // slot, which somebody else may lock next, would be to wait for a lower one than those held here.
+                self.medium.relax(round);
+                round = round.saturating_add(1);
+                continue;
+            }
             let first = self.slot(head)?;
             first.lock(true, self.relax());
             if Self::link(slot) != link || Self::link(first) != link {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::chunks::Chunks;
+use super::chunks::{Chunks, chunk_len};
 use super::index::Index;
 use super::recovery::Found;
 use super::workers::Workers;
@@ -45,8 +45,9 @@ impl<M: Medium> HybridLog<M> {
             durability: options.durability.unwrap_or(Durability::PerCommit),
             geometry,
             len: geometry.chunks_at(),
-            // The smallest chunks have a page of headers for four units; which an existing sidecar has is not known yet.
-            reserve: MAX_RECORD_AREA + options.log_size / 4 * 5 + PAGE * u64::from(MOST_UNITS),
+            // The last chunk may go beyond the size of the log, and there are at least two; how large those of an existing
+            // sidecar are is not known yet.
+            reserve: MAX_RECORD_AREA + options.log_size + 2 * chunk_len(u64::from(MOST_UNITS)),
         };
         let attached = attach(&*medium, path, &data, &plan, options)?;
         let data = reopen_data(&*medium, path, options, data)?;
@@ -137,8 +138,8 @@ impl<M: Medium> Core<M> {
     /// from here on stores may follow.
     fn recover(&mut self, found: &Found) -> Result<()> {
         self.recovery = found.summary();
-        self.apply(found)?;
         let len = found.len;
+        // Before the first store: a file that is refused stays as it is.
         if self.data.len() < len {
             if self.options.trust != Some(Trust::Sidecar) {
                 let what = format!("it has {} bytes, its last commit has {len}", self.data.len());
@@ -146,16 +147,18 @@ impl<M: Medium> Core<M> {
             }
             self.data.set_len(len)?;
         }
+        self.apply(found)?;
         self.medium.fence(barriers::RECOVER_HOME, &[&self.data])?;
-        if self.data.len() > len {
-            // A growth that did not commit, or a shrink that did. Until the next sync of the file a crash may bring the
-            // old length back, and the next recovery comes by here again.
-            self.data.set_len(len)?;
-        }
         let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
         ledger.retirement.len = len;
         ledger.retirement.cut = found.committed;
         self.seal = ledger.start_session(&*self.medium, &self.data, &self.side)?;
+        if self.data.len() > len {
+            // A growth that did not commit, or a shrink that did. Not before the log is retired: under undo what is cut off
+            // may be what proves that the epoch is whole. Until the next sync of the file a crash may bring the old length
+            // back, and the next recovery comes by here again.
+            self.data.set_len(len)?;
+        }
         for (word, value) in [
             (&self.head.len, len),
             (&self.head.committed_len, len),

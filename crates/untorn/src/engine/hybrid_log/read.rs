@@ -16,6 +16,15 @@ const TRIES: u32 = 64;
 const FEW: usize = 16;
 const MANY: usize = 512;
 
+/// How an optimistic try came out.
+enum Try {
+    Whole,
+    /// A writer got in between.
+    Disturbed,
+    /// There are more covers than it can keep glimpses of, and there will be at the next try.
+    TooLong,
+}
+
 /// What a reader goes by for some bytes.
 #[derive(Clone, Copy)]
 struct Seen<'a> {
@@ -71,10 +80,16 @@ impl<M: Medium> Core<M> {
             if offset.checked_add(dst.len() as u64).is_none_or(|end| end > len) {
                 return Err(self.out_of_range(offset, dst.len() as u64, len));
             }
-            if resizes.is_multiple_of(2) && self.read_once(offset, dst)? {
-                fence(Ordering::Acquire);
-                if self.head.resizes.load(Ordering::Relaxed) == resizes {
-                    return Ok(());
+            if resizes.is_multiple_of(2) {
+                match self.read_once(offset, dst)? {
+                    Try::Whole => {
+                        fence(Ordering::Acquire);
+                        if self.head.resizes.load(Ordering::Relaxed) == resizes {
+                            return Ok(());
+                        }
+                    }
+                    Try::Disturbed => {}
+                    Try::TooLong => break,
                 }
             }
             self.medium.relax(round);
@@ -87,8 +102,7 @@ impl<M: Medium> Core<M> {
         self.standing.unless_forked(Error::OutOfRange { path: self.path().to_owned(), offset, len, file_len })
     }
 
-    /// One optimistic try; false if a writer got in between, or if there are too many covers to remember.
-    fn read_once(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+    fn read_once(&self, offset: u64, dst: &mut [u8]) -> Result<Try> {
         match ((offset % PAGE + dst.len() as u64).div_ceil(PAGE)) as usize {
             0..=FEW => self.read_covers(offset, dst, &mut [None; FEW]),
             _ => self.read_covers(offset, dst, &mut [None; MANY]),
@@ -96,13 +110,13 @@ impl<M: Medium> Core<M> {
     }
 
     /// All glimpses are taken before the first copy and checked after the last, so all bytes are of one instant.
-    fn read_covers<'a>(&'a self, offset: u64, dst: &mut [u8], seen: &mut [Option<Seen<'a>>]) -> Result<bool> {
+    fn read_covers<'a>(&'a self, offset: u64, dst: &mut [u8], seen: &mut [Option<Seen<'a>>]) -> Result<Try> {
         let end = offset + dst.len() as u64;
         let (mut at, mut count) = (offset, 0);
         while at < end {
-            let Some(room) = seen.get_mut(count) else { return Ok(false) };
+            let Some(room) = seen.get_mut(count) else { return Ok(Try::TooLong) };
             *room = self.look(at / PAGE);
-            let Some(Seen { end, .. }) = room else { return Ok(false) };
+            let Some(Seen { end, .. }) = room else { return Ok(Try::Disturbed) };
             at = *end;
             count += 1;
         }
@@ -124,11 +138,13 @@ impl<M: Medium> Core<M> {
                 |(meta, epoch): (&Meta, u64)| meta.what().is_some() && meta.epoch.load(Ordering::Relaxed) == epoch;
             slot_holds && seen.entry.is_none_or(same)
         };
-        let hold = seen[..count].iter().flatten().all(holds);
-        if let ([Some(seen)], true) = (&seen[..count], hold) {
+        if !seen[..count].iter().flatten().all(holds) {
+            return Ok(Try::Disturbed);
+        }
+        if let [Some(seen)] = &seen[..count] {
             self.forget_stale(seen);
         }
-        Ok(hold)
+        Ok(Try::Whole)
     }
 
     /// Takes back the link of a block whose entry has gone home, so that the next reader need not look so far.
@@ -190,10 +206,16 @@ impl<M: Medium> Core<M> {
         let _lane = self.lane();
         self.check(offset, dst.len() as u64)?;
         let end = offset + dst.len() as u64;
-        let mut outcome = Ok(());
+        let (mut outcome, mut round) = (Ok(()), 0);
         let mut at = offset;
         while at < end {
-            let Some(behind) = self.lock_to_read(at / PAGE)? else { continue };
+            // Those below are locked.
+            let floor = if at == offset { 0 } else { at / PAGE };
+            let Some(behind) = self.lock_to_read(at / PAGE, floor)? else {
+                self.medium.relax(round);
+                round = round.saturating_add(1);
+                continue;
+            };
             let here = behind.min(end);
             let part = &mut dst[(at - offset) as usize..(here - offset) as usize];
             if outcome.is_ok() {
@@ -228,10 +250,13 @@ impl<M: Medium> Core<M> {
     }
 
     /// Locks the cover of a block. Returns where it ends; `None` if it changed meanwhile.
-    fn lock_to_read(&self, block: u64) -> Result<Option<u64>> {
+    fn lock_to_read(&self, block: u64, floor: u64) -> Result<Option<u64>> {
         let slot = self.slot(block)?;
         let link = Link(slot.bitmap());
         let head = link.head(block);
+        if head < floor {
+            return Ok(None);
+        }
         let first = self.slot(head)?;
         first.lock(false, self.relax());
         if Link(slot.bitmap()) == link && Link(first.bitmap()) == link {

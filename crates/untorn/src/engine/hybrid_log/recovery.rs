@@ -13,7 +13,7 @@ use crate::log::record::LINE;
 use crate::medium::{Medium, MediumClass, MediumFile};
 use crate::sharing::gate::lock;
 use crate::sidecar::superblock::Left;
-use crate::sidecar::{MAX_LEN, MAX_NUMBER, PAGE};
+use crate::sidecar::{MAX_LEN, MAX_NUMBER, MAX_NUMBER_AT_OPEN, PAGE};
 
 /// Bytes from which on several threads recover.
 const WORTH_THREADS: u64 = 8 << 20;
@@ -65,6 +65,10 @@ impl Found {
         let records = core.read_records(retirement.cut)?;
         let entries = core.read_headers(retirement.cut)?;
         found.committed = core.last_whole(retirement.cut, &records, &entries)?;
+        if found.committed > MAX_NUMBER_AT_OPEN {
+            let what = format!("epoch {} is durable, to which no file comes", found.committed);
+            return Err(Error::Corrupt { path: core.sidecar.clone(), offset: None, what });
+        }
         if let Some(record) = records.get(&found.committed) {
             found.len = record.len;
         } else if found.committed != retirement.cut {
@@ -105,7 +109,10 @@ impl<M: Medium> Core<M> {
             self.side.read(at, &mut line)?;
             let record = EpochRecord::decode(self.seal, at, &line);
             let sensible = |record: &EpochRecord| {
-                record_at(record.epoch) == at && record.epoch <= MAX_NUMBER && record.len <= MAX_LEN
+                record_at(record.epoch) == at
+                    && record.epoch <= MAX_NUMBER
+                    && record.len <= MAX_LEN
+                    && record.proves < record.epoch
             };
             if let Some(record) = record.filter(sensible).filter(|record| record.epoch >= cut) {
                 records.insert(record.epoch, record);
@@ -133,13 +140,17 @@ impl<M: Medium> Core<M> {
         let units = self.chunks.units;
         self.side.read(self.chunks.header_at(chunk * units), headers)?;
         let (lines, _) = headers.as_chunks::<{ LINE as usize }>();
+        let mut taken = 0;
         for (index, line) in (0..units).zip(lines) {
-            if epoch_of(line) <= cut {
+            // Entries of one life of a chunk do not overlap, and those of an earlier one are retired; so whatever is
+            // forged, no byte of the log is looked at for two of them.
+            if index < taken || epoch_of(line) <= cut {
                 continue;
             }
             let unit = chunk * units + index;
             let Some(header) = Header::decode(self.seal, self.chunks.header_at(unit), line) else { continue };
             if self.is_sensible(&header, index) {
+                taken = index + (1 << header.class);
                 entries.push(Entry { header, unit, check: check_of(line) });
             }
         }
@@ -154,6 +165,7 @@ impl<M: Medium> Core<M> {
             && header.block <= MAX_LEN / PAGE
             && u64::from(header.offset) + u64::from(header.len) <= PAGE << header.class
             && header.epoch <= MAX_NUMBER
+            && header.proves < header.epoch
     }
 
     /// The last epoch that is whole, and all before it.
@@ -257,6 +269,9 @@ impl<M: Medium> Core<M> {
         let offset = entry.header.block * PAGE + u64::from(entry.header.offset);
         // What lies behind the end was cut off, by a later epoch or by a recovery that did not come to its end.
         let within = (self.data.len().saturating_sub(offset) as usize).min(image.len());
+        if within == 0 {
+            return Ok(());
+        }
         if self.class == MediumClass::PersistentMemory {
             for page in offset / PAGE..(offset + within as u64).div_ceil(PAGE) {
                 if !self.space.knows(page * PAGE) {
@@ -264,7 +279,7 @@ impl<M: Medium> Core<M> {
                 }
             }
         }
-        if within == 0 { Ok(()) } else { self.data.write(offset, &image[..within]) }
+        self.data.write(offset, &image[..within])
     }
 }
 

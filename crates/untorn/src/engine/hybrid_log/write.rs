@@ -2,7 +2,7 @@
 
 use super::chunks::Extent;
 use super::cover::{Cover, Hindrance, Logged, class_for};
-use super::{Core, Lane};
+use super::{Core, Lane, barriers};
 use crate::engine::Piece;
 use crate::error::Result;
 use crate::medium::{Medium, MediumClass, MediumFile};
@@ -258,15 +258,19 @@ impl<M: Medium> Core<M> {
             pieces.iter().map(|piece| 2 * (PAGE << class_for(piece.bytes.len() as u64)).div_ceil(chunk)).sum();
         let wanted = wanted + 1;
         if self.chunks.total() >= ENOUGH_CHUNKS.min(2 * wanted) || attempt > 0 {
+            // What is committed and not durable yet, because its flush is under way, cannot be taken home.
+            self.await_durable(self.epoch() - 1)?;
             // Chunks that other lanes began to fill in earlier epochs become free too.
             self.lanes.acquire_all(self.relax()).iter().for_each(|lane: &Berth<'_, _>| self.chunks.let_go(lane.state));
             self.checkpoint()?;
         }
         let mut grew = true;
         while self.chunks.available() < wanted && grew {
-            grew = self.chunks.grow(&self.side, self.relax())?;
+            // If it fails, nobody knows what became of the open epoch's bytes, which were to be flushed with it.
+            let sync = || self.side.sync(barriers::LOG_GROW).map_err(|error| self.standing.poison(error));
+            grew = self.chunks.grow(&self.side, sync, self.relax())?;
         }
-        if !grew && (self.chunks.available() == 0 || attempt >= PATIENCE) {
+        if !grew && attempt >= PATIENCE {
             return Err(self.chunks.full(self.path()));
         }
         Ok(())
