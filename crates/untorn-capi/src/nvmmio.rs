@@ -162,7 +162,9 @@ pub unsafe extern "C" fn nvmemcmp(a: *const c_void, b: *const c_void, n: usize) 
         }
         let view = MappedFiles::global().view();
         // SAFETY: bytes the caller lends for the call where they are memory of its own.
-        let (a, b) = unsafe { (bytes(&view, a, n)?, bytes(&view, b, n)?) };
+        let a = unsafe { bytes(&view, a, n) }?;
+        // SAFETY: as above.
+        let b = unsafe { bytes(&view, b, n) }?;
         Ok(a.cmp(&b) as c_int)
     })
     .unwrap_or(FAILED)
@@ -173,8 +175,10 @@ pub unsafe extern "C" fn nvmemcmp(a: *const c_void, b: *const c_void, n: usize) 
 pub unsafe extern "C" fn nvstrcmp(a: *const c_char, b: *const c_char) -> c_int {
     with_errno(|| {
         let view = MappedFiles::global().view();
-        // SAFETY: strings the caller lends for the call where they are memory of its own.
-        let (a, b) = unsafe { (string(&view, a)?, string(&view, b)?) };
+        // SAFETY: a string the caller lends for the call where it is memory of its own.
+        let a = unsafe { string(&view, a) }?;
+        // SAFETY: as above.
+        let b = unsafe { string(&view, b) }?;
         Ok(a.cmp(&b) as c_int)
     })
     .unwrap_or(FAILED)
