@@ -242,7 +242,7 @@ typedef struct untorn_options {
     uint64_t max_len;
     /* From here on for HYBRID_LOG; the other engines do not look at them. */
     /* The most bytes the log may take, 256 KiB to 1 TiB, rounded up to whole
-     * chunks. It starts small and grows as it must; all that one epoch writes has
+     * chunks of 2 MiB and to two of them. It starts small and grows as it must; all that one epoch writes has
      * to fit, and a write that would not is refused with UNTORN_EINVAL. 0: 64
      * GiB. */
     uint64_t log_size;

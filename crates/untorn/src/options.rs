@@ -338,8 +338,9 @@ impl Options {
     }
 
     /// The most bytes that the hybrid-log engine's log may take, default 64 GiB. It starts small and grows as it must: all
-    /// that one epoch writes has to fit, and a write that would not is refused with nothing written. Rounded up to whole
-    /// chunks.
+    /// that one epoch writes has to fit, and a write that would not is refused ([`Error::Invalid`]) with nothing written.
+    /// Rounded up to whole chunks, of 2 MiB by default, and to two of them. It holds for this opening: the file does not
+    /// remember it, nor what the engine logs.
     #[must_use]
     pub fn log_size(mut self, bytes: u64) -> Self {
         self.log_size = bytes;
