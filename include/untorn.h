@@ -49,7 +49,8 @@
  *   or transaction must be the last one to use it. A handle means nothing in a
  *   child after fork: open the file anew there.
  *
- * The paper's own interface, addresses and ato_memcpy, is in untorn/acumen.h.
+ * The papers' own interfaces are in untorn/acumen.h, addresses and ato_memcpy,
+ * and untorn/nvmmio.h, addresses, nvmemcpy and nvmsync.
  */
 #ifndef UNTORN_H
 #define UNTORN_H
@@ -139,11 +140,18 @@ typedef struct untorn_tx untorn_tx;
  * Options.
  */
 
-/* untorn_options.engine: how a commit is made all or nothing. AUTO suits the
- * medium. PASSTHROUGH gives no atomicity at all: it is there to compare with. */
+/* untorn_options.engine: how a commit is made all or nothing. AUTO is the one
+ * that the file has, and REFLECTION for a file that has none.
+ * REFLECTION: a second page beside each page, written in turn (the Acumen paper).
+ * HYBRID_LOG: a log for each block, whose commit costs the same however much was
+ * written (the Libnvmmio paper): for programs that write a lot between two calls
+ * of untorn_sync. Its durability is per commit unless another is asked for.
+ * PASSTHROUGH gives no atomicity at all: it is there to compare with.
+ * A file that has an engine takes another one after untorn_settle. */
 #define UNTORN_ENGINE_AUTO 0
 #define UNTORN_ENGINE_REFLECTION 1
 #define UNTORN_ENGINE_PASSTHROUGH 2
+#define UNTORN_ENGINE_HYBRID_LOG 3
 
 /* untorn_options.layout: of a new sidecar. AUTO is dense up to 16 GiB. */
 #define UNTORN_LAYOUT_AUTO 0
@@ -172,6 +180,17 @@ typedef struct untorn_tx untorn_tx;
 #define UNTORN_READ_GATHER 0
 #define UNTORN_READ_DEPLOY 1
 
+/* untorn_options.log_policy: what HYBRID_LOG logs.
+ * HYBRID: for each epoch what suits the reads and writes of the last one, see
+ * untorn_options.redo_from; on a block device always redo.
+ * UNDO: the bytes before a write, which goes to the file at once, so that a read
+ * never looks at the log. On persistent memory only, refused with UNTORN_EINVAL
+ * elsewhere: the kernel would write the file back before the log.
+ * REDO: the bytes of a write, which go to the file after the commit. */
+#define UNTORN_LOG_HYBRID 0
+#define UNTORN_LOG_UNDO 1
+#define UNTORN_LOG_REDO 2
+
 /* untorn_options.flags. */
 /* Change nothing, not even to recover. */
 #define UNTORN_READ_ONLY 1
@@ -190,6 +209,9 @@ typedef struct untorn_tx untorn_tx;
  * file; one that it installs later takes the library's place, and should call
  * the one it replaces. Of several handles to one file the first decides. */
 #define UNTORN_LOST_PAGE_SIGNAL 16
+/* With HYBRID_LOG, no thread of the library's own carries committed bytes from
+ * the log to the file: writers do, when the log is full, and untorn_close. */
+#define UNTORN_NO_CHECKPOINTERS 32
 
 /* How to open a file. Start from UNTORN_OPTIONS_INIT; a field of zero has its
  * default. The struct grows at its end; the size field tells a library which
@@ -209,7 +231,7 @@ typedef struct untorn_options {
     /* UNTORN_READ_GATHER or UNTORN_READ_DEPLOY. */
     uint32_t read_policy;
     /* UNTORN_READ_ONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_NO_VERIFY,
-     * UNTORN_LOST_PAGE_SIGNAL, or'ed. */
+     * UNTORN_LOST_PAGE_SIGNAL, UNTORN_NO_CHECKPOINTERS, or'ed. */
     uint32_t flags;
     /* Zero. */
     uint32_t reserved;
@@ -218,10 +240,26 @@ typedef struct untorn_options {
     /* Bytes the file may grow to while open: address space is reserved for it,
      * memory is not. 0: 1 TiB or twice the length, whichever is more. */
     uint64_t max_len;
+    /* From here on for HYBRID_LOG; the other engines do not look at them. */
+    /* The most bytes the log may take, 256 KiB to 1 TiB, rounded up to whole
+     * chunks of 2 MiB and to two of them. It starts small and grows as it must; all that one epoch writes has
+     * to fit, and a write that would not is refused with UNTORN_EINVAL. 0: 64
+     * GiB. */
+    uint64_t log_size;
+    /* UNTORN_LOG_*. */
+    uint32_t log_policy;
+    /* The share of writes among the reads and writes of an epoch, in percent,
+     * from which on UNTORN_LOG_HYBRID logs redo in the next one. 0: 40. */
+    uint32_t redo_from;
+    /* Threads that carry committed bytes from the log to the file while the
+     * program goes on, up to 64. 0: 2; for none, see UNTORN_NO_CHECKPOINTERS. */
+    uint32_t checkpointers;
+    /* Zero. */
+    uint32_t reserved2;
 } untorn_options;
 
 /* All defaults: `untorn_options options = UNTORN_OPTIONS_INIT;` */
-#define UNTORN_OPTIONS_INIT { (uint32_t)sizeof(untorn_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define UNTORN_OPTIONS_INIT { (uint32_t)sizeof(untorn_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /*
  * Files.
@@ -261,8 +299,10 @@ int untorn_write(untorn_t *file, uint64_t off, const void *src, size_t n);
  * Errors: UNTORN_EIO and others of a flush; the handle is poisoned then. */
 int untorn_sync(untorn_t *file);
 
-/* Changes the length, atomically and durably; new bytes are zeros. Per commit
- * durability: the open epoch commits with it.
+/* Changes the length, atomically; new bytes are zeros. Durable when it returns,
+ * and the open epoch commits with it; but under HYBRID_LOG with per commit
+ * durability the new length joins the open epoch, and is committed by
+ * untorn_sync with all else, or lost with it.
  * Errors: UNTORN_EINVAL above untorn_options.max_len; UNTORN_EROFS,
  * UNTORN_ENOSPC, UNTORN_EIO, UNTORN_EPOISONED. */
 int untorn_resize(untorn_t *file, uint64_t len);
@@ -321,7 +361,8 @@ void untorn_tx_abort(untorn_tx *tx);
  * Errors.
  */
 
-/* Why the last call that failed in this thread failed, untorn/acumen.h included.
+/* Why the last call that failed in this thread failed, untorn/acumen.h and
+ * untorn/nvmmio.h included.
  * A success does not change it; before the first failure the code is 0.
  * Errors: UNTORN_EINVAL for NULL. */
 int untorn_last_error(untorn_error *err);

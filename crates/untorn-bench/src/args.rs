@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use untorn::{Durability, EngineKind, Order};
+use untorn::{Durability, EngineKind, LogPolicy, Order};
 
 use crate::error::{Error, Result};
 
@@ -64,6 +64,10 @@ pub struct Args {
     /// Durability of `atomic-write`; the other benchmarks have their own. Default: per write on persistent memory, per
     /// commit (a commit after each write) on a block medium.
     pub durability: Option<Durability>,
+    /// What the engine `hybrid-log` logs. Default: the library's.
+    pub log_policy: Option<LogPolicy>,
+    /// The most bytes its log may take. Default: the library's.
+    pub log_size: Option<u64>,
     /// Writes to one commit in `atomic-commit`.
     pub commit_every: u32,
     /// Length of the file in bytes. Default 1 GiB on persistent memory, 64 MiB on a block medium.
@@ -86,6 +90,8 @@ impl Default for Args {
             orders: Vec::new(),
             patterns: Vec::new(),
             durability: None,
+            log_policy: None,
+            log_size: None,
             commit_every: 100,
             file_len: None,
             seconds: None,

@@ -62,6 +62,8 @@ constants! {
     UNTORN_ENGINE_REFLECTION = 1;
     /// Engine: none, for comparison.
     UNTORN_ENGINE_PASSTHROUGH = 2;
+    /// Engine: a log for each block.
+    UNTORN_ENGINE_HYBRID_LOG = 3;
     /// Layout: by the length.
     UNTORN_LAYOUT_AUTO = 0;
     /// Layout: dense.
@@ -78,6 +80,12 @@ constants! {
     UNTORN_ORDER_ONE_FENCE = 0;
     /// Order: two fences.
     UNTORN_ORDER_TWO_FENCE = 1;
+    /// Hybrid log: undo or redo, by what the program did.
+    UNTORN_LOG_HYBRID = 0;
+    /// Hybrid log: always undo.
+    UNTORN_LOG_UNDO = 1;
+    /// Hybrid log: always redo.
+    UNTORN_LOG_REDO = 2;
     /// Reads gather.
     UNTORN_READ_GATHER = 0;
     /// Reads deploy.
@@ -92,6 +100,8 @@ constants! {
     UNTORN_NO_VERIFY = 8;
     /// Flag: a lost page is a SIGBUS.
     UNTORN_LOST_PAGE_SIGNAL = 16;
+    /// Flag: hybrid log, no thread checkpoints.
+    UNTORN_NO_CHECKPOINTERS = 32;
     /// Bytes of a message, the final zero included.
     UNTORN_MESSAGE_SIZE = 508;
 
@@ -101,6 +111,9 @@ constants! {
     ATO_FAST = 0;
     /// Settle the file.
     ATO_SPATIAL = 1;
+
+    /// A flag of open: the file is to be mapped atomically.
+    O_ATOMIC = 0o1_000_000_000;
 }
 
 /// `untorn_error`: why a call failed.
@@ -139,4 +152,14 @@ pub struct untorn_options {
     pub length: u64,
     /// Bytes the file may grow to while open; 0 for the default.
     pub max_len: u64,
+    /// Hybrid log: the most bytes the log may take; 0 for the default.
+    pub log_size: u64,
+    /// Hybrid log: `UNTORN_LOG_*`.
+    pub log_policy: u32,
+    /// Hybrid log: share of writes in percent from which on redo is logged; 0 for the default.
+    pub redo_from: u32,
+    /// Hybrid log: threads that checkpoint; 0 for the default.
+    pub checkpointers: u32,
+    /// Zero.
+    pub reserved2: u32,
 }

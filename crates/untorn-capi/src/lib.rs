@@ -1,4 +1,4 @@
-//! The C library: `untorn.h` and `untorn/acumen.h` over the Rust crate.
+//! The C library: `untorn.h`, `untorn/acumen.h` and `untorn/nvmmio.h` over the Rust crate.
 //!
 //! It translates and holds no logic of its own: arguments are checked, errors become numbers, panics stop here. The
 //! headers in `include/` are the documentation for C programs; a test keeps them in step with the functions here.
@@ -8,5 +8,7 @@ pub mod acumen;
 mod boundary;
 mod descriptor;
 mod errors;
+mod mapping;
 pub mod native;
+pub mod nvmmio;
 mod options;

@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 use std::path::Path;
 
-use untorn_core::{AtomicFile, Durability, EngineKind, Layout, LostPage, Options, Order, ReadPolicy};
+use untorn_core::{AtomicFile, Durability, EngineKind, Layout, LogPolicy, LostPage, Options, Order, ReadPolicy};
 
 use crate::abi::{self, untorn_options};
 use crate::errors::{Failure, Result};
@@ -20,14 +20,16 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<untorn_options> {
             bytes.len()
         )));
     }
-    if bytes[size_of::<untorn_options>()..].iter().any(|&byte| byte != 0) {
+    if bytes.iter().skip(size_of::<untorn_options>()).any(|&byte| byte != 0) {
         return Err(Failure::new(
             abi::UNTORN_EOPNOTSUPP,
             "untorn_options sets a field this version of libuntorn does not know; install a newer one",
         ));
     }
-    let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|byte| bytes[at + byte]));
-    let long = |at: usize| u64::from_ne_bytes(std::array::from_fn(|byte| bytes[at + byte]));
+    // What an older header did not have yet is zero, its default.
+    let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
+    let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|index| byte(at + index)));
+    let long = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| byte(at + index)));
     Ok(untorn_options {
         size: word(offset_of!(untorn_options, size)),
         engine: word(offset_of!(untorn_options, engine)),
@@ -39,6 +41,11 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<untorn_options> {
         reserved: word(offset_of!(untorn_options, reserved)),
         length: long(offset_of!(untorn_options, length)),
         max_len: long(offset_of!(untorn_options, max_len)),
+        log_size: long(offset_of!(untorn_options, log_size)),
+        log_policy: word(offset_of!(untorn_options, log_policy)),
+        redo_from: word(offset_of!(untorn_options, redo_from)),
+        checkpointers: word(offset_of!(untorn_options, checkpointers)),
+        reserved2: word(offset_of!(untorn_options, reserved2)),
     })
 }
 
@@ -52,6 +59,7 @@ fn translate(c: &untorn_options) -> Result<Options> {
         abi::UNTORN_ENGINE_AUTO => options,
         abi::UNTORN_ENGINE_REFLECTION => options.engine(EngineKind::Reflection),
         abi::UNTORN_ENGINE_PASSTHROUGH => options.engine(EngineKind::Passthrough),
+        abi::UNTORN_ENGINE_HYBRID_LOG => options.engine(EngineKind::HybridLog),
         _ => return unknown("engine", c.engine),
     };
     options = match i64::from(c.layout) {
@@ -79,9 +87,13 @@ fn translate(c: &untorn_options) -> Result<Options> {
     if c.reserved != 0 {
         return unknown("reserved", c.reserved);
     }
+    if c.reserved2 != 0 {
+        return unknown("reserved2", c.reserved2);
+    }
     if c.max_len != 0 {
         options = options.max_len(c.max_len);
     }
+    options = translate_log(c, options)?;
     let flag = |flag: i64| i64::from(c.flags) & flag != 0;
     if flag(abi::UNTORN_LOST_PAGE_SIGNAL) {
         options = options.on_lost_page(LostPage::Signal);
@@ -89,12 +101,39 @@ fn translate(c: &untorn_options) -> Result<Options> {
     Ok(options.read_only(flag(abi::UNTORN_READ_ONLY)).verify(!flag(abi::UNTORN_NO_VERIFY)))
 }
 
+/// The fields about the log of the hybrid-log engine. The core says which numbers are too small or too large.
+fn translate_log(c: &untorn_options, options: Options) -> Result<Options> {
+    let mut options = match i64::from(c.log_policy) {
+        abi::UNTORN_LOG_HYBRID => options.log_policy(LogPolicy::Hybrid),
+        abi::UNTORN_LOG_UNDO => options.log_policy(LogPolicy::Undo),
+        abi::UNTORN_LOG_REDO => options.log_policy(LogPolicy::Redo),
+        _ => return unknown("log_policy", c.log_policy),
+    };
+    if c.log_size != 0 {
+        options = options.log_size(c.log_size);
+    }
+    if c.redo_from != 0 {
+        options = options.redo_from(u8::try_from(c.redo_from).unwrap_or(u8::MAX));
+    }
+    let none = i64::from(c.flags) & abi::UNTORN_NO_CHECKPOINTERS != 0;
+    if none && c.checkpointers != 0 {
+        return Err(Failure::invalid(
+            "untorn_options asks for checkpointers and, by UNTORN_NO_CHECKPOINTERS, for none",
+        ));
+    }
+    if none || c.checkpointers != 0 {
+        options = options.checkpointers(c.checkpointers as usize);
+    }
+    Ok(options)
+}
+
 /// Every flag there is.
 const FLAGS: i64 = abi::UNTORN_READ_ONLY
     | abi::UNTORN_CREATE
     | abi::UNTORN_EXCL
     | abi::UNTORN_NO_VERIFY
-    | abi::UNTORN_LOST_PAGE_SIGNAL;
+    | abi::UNTORN_LOST_PAGE_SIGNAL
+    | abi::UNTORN_NO_CHECKPOINTERS;
 
 /// Opens or creates the file as the options say.
 pub(crate) fn open(path: &Path, c: &untorn_options) -> Result<AtomicFile> {
@@ -128,10 +167,42 @@ mod tests {
     fn a_struct_of_another_version_is_read_or_refused() {
         let mut bytes = vec![0; size_of::<untorn_options>() + 16];
         bytes[offset_of!(untorn_options, max_len)] = 9;
-        assert_eq!(decode(&bytes).unwrap().max_len, 9);
-        assert_eq!(decode(&bytes[..FIRST_SIZE]).unwrap().max_len, 9);
+        bytes[offset_of!(untorn_options, log_size)] = 7;
+        let whole = decode(&bytes).unwrap();
+        assert_eq!((whole.max_len, whole.log_size), (9, 7));
+        let first = decode(&bytes[..FIRST_SIZE]).unwrap();
+        assert_eq!((first.max_len, first.log_size), (9, 0), "what the program does not know has its default");
         assert_eq!(i64::from(decode(&bytes[..FIRST_SIZE - 1]).err().unwrap().code), abi::UNTORN_EINVAL);
         bytes[size_of::<untorn_options>() + 3] = 1;
         assert_eq!(i64::from(decode(&bytes).err().unwrap().code), abi::UNTORN_EOPNOTSUPP);
+    }
+
+    #[test]
+    fn the_fields_about_the_log_reach_the_engine() {
+        let c = untorn_options {
+            engine: abi::UNTORN_ENGINE_HYBRID_LOG as u32,
+            log_size: 1 << 20,
+            log_policy: abi::UNTORN_LOG_REDO as u32,
+            redo_from: 70,
+            checkpointers: 3,
+            ..untorn_options::default()
+        };
+        let options = format!("{:?}", translate(&c).unwrap());
+        for field in ["engine: HybridLog", "log_size: 1048576", "log_policy: Redo", "redo_from: 70", "checkpointers: 3"]
+        {
+            assert!(options.contains(field), "{field}: {options}");
+        }
+        let none = untorn_options { flags: abi::UNTORN_NO_CHECKPOINTERS as u32, ..untorn_options::default() };
+        assert!(format!("{:?}", translate(&none).unwrap()).contains("checkpointers: 0"));
+        let defaults = format!("{:?}", translate(&untorn_options::default()).unwrap());
+        assert_eq!(defaults, format!("{:?}", Options::new()));
+        let refused = [
+            untorn_options { log_policy: 3, ..c },
+            untorn_options { reserved2: 1, ..c },
+            untorn_options { flags: none.flags, ..c },
+        ];
+        for c in refused {
+            assert_eq!(i64::from(translate(&c).err().unwrap().code), abi::UNTORN_EINVAL, "{}", c.log_policy);
+        }
     }
 }

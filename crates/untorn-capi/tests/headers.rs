@@ -15,7 +15,7 @@ use std::process::Command;
 use abi::{untorn_error, untorn_options};
 use common::{Link, available, check_syntax, compile, include_dir, library_dir, manifest_dir, succeed};
 
-const HEADERS: [&str; 2] = ["untorn.h", "untorn/acumen.h"];
+const HEADERS: [&str; 3] = ["untorn.h", "untorn/acumen.h", "untorn/nvmmio.h"];
 
 /// A header without its comments.
 fn code_of(header: &str) -> String {
@@ -75,7 +75,7 @@ fn defined() -> BTreeSet<String> {
 #[test]
 fn headers_and_sources_name_the_same_functions() {
     let declared = declared();
-    assert!(declared.contains("untorn_open") && declared.contains("ato_mmap"), "{declared:?}");
+    assert!(["untorn_open", "ato_mmap", "nvmmap"].iter().all(|&name| declared.contains(name)), "{declared:?}");
     assert_eq!(declared, exported_by_sources());
 }
 
@@ -115,7 +115,10 @@ fn headers_and_sources_agree_on_numbers_and_layouts() {
         }};
     }
     layout!(untorn_error: code, message);
-    layout!(untorn_options: size, engine, layout, durability, order, read_policy, flags, reserved, length, max_len);
+    layout!(
+        untorn_options: size, engine, layout, durability, order, read_policy, flags, reserved, length, max_len, log_size,
+        log_policy, redo_from, checkpointers, reserved2
+    );
 
     let mut source = String::from("#include <stdio.h>\n");
     for header in HEADERS {

@@ -40,6 +40,13 @@ fn acumen_functions_do_what_the_header_says() {
 }
 
 #[test]
+fn nvmmio_functions_do_what_the_header_says() {
+    for_both_libraries(&test_program("nvmmio.c"), |program, files| {
+        assert_eq!(succeed(program.arg(files)), "", "the library prints nothing");
+    });
+}
+
+#[test]
 fn the_accounts_example_survives_its_kills() {
     for_both_libraries(&example("accounts.c"), |program, files| {
         let said = succeed(program.arg(files.join("ledger")).arg("25"));
@@ -52,6 +59,14 @@ fn the_acumen_example_runs() {
     for_both_libraries(&example("acumen_hello.c"), |program, files| {
         let said = succeed(program.arg(files.join("hello")));
         assert!(said.contains("settled"), "{said}");
+    });
+}
+
+#[test]
+fn the_nvmmio_example_finds_what_was_committed() {
+    for_both_libraries(&example("nvmmio_ledger.c"), |program, files| {
+        let said = succeed(program.arg(files.join("ledger")));
+        assert_eq!(said, "20 entries committed, 20 found, nothing of the one after\n");
     });
 }
 

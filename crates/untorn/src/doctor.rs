@@ -50,6 +50,12 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
         EngineKind::Reflection,
         if pmem { "a fence costs less than a microsecond" } else { "a commit costs a device flush" }
     ));
+    reasons.push(format!(
+        "For a program that writes a lot between two syncs, choose the engine {}: what its commit costs, {}, does not \
+         depend on how much was written.",
+        EngineKind::HybridLog,
+        if pmem { "a fence" } else { "a device flush" }
+    ));
     reasons.push("Plain stores into a mapping are served by no engine of this version.".to_owned());
     reasons.push(
         "A page that is lost under a mapping (the file truncated, the disk full, the medium failed) is an error of the call \

@@ -36,7 +36,7 @@ use crate::transaction::Transaction;
 /// # Ok(()) }
 /// ```
 ///
-/// Source: the Acumen paper, §IV.
+/// Source: the Acumen paper, §IV; under [`EngineKind::HybridLog`](crate::EngineKind::HybridLog) the Libnvmmio paper, §3.
 #[derive(Clone)]
 pub struct AtomicFile {
     shared: Arc<Shared>,
@@ -118,8 +118,9 @@ impl AtomicFile {
         self.deploy(offset, buf.len() as u64)
     }
 
-    /// Copies the slices of a range that are valid in the sidecar into the data file. Under
-    /// [`Durability::PerCommit`](crate::Durability::PerCommit), slices of the open epoch wait for a later call.
+    /// Copies what the sidecar holds of a range into the data file: the slices that are valid there, or the log's entries.
+    /// Under [`Durability::PerCommit`](crate::Durability::PerCommit), what belongs to the open epoch waits for a later
+    /// call.
     ///
     /// # Errors
     /// As for [`write_at`](AtomicFile::write_at).
@@ -143,8 +144,14 @@ impl AtomicFile {
         self.engine().sync()
     }
 
-    /// Changes the length, atomically and durably; new bytes read as zeros. Under [`Durability::PerCommit`](crate::Durability::PerCommit) the open
-    /// epoch commits with it. The data file's own size follows a shrink when the file is closed.
+    /// Changes the length, atomically; new bytes read as zeros. The data file's own size follows a shrink when the file is
+    /// closed.
+    ///
+    /// Under [`Durability::PerWrite`](crate::Durability::PerWrite) it is durable when the call returns. Under
+    /// [`Durability::PerCommit`](crate::Durability::PerCommit) it depends on the engine: with
+    /// [`Reflection`](crate::EngineKind::Reflection) it is durable too, and the open epoch commits with it; with
+    /// [`HybridLog`](crate::EngineKind::HybridLog) the new length, seen at once, joins the open epoch, and is committed by
+    /// [`sync`](AtomicFile::sync) with all else or vanishes with it.
     ///
     /// # Errors
     /// [`Error::Invalid`] beyond [`Options::max_len`]; [`Error::Io`] when space runs out.
@@ -152,7 +159,8 @@ impl AtomicFile {
         self.engine().resize(len)
     }
 
-    /// Gives back the space of reflection pages that hold nothing. Returns the bytes freed.
+    /// Gives the space in the sidecar that holds nothing back to the file system: of reflection pages, or of the log, which
+    /// is checkpointed first. Returns the bytes freed.
     ///
     /// # Errors
     /// [`Error::Io`] from the file system.
@@ -166,7 +174,8 @@ impl AtomicFile {
     }
 
     /// Commits the open epoch and, if this is the last handle, closes the file cleanly, keeping the sidecar (Acumen's
-    /// *fast* unmap): the next open needs no recovery.
+    /// *fast* unmap): the next open needs no recovery. The hybrid log is brought home first, so that all bytes are in the
+    /// data file then.
     ///
     /// While other handles of this process are open, success means that everything written so far is durable, and no
     /// more: the file stays open. It is closed by the last handle, whose `close` tells whether that succeeded; of several

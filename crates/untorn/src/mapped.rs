@@ -2,8 +2,9 @@
 //!
 //! A program written against `mmap` holds an address, not a handle. This index gives each mapped file a range of
 //! addresses and answers, for an address, which file it means and where in it. It is Acumen's index of *MmapInfos* with
-//! its cache of the most recently used ones (§IV-B, §IV-E); instead of a red-black tree under a read-write lock it is an
-//! immutable sorted table that is replaced as a whole, so a reader takes no lock and never waits.
+//! its cache of the most recently used ones (§IV-B, §IV-E), and Libnvmmio's tree of per-file metadata with the cache of each
+//! thread (§3.5); instead of a red-black tree under a read-write lock it is an immutable sorted table that is replaced as a
+//! whole, so a reader takes no lock and never waits.
 
 use std::cell::Cell;
 use std::fmt;

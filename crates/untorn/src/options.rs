@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EngineKind {
-    /// The one that suits the medium; today always [`Reflection`](EngineKind::Reflection).
+    /// The one that the file has a sidecar of; [`Reflection`](EngineKind::Reflection) for a file without one.
     Auto,
     /// A reflection page beside each file page, written alternately (the Acumen paper).
     Reflection,
@@ -40,24 +40,25 @@ pub enum LogPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// Each write is one commit: durable, and only then visible, when the call returns. The default on persistent
-    /// memory.
+    /// memory, save for [`EngineKind::HybridLog`].
     PerWrite,
-    /// Writes join the open epoch, visible at once; [`AtomicFile::sync`](crate::AtomicFile::sync) commits the epoch. The default on a block
-    /// medium, where a commit costs a device flush.
+    /// Writes join the open epoch, visible at once; [`AtomicFile::sync`](crate::AtomicFile::sync) commits the epoch. The
+    /// default on a block medium, where a commit costs a device flush, and for [`EngineKind::HybridLog`] everywhere.
     PerCommit,
 }
 
-/// How many fences one atomic write costs on persistent memory.
+/// How many fences one atomic write costs on persistent memory; of the hybrid log, one commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Data and a record that certifies it by checksum, then one fence. The default: measured faster at every size
     /// from 64 bytes to 4 KiB.
     OneFence,
-    /// Data, fence, record, fence: the order of the Acumen paper (§IV-C). No checksum over the data is needed.
+    /// Data, fence, record, fence: the order of the Acumen paper (§IV-C). No checksum over the data is needed. On a block
+    /// medium the hybrid log pays for it with a second flush.
     TwoFence,
 }
 
-/// Where the bitmaps of the reflection pages live.
+/// Where the bitmaps of the reflection pages live. The hybrid log has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// Acumen's Eq. 1: a reflection page at a computed place for each file page, 512 to a meta page.
@@ -68,7 +69,7 @@ pub enum Layout {
     Auto,
 }
 
-/// What a read of slices that are valid in the reflection page does.
+/// What a read of slices that are valid in the reflection page does. Reads of the hybrid log always gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadPolicy {
     /// Copies each slice from where it is valid. The default: a read never costs a fence.
@@ -248,7 +249,9 @@ impl Options {
         Self::default()
     }
 
-    /// The engine; the default lets the medium decide.
+    /// The engine; the default is the one the file has, and reflection for a file that has none. A file that was closed
+    /// cleanly under the hybrid log may be opened under another engine at once, any other one after
+    /// [`settle`](crate::AtomicFile::settle): until then it is refused. A handle for reading takes the engine of the file.
     #[must_use]
     pub fn engine(mut self, engine: EngineKind) -> Self {
         self.engine = engine;
@@ -292,7 +295,7 @@ impl Options {
     }
 
     /// Whether opening a cleanly closed file checks the digest of all reflected slices (default true). It reads them
-    /// all; without it only the bitmaps are checked.
+    /// all; without it only the bitmaps are checked. A clean close of the hybrid log leaves nothing to check.
     #[must_use]
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
@@ -309,6 +312,9 @@ impl Options {
 
     /// The record area of a new sidecar: `lanes` threads write at once without meeting, each lane holds `slots` records
     /// of 64 bytes between two cuts. Both are rounded up to powers of two. Default 16 and 512.
+    ///
+    /// Of the hybrid log, `slots` is how many units of 4 KiB a chunk of the log has, at most 512, and so the longest entry;
+    /// `lanes` has no meaning.
     #[must_use]
     pub fn record_area(mut self, lanes: u32, slots: u32) -> Self {
         self.lanes = lanes.checked_next_power_of_two().unwrap_or(u32::MAX);
@@ -332,8 +338,9 @@ impl Options {
     }
 
     /// The most bytes that the hybrid-log engine's log may take, default 64 GiB. It starts small and grows as it must: all
-    /// that one epoch writes has to fit, and a write that would not is refused with nothing written. Rounded up to whole
-    /// chunks.
+    /// that one epoch writes has to fit, and a write that would not is refused ([`Error::Invalid`]) with nothing written.
+    /// Rounded up to whole chunks, of 2 MiB by default, and to two of them. It holds for this opening: the file does not
+    /// remember it, nor what the engine logs.
     #[must_use]
     pub fn log_size(mut self, bytes: u64) -> Self {
         self.log_size = bytes;

@@ -5,7 +5,7 @@ mod read;
 mod write;
 
 use untorn::medium::{Detected, MediumKind, detect};
-use untorn::{Durability, EngineKind, Options, Order, ReadPolicy};
+use untorn::{Durability, EngineKind, LogPolicy, Options, Order, ReadPolicy};
 
 use crate::args::{Args, Pattern, or_default};
 use crate::counting::Counters;
@@ -153,6 +153,8 @@ struct Setup {
     order: Order,
     durability: Durability,
     read_policy: ReadPolicy,
+    log_policy: Option<LogPolicy>,
+    log_size: Option<u64>,
 }
 
 impl Setup {
@@ -163,14 +165,21 @@ impl Setup {
         let mut setups = Vec::new();
         for engine in or_default(&rig.args.engines, &[EngineKind::Auto]) {
             for order in or_default(&rig.args.orders, orders) {
-                setups.push(Setup { engine, order, durability, read_policy: ReadPolicy::Gather });
+                let Args { log_policy, log_size, .. } = *rig.args;
+                setups.push(Setup { engine, order, durability, read_policy: ReadPolicy::Gather, log_policy, log_size });
             }
         }
         setups
     }
 
     fn options(&self) -> Options {
-        let options = Options::new().engine(self.engine).order(self.order).durability(self.durability);
+        let mut options = Options::new().engine(self.engine).order(self.order).durability(self.durability);
+        if let Some(policy) = self.log_policy {
+            options = options.log_policy(policy);
+        }
+        if let Some(bytes) = self.log_size {
+            options = options.log_size(bytes);
+        }
         options.read_policy(self.read_policy)
     }
 

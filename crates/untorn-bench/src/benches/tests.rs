@@ -187,6 +187,8 @@ fn scaling_is_the_ratio_of_ratios_of_rows_alike() {
         order: Order::OneFence,
         durability: Durability::PerWrite,
         read_policy: ReadPolicy::Gather,
+        log_policy: None,
+        log_size: None,
     };
     let case = |threads, size| Case { size, threads, pattern: Pattern::Random };
     let row = |threads, size, ours: f64| {

@@ -7,7 +7,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use untorn::{Durability, EngineKind, Order};
 use untorn_bench::Pattern;
 
-use super::{Form, durabilities, engines, words};
+use super::{Form, Log, durabilities, engines, words};
 use crate::size;
 
 /// Arguments of `bench`. An option that is not given has the benchmark's own default.
@@ -49,6 +49,8 @@ pub(crate) struct Bench {
     /// Accesses in each slice at most, for a run of a fixed amount instead of a fixed time.
     #[arg(long, value_name = "N")]
     pub(crate) ops: Option<u64>,
+    #[command(flatten)]
+    pub(crate) log: Log,
     /// Seed of the random offsets.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,

@@ -1,6 +1,7 @@
 //! The command line: every verb, flag and example, in one table that also makes help, completions and man pages.
 
 mod bench;
+mod log;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,6 +12,7 @@ use untorn::{Durability, EngineKind, Layout, Trust};
 use untorn_rigs::block::FileSystem;
 
 pub(crate) use bench::Bench;
+pub(crate) use log::Log;
 
 use crate::size;
 
@@ -45,7 +47,9 @@ pub(crate) enum Verb {
     #[command(after_help = "Example:\n  untorn doctor /var/lib/mydata")]
     Doctor(Doctor),
     /// Create a file of zero bytes, ready for atomic writes.
-    #[command(after_help = "Example:\n  untorn create ledger --len 64M")]
+    #[command(
+        after_help = "Examples:\n  untorn create ledger --len 64M\n  untorn create ledger --len 64M --engine hybrid-log   # for many writes to one commit"
+    )]
     Create(Create),
     /// Show a file's state: engine, length, commit, sidecar.
     ///
@@ -83,7 +87,7 @@ pub(crate) enum Verb {
     Settle(Settle),
     /// Crash-test this machine: kill writers, or cut a disk's power, and verify what each commit promised.
     #[command(
-        after_help = "Examples:\n  untorn torture --seconds 60\n  untorn torture --engine passthrough   # must be caught\n  sudo untorn torture --medium block --images 500"
+        after_help = "Examples:\n  untorn torture --seconds 60\n  untorn torture --engine hybrid-log\n  untorn torture --engine passthrough   # must be caught\n  sudo untorn torture --medium block --images 500"
     )]
     Torture(Torture),
     /// Measure side by side in one run.
@@ -150,9 +154,12 @@ pub(crate) struct Create {
     /// How the sidecar is laid out.
     #[arg(long, value_parser = layouts(), default_value = "auto")]
     pub(crate) layout: Layout,
-    /// When a write is durable: each one, or at a commit [default: what suits the medium].
+    /// When a write is durable: each one, or at a commit [default: what suits the medium; with `--engine hybrid-log`, at
+    /// a commit].
     #[arg(long, value_parser = durabilities())]
     pub(crate) durability: Option<Durability>,
+    #[command(flatten)]
+    pub(crate) log: Log,
     #[command(flatten)]
     pub(crate) form: Form,
 }
@@ -283,6 +290,8 @@ pub(crate) struct Torture {
     #[arg(long, value_parser = durabilities())]
     pub(crate) durability: Option<Durability>,
     #[command(flatten)]
+    pub(crate) log: Log,
+    #[command(flatten)]
     pub(crate) form: Form,
 }
 
@@ -340,6 +349,8 @@ pub(crate) struct TortureWriter {
     /// The durability.
     #[arg(long, value_parser = durabilities())]
     pub(crate) durability: Durability,
+    #[command(flatten)]
+    pub(crate) log: Log,
     /// The number of each thread's first operation.
     #[arg(long, value_delimiter = ',', required = true)]
     pub(crate) start: Vec<u64>,

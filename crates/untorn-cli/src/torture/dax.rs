@@ -23,6 +23,8 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
         (args.seconds.is_some(), "--seconds"),
         (args.durability.is_some(), "--durability"),
         (args.dir.is_some(), "--dir"),
+        (args.log.log_policy.is_some(), "--log-policy"),
+        (args.log.log_size.is_some(), "--log-size"),
         (args.lying_disk, "--lying-disk"),
         (args.replay.is_some(), "--replay"),
     ];

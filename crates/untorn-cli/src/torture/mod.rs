@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use serde_json::json;
 use untorn::{Durability, EngineKind};
 
-use crate::cli::Torture;
+use crate::cli::{Log, Torture};
 use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Colour, paint};
 use crate::rng;
@@ -34,6 +34,7 @@ const SECONDS: u64 = 10;
 pub(crate) struct Setting {
     engine: EngineKind,
     durability: Durability,
+    log: Log,
     threads: usize,
     seconds: u64,
     seed: u64,
@@ -75,10 +76,12 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
         return Err(Failure::usage(format!("{name} is not for --medium process")));
     }
     let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    args.log.require(&[args.engine])?;
     let found = untorn::doctor(&parent)?;
     let setting = Setting {
         engine: if args.engine == EngineKind::Auto { found.engine } else { args.engine },
         durability: args.durability.unwrap_or(found.durability),
+        log: args.log,
         threads: usize::from(args.threads),
         seconds: args.seconds.unwrap_or(SECONDS),
         seed: args.seed.unwrap_or_else(rng::fresh_seed),

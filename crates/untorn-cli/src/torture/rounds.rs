@@ -61,7 +61,7 @@ fn keep_with(failure: Failure, dir: TempDir) -> Failure {
 }
 
 fn options(setting: &Setting) -> Options {
-    Options::new().engine(setting.engine).durability(setting.durability)
+    setting.log.apply(Options::new().engine(setting.engine).durability(setting.durability))
 }
 
 struct Rounds<'a> {
@@ -176,8 +176,10 @@ impl Rounds<'_> {
     }
 
     fn arguments(&self, idle: bool) -> Vec<OsString> {
-        let Setting { seed, engine, durability, .. } = *self.setting;
-        writer_arguments(seed, engine, durability, self.model.next(), idle, &self.path)
+        let Setting { seed, engine, durability, log, .. } = *self.setting;
+        let mut arguments = writer_arguments(seed, engine, durability, self.model.next(), idle, &self.path);
+        arguments.extend(log.arguments().into_iter().map(OsString::from));
+        arguments
     }
 }
 

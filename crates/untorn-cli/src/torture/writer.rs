@@ -19,7 +19,7 @@ pub(crate) fn run(args: &TortureWriter) -> Result<Exit> {
     die_with_parent(args.parent)?;
     let reports = victim::reports()?;
     let plan = Plan::new(args.seed, args.start.len());
-    let options = Options::new().engine(args.engine).durability(args.durability);
+    let options = args.log.apply(Options::new().engine(args.engine).durability(args.durability));
     let file = if args.create { options.create(&args.file, FILE_LEN)? } else { options.open(&args.file)? };
     if args.demand_map_sync {
         verifier::demand_map_sync(&args.file)?;

@@ -8,6 +8,7 @@ use crate::{output, progress};
 
 /// Runs a benchmark.
 pub(crate) fn run(args: &Bench) -> Result<Exit> {
+    args.log.require(&args.engine)?;
     let wanted = Args {
         dir: args.dir.clone(),
         sizes: args.size.clone(),
@@ -16,6 +17,8 @@ pub(crate) fn run(args: &Bench) -> Result<Exit> {
         orders: args.order.clone(),
         patterns: args.pattern.clone(),
         durability: args.durability,
+        log_policy: args.log.log_policy,
+        log_size: args.log.log_size,
         commit_every: args.commit_every,
         file_len: args.len,
         seconds: args.seconds,

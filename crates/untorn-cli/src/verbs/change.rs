@@ -13,7 +13,8 @@ use crate::{output, progress, size};
 
 /// Creates a file.
 pub(crate) fn create(args: &cli::Create) -> Result<Exit> {
-    let mut options = progress::attach(Options::new().engine(args.engine).layout(args.layout));
+    args.log.require(&[args.engine])?;
+    let mut options = progress::attach(args.log.apply(Options::new().engine(args.engine).layout(args.layout)));
     if let Some(durability) = args.durability {
         options = options.durability(durability);
     }

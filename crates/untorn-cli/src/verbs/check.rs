@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
-use untorn::{Error, Options, State};
+use untorn::{EngineKind, Error, Options, State};
 
 use super::info;
 use crate::cli::Look;
@@ -76,11 +76,17 @@ fn read_all(args: &Look, verified: &mut Vec<String>) -> Result<()> {
     let file = Options::new().read_only(true).verify(true).open(&args.file)?;
     let info = file.info();
     if info.sidecar.is_some() {
-        verified.push(
-            "the sidecar belongs to this file, its superblock and bitmaps agree with their checksums, and the slices \
-             that only it holds match the digest of the last clean close"
-                .to_owned(),
-        );
+        let what = match info.engine {
+            EngineKind::HybridLog => {
+                "the sidecar belongs to this file, its superblock and retirement line agree with their checksums, and the \
+                 file was closed cleanly: the log holds nothing that it needs"
+            }
+            _ => {
+                "the sidecar belongs to this file, its superblock and bitmaps agree with their checksums, and the slices \
+                 that only it holds match the digest of the last clean close"
+            }
+        };
+        verified.push(what.to_owned());
     }
     let len = file.len();
     let bar = progress::bytes_bar(len, "reading");

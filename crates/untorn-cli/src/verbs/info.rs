@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use untorn::{Options, Report, State};
+use untorn::{EngineKind, Options, Report, State};
 
 use crate::cli::Look;
 use crate::exit::{Exit, Failure, Result, exit_of};
@@ -95,7 +95,9 @@ pub(crate) fn words(report: &Report) -> String {
         Some(sidecar) => {
             let _ = writeln!(text, "  sidecar     {}", sidecar.path.display());
             let layout = sidecar.layout.map(|layout| format!(", {layout} layout")).unwrap_or_default();
-            let _ = writeln!(text, "              {}{layout}", size::show(sidecar.bytes));
+            // Nearly all of it is the log.
+            let log = if report.engine == Some(EngineKind::HybridLog) { ", the log" } else { "" };
+            let _ = writeln!(text, "              {}{layout}{log}", size::show(sidecar.bytes));
             let _ = writeln!(text, "  durability  per {}", sidecar.durability);
         }
     }

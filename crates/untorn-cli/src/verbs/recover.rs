@@ -1,7 +1,7 @@
 //! `untorn recover` and `settle`.
 
 use serde_json::{Value, json};
-use untorn::{Options, State};
+use untorn::{EngineKind, Options, State};
 
 use super::{change, info};
 use crate::cli;
@@ -28,11 +28,16 @@ pub(crate) fn recover(args: &cli::Recover) -> Result<Exit> {
         if !done.was_needed {
             return format!("{path}: nothing to recover, it stands at commit {}\n", report.commit);
         }
+        // What one of them is: a commit's record, or one block's part of an epoch.
+        let (one, many) = match report.engine {
+            Some(EngineKind::HybridLog) => ("entry of the log", "entries of the log"),
+            _ => ("record", "records"),
+        };
         format!(
             "{path}: recovered to commit {}; {} applied, {} in flight at the crash dropped whole\n",
             report.commit,
-            output::count(done.replayed, "record", "records"),
-            output::count(done.discarded, "record", "records")
+            output::count(done.replayed, one, many),
+            output::count(done.discarded, one, many)
         )
     })?;
     Ok(info::verdict(&report))

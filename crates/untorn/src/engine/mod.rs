@@ -35,9 +35,9 @@ pub struct Piece<'a> {
 pub struct Recovery {
     /// The file had not been closed cleanly.
     pub was_needed: bool,
-    /// Records of commits applied.
+    /// Records of commits applied; of the hybrid log, entries of committed epochs.
     pub replayed: u64,
-    /// Records of writes in flight at the crash, dropped whole.
+    /// Records of writes in flight at the crash, dropped whole; of the hybrid log, entries of epochs that did not commit.
     pub discarded: u64,
 }
 
@@ -49,19 +49,21 @@ pub struct Info {
     pub engine: EngineKind,
     /// Length in bytes.
     pub len: u64,
-    /// The highest commit number so far. A commit is numbered above every commit it follows on its pages and in its
+    /// The highest commit number so far. Of the hybrid log it is the last durable epoch, and commits are numbered one by
+    /// one. Of the reflection engine, a commit is numbered above every commit it follows on its pages and in its
     /// thread; commits of unrelated pages by different threads may share a number or be numbered below one another. It
     /// never falls, and survives reopening.
     pub commit: u64,
     /// When a write is durable.
     pub durability: Durability,
-    /// Layout of the sidecar; `None` for an engine without one.
+    /// Layout of the sidecar's meta pages; `None` for an engine without them.
     pub layout: Option<Layout>,
     /// The sidecar; `None` for an engine without one.
     pub sidecar: Option<PathBuf>,
-    /// Pages with at least one slice valid in the sidecar only.
+    /// Pages with at least one slice valid in the sidecar only; of the hybrid log, pages of which an entry has bytes that are
+    /// not at home yet, or under undo bytes to return to.
     pub reflected_pages: u64,
-    /// Slices of 64 bytes valid in the sidecar only.
+    /// Slices of 64 bytes valid in the sidecar only; of the hybrid log, those that such entries touch.
     pub reflected_slices: u64,
     /// What recovery did when the file was opened.
     pub recovery: Recovery,

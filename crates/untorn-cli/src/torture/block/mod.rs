@@ -78,6 +78,9 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
             "UNTORN_ASSUME_PMEM is set: a disk taken for persistent memory survives no power cut",
         ));
     }
+    if let Some(name) = args.log.given() {
+        return Err(Failure::usage(format!("{name} is not for --medium block")));
+    }
     if let Some(case) = &args.replay {
         return replay(args, case);
     }

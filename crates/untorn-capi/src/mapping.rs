@@ -1,0 +1,228 @@
+//! Files at addresses: what the functions of both papers have in common. Arguments of mmap, copies whose sides are told
+//! apart by address, and failures reported through errno.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use untorn_core::medium::Access;
+use untorn_core::{AtomicFile, Error, MappedFiles, Options, Place};
+
+use crate::boundary::{guarded, source, target};
+use crate::descriptor::{Described, FileId, describe};
+use crate::errors::{Failure, Result};
+
+/// Flags of mmap that ask for speed or for memory to be set aside, neither of which a mapping by name has a use for.
+const HINTS: c_int = libc::MAP_POPULATE
+    | libc::MAP_NONBLOCK
+    | libc::MAP_NORESERVE
+    | libc::MAP_LOCKED
+    | libc::MAP_STACK
+    | libc::MAP_HUGETLB
+    | libc::MAP_SYNC;
+
+/// The arguments of a call in the manner of mmap.
+pub(crate) struct Request {
+    pub(crate) addr: *mut c_void,
+    pub(crate) length: usize,
+    pub(crate) prot: c_int,
+    pub(crate) flags: c_int,
+    pub(crate) fd: c_int,
+    pub(crate) offset: libc::off_t,
+}
+
+/// The ranges that one family of functions has mapped, by first address. Reads and writes never look here.
+#[derive(Default)]
+pub(crate) struct Ranges(BTreeMap<usize, Range>);
+
+struct Range {
+    len: usize,
+    file: FileId,
+}
+
+/// A failure that is an errno.
+pub(crate) fn errno(errno: c_int, message: impl Into<String>) -> Failure {
+    Failure::new(-i64::from(errno), message)
+}
+
+/// Runs the body of a function that reports through errno.
+pub(crate) fn with_errno<T>(body: impl FnOnce() -> Result<T>) -> std::result::Result<T, ()> {
+    guarded(body).map_err(|failure| {
+        // SAFETY: the function has no precondition.
+        let place = unsafe { libc::__errno_location() };
+        // SAFETY: it returns the address of this thread's errno, which lives as long as the thread.
+        unsafe { place.write(failure.errno()) };
+    })
+}
+
+pub(crate) fn page_size() -> usize {
+    // SAFETY: sysconf has no precondition for a name it knows.
+    (unsafe { libc::sysconf(libc::_SC_PAGESIZE) }) as usize
+}
+
+/// Opens the file for mappings of these rights.
+fn open(file: &Described, options: &Options) -> Result<AtomicFile> {
+    if file.writable {
+        return Ok(options.open(&file.path)?);
+    }
+    match options.clone().read_only(true).open(&file.path) {
+        // The file is open for writing elsewhere in this process; the mapping shares that state and does not write.
+        Err(Error::InUse { .. }) => Ok(options.open(&file.path)?),
+        result => Ok(result?),
+    }
+}
+
+/// Maps as the request says, opens the file as the options say, and returns the first address and which file it is.
+fn map(request: &Request, options: &Options) -> Result<(usize, FileId)> {
+    let &Request { addr, length, prot, flags, fd, offset } = request;
+    let kind = flags & libc::MAP_TYPE;
+    if flags & libc::MAP_ANONYMOUS != 0 || (kind != libc::MAP_SHARED && kind != libc::MAP_SHARED_VALIDATE) {
+        return Err(Failure::invalid("only a shared mapping of a file reaches the file; pass MAP_SHARED"));
+    }
+    let fixed = flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE;
+    let unserved = flags & !(libc::MAP_TYPE | libc::MAP_FIXED_NOREPLACE | HINTS);
+    if unserved != 0 {
+        return Err(errno(libc::EOPNOTSUPP, format!("the mmap flags {unserved:#x} are not supported here")));
+    }
+    if prot & libc::PROT_READ == 0 || prot & !(libc::PROT_READ | libc::PROT_WRITE) != 0 {
+        return Err(errno(libc::EOPNOTSUPP, "a mapping is PROT_READ or PROT_READ | PROT_WRITE"));
+    }
+    let offset = u64::try_from(offset).map_err(|_| Failure::invalid("the offset is negative"))?;
+    // Checked here too, so that a call that cannot succeed does not give the file a sidecar.
+    if length == 0 || !offset.is_multiple_of(page_size() as u64) {
+        return Err(Failure::invalid("a mapping has at least one byte and starts at a page of the file"));
+    }
+    let described = describe(fd)?;
+    let write = prot & libc::PROT_WRITE != 0;
+    if !described.readable || (write && !described.writable) {
+        let message = format!("{} is not open for what the mapping is to do", described.path.display());
+        return Err(errno(libc::EACCES, message));
+    }
+    let access = if write { Access::ReadWrite } else { Access::Read };
+    let near = (!addr.is_null()).then_some(addr.addr());
+    let files = MappedFiles::global();
+    let file = open(&described, options)?;
+    let mapping = match files.map_near(near, &file, offset, length, access) {
+        Ok(mapping) => mapping,
+        Err(error) => {
+            // The file may have been opened for this call alone; the error of mapping it is the one that helps.
+            let _ = file.close();
+            return Err(error.into());
+        }
+    };
+    if fixed && near != Some(mapping.address()) {
+        files.unmap(mapping.address());
+        let _ = file.close();
+        return Err(errno(libc::EEXIST, "something else is mapped at the address asked for"));
+    }
+    Ok((mapping.address(), described.id))
+}
+
+impl Ranges {
+    /// Maps as the request says, opens the file as the options say, and returns the first address and which file it is.
+    pub(crate) fn map(&mut self, request: &Request, options: &Options) -> Result<(usize, FileId)> {
+        let (address, file) = map(request, options)?;
+        self.0.insert(address, Range { len: request.length, file });
+        Ok((address, file))
+    }
+
+    /// The file of the mapping that starts at `address`.
+    pub(crate) fn file(&self, address: usize) -> Option<FileId> {
+        self.0.get(&address).map(|range| range.file)
+    }
+
+    /// Takes out the mapping that starts at `address` and is `length` bytes long, up to the end of its last page. The
+    /// caller has to unmap it.
+    pub(crate) fn take(&mut self, address: usize, length: usize) -> Result<FileId> {
+        let page = page_size();
+        let range = self.0.get(&address).ok_or_else(|| Failure::invalid("no mapping starts at this address"))?;
+        if length.div_ceil(page) != range.len.div_ceil(page) {
+            let whole = range.len;
+            return Err(Failure::invalid(format!("a mapping is unmapped as a whole: pass its {whole} bytes")));
+        }
+        let file = range.file;
+        self.0.remove(&address);
+        Ok(file)
+    }
+}
+
+/// Ends the mapping that starts at `address` and returns its handle, when every copy under way is through.
+pub(crate) fn unmap(address: usize) -> Result<AtomicFile> {
+    let gone = || Failure::invalid("the mapping at this address is gone already");
+    MappedFiles::global().unmap(address).ok_or_else(gone)
+}
+
+/// The error for a range of a mapping that is shorter than `n`, or nothing.
+pub(crate) fn fits(left: usize, n: usize) -> Result<()> {
+    if n <= left { Ok(()) } else { Err(errno(libc::EFAULT, "the range reaches beyond the end of the mapping")) }
+}
+
+/// Refuses NULL, as an address that cannot be accessed.
+pub(crate) fn not_null(addr: *const c_void) -> Result<()> {
+    if addr.is_null() { Err(errno(libc::EFAULT, "the address is NULL")) } else { Ok(()) }
+}
+
+/// Refuses a mapping that was made for reading.
+pub(crate) fn writable(place: &Place<'_>) -> Result<()> {
+    if place.access() == Access::ReadWrite {
+        return Ok(());
+    }
+    let path = place.file().path().display();
+    Err(errno(libc::EACCES, format!("{path} is mapped without PROT_WRITE")))
+}
+
+/// `n` bytes of one value, in memory that may not be there.
+pub(crate) fn filled(byte: u8, n: usize) -> Result<Vec<u8>> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(n).map_err(|_| errno(libc::ENOMEM, "no memory to copy through"))?;
+    buffer.resize(n, byte);
+    Ok(buffer)
+}
+
+/// The `n` bytes from there on, read atomically.
+pub(crate) fn read(place: &Place<'_>, n: usize) -> Result<Vec<u8>> {
+    fits(place.left(), n)?;
+    let mut buffer = filled(0, n)?;
+    place.file().read_at(&mut buffer, place.offset())?;
+    Ok(buffer)
+}
+
+/// Copies from, to or between mapped files and memory; with `eager`, what is written is deployed.
+pub(crate) fn copy(dst: *mut c_void, src: *const c_void, n: usize, eager: bool) -> Result<()> {
+    if n == 0 {
+        return Ok(());
+    }
+    not_null(dst)?;
+    not_null(src)?;
+    let view = MappedFiles::global().view();
+    let from = view.find(src.addr());
+    let Some(to) = view.find(dst.addr()) else {
+        let Some(from) = from else {
+            // SAFETY: neither side is a mapped file, so this is the memcpy the caller asked for, under memcpy's own
+            // conditions; overlapping ranges are allowed besides.
+            unsafe { ptr::copy(src.cast::<u8>(), dst.cast::<u8>(), n) };
+            return Ok(());
+        };
+        fits(from.left(), n)?;
+        // SAFETY: n bytes the caller lends for the call; they are memory of its own, outside every mapping.
+        let dst = unsafe { target(dst, n, "dst") }?;
+        return Ok(from.file().read_at(dst, from.offset())?);
+    };
+    fits(to.left(), n)?;
+    writable(&to)?;
+    let between;
+    let src = match from {
+        Some(from) => {
+            between = read(&from, n)?;
+            between.as_slice()
+        }
+        // SAFETY: n bytes the caller lends for the call; they are memory of its own, outside every mapping.
+        None => unsafe { source(src, n, "src") }?,
+    };
+    if eager {
+        to.file().write_at_eager(src, to.offset())?;
+    } else {
+        to.file().write_at(src, to.offset())?;
+    }
+    Ok(())
+}

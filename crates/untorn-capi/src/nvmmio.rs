@@ -1,0 +1,185 @@
+//! `untorn/nvmmio.h`: the functions of the Libnvmmio paper (§3.1). What each does, returns and expects is written there.
+#![allow(clippy::missing_safety_doc, reason = "nvmmio.h says what each function expects of its arguments")]
+
+use std::borrow::Cow;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use untorn_core::{Durability, EngineKind, MappedFiles, Options, Place, View};
+
+use crate::boundary::source;
+use crate::errors::{Failure, Result};
+use crate::mapping::{
+    self, Ranges, Request, copy, errno, filled, fits, not_null, page_size, read, with_errno, writable,
+};
+
+/// What a comparison that failed returns: not 0, so that it is never taken for "equal", and no result of one that did not.
+const FAILED: c_int = c_int::MIN;
+
+/// Bytes of a string that are read at first; most end within them.
+const STRING_PIECE: usize = 256;
+
+fn mapped() -> MutexGuard<'static, Ranges> {
+    static MAPPED: LazyLock<Mutex<Ranges>> = LazyLock::new(Mutex::default);
+    // A panic in between leaves at most a range that nobody can unmap.
+    MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn map(request: &Request) -> Result<usize> {
+    let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit);
+    Ok(mapped().map(request, &options)?.0)
+}
+
+fn unmap(addr: *mut c_void, length: usize) -> Result<()> {
+    mapped().take(addr.addr(), length)?;
+    // Commits, also where another mapping keeps the file open.
+    Ok(mapping::unmap(addr.addr())?.close()?)
+}
+
+fn sync(addr: *mut c_void, length: usize, flags: c_int) -> Result<()> {
+    let (now, later) = (flags & libc::MS_SYNC != 0, flags & libc::MS_ASYNC != 0);
+    if flags & !(libc::MS_SYNC | libc::MS_ASYNC | libc::MS_INVALIDATE) != 0 || (now && later) {
+        return Err(Failure::invalid(format!("{flags:#x} are no flags of msync; pass MS_SYNC")));
+    }
+    let view = MappedFiles::global().view();
+    let unmapped = || errno(libc::ENOMEM, "the range is not mapped, or not to its end");
+    let place = view.find(addr.addr()).ok_or_else(unmapped)?;
+    // As for msync, the rest of the last page counts as mapped.
+    let end = (addr.addr() + place.left()).next_multiple_of(page_size());
+    if length > end - addr.addr() {
+        return Err(unmapped());
+    }
+    place.file().sync()?;
+    Ok(())
+}
+
+fn set(dst: *mut c_void, byte: u8, n: usize) -> Result<()> {
+    if n == 0 {
+        return Ok(());
+    }
+    not_null(dst)?;
+    let view = MappedFiles::global().view();
+    let Some(to) = view.find(dst.addr()) else {
+        // SAFETY: not a mapped file, so this is the memset the caller asked for, under memset's own conditions.
+        unsafe { ptr::write_bytes(dst.cast::<u8>(), byte, n) };
+        return Ok(());
+    };
+    fits(to.left(), n)?;
+    writable(&to)?;
+    Ok(to.file().write_at(&filled(byte, n)?, to.offset())?)
+}
+
+/// The `n` bytes at an address: of a mapped file, read atomically; of memory, where they are.
+///
+/// # Safety
+/// Where no file is mapped, the bytes may be read and nobody changes them as long as the result is in use.
+unsafe fn bytes(view: &View, addr: *const c_void, n: usize) -> Result<Cow<'_, [u8]>> {
+    not_null(addr)?;
+    match view.find(addr.addr()) {
+        Some(place) => Ok(Cow::Owned(read(&place, n)?)),
+        // SAFETY: the caller vouches for the memory.
+        None => Ok(Cow::Borrowed(unsafe { source(addr, n, "the memory") }?)),
+    }
+}
+
+/// The string at an address, without the zero at its end; of a mapped file, read atomically.
+///
+/// # Safety
+/// Where no file is mapped, there is a string that nobody changes as long as the result is in use.
+unsafe fn string(view: &View, addr: *const c_char) -> Result<Cow<'_, [u8]>> {
+    not_null(addr.cast())?;
+    match view.find(addr.addr()) {
+        Some(place) => Ok(Cow::Owned(read_string(&place)?)),
+        // SAFETY: not null, and the caller vouches for the string.
+        None => Ok(Cow::Borrowed(unsafe { CStr::from_ptr(addr) }.to_bytes())),
+    }
+}
+
+/// Reads until there is a zero, each time more than the last and from the start: so the string is that of one instant.
+fn read_string(place: &Place<'_>) -> Result<Vec<u8>> {
+    let mut n = STRING_PIECE;
+    loop {
+        let in_file = usize::try_from(place.file().len().saturating_sub(place.offset())).unwrap_or(usize::MAX);
+        let there = place.left().min(in_file);
+        let mut text = read(place, n.min(there))?;
+        if let Some(end) = text.iter().position(|&byte| byte == 0) {
+            text.truncate(end);
+            return Ok(text);
+        }
+        if n >= there {
+            return Err(errno(libc::EFAULT, "the string has no end within the mapping and the file"));
+        }
+        n = n.saturating_mul(4);
+    }
+}
+
+/// Maps a file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmmap(
+    addr: *mut c_void,
+    length: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    with_errno(|| map(&Request { addr, length, prot, flags, fd, offset }))
+        .map_or(libc::MAP_FAILED, ptr::without_provenance_mut::<c_void>)
+}
+
+/// Commits and ends a mapping.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmunmap(addr: *mut c_void, length: usize) -> c_int {
+    with_errno(|| unmap(addr, length)).map_or(-1, |()| 0)
+}
+
+/// Copies from, to or between mapped files.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmemcpy(dst: *mut c_void, src: *const c_void, n: usize) -> *mut c_void {
+    with_errno(|| copy(dst, src, n, false)).map_or(ptr::null_mut(), |()| dst)
+}
+
+/// Commits a file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmsync(addr: *mut c_void, length: usize, flags: c_int) -> c_int {
+    with_errno(|| sync(addr, length, flags)).map_or(-1, |()| 0)
+}
+
+/// Fills a range.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmemset(dst: *mut c_void, c: c_int, n: usize) -> *mut c_void {
+    // As in memset, the byte is what is left of the number.
+    with_errno(|| set(dst, c as u8, n)).map_or(ptr::null_mut(), |()| dst)
+}
+
+/// Compares two ranges.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmemcmp(a: *const c_void, b: *const c_void, n: usize) -> c_int {
+    with_errno(|| {
+        if n == 0 {
+            return Ok(0);
+        }
+        let view = MappedFiles::global().view();
+        // SAFETY: bytes the caller lends for the call where they are memory of its own.
+        let a = unsafe { bytes(&view, a, n) }?;
+        // SAFETY: as above.
+        let b = unsafe { bytes(&view, b, n) }?;
+        Ok(a.cmp(&b) as c_int)
+    })
+    .unwrap_or(FAILED)
+}
+
+/// Compares two strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvstrcmp(a: *const c_char, b: *const c_char) -> c_int {
+    with_errno(|| {
+        let view = MappedFiles::global().view();
+        // SAFETY: a string the caller lends for the call where it is memory of its own.
+        let a = unsafe { string(&view, a) }?;
+        // SAFETY: as above.
+        let b = unsafe { string(&view, b) }?;
+        Ok(a.cmp(&b) as c_int)
+    })
+    .unwrap_or(FAILED)
+}

@@ -1,0 +1,355 @@
+/* untorn/nvmmio.h: every function with arguments that work and with ones that do
+ * not. Usage: nvmmio DIR; exits with 0 if all is well. */
+#define _DEFAULT_SOURCE
+
+#include <untorn.h>
+#include <untorn/acumen.h>
+#include <untorn/nvmmio.h>
+
+#include "check.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+#define RW (PROT_READ | PROT_WRITE)
+
+static size_t page;
+
+static int plain(const char *path, size_t length) {
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL, 0644);
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)length) == 0);
+    return fd;
+}
+
+/* The errno of a mapping that is to fail. */
+static int refused(size_t length, int prot, int flags, int fd, off_t offset) {
+    errno = 0;
+    CHECK(nvmmap(NULL, length, prot, flags, fd, offset) == MAP_FAILED);
+    return errno;
+}
+
+static char *mapped(size_t length, int prot, int fd, off_t offset) {
+    char *address = nvmmap(NULL, length, prot, MAP_SHARED, fd, offset);
+    CHECK(address != MAP_FAILED && (uintptr_t)address % page == 0);
+    return address;
+}
+
+static void mappings(const char *dir) {
+    const char *path = in_dir(dir, "mappings");
+    int fd = plain(path, 2 * page);
+    CHECK(refused(0, RW, MAP_SHARED, fd, 0) == EINVAL);
+    CHECK(refused(page, RW, MAP_SHARED, fd, 1) == EINVAL);
+    CHECK(refused(page, RW, MAP_SHARED, fd, -(off_t)page) == EINVAL);
+    CHECK(refused((size_t)1 << 60, RW, MAP_SHARED, fd, 0) == ENOMEM);
+    CHECK(refused(page, RW, MAP_PRIVATE, fd, 0) == EINVAL);
+    CHECK(refused(page, RW, MAP_SHARED | MAP_FIXED, fd, 0) == EOPNOTSUPP);
+    CHECK(refused(page, PROT_WRITE, MAP_SHARED, fd, 0) == EOPNOTSUPP);
+    CHECK(refused(page, RW, MAP_SHARED, -1, 0) == EBADF);
+    int directory = open(dir, O_RDONLY | O_DIRECTORY);
+    CHECK(refused(page, PROT_READ, MAP_SHARED, directory, 0) == ENODEV);
+    int reading = open(path, O_RDONLY);
+    CHECK(refused(page, RW, MAP_SHARED, reading, 0) == EACCES);
+    CHECK(close(directory) == 0 && close(reading) == 0);
+
+    char *first = mapped(page, RW, fd, 0);
+    errno = 0;
+    CHECK(nvmmap(first, page, RW, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0) == MAP_FAILED && errno == EEXIST);
+    /* Per-write durability and per-commit durability exclude each other. */
+    errno = 0;
+    CHECK(ato_mmap(NULL, page, RW, MAP_SHARED, fd, 0) == MAP_FAILED && errno == EBUSY);
+    errno = 0;
+    CHECK(ato_munmap(first, page) == -1 && errno == EINVAL);
+    errno = 0;
+    CHECK(nvmunmap(first + page, page) == -1 && errno == EINVAL);
+    errno = 0;
+    CHECK(nvmunmap(first, 2 * page) == -1 && errno == EINVAL);
+    CHECK(nvmunmap(first, 1) == 0);
+    errno = 0;
+    CHECK(nvmunmap(first, page) == -1 && errno == EINVAL);
+    CHECK(close(fd) == 0);
+}
+
+static void copies(const char *dir) {
+    char seen[64], text[] = "over the page boundary";
+    size_t n = sizeof text;
+    int fd = plain(in_dir(dir, "copies"), 3 * page);
+    char *whole = mapped(3 * page, RW, fd, 0);
+    char *tail = mapped(2 * page, RW, fd, (off_t)page);
+    char *reading = mapped(page + 7, PROT_READ, fd, (off_t)page);
+    CHECK(close(fd) == 0);
+
+    CHECK(nvmemcpy(whole + 2 * page - 5, text, n) == whole + 2 * page - 5);
+    CHECK(nvmemcpy(seen, tail + page - 5, n) == seen && memcmp(seen, text, n) == 0);
+    CHECK(nvmemcpy(whole + 100, tail + page - 5, n) == whole + 100);
+    memset(seen, 0, sizeof seen);
+    CHECK(nvmemcpy(seen, whole + 100, n) == seen && memcmp(seen, text, n) == 0);
+    memset(seen, 0, sizeof seen);
+    CHECK(nvmemcpy(seen, text, n) == seen && memcmp(seen, text, n) == 0);
+
+    errno = 0;
+    CHECK(nvmemcpy(whole + 3 * page - 1, text, 2) == NULL && errno == EFAULT);
+    errno = 0;
+    CHECK(nvmemcpy(seen, reading + page, 8) == NULL && errno == EFAULT);
+    errno = 0;
+    CHECK(nvmemcpy(NULL, text, 1) == NULL && errno == EFAULT);
+    errno = 0;
+    CHECK(nvmemcpy(whole, NULL, 1) == NULL && errno == EFAULT);
+    CHECK(nvmemcpy(seen, NULL, 0) == seen);
+    errno = 0;
+    CHECK(nvmemcpy(reading, text, 1) == NULL && errno == EACCES);
+
+    /* Fill: over a page boundary, past the end, for reading only, in memory. */
+    char filled[64];
+    memset(filled, 'z', sizeof filled);
+    CHECK(nvmemset(whole + page - 30, 'z' + 256, sizeof filled) == whole + page - 30);
+    CHECK(nvmemcmp(whole + page - 30, filled, sizeof filled) == 0);
+    errno = 0;
+    CHECK(nvmemset(whole + 3 * page - 1, 0, 2) == NULL && errno == EFAULT);
+    errno = 0;
+    CHECK(nvmemset(reading, 0, 1) == NULL && errno == EACCES);
+    errno = 0;
+    CHECK(nvmemset(NULL, 0, 1) == NULL && errno == EFAULT);
+    CHECK(nvmemset(NULL, 0, 0) == NULL);
+    CHECK(nvmemset(seen, 'z', sizeof seen) == seen && memcmp(seen, filled, sizeof seen) == 0);
+
+    CHECK(nvmunmap(whole, 3 * page) == 0);
+    CHECK(nvmemcmp(tail, filled, 34) == 0);
+    CHECK(nvmunmap(tail, 2 * page) == 0 && nvmunmap(reading, page + 1) == 0);
+}
+
+static void comparisons(const char *dir) {
+    char low[] = "abc\x01", high[] = "abc\xff";
+    int fd = plain(in_dir(dir, "comparisons"), 4 * page);
+    char *file = mapped(4 * page, RW, fd, 0);
+    CHECK(close(fd) == 0);
+    CHECK(nvmemcpy(file, low, sizeof low) && nvmemcpy(file + 100, high, sizeof high));
+
+    CHECK(nvmemcmp(file, file + 100, 3) == 0);
+    CHECK(nvmemcmp(file, file + 100, 4) < 0 && nvmemcmp(file + 100, file, 4) > 0);
+    CHECK(nvmemcmp(file, high, 4) < 0 && nvmemcmp(high, file, 4) > 0);
+    CHECK(nvmemcmp(low, high, 4) < 0);
+    CHECK(nvmemcmp(NULL, file, 0) == 0);
+    errno = 0;
+    CHECK(nvmemcmp(file + 4 * page - 1, low, 2) == INT_MIN && errno == EFAULT);
+    errno = 0;
+    CHECK(nvmemcmp(NULL, low, 1) == INT_MIN && errno == EFAULT);
+
+    CHECK(nvstrcmp(file, low) == 0 && nvstrcmp(low, file) == 0 && nvstrcmp(low, low) == 0);
+    CHECK(nvstrcmp(file, file + 100) < 0 && nvstrcmp(high, file) > 0);
+    CHECK(nvstrcmp(file, "abc") > 0 && nvstrcmp("", file) < 0 && nvstrcmp(file + 50, "") == 0);
+
+    /* One that is longer than what is read at first, and one without an end. */
+    static char lengthy[5000];
+    memset(lengthy, 'l', sizeof lengthy - 1);
+    CHECK(nvmemcpy(file + page - 7, lengthy, sizeof lengthy));
+    CHECK(nvstrcmp(file + page - 7, lengthy) == 0);
+    CHECK(nvstrcmp(file + page - 7, lengthy + 1) > 0);
+    CHECK(nvmemset(file + 3 * page, 'e', page));
+    errno = 0;
+    CHECK(nvstrcmp(file + 3 * page, "e") == INT_MIN && errno == EFAULT);
+    errno = 0;
+    CHECK(nvstrcmp(NULL, "e") == INT_MIN && errno == EFAULT);
+    CHECK(nvmunmap(file, 4 * page) == 0);
+}
+
+/* What a process that ends now leaves of the file. */
+static void die_after(const char *path, int commits) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        int fd = open(path, O_RDWR);
+        char *file = mapped(2 * page, RW, fd, 0);
+        CHECK(nvmemset(file, 'c', 2 * page));
+        if (commits) CHECK(nvmsync(file + page, 1, MS_SYNC) == 0);
+        CHECK(nvmemset(file + 1, 'u', page));
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+static void commits(const char *dir) {
+    char seen[4];
+    const char *path = in_dir(dir, "commits");
+    int fd = plain(path, 2 * page);
+
+    /* Without a commit nothing; with one all before it, on pages it did not name. */
+    die_after(path, 0);
+    char *file = mapped(2 * page, RW, fd, 0);
+    CHECK(nvmemcmp(file, "\0\0", 2) == 0);
+    CHECK(nvmunmap(file, 2 * page) == 0);
+    die_after(path, 1);
+    file = mapped(2 * page, RW, fd, 0);
+    CHECK(nvmemcmp(file, "ccc", 3) == 0 && nvmemcmp(file + 2 * page - 3, "ccc", 3) == 0);
+
+    /* What is no range, and what is. */
+    errno = 0;
+    CHECK(nvmsync(file, 2 * page + 1, MS_SYNC) == -1 && errno == ENOMEM);
+    errno = 0;
+    CHECK(nvmsync(seen, 1, MS_SYNC) == -1 && errno == ENOMEM);
+    errno = 0;
+    CHECK(nvmsync(file, page, MS_SYNC | MS_ASYNC) == -1 && errno == EINVAL);
+    errno = 0;
+    CHECK(nvmsync(file, page, 1 << 20) == -1 && errno == EINVAL);
+    CHECK(nvmsync(file, 2 * page, MS_ASYNC) == 0 && nvmsync(file + 3, 0, MS_SYNC | MS_INVALIDATE) == 0);
+
+    /* Unmapping one of two mappings commits; unmapping the last brings it home. */
+    char *second = mapped(page, RW, fd, 0);
+    CHECK(nvmemcpy(second, "bye", 3));
+    CHECK(nvmunmap(file, 2 * page) == 0);
+    untorn_options options = UNTORN_OPTIONS_INIT;
+    options.engine = UNTORN_ENGINE_HYBRID_LOG;
+    untorn_t *native = untorn_open(path, &options, NULL);
+    CHECK(native && untorn_read(native, 0, seen, 3) == 0 && memcmp(seen, "bye", 3) == 0);
+    CHECK(untorn_close(native) == 0 && nvmunmap(second, page) == 0);
+    CHECK(pread(fd, seen, 3, 0) == 3 && memcmp(seen, "bye", 3) == 0);
+
+    /* A descriptor for reading. */
+    int reading = open(path, O_RDONLY);
+    file = mapped(page, PROT_READ, reading, 0);
+    CHECK(nvmemcmp(file, "bye", 3) == 0 && nvmsync(file, page, MS_SYNC) == 0);
+    CHECK(nvmunmap(file, page) == 0);
+    CHECK(close(fd) == 0 && close(reading) == 0);
+}
+
+/* The file grows through a native handle; the mapping was made for its future. */
+static void beyond_the_file(const char *dir) {
+    char byte = 'x';
+    const char *path = in_dir(dir, "short");
+    int fd = plain(path, page);
+    char *address = mapped(4 * page, RW, fd, 0);
+    CHECK(nvmemcpy(address + page - 1, &byte, 1));
+    errno = 0;
+    CHECK(nvmemcpy(address + page, &byte, 1) == NULL && errno == EFAULT);
+    errno = 0;
+    CHECK(nvstrcmp(address + page, "x") == INT_MIN && errno == EFAULT);
+    untorn_options options = UNTORN_OPTIONS_INIT;
+    options.engine = UNTORN_ENGINE_HYBRID_LOG;
+    untorn_t *file = untorn_open(path, &options, NULL);
+    CHECK(file && untorn_resize(file, 4 * page) == 0);
+    CHECK(nvmemcpy(address + page, &byte, 1) && nvstrcmp(address + page, "x") == 0);
+    CHECK(nvmunmap(address, 4 * page) == 0);
+    CHECK(untorn_settle(file) == 0);
+    CHECK(close(fd) == 0);
+}
+
+/* The fields of untorn_options that are for this engine, the mapping sharing the
+ * handle's log. */
+static void settings(const char *dir) {
+    static char block[20 << 20];
+    const char *path = in_dir(dir, "settings");
+    untorn_options options = UNTORN_OPTIONS_INIT;
+    untorn_error error;
+    options.flags = UNTORN_CREATE | UNTORN_NO_CHECKPOINTERS;
+    options.length = sizeof block;
+    options.engine = UNTORN_ENGINE_HYBRID_LOG;
+    options.log_policy = UNTORN_LOG_REDO;
+    options.log_size = 1;
+    CHECK(untorn_open(path, &options, &error) == NULL && error.code == UNTORN_EINVAL && strstr(error.message, "256 KiB"));
+    options.log_size = 12 << 20;
+    options.redo_from = 101;
+    CHECK(untorn_open(path, &options, &error) == NULL && error.code == UNTORN_EINVAL);
+    options.redo_from = 90;
+    options.checkpointers = 1;
+    CHECK(untorn_open(path, &options, &error) == NULL && error.code == UNTORN_EINVAL);
+    options.checkpointers = 0;
+    untorn_t *file = untorn_open(path, &options, &error);
+    CHECK(file);
+
+    int fd = open(path, O_RDWR);
+    char *address = mapped(sizeof block, RW, fd, 0);
+    memset(block, 'b', sizeof block);
+    for (size_t at = 0; at < sizeof block; at += 1 << 20) {
+        CHECK(nvmemcpy(address + at, block, 1 << 20) && nvmsync(address, 0, MS_SYNC) == 0);
+    }
+    CHECK(nvmemcmp(address, block, sizeof block) == 0);
+    memset(block, 'c', sizeof block);
+    errno = 0;
+    CHECK(nvmemcpy(address, block, sizeof block) == NULL && errno == EINVAL);
+    CHECK(nvmemcmp(address, "bb", 2) == 0);
+    CHECK(nvmunmap(address, sizeof block) == 0 && untorn_close(file) == 0 && close(fd) == 0);
+}
+
+/* Bytes that another engine keeps back are not overlooked. */
+static void another_engine(const char *dir) {
+    char seen[6];
+    int fd = plain(in_dir(dir, "another"), page);
+    char *address = ato_mmap(NULL, page, RW, MAP_SHARED, fd, 0);
+    CHECK(address != MAP_FAILED && ato_memcpy(address, "acumen", 6));
+    errno = 0;
+    CHECK(nvmmap(NULL, page, RW, MAP_SHARED, fd, 0) == MAP_FAILED && errno == EBUSY);
+    /* Addresses of either family go with the functions of the other. */
+    CHECK(nvmemcpy(seen, address, 6) && memcmp(seen, "acumen", 6) == 0);
+    CHECK(nvmsync(address, page, MS_SYNC) == 0);
+    errno = 0;
+    CHECK(nvmunmap(address, page) == -1 && errno == EINVAL);
+    CHECK(ato_munmap(address, page) == 0);
+    CHECK(refused(page, RW, MAP_SHARED, fd, 0) == EINVAL);
+    address = ato_mmap(NULL, page, RW, MAP_SHARED, fd, 0);
+    CHECK(ato_unmap_mode(address, ATO_SPATIAL) == 0 && ato_munmap(address, page) == 0);
+    address = mapped(page, RW, fd, 0);
+    CHECK(nvmemcmp(address, "acumen", 6) == 0);
+    CHECK(nvmunmap(address, page) == 0 && close(fd) == 0);
+}
+
+static int shared_fd;
+static char *shared_mapping;
+
+static void *copier(void *argument) {
+    char block[1000];
+    for (int round = 0; round < 15; round++) {
+        CHECK(nvmemset(shared_mapping + page - 500, round, sizeof block));
+        CHECK(nvmemcpy(block, shared_mapping + page - 500, sizeof block));
+        for (size_t i = 1; i < sizeof block; i++) CHECK(block[i] == block[0]);
+        char *own = nvmmap(NULL, page, RW, MAP_SHARED, shared_fd, 0);
+        CHECK(own != MAP_FAILED && nvmsync(own, page, MS_SYNC) == 0 && nvmunmap(own, page) == 0);
+    }
+    return argument;
+}
+
+static void threads(const char *dir) {
+    pthread_t ids[4];
+    shared_fd = plain(in_dir(dir, "threads"), 2 * page);
+    shared_mapping = mapped(2 * page, RW, shared_fd, 0);
+    for (int i = 0; i < 4; i++) CHECK(pthread_create(&ids[i], NULL, copier, NULL) == 0);
+    for (int i = 0; i < 4; i++) CHECK(pthread_join(ids[i], NULL) == 0);
+    CHECK(nvmunmap(shared_mapping, 2 * page) == 0);
+    CHECK(close(shared_fd) == 0);
+}
+
+/* The flag is none of open's, and open does not mind it. */
+static void the_flag(const char *dir) {
+    const char *path = in_dir(dir, "flag");
+    CHECK(close(plain(path, page)) == 0);
+    CHECK(!(O_ATOMIC & (O_ACCMODE | O_CREAT | O_EXCL | O_TRUNC | O_APPEND | O_SYNC | O_CLOEXEC | O_DIRECTORY)));
+    int fd = open(path, O_RDWR | O_ATOMIC);
+    CHECK(fd >= 0);
+    CHECK(nvmunmap(mapped(page, RW, fd, 0), page) == 0);
+    CHECK(close(fd) == 0);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 2) return 64;
+    page = (size_t)sysconf(_SC_PAGESIZE);
+    commits(argv[1]);
+    mappings(argv[1]);
+    copies(argv[1]);
+    comparisons(argv[1]);
+    beyond_the_file(argv[1]);
+    settings(argv[1]);
+    another_engine(argv[1]);
+    threads(argv[1]);
+    the_flag(argv[1]);
+    return 0;
+}

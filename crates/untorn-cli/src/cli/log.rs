@@ -1,0 +1,97 @@
+//! The arguments about the log of the engine `hybrid-log`.
+
+use clap::Args;
+use untorn::{EngineKind, LogPolicy, Options};
+
+use super::words;
+use crate::exit::{Failure, Result};
+use crate::size;
+
+/// What the engine logs, and how much. A file does not remember it: each opening has its own.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(crate) struct Log {
+    /// With `--engine hybrid-log`, what this opening of the file logs: the bytes before a write (`undo`, on persistent
+    /// memory only), those of the write (`redo`), or what suits the reads and writes (`hybrid`) [default: hybrid].
+    #[arg(long, value_name = "POLICY", value_parser = words::<LogPolicy>(LOG_POLICIES))]
+    pub(crate) log_policy: Option<LogPolicy>,
+    /// With `--engine hybrid-log`, the most bytes the log may take in this opening of the file; all writes up to a commit
+    /// have to fit [default: 64G].
+    #[arg(long, value_name = "N", value_parser = size::parse)]
+    pub(crate) log_size: Option<u64>,
+}
+
+const LOG_POLICIES: &[&str] = &["hybrid", "undo", "redo"];
+
+impl Log {
+    /// The first of these arguments that was given, by name.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        self.log_policy.map(|_| "--log-policy").or(self.log_size.map(|_| "--log-size"))
+    }
+
+    /// Refuses what would have no effect.
+    ///
+    /// # Errors
+    /// Usage, unless one of the engines has a log or nothing was given.
+    pub(crate) fn require(&self, engines: &[EngineKind]) -> Result<()> {
+        match self.given() {
+            Some(name) if !engines.contains(&EngineKind::HybridLog) => {
+                Err(Failure::usage(format!("{name} is only for --engine hybrid-log")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The options with what was given.
+    pub(crate) fn apply(&self, mut options: Options) -> Options {
+        if let Some(policy) = self.log_policy {
+            options = options.log_policy(policy);
+        }
+        if let Some(bytes) = self.log_size {
+            options = options.log_size(bytes);
+        }
+        options
+    }
+
+    /// The same as arguments for another process.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let policy = self.log_policy.map(|policy| format!("--log-policy={policy}"));
+        let size = self.log_size.map(|bytes| format!("--log-size={bytes}"));
+        policy.into_iter().chain(size).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Alone {
+        #[command(flatten)]
+        log: Log,
+    }
+
+    #[test]
+    fn every_policy_offered_is_one_the_library_knows() {
+        assert!(LOG_POLICIES.iter().all(|word| word.parse::<LogPolicy>().is_ok()));
+    }
+
+    #[test]
+    fn what_was_given_reaches_the_options_and_other_processes() {
+        let log = Alone::parse_from(["alone", "--log-policy", "redo", "--log-size", "4M"]).log;
+        assert_eq!(log.arguments(), ["--log-policy=redo", "--log-size=4194304"]);
+        let options = format!("{:?}", log.apply(Options::new()));
+        assert!(options.contains("log_policy: Redo") && options.contains("log_size: 4194304"), "{options}");
+        assert!(Log::default().arguments().is_empty());
+    }
+
+    #[test]
+    fn arguments_without_effect_are_refused() {
+        let log = Log { log_policy: None, log_size: Some(1 << 20) };
+        assert!(log.require(&[EngineKind::Auto, EngineKind::HybridLog]).is_ok());
+        let refused = log.require(&[EngineKind::Reflection]).unwrap_err().to_string();
+        assert_eq!(refused, "--log-size is only for --engine hybrid-log");
+        assert!(Log::default().require(&[EngineKind::Auto]).is_ok());
+    }
+}
