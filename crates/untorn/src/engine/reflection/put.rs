@@ -166,7 +166,7 @@ impl<M: Medium> Reflection<M> {
         if staged.one_run {
             return self.side.write(at + staged.first * SLICE, staged.bytes);
         }
-        runs(mask).try_for_each(|(start, len)| self.side.write(at + start * SLICE, staged.run(start, len)))
+        self.side.write_lines(at + staged.first * SLICE, staged.bytes, mask >> staged.first)
     }
 
     #[cold]
@@ -207,9 +207,13 @@ impl<M: Medium> Reflection<M> {
             let within = (end.saturating_sub(offset) as usize).min(bytes.len());
             self.data.write(offset, &bytes[..within])
         };
+        let first = at + staged.first * SLICE;
         if staged.one_run {
-            return store(at + staged.first * SLICE, staged.bytes);
+            store(first, staged.bytes)
+        } else if first + staged.bytes.len() as u64 <= end {
+            self.data.write_lines(first, staged.bytes, mask >> staged.first)
+        } else {
+            runs(mask).try_for_each(|(start, len)| store(at + start * SLICE, staged.run(start, len)))
         }
-        runs(mask).try_for_each(|(start, len)| store(at + start * SLICE, staged.run(start, len)))
     }
 }
