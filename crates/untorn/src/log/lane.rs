@@ -137,20 +137,18 @@ impl Lanes {
         lanes
     }
 
-    /// Calls `page` with every page named by the live lines of a lane up to `head`, a value of [`Lane::head`].
+    /// Every page named by the live lines of a lane up to `head`, a value of [`Lane::head`].
     ///
     /// It goes by the copy in memory, not only because that is nearer: a line that was read is in the CPU's cache, and a
     /// non-temporal store over a cached line costs half a fence more.
-    pub(crate) fn live_pages(&self, index: usize, head: u64, mut page: impl FnMut(u64)) {
-        let named = &self.named[index * 2 * self.slots as usize..];
-        for line in self.states[index].tail.load(Ordering::Acquire)..head {
-            let slot = (line & (self.slots - 1)) as usize;
-            for name in &named[2 * slot..2 * slot + 2] {
-                if let Some(number) = name.load(Ordering::Relaxed).checked_sub(1) {
-                    page(number);
-                }
-            }
-        }
+    #[inline]
+    pub(crate) fn live_pages(&self, index: usize, head: u64) -> impl Iterator<Item = u64> {
+        let lines = self.states[index].tail.load(Ordering::Acquire)..head;
+        let names = lines.flat_map(move |line| {
+            let slot = 2 * self.slot(index, line);
+            &self.named[slot..slot + 2]
+        });
+        names.filter_map(|name| name.load(Ordering::Relaxed).checked_sub(1))
     }
 
     /// The highest sequence number of any lane.

@@ -217,7 +217,9 @@ fn countable(entries: usize, path: &Path) -> Result<u32> {
 fn encode_as(seal: Seal, offset: u64, record: &Record, count: u32, spilled: bool) -> Vec<Line> {
     let own = if spilled { 0 } else { 1.min(record.entries.len()) };
     let mut seed = seal.at(offset);
-    let mut out = vec![[0; LINE as usize]];
+    // One more than in a lane: the first line of a spilled record has no entry of its own.
+    let mut out = Vec::with_capacity(lines(record.entries.len()) as usize + 1);
+    out.push([0; LINE as usize]);
     for pair in record.entries[own..].chunks(2) {
         let entries = [pair[0].into(), pair.get(1).copied().unwrap_or(UNUSED).into()];
         let line = MoreLine { seq: record.seq.into(), entries, reserved: 0.into() };

@@ -180,6 +180,16 @@ impl MediumFile for DaxFile {
         self.file.intact("write to")
     }
 
+    #[inline]
+    fn write_lines(&self, offset: u64, src: &[u8], lines: u64) -> Result<()> {
+        // Up to the end of the last line stored.
+        let src = &src[..(u64::BITS - lines.leading_zeros()) as usize * sys::flush::LINE];
+        let dst = self.file.range_mut(offset, src.len())?;
+        // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.
+        unsafe { sys::copy::copy_nt_lines(dst, src, lines) };
+        self.file.intact("write to")
+    }
+
     #[inline(always)]
     fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
         let dst = self.file.range_mut(offset, src.len())?;

@@ -225,6 +225,12 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
     }
 
     #[inline(always)]
+    fn write_lines(&self, offset: u64, src: &[u8], lines: u64) -> Result<()> {
+        self.check()?;
+        self.inner.write_lines(offset, src, lines)
+    }
+
+    #[inline(always)]
     fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.check()?;
         self.inner.store(offset, src)

@@ -189,6 +189,16 @@ pub trait MediumFile: Send + Sync {
     /// length, and on persistent memory within allocated space. Offset and length need not be aligned.
     fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
 
+    /// Stores some cache lines of `src` as [`write`](MediumFile::write) does: those whose bit is set in `lines`, where
+    /// bit n stands for the 64 bytes from 64n on. `src` has all of these, and the same requirements as for
+    /// [`write`](MediumFile::write) hold up to the last of them. `offset` is that of the first byte of `src`.
+    fn write_lines(&self, offset: u64, src: &[u8], lines: u64) -> Result<()> {
+        runs(lines).try_for_each(|(first, count)| {
+            let from = (first * LINE) as usize;
+            self.write(offset + first * LINE, &src[from..from + (count * LINE) as usize])
+        })
+    }
+
     /// Stores `src` at `offset` through the cache: visible to other threads in program order, durable once flushed and
     /// fenced. The same requirements as [`write`](MediumFile::write).
     fn store(&self, offset: u64, src: &[u8]) -> Result<()>;
@@ -240,6 +250,24 @@ pub trait MediumFile: Send + Sync {
     fn try_lock(&self, kind: LockKind) -> Result<bool>;
 }
 
+/// Bytes of a cache line, the unit of [`MediumFile::write_lines`].
+const LINE: u64 = 64;
+
+/// The maximal runs of consecutive members of a set, ascending, as (first member, members).
+#[inline]
+pub(crate) fn runs(mut set: u64) -> impl Iterator<Item = (u64, u64)> {
+    std::iter::from_fn(move || {
+        if set == 0 {
+            return None;
+        }
+        let first = set.trailing_zeros();
+        let len = (set >> first).trailing_ones();
+        // Shifting by 64 would be an overflow: clear the run in two steps.
+        set &= (u64::MAX << (first + len - 1)) << 1;
+        Some((u64::from(first), u64::from(len)))
+    })
+}
+
 /// The path from the root on, whether or not the file exists.
 pub(crate) fn absolute(path: &Path) -> Result<std::path::PathBuf> {
     std::path::absolute(path).map_err(|error| Error::io("open", path, error))
@@ -256,4 +284,23 @@ pub fn resolve(path: &Path) -> Result<std::path::PathBuf> {
         return absolute(path);
     }
     std::fs::canonicalize(path).map_err(|error| Error::io("open", path, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_maximal_and_complete() {
+        for set in [0, 1, 1 << 63, u64::MAX, 0b1011, 0xf0f0_0000_0000_000f, u64::MAX >> 1, u64::MAX << 1] {
+            let mut union = 0;
+            let mut end = None;
+            for (first, len) in runs(set) {
+                assert!(end.is_none_or(|end| first > end), "runs of {set:#x} touch");
+                end = Some(first + len);
+                union |= (0..len).fold(0, |mask, n| mask | 1 << (first + n));
+            }
+            assert_eq!(union, set);
+        }
+    }
 }

@@ -8,6 +8,9 @@
 //! - a writer that changes several pages sets PUBLISHING on all of them before it publishes the first, so a reader of
 //!   several pages cannot see one changed and the other not.
 
+use std::ptr;
+
+use crate::sys::copy::prefetch;
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed, fence};
 
 const LOCKED: u64 = 1;
@@ -40,6 +43,12 @@ impl PageState {
     #[inline]
     pub(crate) fn version(&self) -> u64 {
         self.word.load(Ordering::Relaxed) >> VERSION_SHIFT
+    }
+
+    /// Starts bringing the state near, for a lock that is about to be taken.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self) {
+        prefetch(ptr::from_ref(self).cast());
     }
 
     /// Locks the page for writing; with `publishing` readers are kept out from the start.

@@ -10,6 +10,9 @@ use crate::log::record::{DataSum, Entry, Record, lines};
 use crate::medium::Medium;
 use crate::sidecar::PAGE;
 
+/// Pages of an epoch for which memory is asked once.
+const FEW: usize = 256;
+
 impl<M: Medium> Reflection<M> {
     /// Commits every write that joined the epoch before the call. Threads that call it at the same time share a commit:
     /// whoever gets the gate first commits for all.
@@ -116,11 +119,15 @@ impl<M: Medium> Reflection<M> {
 
     /// What was written since the last commit. The caller holds the commit gate and every lane.
     pub(super) fn take_epoch(&self) -> Vec<Entry> {
-        let entry = |page: u64| {
+        let mut entries = Vec::with_capacity(FEW);
+        self.state.take_dirty(|page| {
             let bitmap = self.state.pages[page as usize].bitmap();
-            Entry { page, bitmap, mask: bitmap ^ self.committed_bitmap(page) }
-        };
-        self.state.take_dirty().into_iter().map(entry).filter(|entry| entry.mask != 0).collect()
+            let mask = bitmap ^ self.committed_bitmap(page);
+            if mask != 0 {
+                entries.push(Entry { page, bitmap, mask });
+            }
+        });
+        entries
     }
 
     /// A lane with room for this many lines, by index, and whether the record must be spilled after all.

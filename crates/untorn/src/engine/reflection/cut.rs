@@ -41,19 +41,16 @@ impl<M: Medium> Reflection<M> {
     }
 
     fn cut_at(&self, heads: &[u64], cut: u64, len: u64, also: &[u64]) -> Result<()> {
-        let mut outcome = Ok(());
-        let mut write = |page: u64| {
-            // What is published is certain, even if a record above the cut told of it: that record stays live. A page
-            // that several records name is written again; to sort them out would cost more.
-            if outcome.is_ok() {
-                outcome = self.write_bitmap(page, self.committed_bitmap(page));
-            }
-        };
-        also.iter().for_each(|&page| write(page));
-        for (index, &head) in heads.iter().enumerate() {
-            self.lanes.live_pages(index, head, &mut write);
+        // What is published is certain, even if a record above the cut told of it: that record stays live. A page that
+        // several records name is written again; to sort them out would cost more.
+        for &page in also {
+            self.write_bitmap(page, self.committed_bitmap(page)).map_err(|error| self.poison(error))?;
         }
-        outcome.map_err(|error| self.poison(error))?;
+        for (index, &head) in heads.iter().enumerate() {
+            for page in self.lanes.live_pages(index, head) {
+                self.write_bitmap(page, self.committed_bitmap(page)).map_err(|error| self.poison(error))?;
+            }
+        }
         self.fence(barriers::CUT_BITMAPS).map_err(|error| self.poison(error))?;
         let mut ledger = lock(&self.ledger, self.relax());
         ledger.retirement.cut = cut;
@@ -67,6 +64,7 @@ impl<M: Medium> Reflection<M> {
     }
 
     /// Writes a page's bitmap into its meta page, durable at the next fence.
+    #[inline(always)]
     pub(super) fn write_bitmap(&self, page: u64, bitmap: u64) -> Result<()> {
         // A page without a place has never had a slice in the sidecar: its bitmap is 0 there already.
         let Some(at) = self.places.bitmap(page) else { return Ok(()) };

@@ -33,6 +33,8 @@ impl<M: Medium> Reflection<M> {
         let epoch = &self.state.epochs[page as usize];
         let mask = touched(part.from, part.to());
         self.foresee(part, mask, epoch.committed.load(Ordering::Relaxed));
+        // Only the lock needs it, and a miss there would be waited for.
+        state.prefetch();
         let lane = self.lanes.acquire(self.relax());
         check_range(&self.path, part.offset(), bytes.len() as u64, self.state.head().len.load(Ordering::Acquire))?;
         state.lock(true, self.relax());

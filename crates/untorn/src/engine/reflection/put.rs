@@ -124,12 +124,19 @@ impl<M: Medium> Reflection<M> {
         } else if mask & !valid == 0 {
             self.put_data(page, mask, staged)
         } else {
-            let staged = Staged { one_run: false, ..staged };
-            // Space for both before a store to either, so that want of it finds nothing half done.
-            self.data_room(page)?;
-            self.put_reflection(page, mask & !valid, staged)?;
-            self.put_data(page, mask & valid, staged)
+            self.put_both(page, valid, mask, staged)
         }
+    }
+
+    /// Slices some of which go to the one copy and some to the other. Not inlined, like the end of the file below: the
+    /// store of a single run, between two locks and a fence, is to be as short as it can be.
+    #[inline(never)]
+    fn put_both(&self, page: u64, valid: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+        let staged = Staged { one_run: false, ..staged };
+        // Space for both before a store to either, so that want of it finds nothing half done.
+        self.data_room(page)?;
+        self.put_reflection(page, mask & !valid, staged)?;
+        self.put_data(page, mask & valid, staged)
     }
 
     /// Space for everything that a write to these pages stores.
@@ -166,7 +173,7 @@ impl<M: Medium> Reflection<M> {
         if staged.one_run {
             return self.side.write(at + staged.first * SLICE, staged.bytes);
         }
-        runs(mask).try_for_each(|(start, len)| self.side.write(at + start * SLICE, staged.run(start, len)))
+        self.side.write_lines(at + staged.first * SLICE, staged.bytes, mask >> staged.first)
     }
 
     #[cold]
@@ -199,17 +206,24 @@ impl<M: Medium> Reflection<M> {
 
     #[inline(always)]
     fn put_data(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
-        let at = page * PAGE;
         self.data_room(page)?;
-        // The last slice may reach beyond the end of the file; the data file must not grow by it.
-        let end = self.state.head().len.load(Ordering::Relaxed);
-        let store = |offset: u64, bytes: &[u8]| {
-            let within = (end.saturating_sub(offset) as usize).min(bytes.len());
-            self.data.write(offset, &bytes[..within])
-        };
-        if staged.one_run {
-            return store(at + staged.first * SLICE, staged.bytes);
+        let at = page * PAGE + staged.first * SLICE;
+        if at + staged.bytes.len() as u64 > self.state.head().len.load(Ordering::Relaxed) {
+            return self.put_data_to_the_end(page, mask, staged);
         }
-        runs(mask).try_for_each(|(start, len)| store(at + start * SLICE, staged.run(start, len)))
+        if staged.one_run {
+            return self.data.write(at, staged.bytes);
+        }
+        self.data.write_lines(at, staged.bytes, mask >> staged.first)
+    }
+
+    /// The last slice reaches beyond the end of the file; the data file must not grow by it.
+    #[cold]
+    fn put_data_to_the_end(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+        let end = self.state.head().len.load(Ordering::Relaxed);
+        runs(mask).try_for_each(|(start, len)| {
+            let (at, bytes) = (page * PAGE + start * SLICE, staged.run(start, len));
+            self.data.write(at, &bytes[..(end.saturating_sub(at) as usize).min(bytes.len())])
+        })
     }
 }

@@ -94,15 +94,18 @@ impl<M: Medium> Reflection<M> {
         }
     }
 
-    /// Starts the address translation of the page that a write of whole slices will probably store to: if `valid` is its
-    /// bitmap at the last commit. A non-temporal store over a cached line is slow, so another line of the page stands for
-    /// theirs.
+    /// Starts the address translation of the pages that a write of whole slices will probably store to: if `valid` is
+    /// the page's bitmap at the last commit. A non-temporal store over a cached line is slow, so another line of the page
+    /// stands for theirs.
     #[inline(always)]
     pub(super) fn foresee(&self, part: Part<'_>, mask: u64, valid: u64) {
         let elsewhere = (part.from + PAGE / 2) % PAGE;
         if mask & valid != 0 {
             self.data.prefetch(part.page * PAGE + elsewhere);
-        } else if let Some(page) = self.places.reflection(part.page) {
+        }
+        if mask & !valid != 0
+            && let Some(page) = self.places.reflection(part.page)
+        {
             self.side.prefetch(page + elsewhere);
         }
     }

@@ -1,6 +1,8 @@
 //! Slices of a page and sets of them.
 
 use crate::engine::Piece;
+/// Of slices: as (first slice, slices).
+pub(super) use crate::medium::runs;
 use crate::sidecar::PAGE;
 
 /// Bytes of a slice: a cache line.
@@ -13,21 +15,6 @@ pub(super) fn touched(from: u64, to: u64) -> u64 {
     let first = from / SLICE;
     let last = (to - 1) / SLICE;
     (u64::MAX << first) & (u64::MAX >> (63 - last))
-}
-
-/// The maximal runs of consecutive slices in a set, ascending, as (first slice, slices).
-#[inline]
-pub(super) fn runs(mut set: u64) -> impl Iterator<Item = (u64, u64)> {
-    std::iter::from_fn(move || {
-        if set == 0 {
-            return None;
-        }
-        let first = set.trailing_zeros();
-        let len = (set >> first).trailing_ones();
-        // Shifting by 64 would be an overflow: clear the run in two steps.
-        set &= (u64::MAX << (first + len - 1)) << 1;
-        Some((u64::from(first), u64::from(len)))
-    })
 }
 
 /// The part of a page's byte range that one piece of a write covers.
@@ -93,20 +80,6 @@ mod tests {
         assert_eq!(touched(63, 65), 3);
         assert_eq!(touched(4095, 4096), 1 << 63);
         assert_eq!(touched(0, 4096), u64::MAX);
-    }
-
-    #[test]
-    fn runs_are_maximal_and_complete() {
-        for set in [0, 1, 1 << 63, u64::MAX, 0b1011, 0xf0f0_0000_0000_000f, u64::MAX >> 1, u64::MAX << 1] {
-            let mut union = 0;
-            let mut end = None;
-            for (first, len) in runs(set) {
-                assert!(end.is_none_or(|end| first > end), "runs of {set:#x} touch");
-                end = Some(first + len);
-                union |= (0..len).fold(0, |mask, n| mask | 1 << (first + n));
-            }
-            assert_eq!(union, set);
-        }
     }
 
     #[test]

@@ -179,17 +179,16 @@ impl State {
         }
     }
 
-    /// Takes the set of pages written in the open epoch, ascending, leaving it empty. For the holder of all lanes only.
-    pub(super) fn take_dirty(&self) -> Vec<u64> {
-        let mut taken = Vec::new();
+    /// Takes the pages written in the open epoch, ascending, leaving none. For the holder of all lanes only.
+    #[inline]
+    pub(super) fn take_dirty(&self, mut take: impl FnMut(u64)) {
         let words = pages(self.head().len.load(Ordering::Relaxed)).div_ceil(64).div_ceil(64);
         for (index, summary) in self.dirty_words[..words as usize].iter().enumerate() {
             each_bit(summary.swap(0, Ordering::Relaxed), |bit| {
                 let word = index as u64 * 64 + bit;
-                each_bit(self.dirty[word as usize].swap(0, Ordering::Relaxed), |bit| taken.push(word * 64 + bit));
+                each_bit(self.dirty[word as usize].swap(0, Ordering::Relaxed), |bit| take(word * 64 + bit));
             });
         }
-        taken
     }
 }
 
@@ -216,7 +215,9 @@ mod tests {
             state.mark_dirty(*page);
             state.mark_dirty(*page);
         }
-        assert_eq!(state.take_dirty(), written);
-        assert_eq!(state.take_dirty(), [0; 0]);
+        let mut taken = Vec::new();
+        state.take_dirty(|page| taken.push(page));
+        assert_eq!(taken, written);
+        state.take_dirty(|page| panic!("page {page} was taken before"));
     }
 }

@@ -102,8 +102,7 @@ fn a_collector_sees_what_writers_appended() {
         };
         assert_eq!(head, last, "half of an append");
         // The writer may be going on; what it appended before the collection stays.
-        let mut pages = Vec::new();
-        area.lanes.live_pages(0, head, |page| pages.push(page));
+        let pages: Vec<u64> = area.lanes.live_pages(0, head).collect();
         assert_eq!(pages, [1, 2][..head as usize]);
         other.join().unwrap();
         assert_eq!(area.lanes.last(), 2);
@@ -122,8 +121,7 @@ fn a_line_is_used_again_only_after_the_cut() {
             }
         });
         let heads: Vec<u64> = area.lanes.acquire_all(relax).iter().map(Lane::head).collect();
-        let mut pages = Vec::new();
-        area.lanes.live_pages(0, heads[0], |page| pages.push(page));
+        let pages: Vec<u64> = area.lanes.live_pages(0, heads[0]).collect();
         assert_eq!(pages, [1], "a live line was written over");
         area.lanes.retire(&heads);
         other.join().unwrap();

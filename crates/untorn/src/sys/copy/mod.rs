@@ -16,7 +16,7 @@ use std::sync::atomic::{self, AtomicU64, Ordering};
 mod x86;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{copy_nt, width_name};
+pub(crate) use x86::{copy_nt, copy_nt_lines, width_name};
 
 /// The widest streaming store in use, for reports.
 #[cfg(not(target_arch = "x86_64"))]
@@ -34,6 +34,18 @@ pub(crate) unsafe fn copy_nt(dst: *mut u8, src: &[u8]) {
     unsafe { copy_cached(dst, src) };
     // SAFETY: as above.
     unsafe { super::flush::flush_lines(dst, src.len()) }
+}
+
+/// [`copy_nt`] of the lines of `src` whose bit is set in `lines`, to the same places from `dst` on.
+///
+/// # Safety
+/// As for [`copy_nt`].
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe fn copy_nt_lines(dst: *mut u8, src: &[u8], lines: u64) {
+    for (n, line) in src.chunks_exact(super::flush::LINE).enumerate().filter(|(n, _)| lines >> n & 1 != 0) {
+        // SAFETY: a part of the caller's range.
+        unsafe { copy_nt(dst.wrapping_add(n * super::flush::LINE), line) };
+    }
 }
 
 /// The longest copy that [`copy_cached`] makes of 8-byte stores of its own.

@@ -130,6 +130,30 @@ unsafe fn lines_wide(width: Width, dst: *mut u8, lines: &[u8]) {
     }
 }
 
+/// [`copy_nt`] of the lines of `src` whose bit is set in `lines`, to the same places from `dst` on: what a page needs
+/// whose slices are valid now in the one copy and now in the other. A line at a time, for a loop over runs would
+/// mispredict the length of each.
+///
+/// # Safety
+/// As for [`copy_nt`], for a range that reaches at least to the last of these lines.
+#[inline(never)]
+pub(crate) unsafe fn copy_nt_lines(dst: *mut u8, src: &[u8], lines: u64) {
+    let wide = width() == Width::Avx512 && (dst as usize).is_multiple_of(LINE);
+    let mut rest = lines;
+    while rest != 0 {
+        let at = rest.trailing_zeros() as usize * LINE;
+        let (dst, line) = (dst.wrapping_add(at), &src[at..at + LINE]);
+        if wide {
+            // SAFETY: a line of the caller's range, at a line's boundary, and the CPU has the width.
+            unsafe { lines_avx512(dst, line) }
+        } else {
+            // SAFETY: a line of the caller's range.
+            unsafe { copy_nt(dst, line) }
+        }
+        rest &= rest - 1;
+    }
+}
+
 /// The loop of whole lines with one width of load and store.
 macro_rules! stream_lines {
     ($dst:ident, $lines:ident, $vector:ty, $load:ident, $stream:ident) => {
@@ -235,6 +259,26 @@ mod tests {
                     fence();
                     assert_eq!(found.0, expected.0, "offset {offset} len {len} skew {skew}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn copy_nt_lines_stores_the_lines_of_the_set_and_no_others() {
+        let source: Vec<u8> = (0..700u32).map(|i| (i * 11 + 5) as u8).collect();
+        for lines in 0..512_u64 {
+            for (offset, skew) in [(0, 0), (0, 3), (8, 0), (5, 1)] {
+                let from = &source[skew..skew + 9 * LINE];
+                let mut expected = Lines([0xEE; 640]);
+                for n in (0..9).filter(|n| lines >> n & 1 != 0) {
+                    let line = n * LINE..(n + 1) * LINE;
+                    expected.0[offset..][line.clone()].copy_from_slice(&from[line]);
+                }
+                let mut found = Lines([0xEE; 640]);
+                // SAFETY: nine lines from an offset below a line stay below 640.
+                unsafe { copy_nt_lines(found.0.as_mut_ptr().wrapping_add(offset), from, lines) };
+                fence();
+                assert_eq!(found.0, expected.0, "lines {lines:#b} offset {offset} skew {skew}");
             }
         }
     }
