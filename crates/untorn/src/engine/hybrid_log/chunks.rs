@@ -321,6 +321,23 @@ impl Chunks {
         }
     }
 
+    /// Gives back what the holder of a lane took for a write that came to nothing: the chunks begun for it, by the units
+    /// taken. What is left of a chunk that it did not begin goes with that chunk.
+    #[cold]
+    pub(super) fn give_back(&self, lane: &LaneState, units: impl Iterator<Item = u64>, relax: impl FnMut(u32)) {
+        let mut free = lock(&self.free, relax);
+        for chunk in units.filter(|unit| unit % self.units == 0).map(|unit| unit / self.units) {
+            let state = &self.states[chunk as usize];
+            if lane.chunk() == Some(chunk) {
+                lane.set_chunk(None);
+            }
+            state.used.store(0, Ordering::Release);
+            state.held.store(0, Ordering::Release);
+            free.chunks.push_back(chunk);
+        }
+        self.available.store(free.chunks.len() as u64, Ordering::Release);
+    }
+
     /// Room in a chunk that another lane let go of before it was full: there may be more lanes than chunks.
     #[cold]
     fn adopt(&self, lane: &LaneState, wanted: u64, epoch: u64, relax: impl FnMut(u32)) -> Option<u64> {

@@ -22,13 +22,17 @@ impl<M: Medium> Core<M> {
     /// Puts a planned write into the log. Returns the links of its covers; `None`, with nothing stored, if there is no
     /// room.
     pub(super) fn log_redo(&self, lane: &Lane<'_>, plan: &Plan<'_>) -> Result<Option<Vec<Link>>> {
-        let mut links = Vec::with_capacity(plan.covers.len());
+        let mut links: Vec<Link> = Vec::with_capacity(plan.covers.len());
         for cover in &plan.covers {
             links.push(match cover.logged {
                 Logged::Open(link) => link,
                 Logged::Nothing => match self.take_entry(lane, cover.class)? {
                     Some(unit) => self.redo_link(unit, cover.class),
-                    None => return Ok(None),
+                    None => {
+                        let taken = plan.covers.iter().zip(&links).filter(|(cover, _)| cover.logged == Logged::Nothing);
+                        self.chunks.give_back(lane.state, taken.map(|(_, link)| link.unit()), self.relax());
+                        return Ok(None);
+                    }
                 },
             });
         }

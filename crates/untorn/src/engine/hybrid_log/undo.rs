@@ -27,7 +27,10 @@ impl<M: Medium> Core<M> {
         for (index, cover) in plan.covers.iter().enumerate() {
             match self.choose_old(lane, plan, index, cover, &mut old)? {
                 Some(link) => links.push(link),
-                None => return Ok(None),
+                None => {
+                    self.chunks.give_back(lane.state, old.iter().map(|old| old.unit), self.relax());
+                    return Ok(None);
+                }
             }
         }
         self.store_undo(lane, plan, &old).map_err(|error| self.standing.poison(error))?;
