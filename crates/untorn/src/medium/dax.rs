@@ -203,6 +203,11 @@ impl MediumFile for DaxFile {
         self.file.prefetch(offset);
     }
 
+    #[inline(always)]
+    fn prefetch_to_store(&self, offset: u64) {
+        self.file.prefetch_to_store(offset);
+    }
+
     #[inline]
     fn flush(&self, _: Barrier, offset: u64, len: u64) {
         let Ok(len) = usize::try_from(len) else { return };

@@ -241,6 +241,11 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
         self.inner.prefetch(offset);
     }
 
+    #[inline(always)]
+    fn prefetch_to_store(&self, offset: u64) {
+        self.inner.prefetch_to_store(offset);
+    }
+
     #[inline]
     fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
         self.inner.flush(barrier, offset, len)

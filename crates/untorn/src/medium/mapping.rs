@@ -97,6 +97,12 @@ impl MappedFile {
     /// See [`MediumFile::prefetch`](super::MediumFile::prefetch).
     #[inline(always)]
     pub(super) fn prefetch(&self, offset: u64) {
+        sys::copy::prefetch(self.map.address(offset));
+    }
+
+    /// See [`MediumFile::prefetch_to_store`](super::MediumFile::prefetch_to_store).
+    #[inline(always)]
+    pub(super) fn prefetch_to_store(&self, offset: u64) {
         sys::copy::prefetch_to_store(self.map.address(offset));
     }
 

@@ -208,6 +208,12 @@ pub trait MediumFile: Send + Sync {
     #[inline]
     fn prefetch(&self, _offset: u64) {}
 
+    /// Tells that the line around `offset` will be [`store`](MediumFile::store)d to soon. A hint.
+    #[inline]
+    fn prefetch_to_store(&self, offset: u64) {
+        self.prefetch(offset);
+    }
+
     /// Starts writing the cache lines of a range back. Does nothing on a block medium, where the fence does all.
     fn flush(&self, barrier: Barrier, offset: u64, len: u64);
 

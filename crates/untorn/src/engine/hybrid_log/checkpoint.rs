@@ -97,7 +97,8 @@ impl<M: Medium> Core<M> {
             let meta = self.meta(link);
             let offset = u64::from(meta.delta().offset);
             self.side.prefetch(self.chunks.bytes_at(link.unit()) + offset);
-            self.data.prefetch(meta.block.load(Ordering::Relaxed) * PAGE + offset);
+            // Another line of the page: a streaming store over a cached line takes longer.
+            self.data.prefetch(meta.block.load(Ordering::Relaxed) * PAGE + (offset + PAGE / 2) % PAGE);
         }
         let mut outcome = Ok(());
         let mut carried = 0;

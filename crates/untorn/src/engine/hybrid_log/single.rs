@@ -32,8 +32,8 @@ impl<M: Medium> Core<M> {
         if let Some(unit) = self.chunks.guess(self.lanes.mine()) {
             foresee(&self.chunks.metas[unit as usize]);
             if bytes.len() <= SMALL {
-                self.side.prefetch(self.chunks.header_at(unit));
-                self.side.prefetch(self.chunks.bytes_at(unit) + from);
+                self.side.prefetch_to_store(self.chunks.header_at(unit));
+                self.side.prefetch_to_store(self.chunks.bytes_at(unit) + from);
             }
         }
         let lane = self.lane();
