@@ -2,15 +2,17 @@
 //!
 //! Nine bits of the block number choose a child at each level. Levels above the first that a file of this length needs are
 //! skipped: `top` points at the node to begin with, and moves up when the file grows. Nodes are never freed or moved while
-//! the file is open, children are set once by a compare-and-swap, so a look-up takes no lock and allocates nothing.
+//! the file is open, and a child is set once, so a look-up takes no lock and allocates nothing. Nodes are added under a
+//! lock: without one, threads that come to a new place together would each make a node for it, and all but one be lost.
 
 use std::io;
+use std::sync::PoisonError;
 
 use crate::sharing::page::PageState;
-use crate::sys::sync::{AtomicU64, Ordering, ZeroedArray};
+use crate::sys::sync::{AtomicU64, Mutex, Ordering, ZeroedArray};
 
-/// Bits of a block number that one level tells apart, as in the paper.
-const BITS: u32 = 9;
+/// Bits of a block number that one level tells apart, as in the paper. A model of the tree has a small one.
+const BITS: u32 = if cfg!(loom) { 1 } else { 9 };
 /// Children of a node, and slots of a leaf.
 const FAN: u64 = 1 << BITS;
 
@@ -20,13 +22,26 @@ pub(super) struct Index {
     top: AtomicU64,
     /// Children of the inner nodes, [`FAN`] to a node: numbers of nodes of the level below.
     children: ZeroedArray<AtomicU64>,
-    inner_nodes: AtomicU64,
     /// Slots of the leaves.
     slots: ZeroedArray<PageState>,
-    leaves: AtomicU64,
-    /// Leaves that lost the race to be hung in, to be used for another place.
-    spare: AtomicU64,
+    /// Nodes in use; held to add one, and never across an operation on the medium.
+    nodes: Mutex<Nodes>,
     blocks: u64,
+}
+
+#[derive(Default)]
+struct Nodes {
+    inner: u64,
+    leaves: u64,
+}
+
+impl Nodes {
+    /// The number of a new node, with no children or with slots that say nothing.
+    fn add(&mut self, level: u32) -> u64 {
+        let count = if level > 0 { &mut self.inner } else { &mut self.leaves };
+        *count += 1;
+        *count
+    }
 }
 
 /// Where a node's level stands beside its number.
@@ -47,15 +62,11 @@ impl Index {
         let leaves = blocks.div_ceil(FAN);
         // Each level has at most a 512th of the nodes below it, and one more that is not full.
         let inner = leaves.div_ceil(FAN) + leaves.div_ceil(FAN * FAN) + 8;
-        // While a thread hangs a leaf in, it may have one more in its hands.
-        let spares = 256;
         Ok(Index {
             top: AtomicU64::new(0),
-            children: ZeroedArray::reserve((inner + spares) as usize * FAN as usize)?,
-            inner_nodes: AtomicU64::new(0),
-            slots: ZeroedArray::reserve((leaves + spares) as usize * FAN as usize)?,
-            leaves: AtomicU64::new(0),
-            spare: AtomicU64::new(0),
+            children: ZeroedArray::reserve((inner * FAN) as usize)?,
+            slots: ZeroedArray::reserve((leaves * FAN) as usize)?,
+            nodes: Mutex::default(),
             blocks,
         })
     }
@@ -90,74 +101,54 @@ impl Index {
         if block >= self.blocks {
             return None;
         }
-        self.raise(block);
-        let top = self.top.load(Ordering::Acquire);
-        let (mut level, mut node) = split(top);
+        self.grow(block)
+    }
+
+    #[cold]
+    fn grow(&self, block: u64) -> Option<&PageState> {
+        // What it guards is whole at every instant.
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut level, mut node) = self.raise(block, &mut nodes);
         while level > 0 {
             let child = self.child(node, level, block)?;
+            level -= 1;
             node = match child.load(Ordering::Acquire) {
-                0 => self.hang_in(child, level - 1),
+                0 => {
+                    let new = nodes.add(level);
+                    child.store(new, Ordering::Release);
+                    new
+                }
                 there => there,
             };
-            level -= 1;
         }
         self.slots.get(((node - 1) * FAN + block % FAN) as usize)
     }
 
-    /// Moves the top up until it spans `block`.
-    fn raise(&self, block: u64) {
+    /// Moves the top up until it spans `block`; where it is then.
+    fn raise(&self, block: u64, nodes: &mut Nodes) -> (u32, u64) {
         loop {
-            let top = self.top.load(Ordering::Acquire);
-            let (level, node) = split(top);
+            let (level, node) = split(self.top.load(Ordering::Acquire));
             if node != 0 && block >> (BITS * (level + 1)) == 0 {
-                return;
+                return (level, node);
             }
             let new = if node == 0 {
                 // The first node is a leaf; the levels above it come by themselves.
-                self.new_node(0)
+                nodes.add(0)
             } else {
-                let above = self.new_node(level + 1);
-                // Nobody else knows the node yet, so this is where the file's first blocks stay.
+                let above = nodes.add(level + 1);
+                // Nobody else knows the node yet, and this is where the file's first blocks stay.
                 if let Some(first) = self.child(above, level + 1, 0) {
                     first.store(node, Ordering::Relaxed);
                 }
                 joined(level + 1, above)
             };
-            if self.top.compare_exchange(top, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
-                self.give_back(new);
-            }
-        }
-    }
-
-    fn hang_in(&self, child: &AtomicU64, level: u32) -> u64 {
-        let new = self.new_node(level);
-        match child.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => new,
-            Err(there) => {
-                self.give_back(joined(level, new));
-                there
-            }
-        }
-    }
-
-    fn new_node(&self, level: u32) -> u64 {
-        if level > 0 {
-            return self.inner_nodes.fetch_add(1, Ordering::Relaxed) + 1;
-        }
-        match self.spare.swap(0, Ordering::AcqRel) {
-            0 => self.leaves.fetch_add(1, Ordering::Relaxed) + 1,
-            spare => spare,
-        }
-    }
-
-    /// Keeps a leaf that was not needed for the next who does. An inner node, of which there are few, is forgotten; so is
-    /// a leaf beside another spare one.
-    fn give_back(&self, node: u64) {
-        if split(node).0 == 0 {
-            let _ = self.spare.compare_exchange(0, node, Ordering::AcqRel, Ordering::Relaxed);
+            self.top.store(new, Ordering::Release);
         }
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;
 
 #[cfg(test)]
 mod tests {
@@ -169,7 +160,7 @@ mod tests {
         assert!(index.get(0).is_none());
         let blocks = [5, 511, 512, 1 << 18, (1 << 27) + 3, (1 << 30) - 1];
         for (number, &block) in blocks.iter().enumerate() {
-            assert!(index.get(block).is_none(), "block {block}");
+            assert!(index.get(block).is_none_or(|slot| slot.bitmap() == 0), "block {block}");
             index.make(block).unwrap().restore(number as u64 + 1);
         }
         for (number, &block) in blocks.iter().enumerate() {
@@ -179,6 +170,26 @@ mod tests {
         assert_eq!(index.get(6).map(PageState::bitmap), Some(0), "the same leaf");
         assert!(index.get(1 << 20).is_none(), "another leaf");
         assert!(index.make(1 << 30).is_none(), "beyond the file");
+    }
+
+    #[test]
+    fn threads_that_come_to_new_places_together_use_up_no_more_than_one() {
+        let (threads, leaves) = (8, 2000);
+        let index = Index::new(leaves * FAN).unwrap();
+        let here = std::sync::Barrier::new(threads);
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    for leaf in 0..leaves {
+                        if leaf % 16 == 0 {
+                            here.wait();
+                        }
+                        index.make(leaf * FAN).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(index.nodes.lock().unwrap().leaves, leaves);
     }
 
     #[test]
