@@ -107,3 +107,6 @@ impl<S: BerthState> Berths<S> {
         all
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;

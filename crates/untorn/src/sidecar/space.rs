@@ -3,9 +3,7 @@
 use super::PAGE;
 use crate::error::Result;
 use crate::medium::{MediumClass, MediumFile};
-
-use crate::sys::ZeroedArray;
-use crate::sys::sync::{AtomicU64, Ordering};
+use crate::sys::sync::{AtomicU64, Ordering, ZeroedArray};
 
 /// Which pages of a file are known to have space, a bit each; for media where a store into a hole could fail by a
 /// signal.

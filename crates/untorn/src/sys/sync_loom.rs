@@ -87,6 +87,10 @@ impl AtomicU64 {
         self.word().fetch_or(value, order)
     }
 
+    pub(crate) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
+        self.word().fetch_max(value, order)
+    }
+
     pub(crate) fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
         self.word().fetch_and(value, order)
     }

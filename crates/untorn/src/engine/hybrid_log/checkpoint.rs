@@ -123,11 +123,19 @@ impl<M: Medium> Core<M> {
         // That of an epoch up to the cut, or of one behind it whose record then gives it again.
         ledger.retirement.len = self.head.committed_len.load(Ordering::Acquire);
         ledger.write_cut(&self.side).map_err(|error| self.standing.poison(error))?;
-        drop(ledger);
+        // Nobody writes the other copy before this one is durable: a power cut could tear both.
         self.fence(barriers::CHECKPOINT_CUT, &[&self.side])?;
+        drop(ledger);
         self.head.cut.store(upto, Ordering::Release);
         self.chunks.free_below(upto, self.relax());
         Ok(())
+    }
+
+    /// Writes down, durably, how long the log is now, so that one that was cut off is noticed. Its new length is durable.
+    pub(super) fn note_log_length(&self) -> Result<()> {
+        let mut ledger = lock(&self.ledger, self.relax());
+        ledger.write_cut(&self.side).map_err(|error| self.standing.poison(error))?;
+        self.fence(barriers::LOG_GROW, &[&self.side])
     }
 
     /// Takes home what is durable of a range.

@@ -215,7 +215,7 @@ impl<M: Medium> Core<M> {
 
     /// Whether the link of a locked cover names an entry of the open epoch. If not, nothing is left in the log for it
     /// then.
-    fn open_entry(&self, head: u64, link: Link) -> std::result::Result<bool, Hindrance> {
+    pub(super) fn open_entry(&self, head: u64, link: Link) -> std::result::Result<bool, Hindrance> {
         if !link.is_redo() {
             let meta = self.meta(link);
             let undo = meta.what() == Some((Kind::Undo, link.class())) && meta.block.load(Ordering::Acquire) == head;

@@ -3,19 +3,17 @@
 //! The paper's tree has four levels and a pointer that skips those which a short file does not need. Here the levels above
 //! the last are one table in address space reserved for the longest file, of which only what is touched takes memory: the
 //! processor's own page tables are its upper levels, so they are always skipped, and nothing moves when the file grows.
-//! Leaves are made where something is first written, hung in by a compare-and-swap, and neither freed nor moved while the
-//! file is open; so a look-up takes two loads, no lock and no memory.
+//! Leaves are made where something is first written and neither freed nor moved while the file is open, so a look-up takes
+//! two loads, no lock and no memory.
 
 use std::io;
+use std::sync::PoisonError;
 
 use crate::sharing::page::PageState;
-use crate::sys::sync::{AtomicU64, Ordering, ZeroedArray};
+use crate::sys::sync::{AtomicU64, Mutex, Ordering, ZeroedArray};
 
-/// Slots of a leaf: 2 MiB of the file, as in the paper.
-const FAN: u64 = 512;
-
-/// Leaves that threads have in their hands at most, to find that others have hung one in meanwhile.
-const SPARES: u64 = 256;
+/// Slots of a leaf: 2 MiB of the file, as in the paper. Models make do with two.
+const FAN: u64 = if cfg!(loom) { 2 } else { 512 };
 
 /// The tree.
 pub(super) struct Index {
@@ -23,10 +21,8 @@ pub(super) struct Index {
     leaf_of: ZeroedArray<AtomicU64>,
     /// Slots of the leaves, leaf by leaf. Those of leaf 0, which is none, are never locked.
     slots: ZeroedArray<PageState>,
-    /// Leaves handed out.
-    leaves: AtomicU64,
-    /// A leaf that was not needed after all, for the next who needs one.
-    spare: AtomicU64,
+    /// Leaves in use; held to add one, and never across an operation on the medium.
+    leaves: Mutex<u64>,
 }
 
 impl Index {
@@ -35,9 +31,8 @@ impl Index {
         let leaves = blocks.div_ceil(FAN);
         Ok(Index {
             leaf_of: ZeroedArray::reserve(leaves as usize)?,
-            slots: ZeroedArray::reserve(((1 + leaves + SPARES) * FAN) as usize)?,
-            leaves: AtomicU64::new(0),
-            spare: AtomicU64::new(0),
+            slots: ZeroedArray::reserve(((1 + leaves) * FAN) as usize)?,
+            leaves: Mutex::default(),
         })
     }
 
@@ -74,20 +69,20 @@ impl Index {
     #[cold]
     fn hang_in(&self, block: u64) -> Option<&PageState> {
         let place = self.leaf_of.get((block / FAN) as usize)?;
-        let leaf = match self.spare.swap(0, Ordering::AcqRel) {
-            0 => self.leaves.fetch_add(1, Ordering::Relaxed) + 1,
-            spare => spare,
-        };
-        match place.compare_exchange(0, leaf, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => self.slot_in(leaf, block),
-            Err(there) => {
-                // Beside another spare one it is forgotten.
-                let _ = self.spare.compare_exchange(0, leaf, Ordering::AcqRel, Ordering::Relaxed);
-                self.slot_in(there, block)
-            }
+        let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leaf = place.load(Ordering::Acquire);
+        if leaf == 0 {
+            *leaves += 1;
+            leaf = *leaves;
+            place.store(leaf, Ordering::Release);
         }
+        drop(leaves);
+        self.slot_in(leaf, block)
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;
 
 #[cfg(test)]
 mod tests {
@@ -98,6 +93,7 @@ mod tests {
         let index = Index::new(1 << 30).unwrap();
         assert!(index.get(0).is_none());
         let blocks = [5, 511, 512, 1 << 18, (1 << 27) + 3, (1 << 30) - 1];
+        assert!(blocks.iter().all(|&block| index.get(block).is_none()));
         for (number, &block) in blocks.iter().enumerate() {
             index.make(block).unwrap().restore(number as u64 + 1);
         }

@@ -45,9 +45,8 @@ impl<M: Medium> Core<M> {
         }
         let Some(unit) = self.chunks.take_next(lane.state, self.epoch()) else { return Ok(false) };
         slot.lock(true, self.relax());
-        let link = Link(slot.bitmap());
-        if !self.is_free(link, block) {
-            slot.unlock();
+        if !self.is_free(Link(slot.bitmap()), block) {
+            slot.unlock_disturbed();
             self.chunks.put_back(lane.state);
             return Ok(false);
         }
@@ -62,11 +61,11 @@ impl<M: Medium> Core<M> {
         Ok(true)
     }
 
-    /// Whether a new entry can take the place of what a block's link names.
+    /// Whether a new entry can take the place of what a locked block's link names. One that is committed goes home first.
     #[inline(always)]
     fn is_free(&self, link: Link, block: u64) -> bool {
         // Under redo no undo entry is of use any more.
-        link.is_at_home_alone() || link.is_redo() && link.class() == 0 && self.live(link, block).is_none()
+        link.is_at_home_alone() || link.class() == 0 && matches!(self.open_entry(block, link), Ok(false))
     }
 
     #[inline(always)]

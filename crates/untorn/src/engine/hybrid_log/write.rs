@@ -269,6 +269,9 @@ impl<M: Medium> Core<M> {
             // If it fails, nobody knows what became of the open epoch's bytes, which were to be flushed with it.
             let sync = || self.side.sync(barriers::LOG_GROW).map_err(|error| self.standing.poison(error));
             grew = self.chunks.grow(&self.side, sync, self.relax())?;
+            if grew {
+                self.note_log_length()?;
+            }
         }
         if !grew && attempt >= PATIENCE {
             return Err(self.chunks.full(self.path()));

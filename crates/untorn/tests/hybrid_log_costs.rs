@@ -1,0 +1,145 @@
+//! What operations cost under the hybrid log, counted and not timed: fences, flushes, bytes, allocations.
+
+mod common;
+
+use std::time::Duration;
+
+use common::counting::{Counting, Counts};
+use common::system::{CountingAlloc, allocations};
+use common::{PAGE, limit, memory_dir};
+use untorn::medium::{Dax, Medium, MediumKind, PageCache};
+use untorn::{AtomicFile, Durability, EngineKind, LogPolicy, Options, Order};
+
+#[global_allocator]
+static ALLOCATOR: CountingAlloc = CountingAlloc;
+
+/// Blocks of the file.
+const BLOCKS: u64 = 10_000;
+/// Stores through the cache that a thread leaves for the sync to write back, at most.
+const WRITTEN_BACK: u64 = 32;
+/// Bytes of an epoch's record.
+const RECORD: u64 = 64;
+
+fn pmem() -> Counting<Dax> {
+    Counting::new(Dax::new(MediumKind::AssumedPmem))
+}
+
+fn options(policy: LogPolicy, order: Order) -> Options {
+    let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit);
+    // Nothing that happens in the background is counted along.
+    options.log_policy(policy).order(order).checkpointers(0)
+}
+
+/// Writes to so many blocks, once each.
+fn dirty(file: &AtomicFile, blocks: u64, fill: u8) {
+    (0..blocks).for_each(|block| file.write_at(&[fill; 64], block * PAGE as u64 + 100).unwrap());
+}
+
+fn costs_of_syncs<M: Medium>(medium: &Counting<M>, options: &Options, expected: u64) {
+    let dir = memory_dir();
+    let file = options.create_on(medium.clone(), dir.path().join("data"), BLOCKS * PAGE as u64).unwrap();
+    dirty(&file, BLOCKS, 1);
+    file.sync().unwrap();
+    for blocks in [1, 10, BLOCKS, 10] {
+        dirty(&file, blocks, blocks as u8);
+        let cost = medium.cost(|| file.sync().unwrap());
+        // Of what short writes stored through the cache the last may still have to be written back.
+        assert!(cost.flushes <= WRITTEN_BACK, "{options:?}: {blocks} blocks: {cost:?}");
+        let expected = Counts { fences: expected, flushes: cost.flushes, bytes: RECORD, ..Counts::default() };
+        assert_eq!(cost, expected, "{options:?}: {blocks} blocks");
+        assert_eq!(medium.cost(|| file.sync().unwrap()), Counts::default(), "nothing to commit");
+    }
+}
+
+#[test]
+fn a_sync_costs_the_same_whatever_the_epoch_holds() {
+    let _limit = limit(120, "syncs of large epochs");
+    for (order, fences) in [(Order::OneFence, 1), (Order::TwoFence, 2)] {
+        for policy in [LogPolicy::Redo, LogPolicy::Undo] {
+            costs_of_syncs(&pmem(), &options(policy, order), fences);
+        }
+        costs_of_syncs(&Counting::new(PageCache::new()), &options(LogPolicy::Redo, order), fences);
+    }
+}
+
+/// Bytes that an epoch writes twice on persistent memory have no checksum; a fence before the record makes up for it.
+#[test]
+fn an_epoch_that_writes_twice_takes_one_fence_more() {
+    for policy in [LogPolicy::Redo, LogPolicy::Undo] {
+        let dir = memory_dir();
+        let medium = pmem();
+        let options = options(policy, Order::OneFence);
+        let file = options.create_on(medium.clone(), dir.path().join("data"), 8 * PAGE as u64).unwrap();
+        for (times, fences) in [(1, 1), (2, 2), (5, 2), (1, 1)] {
+            (0..times).for_each(|n| file.write_at(&[n; 64], 100).unwrap());
+            let cost = medium.cost(|| file.sync().unwrap());
+            assert_eq!((cost.fences, cost.bytes), (fences, RECORD), "{policy}, written {times} times");
+        }
+    }
+}
+
+/// Under redo a write waits for nothing; under undo it waits once for each block of an epoch.
+#[test]
+fn a_write_fences_only_to_save_what_it_replaces() {
+    for (policy, first) in [(LogPolicy::Redo, 0), (LogPolicy::Undo, 1)] {
+        let dir = memory_dir();
+        let medium = pmem();
+        let options = options(policy, Order::OneFence);
+        let file = options.create_on(medium.clone(), dir.path().join("data"), 8 * PAGE as u64).unwrap();
+        // The log and the data file get their space.
+        dirty(&file, 8, 1);
+        file.sync().unwrap();
+        for (round, fences) in [(0, first), (1, 0)] {
+            let cost = medium.cost(|| file.write_at(&[round; 64], 4096).unwrap());
+            assert_eq!((cost.fences, cost.syncs, cost.flushes), (fences, 0, 0), "{policy}, write {round}");
+        }
+    }
+}
+
+#[test]
+fn threads_that_sync_together_share_flushes() {
+    let _limit = limit(120, "threads that sync together");
+    const THREADS: u64 = 8;
+    const EACH: u64 = 20;
+    let dir = memory_dir();
+    let medium = Counting::slow(PageCache::new(), Duration::from_millis(2));
+    let options = options(LogPolicy::Redo, Order::OneFence);
+    let file = options.create_on(medium.clone(), dir.path().join("data"), 64 * PAGE as u64).unwrap();
+    let cost = medium.cost(|| {
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let file = &file;
+                scope.spawn(move || {
+                    for n in 0..EACH {
+                        // Blocks of its own: one whose epoch is in flight would have to be waited for.
+                        file.write_at(&[n as u8; 64], (thread * 8 + n % 8) * PAGE as u64).unwrap();
+                        file.sync().unwrap();
+                    }
+                });
+            }
+        });
+    });
+    assert!((EACH..=THREADS * EACH / 2).contains(&cost.fences), "{cost:?} for {} syncs", THREADS * EACH);
+}
+
+#[test]
+fn reading_allocates_nothing_and_waits_for_nobody() {
+    for policy in [LogPolicy::Redo, LogPolicy::Undo] {
+        let dir = memory_dir();
+        let medium = pmem();
+        let options = options(policy, Order::OneFence);
+        let file = options.create_on(medium.clone(), dir.path().join("data"), 1 << 20).unwrap();
+        // Some in the log, some at home, some in large entries, and some never written.
+        file.write_at(&[1; 40_000], 50_000).unwrap();
+        file.sync().unwrap();
+        (0..200).step_by(3).for_each(|block| file.write_at(&[2; 100], block * PAGE as u64).unwrap());
+        let mut bytes = vec![0; 1 << 20];
+        for (at, len) in [(0, 1), (5, 4096), (50_000, 40_000), (100, 100_000), (0, 1 << 20)] {
+            let before = allocations();
+            let cost = medium.cost(|| file.read_at(&mut bytes[..len], at).unwrap());
+            let reads = cost.reads;
+            assert_eq!(allocations() - before, 0, "{policy}: {len} bytes at {at}");
+            assert_eq!(cost, Counts { reads, ..Counts::default() }, "{policy}: {len} bytes at {at}");
+        }
+    }
+}
