@@ -83,6 +83,9 @@ fn run_on<T: Target>(
         let instead = "choose one on persistent memory, or set UNTORN_ASSUME_PMEM=1: elsewhere the log is always redo";
         return Err(Error::WrongMedium { bench, dir, medium: detected.kind.as_str(), instead });
     }
+    if matches!(bench, "commit-time" | "idle") && args.threads.iter().any(|&threads| threads != 1) {
+        return Err(Error::usage(format!("{bench} is about one thread; leave the number of threads out")));
+    }
     let cases = Case::all(args, bench);
     let sizes: Vec<usize> = cases.iter().map(|case| case.size).collect();
     let threads: Vec<usize> = cases.iter().map(|case| case.threads).collect();
@@ -205,7 +208,8 @@ struct Setup {
 }
 
 impl Setup {
-    /// Every engine in every order, and where it has one under every logging policy. On a block medium the order of an atomic write makes no difference.
+    /// Every engine in every order, and where it has one under every logging policy. On a block medium the order of an
+    /// atomic write makes no difference.
     fn all<T: Target>(rig: &Rig<'_, T>, durability: Durability) -> Vec<Setup> {
         Self::all_of(rig, durability, &[EngineKind::Auto])
     }
@@ -273,6 +277,7 @@ impl Setup {
             bare_ratio: bare.map(|bare| pairwise(&ours.per_s, &bare.per_s).median),
             scaling_vs_raw: None,
             scaling_vs_bare: None,
+            cpu_scaling_vs_raw: None,
             fences_per_op: 0.0,
             flushes_per_op: 0.0,
             bytes_per_op: 0.0,
@@ -320,6 +325,7 @@ fn add_scaling(rows: &mut [Row]) {
     for row in rows.iter_mut().filter_map(Row::as_copy_mut).filter(|row| row.threads > 1) {
         let one = alone.iter().find(|one| one.same_but_threads(row));
         row.scaling_vs_raw = one.map(|one| row.ratio / one.ratio);
+        row.cpu_scaling_vs_raw = one.map(|one| row.cpu_ratio / one.cpu_ratio);
         let bare = one.and_then(|one| one.bare_ratio);
         row.scaling_vs_bare = bare.zip(row.bare_ratio).map(|(one, many)| many / one);
     }

@@ -52,7 +52,7 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Pr
             step("counting fences, flushes and bytes");
             count_policy(rig, setup, cases, &mut timed)?;
         }
-        rows.extend(timed.into_iter().map(|(_, row)| Row::Copy(row)));
+        rows.extend(timed.into_iter().map(|(_, row)| Row::from(row)));
     }
     progress(total, total, "done");
     Ok(rows)

@@ -78,7 +78,7 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Pr
                 count(row, &plan, &counters, &arm, walk, || Ok(()))?;
             }
             file.close()?;
-            rows.extend(timed.into_iter().map(Row::Copy));
+            rows.extend(timed.into_iter().map(Row::from));
         }
     }
     progress(total, total, "done");

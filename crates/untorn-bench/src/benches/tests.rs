@@ -167,6 +167,7 @@ fn a_log_is_counted_with_its_checkpoints() {
         assert!(row["fences_per_commit"].as_f64().unwrap() >= 1.0);
         assert!(row["cpu_ratio"].as_f64().unwrap() > 0.0);
         assert_eq!(row["scaling_vs_bare"].is_null(), row["threads"] == 1);
+        assert_eq!(row["cpu_scaling_vs_raw"].is_null(), row["threads"] == 1);
     }
 }
 
@@ -226,7 +227,8 @@ fn hybrid_policy_is_refused_where_the_log_is_always_redo() {
 fn idle_reports_the_processor_time_of_each_engine() {
     let dir = tempfile::tempdir().unwrap();
     let engines = vec![EngineKind::Reflection, EngineKind::HybridLog];
-    let args = Args { seconds: Some(0.05), engines, orders: vec![Order::OneFence], ops: Some(64), ..small(dir.path()) };
+    let args = Args { seconds: Some(0.05), engines, orders: vec![Order::OneFence], ..small(dir.path()) };
+    let args = Args { threads: vec![], ops: Some(64), ..args };
     let json = report(MediumKind::AssumedPmem, "idle", &args);
     let rows = json["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
@@ -262,6 +264,8 @@ fn nothing_is_made_for_arguments_that_cannot_run_or_do_not_fit() {
     let dir = tempfile::tempdir().unwrap();
     let run = |args: Args| run("atomic-write", &args, &mut |_, _, _| ()).unwrap_err();
     assert!(matches!(run(Args { threads: vec![0], ..small(dir.path()) }), Error::Usage { .. }));
+    let one = super::run("commit-time", &small(dir.path()), &mut |_, _, _| ()).unwrap_err();
+    assert!(one.to_string().contains("one thread"), "{one}");
     assert!(matches!(run(Args { file_len: Some(1 << 52), ..small(dir.path()) }), Error::NoSpace { .. }));
     assert!(is_empty(dir.path()));
 }
@@ -290,7 +294,7 @@ fn scaling_is_the_ratio_of_ratios_of_rows_alike() {
     let series = |rate: f64| Series { per_s: vec![rate; 3], per_cpu_s: vec![rate; 3] };
     let case = |threads, size| Case { size, threads, pattern: Pattern::Random };
     let row = |threads, size, ours: f64| {
-        Row::Copy(setup.row(EngineKind::Reflection, &case(threads, size), &[series(ours), series(100.0)]))
+        Row::from(setup.row(EngineKind::Reflection, &case(threads, size), &[series(ours), series(100.0)]))
     };
     let mut rows = [row(1, 64, 80.0), row(2, 64, 60.0), row(2, 256, 60.0)];
     add_scaling(&mut rows);

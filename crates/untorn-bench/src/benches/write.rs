@@ -66,7 +66,7 @@ fn run<T: Target>(
             row.bytes_per_user_byte = Some(row.bytes_per_op / case.size as f64);
         }
         file.close()?;
-        rows.extend(timed.into_iter().map(Row::Copy));
+        rows.extend(timed.into_iter().map(Row::from));
     }
     progress(total, total, "done");
     Ok(rows)
