@@ -126,17 +126,19 @@ impl<'a, T: Target> Rig<'a, T> {
         self.args.ops.map_or(most, |ops| ops.min(u64::from(most)) as u32)
     }
 
-    /// How to time a row of `arms` arms, none of which leaves work for the background.
-    pub(crate) fn timed(&self, threads: usize, size: usize, arms: usize) -> Plan {
+    /// How to time a row of `arms` arms, one of which may leave work for the `background`. What is left when a slice ends
+    /// is not in its rate, so a slice is long then: it writes a log's length several times over.
+    pub(crate) fn timed(&self, threads: usize, size: usize, arms: usize, background: bool) -> Plan {
         // A slice is long enough for a batch to be a small part of it, and short enough for two neighbours to see the
         // same machine.
         let (slice, rounds) = match is_fast(self.target.kind()) {
+            true if background => (Duration::from_millis(75), 15),
             true => (Duration::from_millis(15), 21),
             false => (Duration::from_millis(200), FEWEST_ROUNDS),
         };
         let rounds = self.args.seconds.map_or(rounds, |seconds| (seconds / slice.as_secs_f64()) as usize / arms);
         let limit = Limit { time: slice, ops: self.args.ops.unwrap_or(u64::MAX) };
-        Plan { threads, size, rounds: rounds.max(FEWEST_ROUNDS), limit, background: false }
+        Plan { threads, size, rounds: rounds.max(FEWEST_ROUNDS), limit, background }
     }
 
     /// How to count a row: enough operations for a cost paid once in hundreds of them to show as an average.

@@ -77,7 +77,7 @@ fn time<T: Target>(
     let mut buffer = Buffer::new(case.size);
     let bytes = buffer.bytes();
     let mut walks = Walks { rig, case: *case, done: 0 };
-    let rounds = rig.timed(1, case.size, 2).rounds;
+    let rounds = rig.timed(1, case.size, 2, false).rounds;
     let (mut ours, mut raw) = (vec![Vec::new(); dirty.len()], vec![Vec::new(); dirty.len()]);
     let clock = |act: &dyn Fn() -> Result<()>| -> Result<f64> {
         let start = Instant::now();

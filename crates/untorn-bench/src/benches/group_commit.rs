@@ -49,7 +49,7 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Pr
                     || Ok(()),
                 ),
             ];
-            let plan = rig.timed(case.threads, case.size, arms.len());
+            let plan = rig.timed(case.threads, case.size, arms.len(), false);
             let before = counters.counts();
             let series = interleave(&plan, &arms, |thread, round| case.walk(rig.args, rig.file_len, thread, round))?;
             let counts = counters.counts() - before;

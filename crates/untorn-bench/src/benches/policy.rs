@@ -6,7 +6,7 @@ use super::write::carry_home;
 use super::{Case, Progress, Setup, count};
 use crate::args::or_default;
 use crate::error::Result;
-use crate::measure::{Arm, Plan, Series, interleave};
+use crate::measure::{Arm, Series, interleave};
 use crate::raw::{Raw, Target};
 use crate::report::{CopyRow, Row};
 use crate::rig::Rig;
@@ -81,7 +81,7 @@ fn time<T: Target>(
         |buf, offset, number| if writes(number, reads) { raw.write(buf, offset) } else { raw.read(buf, offset) },
         || raw.fence(),
     ));
-    let plan = Plan { background: true, ..rig.timed(case.threads, case.size, arms.len()) };
+    let plan = rig.timed(case.threads, case.size, arms.len(), true);
     let mut series = interleave(&plan, &arms, |thread, round| case.walk(rig.args, rig.file_len, thread, round))?;
     let raw = series.pop().unwrap_or_default();
     let share = share_of_better(files, &series);

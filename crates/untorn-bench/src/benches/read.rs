@@ -100,7 +100,7 @@ fn time<T: Target>(
         if state == State::Deployed || index == 0 {
             state.prepare(rig, file)?;
         }
-        let mut plan = state.fit(rig, case, rig.timed(case.threads, case.size, 2));
+        let mut plan = state.fit(rig, case, rig.timed(case.threads, case.size, 2, false));
         plan.background = has_background(engine);
         let batch = state.batch(rig, &plan);
         let arms = [

@@ -7,7 +7,7 @@ use untorn::{AtomicFile, Durability, EngineKind};
 
 use super::{Case, FILE, Progress, Setup, count, has_background, is_pmem};
 use crate::error::Result;
-use crate::measure::{Arm, Plan, interleave};
+use crate::measure::{Arm, interleave};
 use crate::raw::{Raw, Target};
 use crate::report::Row;
 use crate::rig::Rig;
@@ -46,7 +46,7 @@ fn run<T: Target>(
         for case in cases {
             step(&case.describe(&setup.describe(engine)));
             let arms = arms(rig, &file, durability, commit_every);
-            let plan = Plan { background: has_background(engine), ..rig.timed(case.threads, case.size, arms.len()) };
+            let plan = rig.timed(case.threads, case.size, arms.len(), has_background(engine));
             let series = interleave(&plan, &arms, |thread, round| case.walk(rig.args, rig.file_len, thread, round))?;
             let mut row = setup.row(engine, case, &series);
             row.commit_every = commit_every.or((durability == Durability::PerCommit).then_some(1));
