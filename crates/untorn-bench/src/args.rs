@@ -64,15 +64,24 @@ pub struct Args {
     /// Durability of `atomic-write`; the other benchmarks have their own. Default: per write on persistent memory, per
     /// commit (a commit after each write) on a block medium.
     pub durability: Option<Durability>,
-    /// What the engine `hybrid-log` logs. Default: the library's.
-    pub log_policy: Option<LogPolicy>,
+    /// What the hybrid-log engine logs. Default: hybrid; in `hybrid-policy` all three.
+    pub log_policies: Vec<LogPolicy>,
     /// The most bytes its log may take. Default: the library's.
     pub log_size: Option<u64>,
-    /// Writes to one commit in `atomic-commit`.
+    /// The share of writes, in percent, from which on it logs redo. Default: the library's.
+    pub redo_from: Option<u8>,
+    /// Threads with which it checkpoints. Default: the library's.
+    pub checkpointers: Option<usize>,
+    /// Accesses to one commit in `atomic-commit` and `hybrid-policy`.
     pub commit_every: u32,
+    /// Blocks written before the commit that `commit-time` measures. Default 10, 1000 and 100000.
+    pub dirty: Vec<u64>,
+    /// Shares of reads in `hybrid-policy`, in percent. Default 0, 20, 40, 60, 80 and 100.
+    pub reads: Vec<u32>,
     /// Length of the file in bytes. Default 1 GiB on persistent memory, 64 MiB on a block medium.
     pub file_len: Option<u64>,
-    /// Seconds to measure each row for; it sets the number of slices, never below 15 of each arm.
+    /// Seconds to measure each row for; it sets the number of slices, never below 15 of each arm. In `idle`, the seconds
+    /// to lie idle, default 3.
     pub seconds: Option<f64>,
     /// Accesses in each slice and thread at most, where a run must be of a fixed amount instead of a fixed time.
     pub ops: Option<u64>,
@@ -90,9 +99,13 @@ impl Default for Args {
             orders: Vec::new(),
             patterns: Vec::new(),
             durability: None,
-            log_policy: None,
+            log_policies: Vec::new(),
             log_size: None,
+            redo_from: None,
+            checkpointers: None,
             commit_every: 100,
+            dirty: Vec::new(),
+            reads: Vec::new(),
             file_len: None,
             seconds: None,
             ops: None,
@@ -134,6 +147,12 @@ impl Args {
         if self.commit_every == 0 {
             return Err(Error::usage("a commit after every 0 writes; use 1 or more"));
         }
+        if let Some(&dirty) = self.dirty.iter().find(|&&dirty| dirty == 0 || dirty > pages) {
+            return Err(Error::usage(format!("{dirty} blocks cannot be dirty in a file of {pages}; use 1 to {pages}")));
+        }
+        if let Some(&reads) = self.reads.iter().find(|&&reads| reads > 100) {
+            return Err(Error::usage(format!("{reads} reads of 100 accesses; use 0 to 100")));
+        }
         if self.seconds.is_some_and(|seconds| !(seconds > 0.0 && seconds <= 86_400.0)) {
             return Err(Error::usage("the seconds to measure must be above 0 and at most 86400"));
         }
@@ -166,6 +185,9 @@ mod tests {
         assert!(args.validate(&[0], &[1], 1 << 20).is_err());
         assert!(args.validate(&[8192], &[2], 8192).is_err());
         assert!(Args { seconds: Some(0.0), ..Args::default() }.validate(&[64], &[1], 4096).is_err());
+        assert!(Args { dirty: vec![2], ..Args::default() }.validate(&[64], &[1], 4096).is_err());
+        assert!(Args { dirty: vec![0], ..Args::default() }.validate(&[64], &[1], 4096).is_err());
+        assert!(Args { reads: vec![101], ..Args::default() }.validate(&[64], &[1], 4096).is_err());
         assert!(Args { commit_every: 0, ..Args::default() }.validate(&[64], &[1], 4096).is_err());
     }
 }

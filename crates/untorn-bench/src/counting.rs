@@ -1,10 +1,11 @@
 //! [`Counting`]: a medium that counts what an engine asks of it.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::ops::Sub;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use untorn::Result;
 use untorn::medium::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
@@ -49,6 +50,8 @@ struct Cells {
     syncs: AtomicU64,
     flushes: AtomicU64,
     bytes: AtomicU64,
+    /// Fences and syncs by the name of their barrier.
+    barriers: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 fn add(cell: &AtomicU64, n: u64) {
@@ -58,13 +61,22 @@ fn add(cell: &AtomicU64, n: u64) {
 impl Counters {
     /// The counts now. Exact while no other thread uses the medium.
     pub fn counts(&self) -> Counts {
-        let Cells { fences, syncs, flushes, bytes } = &*self.0;
+        let Cells { fences, syncs, flushes, bytes, .. } = &*self.0;
         Counts {
             fences: fences.load(Ordering::Relaxed),
             syncs: syncs.load(Ordering::Relaxed),
             flushes: flushes.load(Ordering::Relaxed),
             bytes: bytes.load(Ordering::Relaxed),
         }
+    }
+
+    /// Fences and syncs so far, by the name of their barrier.
+    pub fn barriers(&self) -> BTreeMap<&'static str, u64> {
+        self.0.barriers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn name(&self, barrier: Barrier) {
+        *self.0.barriers.lock().unwrap_or_else(PoisonError::into_inner).entry(barrier.name()).or_default() += 1;
     }
 }
 
@@ -160,11 +172,13 @@ impl<M: Medium> Medium for Counting<M> {
 
     fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
         add(&self.counters.0.syncs, 1);
+        self.counters.name(barrier);
         self.inner.sync_dir(barrier, dir)
     }
 
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
         add(&self.counters.0.fences, 1);
+        self.counters.name(barrier);
         if self.class() == MediumClass::Block {
             add(&self.counters.0.flushes, files.len() as u64);
         }
@@ -225,6 +239,7 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
         add(&self.counters.0.syncs, 1);
+        self.counters.name(barrier);
         if self.class == MediumClass::Block {
             add(&self.counters.0.flushes, 1);
         }
@@ -273,6 +288,7 @@ mod tests {
         let mut back = [0; 4];
         file.read(4094, &mut back).unwrap();
         assert_eq!(back, [2; 4]);
+        assert_eq!(counting.counters().barriers(), BTreeMap::from([(BARRIER.name(), 4)]));
         counting.counters().counts() - before
     }
 

@@ -10,7 +10,13 @@
 //! | `atomic-write` | [`AtomicFile::write_at`](untorn::AtomicFile::write_at) | a non-atomic copy and a fence |
 //! | `atomic-commit` | the same, a commit every so many writes | copies with a locked instruction each, and a fence |
 //! | `atomic-read` | [`AtomicFile::read_at`](untorn::AtomicFile::read_at) | memcpy from an identical mapping |
+//! | `commit-time` | one commit after 10 to 100,000 written blocks | a fence after as many raw copies |
+//! | `hybrid-policy` | reads and writes under undo, redo and hybrid logging | each other, and raw copies |
+//! | `idle` | a file that is open and left alone | a processor's time |
 //! | `group-commit` | threads that write and sync one file on a disk | `pwrite` and `fdatasync` by each |
+//!
+//! Some engines go on working when a call has returned. Between two slices the run waits for that work to end, so no arm
+//! pays for another's, and `cpu_ratio` compares accesses to all the processor time that they cost in the end.
 //!
 //! On persistent memory the raw arm is a non-temporal copy and a store fence; on a block medium it is `pwrite` and
 //! `fdatasync`.
@@ -38,6 +44,7 @@
 mod args;
 mod benches;
 mod counting;
+mod cpu;
 mod error;
 mod machine;
 mod measure;
@@ -53,4 +60,4 @@ pub use benches::{names, run};
 pub use counting::{Counters, Counting, CountingFile, Counts};
 pub use error::{Error, Result};
 pub use machine::Machine;
-pub use report::{CommitRow, CopyRow, Report, Row};
+pub use report::{CommitRow, CommitTimeRow, CopyRow, IdleRow, Report, Row};

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::cpu::{process_time, quiesce};
 use crate::offsets::Offsets;
 
 /// What ends a slice, whichever comes first.
@@ -35,12 +36,21 @@ impl<'a> Arm<'a> {
         op: impl Fn(&mut [u8], u64) -> untorn::Result<()> + Sync + 'a,
         end: impl Fn() -> untorn::Result<()> + Sync + 'a,
     ) -> Self {
+        Self::numbered(batch, move |buf, offset, _| op(buf, offset), end)
+    }
+
+    /// The same with an `op` that is told which of its batch it is, from 0.
+    pub(crate) fn numbered(
+        batch: u32,
+        op: impl Fn(&mut [u8], u64, u32) -> untorn::Result<()> + Sync + 'a,
+        end: impl Fn() -> untorn::Result<()> + Sync + 'a,
+    ) -> Self {
         Arm(Box::new(move |mut offsets, buf, limit| {
             let start = Instant::now();
             let mut ops = 0;
             loop {
-                for _ in 0..batch {
-                    op(black_box(&mut *buf), offsets.next())?;
+                for number in 0..batch {
+                    op(black_box(&mut *buf), offsets.next(), number)?;
                 }
                 end()?;
                 ops += u64::from(batch);
@@ -67,6 +77,8 @@ pub(crate) struct Plan {
     /// Slices of each arm that count. One more before them warms the caches and the branch predictor.
     pub(crate) rounds: usize,
     pub(crate) limit: Limit,
+    /// Whether an arm leaves work to threads in the background, which a slice that follows must not pay for.
+    pub(crate) background: bool,
 }
 
 /// A buffer whose first byte lies on a cache line, filled with bytes that are not all alike.
@@ -89,16 +101,32 @@ impl Buffer {
     }
 }
 
-/// Operations per second of each arm (outer) in each round (inner), all threads together.
+/// What an arm did in each round, all threads together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Series {
+    /// Operations per second.
+    pub(crate) per_s: Vec<f64>,
+    /// Operations per second of processor time, with that of what went on in the background until it was done.
+    pub(crate) per_cpu_s: Vec<f64>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Cell {
+    per_s: f64,
+    ops: u64,
+    cpu: Duration,
+}
+
+/// Runs each arm in each round.
 ///
-/// The threads start each slice together. Every other round runs the arms in reverse, so that a drift of the machine
-/// favours none. `offsets` gives the walk of a thread in a round, the same for all arms.
+/// The threads start each slice together, and no slice starts before the last one's background work is done. Every other
+/// round runs the arms in reverse, so that a drift of the machine favours none. `offsets` gives the walk of a thread in a round, the same for all arms.
 pub(crate) fn interleave(
     plan: &Plan,
     arms: &[Arm<'_>],
     offsets: impl Fn(usize, usize) -> Offsets + Sync,
-) -> untorn::Result<Vec<Vec<f64>>> {
-    let rates = Mutex::new(vec![vec![0.0; plan.rounds]; arms.len()]);
+) -> untorn::Result<Vec<Series>> {
+    let cells = Mutex::new(vec![vec![Cell::default(); plan.rounds]; arms.len()]);
     let failure = Mutex::new(None);
     let failed = AtomicBool::new(false);
     let together = Barrier::new(plan.threads);
@@ -108,20 +136,32 @@ pub(crate) fn interleave(
             for turn in 0..arms.len() {
                 let arm = if round % 2 == 0 { turn } else { arms.len() - 1 - turn };
                 let walk = offsets(thread, round);
+                // The others are asleep at the barrier then.
+                let cpu = (thread == 0).then(process_time);
                 together.wait();
-                // A thread that failed keeps coming to the barrier, else the others would wait there for ever.
-                if failed.load(Ordering::Relaxed) {
-                    continue;
-                }
-                match arms[arm].run(walk, buffer.bytes(), plan.limit) {
-                    Ok(tally) if round > 0 => {
-                        let rate = tally.ops as f64 / tally.elapsed.as_secs_f64().max(1e-9);
-                        rates.lock().unwrap_or_else(PoisonError::into_inner)[arm][round - 1] += rate;
+                // A thread that failed keeps coming to the barriers, else the others would wait there for ever.
+                if !failed.load(Ordering::Relaxed) {
+                    match arms[arm].run(walk, buffer.bytes(), plan.limit) {
+                        Ok(tally) if round > 0 => {
+                            let cell = &mut cells.lock().unwrap_or_else(PoisonError::into_inner)[arm][round - 1];
+                            cell.per_s += tally.ops as f64 / tally.elapsed.as_secs_f64().max(1e-9);
+                            cell.ops += tally.ops;
+                        }
+                        Ok(_) => {}
+                        Err(error) => {
+                            failed.store(true, Ordering::Relaxed);
+                            failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                        }
                     }
-                    Ok(_) => {}
-                    Err(error) => {
-                        failed.store(true, Ordering::Relaxed);
-                        failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                }
+                together.wait();
+                if let Some(before) = cpu {
+                    if plan.background {
+                        quiesce();
+                    }
+                    if round > 0 {
+                        let cell = &mut cells.lock().unwrap_or_else(PoisonError::into_inner)[arm][round - 1];
+                        cell.cpu = process_time() - before;
                     }
                 }
             }
@@ -136,7 +176,20 @@ pub(crate) fn interleave(
     });
     match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
-        None => Ok(rates.into_inner().unwrap_or_else(PoisonError::into_inner)),
+        None => {
+            let cells = cells.into_inner().unwrap_or_else(PoisonError::into_inner);
+            Ok(cells.iter().map(|rounds| Series::of(rounds)).collect())
+        }
+    }
+}
+
+impl Series {
+    fn of(rounds: &[Cell]) -> Self {
+        let per_cpu_s = |cell: &Cell| cell.ops as f64 / cell.cpu.as_secs_f64().max(1e-9);
+        Series {
+            per_s: rounds.iter().map(|cell| cell.per_s).collect(),
+            per_cpu_s: rounds.iter().map(per_cpu_s).collect(),
+        }
     }
 }
 
@@ -183,13 +236,28 @@ mod tests {
             Ok(())
         };
         let arms = [Arm::new(10, |_, _| count(&ours), || count(&ends)), Arm::new(10, |_, _| count(&raw), || Ok(()))];
-        let plan = Plan { threads: 2, size: 64, rounds: 4, limit: LIMIT };
+        let plan = Plan { threads: 2, size: 64, rounds: 4, limit: LIMIT, background: true };
         let rates = interleave(&plan, &arms, walk).unwrap();
         assert_eq!(rates.len(), 2);
-        assert!(rates.iter().all(|arm| arm.len() == 4 && arm.iter().all(|&rate| rate > 0.0)));
+        for rates in rates.iter().flat_map(|arm| [&arm.per_s, &arm.per_cpu_s]) {
+            assert!(rates.len() == 4 && rates.iter().all(|&rate| rate > 0.0));
+        }
         drop(arms);
         // Five rounds with the warm-up, two threads, twenty operations in batches of ten.
         assert_eq!((ours.into_inner(), raw.into_inner(), ends.into_inner()), (200, 200, 20));
+    }
+
+    #[test]
+    fn operations_are_numbered_within_their_batch() {
+        let numbers = Mutex::new(Vec::new());
+        let note = |_: &mut [u8], _, number| {
+            numbers.lock().unwrap().push(number);
+            Ok(())
+        };
+        let plan =
+            Plan { threads: 1, size: 64, rounds: 1, limit: Limit { time: Duration::MAX, ops: 6 }, background: false };
+        assert_eq!(run_once(&plan, &Arm::numbered(3, note, || Ok(())), |thread| walk(thread, 0)).unwrap(), 6);
+        assert_eq!(numbers.into_inner().unwrap(), [0, 1, 2, 0, 1, 2]);
     }
 
     #[test]
@@ -198,14 +266,14 @@ mod tests {
             0..0x8_0000 => Ok(()),
             _ => Err(untorn::Error::ReadOnly { path: "f".into() }),
         };
-        let plan = Plan { threads: 2, size: 64, rounds: 3, limit: LIMIT };
+        let plan = Plan { threads: 2, size: 64, rounds: 3, limit: LIMIT, background: false };
         let result = interleave(&plan, &[Arm::new(1, fail, || Ok(()))], walk);
         assert!(matches!(result, Err(untorn::Error::ReadOnly { .. })));
     }
 
     #[test]
     fn a_fixed_run_counts_the_operations_of_all_threads() {
-        let plan = Plan { threads: 2, size: 64, rounds: 1, limit: LIMIT };
+        let plan = Plan { threads: 2, size: 64, rounds: 1, limit: LIMIT, background: false };
         let arm = Arm::new(8, |_, _| Ok(()), || Ok(()));
         assert_eq!(run_once(&plan, &arm, |thread| walk(thread, 0)).unwrap(), 48);
     }

@@ -36,15 +36,33 @@ fn colour(index: usize) -> RGBColor {
 fn bar(row: &Row) -> Bar {
     match row {
         Row::Copy(row) => {
-            let words = [Some(row.engine), Some(row.order), row.state, row.read_policy, Some(row.pattern)];
-            let mut series = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
+            let how = [Some(row.engine), Some(row.order), row.state, row.read_policy, row.log_policy];
+            let mut series = how.into_iter().flatten().chain([row.pattern]).collect::<Vec<_>>().join(" ");
             series.push_str(&format!(" ×{}", row.threads));
-            Bar { group: format!("{} B", row.size), series, height: row.ratio }
+            let group = match row.reads_percent {
+                Some(reads) => format!("{reads} % reads"),
+                None => format!("{} B", row.size),
+            };
+            Bar { group, series, height: row.ratio }
         }
         Row::Commit(row) => Bar {
             group: format!("{} threads", row.threads),
             series: format!("{} {} {} B", row.engine, row.pattern, row.size),
             height: row.commits_per_s,
+        },
+        Row::CommitTime(row) => Bar {
+            group: format!("{} blocks", row.dirty_blocks),
+            series: [Some(row.engine), Some(row.order), row.log_policy]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(" "),
+            height: row.commit_ns,
+        },
+        Row::Idle(row) => Bar {
+            group: format!("{} MiB", row.file_len >> 20),
+            series: [Some(row.engine), row.log_policy].into_iter().flatten().collect::<Vec<_>>().join(" "),
+            height: row.cpu_share * 100.0,
         },
     }
 }
@@ -76,7 +94,8 @@ fn draw(report: &Report, document: &mut String) -> Result<(), Box<dyn Error>> {
     let series = distinct(&bars, |bar| &bar.series);
     let is_ratio = report.rows.iter().any(|row| row.as_copy().is_some());
     let highest = bars.iter().map(|bar| bar.height).filter(|height| height.is_finite()).fold(0.0, f64::max);
-    let top = if is_ratio { (highest * 1.05).max(1.05) } else { (highest * 1.05).max(1.0) };
+    let least = if is_ratio { 1.05 } else { 1.0 };
+    let top = (highest * 1.05).max(least);
 
     let height = 420.max(60 + 18 * series.len() as u32);
     let root = SVGBackend::with_string(document, (1100, height)).into_drawing_area();
@@ -90,7 +109,12 @@ fn draw(report: &Report, document: &mut String) -> Result<(), Box<dyn Error>> {
         .x_label_area_size(34)
         .y_label_area_size(64)
         .build_cartesian_2d(0.0..groups.len().max(1) as f64, 0.0..top)?;
-    let label = if is_ratio { "ratio to raw (median)" } else { "commits a second (median)" };
+    let label = match report.rows.first() {
+        Some(Row::Commit(_)) => "commits a second (median)",
+        Some(Row::CommitTime(_)) => "nanoseconds of a commit (median)",
+        Some(Row::Idle(_)) => "processor time, % of a core",
+        Some(Row::Copy(_)) | None => "ratio to raw (median)",
+    };
     chart
         .configure_mesh()
         .disable_x_mesh()

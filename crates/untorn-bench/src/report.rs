@@ -1,5 +1,7 @@
 //! What a run found: as JSON for programs, as a table for people, as a plot.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::Value;
 
@@ -26,9 +28,13 @@ pub struct Report {
 #[non_exhaustive]
 pub enum Row {
     /// Of copies into or out of a file.
-    Copy(CopyRow),
+    Copy(Box<CopyRow>),
     /// Of commits by many threads.
     Commit(CommitRow),
+    /// Of the time one commit takes.
+    CommitTime(CommitTimeRow),
+    /// Of a file that nobody uses.
+    Idle(IdleRow),
 }
 
 /// Copies into or out of a file, against raw ones. Rates are medians over slices; a ratio is the median of the ratios
@@ -57,6 +63,15 @@ pub struct CopyRow {
     /// Of reads: "gather" or "deploy".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_policy: Option<&'static str>,
+    /// Of the hybrid-log engine: "hybrid", "undo" or "redo".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_policy: Option<&'static str>,
+    /// Of reads and writes mixed: reads among a hundred accesses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reads_percent: Option<u32>,
+    /// Of hybrid logging: its rate to that of the better of undo and redo, the median over rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share_of_better: Option<f64>,
     /// Accesses a second, all threads together.
     pub ops_per_s: f64,
     /// Those of the raw arm.
@@ -67,6 +82,8 @@ pub struct CopyRow {
     pub ratio_low: f64,
     /// Upper quartile of the ratio.
     pub ratio_high: f64,
+    /// untorn to raw in accesses for each second of processor time, all threads together, with those in the background.
+    pub cpu_ratio: f64,
     /// Accesses a second of raw copies without the locked instruction, where the raw arm has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bare_ops_per_s: Option<f64>,
@@ -76,12 +93,27 @@ pub struct CopyRow {
     /// Of several threads: untorn's gain over one thread, to raw's gain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scaling_vs_raw: Option<f64>,
+    /// The same to the gain of raw copies without the locked instruction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaling_vs_bare: Option<f64>,
+    /// Of several threads: untorn's change of the accesses for each second of processor time, to raw's change. Unlike
+    /// `scaling_vs_raw` it does not give one thread the processors that it leaves to threads in the background.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_scaling_vs_raw: Option<f64>,
     /// Fences of one access; on a block medium flush rounds.
     pub fences_per_op: f64,
     /// Cache lines written back by one access; on a block medium files flushed.
     pub flushes_per_op: f64,
     /// Bytes stored by one access.
     pub bytes_per_op: f64,
+    /// Of writes: bytes stored for each byte the program wrote.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_user_byte: Option<f64>,
+    /// Of commits: fences of one, with those of the checkpoints in between.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fences_per_commit: Option<f64>,
+    /// Fences of one access by the name of their barrier.
+    pub barriers_per_op: BTreeMap<&'static str, f64>,
     /// Pairs of slices the ratio is the median of.
     pub pairs: usize,
 }
@@ -90,7 +122,8 @@ impl CopyRow {
     /// Whether the two differ in nothing but the number of threads.
     pub(crate) fn same_but_threads(&self, other: &CopyRow) -> bool {
         let key = |row: &CopyRow| {
-            (row.engine, row.order, row.size, row.pattern, row.durability, row.commit_every, row.state, row.read_policy)
+            let how = (row.engine, row.order, row.durability, row.read_policy, row.log_policy);
+            (how, row.size, row.pattern, row.commit_every, row.state, row.reads_percent)
         };
         key(self) == key(other)
     }
@@ -128,18 +161,84 @@ pub struct CommitRow {
     pub pairs: usize,
 }
 
+/// The time of one commit after so many blocks were written, against a fence after as many raw copies.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct CommitTimeRow {
+    /// The engine that served the file.
+    pub engine: &'static str,
+    /// "one-fence" or "two-fence".
+    pub order: &'static str,
+    /// Of the hybrid-log engine: "hybrid", "undo" or "redo".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_policy: Option<&'static str>,
+    /// Bytes written into each block.
+    pub size: usize,
+    /// Blocks written since the commit before, each once.
+    pub dirty_blocks: u64,
+    /// Nanoseconds of the commit, the median.
+    pub commit_ns: f64,
+    /// Their lower quartile.
+    pub commit_ns_low: f64,
+    /// Their upper quartile.
+    pub commit_ns_high: f64,
+    /// Nanoseconds of the fence after raw copies, the median.
+    pub raw_ns: f64,
+    /// The commit's time to that after the fewest blocks of the run, the median over rounds.
+    pub to_fewest: f64,
+    /// Fences of the commit; on a block medium flush rounds.
+    pub fences_per_commit: f64,
+    /// Cache lines written back by the commit; on a block medium files flushed.
+    pub flushes_per_commit: f64,
+    /// Bytes stored by the commit.
+    pub bytes_per_commit: f64,
+    /// Commits timed.
+    pub pairs: usize,
+}
+
+/// What an open file takes of a processor while nobody uses it.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct IdleRow {
+    /// The engine that served the file.
+    pub engine: &'static str,
+    /// Of the hybrid-log engine: "hybrid", "undo" or "redo".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_policy: Option<&'static str>,
+    /// Length of the file in bytes.
+    pub file_len: u64,
+    /// Bytes written before, in commits.
+    pub written: u64,
+    /// Threads of the process.
+    pub threads: usize,
+    /// Seconds it lay idle.
+    pub seconds: f64,
+    /// Processor time in them, of all threads, in seconds.
+    pub cpu_seconds: f64,
+    /// Processor time to time; 1 is a whole core.
+    pub cpu_share: f64,
+    /// Times that a thread went to sleep in them: once for each time that it had been woken.
+    pub wakeups: u64,
+}
+
+impl From<CopyRow> for Row {
+    fn from(row: CopyRow) -> Self {
+        Row::Copy(Box::new(row))
+    }
+}
+
 impl Row {
     pub(crate) fn as_copy(&self) -> Option<&CopyRow> {
         match self {
-            Row::Copy(row) => Some(row),
-            Row::Commit(_) => None,
+            Row::Copy(row) => Some(row.as_ref()),
+            _ => None,
         }
     }
 
     pub(crate) fn as_copy_mut(&mut self) -> Option<&mut CopyRow> {
         match self {
-            Row::Copy(row) => Some(row),
-            Row::Commit(_) => None,
+            Row::Copy(row) => Some(row.as_mut()),
+            _ => None,
         }
     }
 
@@ -152,6 +251,8 @@ impl Row {
                 ("order", Some(row.order.to_owned())),
                 ("pages", row.state.map(str::to_owned)),
                 ("policy", row.read_policy.map(str::to_owned)),
+                ("log", row.log_policy.map(str::to_owned)),
+                ("reads %", row.reads_percent.map(|reads| reads.to_string())),
                 ("pattern", Some(row.pattern.to_owned())),
                 ("commit every", row.commit_every.map(|every| every.to_string())),
                 ("size", Some(row.size.to_string())),
@@ -161,10 +262,41 @@ impl Row {
                 ("ratio", Some(two(row.ratio))),
                 ("quartiles", Some(format!("{:.2}-{:.2}", row.ratio_low, row.ratio_high))),
                 ("bare ratio", row.bare_ratio.map(two)),
+                ("cpu ratio", row.log_policy.map(|_| two(row.cpu_ratio))),
                 ("scaling/raw", row.scaling_vs_raw.map(two)),
+                ("scaling/bare", row.scaling_vs_bare.map(two)),
+                ("cpu scaling", row.log_policy.and(row.cpu_scaling_vs_raw).map(two)),
+                ("of better", row.share_of_better.map(two)),
                 ("fences/op", Some(format!("{:.3}", row.fences_per_op))),
                 ("flushes/op", Some(format!("{:.3}", row.flushes_per_op))),
                 ("bytes/op", Some(format!("{:.1}", row.bytes_per_op))),
+                ("bytes/byte", row.bytes_per_user_byte.map(two)),
+                ("fences/commit", row.fences_per_commit.map(two)),
+            ],
+            Row::CommitTime(row) => vec![
+                ("engine", Some(row.engine.to_owned())),
+                ("order", Some(row.order.to_owned())),
+                ("log", row.log_policy.map(str::to_owned)),
+                ("size", Some(row.size.to_string())),
+                ("dirty blocks", Some(row.dirty_blocks.to_string())),
+                ("commit ns", Some(format!("{:.0}", row.commit_ns))),
+                ("quartiles", Some(format!("{:.0}-{:.0}", row.commit_ns_low, row.commit_ns_high))),
+                ("raw fence ns", Some(format!("{:.0}", row.raw_ns))),
+                ("ratio to fewest", Some(two(row.to_fewest))),
+                ("fences/commit", Some(two(row.fences_per_commit))),
+                ("flushes/commit", Some(two(row.flushes_per_commit))),
+                ("bytes/commit", Some(format!("{:.1}", row.bytes_per_commit))),
+            ],
+            Row::Idle(row) => vec![
+                ("engine", Some(row.engine.to_owned())),
+                ("log", row.log_policy.map(str::to_owned)),
+                ("file MiB", Some((row.file_len >> 20).to_string())),
+                ("written MiB", Some(format!("{:.1}", row.written as f64 / f64::from(1 << 20)))),
+                ("threads", Some(row.threads.to_string())),
+                ("seconds", Some(two(row.seconds))),
+                ("cpu ms", Some(format!("{:.3}", row.cpu_seconds * 1e3))),
+                ("cpu share", Some(format!("{:.4}%", row.cpu_share * 100.0))),
+                ("wake-ups", Some(row.wakeups.to_string())),
             ],
             Row::Commit(row) => vec![
                 ("engine", Some(row.engine.to_owned())),

@@ -42,11 +42,12 @@ pub(crate) fn file_len(args: &Args, kind: MediumKind) -> u64 {
 }
 
 impl<'a, T: Target> Rig<'a, T> {
-    /// Makes the directory and the raw file and writes every page of it.
-    pub(crate) fn new(target: T, args: &'a Args, dir: &Path) -> Result<Self> {
+    /// Makes the directory and the raw file and writes every page of it. There is to be room for so many files beside it.
+    pub(crate) fn new(target: T, args: &'a Args, dir: &Path, files: u64) -> Result<Self> {
         let file_len = file_len(args, target.kind());
-        // The raw file, the file under test and a reflection page for each of its pages, with some room to spare.
-        let need = 3 * file_len + file_len / 16 + (32 << 20);
+        // The raw file, and for each file under test the file, a reflection page for each of its pages, or as much log,
+        // and some room to spare.
+        let need = file_len + files * (2 * file_len + file_len / 16 + (32 << 20));
         let space = rustix::fs::statvfs(dir).map_err(|source| Error::io("look at the free space of", dir, source))?;
         let free = space.f_bavail * space.f_frsize;
         if free < need {
@@ -63,38 +64,34 @@ impl<'a, T: Target> Rig<'a, T> {
         Ok(Rig { target, args, raw, file_len, dir: made })
     }
 
-    fn home(&self) -> PathBuf {
-        self.dir.path().join("atomic")
+    fn home(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
     }
 
-    fn path(&self) -> PathBuf {
-        self.home().join("data")
-    }
-
-    /// A new file, open as a user opens it, in place of an earlier one. Every page has been written twice: a page has two
+    /// A new file, open as a user opens it, in place of an earlier one of this name. Every page has been written twice: a page has two
     /// places, used in turn, and both must be in memory before the first write that counts.
-    pub(crate) fn fresh(&self, options: &Options) -> Result<AtomicFile> {
-        let home = self.home();
+    pub(crate) fn fresh(&self, name: &str, options: &Options) -> Result<AtomicFile> {
+        let home = self.home(name);
         if home.exists() {
             std::fs::remove_dir_all(&home).map_err(|source| Error::io("remove", &home, source))?;
         }
         std::fs::create_dir(&home).map_err(|source| Error::io("create", &home, source))?;
         // What `Options::create` does once it has found out what the medium is.
-        let file = options.create_on(self.target.medium(), self.path(), self.file_len)?;
+        let file = options.create_on(self.target.medium(), home.join("data"), self.file_len)?;
         self.write_through(&file)?;
         self.write_through(&file)?;
         Ok(file)
     }
 
     /// The file again, closed before, over a medium that counts.
-    pub(crate) fn counted(&self, options: &Options) -> Result<(AtomicFile, Counters)> {
+    pub(crate) fn counted(&self, name: &str, options: &Options) -> Result<(AtomicFile, Counters)> {
         let medium = Counting::new(self.target.medium());
         let counters = medium.counters();
-        Ok((options.clone().verify(false).open_on(medium, self.path())?, counters))
+        Ok((options.clone().verify(false).open_on(medium, self.home(name).join("data"))?, counters))
     }
 
     /// Writes every page once.
-    fn write_through(&self, file: &AtomicFile) -> Result<()> {
+    pub(crate) fn write_through(&self, file: &AtomicFile) -> Result<()> {
         let page = [0x5a; PAGE as usize];
         for (index, offset) in (0..self.file_len).step_by(PAGE as usize).enumerate() {
             file.write_at(&page, offset)?;
@@ -129,23 +126,25 @@ impl<'a, T: Target> Rig<'a, T> {
         self.args.ops.map_or(most, |ops| ops.min(u64::from(most)) as u32)
     }
 
-    /// How to time a row of `arms` arms.
-    pub(crate) fn timed(&self, threads: usize, size: usize, arms: usize) -> Plan {
+    /// How to time a row of `arms` arms, one of which may leave work for the `background`. What is left when a slice ends
+    /// is not in its rate, so a slice is long then: it writes a log's length several times over.
+    pub(crate) fn timed(&self, threads: usize, size: usize, arms: usize, background: bool) -> Plan {
         // A slice is long enough for a batch to be a small part of it, and short enough for two neighbours to see the
         // same machine.
         let (slice, rounds) = match is_fast(self.target.kind()) {
+            true if background => (Duration::from_millis(75), 15),
             true => (Duration::from_millis(15), 21),
             false => (Duration::from_millis(200), FEWEST_ROUNDS),
         };
         let rounds = self.args.seconds.map_or(rounds, |seconds| (seconds / slice.as_secs_f64()) as usize / arms);
         let limit = Limit { time: slice, ops: self.args.ops.unwrap_or(u64::MAX) };
-        Plan { threads, size, rounds: rounds.max(FEWEST_ROUNDS), limit }
+        Plan { threads, size, rounds: rounds.max(FEWEST_ROUNDS), limit, background }
     }
 
     /// How to count a row: enough operations for a cost paid once in hundreds of them to show as an average.
     pub(crate) fn counting(&self, threads: usize, size: usize) -> Plan {
         let most = if is_fast(self.target.kind()) { 20_000 } else { 50 };
         let ops = self.args.ops.map_or(most, |ops| (ops * FEWEST_ROUNDS as u64).min(most));
-        Plan { threads, size, rounds: 1, limit: Limit { time: Duration::MAX, ops } }
+        Plan { threads, size, rounds: 1, limit: Limit { time: Duration::MAX, ops }, background: false }
     }
 }

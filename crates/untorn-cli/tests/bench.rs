@@ -31,6 +31,27 @@ fn rows_carry_what_others_parse() {
 }
 
 #[test]
+fn what_a_log_costs_is_reported() {
+    let place = Place::empty();
+    let dir = place.dir.path().to_str().expect("text");
+    let bench = |arguments: &[&str]| {
+        let object =
+            untorn(&[&["bench"][..], arguments, &["--len=1M", "--json", "--dir", dir]].concat()).expect(0).json();
+        object["rows"].as_array().expect("there are rows").clone()
+    };
+    let small = ["--size=64", "--threads=1", "--pattern=random", "--ops=4", "--sync-every=2"];
+    let log = ["--engine=hybrid-log", "--log-policy=redo", "--log-size=64M", "--redo-from=40", "--checkpointers=1"];
+    let rows = bench(&[&["atomic-commit"][..], &small, &log].concat());
+    assert_eq!(rows[0]["log_policy"], "redo");
+    assert_eq!(rows[0]["commit_every"], 2);
+    assert!(rows[0]["bytes_per_user_byte"].as_f64().expect("a number") > 1.0);
+    let rows = bench(&["commit-time", "--engine=hybrid-log", "--dirty=2,16"]);
+    assert_eq!(rows.iter().map(|row| row["dirty_blocks"].as_u64()).collect::<Vec<_>>(), [Some(2), Some(16)]);
+    let rows = bench(&["idle", "--engine=hybrid-log", "--seconds=0.05", "--ops=8"]);
+    assert!(rows[0]["cpu_share"].is_number());
+}
+
+#[test]
 fn what_cannot_run_is_a_usage_error() {
     let place = Place::empty();
     let dir = place.dir.path().to_str().expect("text");
@@ -39,5 +60,7 @@ fn what_cannot_run_is_a_usage_error() {
     bench(&["--threads", "0"]).expect(64);
     bench(&["--seconds", "0"]).expect(64);
     bench(&["--ops", "0"]).expect(64);
+    bench(&["--dirty", "0"]).expect(64);
+    bench(&["--reads", "101"]).expect(64);
     untorn(&["bench", "atomic-write", "--dir", "/nonexistent/dir"]).expect(74).names("/nonexistent/dir");
 }

@@ -210,7 +210,7 @@ impl Default for Options {
             lanes: 16,
             slots: 512,
             log_policy: LogPolicy::Hybrid,
-            redo_from: 40,
+            redo_from: 5,
             log_size: 1 << 36,
             checkpointers: 2,
             trust: None,
@@ -330,7 +330,8 @@ impl Options {
     }
 
     /// The share of writes among the reads and writes of an epoch, in percent, from which on [`LogPolicy::Hybrid`] logs
-    /// redo in the next one. Default 40, as in the Libnvmmio paper, §4.2.1.
+    /// redo in the next one. Default 5: undo costs a fence at the first write of each block, and was measured faster only
+    /// where hardly anything is written (`untorn bench hybrid-policy`). The Libnvmmio paper, §4.2.1, found 40.
     #[must_use]
     pub fn redo_from(mut self, percent: u8) -> Self {
         self.redo_from = percent;

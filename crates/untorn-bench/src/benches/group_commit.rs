@@ -2,7 +2,7 @@
 
 use untorn::Durability;
 
-use super::{Case, Progress, Setup};
+use super::{Case, FILE, Progress, Setup};
 use crate::error::Result;
 use crate::measure::{Arm, interleave};
 use crate::raw::{Raw, Target};
@@ -21,10 +21,10 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Pr
     let mut rows = Vec::new();
     for setup in &setups {
         step("writing every page once");
-        rig.fresh(&setup.options())?.close()?;
+        rig.fresh(FILE, &setup.options(rig.args))?.close()?;
         // How many threads share a flush depends on timing, so it is counted in the very run that is timed; next to a
         // device flush counting costs nothing.
-        let (file, counters) = rig.counted(&setup.options())?;
+        let (file, counters) = rig.counted(FILE, &setup.options(rig.args))?;
         let engine = file.info().engine;
         for case in cases {
             step(&case.describe(&format!("{engine}")));
@@ -49,20 +49,20 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Pr
                     || Ok(()),
                 ),
             ];
-            let plan = rig.timed(case.threads, case.size, arms.len());
+            let plan = rig.timed(case.threads, case.size, arms.len(), false);
             let before = counters.counts();
-            let rates = interleave(&plan, &arms, |thread, round| case.walk(rig.args, rig.file_len, thread, round))?;
+            let series = interleave(&plan, &arms, |thread, round| case.walk(rig.args, rig.file_len, thread, round))?;
             let counts = counters.counts() - before;
             drop(arms);
             let commits = commits.into_inner().max(1) as f64;
-            let ratio = pairwise(&rates[0], &rates[1]);
+            let ratio = pairwise(&series[0].per_s, &series[1].per_s);
             rows.push(Row::Commit(CommitRow {
                 engine: engine.as_str(),
                 size: case.size,
                 threads: case.threads,
                 pattern: case.pattern.as_str(),
-                commits_per_s: median(&rates[0]),
-                raw_commits_per_s: median(&rates[1]),
+                commits_per_s: median(&series[0].per_s),
+                raw_commits_per_s: median(&series[1].per_s),
                 ratio: ratio.median,
                 ratio_low: ratio.low,
                 ratio_high: ratio.high,

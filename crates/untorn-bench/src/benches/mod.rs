@@ -1,8 +1,13 @@
 //! The benchmarks, by name.
 
+mod commit_time;
 mod group_commit;
+mod idle;
+mod policy;
 mod read;
 mod write;
+
+use std::collections::BTreeMap;
 
 use untorn::medium::{Detected, MediumKind, detect};
 use untorn::{Durability, EngineKind, LogPolicy, Options, Order, ReadPolicy};
@@ -11,12 +16,15 @@ use crate::args::{Args, Pattern, or_default};
 use crate::counting::Counters;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
-use crate::measure::{Arm, Plan, run_once};
+use crate::measure::{Arm, Plan, Series, run_once};
 use crate::offsets::{Offsets, Region, mix};
 use crate::raw::{Block, Pmem, Target};
 use crate::report::{CopyRow, Report, Row};
 use crate::rig::{Rig, file_len};
 use crate::stats::{median, pairwise};
+
+/// The name of the file where a benchmark has one at a time.
+const FILE: &str = "atomic";
 
 /// Called with the steps done, the steps in all, and what is being done.
 pub(crate) type Progress<'p> = dyn FnMut(u64, u64, &str) + 'p;
@@ -27,6 +35,15 @@ pub fn names() -> &'static [(&'static str, &'static str)] {
         ("atomic-write", "atomic writes, each durable on return, against raw copies with a fence each"),
         ("atomic-commit", "writes with a commit every 100, against raw copies with a fence every 100"),
         ("atomic-read", "reads of settled and of reflected pages, against memcpy from an identical mapping"),
+        (
+            "commit-time",
+            "one commit after 10, 1,000 and 100,000 written blocks, against a fence after as many raw copies",
+        ),
+        (
+            "hybrid-policy",
+            "reads and writes of 4 KiB under undo, redo and hybrid logging, from no reads to nothing else",
+        ),
+        ("idle", "the processor time that an open file takes while nobody uses it"),
         ("group-commit", "threads that write and sync one file on a disk: commits a second, flush rounds a commit"),
     ]
 }
@@ -62,20 +79,32 @@ fn run_on<T: Target>(
         let instead = "choose a directory on a disk";
         return Err(Error::WrongMedium { bench, dir, medium: detected.kind.as_str(), instead });
     }
+    if bench == "hybrid-policy" && !is_pmem(target) {
+        let instead = "choose one on persistent memory, or set UNTORN_ASSUME_PMEM=1: elsewhere the log is always redo";
+        return Err(Error::WrongMedium { bench, dir, medium: detected.kind.as_str(), instead });
+    }
+    if matches!(bench, "commit-time" | "idle") && args.threads.iter().any(|&threads| threads != 1) {
+        return Err(Error::usage(format!("{bench} is about one thread; leave the number of threads out")));
+    }
     let cases = Case::all(args, bench);
     let sizes: Vec<usize> = cases.iter().map(|case| case.size).collect();
     let threads: Vec<usize> = cases.iter().map(|case| case.threads).collect();
     args.validate(&sizes, &threads, file_len(args, target.kind()))?;
     progress(0, 1, "writing the raw file");
-    let rig = Rig::new(target, args, &dir)?;
+    // The policies are measured on a file each, all open at once.
+    let files = if bench == "hybrid-policy" { policy::ALL.len() as u64 } else { 1 };
+    let rig = Rig::new(target, args, &dir, files)?;
     let mut rows = match bench {
         "atomic-write" => write::each(&rig, &cases, progress)?,
         "atomic-commit" => write::epochs(&rig, &cases, progress)?,
         "atomic-read" => read::run(&rig, &cases, progress)?,
+        "commit-time" => commit_time::run(&rig, &cases, progress)?,
+        "hybrid-policy" => policy::run(&rig, &cases, progress)?,
+        "idle" => idle::run(&rig, progress)?,
         _ => group_commit::run(&rig, &cases, progress)?,
     };
     add_scaling(&mut rows);
-    let notes = notes(bench, detected.kind);
+    let notes = notes(bench, detected.kind, &rows);
     Ok(Report { bench, machine: Machine::look(&dir, detected), notes, rows })
 }
 
@@ -83,8 +112,13 @@ fn is_pmem<T: Target>(target: T) -> bool {
     matches!(target.kind(), MediumKind::PersistentMemory | MediumKind::AssumedPmem)
 }
 
+/// Whether an engine has threads that go on working when its calls have returned.
+fn has_background(engine: EngineKind) -> bool {
+    engine == EngineKind::HybridLog
+}
+
 /// What a reader of the numbers must know.
-fn notes(bench: &str, kind: MediumKind) -> Vec<String> {
+fn notes(bench: &str, kind: MediumKind, rows: &[Row]) -> Vec<String> {
     let mut notes = Vec::new();
     match kind {
         MediumKind::AssumedPmem => notes.push(
@@ -97,7 +131,21 @@ fn notes(bench: &str, kind: MediumKind) -> Vec<String> {
         }
         _ => {}
     }
-    if matches!(kind, MediumKind::Block | MediumKind::Volatile) && bench != "atomic-read" {
+    if rows.iter().filter_map(Row::as_copy).any(|row| row.bare_ratio.is_some()) {
+        notes.push(
+            "ratio: to raw copies with a locked instruction each, which any scheme with a lock pays; bare ratio: to raw \
+             copies without; a fence at each commit in both"
+                .to_owned(),
+        );
+    }
+    if rows.iter().filter_map(Row::as_copy).any(|row| row.log_policy.is_some()) {
+        notes.push(
+            "cpu ratio: accesses for the processor time of all threads, with that of checkpoints after a slice; bytes/op \
+             and fences/op include a checkpoint of all that the counted window wrote"
+                .to_owned(),
+        );
+    }
+    if matches!(kind, MediumKind::Block | MediumKind::Volatile) && !matches!(bench, "atomic-read" | "idle") {
         notes.push("the raw arm is pwrite and fdatasync: this is no persistent memory".to_owned());
     }
     notes
@@ -115,6 +163,8 @@ impl Case {
     fn all(args: &Args, bench: &str) -> Vec<Case> {
         let (sizes, threads, patterns) = match bench {
             "group-commit" => (&[256][..], &[1, 2, 4, 8][..], &[Pattern::Random][..]),
+            "commit-time" => (&[64][..], &[1][..], &[Pattern::Random][..]),
+            "hybrid-policy" | "idle" => (&[4096][..], &[1][..], &[Pattern::Random][..]),
             _ => (&[64, 256, 1024, 4096][..], &[1, 2][..], &[Pattern::Random, Pattern::Sequential][..]),
         };
         let mut cases = Vec::new();
@@ -153,40 +203,57 @@ struct Setup {
     order: Order,
     durability: Durability,
     read_policy: ReadPolicy,
+    /// Of the hybrid-log engine.
     log_policy: Option<LogPolicy>,
-    log_size: Option<u64>,
 }
 
 impl Setup {
-    /// Every engine in every order. On a block medium the order of an atomic write makes no difference.
+    /// Every engine in every order, and where it has one under every logging policy. On a block medium the order of an
+    /// atomic write makes no difference.
     fn all<T: Target>(rig: &Rig<'_, T>, durability: Durability) -> Vec<Setup> {
+        Self::all_of(rig, durability, &[EngineKind::Auto])
+    }
+
+    /// The same with other engines where the arguments name none.
+    fn all_of<T: Target>(rig: &Rig<'_, T>, durability: Durability, engines: &[EngineKind]) -> Vec<Setup> {
         let both = [Order::OneFence, Order::TwoFence];
         let orders = if is_pmem(rig.target) { &both[..] } else { &both[..1] };
         let mut setups = Vec::new();
-        for engine in or_default(&rig.args.engines, &[EngineKind::Auto]) {
-            for order in or_default(&rig.args.orders, orders) {
-                let Args { log_policy, log_size, .. } = *rig.args;
-                setups.push(Setup { engine, order, durability, read_policy: ReadPolicy::Gather, log_policy, log_size });
+        for engine in or_default(&rig.args.engines, engines) {
+            let policies = match engine {
+                EngineKind::HybridLog => {
+                    or_default(&rig.args.log_policies, &[LogPolicy::Hybrid]).into_iter().map(Some).collect()
+                }
+                _ => vec![None],
+            };
+            for log_policy in policies {
+                for order in or_default(&rig.args.orders, orders) {
+                    setups.push(Setup { engine, order, durability, read_policy: ReadPolicy::Gather, log_policy });
+                }
             }
         }
         setups
     }
 
-    fn options(&self) -> Options {
-        let mut options = Options::new().engine(self.engine).order(self.order).durability(self.durability);
-        if let Some(policy) = self.log_policy {
-            options = options.log_policy(policy);
+    fn options(&self, args: &Args) -> Options {
+        let options = Options::new().engine(self.engine).order(self.order).durability(self.durability);
+        let options = options.read_policy(self.read_policy).log_policy(self.log_policy.unwrap_or_default());
+        let options = args.log_size.map_or(options.clone(), |size| options.log_size(size));
+        let options = args.redo_from.map_or(options.clone(), |percent| options.redo_from(percent));
+        args.checkpointers.map_or(options.clone(), |threads| options.checkpointers(threads))
+    }
+
+    fn describe(&self, engine: EngineKind) -> String {
+        match self.log_policy {
+            Some(policy) => format!("{engine}, {policy}, {}", self.order),
+            None => format!("{engine}, {}", self.order),
         }
-        if let Some(bytes) = self.log_size {
-            options = options.log_size(bytes);
-        }
-        options.read_policy(self.read_policy)
     }
 
     /// A row with the rates of the first arm against the second, and against the third as the bare one.
-    fn row(&self, engine: EngineKind, case: &Case, rates: &[Vec<f64>]) -> CopyRow {
-        let ratio = pairwise(&rates[0], &rates[1]);
-        let bare = rates.get(2);
+    fn row(&self, engine: EngineKind, case: &Case, series: &[Series]) -> CopyRow {
+        let (ours, raw, bare) = (&series[0], &series[1], series.get(2));
+        let ratio = pairwise(&ours.per_s, &raw.per_s);
         CopyRow {
             engine: engine.as_str(),
             order: self.order.as_str(),
@@ -197,33 +264,54 @@ impl Setup {
             commit_every: None,
             state: None,
             read_policy: None,
-            ops_per_s: median(&rates[0]),
-            raw_ops_per_s: median(&rates[1]),
+            log_policy: self.log_policy.map(LogPolicy::as_str),
+            reads_percent: None,
+            share_of_better: None,
+            ops_per_s: median(&ours.per_s),
+            raw_ops_per_s: median(&raw.per_s),
             ratio: ratio.median,
             ratio_low: ratio.low,
             ratio_high: ratio.high,
-            bare_ops_per_s: bare.map(|bare| median(bare)),
-            bare_ratio: bare.map(|bare| pairwise(&rates[0], bare).median),
+            cpu_ratio: pairwise(&ours.per_cpu_s, &raw.per_cpu_s).median,
+            bare_ops_per_s: bare.map(|bare| median(&bare.per_s)),
+            bare_ratio: bare.map(|bare| pairwise(&ours.per_s, &bare.per_s).median),
             scaling_vs_raw: None,
+            scaling_vs_bare: None,
+            cpu_scaling_vs_raw: None,
             fences_per_op: 0.0,
             flushes_per_op: 0.0,
             bytes_per_op: 0.0,
-            pairs: rates[0].len(),
+            bytes_per_user_byte: None,
+            fences_per_commit: None,
+            barriers_per_op: BTreeMap::new(),
+            pairs: ours.per_s.len(),
         }
     }
 }
 
-/// Runs an arm once and puts what it cost on the medium into the row.
+/// Runs an arm once, and `finish`, and puts what both cost on the medium into the row.
 fn count(
     row: &mut CopyRow,
     plan: &Plan,
     counters: &Counters,
     arm: &Arm<'_>,
     walk: impl Fn(usize) -> Offsets + Sync,
+    finish: impl Fn() -> Result<()>,
 ) -> Result<()> {
-    let before = counters.counts();
+    // What earlier windows left must not be counted in this one.
+    finish()?;
+    let (before, barriers) = (counters.counts(), counters.barriers());
     let ops = run_once(plan, arm, walk)? as f64;
+    finish()?;
     let counts = counters.counts() - before;
+    for (name, count) in counters.barriers() {
+        let count = count - barriers.get(name).copied().unwrap_or(0);
+        if count > 0 {
+            row.barriers_per_op.insert(name, count as f64 / ops);
+        }
+    }
+    row.fences_per_commit =
+        row.commit_every.map(|every| (counts.fences + counts.syncs) as f64 / ops * f64::from(every));
     row.fences_per_op = (counts.fences + counts.syncs) as f64 / ops;
     row.flushes_per_op = counts.flushes as f64 / ops;
     row.bytes_per_op = counts.bytes as f64 / ops;
@@ -237,6 +325,9 @@ fn add_scaling(rows: &mut [Row]) {
     for row in rows.iter_mut().filter_map(Row::as_copy_mut).filter(|row| row.threads > 1) {
         let one = alone.iter().find(|one| one.same_but_threads(row));
         row.scaling_vs_raw = one.map(|one| row.ratio / one.ratio);
+        row.cpu_scaling_vs_raw = one.map(|one| row.cpu_ratio / one.cpu_ratio);
+        let bare = one.and_then(|one| one.bare_ratio);
+        row.scaling_vs_bare = bare.zip(row.bare_ratio).map(|(one, many)| many / one);
     }
 }
 

@@ -1,8 +1,8 @@
 //! `atomic-read`: reads of settled and of reflected pages against memcpy.
 
-use untorn::{AtomicFile, Durability, ReadPolicy};
+use untorn::{AtomicFile, Durability, EngineKind, ReadPolicy};
 
-use super::{Case, Progress, Setup, count, is_pmem};
+use super::{Case, FILE, Progress, Setup, count, has_background, is_pmem};
 use crate::error::Result;
 use crate::measure::{Arm, Plan, interleave};
 use crate::offsets::{Offsets, Region};
@@ -22,7 +22,13 @@ enum State {
 }
 
 impl State {
-    const ALL: [State; 3] = [State::Settled, State::Gathered, State::Deployed];
+    /// Those of an engine. Reads of the hybrid-log engine never deploy.
+    fn of(engine: EngineKind) -> &'static [State] {
+        match engine {
+            EngineKind::HybridLog => &[State::Settled, State::Gathered],
+            _ => &[State::Settled, State::Gathered, State::Deployed],
+        }
+    }
 
     fn policy(self) -> ReadPolicy {
         if self == State::Deployed { ReadPolicy::Deploy } else { ReadPolicy::Gather }
@@ -42,9 +48,10 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Pr
     // The order of fences is the writers' affair; rows of one order say all there is to say, unless more are wanted.
     let mut setups = Setup::all(rig, durability);
     if rig.args.orders.is_empty() {
-        setups.dedup_by_key(|setup| setup.engine);
+        setups.dedup_by_key(|setup| (setup.engine, setup.log_policy));
     }
-    let total = (setups.len() * State::ALL.len() * (cases.len() + 2)) as u64;
+    let states: usize = setups.iter().map(|setup| State::of(setup.engine).len()).sum();
+    let total = (states * (cases.len() + 2)) as u64;
     let mut done = 0;
     let mut step = |what: &str| {
         progress(done, total, what);
@@ -52,14 +59,14 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Pr
     };
     let mut rows = Vec::new();
     for setup in &setups {
-        for state in State::ALL {
+        for &state in State::of(setup.engine) {
             let setup = Setup { read_policy: state.policy(), ..*setup };
             step("writing every page once");
-            let file = rig.fresh(&setup.options())?;
+            let file = rig.fresh(FILE, &setup.options(rig.args))?;
             let mut timed = time(rig, &setup, state, &file, cases, &mut step)?;
             file.close()?;
             step("counting fences, flushes and bytes");
-            let (file, counters) = rig.counted(&setup.options())?;
+            let (file, counters) = rig.counted(FILE, &setup.options(rig.args))?;
             state.prepare(rig, &file)?;
             for (index, (case, row)) in cases.iter().zip(&mut timed).enumerate() {
                 if state == State::Deployed && index > 0 {
@@ -67,10 +74,11 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Pr
                 }
                 let plan = state.fit(rig, case, rig.counting(case.threads, case.size));
                 let arm = Arm::new(state.batch(rig, &plan), |buf, offset| file.read_at(buf, offset), || Ok(()));
-                count(row, &plan, &counters, &arm, |thread| state.walk(rig, case, &plan, thread, 0))?;
+                let walk = |thread| state.walk(rig, case, &plan, thread, 0);
+                count(row, &plan, &counters, &arm, walk, || Ok(()))?;
             }
             file.close()?;
-            rows.extend(timed.into_iter().map(Row::Copy));
+            rows.extend(timed.into_iter().map(Row::from));
         }
     }
     progress(total, total, "done");
@@ -92,14 +100,15 @@ fn time<T: Target>(
         if state == State::Deployed || index == 0 {
             state.prepare(rig, file)?;
         }
-        let plan = state.fit(rig, case, rig.timed(case.threads, case.size, 2));
+        let mut plan = state.fit(rig, case, rig.timed(case.threads, case.size, 2, false));
+        plan.background = has_background(engine);
         let batch = state.batch(rig, &plan);
         let arms = [
             Arm::new(batch, |buf, offset| file.read_at(buf, offset), || Ok(())),
             Arm::new(batch, |buf, offset| rig.raw.read(buf, offset), || Ok(())),
         ];
-        let rates = interleave(&plan, &arms, |thread, round| state.walk(rig, case, &plan, thread, round))?;
-        let mut row = setup.row(engine, case, &rates);
+        let series = interleave(&plan, &arms, |thread, round| state.walk(rig, case, &plan, thread, round))?;
+        let mut row = setup.row(engine, case, &series);
         row.state = Some(state.name());
         row.read_policy = Some(setup.read_policy.as_str());
         rows.push(row);

@@ -44,7 +44,7 @@ fn report(kind: MediumKind, bench: &'static str, args: &Args) -> Value {
     assert!(is_empty(&dir), "the run leaves nothing behind");
     let table = report.to_table();
     assert!(table.lines().count() > report.rows.len(), "{table}");
-    assert!(table.contains("ratio"));
+    assert!(table.contains(if bench == "idle" { "cpu share" } else { "ratio" }));
     let svg = report.to_svg();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>") && svg.contains("<rect"), "{svg}");
     let json = report.to_json();
@@ -140,6 +140,105 @@ fn group_commit_counts_flush_rounds() {
     }
 }
 
+/// Small, under the hybrid-log engine.
+fn logged(dir: &Path, log_policies: &[LogPolicy]) -> Args {
+    Args {
+        engines: vec![EngineKind::HybridLog],
+        orders: vec![Order::OneFence],
+        patterns: vec![Pattern::Random],
+        log_policies: log_policies.to_vec(),
+        ..small(dir)
+    }
+}
+
+#[test]
+fn a_log_is_counted_with_its_checkpoints() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = Args { checkpointers: Some(0), redo_from: Some(40), ..logged(dir.path(), &[LogPolicy::Redo]) };
+    let json = report(MediumKind::AssumedPmem, "atomic-commit", &args);
+    check_copies(&json, 2 * 2);
+    for row in json["rows"].as_array().unwrap() {
+        assert_eq!(row["log_policy"], "redo");
+        // Every byte goes to the log once; home goes at least the last of those that were written to a block.
+        let bytes = row["bytes_per_user_byte"].as_f64().unwrap();
+        assert!(bytes > 1.0 && bytes * row["size"].as_f64().unwrap() == row["bytes_per_op"].as_f64().unwrap());
+        let barriers = row["barriers_per_op"].as_object().unwrap();
+        assert!(barriers.contains_key("hybrid-log.epoch.record") && barriers.contains_key("hybrid-log.checkpoint.cut"));
+        assert!(row["fences_per_commit"].as_f64().unwrap() >= 1.0);
+        assert!(row["cpu_ratio"].as_f64().unwrap() > 0.0);
+        assert_eq!(row["scaling_vs_bare"].is_null(), row["threads"] == 1);
+        assert_eq!(row["cpu_scaling_vs_raw"].is_null(), row["threads"] == 1);
+    }
+}
+
+#[test]
+fn reads_have_rows_for_every_logging_policy() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = Args { sizes: vec![64], threads: vec![1], ..logged(dir.path(), &[LogPolicy::Undo, LogPolicy::Redo]) };
+    let json = report(MediumKind::AssumedPmem, "atomic-read", &args);
+    check_copies(&json, 2 * 2);
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().filter(|row| row["log_policy"] == "undo").count(), 2);
+    assert!(rows.iter().all(|row| row["read_policy"] == "gather" && row["bytes_per_op"] == 0.0));
+}
+
+#[test]
+fn commit_time_has_a_row_for_each_number_of_blocks() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = Args { dirty: vec![2, 32], sizes: vec![64], orders: vec![Order::OneFence], ..small(dir.path()) };
+    let json = report(MediumKind::AssumedPmem, "commit-time", &Args { threads: vec![1], patterns: vec![], ..args });
+    let rows = json["rows"].as_array().unwrap();
+    let of = |row: &Value| (row["engine"].as_str().unwrap().to_owned(), row["dirty_blocks"].as_u64().unwrap());
+    let expected = [("reflection", 2), ("reflection", 32), ("hybrid-log", 2), ("hybrid-log", 32)];
+    assert_eq!(rows.iter().map(of).collect::<Vec<_>>(), expected.map(|(engine, dirty)| (engine.to_owned(), dirty)));
+    for row in rows {
+        assert!(row["commit_ns"].as_f64().unwrap() > 0.0 && row["raw_ns"].as_f64().unwrap() > 0.0);
+        assert!(row["fences_per_commit"].as_f64().unwrap() >= 1.0);
+        assert_eq!(row["to_fewest"] == 1.0, row["dirty_blocks"] == 2);
+    }
+    // What the issue of a log is about: the commit does not depend on what it commits.
+    let fences = |row: &Value| (row["fences_per_commit"].as_f64(), row["bytes_per_commit"].as_f64());
+    assert_eq!(fences(&rows[2]), fences(&rows[3]));
+}
+
+#[test]
+fn hybrid_policy_compares_the_policies() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = Args { sizes: vec![4096], threads: vec![1], reads: vec![0, 50, 100], ..logged(dir.path(), &[]) };
+    let json = report(MediumKind::AssumedPmem, "hybrid-policy", &args);
+    check_copies(&json, 3 * 3);
+    for row in json["rows"].as_array().unwrap() {
+        assert_eq!(row["share_of_better"].is_number(), row["log_policy"] == "hybrid");
+        assert_eq!(row["reads_percent"] == 100, row["bytes_per_op"] == 0.0, "{row}");
+    }
+}
+
+#[test]
+fn hybrid_policy_is_refused_where_the_log_is_always_redo() {
+    let dir = tempfile::tempdir().unwrap();
+    let detected = detect(dir.path()).unwrap();
+    let target = Block(MediumKind::Block);
+    let error = run_on(target, "hybrid-policy", &small(dir.path()), &detected, &mut |_, _, _| ()).unwrap_err();
+    assert!(error.to_string().contains("UNTORN_ASSUME_PMEM"), "{error}");
+    assert!(is_empty(dir.path()));
+}
+
+#[test]
+fn idle_reports_the_processor_time_of_each_engine() {
+    let dir = tempfile::tempdir().unwrap();
+    let engines = vec![EngineKind::Reflection, EngineKind::HybridLog];
+    let args = Args { seconds: Some(0.05), engines, orders: vec![Order::OneFence], ..small(dir.path()) };
+    let args = Args { threads: vec![], ops: Some(64), ..args };
+    let json = report(MediumKind::AssumedPmem, "idle", &args);
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        assert!(row["seconds"].as_f64().unwrap() >= 0.05 && row["cpu_share"].as_f64().unwrap() >= 0.0);
+        assert!(row["threads"].as_u64().unwrap() >= 1 && row["wakeups"].is_number());
+        assert_eq!(row["written"], 64 * 4096);
+    }
+}
+
 #[test]
 fn the_passthrough_engine_is_counted_exactly() {
     let dir = tempfile::tempdir().unwrap();
@@ -165,6 +264,8 @@ fn nothing_is_made_for_arguments_that_cannot_run_or_do_not_fit() {
     let dir = tempfile::tempdir().unwrap();
     let run = |args: Args| run("atomic-write", &args, &mut |_, _, _| ()).unwrap_err();
     assert!(matches!(run(Args { threads: vec![0], ..small(dir.path()) }), Error::Usage { .. }));
+    let one = super::run("commit-time", &small(dir.path()), &mut |_, _, _| ()).unwrap_err();
+    assert!(one.to_string().contains("one thread"), "{one}");
     assert!(matches!(run(Args { file_len: Some(1 << 52), ..small(dir.path()) }), Error::NoSpace { .. }));
     assert!(is_empty(dir.path()));
 }
@@ -173,9 +274,10 @@ fn nothing_is_made_for_arguments_that_cannot_run_or_do_not_fit() {
 fn a_failing_run_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let args = small(dir.path());
-    let rig = Rig::new(Block(MediumKind::Volatile), &args, dir.path()).unwrap();
+    let rig = Rig::new(Block(MediumKind::Volatile), &args, dir.path(), 1).unwrap();
     assert!(!is_empty(dir.path()));
-    assert!(rig.fresh(&Options::new().max_len(1)).is_err() || rig.fresh(&Options::new().record_area(0, 0)).is_err());
+    let fresh = |options: Options| rig.fresh(FILE, &options);
+    assert!(fresh(Options::new().max_len(1)).is_err() || fresh(Options::new().record_area(0, 0)).is_err());
     drop(rig);
     assert!(is_empty(dir.path()));
 }
@@ -188,11 +290,11 @@ fn scaling_is_the_ratio_of_ratios_of_rows_alike() {
         durability: Durability::PerWrite,
         read_policy: ReadPolicy::Gather,
         log_policy: None,
-        log_size: None,
     };
+    let series = |rate: f64| Series { per_s: vec![rate; 3], per_cpu_s: vec![rate; 3] };
     let case = |threads, size| Case { size, threads, pattern: Pattern::Random };
     let row = |threads, size, ours: f64| {
-        Row::Copy(setup.row(EngineKind::Reflection, &case(threads, size), &[vec![ours; 3], vec![100.0; 3]]))
+        Row::from(setup.row(EngineKind::Reflection, &case(threads, size), &[series(ours), series(100.0)]))
     };
     let mut rows = [row(1, 64, 80.0), row(2, 64, 60.0), row(2, 256, 60.0)];
     add_scaling(&mut rows);
@@ -207,10 +309,10 @@ fn counted_media_serve_engines() {
     let dir = tempfile::tempdir().unwrap();
     let args = small(dir.path());
     fn written<T: Target>(target: T, args: &Args, dir: &Path) -> u64 {
-        let rig = Rig::new(target, args, dir).unwrap();
+        let rig = Rig::new(target, args, dir, 1).unwrap();
         let options = Options::new();
-        rig.fresh(&options).unwrap().close().unwrap();
-        let (file, counters) = rig.counted(&options).unwrap();
+        rig.fresh(FILE, &options).unwrap().close().unwrap();
+        let (file, counters) = rig.counted(FILE, &options).unwrap();
         let before = counters.counts();
         file.write_at(&[3; 200], 4000).unwrap();
         file.sync().unwrap();

@@ -3,9 +3,9 @@
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use untorn::{AtomicFile, Durability};
+use untorn::{AtomicFile, Durability, EngineKind};
 
-use super::{Case, Progress, Setup, count, is_pmem};
+use super::{Case, FILE, Progress, Setup, count, has_background, is_pmem};
 use crate::error::Result;
 use crate::measure::{Arm, interleave};
 use crate::raw::{Raw, Target};
@@ -40,34 +40,46 @@ fn run<T: Target>(
     let mut rows = Vec::new();
     for setup in &setups {
         step("writing every page once");
-        let file = rig.fresh(&setup.options())?;
+        let file = rig.fresh(FILE, &setup.options(rig.args))?;
         let engine = file.info().engine;
         let mut timed = Vec::new();
         for case in cases {
-            step(&case.describe(&format!("{engine}, {}", setup.order)));
+            step(&case.describe(&setup.describe(engine)));
             let arms = arms(rig, &file, durability, commit_every);
-            let plan = rig.timed(case.threads, case.size, arms.len());
-            let rates = interleave(&plan, &arms, |thread, round| case.walk(rig.args, rig.file_len, thread, round))?;
-            let mut row = setup.row(engine, case, &rates);
+            let plan = rig.timed(case.threads, case.size, arms.len(), has_background(engine));
+            let series = interleave(&plan, &arms, |thread, round| case.walk(rig.args, rig.file_len, thread, round))?;
+            let mut row = setup.row(engine, case, &series);
             row.commit_every = commit_every.or((durability == Durability::PerCommit).then_some(1));
             timed.push(row);
         }
         file.close()?;
         step("counting fences, flushes and bytes");
-        let (file, counters) = rig.counted(&setup.options())?;
+        let (file, counters) = rig.counted(FILE, &setup.options(rig.args))?;
         // The first commit after opening may have more to do than any later one.
         file.write_at(&[0], 0)?;
         file.sync()?;
         for (case, row) in cases.iter().zip(&mut timed) {
             let plan = rig.counting(case.threads, case.size);
             let arms = arms(rig, &file, durability, commit_every);
-            count(row, &plan, &counters, &arms[0], |thread| case.walk(rig.args, rig.file_len, thread, 0))?;
+            let walk = |thread| case.walk(rig.args, rig.file_len, thread, 0);
+            count(row, &plan, &counters, &arms[0], walk, || carry_home(&file))?;
+            row.bytes_per_user_byte = Some(row.bytes_per_op / case.size as f64);
         }
         file.close()?;
-        rows.extend(timed.into_iter().map(Row::Copy));
+        rows.extend(timed.into_iter().map(Row::from));
     }
     progress(total, total, "done");
     Ok(rows)
+}
+
+/// Has what stands in a log carried home, so that counts of a window have all that its writes cost. Every batch of an arm
+/// ends with a commit where one is needed, so other engines have nothing left to do.
+pub(super) fn carry_home(file: &AtomicFile) -> Result<()> {
+    if file.info().engine == EngineKind::HybridLog {
+        file.sync()?;
+        file.reclaim()?;
+    }
+    Ok(())
 }
 
 /// untorn, raw and, where epochs are measured, bare.

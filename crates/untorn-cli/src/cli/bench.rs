@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use untorn::{Durability, EngineKind, Order};
+use untorn::{Durability, EngineKind, LogPolicy, Order};
 use untorn_bench::Pattern;
 
-use super::{Form, Log, durabilities, engines, words};
+use super::log::LOG_POLICIES;
+use super::{Form, durabilities, engines, words};
 use crate::size;
 
 /// Arguments of `bench`. An option that is not given has the benchmark's own default.
@@ -37,20 +38,36 @@ pub(crate) struct Bench {
     /// When a write is durable.
     #[arg(long, value_parser = durabilities())]
     pub(crate) durability: Option<Durability>,
-    /// Writes to one commit, in benchmarks of commits.
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    /// What the hybrid-log engine logs, separated by commas [default: hybrid; hybrid-policy compares all].
+    #[arg(long, value_delimiter = ',', value_parser = words::<LogPolicy>(LOG_POLICIES))]
+    pub(crate) log_policy: Vec<LogPolicy>,
+    /// The most bytes its log may take: bytes, or with K, M, G, T.
+    #[arg(long, value_name = "N", value_parser = size::parse)]
+    pub(crate) log_size: Option<u64>,
+    /// The share of writes from which on it logs redo, when it is to choose.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub(crate) redo_from: Option<u8>,
+    /// Threads with which it checkpoints.
+    #[arg(long, value_name = "N")]
+    pub(crate) checkpointers: Option<usize>,
+    /// Accesses to one commit, in benchmarks of commits.
+    #[arg(long, visible_alias = "sync-every", value_name = "N", default_value_t = 100)]
     pub(crate) commit_every: u32,
+    /// Blocks written before the commit that commit-time measures, separated by commas [default: 10,1000,100000].
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    pub(crate) dirty: Vec<u64>,
+    /// Shares of reads in hybrid-policy, separated by commas [default: 0,20,40,60,80,100].
+    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',')]
+    pub(crate) reads: Vec<u32>,
     /// Length of the file: bytes, or with K, M, G, T (powers of 1024).
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) len: Option<u64>,
-    /// Seconds to measure each row for.
+    /// Seconds to measure each row for; of idle, seconds to lie idle.
     #[arg(long, value_name = "S")]
     pub(crate) seconds: Option<f64>,
     /// Accesses in each slice at most, for a run of a fixed amount instead of a fixed time.
     #[arg(long, value_name = "N")]
     pub(crate) ops: Option<u64>,
-    #[command(flatten)]
-    pub(crate) log: Log,
     /// Seed of the random offsets.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,

@@ -20,7 +20,7 @@ pub(crate) struct Log {
     pub(crate) log_size: Option<u64>,
 }
 
-const LOG_POLICIES: &[&str] = &["hybrid", "undo", "redo"];
+pub(super) const LOG_POLICIES: &[&str] = &["hybrid", "undo", "redo"];
 
 impl Log {
     /// The first of these arguments that was given, by name.

@@ -2,13 +2,19 @@
 
 use untorn_bench::{Args, Error};
 
-use crate::cli::Bench;
+use crate::cli::{Bench, Log};
 use crate::exit::{Exit, Failure, Result, exit_of};
 use crate::{output, progress};
 
+/// Benchmarks that measure the engine `hybrid-log` unless they are told otherwise.
+const OF_LOGS: &[&str] = &["commit-time", "hybrid-policy", "idle"];
+
 /// Runs a benchmark.
 pub(crate) fn run(args: &Bench) -> Result<Exit> {
-    args.log.require(&args.engine)?;
+    let log = Log { log_policy: args.log_policy.first().copied(), log_size: args.log_size };
+    if !(args.engine.is_empty() && OF_LOGS.contains(&args.name.as_str())) {
+        log.require(&args.engine)?;
+    }
     let wanted = Args {
         dir: args.dir.clone(),
         sizes: args.size.clone(),
@@ -17,9 +23,13 @@ pub(crate) fn run(args: &Bench) -> Result<Exit> {
         orders: args.order.clone(),
         patterns: args.pattern.clone(),
         durability: args.durability,
-        log_policy: args.log.log_policy,
-        log_size: args.log.log_size,
+        log_policies: args.log_policy.clone(),
+        log_size: args.log_size,
+        redo_from: args.redo_from,
+        checkpointers: args.checkpointers,
         commit_every: args.commit_every,
+        dirty: args.dirty.clone(),
+        reads: args.reads.clone(),
         file_len: args.len,
         seconds: args.seconds,
         ops: args.ops,

@@ -4,6 +4,7 @@
 //! A thread keeps to its berth, so threads that have nothing to do with each other share no cache line.
 
 use std::io;
+use std::ops::Deref;
 
 use super::gate::Gate;
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox, thread_number};
@@ -14,16 +15,21 @@ pub(crate) trait BerthState: Zeroed + Send + Sync {
     fn gate(&self) -> &Gate;
 }
 
-/// Threads on their way to taking every berth, in a cache line of their own. While there are any nobody else takes one,
-/// or busy threads would hand the berths round among themselves for ever.
+/// What all threads look at, in a cache line of its own.
 #[derive(Debug, Zeroed)]
 #[repr(C, align(64))]
-struct Collectors(AtomicU64);
+struct Notice {
+    /// Threads that take every berth or have them all. While there are any nobody else takes one, or busy threads would
+    /// hand the berths round among themselves for ever.
+    collectors: AtomicU64,
+    /// The berths below this were taken before; nobody takes another without saying so here first.
+    reach: AtomicU64,
+}
 
 /// A power of two of berths.
 pub(crate) struct Berths<S> {
     states: ZeroedArray<S>,
-    collectors: ZeroedBox<Collectors>,
+    notice: ZeroedBox<Notice>,
 }
 
 /// A berth held by this thread; dropping it lets it go.
@@ -41,7 +47,7 @@ impl<S: BerthState> Drop for Berth<'_, S> {
 
 impl<S: BerthState> Berths<S> {
     pub(crate) fn new(count: usize) -> io::Result<Self> {
-        Ok(Berths { states: ZeroedArray::reserve(count)?, collectors: ZeroedBox::new()? })
+        Ok(Berths { states: ZeroedArray::reserve(count)?, notice: ZeroedBox::new()? })
     }
 
     /// Which one this thread tries first.
@@ -69,13 +75,23 @@ impl<S: BerthState> Berths<S> {
     #[inline(always)]
     pub(crate) fn try_acquire(&self) -> Option<Berth<'_, S>> {
         let index = self.home();
+        self.announce(index);
         let state = &self.states[index];
         (!self.are_collected() && state.gate().try_close()).then(|| Berth { state })
     }
 
     #[inline(always)]
     fn are_collected(&self) -> bool {
-        self.collectors.0.load(Ordering::Relaxed) != 0
+        self.notice.collectors.load(Ordering::SeqCst) != 0
+    }
+
+    /// Says that a berth may be taken from now on. Either whoever collects them hears of it, or this thread then finds that
+    /// they are being collected: each says what it does before it looks.
+    #[inline(always)]
+    fn announce(&self, index: usize) {
+        if self.notice.reach.load(Ordering::Acquire) <= index as u64 {
+            self.notice.reach.fetch_max(index as u64 + 1, Ordering::SeqCst);
+        }
     }
 
     #[cold]
@@ -85,8 +101,9 @@ impl<S: BerthState> Berths<S> {
             let steps = if self.are_collected() { 0 } else { self.states.len() };
             for step in 1..=steps {
                 let index = (home + step) & (self.states.len() - 1);
+                self.announce(index);
                 let state = &self.states[index];
-                if !state.gate().is_locked() && state.gate().try_close() {
+                if !self.are_collected() && !state.gate().is_locked() && state.gate().try_close() {
                     return Berth { state };
                 }
             }
@@ -96,15 +113,37 @@ impl<S: BerthState> Berths<S> {
     }
 
     /// Every berth: while they are held, nothing is under way from any.
-    pub(crate) fn acquire_all(&self, mut relax: impl FnMut(u32)) -> Vec<Berth<'_, S>> {
-        self.collectors.0.fetch_add(1, Ordering::Relaxed);
-        let mut all = Vec::with_capacity(self.states.len());
-        for state in self.states.iter() {
+    pub(crate) fn acquire_all(&self, mut relax: impl FnMut(u32)) -> All<'_, S> {
+        self.notice.collectors.fetch_add(1, Ordering::SeqCst);
+        // This thread's own is among them, if only so that it can be worked from.
+        self.announce(self.home());
+        let reach = self.notice.reach.load(Ordering::SeqCst) as usize;
+        let mut all = All { berths: Vec::with_capacity(reach), notice: &self.notice };
+        for state in &self.states[..reach] {
             state.gate().close(&mut relax);
-            all.push(Berth { state });
+            all.berths.push(Berth { state });
         }
-        self.collectors.0.fetch_sub(1, Ordering::Relaxed);
         all
+    }
+}
+
+/// Every berth that was ever taken; nobody takes another until this is dropped.
+pub(crate) struct All<'a, S: BerthState> {
+    berths: Vec<Berth<'a, S>>,
+    notice: &'a Notice,
+}
+
+impl<'a, S: BerthState> Deref for All<'a, S> {
+    type Target = [Berth<'a, S>];
+
+    fn deref(&self) -> &[Berth<'a, S>] {
+        &self.berths
+    }
+}
+
+impl<S: BerthState> Drop for All<'_, S> {
+    fn drop(&mut self) {
+        self.notice.collectors.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

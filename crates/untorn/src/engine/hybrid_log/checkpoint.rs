@@ -5,6 +5,7 @@ use super::cover::Link;
 use super::format::Kind;
 use super::{Core, barriers};
 use crate::error::Result;
+use crate::log::record::LINE;
 use crate::medium::{Medium, MediumFile};
 use crate::sharing::gate::lock;
 use crate::sidecar::PAGE;
@@ -15,6 +16,18 @@ const BATCH: usize = 32;
 
 /// Bytes carried home in one piece.
 const PIECE: usize = 64 << 10;
+
+/// Lines of an entry that are fetched before the entries ahead of it are done with.
+const AHEAD: u32 = 16;
+
+/// What bytes are carried in.
+pub(super) struct Image(Vec<u8>);
+
+impl Image {
+    pub(super) fn new() -> Self {
+        Image(vec![0; PIECE])
+    }
+}
 
 impl<M: Medium> Core<M> {
     /// Copies the bytes of an entry to where they belong. The caller has locked its cover, and its epoch is durable.
@@ -51,18 +64,18 @@ impl<M: Medium> Core<M> {
         if upto == self.head.cut.load(Ordering::Relaxed) {
             return Ok(());
         }
+        let mut image = Image::new();
         for chunk in 0..self.chunks.total() {
-            self.carry_chunk_home(chunk, upto)?;
+            self.carry_chunk_home(chunk, upto, &mut image)?;
         }
         self.cut(upto)
     }
 
     /// Takes home the entries of a chunk whose epoch is `upto` or before. No lock is taken but a claim on each entry, and
     /// no slot is looked at.
-    pub(super) fn carry_chunk_home(&self, chunk: u64, upto: u64) -> Result<()> {
+    pub(super) fn carry_chunk_home(&self, chunk: u64, upto: u64, image: &mut Image) -> Result<()> {
         let mut batch: Vec<Link> = Vec::with_capacity(BATCH);
         let mut others: Vec<Link> = Vec::new();
-        let mut image = vec![0; PIECE];
         let first = chunk * self.chunks.units;
         let mut unit = first;
         while unit < first + self.chunks.used(chunk) {
@@ -83,27 +96,30 @@ impl<M: Medium> Core<M> {
                 Claim::Done => {}
             }
             if batch.len() == BATCH {
-                self.carry_batch(&mut batch, &mut image)?;
+                self.carry_batch(&mut batch, image)?;
             }
         }
-        self.carry_batch(&mut batch, &mut image)?;
+        self.carry_batch(&mut batch, image)?;
         // Those that a writer has in hand, who needs nothing of this thread.
         others.into_iter().try_for_each(|link| self.take_home(link))
     }
 
     /// Carries claimed entries home, one after the other with no locked instruction in between.
-    fn carry_batch(&self, batch: &mut Vec<Link>, image: &mut [u8]) -> Result<()> {
+    fn carry_batch(&self, batch: &mut Vec<Link>, image: &mut Image) -> Result<()> {
         for &link in &*batch {
             let meta = self.meta(link);
-            let offset = u64::from(meta.delta().offset);
-            self.side.prefetch(self.chunks.bytes_at(link.unit()) + offset);
+            let delta = meta.delta();
+            let offset = u64::from(delta.offset);
+            for line in 0..delta.len().div_ceil(LINE as u32).min(AHEAD) {
+                self.side.prefetch(self.chunks.bytes_at(link.unit()) + offset + u64::from(line) * LINE);
+            }
             // Another line of the page: a streaming store over a cached line takes longer.
             self.data.prefetch(meta.block.load(Ordering::Relaxed) * PAGE + (offset + PAGE / 2) % PAGE);
         }
         let mut outcome = Ok(());
         let mut carried = 0;
         while carried < batch.len() && outcome.is_ok() {
-            outcome = self.carry(batch[carried], image);
+            outcome = self.carry(batch[carried], &mut image.0);
             carried += usize::from(outcome.is_ok());
         }
         // The bytes are visible at home before anybody can find that they are there.

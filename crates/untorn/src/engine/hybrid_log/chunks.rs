@@ -177,6 +177,8 @@ pub(super) struct Chunks {
     at: u64,
     /// Units of each, a power of two.
     pub(super) units: u64,
+    /// Which one.
+    shift: u32,
     pub(super) metas: ZeroedArray<Meta>,
     states: ZeroedArray<ChunkState>,
     /// How often each chunk was begun anew. Apart from its state, for all threads read it.
@@ -204,6 +206,7 @@ impl Chunks {
         Ok(Chunks {
             at,
             units,
+            shift: units.trailing_zeros(),
             metas: ZeroedArray::reserve((most * units) as usize)?,
             states,
             laps: ZeroedArray::reserve(most as usize)?,
@@ -224,27 +227,45 @@ impl Chunks {
         self.total.load(Ordering::Acquire)
     }
 
+    /// Whether the log is as long as it may be.
+    pub(super) fn is_at_its_most(&self) -> bool {
+        self.total() == self.most
+    }
+
     /// Chunks that are free.
     pub(super) fn available(&self) -> u64 {
         self.available.load(Ordering::Acquire)
     }
 
+    /// Byte offset of the chunk of a unit.
+    #[inline(always)]
+    fn chunk_at(&self, unit: u64) -> u64 {
+        self.at + (unit >> self.shift) * chunk_len(self.units)
+    }
+
+    /// Which unit of its chunk it is.
+    #[inline(always)]
+    fn index_in(&self, unit: u64) -> u64 {
+        unit & (self.units - 1)
+    }
+
     /// Byte offset of the header of an entry, by its first unit.
     #[inline]
     pub(super) fn header_at(&self, unit: u64) -> u64 {
-        self.at + unit / self.units * chunk_len(self.units) + unit % self.units * LINE
+        self.chunk_at(unit) + self.index_in(unit) * LINE
     }
 
     /// Byte offset of the bytes of an entry.
     #[inline]
     pub(super) fn bytes_at(&self, unit: u64) -> u64 {
-        self.at + unit / self.units * chunk_len(self.units) + headers_len(self.units) + unit % self.units * PAGE
+        self.chunk_at(unit) + headers_len(self.units) + self.index_in(unit) * PAGE
     }
 
     /// How often the chunk of a unit was begun anew, as far as a link knows it.
     #[inline(always)]
     pub(super) fn lap(&self, unit: u64) -> u64 {
-        self.laps.get((unit / self.units) as usize).map_or(0, |lap| lap.load(Ordering::Acquire)) & ((1 << LAP_BITS) - 1)
+        self.laps.get((unit >> self.shift) as usize).map_or(0, |lap| lap.load(Ordering::Acquire))
+            & ((1 << LAP_BITS) - 1)
     }
 
     /// Units handed out of a chunk so far.

@@ -269,8 +269,8 @@ impl<M: Medium> Engine for HybridLog<M> {
             return Ok(self.core.durable());
         }
         self.core.standing.writable()?;
+        // What is due now the next write finds out: to wake a thread would take longer than the commit.
         self.core.commit().map_err(|error| self.core.standing.unless_lost(error))?;
-        self.workers.wake_if_due(&self.core);
         Ok(self.core.durable())
     }
 

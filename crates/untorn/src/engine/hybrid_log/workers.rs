@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::Core;
+use super::checkpoint::Image;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, MediumClass};
 use crate::sys::incarnation;
@@ -189,11 +190,12 @@ fn round<M: Medium>(shared: &Shared, core: &Core<M>) -> Result<()> {
 
 /// Takes chunks of a round home until there are none.
 fn share<M: Medium>(shared: &Shared, core: &Core<M>, round: Round) -> Result<()> {
+    let mut image = Image::new();
     loop {
         let chunk = shared.next.fetch_add(1, Ordering::Relaxed);
         if chunk >= round.chunks {
             return Ok(());
         }
-        core.carry_chunk_home(chunk, round.upto)?;
+        core.carry_chunk_home(chunk, round.upto, &mut image)?;
     }
 }

@@ -257,7 +257,7 @@ impl<M: Medium> Core<M> {
         let wanted: u64 =
             pieces.iter().map(|piece| 2 * (PAGE << class_for(piece.bytes.len() as u64)).div_ceil(chunk)).sum();
         let wanted = wanted + 1;
-        if self.chunks.total() >= ENOUGH_CHUNKS.min(2 * wanted) || attempt > 0 {
+        if self.chunks.total() >= ENOUGH_CHUNKS.min(2 * wanted) || self.chunks.is_at_its_most() || attempt > 0 {
             // What is committed and not durable yet, because its flush is under way, cannot be taken home.
             self.await_durable(self.epoch() - 1)?;
             // Chunks that other lanes began to fill in earlier epochs become free too.

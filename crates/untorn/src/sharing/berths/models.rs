@@ -19,6 +19,10 @@ impl BerthState for Place {
 }
 
 impl Place {
+    fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
     /// Two steps, between which nobody else may come.
     fn work(&self) {
         let count = self.count.load(Ordering::Relaxed);
@@ -27,7 +31,14 @@ impl Place {
 }
 
 fn total(all: &[Berth<'_, Place>]) -> u64 {
-    all.iter().map(|berth| berth.state.count.load(Ordering::Relaxed)).sum()
+    all.iter().map(|berth| berth.state.count()).sum()
+}
+
+/// Returns how many there were.
+fn work_at_all(places: &Berths<Place>) -> u64 {
+    let all = places.acquire_all(relax);
+    all.iter().for_each(|berth| berth.state.work());
+    all.len() as u64
 }
 
 /// Two threads work, at one berth or at two, and a third takes all: it sees each one's work whole or not at all, and none
@@ -42,12 +53,13 @@ fn who_has_all_is_alone() {
                 thread::spawn(move || places.acquire(relax).state.work())
             });
             let all = places.acquire_all(relax);
-            let before = total(&all);
+            let (before, taken) = (total(&all), all.len() as u64);
             all.iter().for_each(|berth| berth.state.work());
-            assert_eq!(total(&all), before + berths as u64, "somebody else was at work");
+            assert_eq!(total(&all), before + taken, "somebody else was at work");
+            assert_eq!(places.states.iter().map(Place::count).sum::<u64>(), before + taken, "one was left out");
             drop(all);
             threads.into_iter().for_each(|thread| thread.join().unwrap());
-            assert_eq!(total(&places.acquire_all(relax)), 2 + berths as u64);
+            assert_eq!(total(&places.acquire_all(relax)), 2 + taken);
         });
     }
 }
@@ -59,10 +71,9 @@ fn two_that_take_all_take_turns() {
         let places = Arc::new(Berths::<Place>::new(2).unwrap());
         let other = {
             let places = places.clone();
-            thread::spawn(move || places.acquire_all(relax).iter().for_each(|berth| berth.state.work()))
+            thread::spawn(move || work_at_all(&places))
         };
-        places.acquire_all(relax).iter().for_each(|berth| berth.state.work());
-        other.join().unwrap();
-        assert_eq!(total(&places.acquire_all(relax)), 4);
+        let worked = work_at_all(&places) + other.join().unwrap();
+        assert_eq!(total(&places.acquire_all(relax)), worked);
     });
 }

@@ -1,0 +1,148 @@
+//! `commit-time`: what one commit takes, by how much was written before it.
+
+use std::time::{Duration, Instant};
+
+use untorn::{AtomicFile, Durability, EngineKind, LogPolicy};
+
+use super::{Case, FILE, Progress, Setup};
+use crate::args::or_default;
+use crate::cpu::quiesce;
+use crate::error::Result;
+use crate::measure::Buffer;
+use crate::offsets::{Offsets, Region};
+use crate::raw::{Raw, Target};
+use crate::report::{CommitTimeRow, Row};
+use crate::rig::Rig;
+use crate::stats::{median, pairwise, quantile};
+
+const DIRTY: [u64; 3] = [10, 1000, 100_000];
+
+/// Commits counted for each row. What they cost may depend on where the file is in its cycle of cuts.
+const COUNTED: u64 = 5;
+
+/// How often each number of dirty blocks was committed, so that no two commits in a row write the same blocks.
+struct Walks<'r, 'a, T: Target> {
+    rig: &'r Rig<'a, T>,
+    case: Case,
+    done: u64,
+}
+
+impl<T: Target> Walks<'_, '_, T> {
+    /// Writes a place in each of `dirty` blocks.
+    fn write(&mut self, dirty: u64, mut write: impl FnMut(u64) -> untorn::Result<()>) -> Result<()> {
+        let region = Region::of_thread(self.rig.file_len, 0, 1);
+        let mut offsets = Offsets::each_page(self.case.pattern, region, self.case.size, self.done);
+        (0..dirty).try_for_each(|_| write(offsets.next()))?;
+        self.done += dirty;
+        Ok(())
+    }
+}
+
+pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+    let setups = Setup::all_of(rig, Durability::PerCommit, &[EngineKind::Reflection, EngineKind::HybridLog]);
+    let pages = |case: &Case| rig.file_len / case.size.next_multiple_of(4096) as u64;
+    let total = (setups.len() * cases.len() * 3) as u64;
+    let mut done = 0;
+    let mut step = |what: &str| {
+        progress(done, total, what);
+        done += 1;
+    };
+    let mut rows = Vec::new();
+    for setup in &setups {
+        for case in cases {
+            let fit: Vec<u64> = DIRTY.into_iter().filter(|&dirty| dirty <= pages(case)).collect();
+            let dirty = or_default(&rig.args.dirty, &fit);
+            step("writing every page once");
+            let file = rig.fresh(FILE, &setup.options(rig.args))?;
+            let engine = file.info().engine;
+            step(&case.describe(&setup.describe(engine)));
+            let mut timed = time(rig, setup, case, &file, &dirty)?;
+            file.close()?;
+            step("counting fences, flushes and bytes");
+            count(rig, setup, case, &mut timed)?;
+            rows.extend(timed.into_iter().map(Row::CommitTime));
+        }
+    }
+    progress(total, total, "done");
+    Ok(rows)
+}
+
+fn time<T: Target>(
+    rig: &Rig<'_, T>,
+    setup: &Setup,
+    case: &Case,
+    file: &AtomicFile,
+    dirty: &[u64],
+) -> Result<Vec<CommitTimeRow>> {
+    let mut buffer = Buffer::new(case.size);
+    let bytes = buffer.bytes();
+    let mut walks = Walks { rig, case: *case, done: 0 };
+    let rounds = rig.timed(1, case.size, 2, false).rounds;
+    let (mut ours, mut raw) = (vec![Vec::new(); dirty.len()], vec![Vec::new(); dirty.len()]);
+    let clock = |act: &dyn Fn() -> Result<()>| -> Result<f64> {
+        let start = Instant::now();
+        act()?;
+        Ok(nanoseconds(start.elapsed()))
+    };
+    for round in 0..=rounds {
+        for turn in 0..dirty.len() {
+            let which = if round % 2 == 0 { turn } else { dirty.len() - 1 - turn };
+            walks.write(dirty[which], |offset| file.write_at(bytes, offset))?;
+            let commit = clock(&|| Ok(file.sync().map(drop)?))?;
+            // What a checkpoint does after it must not disturb what comes next.
+            quiesce();
+            walks.write(dirty[which], |offset| rig.raw.write(bytes, offset))?;
+            let fence = clock(&|| Ok(rig.raw.fence()?))?;
+            if round > 0 {
+                ours[which].push(commit);
+                raw[which].push(fence);
+            }
+        }
+    }
+    let fewest = (0..dirty.len()).min_by_key(|&which| dirty[which]).unwrap_or(0);
+    let row = |which: usize| CommitTimeRow {
+        engine: file.info().engine.as_str(),
+        order: setup.order.as_str(),
+        log_policy: setup.log_policy.map(LogPolicy::as_str),
+        size: case.size,
+        dirty_blocks: dirty[which],
+        commit_ns: median(&ours[which]),
+        commit_ns_low: quantile(&ours[which], 0.25),
+        commit_ns_high: quantile(&ours[which], 0.75),
+        raw_ns: median(&raw[which]),
+        to_fewest: pairwise(&ours[which], &ours[fewest]).median,
+        fences_per_commit: 0.0,
+        flushes_per_commit: 0.0,
+        bytes_per_commit: 0.0,
+        pairs: ours[which].len(),
+    };
+    Ok((0..dirty.len()).map(row).collect())
+}
+
+/// Counts what the commits alone do, with nothing at work beside them.
+fn count<T: Target>(rig: &Rig<'_, T>, setup: &Setup, case: &Case, rows: &mut [CommitTimeRow]) -> Result<()> {
+    let (file, counters) = rig.counted(FILE, &setup.options(rig.args).checkpointers(0))?;
+    let mut buffer = Buffer::new(case.size);
+    let bytes = buffer.bytes();
+    let mut walks = Walks { rig, case: *case, done: 0 };
+    // The first commit after opening may have more to do than any later one.
+    walks.write(1, |offset| file.write_at(bytes, offset))?;
+    file.sync()?;
+    for row in rows {
+        for _ in 0..COUNTED {
+            walks.write(row.dirty_blocks, |offset| file.write_at(bytes, offset))?;
+            let before = counters.counts();
+            file.sync()?;
+            let counts = counters.counts() - before;
+            row.fences_per_commit += (counts.fences + counts.syncs) as f64 / COUNTED as f64;
+            row.flushes_per_commit += counts.flushes as f64 / COUNTED as f64;
+            row.bytes_per_commit += counts.bytes as f64 / COUNTED as f64;
+        }
+    }
+    file.close()?;
+    Ok(())
+}
+
+fn nanoseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e9
+}

@@ -1,0 +1,103 @@
+//! `idle`: an open file that nobody uses.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use untorn::{Durability, EngineKind, LogPolicy};
+
+use super::{FILE, Progress, Setup};
+use crate::args::Pattern;
+use crate::cpu::process_time;
+use crate::error::{Error, Result};
+use crate::measure::Buffer;
+use crate::offsets::{Offsets, Region};
+use crate::raw::Target;
+use crate::report::{IdleRow, Row};
+use crate::rig::Rig;
+
+const SECONDS: f64 = 3.0;
+
+/// Writes before the file is left alone, enough for everything that works in the background to have begun.
+const WRITES: u64 = 10_000;
+const SIZE: usize = 4096;
+
+pub(super) fn run<T: Target>(rig: &Rig<'_, T>, progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+    let setups = Setup::all_of(rig, Durability::PerCommit, &[EngineKind::HybridLog]);
+    let total = 2 * setups.len() as u64;
+    let mut rows = Vec::new();
+    for (index, setup) in setups.iter().enumerate() {
+        progress(2 * index as u64, total, "writing every page once");
+        let file = rig.fresh(FILE, &setup.options(rig.args))?;
+        let region = Region::of_thread(rig.file_len, 0, 1);
+        let mut offsets = Offsets::new(Pattern::Random, region, SIZE, rig.args.seed);
+        let mut buffer = Buffer::new(SIZE);
+        let writes = rig.args.ops.unwrap_or(WRITES);
+        for number in 1..=writes {
+            file.write_at(buffer.bytes(), offsets.next())?;
+            if number.is_multiple_of(rig.args.commit_every.into()) {
+                file.sync()?;
+            }
+        }
+        file.sync()?;
+        progress(2 * index as u64 + 1, total, "lying idle");
+        let idle = Duration::from_secs_f64(rig.args.seconds.unwrap_or(SECONDS));
+        let (start, cpu, sleeps) = (Instant::now(), process_time(), sleeps()?);
+        std::thread::sleep(idle);
+        let (seconds, cpu) = (start.elapsed().as_secs_f64(), (process_time() - cpu).as_secs_f64());
+        let after = self::sleeps()?;
+        rows.push(Row::Idle(IdleRow {
+            engine: file.info().engine.as_str(),
+            log_policy: setup.log_policy.map(LogPolicy::as_str),
+            file_len: rig.file_len,
+            written: writes * SIZE as u64,
+            threads: after.threads,
+            seconds,
+            cpu_seconds: cpu,
+            cpu_share: cpu / seconds,
+            wakeups: after.sleeps.saturating_sub(sleeps.sleeps),
+        }));
+        file.close()?;
+    }
+    progress(total, total, "done");
+    Ok(rows)
+}
+
+/// The threads of this process, and how often they went to sleep.
+struct Sleeps {
+    threads: usize,
+    sleeps: u64,
+}
+
+fn sleeps() -> Result<Sleeps> {
+    let tasks = Path::new("/proc/self/task");
+    let entries = fs::read_dir(tasks).map_err(|source| Error::io("list", tasks, source))?;
+    let mut sum = Sleeps { threads: 0, sleeps: 0 };
+    for entry in entries {
+        let entry = entry.map_err(|source| Error::io("list", tasks, source))?;
+        // A thread that has ended meanwhile is none.
+        let Ok(status) = fs::read_to_string(entry.path().join("status")) else { continue };
+        sum.threads += 1;
+        sum.sleeps += voluntary_switches(&status);
+    }
+    Ok(sum)
+}
+
+fn voluntary_switches(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn going_to_sleep_is_counted() {
+        let before = voluntary_switches(&fs::read_to_string("/proc/thread-self/status").unwrap());
+        (0..5).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
+        let after = voluntary_switches(&fs::read_to_string("/proc/thread-self/status").unwrap());
+        assert!(after >= before + 5, "{before} to {after}");
+        assert!(sleeps().unwrap().threads >= 1);
+    }
+}

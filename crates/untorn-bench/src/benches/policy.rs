@@ -1,0 +1,161 @@
+//! `hybrid-policy`: reads and writes mixed, under each logging policy (the Libnvmmio paper, Fig. 6).
+
+use untorn::{AtomicFile, Durability, EngineKind, LogPolicy, Order, ReadPolicy};
+
+use super::write::carry_home;
+use super::{Case, Progress, Setup, count};
+use crate::args::or_default;
+use crate::error::Result;
+use crate::measure::{Arm, Series, interleave};
+use crate::raw::{Raw, Target};
+use crate::report::{CopyRow, Row};
+use crate::rig::Rig;
+use crate::stats::median;
+
+/// The policies compared, each on a file of its own.
+pub(super) const ALL: [LogPolicy; 3] = [LogPolicy::Undo, LogPolicy::Redo, LogPolicy::Hybrid];
+
+const READS: [u32; 6] = [0, 20, 40, 60, 80, 100];
+
+pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+    let policies = or_default(&rig.args.log_policies, &ALL);
+    let mixes = or_default(&rig.args.reads, &READS);
+    let orders = or_default(&rig.args.orders, &[Order::OneFence]);
+    let total = (orders.len() * (1 + cases.len() * mixes.len() + policies.len())) as u64;
+    let mut done = 0;
+    let mut step = |what: &str| {
+        progress(done, total, what);
+        done += 1;
+    };
+    let mut rows = Vec::new();
+    for &order in &orders {
+        let setup = |&policy: &LogPolicy| Setup {
+            engine: EngineKind::HybridLog,
+            order,
+            durability: Durability::PerCommit,
+            read_policy: ReadPolicy::Gather,
+            log_policy: Some(policy),
+        };
+        let setups: Vec<Setup> = policies.iter().map(setup).collect();
+        step("writing every page of each file");
+        let fresh = |setup: &Setup| Ok((*setup, rig.fresh(setup.name(), &setup.options(rig.args))?));
+        let files: Vec<(Setup, AtomicFile)> = setups.iter().map(fresh).collect::<Result<_>>()?;
+        let mut timed = Vec::new();
+        for case in cases {
+            for &reads in &mixes {
+                step(&case.describe(&format!("{reads} % reads, {order}")));
+                timed.extend(time(rig, &files, case, reads)?);
+            }
+        }
+        files.into_iter().try_for_each(|(_, file)| file.close())?;
+        for setup in &setups {
+            step("counting fences, flushes and bytes");
+            count_policy(rig, setup, cases, &mut timed)?;
+        }
+        rows.extend(timed.into_iter().map(|(_, row)| Row::from(row)));
+    }
+    progress(total, total, "done");
+    Ok(rows)
+}
+
+impl Setup {
+    /// The name of the file of a policy.
+    fn name(&self) -> &'static str {
+        self.log_policy.unwrap_or_default().as_str()
+    }
+}
+
+/// Times every policy and the raw file side by side. Returns the rows with their cases.
+fn time<T: Target>(
+    rig: &Rig<'_, T>,
+    files: &[(Setup, AtomicFile)],
+    case: &Case,
+    reads: u32,
+) -> Result<Vec<(Case, CopyRow)>> {
+    // Every mix begins after nothing but writes, so a policy that adapts has to.
+    files.iter().try_for_each(|(_, file)| rig.write_through(file))?;
+    let raw = &rig.raw;
+    let mut arms: Vec<Arm<'_>> = files.iter().map(|(_, file)| arm(rig, file, reads)).collect();
+    arms.push(Arm::numbered(
+        rig.args.commit_every,
+        |buf, offset, number| if writes(number, reads) { raw.write(buf, offset) } else { raw.read(buf, offset) },
+        || raw.fence(),
+    ));
+    let plan = rig.timed(case.threads, case.size, arms.len(), true);
+    let mut series = interleave(&plan, &arms, |thread, round| case.walk(rig.args, rig.file_len, thread, round))?;
+    let raw = series.pop().unwrap_or_default();
+    let share = share_of_better(files, &series);
+    let row = |((setup, _), ours): (&(Setup, AtomicFile), Series)| {
+        let mut row = setup.row(EngineKind::HybridLog, case, &[ours, raw.clone()]);
+        row.commit_every = Some(rig.args.commit_every);
+        row.reads_percent = Some(reads);
+        row.share_of_better = share.filter(|_| setup.log_policy == Some(LogPolicy::Hybrid));
+        (*case, row)
+    };
+    Ok(files.iter().zip(series).map(row).collect())
+}
+
+/// Hybrid to the better of the two others: the one with the higher median over all rounds, compared round by round.
+fn share_of_better(files: &[(Setup, AtomicFile)], series: &[Series]) -> Option<f64> {
+    let of = |policy| {
+        let at = files.iter().position(|(setup, _)| setup.log_policy == Some(policy))?;
+        Some(&series[at].per_s)
+    };
+    let (undo, redo, hybrid) = (of(LogPolicy::Undo)?, of(LogPolicy::Redo)?, of(LogPolicy::Hybrid)?);
+    let better = if median(undo) > median(redo) { undo } else { redo };
+    Some(crate::stats::pairwise(hybrid, better).median)
+}
+
+fn arm<'a, T: Target>(rig: &Rig<'_, T>, file: &'a AtomicFile, reads: u32) -> Arm<'a> {
+    Arm::numbered(
+        rig.args.commit_every,
+        move |buf, offset, number| match writes(number, reads) {
+            true => file.write_at(buf, offset),
+            false => file.read_at(buf, offset),
+        },
+        || file.sync().map(drop),
+    )
+}
+
+/// Whether an access of an epoch is a write: writes are spread evenly over it.
+fn writes(number: u32, reads: u32) -> bool {
+    let share = u64::from(100 - reads);
+    let before = |number: u64| number * share / 100;
+    before(u64::from(number) + 1) > before(number.into())
+}
+
+fn count_policy<T: Target>(
+    rig: &Rig<'_, T>,
+    setup: &Setup,
+    cases: &[Case],
+    rows: &mut [(Case, CopyRow)],
+) -> Result<()> {
+    let (file, counters) = rig.counted(setup.name(), &setup.options(rig.args))?;
+    for case in cases {
+        let mine = |of: &Case, row: &CopyRow| of == case && row.log_policy == Some(setup.name());
+        for (_, row) in rows.iter_mut().filter(|(of, row)| mine(of, row)) {
+            let arm = arm(rig, &file, row.reads_percent.unwrap_or(0));
+            let plan = rig.counting(case.threads, case.size);
+            let walk = |thread| case.walk(rig.args, rig.file_len, thread, 0);
+            count(row, &plan, &counters, &arm, walk, || carry_home(&file))?;
+        }
+    }
+    file.close()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_have_their_share_and_are_spread() {
+        for reads in READS {
+            let epoch: Vec<bool> = (0..100).map(|number| writes(number, reads)).collect();
+            assert_eq!(epoch.iter().filter(|&&write| write).count() as u32, 100 - reads);
+            if reads == 80 {
+                assert!(epoch.chunks(5).all(|five| five.iter().filter(|&&write| write).count() == 1));
+            }
+        }
+    }
+}

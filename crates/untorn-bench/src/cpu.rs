@@ -1,0 +1,57 @@
+//! The processor time this process takes, with what its background threads take of it.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Processor time of all threads of this process since it began.
+pub(crate) fn process_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+/// How long one look at the background takes, and what it may use of it at most to count as quiet. The look itself takes
+/// some microseconds.
+const LOOK: Duration = Duration::from_micros(500);
+const QUIET: Duration = Duration::from_micros(50);
+
+/// Looks after which a background that never comes to rest is taken as it is.
+const LOOKS: u32 = 200;
+
+/// Waits until no thread of this process is at work, but for the caller.
+pub(crate) fn quiesce() {
+    // Twice in a row: a thread that is ready to run may not have been given a processor during one look.
+    let mut quiet = 0;
+    for _ in 0..LOOKS {
+        let before = process_time();
+        std::thread::sleep(LOOK);
+        quiet = if process_time() - before <= QUIET { quiet + 1 } else { 0 };
+        if quiet == 2 {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hint::black_box;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn work_in_the_background_is_seen_and_waited_for() {
+        let before = process_time();
+        let finished = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..20_000_000_u64).for_each(|n| assert!(black_box(n) == n));
+                finished.store(true, Ordering::Release);
+            });
+            while !finished.load(Ordering::Acquire) {
+                quiesce();
+            }
+        });
+        assert!(process_time() > before);
+    }
+}
