@@ -9,8 +9,9 @@ use std::io;
 use super::record::{LINE, Line, Record, Seal, encode};
 use crate::error::Result;
 use crate::medium::MediumFile;
+use crate::sharing::berths::{All, Berth, BerthState, Berths};
 use crate::sharing::gate::Gate;
-use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox, thread_number};
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray};
 
 /// The volatile state of a lane, a cache line of its own. All zeros is an empty lane.
 #[derive(Debug, Zeroed)]
@@ -25,16 +26,19 @@ pub(crate) struct LaneState {
     tail: AtomicU64,
 }
 
-/// Threads on their way to taking every lane, in a cache line of their own. While there are any nobody else takes one,
-/// or busy writers would hand the lanes round among themselves for ever.
-#[derive(Debug, Zeroed)]
-#[repr(C, align(64))]
-struct Collectors(AtomicU64);
+impl BerthState for LaneState {
+    #[inline(always)]
+    fn gate(&self) -> &Gate {
+        &self.gate
+    }
+}
+
+/// A lane held by this thread; dropping it lets it go.
+pub(crate) type Lane<'a> = Berth<'a, LaneState>;
 
 /// The lanes of one sidecar.
 pub(crate) struct Lanes {
-    states: ZeroedArray<LaneState>,
-    collectors: ZeroedBox<Collectors>,
+    berths: Berths<LaneState>,
     /// For each line of each lane the pages it names, plus 1: two words, 0 for none.
     named: ZeroedArray<AtomicU64>,
     /// Byte offset of the first lane in the sidecar.
@@ -52,89 +56,31 @@ pub(crate) struct Position {
     pub(crate) last: u64,
 }
 
-/// A lane held by this thread; dropping it lets it go. Two words, so that it stays in registers.
-#[derive(Debug)]
-pub(crate) struct Lane<'a> {
-    state: &'a LaneState,
-    index: usize,
-}
-
-impl Drop for Lane<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.state.gate.open();
-    }
-}
-
 impl Lanes {
     /// Empty lanes whose first begins at byte `at` of the sidecar. Both numbers are powers of two.
     pub(crate) fn new(at: u64, lanes: u32, slots: u32) -> io::Result<Self> {
         Ok(Lanes {
-            states: ZeroedArray::reserve(lanes as usize)?,
-            collectors: ZeroedBox::new()?,
+            berths: Berths::new(lanes as usize)?,
             named: ZeroedArray::reserve(2 * lanes as usize * slots as usize)?,
             at,
             slots: u64::from(slots),
         })
     }
 
-    /// Which lane this thread tries first.
-    #[inline(always)]
-    fn home(&self) -> usize {
-        thread_number() & (self.states.len() - 1)
-    }
-
     /// A free lane, this thread's own if it is.
     #[inline(always)]
     pub(crate) fn acquire(&self, relax: impl FnMut(u32)) -> Lane<'_> {
-        let index = self.home();
-        let state = &self.states[index];
-        if !self.are_collected() && state.gate.try_close() {
-            Lane { state, index }
-        } else {
-            self.acquire_other(index, relax)
-        }
-    }
-
-    #[inline(always)]
-    fn are_collected(&self) -> bool {
-        self.collectors.0.load(Ordering::Relaxed) != 0
+        self.berths.acquire(relax)
     }
 
     /// This thread's own lane, if it is free.
     pub(crate) fn try_acquire(&self) -> Option<Lane<'_>> {
-        let index = self.home();
-        let state = &self.states[index];
-        (!self.are_collected() && state.gate.try_close()).then(|| Lane { state, index })
+        self.berths.try_acquire()
     }
 
-    #[cold]
-    fn acquire_other(&self, home: usize, mut relax: impl FnMut(u32)) -> Lane<'_> {
-        let mut round = 0;
-        loop {
-            let steps = if self.are_collected() { 0 } else { self.states.len() };
-            for step in 1..=steps {
-                let index = (home + step) & (self.states.len() - 1);
-                let state = &self.states[index];
-                if !state.gate.is_locked() && state.gate.try_close() {
-                    return Lane { state, index };
-                }
-            }
-            relax(round);
-            round = round.saturating_add(1);
-        }
-    }
-
-    /// Every lane: while they are held, no write and no record is under way anywhere.
-    pub(crate) fn acquire_all<'a>(&'a self, mut relax: impl FnMut(u32)) -> Vec<Lane<'a>> {
-        self.collectors.0.fetch_add(1, Ordering::Relaxed);
-        let hold = |(index, state): (usize, &'a LaneState)| {
-            state.gate.close(&mut relax);
-            Lane { state, index }
-        };
-        let lanes = self.states.iter().enumerate().map(hold).collect();
-        self.collectors.0.fetch_sub(1, Ordering::Relaxed);
-        lanes
+    /// Every lane that was ever taken: while they are held, no write and no record is under way anywhere.
+    pub(crate) fn acquire_all(&self, relax: impl FnMut(u32)) -> All<'_, LaneState> {
+        self.berths.acquire_all(relax)
     }
 
     /// Every page named by the live lines of a lane up to `head`, a value of [`Lane::head`].
@@ -143,7 +89,7 @@ impl Lanes {
     /// non-temporal store over a cached line costs half a fence more.
     #[inline]
     pub(crate) fn live_pages(&self, index: usize, head: u64) -> impl Iterator<Item = u64> {
-        let lines = self.states[index].tail.load(Ordering::Acquire)..head;
+        let lines = self.berths.states()[index].tail.load(Ordering::Acquire)..head;
         let names = lines.flat_map(move |line| {
             let slot = 2 * self.slot(index, line);
             &self.named[slot..slot + 2]
@@ -153,12 +99,12 @@ impl Lanes {
 
     /// The highest sequence number of any lane.
     pub(crate) fn last(&self) -> u64 {
-        self.states.iter().map(|state| state.last.load(Ordering::Acquire)).max().unwrap_or(0)
+        self.berths.states().iter().map(|state| state.last.load(Ordering::Acquire)).max().unwrap_or(0)
     }
 
     /// Gives up the lines of every lane before the head it had at a cut. The cut is durable.
     pub(crate) fn retire(&self, heads: &[u64]) {
-        for (state, &head) in self.states.iter().zip(heads) {
+        for (state, &head) in self.berths.states().iter().zip(heads) {
             state.tail.store(head, Ordering::Release);
         }
     }
@@ -190,8 +136,8 @@ impl Lanes {
     /// Where the next record of this thread will probably go: in its own lane.
     #[inline(always)]
     pub(crate) fn guess(&self) -> Position {
-        let lane = self.home();
-        self.states[lane].position(lane)
+        let lane = self.berths.home();
+        self.berths.states()[lane].position(lane)
     }
 
     #[inline(always)]
@@ -285,7 +231,7 @@ mod tests {
             // What a writer would do at once.
             assert!(lanes.try_acquire().is_none());
         });
-        assert_eq!(all.len(), 2);
+        assert!(!all.is_empty());
         assert!(held.take().is_none(), "it had to wait");
         drop(all);
         assert!(lanes.try_acquire().is_some());

@@ -36,6 +36,8 @@ pub(crate) struct Berths<S> {
 #[derive(Debug)]
 pub(crate) struct Berth<'a, S: BerthState> {
     pub(crate) state: &'a S,
+    /// Its place among all.
+    pub(crate) index: usize,
 }
 
 impl<S: BerthState> Drop for Berth<'_, S> {
@@ -48,6 +50,12 @@ impl<S: BerthState> Drop for Berth<'_, S> {
 impl<S: BerthState> Berths<S> {
     pub(crate) fn new(count: usize) -> io::Result<Self> {
         Ok(Berths { states: ZeroedArray::reserve(count)?, notice: ZeroedBox::new()? })
+    }
+
+    /// What each has, whoever holds it.
+    #[inline(always)]
+    pub(crate) fn states(&self) -> &[S] {
+        &self.states
     }
 
     /// Which one this thread tries first.
@@ -77,7 +85,7 @@ impl<S: BerthState> Berths<S> {
         let index = self.home();
         self.announce(index);
         let state = &self.states[index];
-        (!self.are_collected() && state.gate().try_close()).then(|| Berth { state })
+        (!self.are_collected() && state.gate().try_close()).then(|| Berth { state, index })
     }
 
     #[inline(always)]
@@ -104,7 +112,7 @@ impl<S: BerthState> Berths<S> {
                 self.announce(index);
                 let state = &self.states[index];
                 if !self.are_collected() && !state.gate().is_locked() && state.gate().try_close() {
-                    return Berth { state };
+                    return Berth { state, index };
                 }
             }
             relax(round);
@@ -119,9 +127,9 @@ impl<S: BerthState> Berths<S> {
         self.announce(self.home());
         let reach = self.notice.reach.load(Ordering::SeqCst) as usize;
         let mut all = All { berths: Vec::with_capacity(reach), notice: &self.notice };
-        for state in &self.states[..reach] {
+        for (index, state) in self.states[..reach].iter().enumerate() {
             state.gate().close(&mut relax);
-            all.berths.push(Berth { state });
+            all.berths.push(Berth { state, index });
         }
         all
     }
@@ -131,6 +139,13 @@ impl<S: BerthState> Berths<S> {
 pub(crate) struct All<'a, S: BerthState> {
     berths: Vec<Berth<'a, S>>,
     notice: &'a Notice,
+}
+
+impl<'a, S: BerthState> All<'a, S> {
+    /// Lets all go but one, given by its place.
+    pub(crate) fn keep(mut self, index: usize) -> Berth<'a, S> {
+        self.berths.swap_remove(index)
+    }
 }
 
 impl<'a, S: BerthState> Deref for All<'a, S> {

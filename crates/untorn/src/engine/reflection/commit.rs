@@ -40,7 +40,7 @@ impl<M: Medium> Reflection<M> {
     /// Commits the open epoch. The caller holds the commit gate.
     pub(super) fn commit_holding_gate(&self) -> Result<()> {
         let head = self.state.head();
-        let mut lanes = self.lanes.acquire_all(self.relax());
+        let lanes = self.lanes.acquire_all(self.relax());
         let epoch = head.epoch.load(Ordering::Relaxed);
         let entries = self.take_epoch();
         if entries.is_empty() {
@@ -57,8 +57,7 @@ impl<M: Medium> Reflection<M> {
         }
         head.epoch.store(epoch + 1, Ordering::Release);
         // From here on writers may go on; they keep off the frozen slices.
-        let lane = lanes.swap_remove(lane);
-        drop(lanes);
+        let lane = lanes.keep(lane);
         let record = self.record_epoch(&lane, entries, head.len.load(Ordering::Relaxed), spill);
         let record = record.map_err(|(entries, error)| self.reopen_epoch(&entries, error))?;
         for entry in &record.entries {

@@ -27,8 +27,11 @@ impl Area {
         self.step(&self.lanes.acquire(relax));
     }
 
-    fn collect(&self) {
-        self.lanes.acquire_all(relax).iter().for_each(|lane| self.step(lane));
+    /// Returns how many lanes there were.
+    fn collect(&self) -> u64 {
+        let all = self.lanes.acquire_all(relax);
+        all.iter().for_each(|lane| self.step(lane));
+        all.len() as u64
     }
 
     /// What a commit leaves in a lane once its record is stored.
@@ -44,7 +47,7 @@ impl Area {
     }
 }
 
-fn spawn(area: &Arc<Area>, body: fn(&Area)) -> thread::JoinHandle<()> {
+fn spawn<T: 'static>(area: &Arc<Area>, body: fn(&Area) -> T) -> thread::JoinHandle<T> {
     let area = Arc::clone(area);
     thread::spawn(move || body(&area))
 }
@@ -66,10 +69,10 @@ fn two_collectors_and_a_writer_all_get_through() {
         let name = format!("lanes: two collectors and a writer, lanes to take: {lanes}");
         model(&name, Some(preemptions), move || {
             let area = Area::new(lanes, 1);
-            let others = [spawn(&area, Area::collect), spawn(&area, Area::write)];
-            area.collect();
-            others.into_iter().for_each(|other| other.join().unwrap());
-            assert_eq!(area.total(), 2 * u64::from(lanes) + 1);
+            let (other, writer) = (spawn(&area, Area::collect), spawn(&area, Area::write));
+            let taken = area.collect() + other.join().unwrap();
+            writer.join().unwrap();
+            assert_eq!(area.total(), taken + 1);
             // Nobody is left who would keep writers out.
             assert!(area.lanes.try_acquire().is_some());
         });
@@ -82,8 +85,7 @@ fn whoever_only_tries_holds_a_lane_alone_or_not_at_all() {
         let area = Area::new(2, 1);
         let other = spawn(&area, Area::collect);
         let held = area.lanes.try_acquire().map(|lane| area.step(&lane)).is_some();
-        other.join().unwrap();
-        assert_eq!(area.total(), 2 + u64::from(held));
+        assert_eq!(area.total(), other.join().unwrap() + u64::from(held));
     });
 }
 
