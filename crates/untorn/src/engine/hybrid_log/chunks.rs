@@ -257,6 +257,36 @@ impl Chunks {
         None
     }
 
+    /// Takes units back of a write that got some and then no more, or they would be lost to the open epoch, and a log
+    /// that holds nothing could be full of them. By first unit and class, in the order in which the lane took them.
+    #[cold]
+    pub(super) fn give_back(
+        &self,
+        lane: &LaneState,
+        taken: impl DoubleEndedIterator<Item = (u64, u8)>,
+        relax: impl FnMut(u32),
+    ) {
+        let mut free = lock(&self.free, relax);
+        for (unit, class) in taken.rev() {
+            let (chunk, first) = (unit / self.units, unit % self.units);
+            let (state, mine) = (&self.states[chunk as usize], lane.chunk() == Some(chunk));
+            // Another lane may have gone on in it, where this one had let go of it.
+            let last = state.used.load(Ordering::Acquire) == first + (1 << class);
+            if !last || !mine && state.held.load(Ordering::Acquire) != 0 {
+                continue;
+            }
+            state.used.store(first, Ordering::Release);
+            if first == 0 {
+                if mine {
+                    lane.set_chunk(None);
+                    state.held.store(0, Ordering::Release);
+                }
+                free.chunks.push_back(chunk);
+            }
+        }
+        self.available.store(free.chunks.len() as u64, Ordering::Release);
+    }
+
     /// A free chunk, with space, that is free no longer.
     fn next_chunk<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<Option<u64>> {
         let mut free = lock(&self.free, relax);

@@ -26,9 +26,15 @@ impl<M: Medium> Core<M> {
         for cover in &plan.covers {
             links.push(match cover.logged {
                 Logged::Open(link) => link,
-                Logged::Nothing => match self.take_entry(lane, cover.class)? {
-                    Some(unit) => Link::new(unit, cover.class, Kind::Redo),
-                    None => return Ok(None),
+                Logged::Nothing => match self.take_entry(lane, cover.class) {
+                    Ok(Some(unit)) => Link::new(unit, cover.class, Kind::Redo),
+                    none => {
+                        let before =
+                            plan.covers.iter().zip(&links).filter(|(cover, _)| cover.logged == Logged::Nothing);
+                        let taken = before.map(|(cover, link): (_, &Link)| (link.unit(), cover.class));
+                        self.chunks.give_back(lane.state, taken, self.relax());
+                        return none.map(|_| None);
+                    }
                 },
             });
         }

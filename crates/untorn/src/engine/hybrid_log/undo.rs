@@ -25,9 +25,13 @@ impl<M: Medium> Core<M> {
         let mut old = Vec::new();
         let mut links = Vec::with_capacity(plan.covers.len());
         for (index, cover) in plan.covers.iter().enumerate() {
-            match self.choose_old(lane, plan, index, cover, &mut old)? {
-                Some(link) => links.push(link),
-                None => return Ok(None),
+            match self.choose_old(lane, plan, index, cover, &mut old) {
+                Ok(Some(link)) => links.push(link),
+                none => {
+                    let taken = old.iter().map(|old| (old.unit, plan.covers[old.cover].class));
+                    self.chunks.give_back(lane.state, taken, self.relax());
+                    return none.map(|_| None);
+                }
             }
         }
         self.store_undo(lane, plan, &old).map_err(|error| self.standing.poison(error))?;
