@@ -153,6 +153,8 @@ impl<M: Medium> Core<M> {
                 image.resize(delta.len() as usize, 0);
                 self.side.read(self.chunks.bytes_at(unit) + u64::from(delta.offset), &mut image)?;
                 let home = meta.block.load(Ordering::Acquire) * crate::sidecar::PAGE + u64::from(delta.offset);
+                // What was saved beside a write may have been a hole.
+                self.give_space(home, image.len() as u64)?;
                 self.data.write(home, &image)?;
             }
         }
