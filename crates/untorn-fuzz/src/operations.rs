@@ -1,7 +1,7 @@
 //! Operations in any order, with crashes between them, against a plain byte array.
 
 use untorn::medium::MediumClass;
-use untorn::{AtomicFile, Durability, Layout, Options, Order, ReadPolicy};
+use untorn::{AtomicFile, Durability, EngineKind, Layout, LogPolicy, Options, Order, ReadPolicy};
 use untorn_sim::{Rng, SimMedium};
 
 use crate::input::Input;
@@ -38,6 +38,7 @@ pub(crate) fn run(bytes: &[u8]) {
         .read_policy(if bit(4) { ReadPolicy::Deploy } else { ReadPolicy::Gather })
         .record_area(1 + u32::from(bit(5)), if bit(6) { 4 } else { 8 })
         .max_len(MAX);
+    let options = if bit(7) { hybrid_log(options, class, input.byte()) } else { options };
     let medium = SimMedium::new(class);
     let start = vec![9; START];
     medium.install(PATH, &start);
@@ -50,6 +51,17 @@ pub(crate) fn run(bytes: &[u8]) {
         run.step(&mut input);
         run.compare();
     }
+}
+
+/// The other engine, with chunks as small as they come and no threads of its own.
+fn hybrid_log(options: Options, class: MediumClass, choices: u8) -> Options {
+    let policy = match (choices % 3, class) {
+        (0, _) | (_, MediumClass::Block) => LogPolicy::Redo,
+        (1, _) => LogPolicy::Undo,
+        _ => LogPolicy::Hybrid,
+    };
+    let options = options.engine(EngineKind::HybridLog).log_policy(policy).redo_from(choices % 101);
+    options.log_size(1 << 20).checkpointers(0)
 }
 
 impl Run {
@@ -126,7 +138,12 @@ impl Run {
                 assert_eq!(done.is_ok(), len <= MAX, "{done:?}");
                 if done.is_ok() {
                     self.now.resize(len as usize, 0);
-                    self.committed.clone_from(&self.now);
+                    // Under the hybrid log the length belongs to the epoch.
+                    if self.file().info().engine == EngineKind::HybridLog {
+                        self.written();
+                    } else {
+                        self.committed.clone_from(&self.now);
+                    }
                 }
             }
             10 => {

@@ -53,3 +53,18 @@ fn any_bytes_are_a_case() {
         }
     }
 }
+
+/// Operations that a generator made up, on each engine: what a fuzzer would take a while to come to from zeros.
+#[test]
+fn made_up_operations_on_each_engine() {
+    let operations = TARGETS.iter().find(|target| target.name == "operations").unwrap();
+    for seed in 0..150 {
+        let mut bytes = vec![0; 400];
+        untorn_sim::Rng::new(seed).fill(&mut bytes);
+        // The highest bit of the first byte chooses the engine.
+        for engine in [0, 0x80] {
+            bytes[0] = bytes[0] & 0x7f | engine;
+            assert!(catch_unwind(|| (operations.run)(&bytes)).is_ok(), "seed {seed}, engine {engine:#x}");
+        }
+    }
+}

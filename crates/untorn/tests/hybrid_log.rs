@@ -128,15 +128,8 @@ fn a_full_log_waits_for_the_flush_under_way() {
     });
     let options = options(LogPolicy::Redo).record_area(1, 16).log_size(256 << 10).checkpointers(0);
     let file = options.create_on(medium, dir.path().join("data"), MIB as u64).unwrap();
-    // As many entries as the log holds, and not one more.
-    let mut fitted = 0;
-    while fitted < 64 {
-        file.write_at(&[5; PAGE], fitted * PAGE as u64).unwrap();
-        fitted += 1;
-        if file.info().reflected_pages % 16 == 0 && fitted >= 48 {
-            break;
-        }
-    }
+    // Three of its four chunks.
+    (0..48).for_each(|block| file.write_at(&[5; PAGE], block * PAGE as u64).unwrap());
     std::thread::scope(|scope| {
         scope.spawn(|| file.sync().unwrap());
         while !flushing.load(Ordering::Relaxed) {

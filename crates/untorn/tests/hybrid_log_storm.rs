@@ -132,7 +132,9 @@ fn storm<M: Medium>(medium: impl Fn() -> M, options: &Options, seed: u64) {
     };
     let (one, two, three) = (writer(0), writer(1), writer(2));
     let look = |_: u64| {
-        RANGES.iter().for_each(|range| _ = range.read(&file).unwrap());
+        for range in RANGES {
+            range.read(&file).unwrap();
+        }
         check_order(&file);
         unless_too_short(TAIL.read(&file));
     };

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use nix::libc;
-use untorn::{AtomicFile, Durability, Layout, Options, Result};
+use untorn::{AtomicFile, Durability, EngineKind, Layout, LogPolicy, Options, Result};
 use untorn_sim::Rng;
 
 use super::tracer::Filter;
@@ -41,7 +41,35 @@ pub(super) struct Setup {
     /// Where.
     pub(super) place: Place,
     durability: Durability,
-    layout: Layout,
+    engine: Engine,
+}
+
+/// What keeps the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Engine {
+    Reflection(Layout),
+    HybridLog(LogPolicy),
+}
+
+impl Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Engine::Reflection(layout) => write!(f, "{layout}"),
+            Engine::HybridLog(policy) => write!(f, "{policy}"),
+        }
+    }
+}
+
+impl Place {
+    /// On memory the log can hold old bytes too.
+    fn engines(self) -> Vec<Engine> {
+        let mut all = vec![Engine::Reflection(Layout::Dense), Engine::Reflection(Layout::Sparse)];
+        all.push(Engine::HybridLog(LogPolicy::Redo));
+        if self == Place::Memory {
+            all.push(Engine::HybridLog(LogPolicy::Undo));
+        }
+        all
+    }
 }
 
 impl Setup {
@@ -50,8 +78,8 @@ impl Setup {
         let mut all = Vec::new();
         for place in Place::ALL {
             for durability in [Durability::PerCommit, Durability::PerWrite] {
-                for layout in [Layout::Dense, Layout::Sparse] {
-                    all.push(Setup { place, durability, layout });
+                for engine in place.engines() {
+                    all.push(Setup { place, durability, engine });
                 }
             }
         }
@@ -77,13 +105,20 @@ impl Setup {
 
     /// The fewest slots, so that cuts are frequent and a wide commit is spilled.
     pub(super) fn options(&self) -> Options {
-        Options::new().durability(self.durability).layout(self.layout).record_area(2, 4).max_len(64 << 10)
+        let options = Options::new().durability(self.durability).record_area(2, 4).max_len(64 << 10);
+        match self.engine {
+            Engine::Reflection(layout) => options.layout(layout),
+            // Threads that checkpoint would make their calls whenever they like.
+            Engine::HybridLog(policy) => {
+                options.engine(EngineKind::HybridLog).log_policy(policy).log_size(256 << 10).checkpointers(0)
+            }
+        }
     }
 }
 
 impl Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}/{}", self.place.as_str(), self.durability, self.layout)
+        write!(f, "{}/{}/{}", self.place.as_str(), self.durability, self.engine)
     }
 }
 
@@ -235,7 +270,13 @@ impl Model {
             Op::Transaction(ranges) => wrote(ranges),
             Op::Sync | Op::Close | Op::Settle => Model::settled(self.now.clone()),
             Op::Drop => Model::settled(self.kept.clone()),
-            Op::Resize(len) => resized(len),
+            Op::Resize(len) => match (setup.engine, setup.durability) {
+                // There the length belongs to the epoch.
+                (Engine::HybridLog(_), Durability::PerCommit) => {
+                    Model { now: resized(len).now, kept: self.kept.clone() }
+                }
+                _ => resized(len),
+            },
             Op::Read | Op::Deploy | Op::Reclaim => self.clone(),
         }
     }

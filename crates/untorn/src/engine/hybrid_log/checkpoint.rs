@@ -1,8 +1,8 @@
 //! Checkpoints: what is committed goes home, and the log becomes free.
 
-use super::chunks::{Claim, Extent};
 use super::cover::Link;
 use super::format::Kind;
+use super::meta::{Claim, Extent};
 use super::{Core, barriers};
 use crate::error::Result;
 use crate::log::record::LINE;

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Mutex;
 
-use super::format::Kind;
 use super::lanes::LaneState;
+use super::meta::Meta;
 use crate::error::{Error, Result};
 use crate::log::record::LINE;
 use crate::medium::{MediumClass, MediumFile};
@@ -19,135 +19,6 @@ use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray};
 
 /// Chunks by which a log grows at most at a time, unless it must hold more.
 const STEP: u64 = 32;
-
-/// What is known in memory of one entry, by its first unit.
-#[derive(Zeroed)]
-#[repr(C)]
-pub(super) struct Meta {
-    pub(super) epoch: AtomicU64,
-    pub(super) block: AtomicU64,
-    /// The bytes in the entry: offset in the upper half, length in the lower.
-    delta: AtomicU64,
-    /// Undo: the bytes of the cover that entries of the epoch hold, this one's and others'.
-    hull: AtomicU64,
-    /// Class, kind, whether there is an entry at all, and how far it is on its way home.
-    what: AtomicU64,
-    /// The check of its header.
-    pub(super) check: AtomicU64,
-}
-
-/// Bytes of a cover, `offset..end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
-    pub(super) offset: u32,
-    pub(super) end: u32,
-}
-
-impl Extent {
-    pub(super) fn len(self) -> u32 {
-        self.end - self.offset
-    }
-
-    /// The smallest that has both.
-    pub(super) fn with(self, other: Extent) -> Extent {
-        Extent { offset: self.offset.min(other.offset), end: self.end.max(other.end) }
-    }
-
-    pub(super) fn has(self, other: Extent) -> bool {
-        self.offset <= other.offset && other.end <= self.end
-    }
-
-    fn pack(self) -> u64 {
-        u64::from(self.offset) << 32 | u64::from(self.end)
-    }
-
-    fn unpack(word: u64) -> Extent {
-        Extent { offset: (word >> 32) as u32, end: word as u32 }
-    }
-}
-
-const TAKEN: u64 = 1 << 8;
-const UNDO: u64 = 1 << 9;
-/// Somebody carries it home.
-const CARRIED: u64 = 1 << 10;
-/// It is at home.
-const GONE: u64 = 1 << 11;
-
-/// Whose business it is to carry an entry home.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Claim {
-    /// The caller's, who then says [how it came out](Meta::settle).
-    Mine,
-    /// Somebody else's, who is at it.
-    Others,
-    /// Nobody's any more.
-    Done,
-}
-
-impl Meta {
-    /// Describes a new entry. That there is one comes last: whoever finds it finds the rest.
-    pub(super) fn set(&self, epoch: u64, block: u64, kind: Kind, class: u8, delta: Extent, check: u64) {
-        self.block.store(block, Ordering::Relaxed);
-        self.set_delta(delta);
-        self.set_hull(delta);
-        self.check.store(check, Ordering::Relaxed);
-        self.epoch.store(epoch, Ordering::Relaxed);
-        let kind = if kind == Kind::Undo { UNDO } else { 0 };
-        self.what.store(TAKEN | kind | u64::from(class), Ordering::Release);
-    }
-
-    /// Says that there is no entry, nor was one.
-    pub(super) fn clear(&self) {
-        self.what.store(0, Ordering::Release);
-    }
-
-    pub(super) fn delta(&self) -> Extent {
-        Extent::unpack(self.delta.load(Ordering::Acquire))
-    }
-
-    pub(super) fn set_delta(&self, delta: Extent) {
-        self.delta.store(delta.pack(), Ordering::Release);
-    }
-
-    pub(super) fn hull(&self) -> Extent {
-        Extent::unpack(self.hull.load(Ordering::Relaxed))
-    }
-
-    pub(super) fn set_hull(&self, hull: Extent) {
-        self.hull.store(hull.pack(), Ordering::Relaxed);
-    }
-
-    /// Claims a redo entry, to carry it home. Of several who want to, one gets it.
-    pub(super) fn claim(&self) -> Claim {
-        let what = self.what.load(Ordering::Acquire);
-        if what & (TAKEN | GONE) != TAKEN {
-            return Claim::Done;
-        }
-        let free = what & CARRIED == 0;
-        if free && self.what.compare_exchange(what, what | CARRIED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return Claim::Mine;
-        }
-        Claim::Others
-    }
-
-    /// Says of a claimed entry whether it is at home now, where everybody can see it.
-    pub(super) fn settle(&self, at_home: bool) {
-        let what = self.what.load(Ordering::Relaxed) & !CARRIED;
-        self.what.store(if at_home { what | GONE } else { what }, Ordering::Release);
-    }
-
-    /// Whether there is an entry that readers must look at.
-    pub(super) fn is_live(&self) -> bool {
-        self.what.load(Ordering::Acquire) & (TAKEN | UNDO | GONE) == TAKEN
-    }
-
-    /// Kind and class; `None` if there is no entry.
-    pub(super) fn what(&self) -> Option<(Kind, u8)> {
-        let what = self.what.load(Ordering::Acquire);
-        let kind = if what & UNDO != 0 { Kind::Undo } else { Kind::Redo };
-        (what & TAKEN != 0).then_some((kind, what as u8))
-    }
-}
 
 /// The volatile state of a chunk.
 #[derive(Zeroed)]
@@ -342,23 +213,6 @@ impl Chunks {
         }
     }
 
-    /// Gives back what the holder of a lane took for a write that came to nothing: the chunks begun for it, by the units
-    /// taken. What is left of a chunk that it did not begin goes with that chunk.
-    #[cold]
-    pub(super) fn give_back(&self, lane: &LaneState, units: impl Iterator<Item = u64>, relax: impl FnMut(u32)) {
-        let mut free = lock(&self.free, relax);
-        for chunk in units.filter(|unit| unit % self.units == 0).map(|unit| unit / self.units) {
-            let state = &self.states[chunk as usize];
-            if lane.chunk() == Some(chunk) {
-                lane.set_chunk(None);
-            }
-            state.used.store(0, Ordering::Release);
-            state.held.store(0, Ordering::Release);
-            free.chunks.push_back(chunk);
-        }
-        self.available.store(free.chunks.len() as u64, Ordering::Release);
-    }
-
     /// Room in a chunk that another lane let go of before it was full: there may be more lanes than chunks.
     #[cold]
     fn adopt(&self, lane: &LaneState, wanted: u64, epoch: u64, relax: impl FnMut(u32)) -> Option<u64> {
@@ -377,6 +231,36 @@ impl Chunks {
             }
         }
         None
+    }
+
+    /// Takes units back of a write that got some and then no more, or they would be lost to the open epoch, and a log
+    /// that holds nothing could be full of them. By first unit and class, in the order in which the lane took them.
+    #[cold]
+    pub(super) fn give_back(
+        &self,
+        lane: &LaneState,
+        taken: impl DoubleEndedIterator<Item = (u64, u8)>,
+        relax: impl FnMut(u32),
+    ) {
+        let mut free = lock(&self.free, relax);
+        for (unit, class) in taken.rev() {
+            let (chunk, first) = (unit / self.units, unit % self.units);
+            let (state, mine) = (&self.states[chunk as usize], lane.chunk() == Some(chunk));
+            // Another lane may have gone on in it, where this one had let go of it.
+            let last = state.used.load(Ordering::Acquire) == first + (1 << class);
+            if !last || !mine && state.held.load(Ordering::Acquire) != 0 {
+                continue;
+            }
+            state.used.store(first, Ordering::Release);
+            if first == 0 {
+                if mine {
+                    lane.set_chunk(None);
+                    state.held.store(0, Ordering::Release);
+                }
+                free.chunks.push_back(chunk);
+            }
+        }
+        self.available.store(free.chunks.len() as u64, Ordering::Release);
     }
 
     /// A free chunk, with space, that is free no longer.

@@ -1,8 +1,8 @@
 //! Locking what an operation touches, cover by cover, in ascending order.
 
 use super::Core;
-use super::chunks::{Claim, Extent, Meta};
 use super::format::Kind;
+use super::meta::{Claim, Extent, Meta};
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 use crate::sharing::page::PageState;

@@ -37,6 +37,7 @@ mod cover;
 mod format;
 mod index;
 mod lanes;
+mod meta;
 mod open;
 mod read;
 mod recovery;

@@ -157,7 +157,10 @@ impl<M: Medium> Core<M> {
             // A growth that did not commit, or a shrink that did. Not before the log is retired: under undo what is cut off
             // may be what proves that the epoch is whole. Until the next sync of the file a crash may bring the old length
             // back, and the next recovery comes by here again.
+            let pages = len.div_ceil(PAGE)..self.data.len().div_ceil(PAGE);
             self.data.set_len(len)?;
+            // What was allocated there to be recovered into is gone.
+            pages.for_each(|page| self.space.forget(page * PAGE));
         }
         for (word, value) in [
             (&self.head.len, len),

@@ -1,8 +1,8 @@
 //! Reading: the file, and over it what the log has. A read takes no lock, no fence and no memory.
 
 use super::Core;
-use super::chunks::Meta;
 use super::cover::Link;
+use super::meta::Meta;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, MediumFile};
 use crate::sharing::page::{Glimpse, PageState};

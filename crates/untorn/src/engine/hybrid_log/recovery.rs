@@ -272,14 +272,20 @@ impl<M: Medium> Core<M> {
         if within == 0 {
             return Ok(());
         }
+        self.give_space(offset, within as u64)?;
+        self.data.write(offset, &image[..within])
+    }
+
+    /// Space for bytes of the data file that go home, where a store into a hole could end in a signal.
+    pub(super) fn give_space(&self, offset: u64, len: u64) -> Result<()> {
         if self.class == MediumClass::PersistentMemory {
-            for page in offset / PAGE..(offset + within as u64).div_ceil(PAGE) {
+            for page in offset / PAGE..(offset + len).div_ceil(PAGE) {
                 if !self.space.knows(page * PAGE) {
                     self.space.ensure(&self.data, page * PAGE, self.class)?;
                 }
             }
         }
-        self.data.write(offset, &image[..within])
+        Ok(())
     }
 }
 

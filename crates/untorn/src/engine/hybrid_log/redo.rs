@@ -1,8 +1,8 @@
 //! Redo: the log gets the new bytes.
 
-use super::chunks::Extent;
 use super::cover::{Cover, Link, Logged};
 use super::format::{Header, Kind, check_of, sum_of};
+use super::meta::Extent;
 use super::write::{Part, Plan};
 use super::{Core, Lane};
 use crate::error::Result;
@@ -26,12 +26,14 @@ impl<M: Medium> Core<M> {
         for cover in &plan.covers {
             links.push(match cover.logged {
                 Logged::Open(link) => link,
-                Logged::Nothing => match self.take_entry(lane, cover.class)? {
-                    Some(unit) => self.redo_link(unit, cover.class),
-                    None => {
-                        let taken = plan.covers.iter().zip(&links).filter(|(cover, _)| cover.logged == Logged::Nothing);
-                        self.chunks.give_back(lane.state, taken.map(|(_, link)| link.unit()), self.relax());
-                        return Ok(None);
+                Logged::Nothing => match self.take_entry(lane, cover.class) {
+                    Ok(Some(unit)) => self.redo_link(unit, cover.class),
+                    none => {
+                        let before =
+                            plan.covers.iter().zip(&links).filter(|(cover, _)| cover.logged == Logged::Nothing);
+                        let taken = before.map(|(cover, link): (_, &Link)| (link.unit(), cover.class));
+                        self.chunks.give_back(lane.state, taken, self.relax());
+                        return none.map(|_| None);
                     }
                 },
             });

@@ -1,10 +1,10 @@
 //! The common write, kept short: bytes of one block that has no entry of the open epoch yet, under redo, on persistent
 //! memory.
 
-use super::chunks::Extent;
 use super::cover::Link;
 use super::format::{Header, Kind, check_of, sum_of};
 use super::lanes::LaneState;
+use super::meta::Extent;
 use super::{Core, barriers};
 use crate::engine::check_range;
 use crate::error::Result;

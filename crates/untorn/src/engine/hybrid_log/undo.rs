@@ -1,8 +1,8 @@
 //! Undo: the log gets the old bytes, the file the new ones. On persistent memory only.
 
-use super::chunks::Extent;
 use super::cover::{Cover, Link, Logged};
 use super::format::{Header, Kind, check_of, sum_of};
+use super::meta::Extent;
 use super::write::Plan;
 use super::{Core, Lane, barriers};
 use crate::error::Result;
@@ -25,11 +25,12 @@ impl<M: Medium> Core<M> {
         let mut old = Vec::new();
         let mut links = Vec::with_capacity(plan.covers.len());
         for (index, cover) in plan.covers.iter().enumerate() {
-            match self.choose_old(lane, plan, index, cover, &mut old)? {
-                Some(link) => links.push(link),
-                None => {
-                    self.chunks.give_back(lane.state, old.iter().map(|old| old.unit), self.relax());
-                    return Ok(None);
+            match self.choose_old(lane, plan, index, cover, &mut old) {
+                Ok(Some(link)) => links.push(link),
+                none => {
+                    let taken = old.iter().map(|old| (old.unit, plan.covers[old.cover].class));
+                    self.chunks.give_back(lane.state, taken, self.relax());
+                    return none.map(|_| None);
                 }
             }
         }
@@ -152,6 +153,8 @@ impl<M: Medium> Core<M> {
                 image.resize(delta.len() as usize, 0);
                 self.side.read(self.chunks.bytes_at(unit) + u64::from(delta.offset), &mut image)?;
                 let home = meta.block.load(Ordering::Acquire) * crate::sidecar::PAGE + u64::from(delta.offset);
+                // What was saved beside a write may have been a hole.
+                self.give_space(home, image.len() as u64)?;
                 self.data.write(home, &image)?;
             }
         }

@@ -1,7 +1,7 @@
 //! Writing: pieces to covers, and covers to the log by the policy of the epoch.
 
-use super::chunks::Extent;
 use super::cover::{Cover, Hindrance, Logged, class_for};
+use super::meta::Extent;
 use super::{Core, Lane, barriers};
 use crate::engine::Piece;
 use crate::error::Result;

@@ -85,7 +85,8 @@ fn whoever_only_tries_holds_a_lane_alone_or_not_at_all() {
         let area = Area::new(2, 1);
         let other = spawn(&area, Area::collect);
         let held = area.lanes.try_acquire().map(|lane| area.step(&lane)).is_some();
-        assert_eq!(area.total(), other.join().unwrap() + u64::from(held));
+        let taken = other.join().unwrap();
+        assert_eq!(area.total(), taken + u64::from(held));
     });
 }
 

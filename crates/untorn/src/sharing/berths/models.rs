@@ -46,7 +46,7 @@ fn work_at_all(places: &Berths<Place>) -> u64 {
 #[test]
 fn who_has_all_is_alone() {
     for berths in [1, 2] {
-        model("berths: two at work and one that takes all", Some(2), move || {
+        model("berths: two at work and one that takes all", Some(1), move || {
             let places = Arc::new(Berths::<Place>::new(berths).unwrap());
             let threads = [0, 1].map(|_| {
                 let places = places.clone();
