@@ -36,12 +36,13 @@ mod state;
 mod write;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 
 use self::layout::Places;
 use self::state::State;
 use super::inspect::Seen;
+use super::standing::Standing;
 use super::{Engine, EngineKind, Info, Piece, Recovery, check_range};
 use crate::error::{Error, Result};
 use crate::log::lane::{Lane, Lanes};
@@ -111,7 +112,7 @@ pub(crate) struct Reflection<M: Medium> {
     durability: Durability,
     order: Order,
     read_policy: ReadPolicy,
-    read_only: bool,
+    standing: Standing,
     max_len: u64,
     seal: Seal,
     /// What is written back at cuts and at close.
@@ -119,7 +120,6 @@ pub(crate) struct Reflection<M: Medium> {
     recovery: Recovery,
     /// Pages whose bitmaps recovery changed in memory and has yet to make durable.
     changed: Vec<u64>,
-    poison: OnceLock<String>,
     options: Options,
 }
 
@@ -174,40 +174,20 @@ impl<M: Medium> Reflection<M> {
 
     #[inline]
     fn writable(&self) -> Result<()> {
-        if self.state.head().accepts_writes.load(Ordering::Relaxed) == 0 {
-            return Err(self.refusal());
-        }
-        Ok(())
+        self.standing.writable()
     }
 
-    #[cold]
-    fn refusal(&self) -> Error {
-        let path = self.path.clone();
-        if self.state.head().alive.load(Ordering::Relaxed) == 0 {
-            Error::Forked { path }
-        } else if self.read_only {
-            Error::ReadOnly { path }
-        } else {
-            Error::Poisoned { path, cause: self.poison.get().cloned().unwrap_or_default() }
-        }
-    }
-
-    /// Ends all promises: a record may or may not have reached the medium, so only recovery can tell what the file
-    /// holds. Returns the error that caused it.
+    /// Ends all promises; see [`Standing::poison`].
     #[cold]
     fn poison(&self, error: Error) -> Error {
-        tracing::error!(path = %self.path.display(), %error, "poisoned");
-        // The first cause is the one to report.
-        let _ = self.poison.set(error.to_string());
-        self.state.head().accepts_writes.store(0, Ordering::Relaxed);
-        error
+        self.standing.poison(error)
     }
 
     /// The error of a call, which ends all promises if it comes from a lost page. Reads and writes ask where they fail,
     /// so that those which do not fail need not wait for the answer.
     #[cold]
     fn unless_lost(&self, error: Error) -> Error {
-        if error.is_page_lost() && self.writable().is_ok() { self.poison(error) } else { error }
+        self.standing.unless_lost(error)
     }
 
     /// The bitmap of a page at the last commit. Stable while no commit of the page is under way.
@@ -238,7 +218,7 @@ impl<M: Medium> Engine for Reflection<M> {
 
     fn check(&self, offset: u64, len: u64) -> Result<()> {
         // A forked child sees a length of 0; it must be told why.
-        check_range(&self.path, offset, len, Engine::len(self)).map_err(|error| self.unless_forked(error))
+        check_range(&self.path, offset, len, Engine::len(self)).map_err(|error| self.standing.unless_forked(error))
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -254,7 +234,7 @@ impl<M: Medium> Engine for Reflection<M> {
     }
 
     fn sync(&self) -> Result<u64> {
-        if self.read_only {
+        if self.standing.is_read_only() {
             return Ok(self.commit_number());
         }
         self.writable()?;
@@ -298,7 +278,7 @@ impl<M: Medium> Engine for Reflection<M> {
     fn accepts(&self, options: &Options) -> bool {
         (matches!(options.engine, EngineKind::Auto | EngineKind::Reflection) || options.read_only)
             && options.engine != EngineKind::Passthrough
-            && options.read_only == self.read_only
+            && options.read_only == self.standing.is_read_only()
             && options.durability.is_none_or(|durability| durability == self.durability)
     }
 

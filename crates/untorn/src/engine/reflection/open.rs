@@ -2,13 +2,14 @@
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use super::Reflection;
 use super::layout::{Places, choose, initial_len, reserve};
 use super::recovery::live_records;
 use super::state::State;
 use crate::engine::Recovery;
+use crate::engine::standing::Standing;
 use crate::error::{Error, Result};
 use crate::log::lane::Lanes;
 use crate::log::record::Seal;
@@ -47,7 +48,7 @@ impl<M: Medium> Reflection<M> {
         let mut engine = Self::build(medium, path, data, attached, options)?;
         engine.make_durable()?;
         // Only now: a file whose opening fails must not be closed "cleanly" on the way out.
-        engine.state.head().accepts_writes.store(1, Ordering::Relaxed);
+        engine.standing.accept_writes();
         Ok(engine)
     }
 
@@ -106,11 +107,10 @@ impl<M: Medium> Reflection<M> {
             durability: options.durability.unwrap_or(superblock.durability),
             order: options.order,
             read_policy: options.read_policy,
-            read_only: options.read_only,
+            standing: Standing::new(path, options.read_only).map_err(out_of_memory)?,
             ledger: Mutex::new(Ledger { superblock, retirement, closed: false }),
             recovery: Recovery::default(),
             changed: Vec::new(),
-            poison: OnceLock::new(),
             options: options.clone(),
             medium,
             path: path.to_owned(),

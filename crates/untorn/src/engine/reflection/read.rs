@@ -62,15 +62,7 @@ impl<M: Medium> Reflection<M> {
 
     #[cold]
     fn out_of_range(&self, offset: u64, len: u64, file_len: u64) -> Error {
-        self.unless_forked(Error::OutOfRange { path: self.path.clone(), offset, len, file_len })
-    }
-
-    /// The error, or in a forked child the reason behind it.
-    pub(super) fn unless_forked(&self, error: Error) -> Error {
-        if self.state.head().alive.load(Ordering::Relaxed) == 0 {
-            return Error::Forked { path: self.path.clone() };
-        }
-        error
+        self.standing.unless_forked(Error::OutOfRange { path: self.path.clone(), offset, len, file_len })
     }
 
     /// One optimistic try; false if a writer got in between.

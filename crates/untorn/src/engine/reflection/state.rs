@@ -12,10 +12,6 @@ use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox, fenc
 #[derive(Zeroed)]
 #[repr(C, align(64))]
 pub(super) struct Head {
-    /// 1 in the process that opened the file; a forked child reads 0.
-    pub(super) alive: AtomicU64,
-    /// 1 while the file accepts writes: not if it was opened for reading, is poisoned, or is another process's.
-    pub(super) accepts_writes: AtomicU64,
     /// Length of the file in bytes.
     pub(super) len: AtomicU64,
     /// Odd while the length changes; grows with each change.
@@ -101,7 +97,6 @@ impl State {
             dirty_words: ZeroedArray::reserve(count.div_ceil(64 * 64))?,
             max_pages,
         };
-        state.head().alive.store(1, Ordering::Relaxed);
         state.head().epoch.store(1, Ordering::Relaxed);
         Ok(state)
     }
