@@ -9,6 +9,7 @@ use crate::log::record::LINE;
 use crate::medium::{Medium, MediumFile};
 use crate::sharing::gate::lock;
 use crate::sidecar::PAGE;
+use crate::sidecar::ledger::Ledger;
 use crate::sys::sync::Ordering;
 
 /// Covers whose bytes are on their way home at once: what they stored is ordered once for all of them.
@@ -148,8 +149,7 @@ impl<M: Medium> Core<M> {
     }
 
     /// Writes down, durably, how long the log is now, so that one that was cut off is noticed. Its new length is durable.
-    pub(super) fn note_log_length(&self) -> Result<()> {
-        let mut ledger = lock(&self.ledger, self.relax());
+    pub(super) fn note_log_length(&self, ledger: &mut Ledger) -> Result<()> {
         ledger.write_cut(&self.side).map_err(|error| self.standing.poison(error))?;
         self.fence(barriers::LOG_GROW, &[&self.side])
     }

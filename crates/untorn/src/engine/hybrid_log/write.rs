@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::medium::{Medium, MediumClass, MediumFile};
 use crate::options::Durability;
 use crate::sharing::berths::Berth;
+use crate::sharing::gate::lock;
 use crate::sidecar::PAGE;
 
 /// The part of a piece that lies in one cover.
@@ -268,9 +269,11 @@ impl<M: Medium> Core<M> {
         while self.chunks.available() < wanted && grew {
             // If it fails, nobody knows what became of the open epoch's bytes, which were to be flushed with it.
             let sync = || self.side.sync(barriers::LOG_GROW).map_err(|error| self.standing.poison(error));
+            // A cut meanwhile would write a length down that is not durable yet.
+            let mut ledger = lock(&self.ledger, self.relax());
             grew = self.chunks.grow(&self.side, sync, self.relax())?;
             if grew {
-                self.note_log_length()?;
+                self.note_log_length(&mut ledger)?;
             }
         }
         if !grew && attempt >= PATIENCE {
