@@ -116,8 +116,8 @@ fn a_golden_file_opens_and_holds_what_was_committed() {
             let what = format!("{}, on a disk: {on_disk}", case.name);
             let dir = memory_dir();
             let path = case.place(dir.path());
-            // Without its number beside it, nobody knows of the sidecar, and so of its engine, before it is adopted.
-            let options = Options::new().engine(EngineKind::HybridLog).adopt(true);
+            // Its engine is found with it.
+            let options = Options::new().adopt(true);
             let open = |options: &Options| {
                 let dax = Dax::new(MediumKind::AssumedPmem);
                 if on_disk { options.open_on(PageCache::new(), &path) } else { options.open_on(dax, &path) }

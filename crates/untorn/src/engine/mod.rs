@@ -236,7 +236,7 @@ pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &O
 }
 
 fn engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    let recorded = if options.engine == EngineKind::Passthrough { None } else { engine_of(&*medium, path)? };
+    let recorded = if options.engine == EngineKind::Passthrough { None } else { engine_of(&*medium, path, options)? };
     // A reader takes the file as it is, whatever engine it asked for.
     let chosen = match (options.engine, recorded) {
         (EngineKind::Auto, recorded) => recorded.unwrap_or(EngineKind::Reflection),

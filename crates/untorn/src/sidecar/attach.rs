@@ -145,14 +145,25 @@ pub(crate) fn attach<M: Medium>(
     Err(in_use(path))
 }
 
-/// The engine whose sidecar a file has, if it has one that can be read. Nothing is locked: whoever opens it finds out
-/// whether it still is so.
-pub(crate) fn engine_of<M: Medium>(medium: &M, path: &Path) -> Result<Option<EngineKind>> {
+/// The engine whose sidecar a file has, or may adopt, if there is one that can be read. Nothing is locked: whoever opens it
+/// finds out whether it still is so.
+pub(crate) fn engine_of<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<Option<EngineKind>> {
     let data = medium.open(path, Access::Read, 0)?;
     let place = sidecar_path(path, data.identity()?.inode);
-    let Some(side) = open_existing(medium, &place, Access::Read, 0)? else { return Ok(None) };
     // What is wrong with it is for those to say who open it in earnest.
-    Ok(Superblock::read(&side, &place).ok().map(|superblock| superblock.engine))
+    let read = |place: &Path| -> Result<Option<Superblock>> {
+        let Some(side) = open_existing(medium, place, Access::Read, 0)? else { return Ok(None) };
+        Ok(Superblock::read(&side, place).ok())
+    };
+    let mut found = read(&place)?;
+    if let (None, true, MarkState::Present(mark)) = (&found, options.adopt, data.mark()?) {
+        for name in medium.list(&directory(path))? {
+            // What cannot be opened is not the one looked for.
+            let candidate = read(&directory(path).join(name)).ok().flatten();
+            found = found.or(candidate.filter(|superblock| superblock.uuid == mark));
+        }
+    }
+    Ok(found.map(|superblock| superblock.engine))
 }
 
 /// Opens the sidecar of `data` for reading, locked against writers, without creating or changing anything; `None` if the

@@ -31,7 +31,8 @@ pub(super) struct Plan<'a> {
 impl<'a> Plan<'a> {
     /// The parts of a cover.
     pub(super) fn parts_of(&self, cover: usize) -> impl Iterator<Item = &Part<'a>> {
-        self.parts.iter().skip_while(move |part| part.cover < cover).take_while(move |part| part.cover == cover)
+        let first = self.parts.partition_point(|part| part.cover < cover);
+        self.parts[first..].iter().take_while(move |part| part.cover == cover)
     }
 }
 
