@@ -104,7 +104,7 @@ fn examine(seen: &Seen, physical: u64, left: Left, mut report: Report) -> Report
     if left != Left::Clean {
         report.state = State::NeedsRecovery;
         report.findings.push(format!(
-            "it was not closed cleanly: {} commits to replay, {} writes in flight to drop",
+            "it was not closed cleanly: {} records to replay, {} of writes in flight to drop",
             seen.recovery.replayed, seen.recovery.discarded
         ));
     }

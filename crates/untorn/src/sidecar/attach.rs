@@ -150,10 +150,13 @@ pub(crate) fn attach<M: Medium>(
 pub(crate) fn engine_of<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<Option<EngineKind>> {
     let data = medium.open(path, Access::Read, 0)?;
     let place = sidecar_path(path, data.identity()?.inode);
-    // What is wrong with it is for those to say who open it in earnest.
     let read = |place: &Path| -> Result<Option<Superblock>> {
         let Some(side) = open_existing(medium, place, Access::Read, 0)? else { return Ok(None) };
-        Ok(Superblock::read(&side, place).ok())
+        match Superblock::read(&side, place) {
+            // What is wrong with it is for those to say who open it in earnest.
+            Err(Error::Corrupt { .. } | Error::Unsupported { .. }) => Ok(None),
+            superblock => superblock.map(Some),
+        }
     };
     let mut found = read(&place)?;
     if let (None, true, MarkState::Present(mark)) = (&found, options.adopt, data.mark()?) {

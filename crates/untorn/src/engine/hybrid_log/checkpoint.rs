@@ -31,7 +31,7 @@ impl Image {
 }
 
 impl<M: Medium> Core<M> {
-    /// Copies the bytes of an entry to where they belong. The caller has locked its cover, and its epoch is durable.
+    /// Copies the bytes of an entry to where they belong. The caller has claimed it, and its epoch is durable.
     pub(super) fn carry_home(&self, link: Link) -> Result<()> {
         let delta = self.meta(link).delta();
         let mut image = vec![0; (delta.len() as usize).min(PIECE)];

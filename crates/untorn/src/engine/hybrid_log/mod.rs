@@ -18,7 +18,8 @@
 //!    *cut* says that all its entries are of no more use; a crash before the cut repeats the checkpoint, a crash after it
 //!    does not need the entries.
 //! 4. A write to a block whose entry is committed, but not at home yet, takes it home first; so a block never has two
-//!    entries that a reader or a checkpoint would have to put in order.
+//!    entries that a reader or a checkpoint would have to put in order. Whoever carries an entry home *claims* it before,
+//!    and everybody else waits until it is there: no old bytes are carried over new ones.
 //! 5. Undo: the bytes a write replaces are durable in the log before the first store to the file, once in an epoch.
 //!    Only on persistent memory: on a block medium the kernel would write the page back before the entry.
 //! 6. Before anything new is written after a crash, the outcome is made durable, and a new session number, which no older

@@ -1,4 +1,5 @@
-//! Reading: the file, and over it what the log has. A read takes no lock, no fence and no memory.
+//! Reading: the file, and over it what the log has. A read waits for no lock and takes no fence and no memory, unless
+//! writers keep overtaking it.
 
 use super::Core;
 use super::cover::Link;
@@ -36,6 +37,14 @@ struct Seen<'a> {
     /// The bytes of the file that the cover is.
     start: u64,
     end: u64,
+}
+
+impl Seen<'_> {
+    /// Whether the entry, if there was one, still is what it was: before its place in the log is used for something else,
+    /// its old use is forgotten.
+    fn entry_is_there(&self) -> bool {
+        self.entry.is_none_or(|(meta, epoch)| meta.what().is_some() && meta.epoch.load(Ordering::Relaxed) == epoch)
+    }
 }
 
 impl<M: Medium> Core<M> {
@@ -133,10 +142,7 @@ impl<M: Medium> Core<M> {
                 Some(slot) => slot.holds(seen.glimpse),
                 None => self.index.get(seen.start / PAGE).is_none(),
             };
-            // Before the log is used for something else, its old use is forgotten.
-            let same =
-                |(meta, epoch): (&Meta, u64)| meta.what().is_some() && meta.epoch.load(Ordering::Relaxed) == epoch;
-            slot_holds && seen.entry.is_none_or(same)
+            slot_holds && seen.entry_is_there()
         };
         if !seen[..count].iter().flatten().all(holds) {
             return Ok(Try::Disturbed);
@@ -240,16 +246,14 @@ impl<M: Medium> Core<M> {
             let Some(seen) = self.look(offset / PAGE) else { continue };
             self.gather(&seen, offset, dst)?;
             fence(Ordering::Acquire);
-            if seen
-                .entry
-                .is_none_or(|(meta, epoch)| meta.what().is_some() && meta.epoch.load(Ordering::Relaxed) == epoch)
-            {
+            if seen.entry_is_there() {
                 return Ok(());
             }
         }
     }
 
-    /// Locks the cover of a block. Returns where it ends; `None` if it changed meanwhile.
+    /// Locks the cover of a block. Returns where it ends; `None` if it changed meanwhile, or is coming apart and begins
+    /// below `floor`, where slots are locked already.
     fn lock_to_read(&self, block: u64, floor: u64) -> Result<Option<u64>> {
         let slot = self.slot(block)?;
         let link = Link(slot.bitmap());
