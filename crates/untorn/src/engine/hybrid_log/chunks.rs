@@ -144,8 +144,8 @@ impl Chunks {
         self.states[chunk as usize].used.load(Ordering::Acquire)
     }
 
-    /// Room for an entry of `1 << class` units, for the holder of a lane, from the chunk that the lane fills or from the
-    /// next; `None` if no chunk is free, nor one that other lanes let go of with room left.
+    /// Room for an entry of `1 << class` units, for the holder of a lane, from the chunk that the lane fills, one that
+    /// another lane let go of with room left, or a free one; `None` if there is none of these.
     ///
     /// # Errors
     /// What giving a chunk its space back comes upon.
@@ -169,7 +169,12 @@ impl Chunks {
             lane.set_chunk(None);
             state.held.store(0, Ordering::Release);
         }
-        let Some(chunk) = self.next_chunk(side, &mut relax)? else { return Ok(self.adopt(lane, wanted, epoch, relax)) };
+        // First what is left of others, or lanes that are told to let go would each begin a chunk again and again.
+        let adopted = self.adopt(lane, wanted, epoch, &mut relax);
+        if adopted.is_some() {
+            return Ok(adopted);
+        }
+        let Some(chunk) = self.next_chunk(side, relax)? else { return Ok(None) };
         let state = &self.states[chunk as usize];
         let first = (chunk * self.units) as usize;
         // Whoever still holds a link to what was here finds that it is gone, before anything is stored over it: a locked

@@ -259,24 +259,28 @@ impl<M: Medium> Core<M> {
         let wanted: u64 =
             pieces.iter().map(|piece| 2 * (PAGE << class_for(piece.bytes.len() as u64)).div_ceil(chunk)).sum();
         let wanted = wanted + 1;
-        if self.chunks.total() >= ENOUGH_CHUNKS.min(2 * wanted) || self.chunks.is_at_its_most() || attempt > 0 {
+        // With fewer chunks than lanes, each would take the others' away.
+        let enough = (2 * wanted).max(2 * self.lanes.reach()).min(ENOUGH_CHUNKS);
+        if self.chunks.total() >= enough || self.chunks.is_at_its_most() || attempt > 0 {
             // What is committed and not durable yet, because its flush is under way, cannot be taken home.
             self.await_durable(self.epoch() - 1)?;
             // Chunks that other lanes began to fill in earlier epochs become free too.
             self.lanes.acquire_all(self.relax()).iter().for_each(|lane: &Berth<'_, _>| self.chunks.let_go(lane.state));
             self.checkpoint()?;
         }
+        // A cut meanwhile would write a length down that is not durable yet. Of several threads that find no room, one at a
+        // time looks again and makes some.
+        let mut ledger = lock(&self.ledger, self.relax());
         let mut grew = true;
         while self.chunks.available() < wanted && grew {
             // If it fails, nobody knows what became of the open epoch's bytes, which were to be flushed with it.
             let sync = || self.side.sync(barriers::LOG_GROW).map_err(|error| self.standing.poison(error));
-            // A cut meanwhile would write a length down that is not durable yet.
-            let mut ledger = lock(&self.ledger, self.relax());
             grew = self.chunks.grow(&self.side, sync, self.relax())?;
             if grew {
                 self.note_log_length(&mut ledger)?;
             }
         }
+        drop(ledger);
         if !grew && attempt >= PATIENCE {
             return Err(self.chunks.full(self.path()));
         }
