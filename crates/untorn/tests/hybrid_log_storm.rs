@@ -3,9 +3,11 @@
 
 mod common;
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use common::counting::Counting;
 use common::{PAGE, Pair, Rng, limit, memory_dir, seed};
 use untorn::medium::{Dax, Latched, Medium, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Order, Result};
@@ -217,4 +219,32 @@ fn no_torn_read_on_a_block_medium() {
 #[test]
 fn no_torn_read_on_a_block_medium_per_write() {
     storms(|| Latched::new(PageCache::new()), Durability::PerWrite, &[LogPolicy::Redo]);
+}
+
+/// Two threads that make the file longer at once, to different lengths. Neither cuts off what the other's sync may have
+/// committed: the data file itself becomes no shorter while it is open.
+#[test]
+fn growths_at_once_cut_nothing_off() {
+    let _limit = limit(120, "growths at once");
+    const ROUNDS: u64 = 60;
+    let dir = memory_dir();
+    let options = Options::new().engine(EngineKind::HybridLog).max_len(1 << 30);
+    let medium = Counting::slow(Dax::new(MediumKind::AssumedPmem), Duration::from_millis(2));
+    let file = options.create_on(medium, dir.path().join("data"), 1).unwrap();
+    let physical = || std::fs::metadata(file.path()).unwrap().len();
+    let together = Barrier::new(2);
+    let grow = |by: u64| {
+        for round in 0..ROUNDS {
+            together.wait();
+            // Both find the data file too short.
+            file.resize((2 * round + by) * 64).unwrap();
+            together.wait();
+            let longest = (2 * round + 2) * 64;
+            assert!(physical() >= longest, "round {round}: {} of {longest} bytes", physical());
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| grow(1));
+        grow(2);
+    });
 }

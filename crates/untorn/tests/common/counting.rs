@@ -56,6 +56,7 @@ struct Cells {
     bytes: AtomicU64,
     reads: AtomicU64,
     others: AtomicU64,
+    set_lens: AtomicU64,
     /// Creating a file fails for want of space.
     full: AtomicBool,
     /// Fences let pass before every further one fails; `u64::MAX` for none that fails.
@@ -128,7 +129,7 @@ impl<M: Medium> Counting<M> {
     }
 
     fn wrap(&self, path: &Path, file: M::File) -> CountingFile<M::File> {
-        CountingFile { inner: file, cells: self.cells.clone(), path: path.to_owned() }
+        CountingFile { inner: file, cells: self.cells.clone(), path: path.to_owned(), delay: self.delay }
     }
 }
 
@@ -227,6 +228,7 @@ pub(crate) struct CountingFile<F> {
     inner: F,
     cells: Arc<Cells>,
     path: PathBuf,
+    delay: Duration,
 }
 
 impl<F: MediumFile> MediumFile for CountingFile<F> {
@@ -265,6 +267,10 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
 
     fn set_len(&self, len: u64) -> Result<()> {
         add(&self.cells.others, 1);
+        // Every other one comes late, so that of two at once either may be the last.
+        if self.cells.set_lens.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
+            std::thread::sleep(self.delay);
+        }
         self.inner.set_len(len)
     }
 

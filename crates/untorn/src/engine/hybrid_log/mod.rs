@@ -27,7 +27,7 @@
 //! 7. The length belongs to the epoch: its record gives it.
 //!
 //! # Locks, in the order in which they are taken
-//! A lane (all lanes: commit, resize); the cut gate; slots, ascending. A slot's value changes only under its own lock.
+//! The gate of a resize; a lane (all lanes: commit, resize); the cut gate; slots, ascending. A slot's value changes only under its own lock.
 //! Whoever locked a slot and finds that its value names an entry of a cover that begins elsewhere lets it go again and
 //! locks the first slot of that cover, which stands for all of them.
 
@@ -116,6 +116,8 @@ struct Head {
     len: AtomicU64,
     /// Odd while the length changes; grows with each change.
     resizes: AtomicU64,
+    /// Held by the thread that changes the length.
+    resizing: Gate,
     /// The open epoch, from 1.
     epoch: AtomicU64,
     /// 1 while the open epoch logs undo.

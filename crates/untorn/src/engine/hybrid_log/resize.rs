@@ -21,14 +21,16 @@ impl<M: Medium> Core<M> {
             );
             return Err(Error::Invalid { path: self.path().to_owned(), what });
         }
+        // One at a time: of two that find the data file too short, the second would cut it to its own length, whatever has
+        // been written behind that meanwhile.
+        let _resizing = self.head.resizing.lock(self.relax());
         for attempt in 0.. {
             if self.data.len() < len {
                 self.data.set_len(len)?;
                 self.data.sync(barriers::RESIZE_GROW).map_err(|error| self.standing.poison(error))?;
             }
             let lanes = self.lanes.acquire_all(self.relax());
-            // A tail that was cleared and a file that another thread made shorter meanwhile are looked at anew.
-            let ready = len <= self.len() || self.data.len() >= len && self.uncover(&lanes, len)?;
+            let ready = len <= self.len() || self.uncover(&lanes, len)?;
             if ready {
                 self.show_len(len);
                 return match self.durability {

@@ -19,7 +19,8 @@ const DUE: u64 = 5;
 fn is_due<M: Medium>(core: &Core<M>) -> bool {
     let (total, available) = (core.chunks.total(), core.chunks.available());
     let full = match core.class {
-        MediumClass::PersistentMemory => total - available >= DUE.min(total / 2 + 1),
+        // The log may have grown between the two loads.
+        MediumClass::PersistentMemory => total.saturating_sub(available) >= DUE.min(total / 2 + 1),
         MediumClass::Block => 2 * available < total,
     };
     full && core.durable() > core.head.cut.load(Ordering::Relaxed)

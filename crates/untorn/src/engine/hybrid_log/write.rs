@@ -81,12 +81,13 @@ impl<M: Medium> Core<M> {
 
     #[inline(never)]
     fn join_epoch_any(&self, pieces: &[Piece<'_>]) -> Result<()> {
-        for attempt in 0.. {
+        let mut attempt = 0;
+        loop {
             let lane = self.lane();
             // The length may have changed on the way here.
             self.check_pieces(pieces)?;
             match self.write_in(&lane, pieces)? {
-                Outcome::Done => break,
+                Outcome::Done => return Ok(()),
                 Outcome::NotDurable(epoch) => {
                     drop(lane);
                     self.await_durable(epoch)?;
@@ -95,16 +96,17 @@ impl<M: Medium> Core<M> {
                     // Others may be waiting for the chunk that this lane fills.
                     drop(lane);
                     self.make_room(pieces, attempt)?;
+                    attempt += 1;
                 }
             }
         }
-        Ok(())
     }
 
     /// A write that is a commit by itself: nobody else writes or commits meanwhile, and nobody sees it before it is
     /// durable.
     fn write_and_commit(&self, pieces: &[Piece<'_>]) -> Result<()> {
-        for attempt in 0.. {
+        let mut attempt = 0;
+        loop {
             let lanes = self.lanes.acquire_all(self.relax());
             self.check_pieces(pieces)?;
             let lane = &lanes[self.lanes.home()];
@@ -137,12 +139,14 @@ impl<M: Medium> Core<M> {
             };
             drop(lanes);
             match outcome {
-                Outcome::Done => break,
+                Outcome::Done => return Ok(()),
                 Outcome::NotDurable(epoch) => self.await_durable(epoch)?,
-                Outcome::Full => self.make_room(pieces, attempt)?,
+                Outcome::Full => {
+                    self.make_room(pieces, attempt)?;
+                    attempt += 1;
+                }
             }
         }
-        Ok(())
     }
 
     /// Writes behind the end of the file, for the holder of every lane. False if the log has no room.
@@ -258,7 +262,8 @@ impl<M: Medium> Core<M> {
         // Each piece may need twice its length, rounded up to covers, and each chunk may be left with a rest too short.
         let wanted: u64 =
             pieces.iter().map(|piece| 2 * (PAGE << class_for(piece.bytes.len() as u64)).div_ceil(chunk)).sum();
-        let wanted = wanted + 1;
+        // Under undo a cover may need more, and others may take what is made: who comes again asks for more.
+        let wanted = wanted + 1 + u64::from(attempt);
         // With fewer chunks than lanes, each would take the others' away.
         let enough = (2 * wanted).max(2 * self.lanes.reach()).min(ENOUGH_CHUNKS);
         if self.chunks.total() >= enough || self.chunks.is_at_its_most() || attempt > 0 {
