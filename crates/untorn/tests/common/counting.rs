@@ -268,7 +268,7 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
     fn set_len(&self, len: u64) -> Result<()> {
         add(&self.cells.others, 1);
         // Every other one comes late, so that of two at once either may be the last.
-        if self.cells.set_lens.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
+        if self.cells.set_lens.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             std::thread::sleep(self.delay);
         }
         self.inner.set_len(len)
