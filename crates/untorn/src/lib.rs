@@ -4,6 +4,7 @@
 //! never a mixture, on persistent memory and on ordinary disks, on a stock kernel.
 //!
 //! - [`AtomicFile`]: copy in, copy out; each write atomic, over any number of pages.
+//! - [`AtomicMap`]: plain loads and stores into memory, committed together.
 //! - [`Transaction`]: writes to any ranges that commit together.
 //! - [`Options`]: engine, durability, layout.
 //! - [`inspect`], [`recover`]: look at a file without changing it; bring it to its last commit.
@@ -29,6 +30,7 @@ mod error;
 mod file;
 mod inspect;
 mod log;
+mod map;
 mod mapped;
 pub mod medium;
 mod options;
@@ -42,6 +44,9 @@ pub use engine::{EngineKind, Info, Piece, Recovery, Report, SidecarReport, State
 pub use error::{Error, Result};
 pub use file::AtomicFile;
 pub use inspect::{inspect, recover};
+pub use map::AtomicMap;
 pub use mapped::{MappedFiles, Mapping, Place, View};
-pub use options::{Durability, Layout, LogPolicy, LostPage, Options, Order, Progress, ProgressFn, ReadPolicy, Trust};
+pub use options::{
+    DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, Progress, ProgressFn, ReadPolicy, Trust,
+};
 pub use transaction::Transaction;

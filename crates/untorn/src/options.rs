@@ -106,6 +106,22 @@ pub enum LostPage {
     Signal,
 }
 
+/// How an [`AtomicMap`](crate::AtomicMap) finds out which pages a program has stored to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum DirtyTracking {
+    /// The best that the kernel and the process's rights allow. The default.
+    #[default]
+    Auto,
+    /// The kernel write-protects what is committed and lifts the protection at the next store by itself (userfaultfd and
+    /// PAGEMAP_SCAN, Linux 6.7): committed pages may stay in memory, where a next store to them costs least.
+    WriteProtect,
+    /// By whose the pages are: one that was stored to belongs to the process, all others to the file. It works on every
+    /// kernel, and in containers that forbid userfaultfd. What is committed goes to the file at once, so that its pages can
+    /// be the file's again.
+    PageTable,
+}
+
 macro_rules! words {
     ($type:ident, $what:literal, $($variant:ident = $word:literal),+) => {
         impl $type {
@@ -145,6 +161,7 @@ words!(Order, "order", OneFence = "one-fence", TwoFence = "two-fence");
 words!(Layout, "layout", Dense = "dense", Sparse = "sparse", Auto = "auto");
 words!(ReadPolicy, "read policy", Gather = "gather", Deploy = "deploy");
 words!(LostPage, "way to learn of a lost page", Fail = "fail", Signal = "signal");
+words!(DirtyTracking, "way to track stores", Auto = "auto", WriteProtect = "write-protect", PageTable = "page-table");
 words!(Trust, "side to trust", File = "file", Sidecar = "sidecar");
 
 /// A step of long work: recovery at open, settling.
@@ -193,6 +210,9 @@ pub struct Options {
     pub(crate) trust: Option<Trust>,
     pub(crate) adopt: bool,
     pub(crate) lost_page: LostPage,
+    pub(crate) dirty_tracking: DirtyTracking,
+    /// No other handle of this process may have the file open.
+    pub(crate) exclusive: bool,
     pub(crate) progress: Option<ProgressFn>,
 }
 
@@ -216,6 +236,8 @@ impl Default for Options {
             trust: None,
             adopt: false,
             lost_page: LostPage::Fail,
+            dirty_tracking: DirtyTracking::Auto,
+            exclusive: false,
             progress: None,
         }
     }
@@ -239,6 +261,7 @@ impl fmt::Debug for Options {
             .field("log_size", &self.log_size)
             .field("checkpointers", &self.checkpointers)
             .field("lost_page", &self.lost_page)
+            .field("dirty_tracking", &self.dirty_tracking)
             .finish_non_exhaustive()
     }
 }
@@ -379,6 +402,13 @@ impl Options {
     #[must_use]
     pub fn on_lost_page(mut self, lost_page: LostPage) -> Self {
         self.lost_page = lost_page;
+        self
+    }
+
+    /// How an [`AtomicMap`](crate::AtomicMap) finds out what was stored to; default [`DirtyTracking::Auto`].
+    #[must_use]
+    pub fn dirty_tracking(mut self, method: DirtyTracking) -> Self {
+        self.dirty_tracking = method;
         self
     }
 

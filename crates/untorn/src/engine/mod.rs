@@ -121,6 +121,8 @@ pub struct Report {
 /// What all handles of one open file share. Dropping it without [`Engine::close`] leaves the last commit.
 pub(crate) struct Shared {
     pub(crate) engine: Box<dyn Engine>,
+    /// No further handle of this process may have it.
+    exclusive: bool,
     /// Goes after the engine has let go of everything; the registry waits for that before it opens the file anew.
     lease: registry::Lease,
 }
@@ -145,6 +147,8 @@ pub(crate) trait Engine: Send + Sync {
     fn check(&self, offset: u64, len: u64) -> Result<()> {
         check_range(self.path(), offset, len, self.len())
     }
+    /// Why the file accepts no writes, if so.
+    fn writable(&self) -> Result<()>;
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
     /// Writes all pieces as one. They are sorted by offset and do not overlap.
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()>;
@@ -226,7 +230,7 @@ pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<sync::A
 pub(crate) fn open_on<M: Medium>(medium: M, path: &Path, options: &Options) -> Result<sync::Arc<Shared>> {
     options.validate(path)?;
     let engine = engine_on(Arc::new(Latched::new(medium)), path, options)?;
-    Ok(sync::Arc::new(Shared { engine, lease: registry::Lease::default() }))
+    Ok(sync::Arc::new(Shared { engine, exclusive: options.exclusive, lease: registry::Lease::default() }))
 }
 
 pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &Options) -> Result<sync::Arc<Shared>> {

@@ -58,10 +58,6 @@ impl<M: Medium> Passthrough<M> {
         })
     }
 
-    fn writable(&self) -> Result<()> {
-        if self.read_only { Err(Error::ReadOnly { path: self.path.clone() }) } else { Ok(()) }
-    }
-
     fn fence(&self) -> Result<()> {
         self.medium.fence(barriers::SYNC, &[&self.file])?;
         self.commit.fetch_add(1, Ordering::Relaxed);
@@ -80,6 +76,10 @@ impl<M: Medium> Engine for Passthrough<M> {
 
     fn identity(&self) -> Result<Identity> {
         self.file.identity()
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.read_only { Err(Error::ReadOnly { path: self.path.clone() }) } else { Ok(()) }
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

@@ -107,6 +107,10 @@ impl Registry {
         let place = self.place(identity);
         let mut entry = lock(&place);
         if let Some(shared) = entry.shared.upgrade() {
+            if options.exclusive || shared.exclusive {
+                let holder = "this process already, and a map shares its file with no other handle".to_owned();
+                return Err(Error::InUse { path: path.to_owned(), holder });
+            }
             if !shared.engine.accepts(options) {
                 let holder = "this process, with other options".to_owned();
                 return Err(Error::InUse { path: path.to_owned(), holder });
@@ -119,7 +123,7 @@ impl Registry {
         }
         let engine = open()?;
         let lease = Lease { _held: entry.held.clone(), place: Arc::downgrade(&place), process: self.process };
-        let shared = Arc::new(Shared { engine, lease });
+        let shared = Arc::new(Shared { engine, exclusive: options.exclusive, lease });
         entry.shared = Arc::downgrade(&shared);
         Ok(shared)
     }

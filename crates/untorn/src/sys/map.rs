@@ -1,4 +1,4 @@
-//! A shared mapping of a file, with room to grow.
+//! A mapping of a file, with room to grow.
 //!
 //! # Safety
 //! A [`FileMap`] owns its address range from construction to drop and hands out raw pointers only, never references:
@@ -28,6 +28,8 @@ pub(crate) enum MapKind {
     /// Loads and stores that reach persistent memory once written back from the CPU cache, with no system call
     /// (`MAP_SYNC`): before a first store to a page proceeds, the file system makes the page's place durable.
     SyncReadWrite,
+    /// Loads and stores; a page that is stored to becomes the process's own, and the file never learns of it.
+    Private,
 }
 
 /// Address space over a file, from its first byte.
@@ -72,6 +74,7 @@ impl FileMap {
             MapKind::ReadWrite => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED),
             MapKind::SyncRead => (ProtFlags::READ, MapFlags::SHARED_VALIDATE | MapFlags::SYNC),
             MapKind::SyncReadWrite => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED_VALIDATE | MapFlags::SYNC),
+            MapKind::Private => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE),
         };
         loop {
             let flags = flags | MapFlags::NORESERVE;
@@ -101,12 +104,12 @@ impl FileMap {
         self.reserved as u64
     }
 
-    /// Lets go of the file's pages in a range of the mapping, which touching them gets back. `offset` is a multiple of the
-    /// page size, and the range within the reservation.
+    /// Lets go of the pages in a range of the mapping; touching them gets the file's. Of a private mapping, what was stored
+    /// there is gone. `offset` is a multiple of the page size, and the range within the reservation.
     pub(crate) fn release(&self, offset: u64, len: u64) -> io::Result<()> {
         debug_assert!(offset.saturating_add(len) <= self.reserved());
-        // SAFETY: a shared mapping of a file, and nobody else's: no bytes are lost with its pages, for the next access
-        // finds them in the file.
+        // SAFETY: a mapping of a file, and nobody else's; the next access finds the bytes of the file. That a private one
+        // loses others is what its owner asks for.
         Ok(unsafe { madvise(self.at(offset).cast(), len as usize, Advice::LinuxDontNeed) }?)
     }
 

@@ -11,9 +11,11 @@ pub(crate) mod map;
 mod process;
 pub(crate) mod range;
 pub(crate) mod ring;
+pub(crate) mod runs;
 // The one place where the model checker comes in.
 #[cfg_attr(loom, path = "sync_loom.rs")]
 pub(crate) mod sync;
+pub(crate) mod tracking;
 mod zeroed;
 
 pub(crate) use process::incarnation;

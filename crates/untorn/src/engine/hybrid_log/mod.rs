@@ -251,6 +251,10 @@ impl<M: Medium> Engine for HybridLog<M> {
         self.core.check(offset, len)
     }
 
+    fn writable(&self) -> Result<()> {
+        self.core.standing.writable()
+    }
+
     #[inline]
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.core.read_range(offset, dst)

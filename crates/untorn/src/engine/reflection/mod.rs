@@ -221,6 +221,10 @@ impl<M: Medium> Engine for Reflection<M> {
         check_range(&self.path, offset, len, Engine::len(self)).map_err(|error| self.standing.unless_forked(error))
     }
 
+    fn writable(&self) -> Result<()> {
+        self.standing.writable()
+    }
+
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.read_range(offset, dst)
     }

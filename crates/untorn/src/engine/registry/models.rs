@@ -47,6 +47,9 @@ impl Engine for Fake {
     fn identity(&self) -> Result<Identity> {
         Ok(Identity::default())
     }
+    fn writable(&self) -> Result<()> {
+        Ok(())
+    }
     fn read(&self, _: u64, _: &mut [u8]) -> Result<()> {
         Ok(())
     }

@@ -1,0 +1,113 @@
+//! Sets of bytes as ranges: what was stored to, and what of it is committed.
+
+use std::ops::Range;
+
+/// Ranges, ascending, none of them empty and no two touching.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Runs(Vec<Range<u64>>);
+
+impl Runs {
+    pub(crate) const fn new() -> Self {
+        Runs(Vec::new())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Range<u64>> {
+        self.0.iter()
+    }
+
+    pub(crate) fn into_ranges(self) -> Vec<Range<u64>> {
+        self.0
+    }
+
+    /// Bytes in all.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.iter().map(|run| run.end - run.start).sum()
+    }
+
+    /// Adds a range that begins at the last one's end or behind it.
+    pub(crate) fn push(&mut self, range: Range<u64>) {
+        debug_assert!(!range.is_empty() && self.0.last().is_none_or(|last| last.end <= range.start));
+        match self.0.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => self.0.push(range),
+        }
+    }
+
+    /// What is in either.
+    pub(crate) fn union(&self, other: &Runs) -> Runs {
+        let (mut a, mut b) = (self.0.iter().peekable(), other.0.iter().peekable());
+        let mut union = Runs::new();
+        loop {
+            let next = match (a.peek(), b.peek()) {
+                (Some(x), Some(y)) if y.start < x.start => b.next(),
+                (Some(_), _) => a.next(),
+                (None, _) => b.next(),
+            };
+            let Some(next) = next else { return union };
+            match union.0.last_mut() {
+                Some(last) if last.end >= next.start => last.end = last.end.max(next.end),
+                _ => union.0.push(next.clone()),
+            }
+        }
+    }
+
+    /// What is in this one and not in the other.
+    pub(crate) fn without(&self, other: &Runs) -> Runs {
+        let mut rest = Runs::new();
+        let mut others = other.0.iter().peekable();
+        for run in &self.0 {
+            let mut from = run.start;
+            while let Some(&hole) = others.peek()
+                && hole.start < run.end
+            {
+                if from < hole.start {
+                    rest.push(from..hole.start);
+                }
+                from = from.max(hole.end);
+                if hole.end > run.end {
+                    break; // it may reach into the next one
+                }
+                others.next();
+            }
+            if from < run.end {
+                rest.push(from..run.end);
+            }
+        }
+        rest
+    }
+}
+
+impl FromIterator<Range<u64>> for Runs {
+    /// Of ranges in ascending order; those that are empty are left out.
+    fn from_iter<T: IntoIterator<Item = Range<u64>>>(ranges: T) -> Self {
+        let mut runs = Runs::new();
+        ranges.into_iter().filter(|range| !range.is_empty()).for_each(|range| runs.push(range));
+        runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn of(members: &[bool]) -> Runs {
+        members.iter().enumerate().filter(|(_, member)| **member).map(|(at, _)| at as u64..at as u64 + 1).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn they_are_sets(a in proptest::collection::vec(any::<bool>(), 24), b in proptest::collection::vec(any::<bool>(), 24)) {
+            let both = |with: fn(bool, bool) -> bool| of(&a.iter().zip(&b).map(|(a, b)| with(*a, *b)).collect::<Vec<_>>());
+            prop_assert_eq!(of(&a).union(&of(&b)), both(|a, b| a || b));
+            prop_assert_eq!(of(&a).without(&of(&b)), both(|a, b| a && !b));
+            prop_assert_eq!(of(&a).bytes(), a.iter().filter(|member| **member).count() as u64);
+            prop_assert_eq!(of(&a).is_empty(), a.iter().all(|member| !member));
+        }
+    }
+}

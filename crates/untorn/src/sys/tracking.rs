@@ -1,0 +1,204 @@
+//! Which pages of a private file mapping a program has stored to, from the page tables.
+//!
+//! A page of a private mapping that was never stored to is the file's page; the first store gives the process a page of
+//! its own, with the file's bytes, and leaves the file alone. So the pages of its own are those that were stored to since
+//! they were last given back, and any kernel can tell them from the file's. Where the kernel write-protects pages
+//! asynchronously too (Linux 6.7, and a process that may use userfaultfd), it also tells which of them were stored to
+//! since it was last asked, and asking costs no more than looking.
+//!
+//! Stores by the kernel for the program, as `read(2)` into the mapping, count like the program's. Stores by a forked child
+//! go to pages of the child's own and do not count.
+//!
+//! Source: `linux/fs.h`, `linux/userfaultfd.h`, and of the kernel's documentation `admin-guide/mm/pagemap.rst`.
+//!
+//! # Safety
+//! The system calls here look at page tables, or set a protection that the kernel itself takes away at the next store.
+//! None of them changes a byte of memory.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::mm::UserfaultfdFlags;
+
+use super::page_size;
+use super::runs::Runs;
+use crate::options::DirtyTracking;
+
+/// Watches one private mapping of a file.
+pub(crate) struct Tracking {
+    start: usize,
+    pagemap: File,
+    /// What keeps the write protection; without it pages are told apart by whose they are only.
+    protector: Option<OwnedFd>,
+}
+
+impl Tracking {
+    /// Tracks the mapping of `len` bytes at `start`, both multiples of the page size, for as long as it is there.
+    ///
+    /// # Errors
+    /// Of the method asked for, why it is not to be had; of [`DirtyTracking::Auto`], why even the page tables can't be read.
+    pub(crate) fn new(start: usize, len: usize, method: DirtyTracking) -> io::Result<Self> {
+        let pagemap = File::open("/proc/self/pagemap")?;
+        let protector = match method {
+            DirtyTracking::PageTable => None,
+            DirtyTracking::WriteProtect => Some(protector(start, len, &pagemap)?),
+            DirtyTracking::Auto => protector(start, len, &pagemap).ok(),
+        };
+        Ok(Tracking { start, pagemap, protector })
+    }
+
+    /// How it is done: never [`DirtyTracking::Auto`].
+    pub(crate) fn method(&self) -> DirtyTracking {
+        if self.protector.is_some() { DirtyTracking::WriteProtect } else { DirtyTracking::PageTable }
+    }
+
+    /// The pages among the first `len` bytes that were stored to since this was last asked. Without write protection it is
+    /// all that are the process's own; then they must be given back when what they hold is in the file.
+    pub(crate) fn take_stored(&self, len: u64) -> io::Result<Runs> {
+        let mut runs = Runs::new();
+        if self.protector.is_some() {
+            protect_stored(&self.pagemap, self.start, len, |range| runs.push(range))?;
+        } else {
+            self.read_page_table(len, &mut runs)?;
+        }
+        Ok(runs)
+    }
+
+    /// The words of `/proc/self/pagemap`, one for each page.
+    fn read_page_table(&self, len: u64, runs: &mut Runs) -> io::Result<()> {
+        const PAGE_PRESENT: u64 = 1 << 63;
+        const PAGE_SWAPPED: u64 = 1 << 62;
+        const PAGE_OF_FILE: u64 = 1 << 61;
+        let page = page_size() as u64;
+        let pages = len.div_ceil(page);
+        let mut words = vec![0; 8 * pages.min(8192) as usize];
+        let mut done = 0;
+        while done < pages {
+            let here = (pages - done).min(8192);
+            let buffer = &mut words[..8 * here as usize];
+            self.pagemap.read_exact_at(buffer, (self.start as u64 / page + done) * 8)?;
+            for (index, word) in buffer.chunks_exact(8).enumerate() {
+                let word = u64::from_ne_bytes(word.try_into().expect("chunks of eight bytes"));
+                if word & (PAGE_PRESENT | PAGE_SWAPPED) != 0 && word & PAGE_OF_FILE == 0 {
+                    let offset = (done + index as u64) * page;
+                    runs.push(offset..offset + page);
+                }
+            }
+            done += here;
+        }
+        Ok(())
+    }
+}
+
+/// `PAGE_IS_*`.
+const WRITTEN: u64 = 1 << 1;
+const FILE: u64 = 1 << 2;
+const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
+const ZERO_PAGE: u64 = 1 << 5;
+
+/// `PM_SCAN_WP_MATCHING`: write-protects, in one step with the look at it, each page that is reported.
+const PROTECT_MATCHING: u64 = 1 << 0;
+/// `PM_SCAN_CHECK_WPASYNC`: fails where stores would not be noticed.
+const CHECK_ASYNC: u64 = 1 << 1;
+
+/// `struct page_region`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// `struct pm_scan_arg`.
+#[repr(C)]
+struct ScanArgument {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// Calls `each` with the ranges of pages, as offsets from `base`, that are the process's own and were stored to since the
+/// last time, and protects each in the same step.
+fn protect_stored(pagemap: &File, base: usize, len: u64, mut each: impl FnMut(Range<u64>)) -> io::Result<()> {
+    // `_IOWR('f', 16, struct pm_scan_arg)`.
+    const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<ScanArgument>() as u64) << 16 | (b'f' as u64) << 8 | 16;
+    let mut regions = [Region::default(); 512];
+    let base = base as u64;
+    let end = base + len.next_multiple_of(page_size() as u64);
+    let mut from = base;
+    while from < end {
+        let mut argument = ScanArgument {
+            size: size_of::<ScanArgument>() as u64,
+            flags: PROTECT_MATCHING | CHECK_ASYNC,
+            start: from,
+            end,
+            walk_end: 0,
+            vec: regions.as_mut_ptr() as u64,
+            vec_len: regions.len() as u64,
+            max_pages: 0,
+            // In memory or swapped out, and neither the file's nor the one page of zeros.
+            category_inverted: FILE | ZERO_PAGE,
+            category_mask: WRITTEN | FILE | ZERO_PAGE,
+            category_anyof_mask: PRESENT | SWAPPED,
+            return_mask: WRITTEN,
+        };
+        // SAFETY: the argument is as large as the request says, and the kernel fills at most `vec_len` regions.
+        let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut argument) };
+        if found < 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() == io::ErrorKind::Interrupted {
+                continue;
+            }
+            return Err(error);
+        }
+        for region in &regions[..found as usize] {
+            each(region.start - base..region.end - base);
+        }
+        if argument.walk_end <= from {
+            return Err(io::Error::other("the kernel walked no page table"));
+        }
+        from = argument.walk_end;
+    }
+    Ok(())
+}
+
+/// Has the kernel resolve write protection by itself in a range, so that [`PROTECT_MATCHING`] works there.
+fn protector(start: usize, len: usize, pagemap: &File) -> io::Result<OwnedFd> {
+    const FEATURE_UNPOPULATED: u64 = 1 << 13;
+    const FEATURE_ASYNC: u64 = 1 << 15;
+    const MODE_WRITE_PROTECT: u64 = 1 << 1;
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+    // `UFFD_USER_MODE_ONLY`, with which the call needs no privilege. Faults of the kernel are resolved all the same: nobody
+    // has to wait for an asynchronous one.
+    let user_only = UserfaultfdFlags::from_bits_retain(1);
+    // SAFETY: it manages nothing until it is told what.
+    let protector = unsafe { rustix::mm::userfaultfd(flags | user_only) }?;
+    let control = |number: u64, words: &mut [u64]| {
+        // `_IOWR(0xaa, number, words)`.
+        let request = 3 << 30 | (size_of_val(words) as u64) << 16 | 0xaa << 8 | number;
+        // SAFETY: the kernel reads and writes as many bytes as the request says, which are those of `words`.
+        let done = unsafe { libc::ioctl(protector.as_raw_fd(), request as _, words.as_mut_ptr()) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    // `UFFDIO_API`, then `UFFDIO_REGISTER`.
+    control(0x3f, &mut [0xaa, FEATURE_UNPOPULATED | FEATURE_ASYNC, 0])?;
+    control(0x00, &mut [start as u64, len as u64, MODE_WRITE_PROTECT, 0])?;
+    // Whether the kernel can do it is seen by asking: no page is the process's own yet.
+    protect_stored(pagemap, start, page_size() as u64, |_| ())?;
+    Ok(protector)
+}
