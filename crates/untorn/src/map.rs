@@ -82,7 +82,7 @@ pub struct AtomicMap {
     /// Number of the last commit, and the length then.
     commit: u64,
     committed_len: u64,
-    /// From here on all memory of the map is zeros.
+    /// From this end of a page on all memory of the map is zeros.
     zeros_from: u64,
     /// What was stored to and is not committed, as far as the page tables have been asked.
     stored: Runs,
@@ -147,7 +147,7 @@ impl AtomicMap {
             len,
             commit: info.commit,
             committed_len: len,
-            zeros_from: len,
+            zeros_from: page_end(len),
             stored: Runs::new(),
             kept: Runs::new(),
             suspects_reads,
@@ -254,7 +254,7 @@ impl AtomicMap {
             self.commit = self.engine().sync()?;
         }
         self.len = self.committed_len;
-        self.zeros_from = self.committed_len;
+        self.zeros_from = page_end(self.len);
         Ok(())
     }
 
@@ -279,9 +279,9 @@ impl AtomicMap {
         }
         let old = std::mem::replace(&mut self.len, len);
         if len > old {
-            self.clear(old..len.min(self.zeros_from.max(page_end(old))));
+            self.clear(old..len.min(self.zeros_from));
         }
-        self.zeros_from = self.zeros_from.max(len);
+        self.zeros_from = self.zeros_from.max(page_end(len));
         Ok(())
     }
 
@@ -327,7 +327,7 @@ impl AtomicMap {
         // First of all: in a forked child these are the parent's page tables.
         self.engine().writable()?;
         self.check_memory()?;
-        let seen = self.tracking.take_stored(self.len.max(self.zeros_from));
+        let seen = self.tracking.take_stored(self.zeros_from);
         let seen = seen.map_err(|error| Error::io("find the stores to the mapping of", self.path(), error))?;
         let seen = if self.suspects_reads { self.changed(&seen)? } else { seen };
         self.stored = self.stored.union(&seen);
@@ -369,13 +369,13 @@ impl AtomicMap {
     fn give_back(&mut self, just_now: &Runs) -> Result<()> {
         let end = page_end(self.len);
         if self.zeros_from > end {
-            let cut_off = Runs::from_iter(std::iter::once(end..page_end(self.zeros_from)));
+            let cut_off = Runs::from_iter(std::iter::once(end..self.zeros_from));
             self.memory
-                .release(end, page_end(self.zeros_from) - end)
+                .release(end, self.zeros_from - end)
                 .map_err(|error| Error::io("give back memory of", self.path(), error))?;
             self.kept = self.kept.without(&cut_off);
         }
-        self.zeros_from = self.len;
+        self.zeros_from = end;
         let cold = match self.tracking.method() {
             // What stays in memory would count as stored to for ever.
             DirtyTracking::PageTable => self.kept.clone(),
