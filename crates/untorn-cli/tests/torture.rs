@@ -29,6 +29,19 @@ fn untorn_survives_in_both_durabilities() {
 }
 
 #[test]
+fn plain_stores_survive_too() {
+    let place = Place::empty();
+    let dir = place.dir.path().to_str().expect("text");
+    let object = untorn(&["torture", "--map", "--seconds", "2", "--dir", dir, "--json"]).expect(0).json();
+    assert_eq!((&object["engine"], &object["durability"]), (&"hybrid-log".into(), &"commit".into()));
+    assert_eq!((&object["map"], &object["violations"]), (&true.into(), &0.into()), "{object}");
+    assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
+    for refused in [["--engine", "reflection"], ["--durability", "write"], ["--medium", "dax"]] {
+        untorn(&[&["torture", "--map"], &refused[..]].concat()).expect(64).names("--map");
+    }
+}
+
+#[test]
 fn the_report_says_what_was_checked_and_what_not() {
     let text = untorn(&["torture", "--seconds", "1", "--threads", "1"]).expect(0).prose();
     for words in ["seed", "kill", "no violation", "(C1)", "(C2)", "Not checked: flush order"] {

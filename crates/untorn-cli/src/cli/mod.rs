@@ -283,6 +283,10 @@ pub(crate) struct Torture {
     /// With `--medium block`, check a disk again that was kept.
     #[arg(long, value_name = "DIR")]
     pub(crate) replay: Option<PathBuf>,
+    /// Have the writer store plainly into the file as memory, and commit, instead of calling write; with `--engine
+    /// hybrid-log`, which is the default then.
+    #[arg(long)]
+    pub(crate) map: bool,
     /// Writer threads in the process that is killed.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) threads: u8,
@@ -366,6 +370,9 @@ pub(crate) struct TortureWriter {
     /// Refuse to run unless the file is mapped with MAP_SYNC.
     #[arg(long)]
     pub(crate) demand_map_sync: bool,
+    /// Store plainly into the file as memory.
+    #[arg(long)]
+    pub(crate) map: bool,
     /// The process to die with.
     #[arg(long)]
     pub(crate) parent: i32,

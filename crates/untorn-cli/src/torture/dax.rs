@@ -26,6 +26,7 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
         (args.log.log_policy.is_some(), "--log-policy"),
         (args.log.log_size.is_some(), "--log-size"),
         (args.lying_disk, "--lying-disk"),
+        (args.map, "--map"),
         (args.replay.is_some(), "--replay"),
     ];
     if let Some((_, name)) = stray.iter().find(|(given, _)| *given) {

@@ -8,6 +8,7 @@ mod model;
 mod plan;
 mod report;
 mod rounds;
+mod target;
 mod verifier;
 mod write_back;
 mod writer;
@@ -34,6 +35,8 @@ const SECONDS: u64 = 10;
 pub(crate) struct Setting {
     engine: EngineKind,
     durability: Durability,
+    /// Whether the writer stores plainly into a map.
+    map: bool,
     log: Log,
     threads: usize,
     seconds: u64,
@@ -78,9 +81,11 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
     let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     args.log.require(&[args.engine])?;
     let found = untorn::doctor(&parent)?;
+    let (engine, durability) = served(args)?;
     let setting = Setting {
-        engine: if args.engine == EngineKind::Auto { found.engine } else { args.engine },
-        durability: args.durability.unwrap_or(found.durability),
+        engine: if engine == EngineKind::Auto { found.engine } else { engine },
+        durability: durability.unwrap_or(found.durability),
+        map: args.map,
         log: args.log,
         threads: usize::from(args.threads),
         seconds: args.seconds.unwrap_or(SECONDS),
@@ -95,6 +100,7 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
         "runs": outcome.kills,
         "violations": outcome.violations.len(),
         "durability": setting.durability.as_str(),
+        "map": setting.map,
         "threads": setting.threads,
         "recovery_kills": outcome.recovery_kills,
         "operations": outcome.operations,
@@ -114,12 +120,27 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
     Ok(Exit::Clean)
 }
 
+/// The engine and durability asked for. Plain stores are served by one engine only, and are durable at a commit.
+fn served(args: &Torture) -> Result<(EngineKind, Option<Durability>)> {
+    if !args.map {
+        return Ok((args.engine, args.durability));
+    }
+    if !matches!(args.engine, EngineKind::Auto | EngineKind::HybridLog) {
+        return Err(Failure::usage(format!("--map is for --engine hybrid-log, not {}", args.engine)));
+    }
+    if args.durability == Some(Durability::PerWrite) {
+        return Err(Failure::usage("--map is for --durability commit: plain stores are durable at a commit"));
+    }
+    Ok((EngineKind::HybridLog, Some(Durability::PerCommit)))
+}
+
 fn words(setting: &Setting, outcome: &Outcome) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = writeln!(
         text,
-        "engine {}, durable at each {}, {}, seed {}",
+        "{}engine {}, durable at each {}, {}, seed {}",
+        if setting.map { "plain stores, " } else { "" },
         setting.engine,
         setting.durability,
         output::count(setting.threads as u64, "thread", "threads"),

@@ -179,6 +179,9 @@ impl Rounds<'_> {
         let Setting { seed, engine, durability, log, .. } = *self.setting;
         let mut arguments = writer_arguments(seed, engine, durability, self.model.next(), idle, &self.path);
         arguments.extend(log.arguments().into_iter().map(OsString::from));
+        if self.setting.map {
+            arguments.push("--map".into());
+        }
         arguments
     }
 }

@@ -5,10 +5,11 @@ use std::io::Write;
 use std::thread;
 use std::time::Duration;
 
-use untorn::{AtomicFile, Durability, Options};
+use untorn::{Durability, Options};
 
 use super::plan::{FILE_LEN, Plan, Stamp};
 use super::report::Report;
+use super::target::{Patch, Target};
 use super::{verifier, write_back};
 use crate::cli::TortureWriter;
 use crate::exit::{Exit, Failure, Result};
@@ -20,7 +21,7 @@ pub(crate) fn run(args: &TortureWriter) -> Result<Exit> {
     let reports = victim::reports()?;
     let plan = Plan::new(args.seed, args.start.len());
     let options = args.log.apply(Options::new().engine(args.engine).durability(args.durability));
-    let file = if args.create { options.create(&args.file, FILE_LEN)? } else { options.open(&args.file)? };
+    let file = Target::open(&options, &args.file, args.create.then_some(FILE_LEN), args.map)?;
     if args.demand_map_sync {
         verifier::demand_map_sync(&args.file)?;
     }
@@ -53,7 +54,7 @@ fn send(mut reports: &File, report: Report) -> Result<()> {
 
 struct Worker<'a> {
     plan: &'a Plan,
-    file: &'a AtomicFile,
+    file: &'a Target,
     reports: &'a File,
     thread: usize,
     durability: Durability,
@@ -73,17 +74,13 @@ impl Worker<'_> {
     fn carry_out(&self, number: u64, buffer: &mut Vec<u8>, scratch: &mut Vec<u8>) -> Result<()> {
         let operation = self.plan.operation(self.thread, number);
         let stamp = Stamp::new(self.thread, number);
-        if let [block] = operation.blocks[..] {
-            self.plan.content(block, stamp, buffer);
-            self.file.write_at(buffer, self.plan.blocks[block].offset)?;
-        } else {
-            let mut transaction = self.file.transaction();
-            for &block in &operation.blocks {
-                self.plan.content(block, stamp, buffer);
-                transaction.write_at(buffer, self.plan.blocks[block].offset)?;
-            }
-            transaction.commit()?;
-        }
+        let write = |&block: &usize| {
+            let mut bytes = Vec::new();
+            self.plan.content(block, stamp, &mut bytes);
+            (self.plan.blocks[block].offset, bytes)
+        };
+        let writes: Vec<Patch> = operation.blocks.iter().map(write).collect();
+        self.file.write(&writes)?;
         send(self.reports, Report::Done { thread: self.thread, operation: number })?;
         if operation.sync && self.durability == Durability::PerCommit {
             send(self.reports, Report::SyncStart { thread: self.thread })?;
@@ -94,7 +91,7 @@ impl Worker<'_> {
             let place = self.plan.blocks[block];
             buffer.clear();
             buffer.resize(place.len, 0);
-            self.file.read_at(buffer, place.offset)?;
+            self.file.read(place.offset, buffer)?;
             let report = match self.plan.stamp_of(block, buffer, scratch) {
                 Some(stamp) => Report::Saw { stamp },
                 None => Report::Mixture { block },

@@ -129,6 +129,9 @@ impl<'a> Chain<'a> {
             let Opening { engine, durability } = self.opening();
             let mut all = writer_arguments(self.setting.seed, engine, durability, self.model.next(), false, file);
             all.push(OsString::from(write_back));
+            if self.setting.map {
+                all.push("--map".into());
+            }
             all
         };
         let life = live(self.kind, &self.live, self.dir.path(), arguments, time)?;

@@ -37,6 +37,8 @@ struct Setting {
     engine: EngineKind,
     /// When a write is durable; `None` alternates from life to life.
     durability: Option<Durability>,
+    /// Whether the writer stores plainly into a map.
+    map: bool,
     threads: usize,
     seed: u64,
     images: u64,
@@ -109,9 +111,11 @@ fn setting(args: &Torture) -> Result<Setting> {
     let scratch = args.dir.clone().unwrap_or_else(|| if fast.is_dir() { fast } else { std::env::temp_dir() });
     let mut kinds = args.fs.clone();
     kinds.dedup();
+    let (engine, durability) = super::served(args)?;
     Ok(Setting {
-        engine: if args.engine == EngineKind::Auto { untorn::doctor(&scratch)?.engine } else { args.engine },
-        durability: args.durability,
+        engine: if engine == EngineKind::Auto { untorn::doctor(&scratch)?.engine } else { engine },
+        durability,
+        map: args.map,
         threads: usize::from(args.threads),
         seed: args.seed.unwrap_or_else(rng::fresh_seed),
         images: args.images.unwrap_or(IMAGES),
@@ -206,6 +210,7 @@ fn report(setting: &Setting, outcomes: &[Outcome]) -> Value {
         "runs": sum(|outcome| outcome.images),
         "violations": details.len(),
         "durability": durability(setting),
+        "map": setting.map,
         "threads": setting.threads,
         "lying_disk": setting.lying,
         "lives": sum(|outcome| outcome.lives),
@@ -222,7 +227,8 @@ fn words(setting: &Setting, outcomes: &[Outcome], took: Duration) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(
         text,
-        "engine {}, durability {}, {}, seed {}{}",
+        "{}engine {}, durability {}, {}, seed {}{}",
+        if setting.map { "plain stores, " } else { "" },
         setting.engine,
         durability(setting),
         output::count(setting.threads as u64, "thread", "threads"),
