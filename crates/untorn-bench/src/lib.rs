@@ -11,6 +11,7 @@
 //! | `atomic-commit` | the same, a commit every so many writes | copies with a locked instruction each, and a fence |
 //! | `atomic-read` | [`AtomicFile::read_at`](untorn::AtomicFile::read_at) | memcpy from an identical mapping |
 //! | `commit-time` | one commit after 10 to 100,000 written blocks | a fence after as many raw copies |
+//! | `map-commit` | plain stores and [`AtomicMap::commit`](untorn::AtomicMap::commit) | the same and `msync`, or a flush of the pages' lines |
 //! | `hybrid-policy` | reads and writes under undo, redo and hybrid logging | each other, and raw copies |
 //! | `idle` | a file that is open and left alone | a processor's time |
 //! | `group-commit` | threads that write and sync one file on a disk | `pwrite` and `fdatasync` by each |
@@ -60,4 +61,4 @@ pub use benches::{names, run};
 pub use counting::{Counters, Counting, CountingFile, Counts};
 pub use error::{Error, Result};
 pub use machine::Machine;
-pub use report::{CommitRow, CommitTimeRow, CopyRow, IdleRow, Report, Row};
+pub use report::{CommitRow, CommitTimeRow, CopyRow, IdleRow, MapCommitRow, Report, Row};

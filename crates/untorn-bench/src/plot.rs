@@ -59,6 +59,11 @@ fn bar(row: &Row) -> Bar {
                 .join(" "),
             height: row.commit_ns,
         },
+        Row::MapCommit(row) => Bar {
+            group: format!("{} pages", row.dirty_pages),
+            series: format!("{} {} {} B", row.tracking, row.pattern, row.size),
+            height: row.time_to_raw,
+        },
         Row::Idle(row) => Bar {
             group: format!("{} MiB", row.file_len >> 20),
             series: [Some(row.engine), row.log_policy].into_iter().flatten().collect::<Vec<_>>().join(" "),
@@ -112,6 +117,7 @@ fn draw(report: &Report, document: &mut String) -> Result<(), Box<dyn Error>> {
     let label = match report.rows.first() {
         Some(Row::Commit(_)) => "commits a second (median)",
         Some(Row::CommitTime(_)) => "nanoseconds of a commit (median)",
+        Some(Row::MapCommit(_)) => "time to that of raw (median)",
         Some(Row::Idle(_)) => "processor time, % of a core",
         Some(Row::Copy(_)) | None => "ratio to raw (median)",
     };

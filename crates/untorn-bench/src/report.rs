@@ -33,6 +33,8 @@ pub enum Row {
     Commit(CommitRow),
     /// Of the time one commit takes.
     CommitTime(CommitTimeRow),
+    /// Of plain stores and their commit.
+    MapCommit(MapCommitRow),
     /// Of a file that nobody uses.
     Idle(IdleRow),
 }
@@ -196,6 +198,40 @@ pub struct CommitTimeRow {
     pub pairs: usize,
 }
 
+/// Plain stores into a map and their commit, against plain stores into a shared mapping and its flush.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct MapCommitRow {
+    /// How stores are found out: "write-protect" or "page-table".
+    pub tracking: &'static str,
+    /// Bytes stored to each page.
+    pub size: usize,
+    /// "random" or "sequential": which pages.
+    pub pattern: &'static str,
+    /// Pages stored to before each commit.
+    pub dirty_pages: u64,
+    /// Nanoseconds of the commit, the median.
+    pub commit_ns: f64,
+    /// Their lower quartile.
+    pub commit_ns_low: f64,
+    /// Their upper quartile.
+    pub commit_ns_high: f64,
+    /// Nanoseconds of the flush, the median.
+    pub raw_ns: f64,
+    /// The commit's time to the flush's, the median over rounds.
+    pub time_to_raw: f64,
+    /// Nanoseconds of the stores to one page, the first after a commit, the median.
+    pub store_ns: f64,
+    /// The same for the shared mapping.
+    pub raw_store_ns: f64,
+    /// Pages stored to and committed in a second, one commit after the other, until everything is in the file.
+    pub pages_per_s: f64,
+    /// The same for the shared mapping.
+    pub raw_pages_per_s: f64,
+    /// Commits timed.
+    pub pairs: usize,
+}
+
 /// What an open file takes of a processor while nobody uses it.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
@@ -286,6 +322,20 @@ impl Row {
                 ("fences/commit", Some(two(row.fences_per_commit))),
                 ("flushes/commit", Some(two(row.flushes_per_commit))),
                 ("bytes/commit", Some(format!("{:.1}", row.bytes_per_commit))),
+            ],
+            Row::MapCommit(row) => vec![
+                ("tracking", Some(row.tracking.to_owned())),
+                ("pattern", Some(row.pattern.to_owned())),
+                ("size", Some(row.size.to_string())),
+                ("dirty pages", Some(row.dirty_pages.to_string())),
+                ("commit us", Some(format!("{:.1}", row.commit_ns / 1e3))),
+                ("quartiles", Some(format!("{:.1}-{:.1}", row.commit_ns_low / 1e3, row.commit_ns_high / 1e3))),
+                ("raw us", Some(format!("{:.1}", row.raw_ns / 1e3))),
+                ("time ratio", Some(two(row.time_to_raw))),
+                ("store ns", Some(format!("{:.0}", row.store_ns))),
+                ("raw store ns", Some(format!("{:.0}", row.raw_store_ns))),
+                ("pages/s", Some(rate(row.pages_per_s))),
+                ("raw pages/s", Some(rate(row.raw_pages_per_s))),
             ],
             Row::Idle(row) => vec![
                 ("engine", Some(row.engine.to_owned())),

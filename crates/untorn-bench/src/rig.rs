@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use untorn::medium::MediumKind;
+use untorn::medium::{Barrier, Medium, MediumFile, MediumKind};
 use untorn::{AtomicFile, Options};
 
 use crate::args::Args;
@@ -14,6 +14,8 @@ use crate::measure::{Limit, Plan};
 use crate::raw::{Raw, Target};
 
 const PAGE: u64 = 4096;
+
+const WRITTEN: Barrier = Barrier::new("bench.plain.written");
 
 /// Slices of each arm that a median needs at least.
 const FEWEST_ROUNDS: usize = 15;
@@ -62,6 +64,21 @@ impl<'a, T: Target> Rig<'a, T> {
         }
         raw.fence()?;
         Ok(Rig { target, args, raw, file_len, dir: made })
+    }
+
+    /// Where a file of this name would be.
+    pub(crate) fn place(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A file of the run's length, every page of which is in memory, with no engine.
+    pub(crate) fn plain(&self, name: &str) -> Result<<T::Medium as Medium>::File> {
+        let file = self.target.medium().create(&self.place(name), self.file_len, self.file_len)?;
+        file.allocate(0, self.file_len)?;
+        let page = [0x5a; PAGE as usize];
+        (0..self.file_len).step_by(PAGE as usize).try_for_each(|offset| file.write(offset, &page))?;
+        file.sync(WRITTEN)?;
+        Ok(file)
     }
 
     fn home(&self, name: &str) -> PathBuf {

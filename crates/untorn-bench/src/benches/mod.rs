@@ -3,6 +3,7 @@
 mod commit_time;
 mod group_commit;
 mod idle;
+mod map_commit;
 mod policy;
 mod read;
 mod write;
@@ -43,6 +44,7 @@ pub fn names() -> &'static [(&'static str, &'static str)] {
             "hybrid-policy",
             "reads and writes of 4 KiB under undo, redo and hybrid logging, from no reads to nothing else",
         ),
+        ("map-commit", "a commit of plain stores into a map, against msync of a mapping or a flush of its lines"),
         ("idle", "the processor time that an open file takes while nobody uses it"),
         ("group-commit", "threads that write and sync one file on a disk: commits a second, flush rounds a commit"),
     ]
@@ -83,9 +85,11 @@ fn run_on<T: Target>(
         let instead = "choose one on persistent memory, or set UNTORN_ASSUME_PMEM=1: elsewhere the log is always redo";
         return Err(Error::WrongMedium { bench, dir, medium: detected.kind.as_str(), instead });
     }
-    if matches!(bench, "commit-time" | "idle") && args.threads.iter().any(|&threads| threads != 1) {
+    if matches!(bench, "commit-time" | "idle" | "map-commit") && args.threads.iter().any(|&threads| threads != 1) {
         return Err(Error::usage(format!("{bench} is about one thread; leave the number of threads out")));
     }
+    // What a commit costs does not grow with the file; what finding the stores costs does.
+    let args = &Args { file_len: args.file_len.or((bench == "map-commit").then_some(64 << 20)), ..args.clone() };
     let cases = Case::all(args, bench);
     let sizes: Vec<usize> = cases.iter().map(|case| case.size).collect();
     let threads: Vec<usize> = cases.iter().map(|case| case.threads).collect();
@@ -99,6 +103,7 @@ fn run_on<T: Target>(
         "atomic-commit" => write::epochs(&rig, &cases, progress)?,
         "atomic-read" => read::run(&rig, &cases, progress)?,
         "commit-time" => commit_time::run(&rig, &cases, progress)?,
+        "map-commit" => map_commit::run(&rig, &cases, progress)?,
         "hybrid-policy" => policy::run(&rig, &cases, progress)?,
         "idle" => idle::run(&rig, progress)?,
         _ => group_commit::run(&rig, &cases, progress)?,
@@ -145,6 +150,15 @@ fn notes(bench: &str, kind: MediumKind, rows: &[Row]) -> Vec<String> {
                 .to_owned(),
         );
     }
+    if bench == "map-commit" {
+        notes.push(
+            "time ratio: of the commit, to that of msync(MS_SYNC), or on persistent memory of a flush of every line of the \
+             pages and a fence; both after the same stores. pages/s: stores and commits back to back, with what goes to \
+             the file later"
+                .to_owned(),
+        );
+        return notes;
+    }
     if matches!(kind, MediumKind::Block | MediumKind::Volatile) && !matches!(bench, "atomic-read" | "idle") {
         notes.push("the raw arm is pwrite and fdatasync: this is no persistent memory".to_owned());
     }
@@ -163,6 +177,7 @@ impl Case {
     fn all(args: &Args, bench: &str) -> Vec<Case> {
         let (sizes, threads, patterns) = match bench {
             "group-commit" => (&[256][..], &[1, 2, 4, 8][..], &[Pattern::Random][..]),
+            "map-commit" => (&[1, 4096][..], &[1][..], &[Pattern::Random][..]),
             "commit-time" => (&[64][..], &[1][..], &[Pattern::Random][..]),
             "hybrid-policy" | "idle" => (&[4096][..], &[1][..], &[Pattern::Random][..]),
             _ => (&[64, 256, 1024, 4096][..], &[1, 2][..], &[Pattern::Random, Pattern::Sequential][..]),

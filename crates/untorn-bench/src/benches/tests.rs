@@ -202,6 +202,23 @@ fn commit_time_has_a_row_for_each_number_of_blocks() {
 }
 
 #[test]
+fn map_commit_has_a_row_for_each_way_and_number_of_pages() {
+    for kind in [MediumKind::AssumedPmem, MediumKind::Volatile] {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Args { dirty: vec![1, 16], sizes: vec![1, 4096], threads: vec![1], ..small(dir.path()) };
+        let json = report(kind, "map-commit", &Args { patterns: vec![Pattern::Random], ..args });
+        let rows = json["rows"].as_array().unwrap();
+        let ways = if rows[0]["tracking"] == "write-protect" { 2 } else { 1 };
+        assert_eq!(rows.len(), ways * 2 * 2);
+        for row in rows {
+            for field in ["commit_ns", "raw_ns", "time_to_raw", "store_ns", "pages_per_s", "raw_pages_per_s"] {
+                assert!(row[field].as_f64().unwrap() > 0.0, "{field} of {row}");
+            }
+        }
+    }
+}
+
+#[test]
 fn hybrid_policy_compares_the_policies() {
     let dir = tempfile::tempdir().unwrap();
     let args = Args { sizes: vec![4096], threads: vec![1], reads: vec![0, 50, 100], ..logged(dir.path(), &[]) };

@@ -1,0 +1,172 @@
+//! `map-commit`: plain stores into a map and their commit, against plain stores into a shared mapping and its flush.
+
+use std::time::{Duration, Instant};
+
+use untorn::medium::{Barrier, Medium, MediumClass, MediumFile};
+use untorn::{AtomicMap, DirtyTracking, Options};
+
+use super::{Case, Progress};
+use crate::args::{Pattern, or_default};
+use crate::cpu::quiesce;
+use crate::error::Result;
+use crate::measure::Buffer;
+use crate::offsets::{Offsets, Region};
+use crate::raw::Target;
+use crate::report::{MapCommitRow, Row};
+use crate::rig::Rig;
+use crate::stats::{median, pairwise, quantile};
+
+const DIRTY: [u64; 4] = [1, 10, 100, 1000];
+const PAGE: u64 = 4096;
+
+const FLUSH: Barrier = Barrier::new("bench.map-commit.flush");
+
+/// A file mapped and stored to with no atomicity.
+struct Plain<M: Medium> {
+    medium: M,
+    file: M::File,
+}
+
+impl<M: Medium> Plain<M> {
+    fn store(&self, pages: &[u64], bytes: &[u8]) -> Result<()> {
+        Ok(pages.iter().try_for_each(|&offset| self.file.store(offset, bytes))?)
+    }
+
+    /// What a program without untorn does: `msync(MS_SYNC)`, which to the kernel is the `fsync` that is called here; on
+    /// persistent memory what libpmem's `pmem_flush` of the pages does, every line of each, and one fence.
+    fn flush(&self, pages: &[u64]) -> Result<()> {
+        if self.medium.class() == MediumClass::Block {
+            return Ok(self.file.sync(FLUSH)?);
+        }
+        pages.iter().for_each(|&offset| self.file.flush(FLUSH, offset, PAGE));
+        Ok(self.medium.fence(FLUSH, &[&self.file])?)
+    }
+}
+
+/// Both arms' files, and the next pages to store to.
+struct Arms<'a, M: Medium> {
+    plain: &'a Plain<M>,
+    map: AtomicMap,
+    bytes: &'a [u8],
+    pattern: Pattern,
+    visited: u64,
+}
+
+/// Nanoseconds of the stores and of the flush or commit.
+type Times = (f64, f64);
+
+impl<M: Medium> Arms<'_, M> {
+    fn next(&mut self, dirty: u64) -> Vec<u64> {
+        let region = Region { base: 0, len: self.map.len() as u64 / PAGE * PAGE };
+        let mut offsets = Offsets::each_page(self.pattern, region, self.bytes.len(), self.visited);
+        self.visited += dirty;
+        (0..dirty).map(|_| offsets.next()).collect()
+    }
+
+    fn run_plain(&self, pages: &[u64]) -> Result<Times> {
+        let start = Instant::now();
+        self.plain.store(pages, self.bytes)?;
+        let stored = Instant::now();
+        self.plain.flush(pages)?;
+        Ok((nanoseconds(stored - start), nanoseconds(stored.elapsed())))
+    }
+
+    fn run_map(&mut self, pages: &[u64]) -> Result<Times> {
+        let start = Instant::now();
+        for &offset in pages {
+            self.map[offset as usize..][..self.bytes.len()].copy_from_slice(self.bytes);
+        }
+        let stored = Instant::now();
+        self.map.commit()?;
+        Ok((nanoseconds(stored - start), nanoseconds(stored.elapsed())))
+    }
+}
+
+pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+    let plain = Plain { medium: rig.target.medium(), file: rig.plain("plain")? };
+    let found = Options::new().create_map(rig.place("probe"), PAGE)?.dirty_tracking();
+    let methods = match found {
+        DirtyTracking::PageTable => vec![found],
+        _ => vec![found, DirtyTracking::PageTable],
+    };
+    let fit: Vec<u64> = DIRTY.into_iter().filter(|&dirty| dirty <= rig.file_len / PAGE).collect();
+    let dirty = or_default(&rig.args.dirty, &fit);
+    let total = (methods.len() * cases.len() * dirty.len()) as u64;
+    let mut rows = Vec::new();
+    for &method in &methods {
+        for case in cases {
+            let path = rig.place("mapped");
+            let map = Options::new().dirty_tracking(method).create_map(&path, rig.file_len)?;
+            let mut buffer = Buffer::new(case.size);
+            let mut arms = Arms { plain: &plain, map, bytes: buffer.bytes(), pattern: case.pattern, visited: 0 };
+            arms.map.fill(0x5a);
+            arms.map.commit()?;
+            for &dirty in &dirty {
+                progress(rows.len() as u64, total, &format!("{method}: {dirty} pages of {} bytes", case.size));
+                rows.push(Row::MapCommit(time(rig, &mut arms, method, case, dirty)?));
+            }
+            arms.map.settle()?;
+            std::fs::remove_file(&path).map_err(|source| crate::Error::io("remove", &path, source))?;
+        }
+    }
+    progress(total, total, "done");
+    Ok(rows)
+}
+
+fn time<T: Target>(
+    rig: &Rig<'_, T>,
+    arms: &mut Arms<'_, T::Medium>,
+    method: DirtyTracking,
+    case: &Case,
+    dirty: u64,
+) -> Result<MapCommitRow> {
+    let rounds = rig.timed(1, case.size, 2, false).rounds;
+    let (mut ours, mut raw) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
+    for round in 0..=rounds {
+        let pages = arms.next(dirty);
+        let plain_first = round % 2 == 0;
+        let before = plain_first.then(|| arms.run_plain(&pages)).transpose()?;
+        let map = arms.run_map(&pages)?;
+        // What goes home after a commit must not disturb what comes next.
+        quiesce();
+        let plain = before.map_or_else(|| arms.run_plain(&pages), Ok)?;
+        // The first round of a row may find what the row before left.
+        if round > 0 {
+            ours.0.push(map.0 / dirty as f64);
+            ours.1.push(map.1);
+            raw.0.push(plain.0 / dirty as f64);
+            raw.1.push(plain.1);
+        }
+    }
+    // One after the other, with all that a commit leaves to be done later.
+    let walks: Vec<Vec<u64>> = (0..rounds).map(|_| arms.next(dirty)).collect();
+    let start = Instant::now();
+    walks.iter().try_for_each(|pages| arms.run_map(pages).map(drop))?;
+    quiesce();
+    let sustained = start.elapsed();
+    let start = Instant::now();
+    walks.iter().try_for_each(|pages| arms.run_plain(pages).map(drop))?;
+    let raw_sustained = start.elapsed();
+    let rate = |time: Duration| (dirty * rounds as u64) as f64 / time.as_secs_f64();
+    let ratio = pairwise(&ours.1, &raw.1);
+    Ok(MapCommitRow {
+        tracking: method.as_str(),
+        size: case.size,
+        pattern: case.pattern.as_str(),
+        dirty_pages: dirty,
+        commit_ns: median(&ours.1),
+        commit_ns_low: quantile(&ours.1, 0.25),
+        commit_ns_high: quantile(&ours.1, 0.75),
+        raw_ns: median(&raw.1),
+        time_to_raw: ratio.median,
+        store_ns: median(&ours.0),
+        raw_store_ns: median(&raw.0),
+        pages_per_s: rate(sustained),
+        raw_pages_per_s: rate(raw_sustained),
+        pairs: ours.1.len(),
+    })
+}
+
+fn nanoseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e9
+}
