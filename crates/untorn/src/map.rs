@@ -327,32 +327,27 @@ impl AtomicMap {
         // First of all: in a forked child these are the parent's page tables.
         self.engine().writable()?;
         self.check_memory()?;
-        let seen = self.tracking.take_stored(self.zeros_from);
-        let seen = seen.map_err(|error| Error::io("find the stores to the mapping of", self.path(), error))?;
-        let seen = if self.suspects_reads { self.changed(&seen)? } else { seen };
+        let own = self.kept.union(&self.stored);
+        let (seen, all) = self.tracking.take_stored(self.zeros_from, &own);
+        let seen = if self.suspects_reads { self.changed(seen) } else { seen };
         self.stored = self.stored.union(&seen);
-        Ok(())
+        all.map_err(|error| Error::io("find the stores to the mapping of", self.path(), error))
     }
 
-    /// The pages among `seen` whose bytes are not those of the last commit.
-    fn changed(&self, seen: &Runs) -> Result<Runs> {
+    /// The pages among `seen` whose bytes are not those of the last commit, or of which that can't be told.
+    fn changed(&self, seen: Runs) -> Runs {
         let page = page_size() as u64;
-        let mut home = vec![0; page as usize];
+        let (engine, mut home) = (self.engine(), vec![0; page as usize]);
         let mut changed = Runs::new();
-        for run in seen.iter() {
-            for start in (run.start..run.end).step_by(page as usize) {
-                let end = (start + page).min(self.len);
-                let home = &mut home[..end.saturating_sub(start) as usize];
-                let known = start < self.engine().len() && end <= self.engine().len();
-                if known {
-                    self.engine().read(start, home)?;
-                }
-                if !known || *home != self[start as usize..end as usize] {
-                    changed.push(start..start + page);
-                }
+        for start in seen.iter().flat_map(|run| (run.start..run.end).step_by(page as usize)) {
+            let end = (start + page).min(self.len);
+            let home = &mut home[..end.saturating_sub(start) as usize];
+            let same = !home.is_empty() && engine.read(start, home).is_ok();
+            if !same || *home != self[start as usize..end as usize] {
+                changed.push(start..start + page);
             }
         }
-        Ok(changed)
+        changed
     }
 
     /// # Errors

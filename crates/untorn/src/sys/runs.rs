@@ -55,6 +55,18 @@ impl Runs {
         }
     }
 
+    /// Ranges that cover this set, ascending and at least `gap` bytes from each other.
+    pub(crate) fn coarsened(&self, gap: u64) -> Vec<Range<u64>> {
+        let mut coarse: Vec<Range<u64>> = Vec::new();
+        for run in &self.0 {
+            match coarse.last_mut() {
+                Some(last) if run.start - last.end < gap => last.end = run.end,
+                _ => coarse.push(run.clone()),
+            }
+        }
+        coarse
+    }
+
     /// What is in this one and not in the other.
     pub(crate) fn without(&self, other: &Runs) -> Runs {
         let mut rest = Runs::new();
@@ -107,6 +119,9 @@ mod tests {
             prop_assert_eq!(of(&a).union(&of(&b)), both(|a, b| a || b));
             prop_assert_eq!(of(&a).without(&of(&b)), both(|a, b| a && !b));
             prop_assert_eq!(of(&a).bytes(), a.iter().filter(|member| **member).count() as u64);
+            let coarse: Runs = of(&a).coarsened(3).into_iter().collect();
+            prop_assert!(of(&a).without(&coarse).is_empty());
+            prop_assert!(coarse.0.windows(2).all(|pair| pair[1].start - pair[0].end >= 3));
             prop_assert_eq!(of(&a).is_empty(), a.iter().all(|member| !member));
         }
     }

@@ -28,6 +28,9 @@ use super::page_size;
 use super::runs::Runs;
 use crate::options::DirtyTracking;
 
+/// Pages closer to each other than this many bytes are asked about together.
+const LOOK: u64 = 64 << 12;
+
 /// Watches one private mapping of a file.
 pub(crate) struct Tracking {
     start: usize,
@@ -56,31 +59,45 @@ impl Tracking {
         if self.protector.is_some() { DirtyTracking::WriteProtect } else { DirtyTracking::PageTable }
     }
 
-    /// The pages among the first `len` bytes that were stored to since this was last asked. Without write protection it is
-    /// all that are the process's own; then they must be given back when what they hold is in the file.
-    pub(crate) fn take_stored(&self, len: u64) -> io::Result<Runs> {
-        let mut runs = Runs::new();
-        if self.protector.is_some() {
-            protect_stored(&self.pagemap, self.start, len, |range| runs.push(range))?;
-        } else {
-            self.read_page_table(len, &mut runs)?;
+    /// The pages among the first `len` bytes that were stored to since this was last asked, and whether those are all.
+    /// Without write protection they are the process's own; then they must be given back when what they hold is in the file.
+    /// `own` are pages known to be the process's own.
+    ///
+    /// What was found is told also if something failed: it is not found a second time.
+    pub(crate) fn take_stored(&self, len: u64, own: &Runs) -> (Runs, io::Result<()>) {
+        if self.protector.is_none() {
+            return self.read_page_table(len);
         }
-        Ok(runs)
+        let mut unprotected = Runs::new();
+        let taken = self.scan(0..len, Scan::TAKE_UNPROTECTED, |run| unprotected.push(run));
+        // Nothing protects a page of the file that came into memory by a load, until now. Which pages are of that kind takes
+        // a look at each page's own description, so it is asked of as few as possible.
+        let mut files = Runs::new();
+        for range in unprotected.without(own).coarsened(LOOK) {
+            if self.scan(range, Scan::PAGES_OF_THE_FILE, |run| files.push(run)).is_err() {
+                // Then they count as stored to, which costs a commit some bytes and nothing else.
+                break;
+            }
+        }
+        (unprotected.without(&files), taken)
     }
 
     /// The words of `/proc/self/pagemap`, one for each page.
-    fn read_page_table(&self, len: u64, runs: &mut Runs) -> io::Result<()> {
+    fn read_page_table(&self, len: u64) -> (Runs, io::Result<()>) {
         const PAGE_PRESENT: u64 = 1 << 63;
         const PAGE_SWAPPED: u64 = 1 << 62;
         const PAGE_OF_FILE: u64 = 1 << 61;
         let page = page_size() as u64;
         let pages = len.div_ceil(page);
+        let mut runs = Runs::new();
         let mut words = vec![0; 8 * pages.min(8192) as usize];
         let mut done = 0;
         while done < pages {
             let here = (pages - done).min(8192);
             let buffer = &mut words[..8 * here as usize];
-            self.pagemap.read_exact_at(buffer, (self.start as u64 / page + done) * 8)?;
+            if let Err(error) = self.pagemap.read_exact_at(buffer, (self.start as u64 / page + done) * 8) {
+                return (runs, Err(error));
+            }
             for (index, word) in buffer.chunks_exact(8).enumerate() {
                 let word = u64::from_ne_bytes(word.try_into().expect("chunks of eight bytes"));
                 if word & (PAGE_PRESENT | PAGE_SWAPPED) != 0 && word & PAGE_OF_FILE == 0 {
@@ -90,7 +107,12 @@ impl Tracking {
             }
             done += here;
         }
-        Ok(())
+        (runs, Ok(()))
+    }
+
+    /// Calls `each` with the ranges of pages that a scan of a range of the mapping finds, all as offsets into it.
+    fn scan(&self, range: Range<u64>, scan: Scan, each: impl FnMut(Range<u64>)) -> io::Result<()> {
+        scan.run(&self.pagemap, self.start as u64, range, each)
     }
 }
 
@@ -132,49 +154,68 @@ struct ScanArgument {
     return_mask: u64,
 }
 
-/// Calls `each` with the ranges of pages, as offsets from `base`, that are the process's own and were stored to since the
-/// last time, and protects each in the same step.
-fn protect_stored(pagemap: &File, base: usize, len: u64, mut each: impl FnMut(Range<u64>)) -> io::Result<()> {
-    // `_IOWR('f', 16, struct pm_scan_arg)`.
-    const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<ScanArgument>() as u64) << 16 | (b'f' as u64) << 8 | 16;
-    let mut regions = [Region::default(); 512];
-    let base = base as u64;
-    let end = base + len.next_multiple_of(page_size() as u64);
-    let mut from = base;
-    while from < end {
-        let mut argument = ScanArgument {
-            size: size_of::<ScanArgument>() as u64,
-            flags: PROTECT_MATCHING | CHECK_ASYNC,
-            start: from,
-            end,
-            walk_end: 0,
-            vec: regions.as_mut_ptr() as u64,
-            vec_len: regions.len() as u64,
-            max_pages: 0,
-            // In memory or swapped out, and neither the file's nor the one page of zeros.
-            category_inverted: FILE | ZERO_PAGE,
-            category_mask: WRITTEN | FILE | ZERO_PAGE,
-            category_anyof_mask: PRESENT | SWAPPED,
-            return_mask: WRITTEN,
-        };
-        // SAFETY: the argument is as large as the request says, and the kernel fills at most `vec_len` regions.
-        let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut argument) };
-        if found < 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() == io::ErrorKind::Interrupted {
-                continue;
+/// What a walk through page tables looks for, and does.
+#[derive(Clone, Copy)]
+struct Scan {
+    flags: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+impl Scan {
+    /// Pages that nothing protects, and protects them in the same step. They are somewhere, in memory or swapped out.
+    const TAKE_UNPROTECTED: Scan = Scan {
+        flags: PROTECT_MATCHING | CHECK_ASYNC,
+        category_mask: WRITTEN,
+        category_anyof_mask: PRESENT | SWAPPED,
+        return_mask: WRITTEN,
+    };
+
+    /// Pages that are the file's, or the one page of zeros that stands for a hole in it.
+    const PAGES_OF_THE_FILE: Scan =
+        Scan { flags: 0, category_mask: 0, category_anyof_mask: FILE | ZERO_PAGE, return_mask: FILE };
+
+    fn run(self, pagemap: &File, base: u64, range: Range<u64>, mut each: impl FnMut(Range<u64>)) -> io::Result<()> {
+        // `_IOWR('f', 16, struct pm_scan_arg)`.
+        const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<ScanArgument>() as u64) << 16 | (b'f' as u64) << 8 | 16;
+        let mut regions = [Region::default(); 512];
+        let mut from = base + range.start;
+        let end = base + range.end;
+        while from < end {
+            let mut argument = ScanArgument {
+                size: size_of::<ScanArgument>() as u64,
+                flags: self.flags,
+                start: from,
+                end,
+                walk_end: 0,
+                vec: regions.as_mut_ptr() as u64,
+                vec_len: regions.len() as u64,
+                max_pages: 0,
+                category_inverted: 0,
+                category_mask: self.category_mask,
+                category_anyof_mask: self.category_anyof_mask,
+                return_mask: self.return_mask,
+            };
+            // SAFETY: the argument is as large as the request says, and the kernel fills at most `vec_len` regions.
+            let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut argument) };
+            if found < 0 {
+                let error = io::Error::last_os_error();
+                if error.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                return Err(error);
             }
-            return Err(error);
+            for region in &regions[..found as usize] {
+                each(region.start - base..region.end - base);
+            }
+            if argument.walk_end <= from {
+                return Err(io::Error::other("the kernel walked no page table"));
+            }
+            from = argument.walk_end;
         }
-        for region in &regions[..found as usize] {
-            each(region.start - base..region.end - base);
-        }
-        if argument.walk_end <= from {
-            return Err(io::Error::other("the kernel walked no page table"));
-        }
-        from = argument.walk_end;
+        Ok(())
     }
-    Ok(())
 }
 
 /// Has the kernel resolve write protection by itself in a range, so that [`PROTECT_MATCHING`] works there.
@@ -198,7 +239,7 @@ fn protector(start: usize, len: usize, pagemap: &File) -> io::Result<OwnedFd> {
     // `UFFDIO_API`, then `UFFDIO_REGISTER`.
     control(0x3f, &mut [0xaa, FEATURE_UNPOPULATED | FEATURE_ASYNC, 0])?;
     control(0x00, &mut [start as u64, len as u64, MODE_WRITE_PROTECT, 0])?;
-    // Whether the kernel can do it is seen by asking: no page is the process's own yet.
-    protect_stored(pagemap, start, page_size() as u64, |_| ())?;
+    // Whether the kernel can do it is seen by asking: no page is there yet.
+    Scan::TAKE_UNPROTECTED.run(pagemap, start as u64, 0..page_size() as u64, |_| ())?;
     Ok(protector)
 }
