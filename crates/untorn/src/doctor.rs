@@ -1,11 +1,16 @@
 //! What can be promised at a path, and why.
 
+use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use crate::engine::EngineKind;
 use crate::error::Result;
 use crate::medium::{MediumKind, explain};
-use crate::options::Durability;
+use crate::options::{DirtyTracking, Durability, LostPage};
+use crate::sys::map::{FileMap, MapKind};
+use crate::sys::page_size;
+use crate::sys::tracking::Tracking;
 
 /// What [`doctor`] found.
 #[derive(Clone, Debug)]
@@ -21,7 +26,8 @@ pub struct Diagnosis {
     pub engine: EngineKind,
     /// When a write is durable by default.
     pub durability: Durability,
-    /// How plain stores are tracked; "none" as long as no engine of this version serves plain stores.
+    /// How an [`AtomicMap`](crate::AtomicMap) finds out what was stored to: the word for a
+    /// [`DirtyTracking`](crate::DirtyTracking), or "none" where it can't, for the reason given.
     pub dirty_tracking: &'static str,
     /// Why, in sentences.
     pub reasons: Vec<String>,
@@ -56,7 +62,16 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
         EngineKind::HybridLog,
         if pmem { "a fence" } else { "a device flush" }
     ));
-    reasons.push("Plain stores into a mapping are served by no engine of this version.".to_owned());
+    let dirty_tracking = match tracking() {
+        Ok(method) => {
+            reasons.push(why(method));
+            method.as_str()
+        }
+        Err(error) => {
+            reasons.push(format!("Plain stores into a mapping cannot be served: {error}."));
+            "none"
+        }
+    };
     reasons.push(
         "A page that is lost under a mapping (the file truncated, the disk full, the medium failed) is an error of the call \
          that comes upon it, not a SIGBUS, unless the program handles SIGBUS itself from later on."
@@ -68,7 +83,31 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
         durable: found.durable,
         engine: EngineKind::Reflection,
         durability,
-        dirty_tracking: "none",
+        dirty_tracking,
         reasons,
     })
+}
+
+/// How stores are found out, by trying it on a page of a file in memory.
+fn tracking() -> io::Result<DirtyTracking> {
+    let file = rustix::fs::memfd_create("untorn-probe", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let page = page_size() as u64;
+    rustix::fs::ftruncate(&file, page)?;
+    let memory = FileMap::new(file.as_fd(), MapKind::Private, page, page, LostPage::Signal)?;
+    Ok(Tracking::new(memory.address(0) as usize, page_size(), DirtyTracking::Auto)?.method())
+}
+
+fn why(method: DirtyTracking) -> String {
+    let how = match method {
+        DirtyTracking::PageTable => {
+            "are found by whose each page is, the file's or the process's own, and committed pages go to the file at once: \
+             this kernel, or the limits of this process, do not allow asynchronous write protection (userfaultfd and \
+             PAGEMAP_SCAN, Linux 6.7)"
+        }
+        _ => "are found by asynchronous write protection (userfaultfd and PAGEMAP_SCAN)",
+    };
+    format!(
+        "Plain stores into an AtomicMap {how}. None of them has to wait for another process or thread, and read(2) into the \
+         map counts as a store."
+    )
 }
