@@ -1,5 +1,6 @@
 //! [`AtomicMap`]: plain stores against a plain byte array, by both ways of finding them out; and what happens around it:
 //! other handles, forks, kernels that write into the memory, files that shrink underneath.
+#![allow(clippy::single_range_in_vec_init, reason = "what was stored to is a list of ranges, and often of one")]
 
 mod common;
 
