@@ -191,8 +191,8 @@ impl AtomicMap {
         self.memory.address(0)
     }
 
-    /// The first byte, for stores. No store through it may be under way while a method that takes `&mut self` runs: one that
-    /// is may be in the commit in part.
+    /// The first byte, for stores. No store through it may be under way while a method that takes `&mut self` runs: the log
+    /// may hold other bytes than its checksum is of then, and a crash may take the commit back.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.memory.at(0)
     }
@@ -302,6 +302,15 @@ impl AtomicMap {
         if !self.read_only {
             self.commit()?;
         }
+        self.discard()
+    }
+
+    /// Closes the file cleanly at the last commit: what was stored since is discarded. Dropping the map does the same, with
+    /// nobody to tell of an error.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when a flush fails; the next open recovers the last commit.
+    pub fn discard(self) -> Result<()> {
         match self.into_sole() {
             Some(shared) => shared.engine.close(),
             None => Ok(()),

@@ -223,6 +223,23 @@ fn the_address_stays_while_the_file_grows() {
 }
 
 #[test]
+fn a_discarded_map_leaves_a_clean_file_at_the_last_commit() {
+    for method in methods() {
+        let dir = memory_dir();
+        let path = dir.path().join("data");
+        let mut map = Options::new().dirty_tracking(method).create_map(&path, 4 * PAGE as u64).unwrap();
+        map[PAGE] = 1;
+        map.commit().unwrap();
+        map.resize(9 * PAGE as u64).unwrap();
+        map.fill(2);
+        map.discard().unwrap();
+        assert_eq!(untorn::inspect(&path).unwrap().state, State::Clean, "{method}");
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!((bytes.len(), bytes[0], bytes[PAGE], bytes[PAGE + 1]), (4 * PAGE, 0, 1, 0), "{method}");
+    }
+}
+
+#[test]
 fn typed_views() {
     let dir = memory_dir();
     let mut map = AtomicMap::create(dir.path().join("data"), 2 * PAGE as u64).unwrap();
