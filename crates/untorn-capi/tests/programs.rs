@@ -33,6 +33,15 @@ fn native_functions_do_what_the_header_says() {
 }
 
 #[test]
+fn maps_do_what_the_header_says() {
+    for_both_libraries(&test_program("map.c"), |program, files| {
+        let said = succeed(program.arg(files));
+        eprint!("{said}");
+        assert!(said.is_empty() || said.starts_with("skipped: "), "the library prints nothing: {said}");
+    });
+}
+
+#[test]
 fn acumen_functions_do_what_the_header_says() {
     for_both_libraries(&test_program("acumen.c"), |program, files| {
         assert_eq!(succeed(program.arg(files)), "", "the library prints nothing");
