@@ -64,7 +64,7 @@ const KEPT: u64 = 64 << 20;
 /// # How
 /// The memory is a private mapping of the data file: a page that is stored to becomes the process's own, and the page
 /// tables tell which ones those are (see [`DirtyTracking`]). A commit writes them to the log of the
-/// [hybrid-log engine](EngineKind::HybridLog) as one epoch: one device flush, or on persistent memory one fence,
+/// [hybrid-log engine](crate::EngineKind::HybridLog) as one epoch: one device flush, or on persistent memory one fence,
 /// however many pages; the file itself gets them later. Recovery is that engine's.
 ///
 /// Reading into the map with `read(2)` counts as storing to it. A forked child has a copy of the memory as it was; its
