@@ -47,7 +47,8 @@
  * - Handles may be used from many threads at once; reads and writes are atomic
  *   against each other, over any number of pages. The call that ends a handle
  *   or transaction must be the last one to use it. A handle means nothing in a
- *   child after fork: open the file anew there.
+ *   child after fork: open the file anew there. Maps have rules of their own,
+ *   below.
  *
  * The papers' own interfaces are in untorn/acumen.h, addresses and ato_memcpy,
  * and untorn/nvmmio.h, addresses, nvmemcpy and nvmsync.
@@ -191,6 +192,18 @@ typedef struct untorn_tx untorn_tx;
 #define UNTORN_LOG_UNDO 1
 #define UNTORN_LOG_REDO 2
 
+/* untorn_options.dirty_tracking: how untorn_map finds out which pages a program
+ * has stored to. AUTO is the best that the kernel and the process's rights allow.
+ * WRITE_PROTECT: the kernel notes the first store to each page since the last
+ * commit (userfaultfd, Linux 6.7); committed pages may stay in memory, where the
+ * next store to them costs least. Where it is not to be had, untorn_map fails
+ * with the system's reason.
+ * PAGE_TABLE: by whose the pages are, which works on every kernel and in
+ * containers that forbid userfaultfd. */
+#define UNTORN_TRACKING_AUTO 0
+#define UNTORN_TRACKING_WRITE_PROTECT 1
+#define UNTORN_TRACKING_PAGE_TABLE 2
+
 /* untorn_options.flags. */
 /* Change nothing, not even to recover. */
 #define UNTORN_READ_ONLY 1
@@ -249,13 +262,13 @@ typedef struct untorn_options {
     /* UNTORN_LOG_*. */
     uint32_t log_policy;
     /* The share of writes among the reads and writes of an epoch, in percent,
-     * from which on UNTORN_LOG_HYBRID logs redo in the next one. 0: 40. */
+     * from which on UNTORN_LOG_HYBRID logs redo in the next one. 0: 5. */
     uint32_t redo_from;
     /* Threads that carry committed bytes from the log to the file while the
      * program goes on, up to 64. 0: 2; for none, see UNTORN_NO_CHECKPOINTERS. */
     uint32_t checkpointers;
-    /* Zero. */
-    uint32_t reserved2;
+    /* UNTORN_TRACKING_*; for untorn_map. */
+    uint32_t dirty_tracking;
 } untorn_options;
 
 /* All defaults: `untorn_options options = UNTORN_OPTIONS_INIT;` */
@@ -356,6 +369,123 @@ int untorn_tx_commit(untorn_tx *tx);
 
 /* Drops the writes and the transaction. NULL is allowed. */
 void untorn_tx_abort(untorn_tx *tx);
+
+/*
+ * Maps: a file as plain memory. The program loads and stores as it likes,
+ * through pointers of its own, and then commits; the call returns when every
+ * store since the last commit is durable. What a commit costs grows with the
+ * pages that were stored to, not with the length.
+ *
+ * A second program:
+ *
+ *     #include <untorn.h>
+ *     #include <stdio.h>
+ *
+ *     int main(void) {
+ *         untorn_options options = UNTORN_OPTIONS_INIT;
+ *         untorn_error error;
+ *         options.flags = UNTORN_CREATE;
+ *         options.length = 1 << 20;
+ *         uint64_t *counts = untorn_map("counts", &options, NULL, &error);
+ *         if (!counts) {
+ *             fprintf(stderr, "%s\n", error.message);
+ *             return 1;
+ *         }
+ *         counts[0]++;
+ *         counts[100000] += 2;
+ *         int code = untorn_map_commit(counts);
+ *         int ended = untorn_unmap(counts);
+ *         return code || ended;
+ *     }
+ *
+ * The rules:
+ * - A map is named by its address, exactly as untorn_map returned it; an address
+ *   within it, or of a map that has ended, is UNTORN_EINVAL. The address is the
+ *   same until the map ends, whatever its length, and another one at each
+ *   untorn_map: keep offsets in the file, not pointers.
+ * - Only untorn_map_commit commits. What is stored after it is discarded by a
+ *   crash, by untorn_map_rollback, untorn_unmap and untorn_map_settle; the kernel
+ *   never writes it to the file, as it does with a shared mapping.
+ * - Any thread may load and store, under the locks of the program. Calls on one
+ *   map by several threads take turns. While untorn_map_commit runs, threads may
+ *   load, but none may store: a store meanwhile may leave the log with bytes that
+ *   its checksum is not of, and a crash may take the commit back. While
+ *   untorn_map_rollback or untorn_map_resize runs none may load either, and none
+ *   ever after untorn_unmap or untorn_map_settle has been called.
+ * - A load or store beyond the length is a fault of the program. It may pass
+ *   unseen, or cost the map: its calls fail with UNTORN_EIO from then on.
+ * - What the kernel stores for the program, as read(2) does, counts as stored.
+ * - After fork the child has the memory as it was at that moment. Its stores stay
+ *   its own, and its calls on the map fail with UNTORN_EOWNERDEAD.
+ * - A file is open as a map once, and not as a handle too (UNTORN_EBUSY); for
+ *   reading only, any number of times.
+ * - A page that is lost reads as zeros, and the next call on the map fails with
+ *   UNTORN_EIO; see UNTORN_LOST_PAGE_SIGNAL.
+ */
+
+/* Opens the file at `path` as plain memory and, unless it is opened for reading
+ * only, recovers it if it stands at a crash and gives it a sidecar if it has none.
+ *
+ * opts: NULL for the defaults. The engine is HYBRID_LOG, the durability
+ * PER_COMMIT, the log REDO; others are refused. With UNTORN_READ_ONLY what is
+ * stored stays in the memory of this map, and calls that change the file fail
+ * with UNTORN_EROFS.
+ * len: NULL, or where to put the length in bytes.
+ * err: NULL, or where to put why it failed.
+ * Returns the address of the first byte, which begins a page, to be ended by
+ * untorn_unmap or untorn_map_settle, or NULL; no byte of the file is changed then,
+ * but one that UNTORN_CREATE has created may be there.
+ * Errors: those of untorn_open; UNTORN_EINVAL for an engine, durability or log
+ * policy that a map can't have, or a read-only map of a file with committed bytes
+ * in its sidecar; -EPERM and others of the system for a dirty_tracking that
+ * is not to be had. */
+void *untorn_map(const char *path, const untorn_options *opts, size_t *len, untorn_error *err);
+
+/* Commits: when it returns 0, every store since the last commit is durable, and
+ * the length with it. If nothing was stored, nothing is written.
+ * Errors: UNTORN_EINVAL if what was stored does not fit into the log
+ * (untorn_options.log_size), UNTORN_ENOSPC: nothing is committed, the stores are
+ * still there, and it may be tried again. UNTORN_EROFS, UNTORN_EIO,
+ * UNTORN_EPOISONED: after a flush that failed just now only mapping the file
+ * again tells whether the commit is in, whole, or not. */
+int untorn_map_commit(void *map);
+
+/* Discards every store since the last commit; the length is that of the last
+ * commit again.
+ * Errors: UNTORN_EROFS; UNTORN_EIO, UNTORN_EPOISONED: some stores may be
+ * discarded then, and others not. */
+int untorn_map_rollback(void *map);
+
+/* Changes the length; it is committed, or rolled back, with the stores. New bytes
+ * are zeros. The address stays.
+ * Errors: UNTORN_EINVAL above untorn_options.max_len; UNTORN_EROFS,
+ * UNTORN_ENOSPC, UNTORN_EIO, UNTORN_EPOISONED. The length is as before then. */
+int untorn_map_resize(void *map, uint64_t len);
+
+/* The length in bytes; 0 for NULL, and where no map is. */
+uint64_t untorn_map_len(void *map);
+
+/* Ends the map: discards every store since the last commit, and closes the file
+ * cleanly at that commit. The sidecar stays, and the next open needs no recovery.
+ * A process that ends without it leaves the last commit, too.
+ *
+ * It does not commit, unlike untorn_close: what untorn_write wrote was whole when
+ * it returned, but of plain stores only the program knows when they are. One that
+ * unmaps on its way out of an error would commit half a change.
+ *
+ * The map is gone whatever it returns, except UNTORN_EINVAL and
+ * UNTORN_EOWNERDEAD, for which there is none.
+ * Errors: UNTORN_EIO and others of a flush: the next open returns to the last
+ * commit. */
+int untorn_unmap(void *map);
+
+/* Ends the map as untorn_unmap does, brings the last commit home and removes the
+ * sidecar: what is left is a plain file that any program may read and write.
+ * The map is gone whatever it returns, except UNTORN_EINVAL and
+ * UNTORN_EOWNERDEAD, for which there is none.
+ * Errors: UNTORN_EROFS, UNTORN_EIO, UNTORN_EPOISONED: the file can be mapped and
+ * settled again. */
+int untorn_map_settle(void *map);
 
 /*
  * Errors.

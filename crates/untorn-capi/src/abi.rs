@@ -86,6 +86,12 @@ constants! {
     UNTORN_LOG_UNDO = 1;
     /// Hybrid log: always redo.
     UNTORN_LOG_REDO = 2;
+    /// Tracking of stores: the best there is.
+    UNTORN_TRACKING_AUTO = 0;
+    /// Tracking of stores: write protection.
+    UNTORN_TRACKING_WRITE_PROTECT = 1;
+    /// Tracking of stores: the page tables alone.
+    UNTORN_TRACKING_PAGE_TABLE = 2;
     /// Reads gather.
     UNTORN_READ_GATHER = 0;
     /// Reads deploy.
@@ -160,6 +166,6 @@ pub struct untorn_options {
     pub redo_from: u32,
     /// Hybrid log: threads that checkpoint; 0 for the default.
     pub checkpointers: u32,
-    /// Zero.
-    pub reserved2: u32,
+    /// Maps: `UNTORN_TRACKING_*`.
+    pub dirty_tracking: u32,
 }

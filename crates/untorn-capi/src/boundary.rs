@@ -1,13 +1,15 @@
 //! The line between C and Rust: no panic crosses it, nothing is printed, every failure becomes a number.
 
 use std::cell::{Cell, RefCell};
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::slice;
 use std::sync::Once;
 use std::thread;
 
-use crate::abi::UNTORN_EINTERNAL;
+use crate::abi::{UNTORN_EINTERNAL, untorn_error};
 use crate::errors::{Failure, Result, remember};
 
 thread_local! {
@@ -47,6 +49,35 @@ pub(crate) fn code(body: impl FnOnce() -> Result<()>) -> c_int {
         Ok(()) => 0,
         Err(failure) => failure.code,
     }
+}
+
+/// Tells a C program why a call failed, or that it did not, if it gave a place for that.
+///
+/// # Safety
+/// `err` is null or a place where an `untorn_error` may be written.
+pub(crate) unsafe fn explain<T>(result: &Result<T>, err: *mut untorn_error) {
+    if err.is_null() {
+        return;
+    }
+    let error = match result {
+        Ok(_) => untorn_error::new(0, ""),
+        Err(failure) => untorn_error::new(failure.code, &failure.message),
+    };
+    // SAFETY: not null, and the caller vouches for the rest.
+    unsafe { err.write(error) };
+}
+
+/// The path at `pointer`.
+///
+/// # Safety
+/// `pointer` is null or points to a string that ends with a zero and that nobody changes or frees during `'a`.
+pub(crate) unsafe fn path_at<'a>(pointer: *const c_char) -> Result<&'a Path> {
+    if pointer.is_null() {
+        return Err(null("path"));
+    }
+    // SAFETY: not null, and the caller vouches for the rest.
+    let path = unsafe { CStr::from_ptr(pointer) };
+    Ok(Path::new(OsStr::from_bytes(path.to_bytes())))
 }
 
 /// The object at `pointer`; `name` is what an error calls it.

@@ -9,6 +9,8 @@ mod boundary;
 mod descriptor;
 mod errors;
 mod mapping;
+mod maps;
 pub mod native;
 pub mod nvmmio;
 mod options;
+pub mod plain;

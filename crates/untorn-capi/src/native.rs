@@ -1,21 +1,16 @@
 //! `untorn.h`: the native C functions. What each does, returns and expects is written there.
 #![allow(clippy::missing_safety_doc, reason = "untorn.h says what each function expects of its arguments")]
 
-use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
 use untorn_core::AtomicFile;
 
 use crate::abi::{UNTORN_EFAULT, UNTORN_ENOMEM, UNTORN_ETXOPEN, untorn_error, untorn_options};
-use crate::boundary::{code, exclusive, guarded, shared, source, target};
+use crate::boundary::{code, exclusive, explain, guarded, path_at, shared, source, target};
 use crate::errors::{Failure, Result, last, text};
 use crate::options;
-
-/// Larger than any options struct will ever be: a size above it is a field that was never set.
-const LARGEST_OPTIONS: usize = 4096;
 
 /// An open file. Its transactions share the file, so that one that outlives a failed close is still sound.
 #[allow(non_camel_case_types, reason = "the name C programs use")]
@@ -31,28 +26,6 @@ pub struct untorn_tx {
     writes: Vec<(u64, Vec<u8>)>,
 }
 
-fn open(path: *const c_char, opts: *const untorn_options) -> Result<Box<untorn_t>> {
-    if path.is_null() {
-        return Err(Failure::invalid("path is NULL"));
-    }
-    // SAFETY: not null; untorn.h asks for a string that ends with a zero.
-    let path = unsafe { CStr::from_ptr(path) };
-    let options = if opts.is_null() {
-        untorn_options::default()
-    } else {
-        // SAFETY: not null; untorn.h asks for a struct that begins with its size, and a read of four bytes needs no
-        // alignment this way.
-        let size = unsafe { opts.cast::<u32>().read_unaligned() } as usize;
-        if size > LARGEST_OPTIONS {
-            return Err(Failure::invalid("untorn_options.size is not set; start from UNTORN_OPTIONS_INIT"));
-        }
-        // SAFETY: the struct is as long as its size field says, and nobody changes it during the call.
-        options::decode(unsafe { source(opts.cast(), size, "opts") }?)?
-    };
-    let file = options::open(Path::new(OsStr::from_bytes(path.to_bytes())), &options)?;
-    Ok(Box::new(untorn_t { file: Arc::new(file) }))
-}
-
 /// Opens or creates a file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_open(
@@ -60,16 +33,16 @@ pub unsafe extern "C" fn untorn_open(
     opts: *const untorn_options,
     err: *mut untorn_error,
 ) -> *mut untorn_t {
-    let result = guarded(|| open(path, opts));
-    if !err.is_null() {
-        let error = match &result {
-            Ok(_) => untorn_error::new(0, ""),
-            Err(failure) => untorn_error::new(failure.code, &failure.message),
-        };
-        // SAFETY: not null; untorn.h asks for a place where an untorn_error may be written.
-        unsafe { err.write(error) };
-    }
-    result.map_or(ptr::null_mut(), Box::into_raw)
+    let opened = guarded(|| {
+        // SAFETY: null or a string that ends with a zero, as untorn.h asks.
+        let path = unsafe { path_at(path) }?;
+        // SAFETY: null or a struct that begins with its size, as untorn.h asks.
+        let options = unsafe { options::given(opts) }?;
+        Ok(Box::new(untorn_t { file: Arc::new(options::open(path, &options)?) }))
+    });
+    // SAFETY: null or a place where an untorn_error may be written, as untorn.h asks.
+    unsafe { explain(&opened, err) };
+    opened.map_or(ptr::null_mut(), Box::into_raw)
 }
 
 /// Reads, atomically.

@@ -3,17 +3,41 @@
 use std::mem::offset_of;
 use std::path::Path;
 
-use untorn_core::{AtomicFile, Durability, EngineKind, Layout, LogPolicy, LostPage, Options, Order, ReadPolicy};
+use untorn_core::{
+    AtomicFile, AtomicMap, DirtyTracking, Durability, EngineKind, Layout, LogPolicy, LostPage, Options, Order,
+    ReadPolicy,
+};
 
 use crate::abi::{self, untorn_options};
+use crate::boundary::source;
 use crate::errors::{Failure, Result};
+
+/// Larger than any options struct will ever be: a size above it is a field that was never set.
+const LARGEST: usize = 4096;
 
 /// Bytes of the struct in the first version of the library; no program passes fewer.
 const FIRST_SIZE: usize = offset_of!(untorn_options, max_len) + size_of::<u64>();
 
+/// The options that a C program gives; none are the defaults.
+///
+/// # Safety
+/// `opts` is null or points to a struct that begins with its size and that nobody changes during the call.
+pub(crate) unsafe fn given(opts: *const untorn_options) -> Result<untorn_options> {
+    if opts.is_null() {
+        return Ok(untorn_options::default());
+    }
+    // SAFETY: not null, and the caller vouches that the size is there; a read of four bytes needs no alignment this way.
+    let size = unsafe { opts.cast::<u32>().read_unaligned() } as usize;
+    if size > LARGEST {
+        return Err(Failure::invalid("untorn_options.size is not set; start from UNTORN_OPTIONS_INIT"));
+    }
+    // SAFETY: the struct is as long as its size field says, and nobody changes it during the call.
+    decode(unsafe { source(opts.cast(), size, "opts") }?)
+}
+
 /// The options in `bytes`, which are as many as its size field says. Fields a newer header added must be zero: a program
 /// that sets one wants something this library cannot do.
-pub(crate) fn decode(bytes: &[u8]) -> Result<untorn_options> {
+fn decode(bytes: &[u8]) -> Result<untorn_options> {
     if bytes.len() < FIRST_SIZE {
         return Err(Failure::invalid(format!(
             "untorn_options.size is {}, at least {FIRST_SIZE} is needed; start from UNTORN_OPTIONS_INIT",
@@ -45,7 +69,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<untorn_options> {
         log_policy: word(offset_of!(untorn_options, log_policy)),
         redo_from: word(offset_of!(untorn_options, redo_from)),
         checkpointers: word(offset_of!(untorn_options, checkpointers)),
-        reserved2: word(offset_of!(untorn_options, reserved2)),
+        dirty_tracking: word(offset_of!(untorn_options, dirty_tracking)),
     })
 }
 
@@ -84,11 +108,14 @@ fn translate(c: &untorn_options) -> Result<Options> {
         abi::UNTORN_READ_DEPLOY => options.read_policy(ReadPolicy::Deploy),
         _ => return unknown("read_policy", c.read_policy),
     };
+    options = match i64::from(c.dirty_tracking) {
+        abi::UNTORN_TRACKING_AUTO => options,
+        abi::UNTORN_TRACKING_WRITE_PROTECT => options.dirty_tracking(DirtyTracking::WriteProtect),
+        abi::UNTORN_TRACKING_PAGE_TABLE => options.dirty_tracking(DirtyTracking::PageTable),
+        _ => return unknown("dirty_tracking", c.dirty_tracking),
+    };
     if c.reserved != 0 {
         return unknown("reserved", c.reserved);
-    }
-    if c.reserved2 != 0 {
-        return unknown("reserved2", c.reserved2);
     }
     if c.max_len != 0 {
         options = options.max_len(c.max_len);
@@ -137,6 +164,19 @@ const FLAGS: i64 = abi::UNTORN_READ_ONLY
 
 /// Opens or creates the file as the options say.
 pub(crate) fn open(path: &Path, c: &untorn_options) -> Result<AtomicFile> {
+    create_or_open(c, |options| options.create(path, c.length), |options| options.open(path))
+}
+
+/// Opens or creates the file as plain memory, as the options say.
+pub(crate) fn map(path: &Path, c: &untorn_options) -> Result<AtomicMap> {
+    create_or_open(c, |options| options.create_map(path, c.length), |options| options.map(path))
+}
+
+fn create_or_open<T>(
+    c: &untorn_options,
+    make: impl FnOnce(&Options) -> untorn_core::Result<T>,
+    open: impl FnOnce(&Options) -> untorn_core::Result<T>,
+) -> Result<T> {
     let flags = i64::from(c.flags);
     if flags & !FLAGS != 0 {
         return unknown("flags", c.flags);
@@ -150,13 +190,13 @@ pub(crate) fn open(path: &Path, c: &untorn_options) -> Result<AtomicFile> {
     }
     let options = translate(c)?;
     if create {
-        match options.create(path, c.length) {
+        match make(&options) {
             // As with open(2), a file that is there already is opened.
             Err(error) if error.errno() == libc::EEXIST && !excl => {}
             result => return Ok(result?),
         }
     }
-    Ok(options.open(path)?)
+    Ok(open(&options)?)
 }
 
 #[cfg(test)]
@@ -175,6 +215,23 @@ mod tests {
         assert_eq!(i64::from(decode(&bytes[..FIRST_SIZE - 1]).err().unwrap().code), abi::UNTORN_EINVAL);
         bytes[size_of::<untorn_options>() + 3] = 1;
         assert_eq!(i64::from(decode(&bytes).err().unwrap().code), abi::UNTORN_EOPNOTSUPP);
+    }
+
+    #[test]
+    fn the_way_to_track_stores_reaches_the_core() {
+        for (value, name) in [
+            (abi::UNTORN_TRACKING_AUTO, "Auto"),
+            (abi::UNTORN_TRACKING_WRITE_PROTECT, "WriteProtect"),
+            (abi::UNTORN_TRACKING_PAGE_TABLE, "PageTable"),
+        ] {
+            let c = untorn_options { dirty_tracking: value as u32, ..untorn_options::default() };
+            let options = format!("{:?}", translate(&c).unwrap());
+            assert!(options.contains(&format!("dirty_tracking: {name}")), "{options}");
+        }
+        let c = untorn_options { dirty_tracking: 3, ..untorn_options::default() };
+        let refused = translate(&c).err().unwrap();
+        assert_eq!(i64::from(refused.code), abi::UNTORN_EINVAL);
+        assert!(refused.message.contains("dirty_tracking"), "{}", refused.message);
     }
 
     #[test]
@@ -198,7 +255,7 @@ mod tests {
         assert_eq!(defaults, format!("{:?}", Options::new()));
         let refused = [
             untorn_options { log_policy: 3, ..c },
-            untorn_options { reserved2: 1, ..c },
+            untorn_options { reserved: 1, ..c },
             untorn_options { flags: none.flags, ..c },
         ];
         for c in refused {

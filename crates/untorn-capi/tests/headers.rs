@@ -75,7 +75,10 @@ fn defined() -> BTreeSet<String> {
 #[test]
 fn headers_and_sources_name_the_same_functions() {
     let declared = declared();
-    assert!(["untorn_open", "ato_mmap", "nvmmap"].iter().all(|&name| declared.contains(name)), "{declared:?}");
+    assert!(
+        ["untorn_open", "untorn_map", "ato_mmap", "nvmmap"].iter().all(|&name| declared.contains(name)),
+        "{declared:?}"
+    );
     assert_eq!(declared, exported_by_sources());
 }
 
@@ -117,7 +120,7 @@ fn headers_and_sources_agree_on_numbers_and_layouts() {
     layout!(untorn_error: code, message);
     layout!(
         untorn_options: size, engine, layout, durability, order, read_policy, flags, reserved, length, max_len, log_size,
-        log_policy, redo_from, checkpointers, reserved2
+        log_policy, redo_from, checkpointers, dirty_tracking
     );
 
     let mut source = String::from("#include <stdio.h>\n");
@@ -159,16 +162,17 @@ fn each_header_compiles_alone_and_twice_in_c_and_cxx() {
 }
 
 #[test]
-fn the_examples_in_the_headers_compile() {
+fn the_examples_in_the_header_compile_and_run() {
     let text = fs::read_to_string(include_dir().join("untorn.h")).unwrap();
-    let (_, after) = text.split_once("A first program:\n").unwrap();
-    let (example, _) = after.split_once(" * Compile").unwrap();
-    let program: String =
-        example.lines().map(|line| line.trim_start_matches(" *").to_owned() + "\n").collect::<String>();
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("first.c");
-    fs::write(&path, program).unwrap();
-    succeed(Command::new(compile(&path, Link::Shared, dir.path())).current_dir(dir.path()));
+    for name in ["first", "second"] {
+        let (_, after) = text.split_once(&format!("A {name} program:\n")).unwrap();
+        let lines = after.lines().map(|line| line.strip_prefix(" *").unwrap());
+        let program: Vec<&str> = lines.take_while(|line| line.is_empty() || line.starts_with("    ")).collect();
+        let path = dir.path().join(format!("{name}.c"));
+        fs::write(&path, program.join("\n") + "\n").unwrap();
+        succeed(Command::new(compile(&path, Link::Shared, dir.path())).current_dir(dir.path()));
+    }
 }
 
 #[test]

@@ -33,6 +33,15 @@ fn native_functions_do_what_the_header_says() {
 }
 
 #[test]
+fn maps_do_what_the_header_says() {
+    for_both_libraries(&test_program("map.c"), |program, files| {
+        let said = succeed(program.arg(files));
+        eprint!("{said}");
+        assert!(said.is_empty() || said.starts_with("skipped: "), "the library prints nothing: {said}");
+    });
+}
+
+#[test]
 fn acumen_functions_do_what_the_header_says() {
     for_both_libraries(&test_program("acumen.c"), |program, files| {
         assert_eq!(succeed(program.arg(files)), "", "the library prints nothing");
@@ -51,6 +60,26 @@ fn the_accounts_example_survives_its_kills() {
     for_both_libraries(&example("accounts.c"), |program, files| {
         let said = succeed(program.arg(files.join("ledger")).arg("25"));
         assert_eq!(said, "25 kills, 0 torn states, 256000 in 256 accounts\n");
+    });
+}
+
+#[test]
+fn the_hash_index_example_survives_its_kills() {
+    for_both_libraries(&example("hash_index.c"), |program, files| {
+        let path = files.join("index");
+        let mut before = 0;
+        program.arg(&path).arg("15");
+        // The second time it goes on where the first one was killed last.
+        for _ in 0..2 {
+            let said = succeed(program);
+            let numbers: Vec<u64> = said.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
+            let [kills, torn, lost, _keys, slots, events] = numbers[..] else { panic!("{said}") };
+            assert_eq!((kills, torn, lost), (15, 0, 0), "{said}");
+            // Each process that was killed had committed 64 events.
+            assert!(events >= before + 15 * 64, "{said}");
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), 32 + 16 * slots, "{said}");
+            before = events;
+        }
     });
 }
 

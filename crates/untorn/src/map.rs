@@ -64,7 +64,7 @@ const KEPT: u64 = 64 << 20;
 /// # How
 /// The memory is a private mapping of the data file: a page that is stored to becomes the process's own, and the page
 /// tables tell which ones those are (see [`DirtyTracking`]). A commit writes them to the log of the
-/// [hybrid-log engine](EngineKind::HybridLog) as one epoch: one device flush, or on persistent memory one fence,
+/// [hybrid-log engine](crate::EngineKind::HybridLog) as one epoch: one device flush, or on persistent memory one fence,
 /// however many pages; the file itself gets them later. Recovery is that engine's.
 ///
 /// Reading into the map with `read(2)` counts as storing to it. A forked child has a copy of the memory as it was; its
@@ -191,8 +191,8 @@ impl AtomicMap {
         self.memory.address(0)
     }
 
-    /// The first byte, for stores. No store through it may be under way while a method that takes `&mut self` runs: one that
-    /// is may be in the commit in part.
+    /// The first byte, for stores. No store through it may be under way while a method that takes `&mut self` runs: the log
+    /// may hold other bytes than its checksum is of then, and a crash may take the commit back.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.memory.at(0)
     }
@@ -302,6 +302,15 @@ impl AtomicMap {
         if !self.read_only {
             self.commit()?;
         }
+        self.discard()
+    }
+
+    /// Closes the file cleanly at the last commit: what was stored since is discarded. Dropping the map does the same, with
+    /// nobody to tell of an error.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when a flush fails; the next open recovers the last commit.
+    pub fn discard(self) -> Result<()> {
         match self.into_sole() {
             Some(shared) => shared.engine.close(),
             None => Ok(()),

@@ -1,5 +1,6 @@
 //! [`AtomicMap`]: plain stores against a plain byte array, by both ways of finding them out; and what happens around it:
 //! other handles, forks, kernels that write into the memory, files that shrink underneath.
+#![allow(clippy::single_range_in_vec_init, reason = "what was stored to is a list of ranges, and often of one")]
 
 mod common;
 
@@ -219,6 +220,23 @@ fn the_address_stays_while_the_file_grows() {
     let error = map.resize(1 << 60).unwrap_err();
     assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains("larger maximum"), "{error}");
     assert_eq!(map.len(), 1 << 30);
+}
+
+#[test]
+fn a_discarded_map_leaves_a_clean_file_at_the_last_commit() {
+    for method in methods() {
+        let dir = memory_dir();
+        let path = dir.path().join("data");
+        let mut map = Options::new().dirty_tracking(method).create_map(&path, 4 * PAGE as u64).unwrap();
+        map[PAGE] = 1;
+        map.commit().unwrap();
+        map.resize(9 * PAGE as u64).unwrap();
+        map.fill(2);
+        map.discard().unwrap();
+        assert_eq!(untorn::inspect(&path).unwrap().state, State::Clean, "{method}");
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!((bytes.len(), bytes[0], bytes[PAGE], bytes[PAGE + 1]), (4 * PAGE, 0, 1, 0), "{method}");
+    }
 }
 
 #[test]

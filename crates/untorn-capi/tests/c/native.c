@@ -60,7 +60,7 @@ static void null_arguments(const char *dir) {
 
 static void options(const char *dir) {
     const char *path = in_dir(dir, "options");
-    uint32_t *fields[] = {0, 0, 0, 0, 0, 0, 0};
+    uint32_t *fields[] = {0, 0, 0, 0, 0, 0, 0, 0};
     untorn_options options = UNTORN_OPTIONS_INIT;
     CHECK(options.size == sizeof options);
     CHECK(refused(path, NULL) == UNTORN_ENOENT);
@@ -71,6 +71,7 @@ static void options(const char *dir) {
     fields[4] = &options.read_policy;
     fields[5] = &options.flags;
     fields[6] = &options.reserved;
+    fields[7] = &options.dirty_tracking;
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         *fields[i] = 1u << 30;
         CHECK(refused(path, &options) == UNTORN_EINVAL);

@@ -1,0 +1,79 @@
+//! `untorn.h`: plain loads and stores. What each function does, returns and expects is written there.
+#![allow(clippy::missing_safety_doc, reason = "untorn.h says what each function expects of its arguments")]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+
+use crate::abi::{untorn_error, untorn_options};
+use crate::boundary::{code, explain, guarded, path_at};
+use crate::{maps, options};
+
+/// Opens or creates a file as plain memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_map(
+    path: *const c_char,
+    opts: *const untorn_options,
+    len: *mut usize,
+    err: *mut untorn_error,
+) -> *mut c_void {
+    let mapped = guarded(|| {
+        // SAFETY: null or a string that ends with a zero, as untorn.h asks.
+        let path = unsafe { path_at(path) }?;
+        // SAFETY: null or a struct that begins with its size, as untorn.h asks.
+        let options = unsafe { options::given(opts) }?;
+        let map = options::map(path, &options)?;
+        if !len.is_null() {
+            // SAFETY: not null; untorn.h asks for a place where a size_t may be written.
+            unsafe { len.write(map.len()) };
+        }
+        Ok(maps::enter(map))
+    });
+    // SAFETY: null or a place where an untorn_error may be written, as untorn.h asks.
+    unsafe { explain(&mapped, err) };
+    mapped.unwrap_or(ptr::null_mut())
+}
+
+/// Commits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_map_commit(map: *mut c_void) -> c_int {
+    code(|| {
+        maps::with(map, |map| {
+            map.commit()?;
+            Ok(())
+        })
+    })
+}
+
+/// Discards what is not committed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_map_rollback(map: *mut c_void) -> c_int {
+    code(|| maps::with(map, |map| Ok(map.rollback()?)))
+}
+
+/// Changes the length.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_map_resize(map: *mut c_void, len: u64) -> c_int {
+    code(|| maps::with(map, |map| Ok(map.resize(len)?)))
+}
+
+/// The length; 0 where there is no map.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_map_len(map: *mut c_void) -> u64 {
+    guarded(|| maps::with(map, |map| Ok(map.len() as u64))).unwrap_or(0)
+}
+
+/// Discards what is not committed, and closes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_unmap(map: *mut c_void) -> c_int {
+    code(|| Ok(maps::take(map)?.discard()?))
+}
+
+/// Discards what is not committed, brings everything home, removes the sidecar and closes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_map_settle(map: *mut c_void) -> c_int {
+    code(|| {
+        let mut map = maps::take(map)?;
+        map.rollback()?;
+        Ok(map.settle()?)
+    })
+}
