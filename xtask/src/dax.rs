@@ -28,8 +28,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "VERSION|PATH")]
     kernel: Option<String>,
     /// Engine
-    #[arg(long, value_name = "ENGINE", default_value_t = EngineKind::Reflection)]
+    #[arg(long, value_name = "ENGINE", default_value_t = EngineKind::Reflection, conflicts_with = "map")]
     engine: EngineKind,
+    /// Have the writer store plainly into a map and commit; with `--engine hybrid-log`
+    #[arg(long)]
+    map: bool,
     /// Leave the files of a violation here
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
@@ -87,7 +90,8 @@ fn cut(arguments: &Arguments, root: &Path) -> Result<(u64, Outcome)> {
             Systems::Xfs => vec![FileSystem::Xfs],
             Systems::Both => vec![FileSystem::Ext4, FileSystem::Xfs],
         },
-        engine: arguments.engine.as_str().to_owned(),
+        engine: if arguments.map { EngineKind::HybridLog } else { arguments.engine }.as_str().to_owned(),
+        map: arguments.map,
         cycles: arguments.cycles,
         seed,
         keep: arguments.keep.clone(),

@@ -36,7 +36,7 @@ fn plain_stores_survive_too() {
     assert_eq!((&object["engine"], &object["durability"]), (&"hybrid-log".into(), &"commit".into()));
     assert_eq!((&object["map"], &object["violations"]), (&true.into(), &0.into()), "{object}");
     assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
-    for refused in [["--engine", "reflection"], ["--durability", "write"], ["--medium", "dax"]] {
+    for refused in [["--engine", "reflection"], ["--durability", "write"]] {
         untorn(&[&["torture", "--map"], &refused[..]].concat()).expect(64).names("--map");
     }
 }

@@ -62,7 +62,11 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
         EngineKind::HybridLog,
         if pmem { "a fence" } else { "a device flush" }
     ));
-    let dirty_tracking = match tracking() {
+    let wanted = match found.kind {
+        MediumKind::PersistentMemory => DirtyTracking::PageTable,
+        _ => DirtyTracking::Auto,
+    };
+    let dirty_tracking = match tracking(wanted) {
         Ok(method) => {
             reasons.push(why(method));
             method.as_str()
@@ -89,20 +93,20 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
 }
 
 /// How stores are found out, by trying it on a page of a file in memory.
-fn tracking() -> io::Result<DirtyTracking> {
+fn tracking(wanted: DirtyTracking) -> io::Result<DirtyTracking> {
     let file = rustix::fs::memfd_create("untorn-probe", rustix::fs::MemfdFlags::CLOEXEC)?;
     let page = page_size() as u64;
     rustix::fs::ftruncate(&file, page)?;
     let memory = FileMap::new(file.as_fd(), MapKind::Private, page, page, LostPage::Signal)?;
-    Ok(Tracking::new(memory.address(0) as usize, page_size(), DirtyTracking::Auto)?.method())
+    Ok(Tracking::new(memory.address(0) as usize, page_size(), wanted)?.method())
 }
 
 fn why(method: DirtyTracking) -> String {
     let how = match method {
         DirtyTracking::PageTable => {
             "are found by whose each page is, the file's or the process's own, and committed pages go to the file at once: \
-             this kernel, or the limits of this process, do not allow asynchronous write protection (userfaultfd and \
-             PAGEMAP_SCAN, Linux 6.7)"
+             asynchronous write protection (userfaultfd and PAGEMAP_SCAN, Linux 6.7) is not to be had from this kernel, by \
+             this process, or on this medium"
         }
         _ => "are found by asynchronous write protection (userfaultfd and PAGEMAP_SCAN)",
     };

@@ -136,10 +136,19 @@ impl AtomicMap {
         let len = engine.len();
         let memory = FileMap::new(file.as_fd(), MapKind::Private, len, options.reserve(len), options.lost_page);
         let memory = memory.map_err(|error| Error::io("map", path, error))?;
-        let tracking = Tracking::new(memory.address(0) as usize, memory.reserved() as usize, options.dirty_tracking);
+        // On persistent memory, where kernels do not tell a page of the file from one of the process's own.
+        let is_dax = detect(path)?.kind == MediumKind::PersistentMemory;
+        let method = match options.dirty_tracking {
+            DirtyTracking::Auto if is_dax => DirtyTracking::PageTable,
+            DirtyTracking::WriteProtect if is_dax => {
+                let what = "on persistent memory stores are tracked by page table only: the kernel's fault handler for it \
+                            would take the mark of a write-protected page that was given back for a page, and never return";
+                return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
+            }
+            method => method,
+        };
+        let tracking = Tracking::new(memory.address(0) as usize, memory.reserved() as usize, method);
         let tracking = tracking.map_err(|error| Error::io("track stores to the mapping of", path, error))?;
-        // Some kernels do not say of a page on persistent memory that it is the file's.
-        let suspects_reads = detect(path)?.kind == MediumKind::PersistentMemory;
         Ok(AtomicMap {
             memory,
             tracking,
@@ -150,7 +159,7 @@ impl AtomicMap {
             zeros_from: page_end(len),
             stored: Runs::new(),
             kept: Runs::new(),
-            suspects_reads,
+            suspects_reads: is_dax,
             read_only: options.read_only,
         })
     }

@@ -110,11 +110,12 @@ pub enum LostPage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum DirtyTracking {
-    /// The best that the kernel and the process's rights allow. The default.
+    /// The best that the kernel, the medium and the process's rights allow. The default.
     #[default]
     Auto,
     /// The kernel write-protects what is committed and lifts the protection at the next store by itself (userfaultfd and
-    /// PAGEMAP_SCAN, Linux 6.7): committed pages may stay in memory, where a next store to them costs least.
+    /// PAGEMAP_SCAN, Linux 6.7): committed pages may stay in memory, where a next store to them costs least. Not on
+    /// persistent memory (DAX), where kernels cannot do it safely.
     WriteProtect,
     /// By whose the pages are: one that was stored to belongs to the process, all others to the file. It works on every
     /// kernel, and in containers that forbid userfaultfd. What is committed goes to the file at once, so that its pages can

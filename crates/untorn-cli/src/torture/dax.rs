@@ -26,7 +26,6 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
         (args.log.log_policy.is_some(), "--log-policy"),
         (args.log.log_size.is_some(), "--log-size"),
         (args.lying_disk, "--lying-disk"),
-        (args.map, "--map"),
         (args.replay.is_some(), "--replay"),
     ];
     if let Some((_, name)) = stray.iter().find(|(given, _)| *given) {
@@ -39,11 +38,13 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
         missing.iter().for_each(|error| eprintln!("untorn: {error}"));
         return Err(last.into());
     }
+    let (engine, _) = super::served(args)?;
     let settings = Settings {
         program: std::env::current_exe().map_err(|error| Failure::io("cannot find this program", &error))?,
         kernel: Kernel::find(args.kernel.as_deref(), &cache())?,
         file_systems,
-        engine: if args.engine == EngineKind::Auto { EngineKind::Reflection } else { args.engine }.as_str().to_owned(),
+        engine: if engine == EngineKind::Auto { EngineKind::Reflection } else { engine }.as_str().to_owned(),
+        map: args.map,
         cycles: args.images.unwrap_or(CUTS),
         seed: args.seed.unwrap_or_else(rng::fresh_seed),
         keep: Some(args.keep.clone().unwrap_or_else(std::env::temp_dir)),
@@ -56,6 +57,7 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
     let object = json!({
         "engine": settings.engine,
         "medium": "dax",
+        "map": settings.map,
         "seed": settings.seed,
         "runs": outcome.cycles.len(),
         "violations": violations.len(),

@@ -62,8 +62,9 @@ fn reopen(args: &TortureVerify, violations: &mut Vec<String>) -> Result<Option<A
     }
 }
 
-/// Fails unless this process has the file mapped and the kernel says of each such mapping that it is synchronous
-/// (`sf` in `VmFlags`, what `MAP_SYNC` asks for): the medium's own word is not taken for it.
+/// Fails unless this process has the file mapped and the kernel says of each shared mapping of it that it is synchronous
+/// (`sf` in `VmFlags`, what `MAP_SYNC` asks for): the medium's own word is not taken for it. Of a private one the file
+/// learns nothing.
 pub(super) fn demand_map_sync(path: &Path) -> Result<()> {
     let refuse = |what: String| Failure { exit: Exit::Attention, path: Some(path.to_owned()), message: what };
     let path = path.canonicalize().map_err(|error| Failure::io_at("find", path, &error))?;
@@ -78,14 +79,15 @@ pub(super) fn demand_map_sync(path: &Path) -> Result<()> {
     }
 }
 
-/// The flags of each mapping of a file, from the text of `/proc/PID/smaps`.
+/// The flags of each shared mapping of a file, from the text of `/proc/PID/smaps`.
 fn mapping_flags<'a>(smaps: &'a str, path: &str) -> Vec<&'a str> {
     let mut found = Vec::new();
     let mut inside = false;
     for line in smaps.lines() {
         // A mapping starts with its addresses in hexadecimal; its properties start with a capital.
         if line.starts_with(|c: char| c.is_ascii_digit() || ('a'..='f').contains(&c)) {
-            inside = line.split_once('/').is_some_and(|(_, rest)| path.strip_prefix('/') == Some(rest));
+            let shared = line.split_whitespace().nth(1).is_some_and(|rights| rights.ends_with('s'));
+            inside = shared && line.split_once('/').is_some_and(|(_, rest)| path.strip_prefix('/') == Some(rest));
         } else if let (true, Some(flags)) = (inside, line.strip_prefix("VmFlags:")) {
             found.push(flags);
         }
@@ -101,6 +103,7 @@ mod tests {
     fn the_flags_of_a_mapping_are_those_below_its_line() {
         let smaps = "7f00-7f01 rw-s 00000000 103:01 12 /mnt/tortured\nSize: 4 kB\nVmFlags: rd wr sh sf \n\
                      a000-b000 rw-s 00000000 103:01 13 /mnt/tortured.other\nVmFlags: rd wr \n\
+                     b000-c000 rw-p 00000000 103:01 12 /mnt/tortured\nVmFlags: rd wr ac \n\
                      c000-d000 rw-p 00000000 00:00 0\nVmFlags: rd ac \n";
         assert_eq!(mapping_flags(smaps, "/mnt/tortured"), [" rd wr sh sf "]);
         assert_eq!(mapping_flags(smaps, "/mnt/tortured.other"), [" rd wr "]);

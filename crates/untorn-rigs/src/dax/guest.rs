@@ -24,6 +24,8 @@ pub(super) struct Life<'a> {
     pub(super) engine: &'a str,
     /// The durability.
     pub(super) durability: &'static str,
+    /// Whether the writer stores plainly into a map.
+    pub(super) map: bool,
     /// Whether every mapping must be a `MAP_SYNC` one.
     pub(super) demand_map_sync: bool,
 }
@@ -97,7 +99,8 @@ impl Life<'_> {
     }
 
     fn writer(&self) -> String {
-        format!("--parent $$ --start 1,1 {}", self.common())
+        let map = if self.map { "--map " } else { "" };
+        format!("--parent $$ --start 1,1 {map}{}", self.common())
     }
 
     fn common(&self) -> String {
@@ -172,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_writer_demands_map_sync_exactly_where_it_is_told_to() {
-        let life = Life { seed: 7, engine: "reflection", durability: "write", demand_map_sync: false };
+        let life = Life { seed: 7, engine: "reflection", durability: "write", map: false, demand_map_sync: false };
         assert!(!life.write().contains("--demand-map-sync") && life.refuse().contains("--demand-map-sync"));
         assert!(life.verify("dd").starts_with("dd | untorn torture-verify "));
     }

@@ -36,6 +36,8 @@ pub struct Settings {
     pub file_systems: Vec<FileSystem>,
     /// The engine, as the tool calls it.
     pub engine: String,
+    /// Whether the writer stores plainly into a map and commits; for an engine that serves one.
+    pub map: bool,
     /// How many power cuts.
     pub cycles: u64,
     /// The seed of the first cycle; each has the next.
@@ -120,8 +122,10 @@ impl Rig<'_> {
         let systems = &self.settings.file_systems;
         let file_system = systems[(seed % systems.len() as u64) as usize];
         let mut rng = Rng::derive(seed, 1);
-        let durability = if rng.one_in(3) { "commit" } else { "write" };
-        let life = Life { seed, engine, durability, demand_map_sync: true };
+        // The canary serves no map.
+        let map = self.settings.map && engine == self.settings.engine;
+        let durability = if rng.one_in(3) || map { "commit" } else { "write" };
+        let life = Life { seed, engine, durability, map, demand_map_sync: true };
         let time = Duration::from_micros(rng.below(LONGEST_LIFE * 1000));
         let recovery = rng.one_in(4).then(|| Duration::from_micros(rng.below(LONGEST_RECOVERY * 1000)));
 
@@ -187,7 +191,8 @@ impl Rig<'_> {
     fn virtio_pmem(&self) -> Result<Refusal> {
         let (memory, file_system) = (Memory::VirtioPmem, FileSystem::Ext4);
         let seed = self.settings.seed;
-        let life = Life { seed, engine: &self.settings.engine, durability: "commit", demand_map_sync: false };
+        let Settings { engine, map, .. } = self.settings;
+        let life = Life { seed, engine, durability: "commit", map: *map, demand_map_sync: false };
         let time = Duration::from_millis(LONGEST_LIFE);
         self.lab.new_image(file_system, memory)?;
         let mut vm = self.lab.boot(memory)?;
