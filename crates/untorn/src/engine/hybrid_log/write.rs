@@ -259,11 +259,19 @@ impl<M: Medium> Core<M> {
     #[cold]
     pub(super) fn make_room(&self, pieces: &[Piece<'_>], attempt: u32) -> Result<()> {
         let chunk = self.chunks.units * PAGE;
-        // Each piece may need twice its length, rounded up to covers, and of a chunk that is not one piece's alone more than
-        // half is filled before the next one is begun.
-        let bytes: u64 = pieces.iter().map(|piece| 2 * (PAGE << class_for(piece.bytes.len() as u64))).sum();
+        // The longest entries fill a chunk each. A shorter piece may lie across two covers of its size, rounded up; and of a
+        // chunk with such entries more than half is filled before the next one is begun.
+        let (mut whole, mut short) = (0, 0);
+        for piece in pieces {
+            let len = piece.bytes.len() as u64;
+            if len < chunk {
+                short += 2 * (PAGE << class_for(len));
+            } else {
+                whole += (piece.offset + len).div_ceil(chunk) - piece.offset / chunk;
+            }
+        }
         // Under undo a cover may need more, and others may take what is made: who comes again asks for more.
-        let wanted = (2 * bytes).div_ceil(chunk) + 1 + u64::from(attempt);
+        let wanted = whole + (2 * short).div_ceil(chunk) + 1 + u64::from(attempt);
         // With fewer chunks than lanes, each would take the others' away.
         let enough = (2 * wanted).max(2 * self.lanes.reach()).min(ENOUGH_CHUNKS);
         if self.chunks.total() >= enough || self.chunks.is_at_its_most() || attempt > 0 {
