@@ -33,8 +33,9 @@ pub(crate) trait Raw: Sync {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pmem(pub(crate) MediumKind);
 
-/// A mapping written by non-temporal stores and a store fence: the medium's own file, so that both arms copy with the
-/// same instructions and the ratio shows the protocol alone.
+/// A mapping written by non-temporal stores and a store fence, and read by `memcpy`: the medium's own file, so that both
+/// arms write with the same instructions and the ratio shows the protocol alone. Reads of up to 256 bytes the engines
+/// copy by themselves.
 pub(crate) struct RawPmem {
     medium: Dax,
     file: <Dax as Medium>::File,

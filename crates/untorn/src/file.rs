@@ -53,6 +53,7 @@ impl AtomicFile {
         AtomicFile { shared }
     }
 
+    #[inline(always)]
     fn engine(&self) -> &dyn Engine {
         &*self.shared.engine
     }
@@ -92,8 +93,9 @@ impl AtomicFile {
     ///
     /// # Errors
     /// [`Error::OutOfRange`] unless the whole range lies within the file; no short reads.
+    #[inline]
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
-        self.engine().read(offset, buf)
+        self.engine().read_at(offset, buf)
     }
 
     /// Writes `buf` at `offset`, atomically. Under [`Durability::PerWrite`](crate::Durability::PerWrite) it is durable when the call returns;

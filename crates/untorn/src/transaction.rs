@@ -83,7 +83,7 @@ impl<'a> Transaction<'a> {
     /// # Errors
     /// As for [`AtomicFile::read_at`](crate::AtomicFile::read_at).
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
-        self.engine.read(offset, buf)?;
+        self.engine.read_at(offset, buf)?;
         let end = offset + buf.len() as u64;
         let first = self.ranges.range(..=offset).next_back().map_or(offset, |(&start, _)| start);
         for (&start, bytes) in self.ranges.range(first..end) {

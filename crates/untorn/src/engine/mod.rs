@@ -150,6 +150,11 @@ pub(crate) trait Engine: Send + Sync {
     /// Why the file accepts no writes, if so.
     fn writable(&self) -> Result<()>;
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
+    /// [`read`](Engine::read) where that is a plain copy; false, with `dst` in any state, where there is more to do or to
+    /// say. It comes first at each read, so it is short.
+    fn try_read(&self, _offset: u64, _dst: &mut [u8]) -> bool {
+        false
+    }
     /// Writes all pieces as one. They are sorted by offset and do not overlap.
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()>;
     fn deploy(&self, offset: u64, len: u64) -> Result<()>;
@@ -163,6 +168,14 @@ pub(crate) trait Engine: Send + Sync {
     fn close(&self) -> Result<()>;
     /// Deploys all and removes the sidecar. Called once, with no other call under way.
     fn settle(&self) -> Result<()>;
+}
+
+impl dyn Engine + '_ {
+    /// Reads, the short way if there is one.
+    #[inline]
+    pub(crate) fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        if self.try_read(offset, dst) { Ok(()) } else { self.read(offset, dst) }
+    }
 }
 
 /// Every barrier an engine of this kind passes, its sidecar's included: the list the mutation tests must convict whole.

@@ -50,7 +50,7 @@ impl Dax {
 
     fn map(&self, path: &Path, file: OwnedFd, access: Access, reserve: u64) -> Result<DaxFile> {
         let file = MappedFile::new(path, file, self.map_kind(access), access, reserve, self.lost_page)?;
-        Ok(DaxFile { file })
+        Ok(DaxFile { file, wide: sys::copy::has_wide_registers() })
     }
 
     fn map_new(&self, path: &Path, file: OwnedFd, reserve: u64) -> Result<DaxFile> {
@@ -141,6 +141,8 @@ fn all_intact(files: &[&DaxFile]) -> Result<()> {
 /// A file open on [`Dax`].
 pub struct DaxFile {
     file: MappedFile,
+    /// For [`sys::copy::read_racy_short`]; here, for here it is near.
+    wide: bool,
 }
 
 impl fmt::Debug for DaxFile {
@@ -170,6 +172,19 @@ impl MediumFile for DaxFile {
         // no references.
         unsafe { sys::copy::read_racy(src, dst) };
         self.file.intact("read from")
+    }
+
+    #[inline(always)]
+    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
+        let Some(src) = self.file.range_in_page(offset, dst.len()) else { return false };
+        if dst.len() <= sys::copy::SHORT {
+            // SAFETY: as in `read`, and short.
+            unsafe { sys::copy::read_racy_short(src, dst, self.wide) };
+        } else {
+            // SAFETY: as in `read`.
+            unsafe { sys::copy::read_racy(src, dst) };
+        }
+        sys::fault::none_lost()
     }
 
     #[inline(always)]

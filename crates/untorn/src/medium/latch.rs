@@ -219,6 +219,11 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
     }
 
     #[inline(always)]
+    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
+        self.inner.try_read(offset, dst)
+    }
+
+    #[inline(always)]
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.check()?;
         self.inner.write(offset, src)

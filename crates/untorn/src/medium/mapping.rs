@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use super::{Access, Identity, LockKind, Mark, MarkState, Stamp};
+use super::{Access, Identity, LockKind, Mark, MarkState, Stamp, last_in_page};
 use crate::error::{Error, Result};
 use crate::options::LostPage;
 use crate::sys;
@@ -92,6 +92,13 @@ impl MappedFile {
         // Acquire, as for `len`.
         let limit = self.loads_to.load(Ordering::Acquire);
         if within(offset, len, limit) { Ok(self.map.at(offset)) } else { Err(self.no_load(offset, len)) }
+    }
+
+    /// [`range`](MappedFile::range) within a page, for those who do not ask why not.
+    #[inline(always)]
+    pub(super) fn range_in_page(&self, offset: u64, len: usize) -> Option<*mut u8> {
+        let last = last_in_page(offset, len)?;
+        if last < self.loads_to.load(Ordering::Acquire) { Some(self.map.at(offset)) } else { None }
     }
 
     /// See [`MediumFile::prefetch`](super::MediumFile::prefetch).

@@ -185,6 +185,13 @@ pub trait MediumFile: Send + Sync {
     /// Fills `dst` from `offset`. The range must lie within the length.
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
 
+    /// [`read`](MediumFile::read) of bytes of one page (4096 bytes from a multiple of 4096); false, with `dst` in any state,
+    /// if anything stands in its way, and `read` tells what. For short reads, which the telling would make slower.
+    #[inline]
+    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
+        self.read(offset, dst).is_ok()
+    }
+
     /// Stores `src` at `offset` past the cache: durable at the next fence, with no flush. The range must lie within the
     /// length, and on persistent memory within allocated space. Offset and length need not be aligned.
     fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
@@ -256,8 +263,25 @@ pub trait MediumFile: Send + Sync {
     fn try_lock(&self, kind: LockKind) -> Result<bool>;
 }
 
+/// The longest read that a medium in memory makes without a call.
+pub(crate) const SHORT_READ: usize = crate::sys::copy::SHORT;
+
+/// Bytes of a page, within which a [short read](MediumFile::try_read) is.
+const PAGE: u64 = 4096;
+
 /// Bytes of a cache line, the unit of [`MediumFile::write_lines`].
 const LINE: u64 = 64;
+
+/// Where the last byte of a range within one page is; `None` if it is not within one. If this is below a limit, the whole
+/// range is. Of a sum that overflows the last byte is in another page than the first; an empty range has it before its
+/// first.
+///
+/// All who check the range of a short read do it in these words, so it is worked out once.
+#[inline(always)]
+pub(crate) fn last_in_page(offset: u64, len: usize) -> Option<u64> {
+    let last = offset.wrapping_add(len as u64).wrapping_sub(1);
+    if offset ^ last < PAGE { Some(last) } else { None }
+}
 
 /// The maximal runs of consecutive members of a set, ascending, as (first member, members).
 #[inline]

@@ -17,9 +17,9 @@ const FAN: u64 = if cfg!(loom) { 2 } else { 512 };
 
 /// The tree.
 pub(super) struct Index {
-    /// For each leaf's worth of blocks the number of its leaf, from 1; 0 where nothing was ever written.
+    /// For each leaf's worth of blocks the first slot of its leaf; 0 where nothing was ever written.
     leaf_of: ZeroedArray<AtomicU64>,
-    /// Slots of the leaves, leaf by leaf. Those of leaf 0, which is none, are never locked.
+    /// Slots of the leaves, leaf by leaf, from the second on: 0 is none.
     slots: ZeroedArray<PageState>,
     /// Leaves in use; held to add one, and never across an operation on the medium.
     leaves: Mutex<u64>,
@@ -43,18 +43,9 @@ impl Index {
         self.slot_in(leaf, block)
     }
 
-    /// The slot of a block for a reader, and whether it is the block's own: where nothing was ever written it is one that
-    /// says so for ever. A reader that got such a one looks again after its copy.
-    #[inline(always)]
-    pub(super) fn peek(&self, block: u64) -> Option<(&PageState, bool)> {
-        let leaf = self.leaf_of.get((block / FAN) as usize)?.load(Ordering::Acquire);
-        let slot = self.slots.get((leaf * FAN + block % FAN) as usize)?;
-        Some((slot, leaf != 0))
-    }
-
     #[inline(always)]
     fn slot_in(&self, leaf: u64, block: u64) -> Option<&PageState> {
-        if leaf == 0 { None } else { self.slots.get((leaf * FAN + block % FAN) as usize) }
+        if leaf == 0 { None } else { self.slots.get((leaf + block % FAN) as usize) }
     }
 
     /// The slot of a block, made if need be. `None` for a block beyond what the file may grow to.
@@ -73,7 +64,7 @@ impl Index {
         let mut leaf = place.load(Ordering::Acquire);
         if leaf == 0 {
             *leaves += 1;
-            leaf = *leaves;
+            leaf = *leaves * FAN;
             place.store(leaf, Ordering::Release);
         }
         drop(leaves);

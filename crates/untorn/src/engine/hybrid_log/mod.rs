@@ -63,7 +63,7 @@ use super::{Engine, EngineKind, Info, Piece, Recovery, check_range};
 use crate::error::Result;
 use crate::log::group::GroupFlush;
 use crate::log::record::Seal;
-use crate::medium::{Barrier, Identity, Medium, MediumClass, MediumFile};
+use crate::medium::{Barrier, Identity, Medium, MediumClass, MediumFile, SHORT_READ};
 use crate::options::{Durability, LogPolicy, Options, Order};
 use crate::sharing::berths::{Berth, Berths};
 use crate::sharing::gate::Gate;
@@ -218,10 +218,12 @@ impl<M: Medium> Core<M> {
         self.order == Order::OneFence
     }
 
-    /// Counts a read, for the choice of the policy.
+    /// Counts a read, where the policy depends on it.
     #[inline(always)]
     fn count_read(&self) {
-        self.reads[thread_number() & (LANES - 1)].add();
+        if self.policy == LogPolicy::Hybrid {
+            self.reads.get(thread_number() % LANES).inspect(|count| count.add());
+        }
     }
 
     /// Makes this thread's stores to the sidecar durable; a failure ends all promises.
@@ -255,9 +257,13 @@ impl<M: Medium> Engine for HybridLog<M> {
         self.core.standing.writable()
     }
 
-    #[inline]
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.core.read_range(offset, dst)
+    }
+
+    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
+        let core = &*self.core;
+        if dst.len() <= SHORT_READ { core.read_home_block(offset, dst) } else { core.read_long_home_block(offset, dst) }
     }
 
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {

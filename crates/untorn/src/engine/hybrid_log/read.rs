@@ -5,7 +5,7 @@ use super::Core;
 use super::cover::Link;
 use super::meta::Meta;
 use crate::error::{Error, Result};
-use crate::medium::{Medium, MediumFile};
+use crate::medium::{Medium, MediumFile, last_in_page};
 use crate::sharing::page::{Glimpse, PageState};
 use crate::sidecar::PAGE;
 use crate::sys::sync::{Ordering, fence};
@@ -48,38 +48,60 @@ impl Seen<'_> {
 }
 
 impl<M: Medium> Core<M> {
-    /// The common case inline: bytes of one block with nothing in the log.
+    /// The common case: bytes of one block with nothing in the log, which stay at home. False if it is another.
     #[inline(always)]
-    pub(super) fn read_range(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.count_read();
-        if offset % PAGE + dst.len() as u64 <= PAGE && self.read_home_block(offset, dst) {
-            return Ok(());
-        }
-        self.read_any(offset, dst)
-    }
-
-    #[inline(never)]
-    fn read_any(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.read_in_tries(offset, dst).map_err(|error| self.standing.unless_lost(error))
-    }
-
-    /// Reads bytes of one block if they are at home and stay so; whoever gets false finds out why.
-    #[inline(always)]
-    fn read_home_block(&self, offset: u64, dst: &mut [u8]) -> bool {
-        let resizes = self.head.resizes.load(Ordering::Acquire);
-        // The sum overflows only where there is no such block.
-        if resizes & 1 != 0 || offset.wrapping_add(dst.len() as u64) > self.len() {
-            return false;
-        }
-        let block = offset / PAGE;
-        let Some((slot, own)) = self.index.peek(block) else { return false };
+    pub(super) fn read_home_block(&self, offset: u64, dst: &mut [u8]) -> bool {
+        let Some((last, resizes)) = self.look_at_len(offset, dst.len()) else { return false };
+        let Some(slot) = self.index.get(last / PAGE) else { return self.read_bare_block(offset, dst) };
         let Some(glimpse) = slot.glimpse() else { return false };
         // A cover of several blocks is locked by its first slot, so only a slot that stands for itself will do.
-        Link(glimpse.bitmap).is_at_home_alone()
-            && self.data.read(offset, dst).is_ok()
+        let held = Link(glimpse.bitmap).is_at_home_alone()
+            && self.data.try_read(offset, dst)
             && slot.holds(glimpse)
-            && self.head.resizes.load(Ordering::Relaxed) == resizes
-            && (own || self.index.get(block).is_none())
+            && self.head.resizes.load(Ordering::Relaxed) == resizes;
+        if held {
+            self.count_read();
+        }
+        held
+    }
+
+    /// [`read_home_block`](Core::read_home_block) on its own: what its copy calls would make room for itself in a short one
+    /// too.
+    #[inline(never)]
+    pub(super) fn read_long_home_block(&self, offset: u64, dst: &mut [u8]) -> bool {
+        self.read_home_block(offset, dst)
+    }
+
+    /// [`read_home_block`](Core::read_home_block) where nothing was ever written near.
+    #[inline(never)]
+    fn read_bare_block(&self, offset: u64, dst: &mut [u8]) -> bool {
+        let Some((last, resizes)) = self.look_at_len(offset, dst.len()) else { return false };
+        let bare = || self.index.get(last / PAGE).is_none();
+        if !(bare() && self.data.try_read(offset, dst)) {
+            return false;
+        }
+        // The loads of the copy must not move below these.
+        fence(Ordering::Acquire);
+        let held = bare() && self.head.resizes.load(Ordering::Relaxed) == resizes;
+        if held {
+            self.count_read();
+        }
+        held
+    }
+
+    /// The last byte of a range within one block, and what tells later whether the length is still the same; `None` if the
+    /// file does not have that range, or if its length is changing.
+    #[inline(always)]
+    fn look_at_len(&self, offset: u64, len: usize) -> Option<(u64, u64)> {
+        let last = last_in_page(offset, len)?;
+        let head = &*self.head;
+        let resizes = head.resizes.load(Ordering::Acquire);
+        if resizes & 1 != 0 || last >= head.len.load(Ordering::Acquire) { None } else { Some((last, resizes)) }
+    }
+
+    pub(super) fn read_range(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.count_read();
+        self.read_in_tries(offset, dst).map_err(|error| self.standing.unless_lost(error))
     }
 
     fn read_in_tries(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

@@ -47,7 +47,7 @@ use super::{Engine, EngineKind, Info, Piece, Recovery, check_range};
 use crate::error::{Error, Result};
 use crate::log::lane::{Lane, Lanes};
 use crate::log::record::Seal;
-use crate::medium::{Barrier, Identity, Medium, MediumClass, MediumFile};
+use crate::medium::{Barrier, Identity, Medium, MediumClass, MediumFile, SHORT_READ};
 use crate::options::{Durability, Layout, Options, Order, ReadPolicy};
 use crate::sidecar::Geometry;
 use crate::sidecar::attach::Attached;
@@ -227,6 +227,10 @@ impl<M: Medium> Engine for Reflection<M> {
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.read_range(offset, dst)
+    }
+
+    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
+        if dst.len() <= SHORT_READ { self.read_calm(offset, dst) } else { self.read_long_calm(offset, dst) }
     }
 
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {

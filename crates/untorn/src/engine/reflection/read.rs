@@ -4,7 +4,7 @@ use super::Reflection;
 use super::slices::{SLICE, runs, touched};
 use crate::engine::check_range;
 use crate::error::{Error, Result};
-use crate::medium::{Medium, MediumFile};
+use crate::medium::{Medium, MediumFile, last_in_page};
 use crate::options::ReadPolicy;
 use crate::sharing::page::Glimpse;
 use crate::sidecar::PAGE;
@@ -18,25 +18,22 @@ const TRIES: u32 = 64;
 const FEW: usize = 16;
 
 impl<M: Medium> Reflection<M> {
-    /// The common case inline: bytes of one calm page. No more than three words are loaded besides the bytes, all of them
-    /// near; to wait for a page's state would take as long as to wait for the bytes.
+    /// The common case: bytes of one calm page; false if it is another. No more than three words are loaded besides the
+    /// bytes, all of them near; to wait for a page's state would take as long as to wait for the bytes.
     #[inline(always)]
-    pub(super) fn read_range(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        let (page, end) = (offset / PAGE, offset.wrapping_add(dst.len() as u64));
-        // The sum overflows only where there is no such page.
-        if offset % PAGE + dst.len() as u64 <= PAGE
-            && let Some(calm) = self.state.glimpse_calm(page, end)
-            // What fails here fails again below, where there is time to say why.
-            && self.data.read(offset, dst).is_ok()
-            && self.state.stayed_calm(calm)
-        {
-            return Ok(());
-        }
-        self.read_any(offset, dst)
+    pub(super) fn read_calm(&self, offset: u64, dst: &mut [u8]) -> bool {
+        let Some(last) = last_in_page(offset, dst.len()) else { return false };
+        let Some(calm) = self.state.glimpse_calm(offset / PAGE, last) else { return false };
+        self.data.try_read(offset, dst) && self.state.stayed_calm(calm)
     }
 
+    /// [`read_calm`](Reflection::read_calm) on its own: what its copy calls would make room for itself in a short one too.
     #[inline(never)]
-    fn read_any(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+    pub(super) fn read_long_calm(&self, offset: u64, dst: &mut [u8]) -> bool {
+        self.read_calm(offset, dst)
+    }
+
+    pub(super) fn read_range(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.read_in_tries(offset, dst).map_err(|error| self.unless_lost(error))
     }
 

@@ -34,21 +34,6 @@ pub(super) struct Head {
     pub(super) group: GroupFlush,
 }
 
-/// Whether a page is calm.
-#[derive(Clone, Copy)]
-struct CalmBit<'a> {
-    word: &'a AtomicU64,
-    page: u64,
-}
-
-impl CalmBit<'_> {
-    /// Whether it is calm now, without a promise that it stays.
-    #[inline(always)]
-    fn is_set(&self) -> bool {
-        self.word.load(Ordering::Acquire) & 1 << (self.page % 64) == 0
-    }
-}
-
 /// What per-commit mode knows of a page besides its visible bitmap; together, for they are used together.
 #[derive(Zeroed)]
 #[repr(C)]
@@ -62,7 +47,9 @@ pub(super) struct EpochState {
 /// What a reader of a calm page has to find unchanged after its copy.
 #[derive(Clone, Copy)]
 pub(super) struct Calm<'a> {
-    bit: CalmBit<'a>,
+    stirred: &'a AtomicU64,
+    /// The page's bit and those of its neighbours.
+    bits: u64,
     moves: u64,
 }
 
@@ -115,36 +102,39 @@ impl State {
         }
     }
 
-    /// The bit of a page that the file may have.
-    #[inline(always)]
-    fn calm_bit(&self, page: u64) -> Option<CalmBit<'_>> {
-        self.stirred.get((page / 64) as usize).map(|word| CalmBit { word, page })
-    }
-
     /// What a reader of a calm page has to find unchanged after its copy; `None` if the page is not calm, if the file does
-    /// not reach to `end`, or if its length is changing.
+    /// not have the byte `last`, or if its length is changing.
     #[inline(always)]
-    pub(super) fn glimpse_calm(&self, page: u64, end: u64) -> Option<Calm<'_>> {
+    pub(super) fn glimpse_calm(&self, page: u64, last: u64) -> Option<Calm<'_>> {
         let head = self.head();
         let moves = head.moves.load(Ordering::Acquire);
-        let bit = self.calm_bit(page)?;
-        let within = end <= head.len.load(Ordering::Acquire) && moves & 1 == 0;
-        (within && bit.is_set()).then_some(Calm { bit, moves })
+        if moves & 1 != 0 || last >= head.len.load(Ordering::Acquire) {
+            return None;
+        }
+        let stirred = self.stirred.get((page / 64) as usize)?;
+        let bits = stirred.load(Ordering::Acquire);
+        if bits & 1 << (page % 64) == 0 { Some(Calm { stirred, bits, moves }) } else { None }
     }
 
-    /// Whether a page was calm from the glimpse until now, so that what was copied meanwhile is what it held.
+    /// Whether a page was calm from the glimpse until now, so that what was copied meanwhile is what it held. False also
+    /// if a page near it was stirred meanwhile, which is seldom and saves telling the two apart.
     #[inline(always)]
     pub(super) fn stayed_calm(&self, glimpse: Calm<'_>) -> bool {
-        // The loads of the copy must not move below these.
+        // The loads of the copy must not move below these. Nor may the second load below move above the first: whoever
+        // finds a page calm again finds that `moves` has grown.
         fence(Ordering::Acquire);
-        glimpse.bit.is_set() && self.head().moves.load(Ordering::Relaxed) == glimpse.moves
+        glimpse.stirred.load(Ordering::Acquire) == glimpse.bits
+            && self.head().moves.load(Ordering::Relaxed) == glimpse.moves
     }
 
     /// Makes a page count as stirred, before anything of it is published that is not in the data file.
     #[inline(always)]
     pub(super) fn stir(&self, page: u64) {
-        if let Some(bit) = self.calm_bit(page).filter(CalmBit::is_set) {
-            bit.word.fetch_or(1 << (page % 64), Ordering::AcqRel);
+        let bit = 1 << (page % 64);
+        if let Some(stirred) = self.stirred.get((page / 64) as usize)
+            && stirred.load(Ordering::Acquire) & bit == 0
+        {
+            stirred.fetch_or(bit, Ordering::AcqRel);
         }
     }
 
@@ -153,8 +143,8 @@ impl State {
     /// `moves` has grown.
     pub(super) fn calm(&self, page: u64) {
         self.head().moves.fetch_add(2, Ordering::AcqRel);
-        if let Some(bit) = self.calm_bit(page) {
-            bit.word.fetch_and(!(1 << (page % 64)), Ordering::AcqRel);
+        if let Some(stirred) = self.stirred.get((page / 64) as usize) {
+            stirred.fetch_and(!(1 << (page % 64)), Ordering::AcqRel);
         }
     }
 

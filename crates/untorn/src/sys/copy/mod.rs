@@ -89,6 +89,74 @@ pub(crate) unsafe fn read_racy(src: *const u8, dst: &mut [u8]) {
     atomic::fence(Ordering::Acquire);
 }
 
+/// The longest copy that [`read_racy_short`] makes.
+pub(crate) const SHORT: usize = 256;
+
+/// Whether registers hold a cache line, for [`read_racy_short`].
+pub(crate) fn has_wide_registers() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return x86::has_wide_registers();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// [`read_racy`] of at most [`SHORT`] bytes, without a call. A processor overlaps the cache misses of as many reads as it
+/// has room for their instructions, so short reads of a large file are as fast as they have few.
+///
+/// # Safety
+/// As for [`read_racy`]; and `wide` is what [`has_wide_registers`] says, or false.
+#[inline(always)]
+pub(crate) unsafe fn read_racy_short(src: *const u8, dst: &mut [u8], wide: bool) {
+    let (len, dst) = (dst.len(), dst.as_mut_ptr());
+    debug_assert!(len <= SHORT);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = wide;
+    match len {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the caller's ranges, of 64 to 256 bytes, and its word for the registers.
+        64.. if wide => unsafe { x86::copy_wide(src, dst, len) },
+        // SAFETY: the caller's ranges, of N to 2N bytes.
+        129.. => unsafe { copy_ends::<128>(src, dst, len) },
+        // SAFETY: as above.
+        65.. => unsafe { copy_ends::<64>(src, dst, len) },
+        // SAFETY: as above.
+        33.. => unsafe { copy_ends::<32>(src, dst, len) },
+        // SAFETY: as above.
+        17.. => unsafe { copy_ends::<16>(src, dst, len) },
+        // SAFETY: as above.
+        8.. => unsafe { copy_ends::<8>(src, dst, len) },
+        // SAFETY: as above.
+        4.. => unsafe { copy_ends::<4>(src, dst, len) },
+        // SAFETY: as above.
+        2.. => unsafe { copy_ends::<2>(src, dst, len) },
+        // SAFETY: as above.
+        1 => unsafe { copy_ends::<1>(src, dst, len) },
+        0 => {}
+    }
+    // As in `read_racy`.
+    atomic::fence(Ordering::Acquire);
+}
+
+/// Copies the first N and the last N of N to 2N bytes.
+///
+/// # Safety
+/// `src` and `dst` are valid for `len` bytes, which is N at least, and do not overlap.
+#[inline(always)]
+unsafe fn copy_ends<const N: usize>(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: the first bytes of the caller's ranges.
+    unsafe { copy_const::<N>(src, dst) };
+    // SAFETY: the last ones.
+    unsafe { copy_const::<N>(src.wrapping_add(len - N), dst.wrapping_add(len - N)) };
+}
+
+/// # Safety
+/// `src` and `dst` are valid for N bytes and do not overlap.
+#[inline(always)]
+unsafe fn copy_const<const N: usize>(src: *const u8, dst: *mut u8) {
+    // SAFETY: handed on from the caller.
+    unsafe { ptr::copy_nonoverlapping(src, dst, N) }
+}
+
 /// Asks the CPU to translate an address and fetch its line, without waiting. Any address will do: a prefetch cannot
 /// fault.
 #[inline(always)]
@@ -142,6 +210,12 @@ mod tests {
                 // SAFETY: as above.
                 unsafe { read_racy(found.as_ptr().wrapping_add(offset), &mut back) };
                 assert_eq!(back, source[..len]);
+                for wide in [false, has_wide_registers()] {
+                    let mut back = vec![0; len.min(SHORT)];
+                    // SAFETY: as above, short, and on a CPU that was asked.
+                    unsafe { read_racy_short(found.as_ptr().wrapping_add(offset), &mut back, wide) };
+                    assert_eq!(back, source[..back.len()], "offset {offset} len {len} wide {wide}");
+                }
             }
         }
     }

@@ -54,6 +54,72 @@ fn choose() -> Width {
     chosen
 }
 
+/// Whether registers hold a cache line.
+pub(super) fn has_wide_registers() -> bool {
+    width() == Width::Avx512
+}
+
+/// Copies 64 to 256 bytes through the cache, by as few instructions as can be.
+///
+/// # Safety
+/// `src` and `dst` are valid for `len` bytes and do not overlap, and [`has_wide_registers`].
+#[inline(always)]
+pub(super) unsafe fn copy_wide(src: *const u8, dst: *mut u8, len: usize) {
+    if len > LINE {
+        // SAFETY: the first line of the caller's ranges.
+        unsafe { copy_first::<0>(src, dst) };
+        if len > 2 * LINE {
+            // SAFETY: the second one.
+            unsafe { copy_first::<1>(src, dst) };
+            // SAFETY: the last but one.
+            unsafe { copy_last::<2>(src, dst, len) };
+        }
+    }
+    // SAFETY: the last one.
+    unsafe { copy_last::<1>(src, dst, len) };
+}
+
+/// Copies line N.
+///
+/// # Safety
+/// `src` and `dst` have such a line and do not overlap, and the CPU has AVX-512F.
+#[inline(always)]
+unsafe fn copy_first<const N: usize>(src: *const u8, dst: *mut u8) {
+    // SAFETY: load and store lie within the caller's ranges and need no alignment. The one register used is declared.
+    unsafe {
+        asm!(
+            "vmovdqu64 zmm16, [{from} + 64 * {N}]",
+            "vmovdqu64 [{to} + 64 * {N}], zmm16",
+            from = in(reg) src,
+            to = in(reg) dst,
+            N = const N,
+            out("zmm16") _,
+            options(nostack, preserves_flags),
+        )
+    }
+}
+
+/// Copies the line that begins N lines before the end.
+///
+/// # Safety
+/// As for [`copy_first`], of ranges of `len` bytes.
+#[inline(always)]
+unsafe fn copy_last<const N: usize>(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: as in `copy_first`.
+    unsafe {
+        asm!(
+            "vmovdqu64 zmm16, [{from} + {len} - 64 * {N}]",
+            "vmovdqu64 [{to} + {len} - 64 * {N}], zmm16",
+            from = in(reg) src,
+            to = in(reg) dst,
+            len = in(reg) len,
+            N = const N,
+            out("zmm16") _,
+            options(nostack, preserves_flags),
+        )
+    }
+}
+
 /// The widest streaming store in use, for reports.
 pub(crate) fn width_name() -> &'static str {
     match width() {
