@@ -7,13 +7,21 @@ pub(crate) mod copy;
 pub(crate) mod fault;
 pub(crate) mod file;
 pub(crate) mod flush;
+#[cfg_attr(not(test), allow(dead_code))] // as `sharing::working`, which needs it
+pub(crate) mod locks;
 pub(crate) mod map;
 mod process;
 pub(crate) mod range;
 pub(crate) mod ring;
+#[cfg_attr(not(test), allow(dead_code))] // as `sharing::working`, which needs it
+pub(crate) mod shared;
+#[cfg_attr(not(test), allow(dead_code))] // as `sharing::working`, which needs it
+pub(crate) mod socket;
 // The one place where the model checker comes in.
 #[cfg_attr(loom, path = "sync_loom.rs")]
 pub(crate) mod sync;
+#[cfg_attr(not(test), allow(dead_code))] // as `sharing::working`, which needs it
+pub(crate) mod userfault;
 mod zeroed;
 
 pub(crate) use process::incarnation;

@@ -83,7 +83,10 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     // SAFETY: the kernel hands a filled `siginfo_t` to a handler installed with SA_SIGINFO, which is as large at least.
     let fault = unsafe { info.cast::<FaultInfo>().read() };
     let mended = matches!(fault.code, libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR)
-        && visit(fault.address as usize).is_some_and(|visit| mend(&visit, &fault));
+        && visit(fault.address as usize).is_some_and(|visit| {
+            // Only the kernel's refusal to hand a page out is the keeper's to see to; a page that failed is lost.
+            (fault.code == libc::BUS_ADRERR && visit.serve(fault.address as usize)) || mend(&visit, &fault)
+        });
     // SAFETY: as above. The interrupted code may be about to read it.
     unsafe { errno.write(before) };
     if !mended {

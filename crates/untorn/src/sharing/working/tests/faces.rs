@@ -1,0 +1,1 @@
+//! One call at a time.
