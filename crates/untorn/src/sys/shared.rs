@@ -122,6 +122,15 @@ impl SharedPages {
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.at(offset), from.len()) }
     }
 
+    /// Has the kernel store to the memory, as programs do: `read(2)` into it.
+    #[cfg(test)]
+    pub(crate) fn read_from(&self, file: &std::fs::File, offset: usize, len: usize) -> io::Result<usize> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.reserved));
+        // SAFETY: within the mapping, to which no reference exists but to atomic words.
+        let done = unsafe { libc::read(std::os::fd::AsRawFd::as_raw_fd(file), self.at(offset).cast(), len) };
+        usize::try_from(done).map_err(|_| io::Error::last_os_error())
+    }
+
     /// The memory from byte `offset` as `count` words of 64 bits, which must not be used as others elsewhere.
     pub(crate) fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
         self.check::<AtomicU64>(offset, count);

@@ -198,14 +198,9 @@ mod tests {
         tracker.register(pages.address(), 4096).unwrap();
         tracker.protect(pages.address(), 4096, true).unwrap();
         let zero = std::fs::File::open("/dev/zero").unwrap();
-        let read = || {
-            // SAFETY: the page belongs to the test, and is accessed through raw pointers only.
-            let done = unsafe { libc::read(zero.as_raw_fd(), pages.at(0).cast(), 4096) };
-            if done < 0 { io::Error::last_os_error().raw_os_error() } else { None }
-        };
-        assert_eq!(read(), Some(libc::EFAULT));
+        assert_eq!(pages.read_from(&zero, 0, 4096).unwrap_err().raw_os_error(), Some(libc::EFAULT));
         tracker.protect(pages.address(), 4096, false).unwrap();
-        assert_eq!(read(), None);
+        assert_eq!(pages.read_from(&zero, 0, 4096).unwrap(), 4096);
         let mut bytes = [1; 4096];
         pages.copy_out(0, &mut bytes);
         assert_eq!(bytes, [0; 4096]);

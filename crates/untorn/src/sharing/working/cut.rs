@@ -38,6 +38,8 @@ impl Server {
         }
         make_room(&mut cut);
         self.close_gate()?;
+        #[cfg(test)]
+        super::tests::reach(super::tests::Point::GateClosed);
         self.control.take_dirty(&mut cut.pages);
         if let Err(error) = self.protect(&cut.pages) {
             self.control.recover();
@@ -49,12 +51,16 @@ impl Server {
             // A bug that the tests must find: stores go on while the pages are copied.
             cut.pages.iter().for_each(|page| self.control.pending().reset(*page));
         }
+        #[cfg(test)]
+        super::tests::reach(super::tests::Point::Protected);
         self.control.set_gate(COPYING);
         make_room(&mut cut);
         let pending = self.control.pending();
         for (page, bytes) in cut.pages.iter().zip(cut.bytes.chunks_exact_mut(PAGE)) {
             self.view.copy_out(*page as usize * PAGE, bytes);
             pending.reset(*page);
+            #[cfg(test)]
+            super::tests::reach(super::tests::Point::Copying);
         }
         self.control.set_gate(OPEN);
         Ok(Some(cut))
@@ -83,6 +89,8 @@ impl Server {
             }
             self.view.copy_in(page as usize * PAGE, &bytes);
             self.control.dirty().reset(page);
+            #[cfg(test)]
+            super::tests::reach(super::tests::Point::RollingBack);
         }
         self.control.set_rolling_back(false);
         self.control.set_gate(OPEN);
@@ -175,7 +183,11 @@ impl Server {
             }
             // Where there are contents already the process that served before was killed between these two steps.
             match self.filler.fill(self.view.address() + next as usize * PAGE, bytes) {
-                Ok(_) => drop(present.set(next)),
+                Ok(_) => {
+                    #[cfg(test)]
+                    super::tests::reach(super::tests::Point::Filled);
+                    present.set(next);
+                }
                 Err(error) if next == page => {
                     self.control.poison(&format!("there is no memory for page {page}: {error}"));
                     self.control.set_lost(page);

@@ -33,8 +33,12 @@ pub(super) struct Keeper {
 impl fault::Keeper for Keeper {
     fn serve(&self, offset: u64) -> bool {
         let page = offset / PAGE as u64;
-        // Beyond the end, where there is nothing to serve.
-        page < self.control.pages() && (self.control.present().get(page) || self.fetch(page)) && self.open(page)
+        if page >= self.control.pages() {
+            return false; // beyond the end, where there is nothing to serve
+        }
+        // The signal does not tell a load from a store. A page that is present is only kept from stores; one that was not
+        // may have been loaded from, and if it is a store it traps again.
+        if self.control.present().get(page) { self.open(page) } else { self.fetch(page) }
     }
 }
 
@@ -64,10 +68,16 @@ impl Keeper {
             return false;
         }
         self.control.enter(self.slot, page);
+        #[cfg(test)]
+        super::tests::reach(super::tests::Point::Entered);
         // Both before the first store can proceed: see the control block.
         self.control.dirty().set(page);
         let was_writable = self.control.writable(self.slot).set(page);
+        #[cfg(test)]
+        super::tests::reach(super::tests::Point::Dirty);
         let done = self.tracker.protect(self.base + page as usize * PAGE, PAGE, false);
+        #[cfg(test)]
+        super::tests::reach(super::tests::Point::Opened);
         self.control.leave(self.slot);
         let idle = if was_writable { self.idle.fetch_add(1, Ordering::Relaxed) } else { 0 };
         if !was_writable {

@@ -75,11 +75,23 @@ pub(super) struct Server {
     committer: Option<Committer>,
 }
 
-/// The thread that calls the backing.
+/// The thread that calls the backing. It ends with this value, and the backing is nobody's then.
 struct Committer {
-    cuts: Sender<Cut>,
+    cuts: Option<Sender<Cut>>,
     done: Receiver<(Cut, Result<u64>)>,
     bell: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Committer {
+    fn drop(&mut self) {
+        // What it waits for.
+        self.cuts = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic of the backing was caught there.
+            let _ = thread.join();
+        }
+    }
 }
 
 /// A serving thread of this process; dropping it ends the serving in good order.
@@ -201,9 +213,13 @@ impl Committer {
         let (committed, done) = channel();
         let bell = Arc::new(bell()?);
         let ours = Arc::clone(&bell);
-        thread::Builder::new().name("untorn-committer".to_owned()).spawn(move || {
+        let thread = thread::Builder::new().name("untorn-committer".to_owned()).spawn(move || {
             for cut in to_commit {
+                #[cfg(test)]
+                super::tests::reach(super::tests::Point::Committing);
                 let result = catch_unwind(AssertUnwindSafe(|| backing.commit(&cut)));
+                #[cfg(test)]
+                super::tests::reach(super::tests::Point::Committed);
                 let result = result.unwrap_or_else(|_| {
                     let cause = "the backing panicked".to_owned();
                     Err(Error::Poisoned { path: Default::default(), cause })
@@ -214,7 +230,7 @@ impl Committer {
                 ring(&ours);
             }
         })?;
-        Ok(Committer { cuts, done, bell })
+        Ok(Committer { cuts: Some(cuts), done, bell, thread: Some(thread) })
     }
 }
 
@@ -447,8 +463,8 @@ impl Server {
             match begun.and_then(|()| self.cut()) {
                 Ok(Some(cut)) => {
                     self.in_flight = Some(waiting);
-                    let lost = self.committer.as_ref().is_none_or(|committer| committer.cuts.send(cut).is_err());
-                    if lost {
+                    let cuts = self.committer.as_ref().and_then(|committer| committer.cuts.as_ref());
+                    if cuts.is_none_or(|cuts| cuts.send(cut).is_err()) {
                         // Its thread is gone, which a panic in the backing does not lead to.
                         let failed = Err(self.poisoned("the committing thread is gone".to_owned()));
                         self.finish(Cut::default(), failed);

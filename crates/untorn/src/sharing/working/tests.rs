@@ -2,13 +2,15 @@
 //! environment that makes them children.
 
 mod backing;
+mod costs;
 mod cuts;
+mod deaths;
 mod faces;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::{Opener, PAGE, WorkingCopy};
 use crate::sys::shared::SharedPages;
@@ -20,6 +22,40 @@ pub(super) enum Bug {
     NoProtection,
     /// A cut lets stores to its pages through before they are copied.
     EarlyGate,
+}
+
+/// Where a process can be made to kill itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Point {
+    /// A store has passed the gate.
+    Entered = 1,
+    /// Its page is dirty, and protected yet.
+    Dirty,
+    /// Its page is writable.
+    Opened,
+    /// A page is filled, and nobody knows.
+    Filled,
+    /// A cut has closed the gate.
+    GateClosed,
+    /// It has protected its pages.
+    Protected,
+    /// It has copied one of them.
+    Copying,
+    /// The backing is about to commit.
+    Committing,
+    /// The backing has committed.
+    Committed,
+    /// One of the pages is rolled back.
+    RollingBack,
+}
+
+static DIE_AT: AtomicU32 = AtomicU32::new(0);
+
+/// Ends this process if it is to end here. Safe in a signal handler.
+pub(super) fn reach(point: Point) {
+    if DIE_AT.load(Ordering::SeqCst) == point as u32 {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
 }
 
 const BUG: &str = "UNTORN_TEST_BUG";
@@ -43,14 +79,19 @@ fn child_of(test: &str) -> Option<(PathBuf, usize)> {
 
 /// Starts child `id` of a test of the module `module`.
 fn spawn(module: &str, test: &str, dir: &Path, id: usize, bug: Option<Bug>) -> Child {
+    command(module, test, dir, id, bug).spawn().unwrap()
+}
+
+fn command(module: &str, test: &str, dir: &Path, id: usize, bug: Option<Bug>) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let name = format!("sharing::working::tests::{module}::{test}");
-    command.args(["--exact", &name, "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", &name, "--nocapture", "--test-threads=1", "--include-ignored"]);
     command.env(CHILD, format!("{test} {id} {}", dir.display()));
     if let Some(bug) = bug {
         command.env(BUG, format!("{bug:?}"));
     }
-    command.stdout(std::process::Stdio::null()).spawn().unwrap()
+    command.stdout(std::process::Stdio::null());
+    command
 }
 
 /// Words that the processes of a test share beside the working copy.

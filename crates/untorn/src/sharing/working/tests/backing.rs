@@ -90,7 +90,9 @@ impl Journal {
         if torn.is_some() {
             notes[TORN].fetch_add(1, Ordering::SeqCst);
         }
-        writeln!(&self.verdicts, "{number} {}", torn.as_deref().unwrap_or("whole"))?;
+        // In one piece, whenever the process is killed.
+        let verdict = format!("{number} {}\n", torn.as_deref().unwrap_or("whole"));
+        (&self.verdicts).write_all(verdict.as_bytes())?;
         notes[LAST].store(number, Ordering::SeqCst);
         Ok(())
     }
