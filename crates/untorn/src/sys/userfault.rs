@@ -76,8 +76,9 @@ impl Userfault {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
         let flags = flags | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
         // SAFETY: a new descriptor changes no memory; see the requests.
-        let fd = unsafe { rustix::mm::userfaultfd(flags) }
-            .map_err(|errno| named(errno, "userfaultfd(2) is refused here (a kernel without it, or a container's filter)"))?;
+        let fd = unsafe { rustix::mm::userfaultfd(flags) }.map_err(|errno| {
+            named(errno, "userfaultfd(2) is refused here (a kernel without it, or a container's filter)")
+        })?;
         let made = Userfault(fd);
         match made.request(IOCTL_API, &mut [API, features, 0]) {
             Ok(()) => Ok(made),

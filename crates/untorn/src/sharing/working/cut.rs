@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::backing::Cut;
 use super::control::{CLOSED, COPYING, MEMBERS, OPEN, PAGE};
 use super::server::Server;
-use super::backing::Cut;
 use crate::error::{Error, Result};
 
 /// Pages between two dirty ones that are protected along with them, which they are already: that costs less than another
@@ -119,7 +119,8 @@ impl Server {
                     if !self.control.rolling_back() {
                         self.control.set_gate(OPEN);
                     }
-                    let reason = "a process that shares it is stopped in the middle of a store; let it continue or kill it";
+                    let reason =
+                        "a process that shares it is stopped in the middle of a store; let it continue or kill it";
                     return Err(self.io("stop the stores to", io::Error::other(reason)));
                 }
                 thread::sleep(Duration::from_micros(100));

@@ -27,8 +27,9 @@
 //! Pages stay protected throughout: each process keeps its own userfaultfd open. *All of them*: the working copy is gone,
 //! and the file is at its last commit.
 //!
-//! A process that is stopped (SIGSTOP, a debugger) and not killed: if it serves, everybody waits for it; if not, commits
-//! are refused only while one of its threads is stopped within 3.
+//! A process that is stopped (SIGSTOP, a debugger) and not killed can be told from a dead one, and is waited for: by
+//! everybody if it serves; if not, by commits after another server has come, which need its userfaultfd. While one of its
+//! threads is stopped within 3 commits are refused, each after half a second.
 //!
 //! # What the kernel does (tried on Linux 6.18, as the tests here do)
 //! - Protecting a range of shared memory also marks pages that are not mapped, or do not exist, and the mark survives
@@ -63,6 +64,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
+#[cfg_attr(not(test), allow(unused_imports))] // as above: for users to come
 pub(crate) use backing::{Backing, Cut, Opener};
 
 use self::control::PAGE;
@@ -94,8 +96,7 @@ impl WorkingCopy {
     /// [`Error::InUse`] if this process takes part already, or those who do can't be joined; those of the opener;
     /// [`Error::Io`], which says what is missing where the kernel or a filter doesn't allow it.
     pub(crate) fn open(dir: &Path, name: &str, opener: Arc<dyn Opener>, reserve: u64) -> Result<Self> {
-        crate::sys::userfault::probe()
-            .map_err(|error| Error::io("share plain stores to", &dir.join(name), error))?;
+        crate::sys::userfault::probe().map_err(|error| Error::io("share plain stores to", &dir.join(name), error))?;
         let place = Arc::new(Place::open(dir, name)?);
         let joined = join::join(&place, &opener, reserve)?;
         let failed = |error| Error::io("watch the working copy of", place.path(), error);
@@ -129,12 +130,7 @@ impl WorkingCopy {
         });
         let (watching, server) = (Arc::clone(&member), joined.connection.server);
         let watcher = thread::Builder::new().name("untorn-watcher".to_owned()).spawn(move || watching.watch(server));
-        Ok(WorkingCopy {
-            watcher: Some(watcher.map_err(failed)?),
-            member,
-            owner: incarnation(),
-            left: false,
-        })
+        Ok(WorkingCopy { watcher: Some(watcher.map_err(failed)?), member, owner: incarnation(), left: false })
     }
 
     /// Bytes of the working copy now.

@@ -95,7 +95,8 @@ impl Place {
     }
 
     fn try_lock(&self, byte: u64) -> Result<bool> {
-        locks::try_lock_byte(self.lock(), byte).map_err(|error| Error::io("lock a byte of the lock file of", &self.path, error))
+        locks::try_lock_byte(self.lock(), byte)
+            .map_err(|error| Error::io("lock a byte of the lock file of", &self.path, error))
     }
 
     /// Takes the part of the one that serves, if nobody has it.
@@ -149,7 +150,8 @@ impl Place {
     pub(super) fn listen(&self) -> Result<OwnedFd> {
         // Whoever listened there before is gone.
         self.unlink();
-        socket::listen(self.dir.as_fd(), &self.socket).map_err(|error| Error::io("listen for the sharers of", &self.path, error))
+        socket::listen(self.dir.as_fd(), &self.socket)
+            .map_err(|error| Error::io("listen for the sharers of", &self.path, error))
     }
 
     /// Removes the socket's name.

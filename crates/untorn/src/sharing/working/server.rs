@@ -144,7 +144,12 @@ pub(super) fn begin(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) 
 ///
 /// # Errors
 /// [`Error::Io`]: then another process has to.
-pub(super) fn take_over(place: &Arc<Place>, control: &Arc<Control>, pages: &SharedPages, opener: &Arc<dyn Opener>) -> Result<Serving> {
+pub(super) fn take_over(
+    place: &Arc<Place>,
+    control: &Arc<Control>,
+    pages: &SharedPages,
+    opener: &Arc<dyn Opener>,
+) -> Result<Serving> {
     // Nobody who waits to store has to wait for the rest.
     control.recover();
     control.set_gate(if control.rolling_back() { CLOSED } else { OPEN });
@@ -203,7 +208,8 @@ fn start(
         in_flight: None,
         committer,
     };
-    let thread = thread::Builder::new().name("untorn-server".to_owned()).spawn(move || server.serve()).map_err(failed)?;
+    let thread =
+        thread::Builder::new().name("untorn-server".to_owned()).spawn(move || server.serve()).map_err(failed)?;
     Ok(Serving { stop, thread: Some(thread) })
 }
 
@@ -297,6 +303,11 @@ impl Server {
         while let Ok(Some(socket)) = socket::accept(self.listener.as_fd()) {
             self.next_token += 1;
             let mine = rustix::process::geteuid().as_raw();
+            #[cfg(test)]
+            if self.bug == Some(super::tests::Bug::Heir) {
+                // Without close-on-exec.
+                std::mem::forget((rustix::io::dup(&socket), rustix::io::dup(&self.listener)));
+            }
             match socket::peer_user(socket.as_fd()) {
                 Ok(user) if user == mine => self.peers.push(Peer { socket, token: self.next_token, ended: false }),
                 _ => {
@@ -385,7 +396,8 @@ impl Server {
             self.control.allocate_member(slot, pages).map_err(|error| format!("there is no memory: {error}"))?;
             if message.b < pages {
                 // It has grown since the process had a look.
-                protect_tail(&tracker, base, message.b, pages).map_err(|error| format!("protecting it failed: {error}"))?;
+                protect_tail(&tracker, base, message.b, pages)
+                    .map_err(|error| format!("protecting it failed: {error}"))?;
             }
             self.control.set_attached(slot, true);
         }
@@ -431,7 +443,8 @@ impl Server {
 
     /// Does what was asked for, as far as it can be done now.
     fn advance(&mut self) {
-        while self.in_flight.is_none() && (!self.queue.is_empty() || self.control.rolling_back()) && self.all_are_back() {
+        while self.in_flight.is_none() && (!self.queue.is_empty() || self.control.rolling_back()) && self.all_are_back()
+        {
             if self.control.rolling_back() {
                 // What a dead server began. It can't be answered for; if it failed the working copy is poisoned.
                 let failed = self.roll_back().is_err();
@@ -481,7 +494,8 @@ impl Server {
         let (before, old) = (self.control.len(), self.control.pages());
         let room = self.control.reserved() * PAGE as u64;
         if !(before..=room).contains(&len) {
-            let what = format!("{len} bytes: while it is shared it can have from {before}, its length, to {room} bytes");
+            let what =
+                format!("{len} bytes: while it is shared it can have from {before}, its length, to {room} bytes");
             return Err(Error::Invalid { path: self.place.path().to_owned(), what });
         }
         let pages = len.div_ceil(PAGE as u64);

@@ -109,7 +109,9 @@ pub(super) enum Came {
 pub(super) fn receive(from: BorrowedFd<'_>) -> Came {
     let mut bytes = [0; LONGEST];
     match socket::receive(from, &mut bytes) {
-        Ok(Received::Message(len, fds)) => parse(&bytes[..len]).map_or(Came::End, |message| Came::Message(message, fds)),
+        Ok(Received::Message(len, fds)) => {
+            parse(&bytes[..len]).map_or(Came::End, |message| Came::Message(message, fds))
+        }
         Ok(Received::Nothing) => Came::Nothing,
         Ok(Received::End) | Err(_) => Came::End,
     }

@@ -53,6 +53,15 @@ fn install_now() -> io::Result<()> {
     // The environment that the previous handler asked for, as far as it is not ours to choose.
     let mut ours = before;
     ours.sa_sigaction = on_sigbus as *const () as usize;
+    // A signal that comes in the middle of serving a fault waits: its handler might fault on a page of the same kind, with
+    // SIGBUS blocked, which kills. Those that a fault raises are as the previous handler wants them.
+    for signal in 1..=libc::SIGRTMAX() {
+        let raised = [libc::SIGSEGV, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
+        if !raised.contains(&signal) {
+            // SAFETY: a set of the stack's; a number that stands for no signal is refused, which harms nothing.
+            unsafe { libc::sigaddset(&mut ours.sa_mask, signal) };
+        }
+    }
     ours.sa_flags = (before.sa_flags & (libc::SA_NODEFER | libc::SA_RESTART)) | libc::SA_SIGINFO | libc::SA_ONSTACK;
     let replaced = action(Some(&ours))?;
     if replaced.sa_sigaction != before.sa_sigaction {

@@ -46,7 +46,8 @@ impl Journal {
         if let Some(why) = fs::read_to_string(dir.join("broken")).ok().filter(|why| !why.is_empty()) {
             return Err(failed(std::io::Error::other(why)));
         }
-        let image = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+        let image =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
         if !crate::sys::file::try_lock(image.as_fd(), true).map_err(failed)? {
             return Err(Error::InUse { path, holder: "another process".to_owned() });
         }

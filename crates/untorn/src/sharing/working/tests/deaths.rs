@@ -13,6 +13,7 @@ const PAGES: usize = 256;
 // Words of the notes.
 const READY: usize = 8;
 const GO: usize = 9;
+const HEIR: usize = 10;
 
 fn word(copy: &WorkingCopy, page: usize) -> &std::sync::atomic::AtomicU64 {
     &copy.words(page * PAGE, 1)[0]
@@ -100,6 +101,49 @@ fn survive(test: &str, point: Point) {
     assert_eq!(word(&copy, 5).load(SeqCst), 55);
     assert_eq!(image(dir.path(), 5), 55);
     copy.leave().unwrap();
+}
+
+/// A process forked from the one that serves has its sockets too, so that their other ends do not see it end.
+#[test]
+fn that_left_an_heir_of_its_sockets() {
+    const TEST: &str = "that_left_an_heir_of_its_sockets";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, _)) = child_of(TEST) {
+        let (copy, notes) = (open(&dir, PAGES), notes(&dir));
+        word(&copy, 0).store(1, SeqCst);
+        copy.commit().unwrap();
+        words(&notes)[READY].store(1, SeqCst);
+        await_word(&notes, GO);
+        let heir = std::process::Command::new("sleep").arg("20").spawn().unwrap();
+        words(&notes)[HEIR].store(heir.id().into(), SeqCst);
+        DIE_AT.store(Point::Protected as u32, SeqCst);
+        word(&copy, 0).store(2, SeqCst);
+        copy.commit().unwrap();
+        unreachable!("it survived");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let notes = notes(dir.path());
+    let mut child = spawn("deaths", TEST, dir.path(), 0, Some(super::Bug::Heir));
+    await_word(&notes, READY);
+    let copy = open(dir.path(), PAGES);
+    words(&notes)[GO].store(1, SeqCst);
+    child.wait().unwrap();
+    let since = Instant::now();
+    word(&copy, 0).store(3, SeqCst);
+    let number = copy.commit().unwrap();
+    let took = since.elapsed();
+    let heir = words(&notes)[HEIR].load(SeqCst);
+    let sockets = std::fs::read_dir(format!("/proc/{heir}/fd")).unwrap().filter_map(|fd| fd.unwrap().path().read_link().ok());
+    assert!(sockets.filter(|link| link.to_string_lossy().starts_with("socket:")).count() >= 2, "it inherited none");
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(i32::try_from(heir).unwrap()).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    assert_eq!((number, image(dir.path(), 0)), (2, 3));
+    assert!(took < Duration::from_secs(1), "it took {took:?}");
 }
 
 #[test]
