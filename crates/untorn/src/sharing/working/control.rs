@@ -424,6 +424,7 @@ impl Control {
                 into.extend(pages_of(word as usize, bits));
             }
         }
+        self.keep_existing(into);
     }
 
     /// Makes the dirty pages those of a commit under way, each pending until it is copied. The gate is closed.
@@ -445,6 +446,13 @@ impl Control {
             }
             summary.store(0, Ordering::SeqCst);
         }
+        self.keep_existing(into);
+    }
+
+    /// Drops pages that a process gone wild may have named.
+    fn keep_existing(&self, pages: &mut Vec<u64>) {
+        let end = self.pages();
+        pages.retain(|page| *page < end);
     }
 
     /// How many words of the summary there can be bits in.

@@ -104,7 +104,7 @@ type Parts = (Arc<Control>, SharedPages, Userfault, Connection);
 
 fn attempt(place: &Place) -> std::result::Result<Parts, Trouble> {
     let socket = connect(place)?;
-    let hello = Message::new(Kind::Hello, 0, VERSION, 0);
+    let hello = Message::new(Kind::Hello, place.slot() as u64, VERSION, 0);
     let (welcome, fds) = ask(&socket, &hello, &[], Kind::Welcome, None)?;
     let fatal = |error: io::Error| Trouble::Never(error.to_string());
     let missing = || Trouble::Never("the serving process gave no memory".to_owned());

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::control::{Control, PAGE};
 use super::wire;
-use crate::sys::fault;
 use crate::sys::socket::{Line, send};
 use crate::sys::userfault::Userfault;
+use crate::sys::{fault, incarnation};
 
 /// A page that stays inaccessible although stores to it are let through has failed otherwise: its memory, or the device
 /// that it was swapped out to. After so many faults in a row it is given up.
@@ -20,6 +20,8 @@ const HOPELESS: u32 = 10_000;
 pub(super) struct Keeper {
     pub(super) control: Arc<Control>,
     pub(super) tracker: Arc<Userfault>,
+    /// The process. One forked from it has neither the memory nor the control block.
+    pub(super) owner: u64,
     /// Where the process has the working copy.
     pub(super) base: usize,
     pub(super) slot: usize,
@@ -32,6 +34,9 @@ pub(super) struct Keeper {
 
 impl fault::Keeper for Keeper {
     fn serve(&self, offset: u64) -> bool {
+        if self.owner != incarnation() {
+            return false;
+        }
         let page = offset / PAGE as u64;
         if page >= self.control.pages() {
             return false; // beyond the end, where there is nothing to serve

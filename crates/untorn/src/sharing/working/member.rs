@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -23,6 +23,9 @@ use crate::sys::fault::Watch;
 use crate::sys::shared::SharedPages;
 use crate::sys::socket::Line;
 use crate::sys::userfault::Userfault;
+
+/// How long a process goes on trying to come back to a server that seems not to want it.
+const HOPE: Duration = Duration::from_secs(1);
 
 /// What a process has of a working copy.
 pub(super) struct Member {
@@ -155,6 +158,7 @@ impl Member {
     fn find_server(&self) -> Option<OwnedFd> {
         // If this process served, that thread has ended, or is about to.
         drop(lock(&self.serving).take());
+        let mut hopeless: Option<Instant> = None;
         loop {
             let may_serve = lock(&self.serving).is_none() && self.place.try_serve().unwrap_or(false);
             if may_serve {
@@ -166,7 +170,9 @@ impl Member {
             let back = come_back(&self.place, &self.control, self.pages.address(), &self.tracker, self.stop.as_fd());
             match back.and_then(|connection| self.exchange(connection)) {
                 Ok(server) => return Some(server),
-                Err(Trouble::Again(_)) => {}
+                Err(Trouble::Again(_)) => hopeless = None,
+                // A shortage may pass.
+                Err(Trouble::Never(_)) if hopeless.get_or_insert_with(Instant::now).elapsed() < HOPE => {}
                 Err(Trouble::Never(why)) => {
                     self.cut_off.store(true, Ordering::Relaxed);
                     lock(&self.asked).cut_off = Some(why);

@@ -105,6 +105,7 @@ impl WorkingCopy {
         let keeper = || Keeper {
             control: Arc::clone(&joined.control),
             tracker: Arc::clone(&tracker),
+            owner: incarnation(),
             base: pages.address(),
             slot: place.slot(),
             line: Arc::clone(&line),

@@ -14,17 +14,20 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::control::MEMBERS;
 use crate::error::{Error, Result};
-use crate::sys::{locks, socket};
+use crate::sys::{incarnation, locks, socket};
 
 const SERVER: u64 = 0;
 const SLOTS: u64 = 64;
 const ATTACHED: u64 = SLOTS + MEMBERS as u64;
 
-/// The lock files that this process has open, by device and inode: closing one descriptor of a file releases the locks
-/// taken through another.
-static OPEN: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+/// A lock file: the process that opened it, device and inode.
+type Identity = (u64, u64, u64);
 
-fn open_files() -> MutexGuard<'static, Vec<(u64, u64)>> {
+/// The lock files that this process has open, and those that the one had open which it was forked from: closing one
+/// descriptor of a file releases the locks taken through another.
+static OPEN: Mutex<Vec<Identity>> = Mutex::new(Vec::new());
+
+fn open_files() -> MutexGuard<'static, Vec<Identity>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -35,7 +38,7 @@ pub(super) struct Place {
     dir: OwnedFd,
     socket: String,
     lock: Option<File>,
-    identity: (u64, u64),
+    identity: Identity,
     slot: usize,
 }
 
@@ -55,7 +58,7 @@ impl Place {
         let file = format!("{name}.lock");
         // Held until the file is noted: two threads may come at once.
         let mut open = open_files();
-        let identity = |found: rustix::fs::Stat| (found.st_dev, found.st_ino);
+        let identity = |found: rustix::fs::Stat| (incarnation(), found.st_dev, found.st_ino);
         // By its name, for opening it to look would be to close it afterwards.
         if let Ok(found) = rustix::fs::statat(&handle, &file, AtFlags::SYMLINK_NOFOLLOW)
             && open.contains(&identity(found))

@@ -372,6 +372,11 @@ impl Server {
         if let Some(why) = refused {
             return self.say(token, &Message::new(Kind::Refused, 0, 1, 0).text(why), &[]);
         }
+        if let Some(slot) = usize::try_from(message.id).ok().filter(|slot| *slot < MEMBERS) {
+            // It has the slot's lock, so whoever had the seat is dead, if only since a moment ago. From now on this process
+            // looks alive to those who ask.
+            self.release(slot);
+        }
         let control = Arc::clone(&self.control);
         let Ok(pages) = self.view.file().try_clone_to_owned() else { return };
         let welcome = Message::new(Kind::Welcome, 0, control.reserved(), 0);

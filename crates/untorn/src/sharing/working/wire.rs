@@ -25,11 +25,11 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// To the server: I want to take part. `a` is the version.
+    /// To the server: I have slot `id`, which nobody else has any more, and want to take part. `a` is the version.
     Hello = 1,
     /// Back: `a` is how many pages there is room for; with the control block and the memory.
     Welcome = 2,
-    /// To the server: I have slot `id`, the memory at address `a`, and all but the last pages, from page `b`, protected;
+    /// To the server: I have, in slot `id`, the memory at address `a`, and all but the last pages, from page `b`, protected;
     /// with the userfaultfd. The text names the working copy.
     Attach = 3,
     /// The same from a process that took part already, under another server.

@@ -116,11 +116,12 @@ fn that_left_an_heir_of_its_sockets() {
         copy.commit().unwrap();
         words(&notes)[READY].store(1, SeqCst);
         await_word(&notes, GO);
-        let heir = std::process::Command::new("sleep").arg("20").spawn().unwrap();
+        let mut heir = std::process::Command::new("sleep").arg("20").spawn().unwrap();
         words(&notes)[HEIR].store(heir.id().into(), SeqCst);
         DIE_AT.store(Point::Protected as u32, SeqCst);
         word(&copy, 0).store(2, SeqCst);
         copy.commit().unwrap();
+        heir.wait().unwrap();
         unreachable!("it survived");
     }
     let dir = tempfile::tempdir().unwrap();
@@ -135,7 +136,8 @@ fn that_left_an_heir_of_its_sockets() {
     let number = copy.commit().unwrap();
     let took = since.elapsed();
     let heir = words(&notes)[HEIR].load(SeqCst);
-    let sockets = std::fs::read_dir(format!("/proc/{heir}/fd")).unwrap().filter_map(|fd| fd.unwrap().path().read_link().ok());
+    let sockets =
+        std::fs::read_dir(format!("/proc/{heir}/fd")).unwrap().filter_map(|fd| fd.unwrap().path().read_link().ok());
     assert!(sockets.filter(|link| link.to_string_lossy().starts_with("socket:")).count() >= 2, "it inherited none");
     rustix::process::kill_process(
         rustix::process::Pid::from_raw(i32::try_from(heir).unwrap()).unwrap(),
