@@ -1,7 +1,8 @@
 //! Messages between processes, with descriptors: Unix sockets that keep the bounds of messages.
 //!
 //! # Safety
-//! One call without a wrapper in rustix that suits: it makes an open descriptor stand for another socket.
+//! Two calls without a wrapper in rustix that suits: one makes an open descriptor stand for another socket, one fills a
+//! structure on the stack.
 #![allow(unsafe_code)]
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -60,12 +61,20 @@ fn address(dir: BorrowedFd<'_>, name: &str) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))?)
 }
 
-/// Whose process made the other end: its effective user.
+/// Who made the other end, or listens there: the effective user, and the number of the process, 0 or less if it has none
+/// here.
 ///
 /// # Errors
 /// Those of `getsockopt(2)`.
-pub(crate) fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
-    Ok(rustix::net::sockopt::socket_peercred(socket)?.uid.as_raw())
+pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<(u32, i32)> {
+    // rustix takes the number of a process for one that is not 0, which that of another namespace's is.
+    // SAFETY: a structure of integers.
+    let mut found: libc::ucred = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let into = std::ptr::from_mut(&mut found).cast();
+    // SAFETY: the kernel stores no more than `len` bytes, which are those of the structure.
+    let done = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, into, &mut len) };
+    if done == 0 { Ok((found.uid, found.pid)) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Sends a message, or waits for no room. Safe in a signal handler if there are no descriptors.

@@ -152,9 +152,13 @@ pub(super) fn come_back(
 
 fn connect(place: &Place) -> std::result::Result<OwnedFd, Trouble> {
     let socket = place.connect().map_err(|error| Trouble::io("connecting to the process that serves it", &error))?;
-    let user = socket::peer_user(socket.as_fd()).map_err(|error| Trouble::io("asking whose it is", &error))?;
+    let (user, process) = socket::peer(socket.as_fd()).map_err(|error| Trouble::io("asking whose it is", &error))?;
     if user != rustix::process::geteuid().as_raw() {
         return Err(Trouble::Never(format!("user {user} shares it, and only processes of one user can")));
+    }
+    if !place.may_serve(process) {
+        // A process forked from a dead server keeps the socket that nobody listens at any more.
+        return Err(Trouble::Again("the process that served it is gone".to_owned()));
     }
     Ok(socket)
 }

@@ -120,6 +120,16 @@ impl Place {
         locks::holder(self.lock(), SERVER, 1).ok().flatten().unwrap_or(0).max(0)
     }
 
+    /// Whether a process may be the one that serves, by its number, as far as that can be told.
+    pub(super) fn may_serve(&self, process: i32) -> bool {
+        match locks::holder(self.lock(), SERVER, 1) {
+            // Its own lock is the only one that a process is not told of.
+            Ok(None) => process <= 0 || process == rustix::process::getpid().as_raw_pid(),
+            Ok(Some(holder)) => holder <= 0 || process <= 0 || holder == process,
+            Err(_) => true,
+        }
+    }
+
     /// Says that this process takes part, to whoever asks [`is_alive`](Place::is_alive).
     ///
     /// # Errors

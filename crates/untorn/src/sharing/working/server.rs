@@ -267,9 +267,10 @@ impl Server {
             for token in heard {
                 self.hear(token);
             }
-            self.peers.retain(|peer| !peer.ended);
             self.bury();
             self.advance();
+            // Before the next wait: closing a connection is what tells its process to come back.
+            self.peers.retain(|peer| !peer.ended);
         }
         // Whoever waits for it would ask the next server for another one, which is no harm but for the time.
         if self.in_flight.is_some() {
@@ -308,8 +309,8 @@ impl Server {
                 // Without close-on-exec.
                 std::mem::forget((rustix::io::dup(&socket), rustix::io::dup(&self.listener)));
             }
-            match socket::peer_user(socket.as_fd()) {
-                Ok(user) if user == mine => self.peers.push(Peer { socket, token: self.next_token, ended: false }),
+            match socket::peer(socket.as_fd()) {
+                Ok((user, _)) if user == mine => self.peers.push(Peer { socket, token: self.next_token, ended: false }),
                 _ => {
                     let why = format!("it is shared by processes of user {mine}, and only of that user");
                     let _ = Message::new(Kind::Refused, 0, 1, 0).text(why).send(socket.as_fd(), &[]);

@@ -63,7 +63,17 @@ impl Journal {
         let state = Mutex::new(State { number, len: bytes.len() as u64, bytes });
         let journal = Journal { dir: dir.to_owned(), image, verdicts, notes: super::notes(dir), state };
         journal.replay().map_err(failed)?;
+        let state = lock(&journal.state);
+        if let Some(lost) = super::cuts::judge_age(&state.bytes, &journal.notes) {
+            journal.verdict(state.number, &lost).map_err(failed)?;
+        }
+        drop(state);
         Ok(journal)
+    }
+
+    fn verdict(&self, number: u64, text: &str) -> std::io::Result<()> {
+        // In one piece, whenever the process is killed.
+        (&self.verdicts).write_all(format!("{number} {text}\n").as_bytes())
     }
 
     /// Applies the journal, if there is one, and has the image judged.
@@ -91,9 +101,7 @@ impl Journal {
         if torn.is_some() {
             notes[TORN].fetch_add(1, Ordering::SeqCst);
         }
-        // In one piece, whenever the process is killed.
-        let verdict = format!("{number} {}\n", torn.as_deref().unwrap_or("whole"));
-        (&self.verdicts).write_all(verdict.as_bytes())?;
+        self.verdict(number, torn.as_deref().unwrap_or("whole"))?;
         notes[LAST].store(number, Ordering::SeqCst);
         Ok(())
     }

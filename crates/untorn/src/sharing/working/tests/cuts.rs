@@ -14,7 +14,7 @@ use crate::sys::shared::SharedPages;
 
 /// Pages that all processes store to, each ticket to one: ticket t to page t modulo this.
 const COMMON: usize = 48;
-/// Then each process has two pages: the ticket it is about to store, and the last one it has stored.
+/// Then each thread has two pages: the ticket it is about to store, and the last one it has stored.
 const OWNERS: usize = 8;
 const PAGES: usize = COMMON + 2 * OWNERS;
 
@@ -25,6 +25,8 @@ const SERVER: usize = 16;
 const LONGEST_STORE: usize = 24;
 const LONGEST_COMMIT: usize = 25;
 const ALIVE: usize = 32;
+/// The last ticket that a commit has acknowledged.
+const ACKNOWLEDGED: usize = 48;
 
 /// Stores the next ticket. The stores of all processes are totally ordered: nobody stores ticket t + 1 before ticket t is
 /// stored, and it does not matter who stores it, so nobody has to wait for one that was killed.
@@ -61,10 +63,18 @@ pub(super) fn judge(image: &[u8]) -> Option<String> {
     for owner in 0..OWNERS {
         let (begun, ended) = (word(COMMON + 2 * owner), word(COMMON + 2 * owner + 1));
         if !(ended <= begun && ended <= last && begun <= last + 1) {
-            return Some(format!("process {owner} has begun {begun} and ended {ended} at ticket {last}"));
+            return Some(format!("thread {owner} has begun {begun} and ended {ended} at ticket {last}"));
         }
     }
     None
+}
+
+/// Why an image that is found by who takes over is older than it may be, if it is.
+pub(super) fn judge_age(image: &[u8], notes: &SharedPages) -> Option<String> {
+    let acknowledged = words(notes)[ACKNOWLEDGED].load(SeqCst);
+    let word = |page: usize| u64::from_le_bytes(image[page * PAGE..page * PAGE + 8].try_into().unwrap());
+    let last = (0..COMMON).map(word).max().filter(|_| image.len() == PAGES * PAGE)?;
+    (last < acknowledged).then(|| format!("ticket {acknowledged} was committed, and the image ends with {last}"))
 }
 
 #[test]
@@ -80,13 +90,13 @@ fn the_judge_convicts() {
         assert_eq!(judge(&image), None);
     }
     set(&mut image, COMMON + 1, 1001);
-    assert!(judge(&image).unwrap().contains("process 0"));
+    assert!(judge(&image).unwrap().contains("thread 0"));
     set(&mut image, COMMON + 1, 0);
     set(&mut image, 1001 % COMMON, 0);
     assert!(judge(&image).unwrap().contains("has ticket 0"));
 }
 
-/// A child: one thread stores tickets, another one commits, until the parent says stop.
+/// A child: two threads store tickets, a third one commits, until the parent says stop.
 fn work(dir: &Path, me: usize) {
     let (copy, notes) = (open(dir, PAGES), notes(dir));
     let shared = words(&notes);
@@ -102,11 +112,18 @@ fn work(dir: &Path, me: usize) {
                 shared[ALIVE + me].fetch_add(1, Ordering::Relaxed);
             }
         });
+        scope.spawn(|| {
+            while shared[STOP].load(Ordering::Relaxed) == 0 {
+                timed(LONGEST_STORE, &|| step(&copy, &notes, me + OWNERS / 2));
+            }
+        });
         while shared[STOP].load(Ordering::Relaxed) == 0 {
             if copy.is_serving() {
                 shared[SERVER].store(me as u64 + 1, SeqCst);
             }
+            let before = shared[TICKETS].load(SeqCst);
             timed(LONGEST_COMMIT, &|| assert!(copy.commit().unwrap() < u64::MAX));
+            shared[ACKNOWLEDGED].fetch_max(before, SeqCst);
         }
     });
     copy.leave().unwrap();

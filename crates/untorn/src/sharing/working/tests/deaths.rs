@@ -14,6 +14,8 @@ const PAGES: usize = 256;
 const READY: usize = 8;
 const GO: usize = 9;
 const HEIR: usize = 10;
+const JOINED: usize = 11;
+const STOP: usize = 12;
 
 fn word(copy: &WorkingCopy, page: usize) -> &std::sync::atomic::AtomicU64 {
     &copy.words(page * PAGE, 1)[0]
@@ -110,8 +112,14 @@ fn that_left_an_heir_of_its_sockets() {
     if unavailable() {
         return;
     }
-    if let Some((dir, _)) = child_of(TEST) {
+    if let Some((dir, me)) = child_of(TEST) {
         let (copy, notes) = (open(&dir, PAGES), notes(&dir));
+        if me == 1 {
+            // Another one that has to come back before there can be a commit.
+            words(&notes)[JOINED].store(1, SeqCst);
+            await_word(&notes, STOP);
+            return;
+        }
         word(&copy, 0).store(1, SeqCst);
         copy.commit().unwrap();
         words(&notes)[READY].store(1, SeqCst);
@@ -128,6 +136,8 @@ fn that_left_an_heir_of_its_sockets() {
     let notes = notes(dir.path());
     let mut child = spawn("deaths", TEST, dir.path(), 0, Some(super::Bug::Heir));
     await_word(&notes, READY);
+    let mut sibling = spawn("deaths", TEST, dir.path(), 1, None);
+    await_word(&notes, JOINED);
     let copy = open(dir.path(), PAGES);
     words(&notes)[GO].store(1, SeqCst);
     child.wait().unwrap();
@@ -135,6 +145,8 @@ fn that_left_an_heir_of_its_sockets() {
     word(&copy, 0).store(3, SeqCst);
     let number = copy.commit().unwrap();
     let took = since.elapsed();
+    words(&notes)[STOP].store(1, SeqCst);
+    assert!(sibling.wait().unwrap().success());
     let heir = words(&notes)[HEIR].load(SeqCst);
     let sockets =
         std::fs::read_dir(format!("/proc/{heir}/fd")).unwrap().filter_map(|fd| fd.unwrap().path().read_link().ok());

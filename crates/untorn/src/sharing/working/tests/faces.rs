@@ -205,6 +205,22 @@ fn if_the_file_cannot_be_opened_again_nobody_waits_and_nothing_is_committed() {
 }
 
 #[test]
+fn a_store_beyond_the_end_is_told_by_the_next_call() {
+    if unavailable() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let copy = open(dir.path(), PAGES);
+    set(&copy, 1, 1);
+    assert_eq!(copy.commit().unwrap(), 1);
+    set(&copy, PAGES + 1, 1);
+    assert!(copy.commit().unwrap_err().is_page_lost());
+    drop(copy);
+    let copy = open(dir.path(), PAGES);
+    assert_eq!((copy.len(), get(&copy, 1)), ((PAGES * PAGE) as u64, 1));
+}
+
+#[test]
 fn one_handle_a_process_and_an_error_of_the_file_is_told() {
     if unavailable() {
         return;
