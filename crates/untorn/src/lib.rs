@@ -5,6 +5,7 @@
 //!
 //! - [`AtomicFile`]: copy in, copy out; each write atomic, over any number of pages.
 //! - [`AtomicMap`]: plain loads and stores into memory, committed together.
+//! - [`SharedMap`]: the same for several processes, with one commit for the stores of all.
 //! - [`Transaction`]: writes to any ranges that commit together.
 //! - [`Options`]: engine, durability, layout.
 //! - [`inspect`], [`recover`]: look at a file without changing it; bring it to its last commit.
@@ -44,7 +45,7 @@ pub use engine::{EngineKind, Info, Piece, Recovery, Report, SidecarReport, State
 pub use error::{Error, Result};
 pub use file::AtomicFile;
 pub use inspect::{inspect, recover};
-pub use map::AtomicMap;
+pub use map::{AtomicMap, SharedMap};
 pub use mapped::{MappedFiles, Mapping, Place, View};
 pub use options::{
     DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, Progress, ProgressFn, ReadPolicy, Trust,

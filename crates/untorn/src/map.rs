@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 mod open;
+mod shared;
 mod views;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
+pub use self::shared::SharedMap;
 use crate::engine::{Engine, Info, Piece, Shared};
 use crate::error::{Error, Result};
 use crate::medium::{MediumKind, detect};

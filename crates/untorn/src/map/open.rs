@@ -30,7 +30,7 @@ impl Options {
         AtomicMap::new(engine::create(path.as_ref(), len, &options)?, &options)
     }
 
-    fn for_map(&self, path: &Path) -> Result<Options> {
+    pub(super) fn for_map(&self, path: &Path) -> Result<Options> {
         let refuse = |what: &str| Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
         if !matches!(self.engine, EngineKind::Auto | EngineKind::HybridLog) {
             return refuse("plain loads and stores are committed by the hybrid-log engine, not by another one");

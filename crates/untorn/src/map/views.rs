@@ -68,7 +68,7 @@ impl AtomicMap {
 }
 
 #[cold]
-fn misaligned<T>(path: &Path, offset: u64) -> Error {
+pub(super) fn misaligned<T>(path: &Path, offset: u64) -> Error {
     let align = align_of::<T>();
     let what = format!("offset {offset} is not a multiple of {align}, as a value of this type must be");
     Error::Invalid { path: path.to_owned(), what }

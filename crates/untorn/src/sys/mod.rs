@@ -7,15 +7,19 @@ pub(crate) mod copy;
 pub(crate) mod fault;
 pub(crate) mod file;
 pub(crate) mod flush;
+pub(crate) mod locks;
 pub(crate) mod map;
 mod process;
 pub(crate) mod range;
 pub(crate) mod ring;
 pub(crate) mod runs;
+pub(crate) mod shared;
+pub(crate) mod socket;
 // The one place where the model checker comes in.
 #[cfg_attr(loom, path = "sync_loom.rs")]
 pub(crate) mod sync;
 pub(crate) mod tracking;
+pub(crate) mod userfault;
 mod zeroed;
 
 pub(crate) use process::incarnation;

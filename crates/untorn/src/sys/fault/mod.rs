@@ -44,6 +44,16 @@ pub(crate) fn none_lost() -> bool {
     HARMED.0.load(Ordering::Relaxed) == 0
 }
 
+/// Serves the faults of a mapping whose pages the kernel does not hand out by itself (`userfaultfd(2)`, with
+/// UFFD_FEATURE_SIGBUS).
+pub(crate) trait Keeper: Send + Sync {
+    /// Makes the page at an offset accessible, so that the access can be tried again. False if the page is lost.
+    ///
+    /// It runs in a signal handler, in whichever thread touched the page, with every signal blocked that the handler's
+    /// mask names: system calls and atomic words only, no lock, no allocation, no panic.
+    fn serve(&self, offset: u64) -> bool;
+}
+
 /// A mapping that the handler looks after.
 ///
 /// It must be [withdrawn](Watch::withdraw); one that is dropped otherwise keeps its slot, which only a bug does.
@@ -59,7 +69,17 @@ impl Watch {
     /// What `sigaction(2)` says when the handler cannot be installed.
     pub(crate) fn new(start: usize, len: usize, writable: bool) -> io::Result<Self> {
         signal::install()?;
-        Ok(Watch { slot: table::take(start, len, writable) })
+        Ok(Watch { slot: table::take(start, len, writable, None) })
+    }
+
+    /// The same for a writable mapping whose faults somebody serves. Only what the keeper gives up is lost. The keeper is
+    /// dropped with the watch, unless [`withdraw`](Watch::withdraw) fails.
+    ///
+    /// # Errors
+    /// As for [`new`](Watch::new).
+    pub(crate) fn kept(start: usize, len: usize, keeper: Box<dyn Keeper>) -> io::Result<Self> {
+        signal::install()?;
+        Ok(Watch { slot: table::take(start, len, true, Some(keeper)) })
     }
 
     /// The offset in the mapping of the first page lost, if one was.

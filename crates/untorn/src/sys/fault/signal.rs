@@ -53,6 +53,15 @@ fn install_now() -> io::Result<()> {
     // The environment that the previous handler asked for, as far as it is not ours to choose.
     let mut ours = before;
     ours.sa_sigaction = on_sigbus as *const () as usize;
+    // A signal that comes in the middle of serving a fault waits: its handler might fault on a page of the same kind, with
+    // SIGBUS blocked, which kills. Those that a fault raises are as the previous handler wants them.
+    for signal in 1..=libc::SIGRTMAX() {
+        let raised = [libc::SIGSEGV, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
+        if !raised.contains(&signal) {
+            // SAFETY: a set of the stack's; a number that stands for no signal is refused, which harms nothing.
+            unsafe { libc::sigaddset(&mut ours.sa_mask, signal) };
+        }
+    }
     ours.sa_flags = (before.sa_flags & (libc::SA_NODEFER | libc::SA_RESTART)) | libc::SA_SIGINFO | libc::SA_ONSTACK;
     let replaced = action(Some(&ours))?;
     if replaced.sa_sigaction != before.sa_sigaction {
@@ -83,7 +92,10 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     // SAFETY: the kernel hands a filled `siginfo_t` to a handler installed with SA_SIGINFO, which is as large at least.
     let fault = unsafe { info.cast::<FaultInfo>().read() };
     let mended = matches!(fault.code, libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR)
-        && visit(fault.address as usize).is_some_and(|visit| mend(&visit, &fault));
+        && visit(fault.address as usize).is_some_and(|visit| {
+            // Only the kernel's refusal to hand a page out is the keeper's to see to; a page that failed is lost.
+            (fault.code == libc::BUS_ADRERR && visit.serve(fault.address as usize)) || mend(&visit, &fault)
+        });
     // SAFETY: as above. The interrupted code may be about to read it.
     unsafe { errno.write(before) };
     if !mended {

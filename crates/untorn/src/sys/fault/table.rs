@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::thread;
 use std::time::Duration;
 
-use super::HARMED;
+use super::{HARMED, Keeper};
 
 /// Slots of a chunk: more than most programs have files open.
 const SLOTS: usize = 64;
@@ -23,6 +23,9 @@ pub(super) struct Slot {
     /// Whether it belongs to a watch.
     taken: AtomicBool,
     writable: AtomicBool,
+    /// Serves the faults of the range, if somebody does. Set before the range is, and cleared after the last visitor
+    /// has gone.
+    keeper: AtomicPtr<Box<dyn Keeper>>,
     start: AtomicUsize,
     /// Where the range ends; 0 if there is none. Set last, and cleared first.
     end: AtomicUsize,
@@ -45,6 +48,7 @@ impl Slot {
         Slot {
             taken: AtomicBool::new(false),
             writable: AtomicBool::new(false),
+            keeper: AtomicPtr::new(ptr::null_mut()),
             start: AtomicUsize::new(0),
             end: AtomicUsize::new(0),
             lost: AtomicU64::new(0),
@@ -70,8 +74,10 @@ impl Slot {
         address < self.end.load(Ordering::SeqCst) && address >= self.start.load(Ordering::SeqCst)
     }
 
-    fn fill(&self, start: usize, len: usize, writable: bool) {
+    fn fill(&self, start: usize, len: usize, writable: bool, keeper: Option<Box<dyn Keeper>>) {
         self.writable.store(writable, Ordering::Relaxed);
+        let keeper = keeper.map_or(ptr::null_mut(), |keeper| Box::into_raw(Box::new(keeper)));
+        self.keeper.store(keeper, Ordering::Relaxed);
         self.start.store(start, Ordering::Relaxed);
         self.end.store(start + len, Ordering::SeqCst);
     }
@@ -91,6 +97,11 @@ impl Slot {
         }
         if self.lost.swap(0, Ordering::SeqCst) != 0 {
             HARMED.0.fetch_sub(1, Ordering::SeqCst);
+        }
+        let keeper = self.keeper.swap(ptr::null_mut(), Ordering::Acquire);
+        if !keeper.is_null() {
+            // SAFETY: it came from a box in `fill`, the swap gives it to nobody else, and the last visitor has gone.
+            drop(unsafe { Box::from_raw(keeper) });
         }
         self.taken.store(false, Ordering::Release);
         true
@@ -129,13 +140,13 @@ impl Chunk {
 }
 
 /// A slot for the range.
-pub(super) fn take(start: usize, len: usize, writable: bool) -> &'static Slot {
+pub(super) fn take(start: usize, len: usize, writable: bool, keeper: Option<Box<dyn Keeper>>) -> &'static Slot {
     let mut chunk = &FIRST;
     loop {
         let free =
             |slot: &&Slot| slot.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
         if let Some(slot) = chunk.slots.iter().find(free) {
-            slot.fill(start, len, writable);
+            slot.fill(start, len, writable, keeper);
             return slot;
         }
         chunk = chunk.next_or_new();
@@ -153,6 +164,14 @@ pub(super) struct Visit {
 impl Visit {
     pub(super) fn note(&self, offset: u64) {
         self.slot.note(offset);
+    }
+
+    /// Lets the range's keeper serve a fault, if there is one that can.
+    pub(super) fn serve(&self, address: usize) -> bool {
+        // SAFETY: null, or a box that `fill` leaked before it set the range, and that `give_back` leaves alone as long as
+        // this visit lasts.
+        let keeper = unsafe { self.slot.keeper.load(Ordering::Acquire).cast_const().as_ref() };
+        keeper.is_some_and(|keeper| keeper.serve((address - self.start) as u64))
     }
 }
 
@@ -196,7 +215,7 @@ mod tests {
 
     #[test]
     fn every_range_is_found_beyond_the_first_chunk() {
-        let slots: Vec<_> = (0..3 * SLOTS).map(|n| take(START + 2 * n * PAGE, PAGE, n % 2 == 0)).collect();
+        let slots: Vec<_> = (0..3 * SLOTS).map(|n| take(START + 2 * n * PAGE, PAGE, n % 2 == 0, None)).collect();
         for n in 0..slots.len() {
             let start = START + 2 * n * PAGE;
             for address in [start, start + PAGE - 1] {
@@ -212,7 +231,7 @@ mod tests {
     #[test]
     fn a_range_stays_while_somebody_visits() {
         const AT: usize = START << 1;
-        let slot = take(AT, PAGE, true);
+        let slot = take(AT, PAGE, true, None);
         let held = visit(AT).unwrap();
         let left = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -238,7 +257,7 @@ mod tests {
                 for n in 0..20_000 {
                     // One below, one above the address between them, which is never in either.
                     let at = if n % 2 == 0 { AT } else { AT + 2 * PAGE };
-                    assert!(take(at, PAGE, false).give_back());
+                    assert!(take(at, PAGE, false, None).give_back());
                 }
                 stop.store(true, Ordering::SeqCst);
             });

@@ -1,0 +1,276 @@
+//! [`SharedMap`]: plain loads and stores of several processes, committed together.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use crate::engine::{self, Piece, Shared};
+use crate::error::{Error, Result};
+use crate::medium::{self, detect};
+use crate::options::Options;
+use crate::sharing::working::{Backing, Cut, Opener, WorkingCopy};
+use crate::sidecar;
+use crate::sys::sync;
+
+/// Address space of a shared map of which no maximum was given: 64 GiB, or twice the length.
+const RESERVE: u64 = 1 << 36;
+
+/// A file as plain memory that several processes store to at once, each seeing the others' stores.
+///
+/// A [`commit`](SharedMap::commit) by any of them makes *all* processes' stores up to one instant durable together; a store
+/// is in it whole or not at all, and so is everything that happened before it. Threads go on storing meanwhile: a page that
+/// is being copied for the commit holds a store to it up for some ten microseconds. After a crash of the machine, or when
+/// the last process ends, the file holds the last commit.
+///
+/// A process may come and go at any time, and be killed at any instruction: what it stored stays in the memory, as the
+/// stores of a thread that ended, and is committed with the next commit or rolled back. One of the processes has the file
+/// open and serves the others; when it dies, another one takes its place within milliseconds, in which commits, and loads
+/// of pages that nobody had loaded before, wait.
+///
+/// There are no slices: other processes store at any time. Load and store through [`as_ptr`](SharedMap::as_ptr) with what
+/// discipline the processes agree on, as [`words`](SharedMap::words), or copy with [`read_at`](SharedMap::read_at) and
+/// [`write_at`](SharedMap::write_at).
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("tickets");
+/// use std::sync::atomic::Ordering;
+/// use untorn::{AtomicFile, SharedMap};
+/// AtomicFile::create(&path, 1 << 20)?.settle()?;
+/// let map = match SharedMap::open(&path) { // in each process
+///     Err(error) if error.errno() == 1 => return Ok(()), // userfaultfd is forbidden here, as `untorn doctor` says
+///     map => map?,
+/// };
+/// let ticket = map.words(0, 1)?[0].fetch_add(1, Ordering::SeqCst);
+/// map.write_at(b"sold", 4096 + 4 * ticket)?;
+/// map.commit()?; // this ticket and its sale, and whatever other processes had stored
+/// map.close()?;
+/// # Ok(()) }
+/// ```
+///
+/// The processes are one user's and trust each other. SIGBUS must not be blocked in a thread that stores, and a handler for
+/// it that the program installs later has to call the one it replaces. A forked child does not have the memory. `read(2)`
+/// into it fails with EFAULT unless [`open_to_kernel`](SharedMap::open_to_kernel) was called for the range.
+///
+/// Source: the Region System paper, §V-C, whose interrupts to all processors are replaced by write protection.
+pub struct SharedMap {
+    copy: WorkingCopy,
+    path: PathBuf,
+}
+
+impl fmt::Debug for SharedMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedMap").field("path", &self.path).field("len", &self.len()).finish()
+    }
+}
+
+impl SharedMap {
+    /// Opens an existing file with default [`Options`], together with the processes that have it open so already.
+    ///
+    /// # Errors
+    /// See [`Options::share_map`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Options::new().share_map(path)
+    }
+
+    /// The data file's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Length in bytes, the same in all processes.
+    pub fn len(&self) -> usize {
+        self.copy.len() as usize
+    }
+
+    /// Whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes that the file can grow to while it is shared.
+    pub fn max_len(&self) -> u64 {
+        self.copy.reserved()
+    }
+
+    /// The number of the last commit.
+    pub fn last_commit(&self) -> u64 {
+        self.copy.last_commit()
+    }
+
+    /// The first byte, at an address of this process that stays the same until the map is closed. Bytes beyond the length
+    /// are not to be touched.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.copy.address()
+    }
+
+    /// `count` words of 64 bits from `offset` on, which all processes load and store whole.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless they lie within the length; [`Error::Invalid`] unless `offset` is a multiple of 8.
+    pub fn words(&self, offset: u64, count: usize) -> Result<&[AtomicU64]> {
+        self.check(offset, count.saturating_mul(8))?;
+        if !offset.is_multiple_of(8) {
+            return Err(super::views::misaligned::<AtomicU64>(&self.path, offset));
+        }
+        Ok(self.copy.words(offset as usize, count))
+    }
+
+    /// Copies bytes out. A store of another thread or process meanwhile may be in the copy in part.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless the whole range lies within the length.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.check(offset, buf.len())?;
+        self.copy.load(offset as usize, buf);
+        Ok(())
+    }
+
+    /// Copies bytes in: stores like any other, of which a commit meanwhile may hold the first ones only.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless the whole range lies within the length.
+    pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
+        self.check(offset, buf.len())?;
+        self.copy.store(offset as usize, buf);
+        Ok(())
+    }
+
+    fn check(&self, offset: u64, len: usize) -> Result<()> {
+        engine::check_range(&self.path, offset, len as u64, self.copy.len())
+    }
+
+    /// Makes all stores of all processes, up to one instant after this call began, durable together, among them this
+    /// thread's before the call. Returns the number of the commit; processes that commit at once may share one.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with the reason of the process that serves: nothing is committed then, unless the flush failed.
+    /// [`Error::Poisoned`] when nothing more is promised; [`Error::Forked`].
+    pub fn commit(&self) -> Result<u64> {
+        self.copy.commit()
+    }
+
+    /// Takes back the stores of all processes since the last commit.
+    ///
+    /// # Errors
+    /// As for [`commit`](SharedMap::commit).
+    pub fn rollback(&self) -> Result<()> {
+        self.copy.roll_back().map(drop)
+    }
+
+    /// Makes the file `len` bytes long for all processes, and commits. New bytes are zeros; it cannot be made shorter.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if that is shorter than it is, or longer than the process that came first reserved address space for
+    /// ([`Options::max_len`]); those of [`commit`](SharedMap::commit).
+    pub fn grow(&self, len: u64) -> Result<u64> {
+        self.copy.grow(len)
+    }
+
+    /// Lets system calls, of any of the processes, load from a range of bytes and store to it until the next commit. The
+    /// range is part of that commit.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::Poisoned`], [`Error::Forked`].
+    pub fn open_to_kernel(&self, range: Range<u64>) -> Result<()> {
+        self.copy.open_range(range)
+    }
+
+    /// Whether this process is the one that has the file open and serves the others, at this moment.
+    pub fn is_serving(&self) -> bool {
+        self.copy.is_serving()
+    }
+
+    /// Leaves. Stores of this process that are not committed stay in the memory; they go when the last process has left.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] if this process had lost touch with the others; [`Error::Forked`].
+    pub fn close(self) -> Result<()> {
+        self.copy.leave()
+    }
+}
+
+impl Options {
+    /// Opens an existing file as plain memory shared with other processes that do the same, and recovers it if it stands at
+    /// a crash. Address space is reserved for [`max_len`](Options::max_len), as the process that came first said; without
+    /// it for 64 GiB, or twice the length.
+    ///
+    /// They meet in the directory of sidecars beside the file, so all of them have to see that and be allowed to write to
+    /// it.
+    ///
+    /// # Errors
+    /// What [`Error`] lists; [`Error::InUse`] if the file is open otherwise, in any process; [`Error::Io`] with what is
+    /// missing where the kernel or the process's rights do not allow it (userfaultfd, Linux 5.19).
+    pub fn share_map(&self, path: impl AsRef<Path>) -> Result<SharedMap> {
+        let path = path.as_ref();
+        let options = self.for_map(path)?;
+        if options.read_only {
+            let what = "a shared map is for storing; AtomicMap and AtomicFile read a file that nobody writes";
+            return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
+        }
+        options.validate(path)?;
+        let path = medium::resolve(path)?;
+        let inode = detect(&path)?.identity.inode;
+        let len = std::fs::metadata(&path).map_err(|error| Error::io("examine", &path, error))?.len();
+        let dir = sidecar::directory(&path);
+        match std::fs::create_dir(&dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(Error::io("create", &dir, error));
+            }
+            _ => {}
+        }
+        let reserve = options.max_len.unwrap_or_else(|| len.saturating_mul(2).max(RESERVE));
+        let opener = Committed { path: path.clone(), options };
+        let copy = WorkingCopy::open(&dir, &format!("{inode}.share"), Arc::new(opener), reserve)?;
+        Ok(SharedMap { copy, path })
+    }
+}
+
+/// Opens the file for whoever serves.
+struct Committed {
+    path: PathBuf,
+    options: Options,
+}
+
+impl Opener for Committed {
+    fn open(&self) -> Result<Box<dyn Backing>> {
+        let shared = engine::open(&self.path, &self.options)?;
+        let commit = shared.engine.info().commit;
+        Ok(Box::new(Logged { shared, commit: commit.into() }))
+    }
+}
+
+/// A file under the hybrid log, whose epochs the cuts are.
+struct Logged {
+    shared: sync::Arc<Shared>,
+    commit: AtomicU64,
+}
+
+impl Backing for Logged {
+    fn len(&self) -> u64 {
+        self.shared.engine.len()
+    }
+
+    fn last_commit(&self) -> u64 {
+        self.commit.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        self.shared.engine.read(offset, into)
+    }
+
+    fn commit(&self, cut: &Cut) -> Result<u64> {
+        let engine = &*self.shared.engine;
+        if cut.len != engine.len() {
+            engine.resize(cut.len)?;
+        }
+        let pieces: Vec<Piece<'_>> = cut.runs().map(|(offset, bytes)| Piece { offset, bytes }).collect();
+        engine.write(&pieces)?;
+        let commit = engine.sync()?;
+        self.commit.store(commit, std::sync::atomic::Ordering::Release);
+        Ok(commit)
+    }
+}

@@ -1,0 +1,83 @@
+//! What stands behind a working copy.
+
+use super::control::PAGE;
+use crate::error::Result;
+
+/// A file whose pages are committed together. One process has it open at a time, the one that serves; calls come from two
+/// threads.
+pub(crate) trait Backing: Send + Sync {
+    /// Bytes of the last commit.
+    fn len(&self) -> u64;
+
+    /// The number of the last commit.
+    fn last_commit(&self) -> u64;
+
+    /// Reads the last commit from `offset`, a multiple of 4096; all that is asked for lies within [`len`](Backing::len).
+    ///
+    /// # Errors
+    /// Whatever keeps it from being read. The working copy is poisoned then.
+    fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()>;
+
+    /// Makes the file what a cut says, all or nothing, and durable; gives the number of the commit.
+    ///
+    /// # Errors
+    /// Whatever kept it from that. The last commit then stands, or the backing has poisoned itself.
+    fn commit(&self, cut: &Cut) -> Result<u64>;
+}
+
+/// Opens what stands behind a working copy. Every process that may come to serve has one.
+pub(crate) trait Opener: Send + Sync {
+    /// Opens the backing at its last durable commit.
+    ///
+    /// # Errors
+    /// [`Error::InUse`](crate::Error::InUse) while the process that served before is still dying: it is tried again for a while.
+    fn open(&self) -> Result<Box<dyn Backing>>;
+}
+
+impl<F: Fn() -> Result<Box<dyn Backing>> + Send + Sync> Opener for F {
+    fn open(&self) -> Result<Box<dyn Backing>> {
+        self()
+    }
+}
+
+/// The state of all processes' stores at one instant, as far as it may differ from the last commit.
+#[derive(Debug, Default)]
+pub(crate) struct Cut {
+    /// Bytes of the whole.
+    pub(crate) len: u64,
+    /// The pages that differ, ascending.
+    pub(super) pages: Vec<u64>,
+    /// Their bytes, one after the other; more of them than pages.
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Cut {
+    /// What differs, in stretches as long as can be: an offset in the file, and the bytes there. Ascending, and nothing
+    /// beyond the length.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let first = *self.pages.get(at)?;
+            let count = self.pages[at..].iter().zip(first..).take_while(|(page, next)| *page == next).count();
+            let bytes = &self.bytes[at * PAGE..(at + count) * PAGE];
+            at += count;
+            let offset = first * PAGE as u64;
+            let within = usize::try_from(self.len.saturating_sub(offset)).unwrap_or(usize::MAX).min(bytes.len());
+            Some((offset, &bytes[..within]))
+        })
+        .filter(|(_, bytes)| !bytes.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_long_and_end_with_the_file() {
+        let bytes = (0..5 * PAGE).map(|at| (at / PAGE) as u8).collect();
+        let cut = Cut { len: 9 * PAGE as u64 + 7, pages: vec![2, 3, 5, 9, 10], bytes };
+        let runs: Vec<_> = cut.runs().map(|(offset, bytes)| (offset / 4096, bytes.len(), bytes[0])).collect();
+        assert_eq!(runs, [(2, 2 * PAGE, 0), (5, PAGE, 2), (9, 7, 3)]);
+    }
+}

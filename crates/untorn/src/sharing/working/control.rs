@@ -1,0 +1,541 @@
+//! What the processes know in common: a block of shared words that outlives each of them.
+//!
+//! Per page there are bits. *Dirty*: it may differ from the last commit. *In flight*: a commit under way has a copy of it.
+//! *Pending*: that copy is yet to be made, so nobody may store to the page. *Present*: the working copy has the page. And
+//! for each process, *writable*: stores of that process to the page do not fault.
+//!
+//! # What holds at every instant, whoever was killed in the middle
+//! - A page that is writable in some process is dirty, and its writable bit is set: both are set before the kernel is asked
+//!   to let stores through, and reset after it was asked to stop them.
+//! - A page that is neither dirty nor in flight equals the last commit: a page goes from dirty to in flight by setting the
+//!   one bit before resetting the other, and leaves in flight when the backing has said that the commit is durable.
+//!
+//! # Why there is no model of it
+//! Words are set by whoever stores to a page (bits, under the gate) and otherwise changed by the one process that serves.
+//! The only protocol without a lock is the gate's: see [`Control::enter`].
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::thread::futex;
+
+use crate::sys::shared::SharedPages;
+
+/// Bytes of a page.
+pub(super) const PAGE: usize = 4096;
+/// The most processes.
+pub(super) const MEMBERS: usize = 64;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"untornWC");
+/// Of the block's layout and of the messages; processes of different versions don't share.
+pub(super) const VERSION: u64 = 1;
+
+// The block begins with two pages of words of 32 bits, each of what changes often in a cache line of its own.
+const GATE: usize = 0;
+const FILLS: usize = 16;
+const MEMBER: usize = 1024;
+/// Words of 32 bits of a member: how many of its threads are in the gate, and whether it takes part.
+const MEMBER_STRIDE: usize = 16;
+const HALVES: usize = 2048;
+
+// Then come a page of words of 64 bits, and the bitmaps.
+const WORDS_AT: usize = HALVES * 4;
+const WORD_MAGIC: usize = 0;
+const WORD_VERSION: usize = 1;
+const WORD_ID: usize = 2;
+const WORD_RESERVED: usize = 4;
+const WORD_LEN: usize = 5;
+const WORD_COMMIT: usize = 6;
+const WORD_ROLLING_BACK: usize = 7;
+const WORD_LOST: usize = 8;
+const WORD_POISONED: usize = 15;
+const WORD_CAUSE: usize = 16;
+const CAUSE_WORDS: usize = 64;
+const BITMAPS_AT: usize = WORDS_AT + PAGE;
+
+// The two low bits of the gate say what a cut is doing; the others count its steps, so that no waiter misses one.
+/// Stores proceed.
+pub(super) const OPEN: u32 = 0;
+/// Nobody may make a page writable.
+pub(super) const CLOSED: u32 = 1;
+/// Nobody may make a pending page writable.
+pub(super) const COPYING: u32 = 2;
+const PHASE: u32 = 3;
+const STEP: u32 = 4;
+
+/// Checks of a word before a waiter goes to sleep, each with a call that lets others run: waking a thread can take longer
+/// than what it waits for.
+const SPINS: u32 = 200;
+
+/// The block.
+pub(super) struct Control {
+    memory: SharedPages,
+    /// Pages that the address space of each process has room for.
+    reserved: u64,
+}
+
+/// A bit for each page.
+pub(super) struct Bits<'a> {
+    words: &'a [AtomicU64],
+    /// A bit for each word that may have a bit set; empty if nobody searches these.
+    summary: &'a [AtomicU64],
+}
+
+impl Bits<'_> {
+    pub(super) fn get(&self, page: u64) -> bool {
+        let (word, bit) = split(page);
+        self.words[word].load(Ordering::SeqCst) & bit != 0
+    }
+
+    /// Sets a bit; whether it was set before.
+    pub(super) fn set(&self, page: u64) -> bool {
+        let (word, bit) = split(page);
+        let before = self.words[word].fetch_or(bit, Ordering::SeqCst);
+        self.summarise(word);
+        before & bit != 0
+    }
+
+    pub(super) fn reset(&self, page: u64) {
+        let (word, bit) = split(page);
+        self.words[word].fetch_and(!bit, Ordering::SeqCst);
+    }
+
+    fn summarise(&self, word: usize) {
+        if let Some(summary) = self.summary.get(word / 64)
+            && summary.load(Ordering::SeqCst) & 1 << (word % 64) == 0
+        {
+            summary.fetch_or(1 << (word % 64), Ordering::SeqCst);
+        }
+    }
+}
+
+fn split(page: u64) -> (usize, u64) {
+    ((page / 64) as usize, 1 << (page % 64))
+}
+
+/// The pages whose bits are set in a word.
+fn pages_of(word: usize, mut bits: u64) -> impl Iterator<Item = u64> {
+    std::iter::from_fn(move || {
+        let bit = (bits != 0).then(|| bits.trailing_zeros())?;
+        bits &= bits - 1;
+        Some(word as u64 * 64 + u64::from(bit))
+    })
+}
+
+/// Where the bitmaps lie in a block for so many pages.
+#[derive(Clone, Copy)]
+struct Layout {
+    words: usize,
+    summary: usize,
+}
+
+impl Layout {
+    fn new(reserved: u64) -> Self {
+        let words = reserved.div_ceil(64).next_multiple_of(512) as usize;
+        Layout { words, summary: words.div_ceil(64).next_multiple_of(512) }
+    }
+
+    /// The offset of a bitmap in bytes: dirty, in flight, pending, present, then one for each member.
+    fn bitmap(&self, index: usize) -> usize {
+        BITMAPS_AT + (self.summary + index * self.words) * 8
+    }
+
+    fn total(&self) -> usize {
+        self.bitmap(4 + MEMBERS)
+    }
+}
+
+const DIRTY: usize = 0;
+const IN_FLIGHT: usize = 1;
+const PENDING: usize = 2;
+const PRESENT: usize = 3;
+
+impl Control {
+    /// A new block for a working copy of `len` bytes that can grow to `reserved` pages.
+    ///
+    /// # Errors
+    /// Those of making shared memory.
+    pub(super) fn create(len: u64, reserved: u64) -> io::Result<Self> {
+        let total = Layout::new(reserved).total();
+        let control = Control { memory: SharedPages::create("untorn-control", total as u64, total)?, reserved };
+        control.memory.allocate(0, BITMAPS_AT as u64)?;
+        control.allocate(len.div_ceil(PAGE as u64))?;
+        let words = control.words();
+        for (index, half) in crate::sys::random()?.chunks_exact(8).enumerate() {
+            words[WORD_ID + index].store(u64::from_le_bytes(half.try_into().unwrap_or_default()), Ordering::Relaxed);
+        }
+        words[WORD_RESERVED].store(reserved, Ordering::Relaxed);
+        words[WORD_LEN].store(len, Ordering::Relaxed);
+        words[WORD_VERSION].store(VERSION, Ordering::Relaxed);
+        words[WORD_MAGIC].store(MAGIC, Ordering::Release);
+        Ok(control)
+    }
+
+    /// A block that another process has made.
+    ///
+    /// # Errors
+    /// Text if it isn't one; those of `mmap(2)`.
+    pub(super) fn join(file: OwnedFd, reserved: u64) -> io::Result<Self> {
+        if reserved == 0 || reserved > 1 << 40 {
+            return Err(io::Error::other("the working copy has no such size"));
+        }
+        let total = Layout::new(reserved).total();
+        let control = Control { memory: SharedPages::map(file, total)?, reserved };
+        // First its size: beyond its end there is nothing to look at.
+        if control.memory.file_len()? < total as u64
+            || control.words()[WORD_MAGIC].load(Ordering::Acquire) != MAGIC
+            || control.words()[WORD_VERSION].load(Ordering::Relaxed) != VERSION
+            || control.words()[WORD_RESERVED].load(Ordering::Relaxed) != reserved
+        {
+            return Err(io::Error::other("what the serving process gave is no working copy of this version"));
+        }
+        Ok(control)
+    }
+
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.memory.file()
+    }
+
+    /// Makes sure that the bits of the first `pages` pages can be set, those of the members excepted.
+    ///
+    /// # Errors
+    /// Those of `fallocate(2)`.
+    pub(super) fn allocate(&self, pages: u64) -> io::Result<()> {
+        let layout = Layout::new(self.reserved);
+        let bytes = pages.div_ceil(64) * 8;
+        self.memory.allocate(BITMAPS_AT as u64, bytes.div_ceil(64).max(8))?;
+        (DIRTY..=PRESENT).try_for_each(|index| self.memory.allocate(layout.bitmap(index) as u64, bytes.max(8)))
+    }
+
+    /// The same for the bits of a member.
+    ///
+    /// # Errors
+    /// Those of `fallocate(2)`.
+    pub(super) fn allocate_member(&self, slot: usize, pages: u64) -> io::Result<()> {
+        let at = Layout::new(self.reserved).bitmap(4 + slot) as u64;
+        self.memory.allocate(at, (pages.div_ceil(64) * 8).max(8))
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        self.memory.words(WORDS_AT, PAGE / 8)
+    }
+
+    fn half(&self, index: usize) -> &AtomicU32 {
+        &self.memory.halves(0, HALVES)[index]
+    }
+
+    fn bits(&self, index: usize) -> Bits<'_> {
+        let layout = Layout::new(self.reserved);
+        let summary = if index == DIRTY { self.memory.words(BITMAPS_AT, layout.summary) } else { &[] };
+        Bits { words: self.memory.words(layout.bitmap(index), layout.words), summary }
+    }
+
+    pub(super) fn dirty(&self) -> Bits<'_> {
+        self.bits(DIRTY)
+    }
+
+    pub(super) fn in_flight(&self) -> Bits<'_> {
+        self.bits(IN_FLIGHT)
+    }
+
+    pub(super) fn pending(&self) -> Bits<'_> {
+        self.bits(PENDING)
+    }
+
+    pub(super) fn present(&self) -> Bits<'_> {
+        self.bits(PRESENT)
+    }
+
+    pub(super) fn writable(&self, slot: usize) -> Bits<'_> {
+        self.bits(4 + slot)
+    }
+
+    /// Which working copy this is, among all there ever were.
+    pub(super) fn id(&self) -> (u64, u64) {
+        let word = |index: usize| self.words()[WORD_ID + index].load(Ordering::Relaxed);
+        (word(0), word(1))
+    }
+
+    /// Pages there is room for.
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    /// Bytes of the working copy.
+    pub(super) fn len(&self) -> u64 {
+        // Whatever a process that went wild may have stored there.
+        self.words()[WORD_LEN].load(Ordering::Acquire).min(self.reserved * PAGE as u64)
+    }
+
+    pub(super) fn set_len(&self, len: u64) {
+        self.words()[WORD_LEN].store(len, Ordering::Release);
+    }
+
+    /// Pages of the working copy.
+    pub(super) fn pages(&self) -> u64 {
+        self.len().div_ceil(PAGE as u64)
+    }
+
+    /// The number of the last commit.
+    pub(super) fn commit(&self) -> u64 {
+        self.words()[WORD_COMMIT].load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_commit(&self, number: u64) {
+        self.words()[WORD_COMMIT].store(number, Ordering::Release);
+    }
+
+    /// Whether some dirty pages have been brought back to the last commit, and others not yet.
+    pub(super) fn rolling_back(&self) -> bool {
+        self.words()[WORD_ROLLING_BACK].load(Ordering::SeqCst) != 0
+    }
+
+    pub(super) fn set_rolling_back(&self, now: bool) {
+        self.words()[WORD_ROLLING_BACK].store(now.into(), Ordering::SeqCst);
+    }
+
+    /// A page that there was no memory for, if there was one.
+    pub(super) fn lost(&self) -> Option<u64> {
+        self.words()[WORD_LOST].load(Ordering::SeqCst).checked_sub(1)
+    }
+
+    pub(super) fn set_lost(&self, page: u64) {
+        self.words()[WORD_LOST].store(page + 1, Ordering::SeqCst);
+    }
+
+    /// Why nothing more is promised, if so.
+    pub(super) fn poisoned(&self) -> Option<String> {
+        let words = self.words();
+        let len = words[WORD_POISONED].load(Ordering::SeqCst) as usize;
+        let cause: Vec<u8> = words[WORD_CAUSE..WORD_CAUSE + CAUSE_WORDS]
+            .iter()
+            .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes())
+            .take(len)
+            .collect();
+        (len != 0).then(|| String::from_utf8_lossy(&cause).into_owned())
+    }
+
+    /// Notes that nothing more is promised, unless it was noted before.
+    pub(super) fn poison(&self, cause: &str) {
+        let words = self.words();
+        if words[WORD_POISONED].load(Ordering::SeqCst) != 0 {
+            return;
+        }
+        for (word, bytes) in words[WORD_CAUSE..WORD_CAUSE + CAUSE_WORDS].iter().zip(cause.as_bytes().chunks(8)) {
+            let mut eight = [0; 8];
+            eight[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(eight), Ordering::Relaxed);
+        }
+        let len = cause.len().clamp(1, CAUSE_WORDS * 8);
+        words[WORD_POISONED].store(len as u64, Ordering::SeqCst);
+    }
+
+    /// How many threads of a member are making a page writable just now.
+    pub(super) fn active(&self, slot: usize) -> &AtomicU32 {
+        self.half(MEMBER + slot * MEMBER_STRIDE)
+    }
+
+    /// Whether a member takes part: its process maps the working copy.
+    pub(super) fn attached(&self, slot: usize) -> bool {
+        self.half(MEMBER + slot * MEMBER_STRIDE + 1).load(Ordering::SeqCst) != 0
+    }
+
+    pub(super) fn set_attached(&self, slot: usize, now: bool) {
+        self.half(MEMBER + slot * MEMBER_STRIDE + 1).store(now.into(), Ordering::SeqCst);
+    }
+
+    /// Resets all the bits of a member.
+    pub(super) fn reset_member(&self, slot: usize) {
+        self.active(slot).store(0, Ordering::SeqCst);
+        let words = self.pages().div_ceil(64) as usize;
+        for word in &self.writable(slot).words[..words] {
+            // Most are zero; a store would take memory for each.
+            if word.load(Ordering::Relaxed) != 0 {
+                word.store(0, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Counts this thread in as one of `slot` that makes `page` writable, as soon as no cut forbids it. It must
+    /// [`leave`](Control::leave).
+    ///
+    /// The thread says that it is in before it looks at the gate, and a cut closes the gate before it looks who is in, all
+    /// of it sequentially consistent: one of the two sees the other.
+    pub(super) fn enter(&self, slot: usize, page: u64) {
+        let gate = self.half(GATE);
+        let mut spins = 0;
+        loop {
+            self.active(slot).fetch_add(1, Ordering::SeqCst);
+            let seen = gate.load(Ordering::SeqCst);
+            let stays_out = match seen & PHASE {
+                OPEN => false,
+                COPYING => self.pending().get(page),
+                _ => true,
+            };
+            if !stays_out {
+                return;
+            }
+            self.leave(slot);
+            relax(gate, seen, &mut spins);
+        }
+    }
+
+    /// Counts this thread out.
+    pub(super) fn leave(&self, slot: usize) {
+        self.active(slot).fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Moves the gate on.
+    pub(super) fn set_gate(&self, phase: u32) {
+        let gate = self.half(GATE);
+        let before = gate.load(Ordering::SeqCst);
+        gate.store((before & !PHASE).wrapping_add(STEP) | phase, Ordering::SeqCst);
+        if phase != CLOSED {
+            // It fails for no word that is mapped.
+            let _ = futex::wake(gate, futex::Flags::empty(), i32::MAX as u32);
+        }
+    }
+
+    /// Fills so far: for waiting with [`await_fill`](Control::await_fill).
+    pub(super) fn fills(&self) -> u32 {
+        self.half(FILLS).load(Ordering::SeqCst)
+    }
+
+    /// Waits for the next fill after `seen`, but not long.
+    pub(super) fn await_fill(&self, seen: u32) {
+        sleep_on(self.half(FILLS), seen, Duration::from_millis(20));
+    }
+
+    /// Tells all who wait for a page that one was filled.
+    pub(super) fn tell_filled(&self) {
+        self.half(FILLS).fetch_add(1, Ordering::SeqCst);
+        let _ = futex::wake(self.half(FILLS), futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    /// The dirty pages, ascending.
+    pub(super) fn dirty_pages(&self, into: &mut Vec<u64>) {
+        into.clear();
+        let dirty = self.dirty();
+        for (index, summary) in dirty.summary.iter().enumerate().take(self.summaries()) {
+            for word in pages_of(index, summary.load(Ordering::SeqCst)) {
+                let bits = dirty.words.get(word as usize).map_or(0, |word| word.load(Ordering::SeqCst));
+                into.extend(pages_of(word as usize, bits));
+            }
+        }
+        self.keep_existing(into);
+    }
+
+    /// Makes the dirty pages those of a commit under way, each pending until it is copied. The gate is closed.
+    pub(super) fn take_dirty(&self, into: &mut Vec<u64>) {
+        into.clear();
+        let (dirty, in_flight, pending) = (self.dirty(), self.in_flight(), self.pending());
+        for (index, summary) in dirty.summary.iter().enumerate().take(self.summaries()) {
+            let which = summary.load(Ordering::SeqCst);
+            if which == 0 {
+                continue;
+            }
+            for word in pages_of(index, which) {
+                let word = (word as usize).min(dirty.words.len() - 1);
+                let bits = dirty.words[word].load(Ordering::SeqCst);
+                pending.words[word].fetch_or(bits, Ordering::SeqCst);
+                in_flight.words[word].fetch_or(bits, Ordering::SeqCst);
+                dirty.words[word].store(0, Ordering::SeqCst);
+                into.extend(pages_of(word, bits));
+            }
+            summary.store(0, Ordering::SeqCst);
+        }
+        self.keep_existing(into);
+    }
+
+    /// Drops pages that a process gone wild may have named.
+    fn keep_existing(&self, pages: &mut Vec<u64>) {
+        let end = self.pages();
+        pages.retain(|page| *page < end);
+    }
+
+    /// How many words of the summary there can be bits in.
+    fn summaries(&self) -> usize {
+        self.pages().div_ceil(64 * 64) as usize
+    }
+
+    /// Makes all pages of a commit that nobody will complete dirty again, forgets what a cut was doing, and finds the
+    /// summary anew: what a process does first that takes over the serving.
+    pub(super) fn recover(&self) {
+        let (dirty, in_flight, pending) = (self.dirty(), self.in_flight(), self.pending());
+        for word in 0..self.pages().div_ceil(64) as usize {
+            let bits = in_flight.words[word].load(Ordering::SeqCst);
+            if bits != 0 {
+                dirty.words[word].fetch_or(bits, Ordering::SeqCst);
+                in_flight.words[word].store(0, Ordering::SeqCst);
+            }
+            if pending.words[word].load(Ordering::SeqCst) != 0 {
+                pending.words[word].store(0, Ordering::SeqCst);
+            }
+            if dirty.words[word].load(Ordering::SeqCst) != 0 {
+                dirty.summarise(word);
+            }
+        }
+    }
+}
+
+/// Waits for a word to change, first awake and then asleep.
+fn relax(word: &AtomicU32, seen: u32, spins: &mut u32) {
+    if *spins < SPINS {
+        *spins += 1;
+        std::thread::yield_now();
+    } else {
+        // Whoever closed the gate may be gone; another one then opens it. The limit only guards against a lost wake-up.
+        sleep_on(word, seen, Duration::from_millis(20));
+    }
+}
+
+fn sleep_on(word: &AtomicU32, seen: u32, limit: Duration) {
+    let limit = rustix::fs::Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
+    // A change, a signal, the limit: the caller looks again whatever it was.
+    let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&limit));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dirty_pages_are_taken_once_and_come_back_if_nobody_commits_them() {
+        let control = Control::create(20_000 * PAGE as u64, 1 << 20).unwrap();
+        let pages = [0, 63, 64, 4095, 4096, 19_999];
+        pages.iter().for_each(|page| assert!(!control.dirty().set(*page)));
+        let mut found = Vec::new();
+        control.dirty_pages(&mut found);
+        assert_eq!(found, pages);
+        control.take_dirty(&mut found);
+        assert_eq!(found, pages);
+        assert!(pages.iter().all(|page| control.pending().get(*page) && control.in_flight().get(*page)));
+        control.dirty_pages(&mut found);
+        assert!(found.is_empty());
+        control.dirty().set(7);
+        control.recover();
+        control.dirty_pages(&mut found);
+        assert_eq!(found, [0, 7, 63, 64, 4095, 4096, 19_999]);
+        assert!(!pages.iter().any(|page| control.pending().get(*page) || control.in_flight().get(*page)));
+    }
+
+    #[test]
+    fn another_mapping_sees_the_same_and_another_size_is_refused() {
+        let control = Control::create(5 * PAGE as u64, 512).unwrap();
+        let file = || control.file().try_clone_to_owned().unwrap();
+        let other = Control::join(file(), 512).unwrap();
+        control.writable(63).set(4);
+        other.poison("a reason");
+        control.poison("a later one");
+        assert!(other.writable(63).get(4) && !other.writable(62).get(4));
+        assert_eq!((other.id(), other.pages()), (control.id(), 5));
+        assert_eq!(control.poisoned().as_deref(), Some("a reason"));
+        other.reset_member(63);
+        assert!(!control.writable(63).get(4));
+        for wrong in [0, 1 << 20, u64::MAX] {
+            assert!(Control::join(file(), wrong).is_err());
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Becoming one of the processes that share a working copy, and staying one when the serving process changes.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::backing::Opener;
+use super::control::{Control, PAGE, VERSION};
+use super::place::Place;
+use super::server::{Serving, begin, name};
+use super::wire::{Came, Kind, Message, receive};
+use crate::error::{Error, Result};
+use crate::sys::shared::SharedPages;
+use crate::sys::socket;
+use crate::sys::userfault::Userfault;
+
+/// How long to look for a server when there seems to be one.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a server may take to answer before it is taken for one that nobody is behind any more.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_micros(500);
+
+/// Why an attempt did not succeed.
+pub(super) enum Trouble {
+    /// Another one may.
+    Again(String),
+    /// No other one will.
+    Never(String),
+}
+
+impl Trouble {
+    fn io(what: &str, error: &io::Error) -> Self {
+        let text = format!("{what}: {error}");
+        match error.raw_os_error().map(Errno::from_raw_os_error) {
+            // Nobody listens, or not any more, or too many ask at once.
+            Some(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::PIPE | Errno::CONNRESET | Errno::INTR) => {
+                Trouble::Again(text)
+            }
+            _ => Trouble::Never(text),
+        }
+    }
+}
+
+/// A connection to the process that serves, and a handle of that process.
+pub(super) struct Connection {
+    pub(super) socket: OwnedFd,
+    pub(super) server: OwnedFd,
+}
+
+/// What a process that takes part has.
+pub(super) struct Joined {
+    pub(super) control: Arc<Control>,
+    pub(super) pages: SharedPages,
+    pub(super) tracker: Userfault,
+    pub(super) connection: Connection,
+    /// If it is the one that serves.
+    pub(super) serving: Option<Serving>,
+}
+
+/// Joins the processes at a place, or begins a working copy if there are none.
+///
+/// # Errors
+/// [`Error::InUse`] if the processes there cannot be joined; those of the opener; [`Error::Io`].
+pub(super) fn join(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) -> Result<Joined> {
+    let in_use = |why: String| {
+        let number = place.server();
+        let process = if number == 0 { "another process".to_owned() } else { format!("process {number}") };
+        Error::InUse { path: place.path().to_owned(), holder: format!("{process}, which cannot be joined ({why})") }
+    };
+    let (since, mut serving) = (Instant::now(), None);
+    loop {
+        if serving.is_none() && place.try_serve()? {
+            // Others who take part have the stores since the last commit: one of them will serve.
+            let others = place.has_others();
+            let begun = if others { None } else { Some(begin(place, opener, reserve)) };
+            match begun {
+                Some(Ok(begun)) => serving = Some(begun),
+                Some(Err(error)) => {
+                    place.serve_no_more();
+                    return Err(error);
+                }
+                None => place.serve_no_more(),
+            }
+        }
+        match attempt(place) {
+            Ok((control, pages, tracker, connection)) => {
+                return Ok(Joined { control, pages, tracker, connection, serving });
+            }
+            Err(Trouble::Again(_)) if since.elapsed() < PATIENCE => thread::sleep(PAUSE),
+            Err(Trouble::Again(why) | Trouble::Never(why)) => return Err(in_use(why)),
+        }
+    }
+}
+
+type Parts = (Arc<Control>, SharedPages, Userfault, Connection);
+
+fn attempt(place: &Place) -> std::result::Result<Parts, Trouble> {
+    let socket = connect(place)?;
+    let hello = Message::new(Kind::Hello, place.slot() as u64, VERSION, 0);
+    let (welcome, fds) = ask(&socket, &hello, &[], Kind::Welcome, None)?;
+    let fatal = |error: io::Error| Trouble::Never(error.to_string());
+    let missing = || Trouble::Never("the serving process gave no memory".to_owned());
+    let mut fds = fds.into_iter();
+    let control = Control::join(fds.next().ok_or_else(missing)?, welcome.a).map_err(fatal)?;
+    // What there is room for fits an address, or the control block would not have been taken.
+    let bytes = usize::try_from(control.reserved()).ok().and_then(|pages| pages.checked_mul(PAGE));
+    let pages = SharedPages::map(fds.next().ok_or_else(missing)?, bytes.ok_or_else(missing)?).map_err(fatal)?;
+    let tracker = Userfault::signalling().map_err(fatal)?;
+    tracker.register(pages.address(), pages.reserved()).map_err(fatal)?;
+    let count = control.pages();
+    if count > 0 {
+        tracker.protect(pages.address(), count as usize * PAGE, true).map_err(fatal)?;
+    }
+    // From here on nobody begins another working copy, even if this server dies before it has answered.
+    place.attach().map_err(|error| Trouble::Never(error.to_string()))?;
+    let attach = Message::new(Kind::Attach, place.slot() as u64, pages.address() as u64, count).text(name(&control));
+    let ready = ask(&socket, &attach, &[tracker.fd()], Kind::Ready, None).and_then(|ready| with_handle(socket, ready));
+    match ready {
+        Ok(connection) => Ok((Arc::new(control), pages, tracker, connection)),
+        Err(trouble) => {
+            // Nothing of it was used.
+            place.detach();
+            Err(trouble)
+        }
+    }
+}
+
+/// Takes part again, under another server. `stop` ends the waiting.
+///
+/// # Errors
+/// Why that did not succeed.
+pub(super) fn come_back(
+    place: &Place,
+    control: &Control,
+    base: usize,
+    tracker: &Userfault,
+    stop: BorrowedFd<'_>,
+) -> std::result::Result<Connection, Trouble> {
+    let socket = connect(place)?;
+    let back = Message::new(Kind::Return, place.slot() as u64, base as u64, 0).text(name(control));
+    let ready = ask(&socket, &back, &[tracker.fd()], Kind::Ready, Some(stop))?;
+    with_handle(socket, ready)
+}
+
+fn connect(place: &Place) -> std::result::Result<OwnedFd, Trouble> {
+    let socket = place.connect().map_err(|error| Trouble::io("connecting to the process that serves it", &error))?;
+    let (user, process) = socket::peer(socket.as_fd()).map_err(|error| Trouble::io("asking whose it is", &error))?;
+    if user != rustix::process::geteuid().as_raw() {
+        return Err(Trouble::Never(format!("user {user} shares it, and only processes of one user can")));
+    }
+    if !place.may_serve(process) {
+        // A process forked from a dead server keeps the socket that nobody listens at any more.
+        return Err(Trouble::Again("the process that served it is gone".to_owned()));
+    }
+    Ok(socket)
+}
+
+fn with_handle(socket: OwnedFd, ready: (Message, Vec<OwnedFd>)) -> std::result::Result<Connection, Trouble> {
+    match ready.1.into_iter().next() {
+        Some(server) => Ok(Connection { socket, server }),
+        None => Err(Trouble::Never("the kernel has no handles of processes (Linux 5.3 has)".to_owned())),
+    }
+}
+
+/// Asks, and waits for the answer.
+fn ask(
+    socket: &OwnedFd,
+    message: &Message,
+    fds: &[BorrowedFd<'_>],
+    wanted: Kind,
+    stop: Option<BorrowedFd<'_>>,
+) -> std::result::Result<(Message, Vec<OwnedFd>), Trouble> {
+    message.send(socket.as_fd(), fds).map_err(|error| Trouble::io("asking the process that serves it", &error))?;
+    let since = Instant::now();
+    loop {
+        match receive(socket.as_fd()) {
+            Came::Message(answer, fds) if answer.kind == wanted => return Ok((answer, fds)),
+            Came::Message(answer, _) if answer.kind == Kind::Refused && answer.a != 0 => {
+                return Err(Trouble::Never(answer.text));
+            }
+            Came::Message(answer, _) => return Err(Trouble::Again(format!("it answered {:?}", answer.kind))),
+            Came::End => return Err(Trouble::Again("the process that serves it went away".to_owned())),
+            Came::Nothing if since.elapsed() > ANSWER => {
+                return Err(Trouble::Again("the process that serves it does not answer".to_owned()));
+            }
+            Came::Nothing => {}
+        }
+        let mut waits = vec![PollFd::new(socket, PollFlags::IN)];
+        waits.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop, PollFlags::IN)));
+        let _ = poll(&mut waits, Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 }));
+        if waits.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
+            return Err(Trouble::Again("it is being left".to_owned()));
+        }
+    }
+}

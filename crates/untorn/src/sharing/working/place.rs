@@ -1,0 +1,191 @@
+//! Where the processes that share a file find each other: a lock file and a socket in one directory.
+//!
+//! The lock file's bytes are locks of processes, which the kernel releases when one ends: byte 0 belongs to the one that
+//! serves; then each process has a byte for its slot, and a byte that says that it takes part. So it is known exactly and
+//! without a process number who is alive, in containers too. The file stays when all have gone.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+
+use super::control::MEMBERS;
+use crate::error::{Error, Result};
+use crate::sys::{incarnation, locks, socket};
+
+const SERVER: u64 = 0;
+const SLOTS: u64 = 64;
+const ATTACHED: u64 = SLOTS + MEMBERS as u64;
+
+/// A lock file: the process that opened it, device and inode.
+type Identity = (u64, u64, u64);
+
+/// The lock files that this process has open, and those that the one had open which it was forked from: closing one
+/// descriptor of a file releases the locks taken through another.
+static OPEN: Mutex<Vec<Identity>> = Mutex::new(Vec::new());
+
+fn open_files() -> MutexGuard<'static, Vec<Identity>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A meeting place, with the slot that this process has there.
+pub(super) struct Place {
+    /// The name that errors give.
+    path: PathBuf,
+    dir: OwnedFd,
+    socket: String,
+    lock: Option<File>,
+    identity: Identity,
+    slot: usize,
+}
+
+impl Place {
+    /// Goes to the meeting place `name` in the directory `dir`, which need not exist before.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] if this process is there already, or there are too many; [`Error::Io`].
+    pub(super) fn open(dir: &Path, name: &str) -> Result<Self> {
+        let path = dir.join(name);
+        let failed = |what: &'static str| {
+            let path = path.clone();
+            move |error: rustix::io::Errno| Error::io(what, &path, error)
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let handle = rustix::fs::open(dir, flags, Mode::empty()).map_err(failed("open the directory of"))?;
+        let file = format!("{name}.lock");
+        // Held until the file is noted: two threads may come at once.
+        let mut open = open_files();
+        let identity = |found: rustix::fs::Stat| (incarnation(), found.st_dev, found.st_ino);
+        // By its name, for opening it to look would be to close it afterwards.
+        if let Ok(found) = rustix::fs::statat(&handle, &file, AtFlags::SYMLINK_NOFOLLOW)
+            && open.contains(&identity(found))
+        {
+            return Err(Error::InUse { path, holder: "another handle of this process".to_owned() });
+        }
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let lock = rustix::fs::openat(&handle, &file, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(failed("open the lock file of"))?;
+        let identity = identity(rustix::fs::fstat(&lock).map_err(failed("examine the lock file of"))?);
+        open.push(identity);
+        drop(open);
+        let socket = format!("{name}.sock");
+        let mut place = Place { path, dir: handle, socket, lock: Some(lock.into()), identity, slot: 0 };
+        for slot in 0..MEMBERS {
+            if place.try_lock(SLOTS + slot as u64)? {
+                place.slot = slot;
+                return Ok(place);
+            }
+        }
+        let holder = format!("{MEMBERS} processes, as many as can share a file");
+        Err(Error::InUse { path: place.path.clone(), holder })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// This process's slot.
+    pub(super) fn slot(&self) -> usize {
+        self.slot
+    }
+
+    fn lock(&self) -> BorrowedFd<'_> {
+        // Only taken out when the place is dropped.
+        self.lock.as_ref().map_or(self.dir.as_fd(), AsFd::as_fd)
+    }
+
+    fn try_lock(&self, byte: u64) -> Result<bool> {
+        locks::try_lock_byte(self.lock(), byte)
+            .map_err(|error| Error::io("lock a byte of the lock file of", &self.path, error))
+    }
+
+    /// Takes the part of the one that serves, if nobody has it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the file system has no locks.
+    pub(super) fn try_serve(&self) -> Result<bool> {
+        self.try_lock(SERVER)
+    }
+
+    /// Gives it back.
+    pub(super) fn serve_no_more(&self) {
+        locks::unlock_byte(self.lock(), SERVER);
+    }
+
+    /// The number of the process that serves, 0 if it has none here.
+    pub(super) fn server(&self) -> i32 {
+        locks::holder(self.lock(), SERVER, 1).ok().flatten().unwrap_or(0).max(0)
+    }
+
+    /// Whether a process may be the one that serves, by its number, as far as that can be told.
+    pub(super) fn may_serve(&self, process: i32) -> bool {
+        match locks::holder(self.lock(), SERVER, 1) {
+            // Its own lock is the only one that a process is not told of.
+            Ok(None) => process <= 0 || process == rustix::process::getpid().as_raw_pid(),
+            Ok(Some(holder)) => holder <= 0 || process <= 0 || holder == process,
+            Err(_) => true,
+        }
+    }
+
+    /// Says that this process takes part, to whoever asks [`is_alive`](Place::is_alive).
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(super) fn attach(&self) -> Result<()> {
+        // Nobody else locks the byte of this slot.
+        self.try_lock(ATTACHED + self.slot as u64).map(drop)
+    }
+
+    /// Takes that back.
+    pub(super) fn detach(&self) {
+        locks::unlock_byte(self.lock(), ATTACHED + self.slot as u64);
+    }
+
+    /// Whether the process of a slot takes part.
+    pub(super) fn is_alive(&self, slot: usize) -> bool {
+        // Where it can't be told a process may be alive.
+        slot == self.slot
+            || locks::holder(self.lock(), ATTACHED + slot as u64, 1).map_or(true, |holder| holder.is_some())
+    }
+
+    /// Whether any other process takes part.
+    pub(super) fn has_others(&self) -> bool {
+        locks::holder(self.lock(), ATTACHED, MEMBERS as u64).map_or(true, |holder| holder.is_some())
+    }
+
+    /// Listens for others, as the one that serves.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(super) fn listen(&self) -> Result<OwnedFd> {
+        // Whoever listened there before is gone.
+        self.unlink();
+        socket::listen(self.dir.as_fd(), &self.socket)
+            .map_err(|error| Error::io("listen for the sharers of", &self.path, error))
+    }
+
+    /// Removes the socket's name.
+    pub(super) fn unlink(&self) {
+        let _ = rustix::fs::unlinkat(&self.dir, &self.socket, AtFlags::empty());
+    }
+
+    /// A connection to the one that serves.
+    ///
+    /// # Errors
+    /// Those of `connect(2)`.
+    pub(super) fn connect(&self) -> io::Result<OwnedFd> {
+        socket::connect(self.dir.as_fd(), &self.socket)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // The list is locked until the file is closed, or another thread could open it in between and lose its locks.
+        let mut open = open_files();
+        self.lock = None;
+        open.retain(|identity| *identity != self.identity);
+    }
+}

@@ -1,0 +1,119 @@
+//! Several processes at one working copy. Each test is the parent of processes that run the same test with a word in the
+//! environment that makes them children.
+
+mod backing;
+mod costs;
+mod cuts;
+mod deaths;
+mod faces;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::{Opener, PAGE, WorkingCopy};
+use crate::sys::shared::SharedPages;
+
+/// Bugs that the tests must find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bug {
+    /// A cut protects nothing.
+    NoProtection,
+    /// A cut lets stores to its pages through before they are copied.
+    EarlyGate,
+    /// No bug of ours: the program has a child that inherits the sockets of the serving thread and outlives it.
+    Heir,
+}
+
+/// Where a process can be made to kill itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Point {
+    /// A store has passed the gate.
+    Entered = 1,
+    /// Its page is dirty, and protected yet.
+    Dirty,
+    /// Its page is writable.
+    Opened,
+    /// A page is filled, and nobody knows.
+    Filled,
+    /// A cut has closed the gate.
+    GateClosed,
+    /// It has protected its pages.
+    Protected,
+    /// It has copied one of them.
+    Copying,
+    /// The backing is about to commit.
+    Committing,
+    /// The backing has committed.
+    Committed,
+    /// One of the pages is rolled back.
+    RollingBack,
+}
+
+static DIE_AT: AtomicU32 = AtomicU32::new(0);
+
+/// Ends this process if it is to end here. Safe in a signal handler.
+pub(super) fn reach(point: Point) {
+    if DIE_AT.load(Ordering::SeqCst) == point as u32 {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
+}
+
+const BUG: &str = "UNTORN_TEST_BUG";
+const CHILD: &str = "UNTORN_TEST_CHILD";
+
+impl Bug {
+    /// The bug of this process.
+    pub(super) fn planted() -> Option<Self> {
+        let name = std::env::var(BUG).ok()?;
+        [Bug::NoProtection, Bug::EarlyGate, Bug::Heir].into_iter().find(|bug| format!("{bug:?}") == name)
+    }
+}
+
+/// Which child of which test this process is, and where.
+fn child_of(test: &str) -> Option<(PathBuf, usize)> {
+    let word = std::env::var(CHILD).ok()?;
+    let (name, rest) = word.split_once(' ')?;
+    let (id, dir) = rest.split_once(' ')?;
+    (name == test).then(|| (PathBuf::from(dir), id.parse().unwrap()))
+}
+
+/// Starts child `id` of a test of the module `module`.
+fn spawn(module: &str, test: &str, dir: &Path, id: usize, bug: Option<Bug>) -> Child {
+    command(module, test, dir, id, bug).spawn().unwrap()
+}
+
+fn command(module: &str, test: &str, dir: &Path, id: usize, bug: Option<Bug>) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let name = format!("sharing::working::tests::{module}::{test}");
+    command.args(["--exact", &name, "--nocapture", "--test-threads=1"]);
+    command.env(CHILD, format!("{test} {id} {}", dir.display()));
+    if let Some(bug) = bug {
+        command.env(BUG, format!("{bug:?}"));
+    }
+    command.stdout(std::process::Stdio::null());
+    command
+}
+
+/// Words that the processes of a test share beside the working copy.
+fn notes(dir: &Path) -> SharedPages {
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.read(true).write(true).create(true).truncate(false).open(dir.join("notes")).unwrap();
+    file.set_len(PAGE as u64).unwrap();
+    SharedPages::map(file.into(), PAGE).unwrap()
+}
+
+fn words(notes: &SharedPages) -> &[AtomicU64] {
+    notes.words(0, PAGE / 8)
+}
+
+fn open(dir: &Path, pages: usize) -> WorkingCopy {
+    let opener: Arc<dyn Opener> = Arc::new(backing::Journal::opener(dir, pages));
+    WorkingCopy::open(dir, "meeting", opener, 1 << 30).unwrap()
+}
+
+/// Whether processes can share plain stores here; says why not.
+fn unavailable() -> bool {
+    crate::sys::userfault::probe().inspect_err(|why| eprintln!("skipped: {why}")).is_err()
+}

@@ -1,0 +1,145 @@
+//! A backing for the tests: a file with a journal, durable against kills only, that has every committed image judged.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use super::super::member::lock;
+use super::super::{Backing, Cut, PAGE};
+use crate::error::{Error, Result};
+use crate::sys::shared::SharedPages;
+
+/// Words of the notes that a backing writes: the last commit, and how many images were torn.
+pub(super) const LAST: usize = 64;
+pub(super) const TORN: usize = 65;
+
+/// `image` is the file; `journal`, once it has that name, is the commit after it or the one in it.
+pub(super) struct Journal {
+    dir: PathBuf,
+    /// Its lock says that the file is in use.
+    image: File,
+    verdicts: File,
+    notes: SharedPages,
+    state: Mutex<State>,
+}
+
+struct State {
+    number: u64,
+    len: u64,
+    bytes: Vec<u8>,
+}
+
+impl Journal {
+    /// Opens the journal of a directory, which begins as `pages` pages of zeros.
+    pub(super) fn opener(dir: &Path, pages: usize) -> impl Fn() -> Result<Box<dyn Backing>> + Send + Sync + use<> {
+        let dir = dir.to_owned();
+        move || Self::open(&dir, pages).map(|journal| Box::new(journal) as Box<dyn Backing>)
+    }
+
+    fn open(dir: &Path, pages: usize) -> Result<Self> {
+        let path = dir.join("image");
+        let failed = |error| Error::io("open", &path, error);
+        if let Some(why) = fs::read_to_string(dir.join("broken")).ok().filter(|why| !why.is_empty()) {
+            return Err(failed(std::io::Error::other(why)));
+        }
+        let image =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+        if !crate::sys::file::try_lock(image.as_fd(), true).map_err(failed)? {
+            return Err(Error::InUse { path, holder: "another process".to_owned() });
+        }
+        let mut bytes = fs::read(&path).map_err(failed)?;
+        let mut number = 0;
+        if bytes.is_empty() {
+            bytes = vec![0; pages * PAGE];
+        } else {
+            // The last eight bytes are its number.
+            number = u64::from_le_bytes(bytes.split_off(bytes.len() - 8).try_into().unwrap());
+        }
+        let verdicts = OpenOptions::new().append(true).create(true).open(dir.join("verdicts")).map_err(failed)?;
+        let state = Mutex::new(State { number, len: bytes.len() as u64, bytes });
+        let journal = Journal { dir: dir.to_owned(), image, verdicts, notes: super::notes(dir), state };
+        journal.replay().map_err(failed)?;
+        let state = lock(&journal.state);
+        if let Some(lost) = super::cuts::judge_age(&state.bytes, &journal.notes) {
+            journal.verdict(state.number, &lost).map_err(failed)?;
+        }
+        drop(state);
+        Ok(journal)
+    }
+
+    fn verdict(&self, number: u64, text: &str) -> std::io::Result<()> {
+        // In one piece, whenever the process is killed.
+        (&self.verdicts).write_all(format!("{number} {text}\n").as_bytes())
+    }
+
+    /// Applies the journal, if there is one, and has the image judged.
+    fn replay(&self) -> std::io::Result<()> {
+        let Ok(journal) = fs::read(self.dir.join("journal")) else { return Ok(()) };
+        let mut state = lock(&self.state);
+        let word = |at: usize| u64::from_le_bytes(journal[at..at + 8].try_into().unwrap());
+        let (number, len, mut at) = (word(0), word(8), 16);
+        assert!(number == state.number || number == state.number + 1, "commit {number} after {}", state.number);
+        state.bytes.resize(len as usize, 0);
+        while at < journal.len() {
+            let (offset, count) = (word(at) as usize, word(at + 8) as usize);
+            state.bytes[offset..offset + count].copy_from_slice(&journal[at + 16..at + 16 + count]);
+            at += 16 + count;
+        }
+        state.number = number;
+        state.len = len;
+        let mut whole = state.bytes.clone();
+        whole.extend_from_slice(&number.to_le_bytes());
+        // Only a kill in the middle can hurt it, and then the journal is applied again; its length is that of an image.
+        self.image.write_all_at(&whole, 0)?;
+        self.image.set_len(whole.len() as u64)?;
+        let torn = super::cuts::judge(&state.bytes);
+        let notes = super::words(&self.notes);
+        if torn.is_some() {
+            notes[TORN].fetch_add(1, Ordering::SeqCst);
+        }
+        self.verdict(number, torn.as_deref().unwrap_or("whole"))?;
+        notes[LAST].store(number, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+impl Backing for Journal {
+    fn len(&self) -> u64 {
+        lock(&self.state).len
+    }
+
+    fn last_commit(&self) -> u64 {
+        lock(&self.state).number
+    }
+
+    fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        if self.dir.join("unreadable").exists() {
+            return Err(Error::io_at("read", &self.dir, offset, std::io::Error::other("the test's disk is broken")));
+        }
+        let at = offset as usize;
+        into.copy_from_slice(&lock(&self.state).bytes[at..at + into.len()]);
+        Ok(())
+    }
+
+    fn commit(&self, cut: &Cut) -> Result<u64> {
+        let failed = |error| Error::io("commit", &self.dir, error);
+        if self.dir.join("full").exists() {
+            return Err(failed(std::io::Error::other("the test's disk is full")));
+        }
+        let number = lock(&self.state).number + 1;
+        let mut journal = [number.to_le_bytes(), cut.len.to_le_bytes()].concat();
+        for (offset, bytes) in cut.runs() {
+            journal.extend_from_slice(&offset.to_le_bytes());
+            journal.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+            journal.extend_from_slice(bytes);
+        }
+        fs::write(self.dir.join("journal.new"), journal).map_err(failed)?;
+        fs::rename(self.dir.join("journal.new"), self.dir.join("journal")).map_err(failed)?;
+        self.replay().map_err(failed)?;
+        Ok(number)
+    }
+}
