@@ -76,6 +76,10 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
             "none"
         }
     };
+    reasons.push(match crate::sys::userfault::probe() {
+        Ok(()) => "Several processes can share a file as plain memory (SharedMap).".to_owned(),
+        Err(error) => format!("Several processes cannot share a file as plain memory (SharedMap): {error}."),
+    });
     reasons.push(
         "A page that is lost under a mapping (the file truncated, the disk full, the medium failed) is an error of the call \
          that comes upon it, not a SIGBUS, unless the program handles SIGBUS itself from later on."
