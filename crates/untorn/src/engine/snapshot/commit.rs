@@ -168,3 +168,57 @@ impl Loaded {
         table.pages = record.pages;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::{AnyRegion, AnyStore, Settings, Store, create};
+    use super::*;
+    use crate::medium::PageCache;
+
+    fn region(dir: &std::path::Path) -> (Store<PageCache>, Arc<dyn AnyRegion>) {
+        let settings = Settings { order: None, nodes: 2, max_len: 1 << 30, grow_by: 4, background: false };
+        let medium = Arc::new(PageCache::new());
+        create(&*medium, &dir.join("store"), &settings).unwrap();
+        let store = Store::open(medium, &dir.join("store"), settings).unwrap();
+        let region = store.create_region("r", 1000).unwrap();
+        (store, region)
+    }
+
+    #[test]
+    fn a_working_copy_of_ones_own_commits_pages_allocations_and_frees() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, region) = region(dir.path());
+        let pages: [Page; 2] = [[1; 4096], [2; 4096]];
+        let changes = |dirty: &[(u64, usize)], allocated: &[u64], freed: &[u64]| {
+            let dirty = dirty.iter().map(|&(logical, which)| (logical, &pages[which])).collect();
+            region.commit(&Changes { dirty, allocated: allocated.to_vec(), freed: freed.to_vec() })
+        };
+        assert_eq!(changes(&[(5, 0), (900, 1)], &[5, 6, 900], &[]).unwrap(), 1);
+        assert_eq!(changes(&[(6, 1)], &[], &[5]).unwrap(), 2);
+        assert_eq!(region.pages().unwrap(), [6, 900]);
+        let mut bytes = [0; 4096];
+        region.read(6 * PAGE, &mut bytes).unwrap();
+        assert_eq!(bytes, pages[1]);
+        // What contradicts the region is refused, and changes nothing.
+        for (dirty, allocated, freed) in [
+            (&[(5, 0)][..], &[][..], &[][..]),
+            (&[], &[6], &[]),
+            (&[], &[1000], &[]),
+            (&[], &[], &[5]),
+            (&[], &[7, 7], &[]),
+            (&[(6, 0)], &[], &[6]),
+            (&[(900, 0), (6, 0)], &[], &[]),
+            (&[(6, 0), (6, 1)], &[], &[]),
+        ] {
+            assert!(matches!(changes(dirty, allocated, freed), Err(Error::Invalid { .. })));
+        }
+        // Nor may it pass over what the program has changed by other means.
+        region.write(6 * PAGE, &[3]).unwrap();
+        assert!(matches!(changes(&[(900, 0)], &[], &[]), Err(Error::Invalid { .. })));
+        region.rollback().unwrap();
+        assert_eq!(changes(&[(900, 0)], &[], &[]).unwrap(), 3);
+        assert_eq!(store.audit().unwrap().findings, Vec::<String>::new());
+    }
+}

@@ -63,7 +63,7 @@ impl<M: Medium> Core<M> {
             let top = (walk.table.height(), 0);
             self.walk(region, &mut walk, top, root)?;
         }
-        let record = self.choose(region, &walk, &Record::both(&page, &region.uid))?;
+        let record = self.choose(region, &walk, &page)?;
         let loaded = self.settle_on(region, walk, record)?;
         self.count(region, &loaded)?;
         state.summary = Some(loaded.summary());
@@ -100,30 +100,34 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    /// The record that counts. One that is not believed is erased.
-    fn choose(&self, region: &Region<M>, walk: &Walk, records: &[Record]) -> Result<Record> {
+    /// The record that counts. What is left of a later one is erased.
+    fn choose(&self, region: &Region<M>, walk: &Walk, node: &Page) -> Result<Record> {
         let damaged = |what: &str| region.damaged(self.path(), region.node, what);
+        let records = Record::both(node, &region.uid);
         let Some(newest) = records.first() else { return Err(damaged("no commit record is whole")) };
         // In a store that was closed cleanly, and in a region looked at before, no commit is in flight.
         let certain = newest.ordered || self.was_clean || region.counted.load(Ordering::Acquire);
-        let agrees = walk.agrees(newest);
-        if agrees && (certain || self.arrived(walk, newest.commit)?) {
-            return Ok(*newest);
-        }
-        if certain {
+        let counts = walk.agrees(newest) && (certain || self.arrived(walk, newest.commit)?);
+        if !counts && certain {
             return Err(damaged("its page table does not agree with its last commit"));
         }
-        match records.get(1) {
-            Some(before) if before.commit + 1 == newest.commit && walk.agrees(before) => {
-                self.standing.writable()?;
-                let at = region.node * PAGE + Record::at(newest.commit);
-                self.file.write(at, &[0; Record::LEN]).map_err(|error| self.standing.poison(error))?;
-                self.fence(barriers::DISCARD)?;
-                tracing::info!(store = %self.path().display(), region = region.name, commit = newest.commit, "discarded");
-                Ok(*before)
-            }
-            _ => Err(damaged("its last commit did not arrive whole, and the one before it is not there")),
+        let chosen = match records.get(1) {
+            _ if counts => newest,
+            Some(before) if before.commit + 1 == newest.commit && walk.agrees(before) => before,
+            _ => return Err(damaged("its last commit did not arrive whole, and the one before it is not there")),
+        };
+        let other = Record::at(chosen.commit + 1);
+        let left = &node[other as usize..][..Record::LEN];
+        let is_older = counts && records.len() > 1;
+        if !is_older && left.iter().any(|&byte| byte != 0) {
+            // Also where it is torn: the next record in this place might be torn too, and the two add up to this one.
+            self.standing.writable()?;
+            let erased = self.file.write(region.node * PAGE + other, &[0; Record::LEN]);
+            erased.map_err(|error| self.standing.poison(error))?;
+            self.fence(barriers::DISCARD)?;
+            tracing::info!(store = %self.path().display(), region = region.name, commit = chosen.commit, "recovered");
         }
+        Ok(*chosen)
     }
 
     /// Whether the pages that a commit wrote are whole: those that the two halves name differently.

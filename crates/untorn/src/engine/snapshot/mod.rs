@@ -27,8 +27,8 @@
 //!    older one is certain, and the newer one is if it is ordered. Otherwise it counts if the sum of its half agrees and so
 //!    does every page that the two halves name differently, which are all that it wrote. Nothing of what it wrote is written
 //!    again before a later record is durable, so what was acknowledged always adds up.
-//! 3. A record that recovery does not believe is durably erased (`snapshot.recover.discard`) before the region is written to
-//!    again: what is missing of it might otherwise arrive later, as part of something else.
+//! 3. What is left of a record that does not count, whole or torn, is durably erased (`snapshot.recover.discard`) before the
+//!    region is written to again: what is missing of it might otherwise arrive later, as part of something else.
 //! 4. Recovery of a region changes nothing but that: which half counts follows from the record, and what the other one has
 //!    instead is overwritten by the next commit, as after any commit. So it is idempotent, and each region can have it when
 //!    it is first needed.
@@ -101,7 +101,7 @@ pub(crate) mod barriers {
         DATA = "snapshot.data";
         /// A commit is durable before it is acknowledged, and before the pages it gave up are used again.
         RECORD = "snapshot.record";
-        /// A record that is not believed is gone before the region is written to again.
+        /// What is left of a record that does not count is gone before the region is written to again.
         DISCARD = "snapshot.recover.discard";
     }
 }

@@ -111,10 +111,10 @@ impl<M: Medium> Store<M> {
             file.allocate(0, file.len())?;
         }
         let directory = read_directory(&file, path, &superblock, was_clean)?;
-        if superblock.map.take().is_some() {
-            superblock.write(&file)?;
-            medium.fence(barriers::OPEN, &[&file])?;
-        }
+        // After a crash too: what is left of a torn "clean" must not be completed by a later one.
+        superblock.map = None;
+        superblock.write(&file)?;
+        medium.fence(barriers::OPEN, &[&file])?;
         let standing = Standing::new(path, false).map_err(|error| Error::io("prepare to open", path, error))?;
         standing.accept_writes();
         let order = settings.order.unwrap_or(match class {
