@@ -1,7 +1,7 @@
 //! What a program has changed in a region since the last commit: a copy in memory of each page it wrote.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::commit::Changes;
 use super::format::Page;
@@ -21,8 +21,10 @@ pub(super) enum Pending {
 #[derive(Default)]
 pub(super) struct Working {
     pending: BTreeMap<u64, Pending>,
-    /// No page below this can be allocated.
+    /// Of the pages below this, none but those in `vacant` can be allocated.
     hint: u64,
+    /// Some of these may have been allocated since.
+    vacant: BTreeSet<u64>,
 }
 
 impl Working {
@@ -50,10 +52,16 @@ impl Working {
 
     /// The lowest of `count` vacant pages in a row, below `max_pages`.
     pub(super) fn vacancy(&mut self, table: &Table, count: u64, max_pages: u64) -> Option<u64> {
-        while self.hint < max_pages && !self.is_vacant(table, self.hint) {
+        while let Some(&lowest) = self.vacant.first()
+            && !self.is_vacant(table, lowest)
+        {
+            self.vacant.pop_first();
+        }
+        while self.vacant.is_empty() && self.hint < max_pages && !self.is_vacant(table, self.hint) {
             self.hint += 1;
         }
-        let (mut first, mut next) = (self.hint, self.hint);
+        let mut first = self.vacant.first().map_or(self.hint, |&lowest| lowest.min(self.hint));
+        let mut next = first;
         while max_pages.saturating_sub(first) >= count {
             if next - first == count {
                 return Some(first);
@@ -67,6 +75,13 @@ impl Working {
         None
     }
 
+    /// A page below `hint` is vacant again; those from there on are looked at anyway.
+    fn vacate(&mut self, logical: u64) {
+        if logical < self.hint {
+            self.vacant.insert(logical);
+        }
+    }
+
     pub(super) fn allocate(&mut self, logical: u64) {
         self.pending.insert(logical, Pending::Allocated(None));
     }
@@ -77,7 +92,7 @@ impl Working {
             // It never came to be.
             Some(Pending::Allocated(_)) => {
                 self.pending.remove(&logical);
-                self.hint = self.hint.min(logical);
+                self.vacate(logical);
             }
             _ => {
                 self.pending.insert(logical, Pending::Freed);
@@ -124,9 +139,11 @@ impl Working {
 
     /// It is all committed.
     pub(super) fn committed(&mut self) {
-        let freed = self.pending.iter().find(|(_, pending)| matches!(pending, Pending::Freed));
-        self.hint = freed.map_or(self.hint, |(&lowest, _)| self.hint.min(lowest));
-        self.pending.clear();
+        for (logical, pending) in std::mem::take(&mut self.pending) {
+            if let Pending::Freed = pending {
+                self.vacate(logical);
+            }
+        }
     }
 
     /// Forgets all changes.
