@@ -96,8 +96,11 @@ impl<M: Medium> Store<M> {
         let pages = file.len() / PAGE;
         let least = superblock.map.map_or(0, |map| map.pages).max(superblock.first());
         if pages < least {
-            let what =
-                format!("it has {} bytes and should have {} at least: it was cut short", file.len(), least * PAGE);
+            let what = format!(
+                "it has {} bytes and should have {} at least: it was cut short",
+                file.len(),
+                least.saturating_mul(PAGE)
+            );
             return Err(Error::Corrupt { path: path.to_owned(), offset: Some(file.len()), what });
         }
         let map = read_map(&file, &superblock, pages)?;
