@@ -2,10 +2,11 @@
 //! allocation with crashes.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use untorn::medium::MediumClass;
-use untorn::{Order, Region, RegionStore, StoreOptions};
+use untorn::{Error, Order, Region, RegionStore, StoreOptions};
 use untorn_sim::explore::{self, Settings, regions};
 use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};
 
@@ -174,4 +175,105 @@ fn no_page_is_lost_or_owned_twice_in_any_crash_of_random_allocation() {
             storm(class, order, 7);
         }
     }
+}
+
+/// A store with a commit behind it and another one to come, which needs new leaves, more space and old pages.
+fn about_to_commit(medium: &SimMedium, options: StoreOptions) -> (RegionStore, Region, Stamps, Stamps) {
+    let store = options.create_on(medium.clone(), "/store").unwrap();
+    let region = store.create_region_of("r", 1 << 20).unwrap();
+    let put = |now: &mut Stamps, page: u64, stamp: u8| {
+        if !now.contains_key(&page) {
+            region.alloc_at(page, 1).unwrap();
+        }
+        region.write_page(page, &[stamp; 4096]).unwrap();
+        now.insert(page, stamp);
+    };
+    let mut now = Stamps::new();
+    (0..6).for_each(|page| put(&mut now, page, 1));
+    region.pmsync().unwrap();
+    put(&mut now, 2, 2);
+    region.free_page(5).unwrap();
+    now.remove(&5);
+    region.pmsync().unwrap();
+    let committed = now.clone();
+    for page in [0, 3, 200, 201, 70_000] {
+        put(&mut now, page, 3);
+    }
+    region.free_page(1).unwrap();
+    now.remove(&1);
+    (store, region, committed, now)
+}
+
+/// Fails the `nth` call of a commit that changes something, in whole or after `bytes` of it.
+fn fail(medium: &SimMedium, nth: u32, errno: i32, bytes: Option<usize>) -> Arc<Mutex<Option<Step>>> {
+    let failed: Arc<Mutex<Option<Step>>> = Arc::default();
+    let (theirs, mut calls) = (failed.clone(), 0);
+    medium.set_hook(Box::new(move |instant| {
+        calls += u32::from(instant.step.changes());
+        if calls != nth || !instant.step.changes() || theirs.lock().unwrap().is_some() {
+            return Verdict::Allow;
+        }
+        *theirs.lock().unwrap() = Some(instant.step);
+        let error = Error::io("fail in", Path::new("/store"), std::io::Error::from_raw_os_error(errno));
+        match bytes {
+            Some(bytes) if instant.step == Step::Write => Verdict::WriteSome { bytes, error },
+            _ => Verdict::Refuse(error),
+        }
+    }));
+    failed
+}
+
+#[test]
+fn any_call_of_a_commit_may_fail_and_nothing_is_torn_or_lost() {
+    let mut rng = Rng::new(11);
+    let mut tried = 0;
+    for class in BOTH {
+        for order in [Order::OneFence, Order::TwoFence] {
+            for (errno, bytes) in [(5, None), (28, None), (28, Some(24)), (5, Some(1000))] {
+                for nth in 1.. {
+                    let medium = SimMedium::new(class);
+                    let options = options().order(order).grow_by(4096);
+                    let (store, region, committed, now) = about_to_commit(&medium, options);
+                    let failed = fail(&medium, nth, errno, bytes);
+                    let result = region.pmsync();
+                    medium.clear_hook();
+                    let Some(step) = *failed.lock().unwrap() else {
+                        assert!(result.is_ok(), "no call failed and yet the commit did");
+                        break;
+                    };
+                    tried += 1;
+                    let what = format!("{class:?} {order:?}: {step:?}, call {nth}, errno {errno}, {bytes:?}");
+                    // A file that cannot grow amply may still grow enough.
+                    let got_over = matches!(step, Step::SetLen | Step::Allocate) && result.is_ok();
+                    assert!(got_over || result.is_err(), "{what}: the commit succeeded");
+                    assert_eq!(stamps(&region), now, "{what}: what was not committed is gone");
+                    for choice in [medium.crash_state().sample(&mut rng), medium.crash_state().everything()] {
+                        let store = options.open_on(medium.crash_state().image(&choice).boot(), "/store").unwrap();
+                        let found = stamps(&store.open_region("r").unwrap());
+                        assert!(found == committed || found == now, "{what}: neither one nor the other after a crash");
+                        store.scan().unwrap();
+                        check(&store, found.len());
+                    }
+                    // Either it goes on, or it says that it cannot.
+                    match region.pmsync() {
+                        Ok(_) => {
+                            check(&store, now.len());
+                            drop(region);
+                            store.close().unwrap();
+                        }
+                        Err(error) => {
+                            assert!(matches!(error, Error::Poisoned { .. }), "{what}: then {error}");
+                            drop((region, store));
+                        }
+                    }
+                    let store = options.open_on(medium.clone(), "/store").unwrap();
+                    let found = stamps(&store.open_region("r").unwrap());
+                    assert!(found == committed || found == now, "{what}: neither one nor the other at the next open");
+                    store.scan().unwrap();
+                    check(&store, found.len());
+                }
+            }
+        }
+    }
+    assert!(tried > 200, "{tried} cases");
 }
