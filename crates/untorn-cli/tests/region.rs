@@ -86,7 +86,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing_behind() {
     drop(open);
     // One that was left by a crash is served, and cleanly closed.
     untorn(&["region", "list", &store]).expect(0);
-    assert!(!untorn::RegionStore::open(&store).expect("a store").info().recovered);
+    assert!(!untorn::RegionStore::open(&store).expect("a store").info().expect("its state").recovered);
     std::fs::write(&store, b"no store at all").expect("writable");
     untorn(&["region", "list", &store]).expect(2).names("no region store");
 }

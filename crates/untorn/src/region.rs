@@ -61,7 +61,7 @@ pub struct Region {
 /// # fn main() -> untorn::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
 /// let store = untorn::StoreOptions::new().max_regions(16).create(dir.path().join("small"))?;
-/// assert_eq!(store.info().max_regions, 16);
+/// assert_eq!(store.info()?.max_regions, 16);
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -255,7 +255,10 @@ impl RegionStore {
     }
 
     /// What is known of the store now.
-    pub fn info(&self) -> StoreInfo {
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a forked child.
+    pub fn info(&self) -> Result<StoreInfo> {
         self.store.info()
     }
 

@@ -6,7 +6,8 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use common::{memory_dir, pattern};
+use common::system::in_forked_child;
+use common::{limit, memory_dir, pattern};
 use untorn::{Error, Order, Region, RegionStore, StoreOptions};
 
 const PAGE: u64 = Region::PAGE;
@@ -50,7 +51,7 @@ fn what_was_committed_is_there_after_close_and_after_a_drop() {
         drop((region, store));
         for clean in [true, false] {
             let store = options.open(&path).unwrap();
-            assert_eq!(store.info().recovered, clean, "the last one was left the other way");
+            assert_eq!(store.info().unwrap().recovered, clean, "the last one was left the other way");
             let region = store.open_region("r").unwrap();
             assert_eq!(region.pages().unwrap(), [0, 1, 2, 1 << 30, (1 << 30) + 1]);
             assert_eq!(read(&region, 0), [0; 4096]);
@@ -111,15 +112,15 @@ fn the_space_of_freed_pages_is_used_again() {
         }
         region.pmsync().unwrap();
     }
-    let len = store.info().len;
+    let len = store.info().unwrap().len;
     assert!(len < 200 * PAGE, "{len} bytes for 50 pages");
     drop(region);
     store.delete_region("r").unwrap();
-    let free = store.info().free_pages;
+    let free = store.info().unwrap().free_pages;
     assert_eq!(free, len / PAGE - 6, "all but superblocks and nodes");
     sound(&store);
     store.close().unwrap();
-    assert_eq!(small().open(&path).unwrap().info().free_pages, free);
+    assert_eq!(small().open(&path).unwrap().info().unwrap().free_pages, free);
 }
 
 #[test]
@@ -186,20 +187,20 @@ fn a_store_is_usable_while_its_free_space_is_looked_for() {
     drop(store);
 
     let store = options.open(&path).unwrap();
-    let before = store.info();
+    let before = store.info().unwrap();
     assert!(before.scanning && before.recovered && before.free_pages == 0);
     let region = store.open_region("two").unwrap();
     region.write_page(250, &page(7)).unwrap();
     region.alloc_page().unwrap();
     region.write_page(0, &page(8)).unwrap();
     region.pmsync().unwrap();
-    assert!(store.info().scanning, "nobody has looked at the first region");
-    assert!(store.info().len > before.len, "what it needed was added to the file");
+    assert!(store.info().unwrap().scanning, "nobody has looked at the first region");
+    assert!(store.info().unwrap().len > before.len, "what it needed was added to the file");
     let third = store.create_region("three").unwrap();
     third.alloc_page().unwrap();
     third.pmsync().unwrap();
     store.scan().unwrap();
-    let info = store.info();
+    let info = store.info().unwrap();
     assert!(!info.scanning && info.free_pages >= 200, "{info:?}");
     let one = store.open_region("one").unwrap();
     for number in 200..300 {
@@ -365,10 +366,10 @@ fn a_full_disk_is_an_error_and_nothing_is_lost() {
     region.pmsync().unwrap();
     disk.fill(4);
     (0..20).for_each(|number| region.write_page(number, &page(100 + number)).unwrap());
-    let free = store.info().free_pages;
+    let free = store.info().unwrap().free_pages;
     refused(region.pmsync(), ENOSPC);
     assert_eq!(read(&region, 3), page(103), "what was not committed is still there");
-    assert!(store.info().free_pages >= free, "what the attempt took was given back");
+    assert!(store.info().unwrap().free_pages >= free, "what the attempt took was given back");
     sound(&store);
     disk.empty();
     assert_eq!(region.pmsync().unwrap(), 2);
@@ -397,4 +398,41 @@ fn a_store_that_may_grow_no_further_says_so() {
     (0..50).for_each(|number| region.free_page(number).unwrap());
     region.pmsync().unwrap();
     assert_eq!(region.pages().unwrap().len(), 10);
+}
+
+#[test]
+fn a_forked_child_is_told_and_harms_nobody() {
+    let _limit = limit(60, "a forked child");
+    let dir = memory_dir();
+    let path = dir.path().join("store");
+    let store = small().create(&path).unwrap();
+    let region = store.create_region("r").unwrap();
+    region.alloc_pages(2).unwrap();
+    region.pmsync().unwrap();
+    region.write_page(1, &page(1)).unwrap();
+    let child = in_forked_child(|| {
+        let outcomes = [
+            region.read_page(0, &mut [0; 4096]),
+            region.write_page(0, &page(2)),
+            region.alloc_page().map(drop),
+            region.free_page(0),
+            region.pmsync().map(drop),
+            region.rollback(),
+            region.pages().map(drop),
+            region.info().map(drop),
+            store.open_region("r").map(drop),
+            store.create_region("s").map(drop),
+            store.delete_region("r"),
+            store.list().map(drop),
+            store.info().map(drop),
+            store.scan(),
+            store.audit().map(drop),
+        ];
+        let told = |outcome: &untorn::Result<()>| matches!(outcome, Err(Error::Forked { .. }));
+        outcomes.iter().position(|outcome| !told(outcome)).map_or(0, |n| n as i32 + 1)
+    });
+    assert_eq!(child.wait(), Some(0), "the number of the call that did not say so");
+    assert_eq!(region.pmsync().unwrap(), 2);
+    assert_eq!(read(&region, 1), page(1));
+    sound(&store);
 }

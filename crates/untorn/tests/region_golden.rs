@@ -130,7 +130,7 @@ fn stores_of_the_first_version_hold_what_they_held() {
         // Whoever opens it may commit in either order.
         let other = if case.order == Order::OneFence { Order::TwoFence } else { Order::OneFence };
         let store = options(other).open(&path).unwrap();
-        assert_eq!(store.info().recovered, !case.clean, "{}", case.name);
+        assert_eq!(store.info().unwrap().recovered, !case.clean, "{}", case.name);
         compare(&store);
         let ledger = store.open_region("ledger").unwrap();
         ledger.write_page(1, &page(50)).unwrap();

@@ -60,7 +60,7 @@ fn exercise(path: &Path, pmem: bool) -> Result<()> {
         false => options().open_on(PageCache::new(), path)?,
     };
     let list = store.list()?;
-    store.info();
+    store.info()?;
     // What is damaged is an error of the call; the others must go on.
     let _ = store.scan();
     let _ = store.audit();
@@ -324,7 +324,7 @@ fn a_free_map_that_gives_away_what_is_owned_is_found_out_by_its_owner() {
     reseal(&mut bytes);
     std::fs::write(&path, &bytes).unwrap();
     let store = options().open(&path).unwrap();
-    assert!(!store.info().recovered, "the forged map is believed");
+    assert!(!store.info().unwrap().recovered, "the forged map is believed");
     let error = store.open_region("one").unwrap_err().to_string();
     assert!(error.contains("calls free"), "{error}");
     drop(store);
@@ -333,7 +333,7 @@ fn a_free_map_that_gives_away_what_is_owned_is_found_out_by_its_owner() {
     reseal(&mut bytes);
     std::fs::write(&path, &bytes).unwrap();
     let store = options().open(&path).unwrap();
-    assert!(store.info().recovered);
+    assert!(store.info().unwrap().recovered);
     assert_eq!(store.audit().unwrap().findings, Vec::<String>::new());
     store.open_region("one").unwrap();
 }

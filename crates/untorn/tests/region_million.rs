@@ -80,7 +80,7 @@ fn no_page_is_lost_or_owned_twice_after_a_million_allocations_and_frees() {
             let kept: Vec<Stamps> = plays.drain(..).map(|play| play.committed).collect();
             drop(store);
             store = open(&path);
-            assert!(store.info().recovered);
+            assert!(store.info().unwrap().recovered);
             for (name, committed) in names.iter().zip(kept) {
                 let region = store.open_region(name).unwrap();
                 let (now, order) = (committed.clone(), committed.keys().copied().collect());
@@ -93,7 +93,7 @@ fn no_page_is_lost_or_owned_twice_after_a_million_allocations_and_frees() {
             }
         }
     }
-    eprintln!("{crashes} crashes, {} bytes in the end", store.info().len);
+    eprintln!("{crashes} crashes, {} bytes in the end", store.info().unwrap().len);
 }
 
 fn check(store: &RegionStore, plays: &[Play]) {
@@ -102,6 +102,6 @@ fn check(store: &RegionStore, plays: &[Play]) {
     assert_eq!(audit.findings, Vec::<String>::new());
     assert_eq!(audit.lost_pages, 0);
     assert_eq!(audit.data_pages, plays.iter().map(|play| play.committed.len() as u64).sum::<u64>());
-    let info = store.info();
+    let info = store.info().unwrap();
     assert_eq!(info.used_pages + info.free_pages, info.len / Region::PAGE, "{info:?}");
 }

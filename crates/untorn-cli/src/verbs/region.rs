@@ -56,7 +56,7 @@ fn list(args: &List) -> Result<Exit> {
     let regions = store.list()?;
     // Free space is known once every region has been looked at; which of them cannot be is in the list.
     let _ = store.scan();
-    let info = store.info();
+    let info = store.info()?;
     store.close()?;
     let value = json!({
         "store": path.display().to_string(),

@@ -80,7 +80,7 @@ impl Subject {
                         Err(what) => return Ok(Err(what)),
                     }
                 }
-                if let Some(damage) = store.info().damage.first() {
+                if let Some(damage) = store.info()?.damage.first() {
                     return Ok(Err(damage.clone()));
                 }
                 Ok(Ok(state))

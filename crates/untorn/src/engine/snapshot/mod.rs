@@ -175,7 +175,7 @@ pub(crate) trait AnyStore: Send + Sync {
     fn open_region(&self, name: &str) -> Result<Arc<dyn AnyRegion>>;
     fn delete_region(&self, name: &str) -> Result<()>;
     fn list(&self) -> Result<Vec<RegionInfo>>;
-    fn info(&self) -> StoreInfo;
+    fn info(&self) -> Result<StoreInfo>;
     /// Looks at every region that has not been looked at since the crash.
     fn scan(&self) -> Result<()>;
     fn audit(&self) -> Result<Audit>;

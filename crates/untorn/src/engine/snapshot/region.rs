@@ -51,6 +51,7 @@ impl<M: Medium> Handle<M> {
 
     /// Runs `act` on the region at its last commit and the changes since.
     fn with<T>(&self, act: impl FnOnce(&mut Loaded, &mut Working) -> Result<T>) -> Result<T> {
+        self.core.standing.ours()?;
         let mut state = locked(&self.region.state);
         if state.loaded.is_none() {
             self.core.load(&self.region, &mut state)?;
@@ -96,6 +97,7 @@ impl<M: Medium> AnyRegion for Handle<M> {
     }
 
     fn info(&self) -> Result<RegionInfo> {
+        self.core.standing.ours()?;
         Ok(self.core.describe(&self.region))
     }
 
@@ -195,6 +197,7 @@ impl<M: Medium> AnyRegion for Handle<M> {
     }
 
     fn pmsync(&self) -> Result<u64> {
+        self.core.standing.ours()?;
         let mut state = locked(&self.region.state);
         let State { loaded: Some(loaded), working, summary, .. } = &mut *state else {
             return Err(self.invalid("it was deleted"));
@@ -214,6 +217,7 @@ impl<M: Medium> AnyRegion for Handle<M> {
     }
 
     fn commit(&self, changes: &Changes<'_>) -> Result<u64> {
+        self.core.standing.ours()?;
         let mut state = locked(&self.region.state);
         let State { loaded: Some(loaded), working, summary, .. } = &mut *state else {
             return Err(self.invalid("it was deleted"));
@@ -232,6 +236,9 @@ impl<M: Medium> AnyRegion for Handle<M> {
 
 impl<M: Medium> Drop for Handle<M> {
     fn drop(&mut self) {
+        if self.core.standing.ours().is_err() {
+            return;
+        }
         let mut state = locked(&self.region.state);
         if state.session == self.session {
             state.working.discard();

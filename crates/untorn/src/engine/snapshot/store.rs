@@ -14,14 +14,11 @@ use super::region::Handle;
 use super::{AnyRegion, AnyStore, Core, Region, RegionInfo, Slot, StoreInfo, barriers, locked};
 use crate::error::{Error, Result};
 use crate::medium::{Medium, MediumFile};
-use crate::sys::incarnation;
 
 /// An open store.
 pub(crate) struct Store<M: Medium> {
     core: Arc<Core<M>>,
     scanner: Mutex<Option<JoinHandle<()>>>,
-    /// The process whose thread it is.
-    process: u64,
 }
 
 impl<M: Medium> Store<M> {
@@ -30,7 +27,7 @@ impl<M: Medium> Store<M> {
         core.complete_if_scanned();
         let scanning = !locked(&core.space).is_complete() && core.settings.background;
         let scanner = if scanning { Self::start_scanner(&core) } else { None };
-        Store { core, scanner: Mutex::new(scanner), process: incarnation() }
+        Store { core, scanner: Mutex::new(scanner) }
     }
 
     fn start_scanner(core: &Arc<Core<M>>) -> Option<JoinHandle<()>> {
@@ -51,9 +48,8 @@ impl<M: Medium> Store<M> {
     }
 
     fn stop_scanner(&self) {
-        if self.process != incarnation() {
-            // A thread of the parent's.
-            std::mem::forget(locked(&self.scanner).take());
+        if self.core.standing.ours().is_err() {
+            // The thread is the parent's, and perhaps it held the lock.
             return;
         }
         self.core.stop.store(true, Ordering::Release);
@@ -114,6 +110,7 @@ impl<M: Medium> AnyStore for Store<M> {
     }
 
     fn open_region(&self, name: &str) -> Result<Arc<dyn AnyRegion>> {
+        self.core.standing.ours()?;
         let _naming = locked(&self.core.naming);
         let region = self.find(name)?;
         let handle = Handle::of(&self.core, &region);
@@ -148,20 +145,22 @@ impl<M: Medium> AnyStore for Store<M> {
     }
 
     fn list(&self) -> Result<Vec<RegionInfo>> {
+        self.core.standing.ours()?;
         let mut list: Vec<RegionInfo> = self.core.regions().iter().map(|region| self.core.describe(region)).collect();
         list.sort_by(|one, two| one.name.cmp(&two.name));
         Ok(list)
     }
 
-    fn info(&self) -> StoreInfo {
+    fn info(&self) -> Result<StoreInfo> {
         let core = &self.core;
+        core.standing.ours()?;
         let directory = locked(&core.directory);
         let damage = directory.iter().filter_map(|slot| match slot {
             Slot::Broken(what) => Some(what.clone()),
             _ => None,
         });
         let space = locked(&core.space);
-        StoreInfo {
+        Ok(StoreInfo {
             path: core.path().to_owned(),
             len: space.pages() * PAGE,
             max_regions: directory.len() as u32,
@@ -172,19 +171,22 @@ impl<M: Medium> AnyStore for Store<M> {
             recovered: !core.was_clean,
             order: core.order,
             damage: damage.collect(),
-        }
+        })
     }
 
     fn scan(&self) -> Result<()> {
+        self.core.standing.ours()?;
         self.core.scan().map_err(|error| self.core.standing.unless_lost(error))
     }
 
     fn audit(&self) -> Result<Audit> {
+        self.core.standing.ours()?;
         self.core.audit().map_err(|error| self.core.standing.unless_lost(error))
     }
 
     fn close(&self) -> Result<()> {
         let core = &self.core;
+        core.standing.ours()?;
         let _naming = locked(&core.naming);
         let open = core.regions().into_iter().find(|region| locked(&region.state).handle.strong_count() > 0);
         if let Some(region) = open {
