@@ -98,7 +98,7 @@ impl StoreOptions {
         self
     }
 
-    /// The most bytes the store may grow to while open. 1 TiB without it.
+    /// The most bytes the store may have while open; a longer one is refused. 1 TiB without it.
     #[must_use]
     pub fn max_len(mut self, bytes: u64) -> Self {
         self.settings.max_len = bytes;
@@ -330,7 +330,8 @@ impl Region {
         self.region.alloc(None, 1)
     }
 
-    /// Allocates `count` pages in a row and returns the first: the lowest where they fit.
+    /// Allocates `count` pages in a row and returns the first: the lowest where they fit. Until the commit, each takes some
+    /// memory, though no page of it.
     ///
     /// # Errors
     /// [`Error::Invalid`] if they fit nowhere.

@@ -397,7 +397,11 @@ fn a_store_that_may_grow_no_further_says_so() {
     refused(region.pmsync(), ENOSPC);
     (0..50).for_each(|number| region.free_page(number).unwrap());
     region.pmsync().unwrap();
+    let path = store.path().to_owned();
     assert_eq!(region.pages().unwrap().len(), 10);
+    drop((region, store));
+    refused(small().max_len(10 * PAGE).open(&path), EINVAL);
+    small().max_len(40 * PAGE).open(&path).unwrap();
 }
 
 #[test]

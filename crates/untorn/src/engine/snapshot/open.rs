@@ -94,6 +94,11 @@ impl<M: Medium> Store<M> {
         file.distrust_cache(barriers::ATTACH_CACHE, 0, file.len().min(NODES_AT * PAGE))?;
         let mut superblock = Superblock::read(&file, path)?;
         let pages = file.len() / PAGE;
+        if file.len() > settings.max_len {
+            let (len, most) = (file.len(), settings.max_len);
+            let what = format!("it has {len} bytes and was opened to have {most} at most; open it for more");
+            return Err(Error::Invalid { path: path.to_owned(), what });
+        }
         let least = superblock.map.map_or(0, |map| map.pages).max(superblock.first());
         if pages < least {
             let what = format!(

@@ -41,7 +41,8 @@ impl Space {
     /// Every page in use has been marked: the others are free.
     pub(super) fn complete(&mut self) {
         self.floor = self.first.min(self.pages);
-        self.free = (self.floor..self.pages).filter(|&page| !self.is_used(page)).count() as u64;
+        // No other bits are set than those of pages that a region may have.
+        self.free = self.pages - self.floor - self.used();
         self.hint = self.floor;
     }
 
