@@ -1,7 +1,9 @@
 //! `cargo xtask explore`: the crash explorer on every core.
 
+use std::fmt;
 use std::io::{IsTerminal, Write, stderr};
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::sync::Mutex;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
@@ -10,7 +12,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use untorn::EngineKind;
 use untorn::medium::MediumClass;
-use untorn_sim::explore::{self, Outcome, Settings, Violation};
+use untorn_sim::explore::{self, Outcome, Settings, Violation, regions};
 
 /// Runs an engine over simulated media, crashes it at every call, and checks every recovered state against the contract.
 /// The last line says how many distinct states were seen; the exit code is 0 only if none was wrong, every barrier
@@ -26,9 +28,9 @@ pub(crate) struct Arguments {
     /// Fault model
     #[arg(long, value_enum, default_value_t = Media::Both)]
     medium: Media,
-    /// Engine
-    #[arg(long, value_name = "ENGINE", default_value_t = EngineKind::Reflection)]
-    engine: EngineKind,
+    /// Engine: one of files, or `snapshot`, that of region stores
+    #[arg(long, value_name = "ENGINE", default_value_t = Engine::Files(EngineKind::Reflection))]
+    engine: Engine,
     /// Run the mutants and the canary only
     #[arg(long, conflicts_with = "no_mutants")]
     mutants_only: bool,
@@ -47,6 +49,30 @@ pub(crate) struct Arguments {
     /// Run one case again, by the token a violation was reported with
     #[arg(long, value_name = "TOKEN", conflicts_with_all = ["mutants_only", "no_mutants", "json"])]
     replay: Option<String>,
+}
+
+/// What is explored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Engine {
+    Files(EngineKind),
+    Regions,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Engine::Files(kind) => kind.fmt(f),
+            Engine::Regions => f.pad("snapshot"),
+        }
+    }
+}
+
+impl FromStr for Engine {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "snapshot" { Ok(Engine::Regions) } else { text.parse().map(Engine::Files) }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -77,7 +103,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         states: arguments.states,
         seed: arguments.seed,
         media: arguments.medium.classes(),
-        engine: arguments.engine,
+        engine: if let Engine::Files(kind) = arguments.engine { kind } else { EngineKind::Auto },
         jobs: arguments.jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from)),
         mutant_time: Duration::from_secs(arguments.mutant_time),
         ..Settings::default()
@@ -85,17 +111,20 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let bar = Bar::new();
     let progress = |what: &str, done: u64, total: u64| bar.show(what, done, total);
     let mut outcome = Outcome::default();
+    let regions = arguments.engine == Engine::Regions;
     if !arguments.mutants_only {
-        outcome = explore::explore(&settings, &progress);
+        let explore = if regions { regions::explore } else { explore::explore };
+        outcome = explore(&settings, &progress);
     }
     let explored = bar.start.elapsed();
     if !arguments.no_mutants {
-        outcome.mutants = explore::mutants(&settings, &progress);
+        let mutants = if regions { regions::mutants } else { explore::mutants };
+        outcome.mutants = mutants(&settings, &progress);
     }
-    outcome.canaries = explore::canary(&settings);
+    outcome.canaries = if regions { regions::canary(&settings) } else { explore::canary(&settings) };
     bar.clear();
     if arguments.json {
-        println!("{}", to_json(&settings, &outcome, explored, bar.start.elapsed()));
+        println!("{}", to_json(arguments.engine, &settings, &outcome, explored, bar.start.elapsed()));
     } else {
         print_details(&settings, &outcome, explored);
     }
@@ -152,7 +181,13 @@ fn print_details(settings: &Settings, outcome: &Outcome, explored: Duration) {
     }
 }
 
-fn to_json(settings: &Settings, outcome: &Outcome, explored: Duration, all: Duration) -> serde_json::Value {
+fn to_json(
+    engine: Engine,
+    settings: &Settings,
+    outcome: &Outcome,
+    explored: Duration,
+    all: Duration,
+) -> serde_json::Value {
     let violation = |violation: &Violation| {
         json!({
             "replay": violation.replay,
@@ -166,7 +201,7 @@ fn to_json(settings: &Settings, outcome: &Outcome, explored: Duration, all: Dura
     let conviction = |found: &Option<Violation>| found.as_ref().map(violation);
     json!({
         "seed": settings.seed,
-        "engine": settings.engine.as_str(),
+        "engine": engine.to_string(),
         "states": outcome.states,
         "recoveries": outcome.recoveries,
         "cases": outcome.cases,

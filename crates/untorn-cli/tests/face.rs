@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use common::{Place, UNTORN, run, untorn};
 
-const VERBS: [&str; 15] = [
+const VERBS: [&str; 16] = [
     "demo",
     "doctor",
     "create",
@@ -18,6 +18,7 @@ const VERBS: [&str; 15] = [
     "resize",
     "recover",
     "settle",
+    "region",
     "torture",
     "bench",
     "completions",
@@ -57,6 +58,10 @@ fn usage_errors_end_with_64() {
         &["write", "f", "--offset", "-1"],
         &["recover", "f", "--trust", "nobody"],
         &["bench", "no-such"],
+        &["region"],
+        &["region", "frob", "s", "n"],
+        &["region", "create", "s", "n", "--pages", "1", "--len", "1"],
+        &["region", "info", "s", "n", "too-many"],
         &["torture", "--threads", "0"],
         &["torture", "--medium", "moon"],
         &["completions", "cobol"],

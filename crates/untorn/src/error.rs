@@ -275,11 +275,15 @@ impl fmt::Display for Error {
                 write!(f, "{}: {what}; use a newer untorn to open it", path.display())
             }
             Error::Corrupt { path, offset: None, what } => {
-                write!(f, "{} is damaged: {what}; restore it with its data file from a backup", path.display())
+                write!(
+                    f,
+                    "{} is damaged: {what}; restore it from a backup, a sidecar together with its data file",
+                    path.display()
+                )
             }
             Error::Corrupt { path, offset: Some(offset), what } => write!(
                 f,
-                "{} is damaged at byte {offset}: {what}; restore it with its data file from a backup",
+                "{} is damaged at byte {offset}: {what}; restore it from a backup, a sidecar together with its data file",
                 path.display()
             ),
             Error::Invalid { path, what } => write!(f, "{}: {what}", path.display()),

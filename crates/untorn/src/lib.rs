@@ -35,6 +35,7 @@ mod map;
 mod mapped;
 pub mod medium;
 mod options;
+mod region;
 mod sharing;
 mod sidecar;
 mod sys;
@@ -50,4 +51,5 @@ pub use mapped::{MappedFiles, Mapping, Place, View};
 pub use options::{
     DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, Progress, ProgressFn, ReadPolicy, Trust,
 };
+pub use region::{Audit, Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
 pub use transaction::Transaction;

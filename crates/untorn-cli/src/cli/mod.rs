@@ -2,6 +2,7 @@
 
 mod bench;
 mod log;
+mod region;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -13,6 +14,9 @@ use untorn_rigs::block::FileSystem;
 
 pub(crate) use bench::Bench;
 pub(crate) use log::Log;
+pub(crate) use region::{
+    Create as CreateRegion, List as ListRegions, Named as NamedRegion, Region, Verb as RegionVerb,
+};
 
 use crate::size;
 
@@ -85,6 +89,11 @@ pub(crate) enum Verb {
     /// Deploy everything and remove the sidecar: a plain file that any program may read.
     #[command(after_help = "Example:\n  untorn settle ledger && rsync ledger host:")]
     Settle(Settle),
+    /// Manage the named regions of a store.
+    #[command(
+        after_help = "Examples:\n  untorn region create data.store ledger --pages 16\n  untorn region list data.store"
+    )]
+    Region(Region),
     /// Crash-test this machine: kill writers, or cut a disk's power, and verify what each commit promised.
     #[command(
         after_help = "Examples:\n  untorn torture --seconds 60\n  untorn torture --engine hybrid-log\n  untorn torture --engine passthrough   # must be caught\n  sudo untorn torture --medium block --images 500"

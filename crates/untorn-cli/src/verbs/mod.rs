@@ -9,6 +9,7 @@ mod generate;
 mod info;
 mod read;
 mod recover;
+mod region;
 
 use crate::cli::Verb;
 use crate::exit::{Exit, Result};
@@ -28,6 +29,7 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
         Verb::Resize(args) => change::resize(&args),
         Verb::Recover(args) => recover::recover(&args),
         Verb::Settle(args) => recover::settle(&args),
+        Verb::Region(args) => region::run(&args.verb),
         Verb::Torture(args) => torture::run(&args),
         Verb::Bench(args) => bench::run(&args),
         Verb::Completions(args) => generate::completions(&args),
@@ -50,6 +52,7 @@ pub(crate) fn wants_json(verb: &Verb) -> bool {
         Verb::Resize(args) => args.form.json,
         Verb::Recover(args) => args.form.json,
         Verb::Settle(args) => args.form.json,
+        Verb::Region(args) => args.verb.wants_json(),
         Verb::Torture(args) => args.form.json,
         Verb::Bench(args) => args.form.json,
         Verb::Read(_) | Verb::Completions(_) | Verb::Man(_) | Verb::DemoWriter(_) | Verb::TortureWriter(_) => false,

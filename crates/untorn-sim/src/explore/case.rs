@@ -8,7 +8,7 @@ use untorn::EngineKind;
 use untorn::medium::Barrier;
 
 use super::config::{Config, PATH};
-use super::life::{Context, Effort, Finding, Life};
+use super::life::{Context, Effort, Life};
 use super::ops::{Generator, Op, Phase, alphabet};
 use super::report::Violation;
 use super::shared::Shared;
@@ -116,19 +116,7 @@ impl Case {
         let context = Context { config: self.config, muted: self.muted, effort, slots, shared };
         let mut life = Life::new(&context, medium, states, seed);
         let result = life.start(&start, start != Op::Open, tested).and_then(|()| life.play(&script));
-        result.err().map(|finding| self.report(*finding))
-    }
-
-    fn report(&self, finding: Finding) -> Violation {
-        let operations = finding.operations.into_iter().rev().collect();
-        Violation {
-            replay: self.to_string(),
-            config: self.config.to_string(),
-            operations,
-            instant: finding.instant,
-            choice: finding.choice,
-            finding: finding.what,
-        }
+        result.err().map(|finding| finding.violation(self.to_string(), self.config.to_string()))
     }
 }
 

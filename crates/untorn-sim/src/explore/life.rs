@@ -15,6 +15,7 @@ use super::config::{Config, PATH};
 use super::model::{Allowed, Bytes, Event, Model};
 use super::ops::{Generator, Op, Phase, perform};
 use super::recorder::{Point, Recorder};
+use super::report::Violation;
 use super::shared::Shared;
 use crate::choice::Choice;
 use crate::medium::SimMedium;
@@ -53,12 +54,34 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    fn new(what: String) -> Box<Self> {
+    pub(crate) fn new(what: String) -> Box<Self> {
         Box::new(Finding { what, operations: Vec::new(), instant: String::new(), choice: String::new() })
+    }
+
+    /// The same, found in what this choice leaves of a crash at this point.
+    pub(crate) fn at(mut self: Box<Self>, point: &Point, choice: &Choice) -> Box<Self> {
+        if self.instant.is_empty() {
+            self.instant = describe(point);
+            self.choice = point.state.describe(choice);
+            if !self.operations.is_empty() {
+                self.operations.push("— the crash".to_owned());
+            }
+        } else {
+            let kept = point.state.describe(choice);
+            let kept = kept.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n");
+            self.operations.push(format!("— crash {}; of what was pending:\n{kept}", describe(point)));
+        }
+        self
+    }
+
+    /// What is reported of it.
+    pub(crate) fn violation(self, replay: String, config: String) -> Violation {
+        let operations = self.operations.into_iter().rev().collect();
+        Violation { replay, config, operations, instant: self.instant, choice: self.choice, finding: self.what }
     }
 }
 
-type Found<T> = Result<T, Box<Finding>>;
+pub(crate) type Found<T> = Result<T, Box<Finding>>;
 
 thread_local! {
     static GUARDED: Cell<u32> = const { Cell::new(0) };
@@ -70,7 +93,7 @@ pub(crate) fn is_guarded() -> bool {
 }
 
 /// Runs engine code and turns a panic into a finding.
-fn guarded<T>(what: &str, run: impl FnOnce() -> T) -> Found<T> {
+pub(crate) fn guarded<T>(what: &str, run: impl FnOnce() -> T) -> Found<T> {
     GUARDED.set(GUARDED.get() + 1);
     let result = catch_unwind(AssertUnwindSafe(run));
     GUARDED.set(GUARDED.get() - 1);
@@ -377,7 +400,7 @@ impl<'a> Life<'a> {
                     return Ok(());
                 }
                 let afterlife = self.lives_on(&mut rng);
-                self.check(point, choice, &allowed, afterlife).map_err(|finding| self.at(finding, point, choice))?;
+                self.check(point, choice, &allowed, afterlife).map_err(|finding| finding.at(point, choice))?;
             }
             if self.lives_on(&mut rng) {
                 let seed = rng.next_u64();
@@ -397,21 +420,6 @@ impl<'a> Life<'a> {
         let deep_enough = self.generation < self.context.effort.depth;
         // Of the lives after the first, fewer live on again: else one crash would breed thousands.
         rng.one_in(self.context.effort.afterlife << (2 * self.generation)) && deep_enough
-    }
-
-    fn at(&self, mut finding: Box<Finding>, point: &Point, choice: &Choice) -> Box<Finding> {
-        if finding.instant.is_empty() {
-            finding.instant = describe(point);
-            finding.choice = point.state.describe(choice);
-            if !finding.operations.is_empty() {
-                finding.operations.push("— the crash".to_owned());
-            }
-        } else {
-            let kept = point.state.describe(choice);
-            let kept = kept.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n");
-            finding.operations.push(format!("— crash {}; of what was pending:\n{kept}", describe(point)));
-        }
-        finding
     }
 
     /// Recovers what one choice leaves and checks it.
@@ -480,7 +488,8 @@ fn end(op: &Op, file: AtomicFile) -> untorn::Result<()> {
     }
 }
 
-fn describe(point: &Point) -> String {
+/// The instant of a crash, in words.
+pub(crate) fn describe(point: &Point) -> String {
     match point.before {
         Some((step, Some(barrier))) => format!("before {step:?} {barrier:?}, change {}", point.call),
         Some((step, None)) => format!("before {step:?}, change {}", point.call),

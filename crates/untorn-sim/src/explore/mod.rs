@@ -26,6 +26,7 @@ mod life;
 mod model;
 mod ops;
 mod recorder;
+pub mod regions;
 mod report;
 mod shared;
 
@@ -136,6 +137,9 @@ pub fn explore(settings: &Settings, progress: ProgressFn<'_>) -> Outcome {
 /// A text saying what is wrong with the token.
 pub fn replay(token: &str) -> Result<Option<Violation>, String> {
     hush();
+    if let Some(result) = regions::replay(token) {
+        return result;
+    }
     let case: Case = token.parse()?;
     Ok(case.run(&Shared::new(u64::MAX)))
 }

@@ -19,6 +19,7 @@ mod inspect;
 mod passthrough;
 mod reflection;
 mod registry;
+pub(crate) mod snapshot;
 mod standing;
 
 /// One contiguous part of an atomic write.
@@ -187,6 +188,11 @@ pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
         EngineKind::HybridLog => [hybrid_log::barriers::ALL, crate::sidecar::barriers::ALL].concat(),
         EngineKind::Passthrough => passthrough::barriers::ALL.to_vec(),
     }
+}
+
+/// Every barrier that a region store passes: the list the mutation tests must convict whole.
+pub fn region_barriers() -> Vec<Barrier> {
+    snapshot::barriers::ALL.to_vec()
 }
 
 pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> {

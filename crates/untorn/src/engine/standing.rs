@@ -68,6 +68,13 @@ impl Standing {
         }
     }
 
+    /// # Errors
+    /// [`Error::Forked`] in a child of the process that opened the file: it must not even wait for a lock, which a thread of
+    /// its parent's may have held when it was forked.
+    pub(crate) fn ours(&self) -> Result<()> {
+        if self.is_ours() { Ok(()) } else { Err(Error::Forked { path: self.path.clone() }) }
+    }
+
     /// Whether this is the process that opened the file.
     fn is_ours(&self) -> bool {
         self.words.alive.load(Ordering::Relaxed) != 0

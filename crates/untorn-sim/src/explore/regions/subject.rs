@@ -1,0 +1,243 @@
+//! What is explored: a region store, or one that keeps no promise.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use untorn::medium::{Access, Barrier, Medium, MediumFile};
+use untorn::{Region, RegionStore, Result, StoreOptions};
+
+use super::config::Config;
+use super::ops::{Op, Pages, REGIONS, State, bytes_of, tag_of};
+use crate::file::SimFile;
+use crate::medium::SimMedium;
+
+/// The store of every run.
+pub(super) const PATH: &str = "/store";
+
+/// A store, open.
+pub(super) enum Subject {
+    Store { store: RegionStore, open: BTreeMap<u8, Region> },
+    Canary(Canary),
+}
+
+/// The options of every run: so few nodes, and so little room at a time, that pages are soon used again.
+fn options(config: &Config) -> StoreOptions {
+    StoreOptions::new().max_regions(3).grow_by(3 * 4096).max_len(1 << 20).background_scan(false).order(config.order)
+}
+
+impl Subject {
+    pub(super) fn create(config: &Config, medium: &SimMedium) -> Result<Self> {
+        if config.canary {
+            return Canary::create(medium).map(Subject::Canary);
+        }
+        let store = options(config).create_on(medium.clone(), PATH)?;
+        Ok(Subject::Store { store, open: BTreeMap::new() })
+    }
+
+    pub(super) fn open(config: &Config, medium: &SimMedium) -> Result<Self> {
+        if config.canary {
+            return Canary::open(medium).map(Subject::Canary);
+        }
+        let store = options(config).open_on(medium.clone(), PATH)?;
+        Ok(Subject::Store { store, open: BTreeMap::new() })
+    }
+
+    /// Everything but what opens the store again.
+    pub(super) fn perform(&mut self, op: &Op) -> Result<()> {
+        match self {
+            Subject::Canary(canary) => canary.perform(op),
+            Subject::Store { store, open } => perform(store, open, op),
+        }
+    }
+
+    /// Lets the store go in one of the two ways.
+    pub(super) fn end(self, clean: bool) -> Result<()> {
+        match self {
+            Subject::Store { store, open } if clean => {
+                drop(open);
+                store.close()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// All it holds, as a program sees it; or what is wrong with it.
+    pub(super) fn read(&mut self) -> Result<std::result::Result<State, String>> {
+        match self {
+            Subject::Canary(canary) => Ok(Ok(canary.working.clone())),
+            Subject::Store { store, open } => {
+                let mut state = State::new();
+                for info in store.list()? {
+                    if let Some(damage) = info.damage {
+                        return Ok(Err(damage));
+                    }
+                    let Some(number) = REGIONS.iter().position(|(name, _)| *name == info.name) else {
+                        return Ok(Err(format!("a region {:?} that nobody created", info.name)));
+                    };
+                    let number = number as u8;
+                    match read_region(region(store, open, number)?, number)? {
+                        Ok(pages) => drop(state.insert(number, pages)),
+                        Err(what) => return Ok(Err(what)),
+                    }
+                }
+                if let Some(damage) = store.info()?.damage.first() {
+                    return Ok(Err(damage.clone()));
+                }
+                Ok(Ok(state))
+            }
+        }
+    }
+
+    /// What is wrong with the store as a whole.
+    pub(super) fn audit(&mut self) -> Result<Option<String>> {
+        let Subject::Store { store, .. } = self else { return Ok(None) };
+        store.scan()?;
+        let audit = store.audit()?;
+        let lost = (audit.lost_pages > 0).then(|| format!("{} pages of the store are lost", audit.lost_pages));
+        Ok(audit.findings.into_iter().next().or(lost))
+    }
+}
+
+fn region<'a>(store: &RegionStore, open: &'a mut BTreeMap<u8, Region>, number: u8) -> Result<&'a Region> {
+    use std::collections::btree_map::Entry;
+    Ok(match open.entry(number) {
+        Entry::Occupied(open) => open.into_mut(),
+        Entry::Vacant(closed) => closed.insert(store.open_region(REGIONS[usize::from(number)].0)?),
+    })
+}
+
+fn read_region(region: &Region, number: u8) -> Result<std::result::Result<Pages, String>> {
+    let mut pages = Pages::new();
+    let mut bytes = [0; 4096];
+    for page in region.pages()? {
+        region.read_page(page, &mut bytes)?;
+        match tag_of(number, page, &bytes) {
+            Some(tag) => drop(pages.insert(page, tag)),
+            None => return Ok(Err(format!("page {page} of {} differs from all it ever was", region.name()))),
+        }
+    }
+    Ok(Ok(pages))
+}
+
+fn perform(store: &RegionStore, open: &mut BTreeMap<u8, Region>, op: &Op) -> Result<()> {
+    match *op {
+        Op::Create(number) => {
+            let (name, pages) = REGIONS[usize::from(number)];
+            open.insert(number, store.create_region_of(name, pages)?);
+            Ok(())
+        }
+        Op::Delete(number) => {
+            open.remove(&number);
+            store.delete_region(REGIONS[usize::from(number)].0)
+        }
+        Op::Alloc(number, page) => region(store, open, number)?.alloc_at(page, 1),
+        Op::Write(number, page, tag) => region(store, open, number)?.write_page(page, &bytes_of(number, page, tag)),
+        Op::Free(number, page) => region(store, open, number)?.free_page(page),
+        Op::Pmsync(number) | Op::PmsyncFails { region: number, .. } => region(store, open, number)?.pmsync().map(drop),
+        Op::Rollback(number) => region(store, open, number)?.rollback(),
+        Op::Scan => store.scan(),
+        Op::Reopen { .. } | Op::ReopenFails { .. } => Ok(()),
+    }
+}
+
+/// A store as one would write it without much thought: a list of pages, and their bytes, both in place. It must be
+/// convicted.
+pub(super) struct Canary {
+    medium: SimMedium,
+    file: SimFile,
+    working: State,
+    durable: State,
+}
+
+const SYNC: Barrier = Barrier::new("in-place.sync");
+/// The list: eight bytes for each page there is, and then the pages.
+const PAGES_AT: u64 = 4096;
+const SLOTS: usize = 64;
+
+impl Canary {
+    fn create(medium: &SimMedium) -> Result<Self> {
+        let path = Path::new(PATH);
+        let len = PAGES_AT + SLOTS as u64 * 4096;
+        let file = medium.create(path, len, len)?;
+        file.allocate(0, len)?;
+        file.sync(SYNC)?;
+        medium.sync_dir(SYNC, Path::new("/"))?;
+        Ok(Canary { medium: medium.clone(), file, working: State::new(), durable: State::new() })
+    }
+
+    fn open(medium: &SimMedium) -> Result<Self> {
+        let file = medium.open(Path::new(PATH), Access::ReadWrite, 1 << 20)?;
+        let mut list = [0; SLOTS * 8];
+        file.read(0, &mut list)?;
+        let mut durable = State::new();
+        let mut bytes = [0; 4096];
+        for (slot, entry) in list.chunks_exact(8).enumerate() {
+            let [region, page @ ..] = entry else { continue };
+            let page = page.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte));
+            if (1..=REGIONS.len() as u8).contains(region) {
+                let pages = durable.entry(region - 1).or_default();
+                if let Some(page) = page.checked_sub(1) {
+                    file.read(PAGES_AT + slot as u64 * 4096, &mut bytes)?;
+                    // Bytes that nobody wrote get a tag that nobody gave.
+                    pages.insert(page, tag_of(region - 1, page, &bytes).unwrap_or(u8::MAX));
+                }
+            }
+        }
+        Ok(Canary { medium: medium.clone(), file, working: durable.clone(), durable })
+    }
+
+    fn perform(&mut self, op: &Op) -> Result<()> {
+        let change = |state: &mut State, region, page, tag: Option<u8>| {
+            let pages = state.entry(region).or_default();
+            match tag {
+                Some(tag) => drop(pages.insert(page, tag)),
+                None => drop(pages.remove(&page)),
+            }
+        };
+        match *op {
+            Op::Alloc(region, page) => change(&mut self.working, region, page, Some(0)),
+            Op::Write(region, page, tag) => change(&mut self.working, region, page, Some(tag)),
+            Op::Free(region, page) => change(&mut self.working, region, page, None),
+            Op::Rollback(region) => {
+                let committed = self.durable.get(&region).cloned().unwrap_or_default();
+                self.working.insert(region, committed);
+            }
+            Op::Create(region) => {
+                for state in [&mut self.working, &mut self.durable] {
+                    state.insert(region, Pages::new());
+                }
+                return self.write();
+            }
+            Op::Delete(region) => {
+                for state in [&mut self.working, &mut self.durable] {
+                    state.remove(&region);
+                }
+                return self.write();
+            }
+            Op::Pmsync(region) | Op::PmsyncFails { region, .. } => {
+                let pages = self.working.get(&region).cloned().unwrap_or_default();
+                self.durable.insert(region, pages);
+                return self.write();
+            }
+            Op::Scan | Op::Reopen { .. } | Op::ReopenFails { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn write(&self) -> Result<()> {
+        let mut list = Vec::new();
+        for (region, pages) in &self.durable {
+            let entry = |page: u64| u64::from(region + 1) | page << 8;
+            list.push((entry(0), None));
+            list.extend(pages.iter().map(|(page, tag)| (entry(page + 1), Some(bytes_of(*region, *page, *tag)))));
+        }
+        list.resize(SLOTS, (0, None));
+        for (slot, (entry, bytes)) in (0..).zip(&list) {
+            self.file.write(slot * 8, &entry.to_le_bytes())?;
+            if let Some(bytes) = bytes {
+                self.file.write(PAGES_AT + slot * 4096, bytes)?;
+            }
+        }
+        self.medium.fence(SYNC, &[&self.file])
+    }
+}

@@ -1,0 +1,286 @@
+//! Region stores on the simulated media: a bounded exploration, what it must convict, what commits cost, and random
+//! allocation with crashes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use untorn::medium::MediumClass;
+use untorn::{Error, Order, Region, RegionStore, StoreOptions};
+use untorn_sim::explore::{self, Settings, regions};
+use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};
+
+fn quiet(_: &str, _: u64, _: u64) {}
+
+const BOTH: [MediumClass; 2] = [MediumClass::PersistentMemory, MediumClass::Block];
+
+#[test]
+fn a_store_that_writes_in_place_is_convicted_in_both_fault_models() {
+    for canary in regions::canary(&Settings::default()) {
+        let first = canary.conviction.unwrap_or_else(|| panic!("acquitted on {}", canary.medium));
+        assert!(first.finding.contains("differs from"), "{first}");
+        let again = explore::replay(&first.replay).unwrap().unwrap();
+        assert_eq!(again.to_string(), first.to_string());
+    }
+}
+
+#[test]
+fn region_stores_survive_a_bounded_exploration() {
+    let settings = Settings { states: 4000, jobs: 2, ..Settings::default() };
+    let outcome = regions::explore(&settings, &quiet);
+    for violation in &outcome.violations {
+        eprintln!("{violation}\n");
+    }
+    assert!(outcome.violations.is_empty());
+    assert!(outcome.states >= 4000);
+}
+
+#[test]
+fn tokens_of_region_stores_that_name_nothing_are_refused() {
+    for token in ["pmem/snapshot/one-fence", "disk/snapshot/one-fence:seed-1", "pmem/in-place/one-fence:seed-x"] {
+        assert!(explore::replay(token).is_err(), "{token}");
+    }
+}
+
+fn options() -> StoreOptions {
+    StoreOptions::new().max_regions(2).background_scan(false)
+}
+
+#[test]
+fn a_commit_costs_one_fence_or_one_flush_and_an_ordered_one_two() {
+    for class in BOTH {
+        for (order, fences) in [(Order::OneFence, 1), (Order::TwoFence, 2)] {
+            let medium = SimMedium::new(class);
+            let store = options().order(order).create_on(medium.clone(), "/store").unwrap();
+            let region = store.create_region("r").unwrap();
+            region.alloc_pages(100).unwrap();
+            region.pmsync().unwrap();
+            for round in 0..5_u8 {
+                for page in 0..60 {
+                    region.write_page(page, &[round; 4096]).unwrap();
+                }
+                region.free_page(90 + u64::from(round)).unwrap();
+                region.alloc_at(100 + u64::from(round), 1).unwrap();
+                let before = medium.counters();
+                region.pmsync().unwrap();
+                let after = medium.counters();
+                assert_eq!(after.fences - before.fences, fences, "{class:?} {order:?}");
+                assert_eq!((after.flushes, after.syncs), (before.flushes, before.syncs), "{class:?} {order:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn without_an_order_a_disk_gets_one_flush_and_persistent_memory_two_fences() {
+    for (class, order) in BOTH.into_iter().zip([Order::TwoFence, Order::OneFence]) {
+        let store = options().create_on(SimMedium::new(class), "/store").unwrap();
+        assert_eq!(store.info().unwrap().order, order);
+    }
+}
+
+#[test]
+fn a_clean_close_waits_for_nothing() {
+    for class in BOTH {
+        let medium = SimMedium::new(class);
+        let store = options().create_on(medium.clone(), "/store").unwrap();
+        let region = store.create_region("r").unwrap();
+        region.alloc_page().unwrap();
+        region.write_page(0, &[1; 4096]).unwrap();
+        region.pmsync().unwrap();
+        drop(region);
+        let before = medium.counters();
+        store.close().unwrap();
+        let after = medium.counters();
+        assert_eq!((after.fences, after.syncs, after.dir_syncs), (before.fences, before.syncs, before.dir_syncs));
+        assert!(!options().open_on(medium, "/store").unwrap().info().unwrap().recovered);
+    }
+}
+
+type Stamps = BTreeMap<u64, u8>;
+
+fn stamps(region: &Region) -> Stamps {
+    let mut found = Stamps::new();
+    let mut bytes = [0; 4096];
+    for page in region.pages().unwrap() {
+        region.read_page(page, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|&byte| byte == bytes[0]), "page {page} is torn");
+        found.insert(page, bytes[0]);
+    }
+    found
+}
+
+/// Allocates and frees in random order, with crashes before random fences; each leaves a commit, and every page has one
+/// owner or is free.
+fn storm(class: MediumClass, order: Order, seed: u64) {
+    let medium = SimMedium::new(class);
+    let options = options().order(order).grow_by(16 * 4096);
+    let mut rng = Rng::new(seed);
+    let store = options.create_on(medium.clone(), "/store").unwrap();
+    let region = store.create_region_of("r", 1000).unwrap();
+    let (mut now, mut committed) = (Stamps::new(), Stamps::new());
+    let points: Arc<Mutex<Vec<CrashState>>> = Arc::default();
+    let mut checked = 0;
+    for step in 0..4000_u64 {
+        if now.is_empty() || now.len() < 150 && rng.below(100) < 55 {
+            let page = region.alloc_page().unwrap();
+            let stamp = 1 + (step % 255) as u8;
+            region.write_page(page, &[stamp; 4096]).unwrap();
+            assert!(now.insert(page, stamp).is_none());
+        } else {
+            let page = *now.keys().nth(rng.below(now.len() as u64) as usize).unwrap();
+            region.free_page(page).unwrap();
+            now.remove(&page);
+        }
+        if !rng.one_in(100) {
+            continue;
+        }
+        let hooked = points.clone();
+        medium.set_hook(Box::new(move |instant| {
+            if matches!(instant.step, Step::Fence | Step::Sync) {
+                hooked.lock().unwrap().push(instant.crash_state());
+            }
+            Verdict::Allow
+        }));
+        region.pmsync().unwrap();
+        medium.clear_hook();
+        for state in points.lock().unwrap().drain(..) {
+            let choices = [state.everything(), state.nothing(), state.sample(&mut rng), state.sample(&mut rng)];
+            for choice in choices {
+                let store = options.open_on(state.image(&choice).boot(), "/store").unwrap();
+                let found = stamps(&store.open_region("r").unwrap());
+                assert!(found == committed || found == now, "neither the last commit nor the one in flight");
+                store.scan().unwrap();
+                check(&store, found.len());
+                checked += 1;
+            }
+        }
+        committed = now.clone();
+    }
+    assert!(checked > 100, "{checked} crashes");
+}
+
+fn check(store: &RegionStore, pages: usize) {
+    let audit = store.audit().unwrap();
+    assert_eq!(audit.findings, Vec::<String>::new());
+    assert_eq!((audit.lost_pages, audit.data_pages), (0, pages as u64));
+    let info = store.info().unwrap();
+    assert_eq!(info.used_pages + info.free_pages, info.len / 4096);
+}
+
+#[test]
+fn no_page_is_lost_or_owned_twice_in_any_crash_of_random_allocation() {
+    for class in BOTH {
+        for order in [Order::OneFence, Order::TwoFence] {
+            storm(class, order, 7);
+        }
+    }
+}
+
+/// A store with a commit behind it and another one to come, which needs new leaves, more space and old pages.
+fn about_to_commit(medium: &SimMedium, options: StoreOptions) -> (RegionStore, Region, Stamps, Stamps) {
+    let store = options.create_on(medium.clone(), "/store").unwrap();
+    let region = store.create_region_of("r", 1 << 20).unwrap();
+    let put = |now: &mut Stamps, page: u64, stamp: u8| {
+        if !now.contains_key(&page) {
+            region.alloc_at(page, 1).unwrap();
+        }
+        region.write_page(page, &[stamp; 4096]).unwrap();
+        now.insert(page, stamp);
+    };
+    let mut now = Stamps::new();
+    (0..6).for_each(|page| put(&mut now, page, 1));
+    region.pmsync().unwrap();
+    put(&mut now, 2, 2);
+    region.free_page(5).unwrap();
+    now.remove(&5);
+    region.pmsync().unwrap();
+    let committed = now.clone();
+    for page in [0, 3, 200, 201, 70_000] {
+        put(&mut now, page, 3);
+    }
+    region.free_page(1).unwrap();
+    now.remove(&1);
+    (store, region, committed, now)
+}
+
+/// Fails the `nth` call of a commit that changes something, in whole or after `bytes` of it.
+fn fail(medium: &SimMedium, nth: u32, errno: i32, bytes: Option<usize>) -> Arc<Mutex<Option<Step>>> {
+    let failed: Arc<Mutex<Option<Step>>> = Arc::default();
+    let (theirs, mut calls) = (failed.clone(), 0);
+    medium.set_hook(Box::new(move |instant| {
+        calls += u32::from(instant.step.changes());
+        if calls != nth || !instant.step.changes() || theirs.lock().unwrap().is_some() {
+            return Verdict::Allow;
+        }
+        *theirs.lock().unwrap() = Some(instant.step);
+        let error = Error::io("fail in", Path::new("/store"), std::io::Error::from_raw_os_error(errno));
+        match bytes {
+            Some(bytes) if instant.step == Step::Write => Verdict::WriteSome { bytes, error },
+            _ => Verdict::Refuse(error),
+        }
+    }));
+    failed
+}
+
+#[test]
+fn any_call_of_a_commit_may_fail_and_nothing_is_torn_or_lost() {
+    let mut rng = Rng::new(11);
+    let mut tried = 0;
+    for class in BOTH {
+        for order in [Order::OneFence, Order::TwoFence] {
+            for (errno, bytes) in [(5, None), (28, None), (28, Some(24)), (5, Some(1000))] {
+                for nth in 1.. {
+                    let medium = SimMedium::new(class);
+                    let options = options().order(order).grow_by(4096);
+                    let (store, region, committed, now) = about_to_commit(&medium, options);
+                    let failed = fail(&medium, nth, errno, bytes);
+                    let result = region.pmsync();
+                    medium.clear_hook();
+                    let Some(step) = *failed.lock().unwrap() else {
+                        assert!(result.is_ok(), "no call failed and yet the commit did");
+                        break;
+                    };
+                    tried += 1;
+                    let what = format!("{class:?} {order:?}: {step:?}, call {nth}, errno {errno}, {bytes:?}");
+                    // A file that cannot grow amply may still grow enough.
+                    let got_over = matches!(step, Step::SetLen | Step::Allocate) && result.is_ok();
+                    assert!(got_over || result.is_err(), "{what}: the commit succeeded");
+                    assert_eq!(stamps(&region), now, "{what}: what was not committed is gone");
+                    // Where the store goes on, the commit is known not to be there.
+                    let poisoned = matches!(region.free_page(999), Err(Error::Poisoned { .. }));
+                    let possible = |found: &Stamps| match poisoned || got_over {
+                        true => *found == committed || *found == now,
+                        false => *found == committed,
+                    };
+                    for choice in [medium.crash_state().sample(&mut rng), medium.crash_state().everything()] {
+                        let store = options.open_on(medium.crash_state().image(&choice).boot(), "/store").unwrap();
+                        let found = stamps(&store.open_region("r").unwrap());
+                        assert!(possible(&found), "{what}: another state after a crash");
+                        store.scan().unwrap();
+                        check(&store, found.len());
+                    }
+                    // Either it goes on, or it says that it cannot.
+                    match region.pmsync() {
+                        Ok(_) => {
+                            assert!(!poisoned, "{what}: a poisoned store commits");
+                            check(&store, now.len());
+                            drop(region);
+                            store.close().unwrap();
+                        }
+                        Err(error) => {
+                            assert!(matches!(error, Error::Poisoned { .. }), "{what}: then {error}");
+                            drop((region, store));
+                        }
+                    }
+                    let store = options.open_on(medium.clone(), "/store").unwrap();
+                    let found = stamps(&store.open_region("r").unwrap());
+                    assert!(found == now || poisoned && found == committed, "{what}: another state at the next open");
+                    store.scan().unwrap();
+                    check(&store, found.len());
+                }
+            }
+        }
+    }
+    assert!(tried > 200, "{tried} cases");
+}
