@@ -3,7 +3,6 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -105,12 +104,11 @@ impl Server {
             if !self.control.attached(slot) {
                 continue;
             }
-            let (since, mut rounds) = (Instant::now(), 0_u32);
+            let since = Instant::now();
             while self.control.active(slot).load(Ordering::SeqCst) != 0 {
-                rounds += 1;
-                if rounds < 500 {
-                    thread::yield_now();
-                    continue;
+                self.control.await_leaving(slot);
+                if self.control.active(slot).load(Ordering::SeqCst) == 0 {
+                    break;
                 }
                 if !self.place.is_alive(slot) {
                     self.release(slot);
@@ -124,7 +122,6 @@ impl Server {
                                   continue, or kill it, and try again";
                     return Err(self.io("stop the stores to", io::Error::other(reason)));
                 }
-                thread::sleep(Duration::from_micros(100));
             }
         }
         Ok(())

@@ -102,6 +102,8 @@ impl WorkingCopy {
     /// [`Error::Io`], which says what is missing where the kernel or a filter doesn't allow it.
     pub(crate) fn open(dir: &Path, name: &str, opener: Arc<dyn Opener>, reserve: u64) -> Result<Self> {
         crate::sys::userfault::probe().map_err(|error| Error::io("share plain stores to", &dir.join(name), error))?;
+        // Before others count on this process: what follows the joining must be quick.
+        crate::sys::fault::prepare().map_err(|error| Error::io("watch the working copy of", &dir.join(name), error))?;
         let place = Arc::new(Place::open(dir, name)?);
         let joined = join::join(&place, &opener, reserve)?;
         let failed = |error| Error::io("watch the working copy of", place.path(), error);
