@@ -66,8 +66,8 @@ const PHASE: u32 = 3;
 const STEP: u32 = 4;
 
 /// How often a waiter looks again before it goes to sleep, which is some 30 µs: waking a thread can take longer than what it
-/// waits for. It does not call `sched_yield(2)` instead, for each call of that costs a thread a whole turn: after some hundred
-/// the kernel (Linux 6.18) lets busy threads of other programs go first for most of a second.
+/// waits for. It does not call `sched_yield(2)` instead, each call of which gives a whole turn away: beside busy threads
+/// 200 of them took five seconds (Linux 6.18).
 const SPINS: u32 = 1000;
 
 /// The block.
