@@ -65,9 +65,9 @@ pub(super) const COPYING: u32 = 2;
 const PHASE: u32 = 3;
 const STEP: u32 = 4;
 
-/// How often a waiter looks again before it goes to sleep, which is some 80 µs: as long as a cut takes, and waking a
-/// thread may take that long again. It does not call `sched_yield(2)` instead, each call of which gives a whole turn away: beside busy threads
-/// 200 of them took five seconds (Linux 6.18).
+/// How often a waiter looks again before it goes to sleep, which is some 80 µs: as long as a cut takes, and waking a thread
+/// may take that long again. It does not call `sched_yield(2)` instead, each call of which gives a whole turn away: beside
+/// busy threads 200 of them took five seconds (Linux 6.18).
 const SPINS: u32 = 3000;
 
 /// The block.

@@ -43,9 +43,9 @@
 //!   devices unnoticed: do not direct such I/O into a working copy.
 //!
 //! # What it costs (two busy cores, `tests/costs.rs`)
-//! The first store to a page after a commit: p50 4.8 µs. The longest stall of a writer during a commit of 64 pages: p50 41 µs if
-//! they adjoin, 41–87 µs if they are scattered; more where there are more threads than cores, by what it takes until a
-//! preempted one runs again. From the death of the server to the next commit: p50 3.5 ms, 10 ms at most, of 100.
+//! The first store to a page after a commit: p50 4.9 µs, and 7–10 µs by a thread that had slept. The longest stall of a writer
+//! during a commit of 64 pages: p50 33–82 µs in most runs, of one writer and of three; where threads outnumber cores a
+//! preempted one runs again after milliseconds. From the death of the server to the next commit: p50 3.5 ms, 9 ms at most.
 //!
 //! # What it asks of the program
 //! Threads that store do not block SIGBUS, and a handler for it that the program installs later calls the one it found.
