@@ -30,7 +30,8 @@ pub(crate) trait Opener: Send + Sync {
     /// Opens the backing at its last durable commit.
     ///
     /// # Errors
-    /// [`Error::InUse`](crate::Error::InUse) while the process that served before is still dying: it is tried again for a while.
+    /// [`Error::InUse`](crate::error::Error::InUse) while the process that served before is dying: it is tried again for a
+    /// second.
     fn open(&self) -> Result<Box<dyn Backing>>;
 }
 

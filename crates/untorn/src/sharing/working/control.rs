@@ -65,9 +65,10 @@ pub(super) const COPYING: u32 = 2;
 const PHASE: u32 = 3;
 const STEP: u32 = 4;
 
-/// Checks of a word before a waiter goes to sleep, each with a call that lets others run: waking a thread can take longer
-/// than what it waits for.
-const SPINS: u32 = 200;
+/// How often a waiter looks again before it goes to sleep, which is some 80 µs: as long as a cut takes, and waking a thread
+/// may take that long again. It does not call `sched_yield(2)` instead, each call of which gives a whole turn away: beside
+/// busy threads 200 of them took five seconds (Linux 6.18).
+const SPINS: u32 = 3000;
 
 /// The block.
 pub(super) struct Control {
@@ -365,26 +366,54 @@ impl Control {
     /// of it sequentially consistent: one of the two sees the other.
     pub(super) fn enter(&self, slot: usize, page: u64) {
         let gate = self.half(GATE);
-        let mut spins = 0;
         loop {
             self.active(slot).fetch_add(1, Ordering::SeqCst);
             let seen = gate.load(Ordering::SeqCst);
-            let stays_out = match seen & PHASE {
-                OPEN => false,
-                COPYING => self.pending().get(page),
-                _ => true,
-            };
-            if !stays_out {
+            if !self.keeps_out(seen, page) {
                 return;
             }
             self.leave(slot);
-            relax(gate, seen, &mut spins);
+            let mut looked = 0;
+            while gate.load(Ordering::SeqCst) == seen && self.keeps_out(seen, page) {
+                looked += 1;
+                if looked < SPINS {
+                    std::hint::spin_loop();
+                } else {
+                    // Whoever closed the gate may be gone; another one then opens it, and wakes all.
+                    sleep_on(gate, seen, Duration::from_millis(20));
+                }
+            }
+        }
+    }
+
+    /// Whether a gate keeps a page from becoming writable.
+    fn keeps_out(&self, gate: u32, page: u64) -> bool {
+        match gate & PHASE {
+            OPEN => false,
+            COPYING => self.pending().get(page),
+            _ => true,
         }
     }
 
     /// Counts this thread out.
     pub(super) fn leave(&self, slot: usize) {
-        self.active(slot).fetch_sub(1, Ordering::SeqCst);
+        let last = self.active(slot).fetch_sub(1, Ordering::SeqCst) == 1;
+        // Whoever waits for that has closed the gate before, and looked at the count after: as in `enter`.
+        if last && self.half(GATE).load(Ordering::SeqCst) & PHASE == CLOSED {
+            let _ = futex::wake(self.active(slot), futex::Flags::empty(), 1);
+        }
+    }
+
+    /// Waits for the threads of a member that are making a page writable, but not long. The gate is closed.
+    pub(super) fn await_leaving(&self, slot: usize) {
+        let active = self.active(slot);
+        for _ in 0..SPINS {
+            if active.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        sleep_on(active, active.load(Ordering::SeqCst), Duration::from_millis(1));
     }
 
     /// Moves the gate on.
@@ -480,17 +509,7 @@ impl Control {
     }
 }
 
-/// Waits for a word to change, first awake and then asleep.
-fn relax(word: &AtomicU32, seen: u32, spins: &mut u32) {
-    if *spins < SPINS {
-        *spins += 1;
-        std::thread::yield_now();
-    } else {
-        // Whoever closed the gate may be gone; another one then opens it. The limit only guards against a lost wake-up.
-        sleep_on(word, seen, Duration::from_millis(20));
-    }
-}
-
+/// Waits for a word to change, but not longer than the limit.
 fn sleep_on(word: &AtomicU32, seen: u32, limit: Duration) {
     let limit = rustix::fs::Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
     // A change, a signal, the limit: the caller looks again whatever it was.

@@ -1,8 +1,8 @@
 //! Cuts: what the serving process does to the pages of all.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -104,12 +104,11 @@ impl Server {
             if !self.control.attached(slot) {
                 continue;
             }
-            let (since, mut rounds) = (Instant::now(), 0_u32);
+            let since = Instant::now();
             while self.control.active(slot).load(Ordering::SeqCst) != 0 {
-                rounds += 1;
-                if rounds < 500 {
-                    thread::yield_now();
-                    continue;
+                self.control.await_leaving(slot);
+                if self.control.active(slot).load(Ordering::SeqCst) == 0 {
+                    break;
                 }
                 if !self.place.is_alive(slot) {
                     self.release(slot);
@@ -119,11 +118,10 @@ impl Server {
                     if !self.control.rolling_back() {
                         self.control.set_gate(OPEN);
                     }
-                    let reason =
-                        "a process that shares it is stopped in the middle of a store; let it continue or kill it";
+                    let reason = "a process that shares it does not get on with a store; if it is stopped let it \
+                                  continue, or kill it, and try again";
                     return Err(self.io("stop the stores to", io::Error::other(reason)));
                 }
-                thread::sleep(Duration::from_micros(100));
             }
         }
         Ok(())
@@ -208,7 +206,8 @@ impl Server {
             return Ok(());
         }
         match &self.backing {
-            Ok(backing) => backing.fill(offset, inside),
+            Ok(backing) => catch_unwind(AssertUnwindSafe(|| backing.fill(offset, inside)))
+                .unwrap_or_else(|_| Err(self.poisoned("reading it panicked".to_owned()))),
             Err(cause) => Err(self.poisoned(cause.clone())),
         }
     }

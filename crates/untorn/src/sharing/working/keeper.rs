@@ -42,7 +42,8 @@ impl fault::Keeper for Keeper {
             return false; // beyond the end, where there is nothing to serve
         }
         // The signal does not tell a load from a store. A page that is present is only kept from stores; one that was not
-        // may have been loaded from, and if it is a store it traps again.
+        // may have been loaded from, and if it is a store it traps again. (A load may find here that the page has become
+        // present since it trapped. The page then counts as dirty without a store, which costs a copy and harms nothing.)
         if self.control.present().get(page) { self.open(page) } else { self.fetch(page) }
     }
 }

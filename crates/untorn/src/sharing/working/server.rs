@@ -126,7 +126,7 @@ pub(super) fn bell() -> io::Result<OwnedFd> {
 /// Those of the opener; [`Error::Io`], [`Error::Invalid`].
 pub(super) fn begin(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) -> Result<Serving> {
     let failed = |error| Error::io("make a working copy of", place.path(), error);
-    let backing: Arc<dyn Backing> = opener.open()?.into();
+    let backing = open(place, opener)?;
     let len = backing.len();
     let reserved = reserve.max(len).max(1).div_ceil(PAGE as u64);
     let bytes = reserved.checked_mul(PAGE as u64).and_then(|bytes| usize::try_from(bytes).ok());
@@ -156,23 +156,31 @@ pub(super) fn take_over(
     let file = pages.file().try_clone_to_owned();
     let view = file.and_then(|file| SharedPages::map(file, pages.reserved()));
     let view = view.map_err(|error| Error::io("take over the serving of", place.path(), error))?;
-    let since = Instant::now();
-    let backing = loop {
-        match opener.open() {
-            Err(Error::InUse { .. }) if since.elapsed() < DYING => thread::sleep(Duration::from_millis(2)),
-            Ok(backing) => break Ok(Arc::from(backing)),
-            Err(error) => {
-                // Somebody has to serve, or those who wait for a page wait for ever. What they get is never committed.
-                control.poison(&error.to_string());
-                break Err(error.to_string());
-            }
-        }
-    };
+    let backing = open(place, opener).map_err(|error| {
+        // Somebody has to serve, or those who wait for a page wait for ever. What they get is never committed.
+        control.poison(&error.to_string());
+        error.to_string()
+    });
     if let Ok(backing) = &backing {
-        let backing: &Arc<dyn Backing> = backing;
         control.set_commit(backing.last_commit());
     }
     start(place, Arc::clone(control), view, backing)
+}
+
+/// Opens the backing. A process that had it and is dying lets go of one lock after the other, this one last perhaps.
+fn open(place: &Place, opener: &Arc<dyn Opener>) -> Result<Arc<dyn Backing>> {
+    let since = Instant::now();
+    loop {
+        match catch_unwind(AssertUnwindSafe(|| opener.open())) {
+            Ok(Err(Error::InUse { .. })) if since.elapsed() < DYING => thread::sleep(Duration::from_millis(2)),
+            Ok(opened) => return opened.map(Arc::from),
+            // Going on with the panic would leave the others with a process that serves and does not.
+            Err(_) => {
+                let cause = "opening it panicked".to_owned();
+                return Err(Error::Poisoned { path: place.path().to_owned(), cause });
+            }
+        }
+    }
 }
 
 fn start(

@@ -61,6 +61,15 @@ pub(crate) struct Watch {
     slot: &'static Slot,
 }
 
+/// Installs the handler, as the first watch would: it can take the kernel long (some milliseconds, and seconds where the
+/// CPUs are busy), which somebody may not want to happen then.
+///
+/// # Errors
+/// What `sigaction(2)` says.
+pub(crate) fn prepare() -> io::Result<()> {
+    signal::install()
+}
+
 impl Watch {
     /// Watches the mapping of `len` bytes at `start`, both multiples of the page size. The whole of it belongs to the
     /// caller until the watch is withdrawn.

@@ -44,6 +44,7 @@ impl Journal {
         let path = dir.join("image");
         let failed = |error| Error::io("open", &path, error);
         if let Some(why) = fs::read_to_string(dir.join("broken")).ok().filter(|why| !why.is_empty()) {
+            assert_ne!(why, "panic", "as the test wants");
             return Err(failed(std::io::Error::other(why)));
         }
         let image =

@@ -149,7 +149,7 @@ fn run(test: &str, processes: usize, commits: u64, kill_every: Option<u64>, bug:
     let mut children: Vec<Child> = (0..processes).map(start).collect();
     let (mut random, mut kills, mut kills_of_server, mut gap) = (seed, 0, 0, Duration::ZERO);
     let (mut last, mut since, began) = (0, Instant::now(), Instant::now());
-    let mut killed_at = 0;
+    let (mut killed_at, mut kills_while_joining) = (0, 0);
     let mut stuck = vec![(0, Instant::now()); processes];
     let all_killed = |kills: u64| kill_every.is_none_or(|every| kills >= commits / every);
     while !(last >= commits && all_killed(kills)) && (bug.is_none() || shared[TORN].load(SeqCst) == 0) {
@@ -170,15 +170,20 @@ fn run(test: &str, processes: usize, commits: u64, kill_every: Option<u64>, bug:
             }
             assert!(*steps == 0 || when.elapsed() < 5 * STUCK, "seed {seed}: process {id} is stuck");
         }
-        // If nobody were left the uncommitted stores would be lost, as they must, but not the tickets.
-        let all_take_part = (0..processes).all(|id| shared[ALIVE + id].load(SeqCst) != 0);
-        if all_take_part && !all_killed(kills) && kill_every.is_some_and(|every| last >= killed_at + every) {
-            killed_at = last;
+        if !all_killed(kills) && kill_every.is_some_and(|every| last >= killed_at + every) {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             // Every other time the one that serves.
             let server = shared[SERVER].load(SeqCst) as usize;
             let aimed = kills % 2 == 0 && server != 0;
             let victim = if aimed { server - 1 } else { (random >> 33) as usize % processes };
+            // It may be about to join. But if nobody were left that takes part the uncommitted stores would be lost, as they
+            // must, and the tickets not.
+            let takes_part = |id: &usize| *id != victim && shared[ALIVE + id].load(SeqCst) != 0;
+            if !(0..processes).any(|id| takes_part(&id)) {
+                continue;
+            }
+            killed_at = last;
+            kills_while_joining += u64::from(shared[ALIVE + victim].load(SeqCst) == 0);
             kills_of_server += u64::from(victim + 1 == server);
             children[victim].kill().unwrap();
             children[victim].wait().unwrap();
@@ -199,8 +204,8 @@ fn run(test: &str, processes: usize, commits: u64, kill_every: Option<u64>, bug:
     assert!(judged.iter().copied().eq(1..=last), "seed {seed}: not every image was judged");
     let longest = |index: usize| shared[index].load(SeqCst) as f64 / 1000.0;
     println!(
-        "{processes} processes, {last} commits in {:.1} s, {} tickets, {kills} kills ({kills_of_server} of the server), {} \
-         torn {:?}; the longest store {:.1} ms, commit {:.1} ms, gap between commits {:.1} ms",
+        "{processes} processes, {last} commits in {:.1} s, {} tickets, {kills} kills ({kills_of_server} of the server, \
+         {kills_while_joining} of one about to join), {} torn {:?}; the longest store {:.1} ms, commit {:.1} ms, gap between commits {:.1} ms",
         began.elapsed().as_secs_f64(),
         shared[TICKETS].load(SeqCst),
         torn.len(),

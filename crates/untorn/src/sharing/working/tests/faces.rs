@@ -235,6 +235,9 @@ fn one_handle_a_process_and_an_error_of_the_file_is_told() {
         let error = try_open().err().unwrap();
         assert!(error.to_string().contains("a reason"), "{error}");
     }
+    fs::write(dir.path().join("broken"), "panic").unwrap();
+    let error = try_open().err().unwrap();
+    assert!(matches!(&error, Error::Poisoned { cause, .. } if cause.contains("panicked")), "{error}");
     fs::remove_file(dir.path().join("broken")).unwrap();
     let copy = try_open().unwrap();
     let error = try_open().err().unwrap();
