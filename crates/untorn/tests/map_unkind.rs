@@ -1,0 +1,44 @@
+//! [`AtomicMap`] where the world around it is unkind: locked memory, few descriptors, growths that are taken back.
+
+mod common;
+
+use common::memory_dir;
+use untorn::{AtomicMap, DirtyTracking, Options};
+
+/// The ways that this machine has. Only a machine without userfaultfd lacks one, and then the test says so.
+fn methods() -> Vec<DirtyTracking> {
+    let dir = memory_dir();
+    let found = AtomicMap::create(dir.path().join("probe"), 4096).unwrap().dirty_tracking();
+    if found != DirtyTracking::WriteProtect {
+        eprintln!("skipped: write protection of stores ({found} is the best here)");
+        return vec![DirtyTracking::PageTable];
+    }
+    vec![DirtyTracking::PageTable, DirtyTracking::WriteProtect]
+}
+
+/// Nothing was written behind the end, so the log need hold no zeros for it.
+#[test]
+fn a_growth_that_was_taken_back_takes_no_log() {
+    for method in methods() {
+        let dir = memory_dir();
+        let path = dir.path().join("data");
+        let options = Options::new().dirty_tracking(method).log_size(4 << 20).record_area(16, 64);
+        let mut map = options.create_map(&path, 100).unwrap();
+        map[99] = 1;
+        map.commit().unwrap();
+        for byte in 2..5 {
+            map.resize(64 << 20).unwrap();
+            assert!(map[100..1 << 20].iter().all(|byte| *byte == 0), "{method}");
+            map[99..1 << 16].fill(byte);
+            map.rollback().unwrap();
+            assert_eq!((map.len(), map[99]), (100, 1), "{method}");
+        }
+        map.resize(64 << 20).unwrap();
+        map[32 << 20] = 6;
+        map.commit().unwrap();
+        map.close().unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let stored: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at] != 0).collect();
+        assert_eq!((bytes.len(), stored), (64 << 20, vec![99, 32 << 20]), "{method}");
+    }
+}
