@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::memory_dir;
+use common::system::in_forked_child;
+use common::{PAGE, memory_dir};
+use rustix::mm::{MlockAllFlags, mlockall};
 use untorn::{AtomicMap, DirtyTracking, Options};
 
 /// The ways that this machine has. Only a machine without userfaultfd lacks one, and then the test says so.
@@ -40,5 +42,33 @@ fn a_growth_that_was_taken_back_takes_no_log() {
         let bytes = std::fs::read(&path).unwrap();
         let stored: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at] != 0).collect();
         assert_eq!((bytes.len(), stored), (64 << 20, vec![99, 32 << 20]), "{method}");
+    }
+}
+
+#[test]
+fn locked_memory_is_given_back_too() {
+    for method in methods() {
+        let dir = memory_dir();
+        let path = dir.path().join("data");
+        let child = in_forked_child(|| {
+            if let Err(errno) = mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT) {
+                eprintln!("skipped: no memory may be locked here: {errno}");
+                return 0;
+            }
+            let options = Options::new().dirty_tracking(method).max_len(1 << 20);
+            let mut map = options.create_map(&path, 8 * PAGE as u64).unwrap();
+            map.fill(1);
+            map.commit().unwrap();
+            assert!(map.uncommitted().unwrap().is_empty(), "what is committed counts as stored to");
+            map[0] = 2;
+            map.rollback().unwrap();
+            assert_eq!(map[0], 1);
+            map.resize(PAGE as u64).unwrap();
+            map.commit().unwrap();
+            map.resize(8 * PAGE as u64).unwrap();
+            assert!(map[PAGE..].iter().all(|byte| *byte == 0));
+            0
+        });
+        assert_eq!(child.wait(), Some(0), "{method}");
     }
 }
