@@ -3,8 +3,9 @@
 mod common;
 
 use common::system::in_forked_child;
-use common::{PAGE, memory_dir};
+use common::{PAGE, memory_dir, names};
 use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use untorn::{AtomicMap, DirtyTracking, Options};
 
 /// The ways that this machine has. Only a machine without userfaultfd lacks one, and then the test says so.
@@ -68,6 +69,29 @@ fn locked_memory_is_given_back_too() {
             map.resize(8 * PAGE as u64).unwrap();
             assert!(map[PAGE..].iter().all(|byte| *byte == 0));
             0
+        });
+        assert_eq!(child.wait(), Some(0), "{method}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_mapped_is_not_left_behind() {
+    for method in methods() {
+        let dir = memory_dir();
+        let path = dir.path().join("data");
+        let child = in_forked_child(|| {
+            let maximum = getrlimit(Resource::Nofile).maximum;
+            for limit in 3..1000 {
+                setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum }).unwrap();
+                let Err(error) = Options::new().dirty_tracking(method).create_map(&path, PAGE as u64) else {
+                    return 0;
+                };
+                assert!(!path.exists(), "{limit} descriptors: {error}");
+                let sidecars = names(&dir.path().join(".untorn"));
+                let whole = sidecars.iter().any(|name| !name.ends_with(".new"));
+                assert!(!whole, "{limit} descriptors: {error}: {sidecars:?}");
+            }
+            1
         });
         assert_eq!(child.wait(), Some(0), "{method}");
     }
