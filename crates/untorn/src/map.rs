@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::medium::{MediumKind, detect};
 use crate::options::{DirtyTracking, Options};
 use crate::sys::fault::none_lost;
-use crate::sys::file::identity;
+use crate::sys::file::{identity, is_dax};
 use crate::sys::map::{FileMap, MapKind};
 use crate::sys::page_size;
 use crate::sys::runs::Runs;
@@ -137,7 +137,7 @@ impl AtomicMap {
         let memory = FileMap::new(file.as_fd(), MapKind::Private, len, options.reserve(len), options.lost_page);
         let memory = memory.map_err(|error| Error::io("map", path, error))?;
         // On persistent memory, where kernels do not tell a page of the file from one of the process's own.
-        let is_dax = detect(path)?.kind == MediumKind::PersistentMemory;
+        let is_dax = is_dax(file.as_fd()) || detect(path)?.kind == MediumKind::PersistentMemory;
         let method = match options.dirty_tracking {
             DirtyTracking::Auto if is_dax => DirtyTracking::PageTable,
             DirtyTracking::WriteProtect if is_dax => {
