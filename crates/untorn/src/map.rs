@@ -121,8 +121,8 @@ impl AtomicMap {
         let path = engine.path();
         let info = engine.info();
         if options.read_only && info.reflected_pages > 0 {
-            let what = "committed bytes of this file live in its sidecar, where plain loads cannot find them; open it for \
-                        writing and close it, or settle it, first";
+            let what =
+                "committed bytes of this file live in its sidecar, where plain loads cannot find them; settle it first";
             return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
         }
         let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
@@ -318,12 +318,11 @@ impl AtomicMap {
     /// nobody to tell of an error.
     ///
     /// # Errors
-    /// [`Error::Io`] when a flush fails; the next open recovers the last commit.
+    /// [`Error::Io`] when a flush fails, and the next open recovers the last commit; or when a page was lost.
     pub fn discard(self) -> Result<()> {
-        match self.into_sole() {
-            Some(shared) => shared.engine.close(),
-            None => Ok(()),
-        }
+        let whole = self.check_memory();
+        let closed = self.into_sole().map_or(Ok(()), |shared| shared.engine.close());
+        closed.and(whole)
     }
 
     /// Commits, brings everything home and removes the sidecar: a plain file that any program may read and write.

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::fs::OpenOptions;
+
 use common::system::in_forked_child;
 use common::{PAGE, memory_dir, names};
 use rustix::mm::{MlockAllFlags, mlockall};
@@ -94,5 +96,18 @@ fn a_file_that_cannot_be_mapped_is_not_left_behind() {
             1
         });
         assert_eq!(child.wait(), Some(0), "{method}");
+    }
+}
+
+#[test]
+fn a_lost_page_is_an_error_of_the_last_call_too() {
+    for method in methods() {
+        let dir = memory_dir();
+        let path = dir.path().join("data");
+        let map = Options::new().dirty_tracking(method).create_map(&path, 8 * PAGE as u64).unwrap();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(PAGE as u64).unwrap();
+        assert_eq!(map[5 * PAGE], 0);
+        let error = map.discard().unwrap_err();
+        assert!(error.to_string().contains("lost"), "{method}: {error}");
     }
 }
