@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::medium::{MediumKind, detect};
 use crate::options::{DirtyTracking, Options};
 use crate::sys::fault::none_lost;
-use crate::sys::file::identity;
+use crate::sys::file::{identity, is_dax};
 use crate::sys::map::{FileMap, MapKind};
 use crate::sys::page_size;
 use crate::sys::runs::Runs;
@@ -123,8 +123,8 @@ impl AtomicMap {
         let path = engine.path();
         let info = engine.info();
         if options.read_only && info.reflected_pages > 0 {
-            let what = "committed bytes of this file live in its sidecar, where plain loads cannot find them; open it for \
-                        writing and close it, or settle it, first";
+            let what =
+                "committed bytes of this file live in its sidecar, where plain loads cannot find them; settle it first";
             return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
         }
         let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
@@ -139,7 +139,7 @@ impl AtomicMap {
         let memory = FileMap::new(file.as_fd(), MapKind::Private, len, options.reserve(len), options.lost_page);
         let memory = memory.map_err(|error| Error::io("map", path, error))?;
         // On persistent memory, where kernels do not tell a page of the file from one of the process's own.
-        let is_dax = detect(path)?.kind == MediumKind::PersistentMemory;
+        let is_dax = is_dax(file.as_fd()) || detect(path)?.kind == MediumKind::PersistentMemory;
         let method = match options.dirty_tracking {
             DirtyTracking::Auto if is_dax => DirtyTracking::PageTable,
             DirtyTracking::WriteProtect if is_dax => {
@@ -320,12 +320,11 @@ impl AtomicMap {
     /// nobody to tell of an error.
     ///
     /// # Errors
-    /// [`Error::Io`] when a flush fails; the next open recovers the last commit.
+    /// [`Error::Io`] when a flush fails, and the next open recovers the last commit; or when a page was lost.
     pub fn discard(self) -> Result<()> {
-        match self.into_sole() {
-            Some(shared) => shared.engine.close(),
-            None => Ok(()),
-        }
+        let whole = self.check_memory();
+        let closed = self.into_sole().map_or(Ok(()), |shared| shared.engine.close());
+        closed.and(whole)
     }
 
     /// Commits, brings everything home and removes the sidecar: a plain file that any program may read and write.

@@ -115,7 +115,9 @@ pub enum DirtyTracking {
     Auto,
     /// The kernel write-protects what is committed and lifts the protection at the next store by itself (userfaultfd and
     /// PAGEMAP_SCAN, Linux 6.7): committed pages may stay in memory, where a next store to them costs least. Not on
-    /// persistent memory (DAX), where kernels cannot do it safely.
+    /// persistent memory (DAX), where kernels cannot do it safely. Memory is to be locked before a map is made, if at all
+    /// (`mlockall(2)`), or with [`PageTable`](DirtyTracking::PageTable): `mlock(2)` of a map, part of which the kernel has
+    /// dropped from memory meanwhile, was seen never to return (Linux 6.18).
     WriteProtect,
     /// By whose the pages are: one that was stored to belongs to the process, all others to the file. It works on every
     /// kernel, and in containers that forbid userfaultfd. What is committed goes to the file at once, so that its pages can

@@ -246,6 +246,18 @@ pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<sync::A
     })
 }
 
+/// Removes a file that was just created and cannot be used after all because of this error. The caller's is its only handle.
+pub(crate) fn abandon(shared: sync::Arc<Shared>, error: &Error) {
+    // Whoever has it in use by now owns it.
+    if matches!(error, Error::InUse { .. }) {
+        return;
+    }
+    let path = shared.engine.path().to_owned();
+    // If something of it stays, the error that led here is the one that helps.
+    let _ = Shared::into_sole(shared).map(|shared| shared.engine.settle());
+    let _ = PageCache::new().unlink(&path);
+}
+
 pub(crate) fn open_on<M: Medium>(medium: M, path: &Path, options: &Options) -> Result<sync::Arc<Shared>> {
     options.validate(path)?;
     let engine = engine_on(Arc::new(Latched::new(medium)), path, options)?;

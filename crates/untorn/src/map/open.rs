@@ -6,6 +6,7 @@ use super::AtomicMap;
 use crate::engine::{self, EngineKind};
 use crate::error::{Error, Result};
 use crate::options::{Durability, LogPolicy, Options};
+use crate::sys::sync::Arc;
 
 impl Options {
     /// Opens an existing file as plain memory, and recovers it if it stands at a crash.
@@ -27,7 +28,9 @@ impl Options {
     /// As for [`map`](Options::map), and if the file exists.
     pub fn create_map(&self, path: impl AsRef<Path>, len: u64) -> Result<AtomicMap> {
         let options = self.for_map(path.as_ref())?;
-        AtomicMap::new(engine::create(path.as_ref(), len, &options)?, &options)
+        let shared = engine::create(path.as_ref(), len, &options)?;
+        let made = Arc::clone(&shared);
+        AtomicMap::new(shared, &options).inspect_err(|error| engine::abandon(made, error))
     }
 
     pub(super) fn for_map(&self, path: &Path) -> Result<Options> {

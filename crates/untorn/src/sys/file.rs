@@ -38,6 +38,15 @@ pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<(u64, u64, u64, u64)>
     }
 }
 
+/// Whether mappings of the file go past the page cache, as the kernel says (Linux 5.8). They may where it refuses
+/// `MAP_SYNC`: a device of the virtual kind has DAX without it.
+pub(crate) fn is_dax(file: BorrowedFd<'_>) -> bool {
+    // `STATX_ATTR_DAX`. Source: `statx(2)`.
+    const DAX: u64 = 0x0020_0000;
+    rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::empty())
+        .is_ok_and(|found| found.stx_attributes.bits() & DAX != 0)
+}
+
 fn nanoseconds(time: &StatxTimestamp) -> u64 {
     since_1970(time.tv_sec, time.tv_nsec.into())
 }

@@ -108,9 +108,16 @@ impl FileMap {
     /// there is gone. `offset` is a multiple of the page size, and the range within the reservation.
     pub(crate) fn release(&self, offset: u64, len: u64) -> io::Result<()> {
         debug_assert!(offset.saturating_add(len) <= self.reserved());
+        // What a program locked in memory, `mlockall(2)` all of it, takes a word of its own (Linux 5.18).
+        const DONT_NEED_LOCKED: libc::c_int = 24;
+        let (at, len) = (self.at(offset), len as usize);
         // SAFETY: a mapping of a file, and nobody else's; the next access finds the bytes of the file. That a private one
         // loses others is what its owner asks for.
-        Ok(unsafe { madvise(self.at(offset).cast(), len as usize, Advice::LinuxDontNeed) }?)
+        match unsafe { madvise(at.cast(), len, Advice::LinuxDontNeed) } {
+            // SAFETY: as above.
+            Err(Errno::INVAL) if unsafe { libc::madvise(at.cast(), len, DONT_NEED_LOCKED) } == 0 => Ok(()),
+            done => Ok(done?),
+        }
     }
 
     /// Which pages of a range are in memory, whoever has them there. The same requirements as for

@@ -121,7 +121,6 @@ const WRITTEN: u64 = 1 << 1;
 const FILE: u64 = 1 << 2;
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
-const ZERO_PAGE: u64 = 1 << 5;
 
 /// `PM_SCAN_WP_MATCHING`: write-protects, in one step with the look at it, each page that is reported.
 const PROTECT_MATCHING: u64 = 1 << 0;
@@ -172,9 +171,9 @@ impl Scan {
         return_mask: WRITTEN,
     };
 
-    /// Pages that are the file's, or the one page of zeros that stands for a hole in it.
-    const PAGES_OF_THE_FILE: Scan =
-        Scan { flags: 0, category_mask: 0, category_anyof_mask: FILE | ZERO_PAGE, return_mask: FILE };
+    /// Pages that are the file's. The kernel's one page of zeros is not: only DAX, where this is not done, has it stand for a
+    /// hole in a file; elsewhere KSM puts it in the place of a page that the program has filled with zeros.
+    const PAGES_OF_THE_FILE: Scan = Scan { flags: 0, category_mask: FILE, category_anyof_mask: 0, return_mask: FILE };
 
     fn run(self, pagemap: &File, base: u64, range: Range<u64>, mut each: impl FnMut(Range<u64>)) -> io::Result<()> {
         // `_IOWR('f', 16, struct pm_scan_arg)`.

@@ -54,6 +54,9 @@ impl<M: Medium> Core<M> {
         let writes: u64 = lanes.iter().map(|lane| lane.state.writes()).sum();
         let len = self.len();
         if writes == 0 && len == self.head.committed_len.load(Ordering::Relaxed) {
+            // A growth that was taken back: nobody wrote behind the end, so what is there is zeros as the growth left it, and
+            // the next one has nothing to lay zeros over.
+            self.head.longest.store(len, Ordering::Relaxed);
             return Ok(());
         }
         let epoch = self.epoch();
