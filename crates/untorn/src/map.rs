@@ -69,7 +69,8 @@ const KEPT: u64 = 64 << 20;
 /// [hybrid-log engine](crate::EngineKind::HybridLog) as one epoch: one device flush, or on persistent memory one fence,
 /// however many pages; the file itself gets them later. Recovery is that engine's.
 ///
-/// Reading into the map with `read(2)` counts as storing to it. A forked child has a copy of the memory as it was; its
+/// Reading into the map with `read(2)` counts as storing to it. What a device stores through memory pinned for long (buffers
+/// registered with io_uring, RDMA) is not noticed after a commit. A forked child has a copy of the memory as it was; its
 /// stores never reach the file, and its calls fail with [`Error::Forked`]. A page that is lost (the file was truncated by
 /// another program, the medium failed) reads as zeros from then on, and the next call fails; see
 /// [`LostPage`](crate::LostPage).

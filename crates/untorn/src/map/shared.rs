@@ -224,7 +224,11 @@ impl Options {
         }
         let reserve = options.max_len.unwrap_or_else(|| len.saturating_mul(2).max(RESERVE));
         let opener = Committed { path: path.clone(), options };
-        let copy = WorkingCopy::open(&dir, &format!("{inode}.share"), Arc::new(opener), reserve)?;
+        let copy = WorkingCopy::open(&dir, &format!("{inode}.share"), Arc::new(opener), reserve);
+        let copy = copy.inspect_err(|_| {
+            // Only if nothing is in it; if it stays, the error is the one that helps.
+            let _ = std::fs::remove_dir(&dir);
+        })?;
         Ok(SharedMap { copy, path })
     }
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use super::incarnation;
+use super::{copy, incarnation};
 
 /// A mapping of such a file, from its first byte, with room to grow: what lies beyond the file's end is a SIGBUS.
 pub(crate) struct SharedPages {
@@ -112,14 +112,14 @@ impl SharedPages {
     pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) {
         assert!(offset.checked_add(into.len()).is_some_and(|end| end <= self.reserved));
         // SAFETY: within the mapping, and the destination is Rust's own memory, so elsewhere.
-        unsafe { ptr::copy_nonoverlapping(self.at(offset).cast_const(), into.as_mut_ptr(), into.len()) }
+        unsafe { copy::read_racy(self.at(offset), into) }
     }
 
-    /// Copies bytes into the memory.
+    /// Copies bytes into the memory; up to 64 of them, where all is aligned to 8, in whole words.
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) {
         assert!(offset.checked_add(from.len()).is_some_and(|end| end <= self.reserved));
         // SAFETY: as above, with the source elsewhere; no reference into the mapping exists but to atomic words.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.at(offset), from.len()) }
+        unsafe { copy::copy_cached(self.at(offset), from) }
     }
 
     /// Has the kernel store to the memory, as programs do: `read(2)` into it.
