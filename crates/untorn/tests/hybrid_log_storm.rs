@@ -248,3 +248,37 @@ fn growths_at_once_cut_nothing_off() {
         grow(2);
     });
 }
+
+/// What a reader copies out of the log may go home, and its place be given back to the file system, before the copy is
+/// done: then it is not believed.
+#[test]
+fn no_read_returns_what_was_given_back() {
+    let _limit = limit(120, "a read of a log that is given back");
+    let dir = memory_dir();
+    let [whole, other] = [0, MIB].map(|at| Range { at, len: MIB });
+    // A checkpoint in the background would read as slowly.
+    let options = Options::new().engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo).checkpointers(0);
+    let options = options.record_area(1, 256).max_len(1 << 24);
+    let medium = Counting::slow(Dax::new(MediumKind::AssumedPmem), Duration::from_millis(5));
+    let file = options.create_on(medium.clone(), dir.path().join("data"), 2 << 20).unwrap();
+    let begun = Barrier::new(2);
+    std::thread::scope(|scope| {
+        for round in 1..=5 {
+            whole.write(&file, round).unwrap();
+            file.sync().unwrap();
+            medium.rest_within_reads_of(MIB as u64);
+            let reader = scope.spawn(|| {
+                begun.wait();
+                whole.read(&file).unwrap()
+            });
+            begun.wait();
+            std::thread::sleep(Duration::from_millis(5));
+            // In a chunk of its own, so that the other one is let go.
+            other.write(&file, round).unwrap();
+            file.sync().unwrap();
+            file.reclaim().unwrap();
+            assert_eq!(reader.join().unwrap(), round);
+            medium.rest_within_reads_of(0);
+        }
+    });
+}

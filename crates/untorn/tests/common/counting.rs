@@ -61,6 +61,8 @@ struct Cells {
     full: AtomicBool,
     /// Fences let pass before every further one fails; `u64::MAX` for none that fails.
     sound: AtomicU64,
+    /// Reads of this many bytes and more rest in the middle; 0 for none that does.
+    resting: AtomicU64,
     watcher: OnceLock<Watcher>,
 }
 
@@ -90,6 +92,11 @@ impl<M: Medium> Counting<M> {
     pub(crate) fn slow(inner: M, delay: Duration) -> Self {
         let cells = Cells { sound: AtomicU64::new(u64::MAX), ..Cells::default() };
         Counting { inner: Arc::new(inner), cells: Arc::new(cells), delay }
+    }
+
+    /// From now on every read of this many bytes and more rests in the middle, for as long as thirty fences take.
+    pub(crate) fn rest_within_reads_of(&self, bytes: u64) {
+        self.cells.resting.store(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -247,6 +254,13 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         add(&self.cells.reads, 1);
+        let resting = self.cells.resting.load(Ordering::Relaxed);
+        if resting > 0 && dst.len() as u64 >= resting {
+            let (first, second) = dst.split_at_mut(dst.len() / 2);
+            self.inner.read(offset, first)?;
+            std::thread::sleep(30 * self.delay);
+            return self.inner.read(offset + first.len() as u64, second);
+        }
         self.inner.read(offset, dst)
     }
 

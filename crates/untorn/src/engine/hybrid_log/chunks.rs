@@ -15,7 +15,7 @@ use crate::log::record::LINE;
 use crate::medium::{MediumClass, MediumFile};
 use crate::sharing::gate::lock;
 use crate::sidecar::PAGE;
-use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray};
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, fence};
 
 /// Chunks by which a log grows at most at a time, unless it must hold more.
 const STEP: u64 = 32;
@@ -176,16 +176,21 @@ impl Chunks {
         }
         let Some(chunk) = self.next_chunk(side, relax)? else { return Ok(None) };
         let state = &self.states[chunk as usize];
-        let first = (chunk * self.units) as usize;
-        // Whoever still holds a link to what was here finds that it is gone, before anything is stored over it: a locked
-        // instruction lies in between.
-        self.laps[chunk as usize].fetch_add(1, Ordering::AcqRel);
-        self.metas[first..first + self.units as usize].iter().for_each(Meta::clear);
+        self.forget(chunk);
         state.held.store(1, Ordering::Relaxed);
         state.last.store(epoch, Ordering::Relaxed);
         state.used.store(wanted, Ordering::Release);
         lane.set_chunk(Some(chunk));
         Ok(Some(chunk * self.units))
+    }
+
+    /// Has whoever still reads what was in a free chunk find that it is gone, before anything becomes of the bytes.
+    fn forget(&self, chunk: u64) {
+        let first = (chunk * self.units) as usize;
+        self.laps[chunk as usize].fetch_add(1, Ordering::AcqRel);
+        self.metas[first..first + self.units as usize].iter().for_each(Meta::clear);
+        // Streaming stores are not ordered with those before them.
+        fence(Ordering::SeqCst);
     }
 
     /// The next unit of the chunk that a lane fills, for its holder, if there is one.
@@ -365,6 +370,7 @@ impl Chunks {
         for &chunk in &free.chunks {
             let state = &self.states[chunk as usize];
             if state.hollow.swap(1, Ordering::Relaxed) == 0 {
+                self.forget(chunk);
                 side.punch(self.at + chunk * chunk_len(self.units), chunk_len(self.units))?;
                 freed += chunk_len(self.units);
             }
