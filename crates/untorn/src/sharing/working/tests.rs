@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::{Opener, PAGE, WorkingCopy};
 use crate::sys::shared::SharedPages;
@@ -94,6 +95,12 @@ fn command(module: &str, test: &str, dir: &Path, id: usize, bug: Option<Bug>) ->
     }
     command.stdout(std::process::Stdio::null());
     command
+}
+
+/// How long anybody may stand still. A second is what is promised, and measured with UNTORN_CUTS on a machine that has time
+/// for it; otherwise it is only to be seen that all goes on.
+fn patience() -> Duration {
+    Duration::from_secs(if std::env::var_os("UNTORN_CUTS").is_some() { 1 } else { 30 })
 }
 
 /// Words that the processes of a test share beside the working copy.

@@ -9,7 +9,7 @@ use std::{fs, thread};
 
 use super::super::{PAGE, WorkingCopy};
 use super::backing::{LAST, TORN};
-use super::{Bug, child_of, notes, open, spawn, unavailable, words};
+use super::{Bug, child_of, notes, open, patience, spawn, unavailable, words};
 use crate::sys::shared::SharedPages;
 
 /// Pages that all processes store to, each ticket to one: ticket t to page t modulo this.
@@ -129,9 +129,6 @@ fn work(dir: &Path, me: usize) {
     copy.leave().unwrap();
 }
 
-/// What a run must not exceed between two commits, or two stores of one process.
-const STUCK: Duration = Duration::from_secs(1);
-
 struct Outcome {
     commits: u64,
     torn: u64,
@@ -161,14 +158,14 @@ fn run(test: &str, processes: usize, commits: u64, kill_every: Option<u64>, bug:
             }
             (last, since) = (now, Instant::now());
         }
-        assert!(last == 0 || since.elapsed() < 5 * STUCK, "seed {seed}: no commit after {last}, {kills} kills");
+        assert!(last == 0 || since.elapsed() < 5 * patience(), "seed {seed}: no commit after {last}, {kills} kills");
         assert!(began.elapsed() < Duration::from_secs(540), "seed {seed}: {last} commits only");
         for (id, (steps, when)) in stuck.iter_mut().enumerate() {
             let now = shared[ALIVE + id].load(SeqCst);
             if now != *steps {
                 (*steps, *when) = (now, Instant::now());
             }
-            assert!(*steps == 0 || when.elapsed() < 5 * STUCK, "seed {seed}: process {id} is stuck");
+            assert!(*steps == 0 || when.elapsed() < 5 * patience(), "seed {seed}: process {id} is stuck");
         }
         if !all_killed(kills) && kill_every.is_some_and(|every| last >= killed_at + every) {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -215,9 +212,10 @@ fn run(test: &str, processes: usize, commits: u64, kill_every: Option<u64>, bug:
         gap.as_secs_f64() * 1000.0,
     );
     if bug.is_none() {
-        assert!(gap < STUCK, "seed {seed}: {gap:?} without a commit");
-        assert!(longest(LONGEST_STORE) < 1000.0, "seed {seed}: a store took {} ms", longest(LONGEST_STORE));
-        assert!(longest(LONGEST_COMMIT) < 1000.0, "seed {seed}: a commit took {} ms", longest(LONGEST_COMMIT));
+        let most = patience().as_secs_f64() * 1000.0;
+        assert!(gap < patience(), "seed {seed}: {gap:?} without a commit");
+        assert!(longest(LONGEST_STORE) < most, "seed {seed}: a store took {} ms", longest(LONGEST_STORE));
+        assert!(longest(LONGEST_COMMIT) < most, "seed {seed}: a commit took {} ms", longest(LONGEST_COMMIT));
     }
     Outcome { commits: last, torn: torn.len() as u64, kills, kills_of_server }
 }
