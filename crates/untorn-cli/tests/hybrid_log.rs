@@ -46,7 +46,7 @@ fn every_verb_serves_it() {
     assert!(info["sidecar"]["bytes"].as_u64().is_some_and(|bytes| bytes > 2 << 20), "{info}");
     let text = untorn(&["check", place.name()]).expect(0).prose();
     assert!(text.contains("the log holds nothing that it needs") && !text.contains("bitmap"), "{text}");
-    assert!(text.contains("(8.2 MiB), the log"), "{text}");
+    assert!(text.contains("(4.1 MiB), the log"), "{text}");
     assert_eq!(untorn(&["recover", place.name(), "--json"]).expect(0).json()["recovery"]["was_needed"], false);
 
     untorn(&["settle", place.name()]).expect(0);
