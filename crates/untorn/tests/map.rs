@@ -12,20 +12,9 @@ use std::process::Command;
 
 use common::disk::{Kind, SmallDisk};
 use common::system::in_forked_child;
-use common::{PAGE, memory_dir, pattern};
+use common::{PAGE, memory_dir, methods, pattern};
 use proptest::prelude::*;
 use untorn::{AtomicFile, AtomicMap, DirtyTracking, Durability, EngineKind, Error, LogPolicy, Options, State};
-
-/// The ways that this machine has. Only a machine without userfaultfd lacks one, and then the test says so.
-fn methods() -> Vec<DirtyTracking> {
-    let dir = memory_dir();
-    let found = AtomicMap::create(dir.path().join("probe"), 4096).unwrap().dirty_tracking();
-    if found != DirtyTracking::WriteProtect {
-        eprintln!("skipped: write protection of stores ({found} is the best here)");
-        return vec![DirtyTracking::PageTable];
-    }
-    vec![DirtyTracking::PageTable, DirtyTracking::WriteProtect]
-}
 
 /// What is not committed, as first page and the page behind the last.
 fn uncommitted(map: &mut AtomicMap) -> Vec<(u64, u64)> {

@@ -5,21 +5,10 @@ mod common;
 use std::fs::OpenOptions;
 
 use common::system::in_forked_child;
-use common::{PAGE, memory_dir, names};
+use common::{PAGE, memory_dir, methods, names};
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use untorn::{AtomicMap, DirtyTracking, Options};
-
-/// The ways that this machine has. Only a machine without userfaultfd lacks one, and then the test says so.
-fn methods() -> Vec<DirtyTracking> {
-    let dir = memory_dir();
-    let found = AtomicMap::create(dir.path().join("probe"), 4096).unwrap().dirty_tracking();
-    if found != DirtyTracking::WriteProtect {
-        eprintln!("skipped: write protection of stores ({found} is the best here)");
-        return vec![DirtyTracking::PageTable];
-    }
-    vec![DirtyTracking::PageTable, DirtyTracking::WriteProtect]
-}
+use untorn::Options;
 
 /// Nothing was written behind the end, so the log need hold no zeros for it.
 #[test]

@@ -15,6 +15,8 @@ use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, SystemTime};
 
+use untorn::DirtyTracking;
+
 pub(crate) const PAGE: usize = 4096;
 
 /// Bytes that differ by position and by `seed`, none of them 0.
@@ -57,6 +59,17 @@ pub(crate) fn seed(test: &str) -> u64 {
 /// nothing there.
 pub(crate) fn memory_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// The ways of finding out what was stored to a map that this machine has. Only a machine without userfaultfd lacks one, and then the test says so.
+pub(crate) fn methods() -> Vec<DirtyTracking> {
+    let dir = memory_dir();
+    let found = untorn::AtomicMap::create(dir.path().join("probe"), 4096).unwrap().dirty_tracking();
+    if found != DirtyTracking::WriteProtect {
+        eprintln!("skipped: write protection of stores ({found} is the best here)");
+        return vec![DirtyTracking::PageTable];
+    }
+    vec![DirtyTracking::PageTable, DirtyTracking::WriteProtect]
 }
 
 /// Where the sidecar of a data file stands.
