@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use untorn::EngineKind;
 use untorn::medium::MediumClass;
-use untorn_sim::explore::{self, Outcome, Settings, Violation, regions};
+use untorn_sim::explore::{self, Outcome, Settings, Violation, cache, redundancy, regions};
 
 /// Runs an engine over simulated media, crashes it at every call, and checks every recovered state against the contract.
 /// The last line says how many distinct states were seen; the exit code is 0 only if none was wrong, every barrier
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// Fault model
     #[arg(long, value_enum, default_value_t = Media::Both)]
     medium: Media,
-    /// Engine: one of files, or `snapshot`, that of region stores
+    /// Engine: one of files; `snapshot`, that of region stores; `cache`, the write cache; or `redundancy`
     #[arg(long, value_name = "ENGINE", default_value_t = Engine::Files(EngineKind::Reflection))]
     engine: Engine,
     /// Run the mutants and the canary only
@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
     /// Seconds after which a mutant is acquitted
-    #[arg(long, value_name = "S", default_value_t = 40)]
+    #[arg(long, value_name = "S", default_value_t = 200)]
     mutant_time: u64,
     /// Print one JSON object before the last line
     #[arg(long)]
@@ -51,11 +51,17 @@ pub(crate) struct Arguments {
     replay: Option<String>,
 }
 
+type Explore = fn(&Settings, explore::ProgressFn<'_>) -> Outcome;
+type Mutants = fn(&Settings, explore::ProgressFn<'_>) -> Vec<explore::Mutant>;
+type Canaries = fn(&Settings) -> Vec<explore::Canary>;
+
 /// What is explored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Engine {
     Files(EngineKind),
     Regions,
+    Cache,
+    Redundancy,
 }
 
 impl fmt::Display for Engine {
@@ -63,6 +69,8 @@ impl fmt::Display for Engine {
         match self {
             Engine::Files(kind) => kind.fmt(f),
             Engine::Regions => f.pad("snapshot"),
+            Engine::Cache => f.pad("cache"),
+            Engine::Redundancy => f.pad("redundancy"),
         }
     }
 }
@@ -71,7 +79,12 @@ impl FromStr for Engine {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text == "snapshot" { Ok(Engine::Regions) } else { text.parse().map(Engine::Files) }
+        match text {
+            "snapshot" => Ok(Engine::Regions),
+            "cache" => Ok(Engine::Cache),
+            "redundancy" => Ok(Engine::Redundancy),
+            other => other.parse().map(Engine::Files),
+        }
     }
 }
 
@@ -111,17 +124,22 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let bar = Bar::new();
     let progress = |what: &str, done: u64, total: u64| bar.show(what, done, total);
     let mut outcome = Outcome::default();
-    let regions = arguments.engine == Engine::Regions;
+    let (explore, mutants, canary) = match arguments.engine {
+        Engine::Files(_) => (explore::explore as Explore, explore::mutants as Mutants, explore::canary as Canaries),
+        Engine::Regions => (regions::explore as Explore, regions::mutants as Mutants, regions::canary as Canaries),
+        Engine::Cache => (cache::explore as Explore, cache::mutants as Mutants, cache::canary as Canaries),
+        Engine::Redundancy => {
+            (redundancy::explore as Explore, redundancy::mutants as Mutants, redundancy::canary as Canaries)
+        }
+    };
     if !arguments.mutants_only {
-        let explore = if regions { regions::explore } else { explore::explore };
         outcome = explore(&settings, &progress);
     }
     let explored = bar.start.elapsed();
     if !arguments.no_mutants {
-        let mutants = if regions { regions::mutants } else { explore::mutants };
         outcome.mutants = mutants(&settings, &progress);
     }
-    outcome.canaries = if regions { regions::canary(&settings) } else { explore::canary(&settings) };
+    outcome.canaries = canary(&settings);
     bar.clear();
     if arguments.json {
         println!("{}", to_json(arguments.engine, &settings, &outcome, explored, bar.start.elapsed()));

@@ -75,7 +75,7 @@ pub struct Args {
     /// Accesses to one commit in `atomic-commit` and `hybrid-policy`.
     pub commit_every: u32,
     /// Blocks written before the commit that `commit-time` measures. Default 10, 1000 and 100000; pages stored to before that of
-    /// `map-commit`, default 1, 10, 100 and 1000.
+    /// `map-commit` and `region-flush`, default 1, 10, 100 and 1000; pages of a region in `region-ops`, default 1 and 64.
     pub dirty: Vec<u64>,
     /// Shares of reads in `hybrid-policy`, in percent. Default 0, 20, 40, 60, 80 and 100.
     pub reads: Vec<u32>,

@@ -61,4 +61,4 @@ pub use benches::{names, run};
 pub use counting::{Counters, Counting, CountingFile, Counts};
 pub use error::{Error, Result};
 pub use machine::Machine;
-pub use report::{CommitRow, CommitTimeRow, CopyRow, IdleRow, MapCommitRow, Report, Row};
+pub use report::{CommitRow, CommitTimeRow, CopyRow, IdleRow, MapCommitRow, RegionRow, Report, Row};

@@ -64,6 +64,9 @@ fn bar(row: &Row) -> Bar {
             series: format!("{} {} {} B", row.tracking, row.pattern, row.size),
             height: row.time_to_raw,
         },
+        Row::Region(row) => {
+            Bar { group: row.workload.to_owned(), series: format!("{} pages", row.pages), height: row.ratio_to_untorn }
+        }
         Row::Idle(row) => Bar {
             group: format!("{} MiB", row.file_len >> 20),
             series: [Some(row.engine), row.log_policy].into_iter().flatten().collect::<Vec<_>>().join(" "),
@@ -118,6 +121,7 @@ fn draw(report: &Report, document: &mut String) -> Result<(), Box<dyn Error>> {
         Some(Row::Commit(_)) => "commits a second (median)",
         Some(Row::CommitTime(_)) => "nanoseconds of a commit (median)",
         Some(Row::MapCommit(_)) => "time to that of raw (median)",
+        Some(Row::Region(_)) => "rate of the file system to untorn's (median)",
         Some(Row::Idle(_)) => "processor time, % of a core",
         Some(Row::Copy(_)) | None => "ratio to raw (median)",
     };

@@ -35,6 +35,8 @@ pub enum Row {
     CommitTime(CommitTimeRow),
     /// Of plain stores and their commit.
     MapCommit(MapCommitRow),
+    /// Of what is done with a region, and with a file.
+    Region(RegionRow),
     /// Of a file that nobody uses.
     Idle(IdleRow),
 }
@@ -232,6 +234,30 @@ pub struct MapCommitRow {
     pub pairs: usize,
 }
 
+/// What is done with a region, against the same done with a file of the same file system.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct RegionRow {
+    /// What is done.
+    pub workload: &'static str,
+    /// The file system.
+    pub system: String,
+    /// Pages of the region and of the file.
+    pub pages: u64,
+    /// How often the file system does it in a second, by the median time.
+    pub ops_per_s: f64,
+    /// How often untorn does.
+    pub untorn_ops_per_s: f64,
+    /// The file system's rate to untorn's, the median over rounds.
+    pub ratio_to_untorn: f64,
+    /// Its lower quartile.
+    pub ratio_low: f64,
+    /// Its upper quartile.
+    pub ratio_high: f64,
+    /// Rounds.
+    pub pairs: usize,
+}
+
 /// What an open file takes of a processor while nobody uses it.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
@@ -336,6 +362,14 @@ impl Row {
                 ("raw store ns", Some(format!("{:.0}", row.raw_store_ns))),
                 ("pages/s", Some(rate(row.pages_per_s))),
                 ("raw pages/s", Some(rate(row.raw_pages_per_s))),
+            ],
+            Row::Region(row) => vec![
+                ("workload", Some(row.workload.to_owned())),
+                ("pages", Some(row.pages.to_string())),
+                ("untorn us", Some(format!("{:.1}", 1e6 / row.untorn_ops_per_s))),
+                ("file system us", Some(format!("{:.1}", 1e6 / row.ops_per_s))),
+                ("ratio", Some(two(row.ratio_to_untorn))),
+                ("quartiles", Some(format!("{:.2}-{:.2}", row.ratio_low, row.ratio_high))),
             ],
             Row::Idle(row) => vec![
                 ("engine", Some(row.engine.to_owned())),

@@ -108,6 +108,16 @@ constants! {
     UNTORN_LOST_PAGE_SIGNAL = 16;
     /// Flag: hybrid log, no thread checkpoints.
     UNTORN_NO_CHECKPOINTERS = 32;
+    /// Stripes of neighbours.
+    UNTORN_STRIPES_CONSECUTIVE = 1;
+    /// Stripes of pages far apart.
+    UNTORN_STRIPES_SPREAD = 2;
+    /// CRC-32C.
+    UNTORN_CHECKSUM_CRC32C = 1;
+    /// XXH3, 64 bits.
+    UNTORN_CHECKSUM_XXH3 = 2;
+    /// Flag: no thread covers.
+    UNTORN_COVER_ON_DEMAND = 1;
     /// Bytes of a message, the final zero included.
     UNTORN_MESSAGE_SIZE = 508;
 
@@ -168,4 +178,25 @@ pub struct untorn_options {
     pub checkpointers: u32,
     /// Maps: `UNTORN_TRACKING_*`.
     pub dirty_tracking: u32,
+}
+
+/// `untorn_redundancy_options`: how to protect a mapping. Zero in a field means its default.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+#[allow(non_camel_case_types, reason = "the name C programs use")]
+pub struct untorn_redundancy_options {
+    /// Bytes of the struct as the program was compiled.
+    pub size: u32,
+    /// Data pages of a stripe.
+    pub stripe: u32,
+    /// `UNTORN_STRIPES_*`.
+    pub layout: u32,
+    /// `UNTORN_CHECKSUM_*`.
+    pub checksum: u32,
+    /// `UNTORN_COVER_ON_DEMAND`.
+    pub flags: u32,
+    /// Pages covered at a time.
+    pub batch: u32,
+    /// Milliseconds between two passes of the thread that covers.
+    pub period_ms: u64,
 }

@@ -1,4 +1,4 @@
-//! The C library: `untorn.h`, `untorn/acumen.h` and `untorn/nvmmio.h` over the Rust crate.
+//! The C library: `untorn.h`, `untorn/acumen.h`, `untorn/nvmmio.h` and `untorn/region.h` over the Rust crate.
 //!
 //! It translates and holds no logic of its own: arguments are checked, errors become numbers, panics stop here. The
 //! headers in `include/` are the documentation for C programs; a test keeps them in step with the functions here.
@@ -14,3 +14,6 @@ pub mod native;
 pub mod nvmmio;
 mod options;
 pub mod plain;
+pub mod protect;
+pub mod region;
+mod regions;

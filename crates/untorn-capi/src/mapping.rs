@@ -13,7 +13,7 @@ use crate::descriptor::{Described, FileId, describe};
 use crate::errors::{Failure, Result};
 
 /// Flags of mmap that ask for speed or for memory to be set aside, neither of which a mapping by name has a use for.
-const HINTS: c_int = libc::MAP_POPULATE
+pub(crate) const HINTS: c_int = libc::MAP_POPULATE
     | libc::MAP_NONBLOCK
     | libc::MAP_NORESERVE
     | libc::MAP_LOCKED

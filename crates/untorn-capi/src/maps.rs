@@ -38,7 +38,7 @@ fn maps() -> &'static Maps {
         if let Some(maps) = known.filter(|maps| maps.process == process) {
             return maps;
         }
-        let ours = Box::into_raw(Box::new(Maps { process, forked_from: known, open: Mutex::default() }));
+        let ours = Box::into_raw(Box::new(Maps::new(process, known)));
         if MAPS.compare_exchange(found, ours, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // SAFETY: from `into_raw`, and no other thread has seen it.
             drop(unsafe { Box::from_raw(ours) });
@@ -47,6 +47,10 @@ fn maps() -> &'static Maps {
 }
 
 impl Maps {
+    fn new(process: u32, forked_from: Option<&'static Maps>) -> Self {
+        Maps { process, forked_from, open: Mutex::default() }
+    }
+
     /// Held for as long as a look takes, never during a call on a map.
     fn open(&self) -> MutexGuard<'_, BTreeMap<usize, Slot>> {
         // Nothing panics while it is held.
@@ -75,36 +79,47 @@ impl Maps {
         self.open.try_lock().map_or(true, |open| open.contains_key(&address))
             || self.forked_from.is_some_and(|parent| parent.had(address))
     }
+
+    fn enter(&self, mut map: AtomicMap) -> *mut c_void {
+        let memory = map.as_mut_ptr();
+        self.open().insert(memory.addr(), Arc::new(Mutex::new(Some(map))));
+        memory.cast()
+    }
+
+    fn with<T>(&self, address: *mut c_void, body: impl FnOnce(&mut AtomicMap) -> Result<T>) -> Result<T> {
+        let address = address.addr();
+        let slot = self.open().get(&address).cloned().ok_or_else(|| self.none_at(address))?;
+        let mut slot = slot.lock().map_err(|_| {
+            let message = format!(
+                "an earlier call on the map at {address:#x} failed inside untorn; unmap it and map the file anew"
+            );
+            Failure::new(UNTORN_EPOISONED, message)
+        })?;
+        body(slot.as_mut().ok_or_else(|| self.none_at(address))?)
+    }
+
+    fn take(&self, address: *mut c_void) -> Result<AtomicMap> {
+        let address = address.addr();
+        let slot = self.open().remove(&address).ok_or_else(|| self.none_at(address))?;
+        // One that a call left in the middle can still be ended: the file is that of the last commit.
+        let map = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+        map.ok_or_else(|| self.none_at(address))
+    }
 }
 
 /// Enters a map, and returns its address.
-pub(crate) fn enter(mut map: AtomicMap) -> *mut c_void {
-    let memory = map.as_mut_ptr();
-    maps().open().insert(memory.addr(), Arc::new(Mutex::new(Some(map))));
-    memory.cast()
+pub(crate) fn enter(map: AtomicMap) -> *mut c_void {
+    maps().enter(map)
 }
 
 /// Calls `body` with the map at an address, when every call before it on that map is through.
 pub(crate) fn with<T>(address: *mut c_void, body: impl FnOnce(&mut AtomicMap) -> Result<T>) -> Result<T> {
-    let address = address.addr();
-    let maps = maps();
-    let slot = maps.open().get(&address).cloned().ok_or_else(|| maps.none_at(address))?;
-    let mut slot = slot.lock().map_err(|_| {
-        let message =
-            format!("an earlier call on the map at {address:#x} failed inside untorn; unmap it and map the file anew");
-        Failure::new(UNTORN_EPOISONED, message)
-    })?;
-    body(slot.as_mut().ok_or_else(|| maps.none_at(address))?)
+    maps().with(address, body)
 }
 
 /// Takes out the map at an address, when every call before this one on it is through.
 pub(crate) fn take(address: *mut c_void) -> Result<AtomicMap> {
-    let address = address.addr();
-    let maps = maps();
-    let slot = maps.open().remove(&address).ok_or_else(|| maps.none_at(address))?;
-    // One that a call left in the middle can still be ended: the file is that of the last commit.
-    let map = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-    map.ok_or_else(|| maps.none_at(address))
+    maps().take(address)
 }
 
 #[cfg(test)]
@@ -114,6 +129,11 @@ mod tests {
     use super::*;
     use crate::abi::UNTORN_EINVAL;
 
+    /// Maps of one test alone: the tests of a process run at once, and where one has ended a map another may put its own.
+    fn apart() -> Maps {
+        Maps::new(process::id(), None)
+    }
+
     fn refusal<T>(result: Result<T>) -> (i64, String) {
         let failure = result.err().unwrap();
         (i64::from(failure.code), failure.message)
@@ -121,25 +141,26 @@ mod tests {
 
     #[test]
     fn a_map_that_a_call_left_in_the_middle_can_only_be_ended() {
-        let dir = tempfile::tempdir().unwrap();
-        let address = enter(AtomicMap::create(dir.path().join("data"), 100).unwrap());
-        assert_eq!(with(address, |map| Ok(map.len())).unwrap(), 100);
-        let broken = catch_unwind(AssertUnwindSafe(|| with(address, |_| -> Result<()> { panic!("in the middle") })));
+        let (dir, maps) = (tempfile::tempdir().unwrap(), apart());
+        let address = maps.enter(AtomicMap::create(dir.path().join("data"), 100).unwrap());
+        assert_eq!(maps.with(address, |map| Ok(map.len())).unwrap(), 100);
+        let broken =
+            catch_unwind(AssertUnwindSafe(|| maps.with(address, |_| -> Result<()> { panic!("in the middle") })));
         assert!(broken.is_err());
-        let (code, message) = refusal(with(address, |map| Ok(map.len())));
+        let (code, message) = refusal(maps.with(address, |map| Ok(map.len())));
         assert!(code == UNTORN_EPOISONED && message.contains("unmap it"), "{code}: {message}");
-        take(address).unwrap().discard().unwrap();
-        assert_eq!(refusal(take(address)).0, UNTORN_EINVAL);
+        maps.take(address).unwrap().discard().unwrap();
+        assert_eq!(refusal(maps.take(address)).0, UNTORN_EINVAL);
     }
 
     #[test]
     fn threads_that_end_a_map_at_once_end_it_once() {
-        let dir = tempfile::tempdir().unwrap();
+        let (dir, maps) = (tempfile::tempdir().unwrap(), apart());
         for _ in 0..20 {
             let map = AtomicMap::create(dir.path().join("data"), 100).unwrap();
-            let address = enter(map).expose_provenance();
+            let address = maps.enter(map).expose_provenance();
             let ended = std::thread::scope(|scope| {
-                let ends = || take(ptr::with_exposed_provenance_mut(address)).map(drop).is_ok();
+                let ends = || maps.take(ptr::with_exposed_provenance_mut(address)).map(drop).is_ok();
                 let threads = [scope.spawn(ends), scope.spawn(ends)];
                 threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum::<usize>()
             });

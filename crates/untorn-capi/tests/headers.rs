@@ -12,10 +12,10 @@ use std::fs;
 use std::mem::offset_of;
 use std::process::Command;
 
-use abi::{untorn_error, untorn_options};
+use abi::{untorn_error, untorn_options, untorn_redundancy_options};
 use common::{Link, available, check_syntax, compile, include_dir, library_dir, manifest_dir, succeed};
 
-const HEADERS: [&str; 3] = ["untorn.h", "untorn/acumen.h", "untorn/nvmmio.h"];
+const HEADERS: [&str; 4] = ["untorn.h", "untorn/acumen.h", "untorn/nvmmio.h", "untorn/region.h"];
 
 /// A header without its comments.
 fn code_of(header: &str) -> String {
@@ -76,7 +76,7 @@ fn defined() -> BTreeSet<String> {
 fn headers_and_sources_name_the_same_functions() {
     let declared = declared();
     assert!(
-        ["untorn_open", "untorn_map", "ato_mmap", "nvmmap"].iter().all(|&name| declared.contains(name)),
+        ["untorn_open", "untorn_map", "ato_mmap", "nvmmap", "pmmap"].iter().all(|&name| declared.contains(name)),
         "{declared:?}"
     );
     assert_eq!(declared, exported_by_sources());
@@ -122,6 +122,7 @@ fn headers_and_sources_agree_on_numbers_and_layouts() {
         untorn_options: size, engine, layout, durability, order, read_policy, flags, reserved, length, max_len, log_size,
         log_policy, redo_from, checkpointers, dirty_tracking
     );
+    layout!(untorn_redundancy_options: size, stripe, layout, checksum, flags, batch, period_ms);
 
     let mut source = String::from("#include <stdio.h>\n");
     for header in HEADERS {

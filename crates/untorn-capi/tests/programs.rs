@@ -56,10 +56,38 @@ fn nvmmio_functions_do_what_the_header_says() {
 }
 
 #[test]
+fn region_functions_do_what_the_header_says() {
+    for_both_libraries(&test_program("region.c"), |program, files| {
+        assert_eq!(succeed(program.arg(files)), "", "the library prints nothing");
+    });
+}
+
+#[test]
+fn listing_1_of_the_region_system_paper_runs() {
+    for_both_libraries(&example("region_log.c"), |program, files| {
+        let said = succeed(program.arg(files.join("store")));
+        assert_eq!(said, "page 0: written and committed; the next page is 1\n");
+    });
+}
+
+#[test]
 fn the_accounts_example_survives_its_kills() {
     for_both_libraries(&example("accounts.c"), |program, files| {
         let said = succeed(program.arg(files.join("ledger")).arg("25"));
         assert_eq!(said, "25 kills, 0 torn states, 256000 in 256 accounts\n");
+    });
+}
+
+#[test]
+fn the_self_healing_example_gets_its_bytes_back() {
+    for_both_libraries(&example("self_healing.c"), |program, files| {
+        program.arg(files.join("table"));
+        // The second time the file is protected already.
+        for _ in 0..2 {
+            let said = succeed(program);
+            eprint!("{said}");
+            assert!(said.starts_with("skipped: ") || said == "1 damaged, 1 repaired, 0 counters wrong\n", "{said}");
+        }
     });
 }
 

@@ -91,6 +91,7 @@ pub(crate) fn exit_of(error: &Error) -> Exit {
     match error {
         // The bytes are there; somebody has to say which side is right, or let recovery run.
         Error::NeedsRecovery { .. }
+        | Error::Unreplayed { .. }
         | Error::SidecarMissing { .. }
         | Error::SidecarMismatch { .. }
         | Error::MixedUse { .. } => Exit::Attention,

@@ -1,10 +1,10 @@
 //! Progress bars: on stderr, and only where that is a terminal.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use untorn::{Options, Progress};
+use untorn::{Options, Progress, ProgressFn};
 
 /// A bar over `total` steps. indicatif draws nothing where stderr is no terminal.
 pub(crate) fn bar(total: u64, message: &str) -> ProgressBar {
@@ -23,8 +23,17 @@ fn styled(total: u64, template: &str) -> ProgressBar {
 
 /// `options` with a bar for long work inside the library: recovery at open, settling.
 pub(crate) fn attach(options: Options) -> Options {
+    options.progress(shower())
+}
+
+/// The same for work that takes a function.
+pub(crate) fn function() -> ProgressFn {
+    Arc::new(shower())
+}
+
+fn shower() -> impl Fn(Progress) + Send + Sync {
     let shown: Mutex<Option<(&'static str, ProgressBar)>> = Mutex::new(None);
-    options.progress(move |step: Progress| {
+    move |step: Progress| {
         let Ok(mut shown) = shown.lock() else { return };
         let same_phase = shown.as_ref().is_some_and(|(phase, _)| *phase == step.phase);
         if !same_phase {
@@ -42,5 +51,5 @@ pub(crate) fn attach(options: Options) -> Options {
                 bar.finish_and_clear();
             }
         }
-    })
+    }
 }

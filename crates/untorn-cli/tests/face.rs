@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use common::{Place, UNTORN, run, untorn};
 
-const VERBS: [&str; 16] = [
+const VERBS: [&str; 18] = [
     "demo",
     "doctor",
     "create",
@@ -19,6 +19,8 @@ const VERBS: [&str; 16] = [
     "recover",
     "settle",
     "region",
+    "replay",
+    "log",
     "torture",
     "bench",
     "completions",
@@ -62,6 +64,9 @@ fn usage_errors_end_with_64() {
         &["region", "frob", "s", "n"],
         &["region", "create", "s", "n", "--pages", "1", "--len", "1"],
         &["region", "info", "s", "n", "too-many"],
+        &["replay"],
+        &["log"],
+        &["log", "frob", "f"],
         &["torture", "--threads", "0"],
         &["torture", "--medium", "moon"],
         &["completions", "cobol"],

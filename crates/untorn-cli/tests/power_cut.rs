@@ -54,6 +54,26 @@ fn an_engine_without_atomicity_is_convicted_and_its_disk_can_be_checked_again() 
 }
 
 #[test]
+fn mapped_regions_survive_too_and_are_convicted_on_a_disk_that_lies() {
+    let Some(run) = cut(&["--region", "--images", "24", "--seed", "42"]) else { return };
+    let object = run.expect(0).json();
+    assert_eq!((&object["engine"], &object["durability"]), (&"snapshot".into(), &"commit".into()));
+    assert_eq!((&object["region"], &object["violations"]), (&true.into(), &0.into()), "{object}");
+    for kind in object["file_systems"].as_array().expect("a list") {
+        assert!(kind["acknowledged"].as_u64() > Some(0), "{object}");
+    }
+    let place = Place::empty();
+    let keep = place.dir.path().to_str().expect("text");
+    let object = cut(&["--region", "--lying-disk", "--images", "400", "--keep", keep])
+        .expect("what ran before")
+        .expect(1)
+        .json();
+    assert!(object["violations"].as_u64() > Some(0), "{object}");
+    let kept = object["kept"].as_str().unwrap_or_else(|| panic!("no disk kept: {object}"));
+    cut(&["--replay", kept]).expect("what ran before").expect(1);
+}
+
+#[test]
 fn a_disk_that_lies_about_its_latest_flush_is_noticed() {
     let place = Place::empty();
     let keep = place.dir.path().to_str().expect("text");

@@ -81,12 +81,20 @@ fn what_cannot_be_is_refused_and_leaves_nothing_behind() {
     untorn(&["region", "create", &store, "a\nb"]).expect(64);
     assert_eq!(names(&untorn(&["region", "list", &store, "--json"]).expect(0).json()), ["r"]);
     let open = untorn::RegionStore::open(&store).expect("a store");
-    let error = untorn(&["region", "list", &store, "--json"]).expect(74);
-    assert!(error.json()["error"].as_str().is_some_and(|text| text.contains("in use")), "{error:?}");
+    for verb in [&["list", &store][..], &["info", &store, "r"], &["delete", &store, "r"], &["create", &store, "t"]] {
+        let error = untorn(&[&["region"], verb, &["--json"]].concat()).expect(74);
+        assert!(error.json()["error"].as_str().is_some_and(|text| text.contains("in use")), "{error:?}");
+    }
     drop(open);
-    // One that was left by a crash is served, and cleanly closed.
+    // One that was left by a crash is shown, beside others who look, and left as it is.
+    let before = std::fs::read(&store).expect("readable");
+    let other = untorn::StoreOptions::new().read_only(true).open(&store).expect("a store");
     untorn(&["region", "list", &store]).expect(0);
-    assert!(!untorn::RegionStore::open(&store).expect("a store").info().expect("its state").recovered);
+    untorn(&["region", "info", &store, "r"]).expect(0);
+    untorn(&["region", "delete", &store, "r"]).expect(74);
+    drop(other);
+    assert!(std::fs::read(&store).expect("readable") == before);
+    assert!(untorn::RegionStore::open(&store).expect("a store").info().expect("its state").recovered);
     std::fs::write(&store, b"no store at all").expect("writable");
     untorn(&["region", "list", &store]).expect(2).names("no region store");
 }

@@ -42,6 +42,19 @@ fn plain_stores_survive_too() {
 }
 
 #[test]
+fn mapped_regions_survive_too() {
+    let place = Place::empty();
+    let dir = place.dir.path().to_str().expect("text");
+    let object = untorn(&["torture", "--region", "--seconds", "2", "--dir", dir, "--json"]).expect(0).json();
+    assert_eq!((&object["engine"], &object["durability"]), (&"snapshot".into(), &"commit".into()));
+    assert_eq!((&object["region"], &object["violations"]), (&true.into(), &0.into()), "{object}");
+    assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
+    for refused in [["--engine", "reflection"], ["--durability", "write"], ["--medium", "dax"]] {
+        untorn(&[&["torture", "--region"], &refused[..]].concat()).expect(64).names("--region");
+    }
+}
+
+#[test]
 fn the_report_says_what_was_checked_and_what_not() {
     let text = untorn(&["torture", "--seconds", "1", "--threads", "1"]).expect(0).prose();
     for words in ["seed", "kill", "no violation", "(C1)", "(C2)", "Not checked: flush order"] {

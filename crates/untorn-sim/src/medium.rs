@@ -132,6 +132,17 @@ impl SimMedium {
         self.lock().install(path.as_ref(), content);
     }
 
+    /// Damages a file at rest: its bytes are others from now on, in every crash too, and its time stays. No such file, no
+    /// damage. What was stored there and is pending is left as it is.
+    pub fn rot(&self, path: impl AsRef<Path>, offset: u64, bytes: &[u8]) {
+        let mut world = self.lock();
+        let Some(Node::File(number)) = world.names.volatile.find(path.as_ref()) else { return };
+        let inode = world.inode(number);
+        inode.volatile.write(offset, bytes);
+        inode.durable.write(offset, bytes);
+        world.version += 1;
+    }
+
     /// The bytes of a file as programs see them, without passing through [`Medium`]; `None` if there is no such file.
     pub fn peek(&self, path: impl AsRef<Path>) -> Option<Vec<u8>> {
         let world = self.lock();

@@ -98,6 +98,13 @@ pub enum Error {
         /// The data file.
         path: PathBuf,
     },
+    /// A write-cache log has writes that could not be brought to their files, and is kept for them.
+    Unreplayed {
+        /// The log.
+        path: PathBuf,
+        /// Whose they are, and why.
+        what: String,
+    },
     /// Written by a version, or with a feature, this library does not know.
     Unsupported {
         /// The sidecar or file.
@@ -162,6 +169,7 @@ impl Error {
             | Error::SidecarMismatch { path, .. }
             | Error::MixedUse { path, .. }
             | Error::NeedsRecovery { path }
+            | Error::Unreplayed { path, .. }
             | Error::Unsupported { path, .. }
             | Error::Corrupt { path, .. }
             | Error::Invalid { path, .. }
@@ -181,7 +189,7 @@ impl Error {
             Error::ReadOnly { .. } => Errno::ROFS,
             Error::InUse { .. } => Errno::BUSY,
             Error::SidecarMissing { .. } | Error::SidecarMismatch { .. } | Error::MixedUse { .. } => Errno::STALE,
-            Error::NeedsRecovery { .. } => Errno::UCLEAN,
+            Error::NeedsRecovery { .. } | Error::Unreplayed { .. } => Errno::UCLEAN,
             Error::Unsupported { .. } => Errno::OPNOTSUPP,
             Error::Corrupt { .. } => Errno::BADMSG,
             Error::Forked { .. } => Errno::OWNERDEAD,
@@ -269,6 +277,12 @@ impl fmt::Display for Error {
             Error::NeedsRecovery { path } => write!(
                 f,
                 "{} was not closed cleanly; run `untorn recover` on it, or open it for writing",
+                path.display()
+            ),
+            Error::Unreplayed { path, what } => write!(
+                f,
+                "{}: the log has writes that are in no file yet: {what}; bring the file back and run `untorn replay` on the \
+                 log, which keeps them until then",
                 path.display()
             ),
             Error::Unsupported { path, what } => {

@@ -6,8 +6,10 @@
 //! - [`AtomicFile`]: copy in, copy out; each write atomic, over any number of pages.
 //! - [`AtomicMap`]: plain loads and stores into memory, committed together.
 //! - [`SharedMap`]: the same for several processes, with one commit for the stores of all.
+//! - [`WriteCache`]: a log on a fast medium in front of many ordinary files.
 //! - [`Transaction`]: writes to any ranges that commit together.
 //! - [`Options`]: engine, durability, layout.
+//! - [`Protected`]: checksums and parity for a plain file or a mapping of one's own; [`scrub`], [`repair`].
 //! - [`inspect`], [`recover`]: look at a file without changing it; bring it to its last commit.
 //! - [`doctor`]: what can be promised at a path, and why.
 //!
@@ -25,6 +27,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod cache;
 mod doctor;
 pub mod engine;
 mod error;
@@ -35,21 +38,32 @@ mod map;
 mod mapped;
 pub mod medium;
 mod options;
+mod protected;
+mod redundancy;
 mod region;
 mod sharing;
 mod sidecar;
+mod simd;
 mod sys;
 mod transaction;
+mod write_cache;
 
 pub use doctor::{Diagnosis, doctor};
 pub use engine::{EngineKind, Info, Piece, Recovery, Report, SidecarReport, State};
 pub use error::{Error, Result};
 pub use file::AtomicFile;
 pub use inspect::{inspect, recover};
-pub use map::{AtomicMap, SharedMap};
+pub use map::{AtomicMap, RegionMap, RegionMapOptions, SharedMap};
 pub use mapped::{MappedFiles, Mapping, Place, View};
 pub use options::{
     DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, Progress, ProgressFn, ReadPolicy, Trust,
 };
+pub use protected::{ProtectOptions, Protected, Stores, coverage, repair, scrub, unprotect};
+pub use redundancy::{
+    Checksum, Coverage, Damage, History, PageRange, RepairReport, ScrubReport, StripeLayout, Tracker,
+};
 pub use region::{Audit, Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
 pub use transaction::Transaction;
+pub use write_cache::{
+    CacheInfo, CacheOptions, CachedFile, Fate, Replay, ReplayedFile, WriteCache, logs_in, look_into_log, replay,
+};

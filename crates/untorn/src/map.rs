@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 mod open;
+mod region;
 mod shared;
 mod views;
 
@@ -16,9 +17,11 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::slice;
 
 use rustix::fs::{Mode, OFlags};
 
+pub use self::region::{RegionMap, RegionMapOptions};
 pub use self::shared::SharedMap;
 use crate::engine::{Engine, Info, Piece, Shared};
 use crate::error::{Error, Result};
@@ -70,10 +73,10 @@ const KEPT: u64 = 64 << 20;
 /// however many pages; the file itself gets them later. Recovery is that engine's.
 ///
 /// Reading into the map with `read(2)` counts as storing to it. What a device stores through memory pinned for long (buffers
-/// registered with io_uring, RDMA) is not noticed after a commit. A forked child has a copy of the memory as it was; its
-/// stores never reach the file, and its calls fail with [`Error::Forked`]. A page that is lost (the file was truncated by
-/// another program, the medium failed) reads as zeros from then on, and the next call fails; see
-/// [`LostPage`](crate::LostPage).
+/// registered with io_uring, RDMA) is not noticed after a commit. A forked child has a copy of the pages that were stored
+/// to and not committed, and may see what the parent commits of others; its stores never reach the file, and its calls fail
+/// with [`Error::Forked`]. A page that is lost (the file was truncated by another program, the medium failed) reads as zeros
+/// from then on, and the next call fails; see [`LostPage`](crate::LostPage).
 ///
 /// Source: the Region System paper, §V-C; failure-atomic msync (Park and others, EuroSys 2013).
 pub struct AtomicMap {
@@ -348,7 +351,7 @@ impl AtomicMap {
         self.engine().writable()?;
         self.check_memory()?;
         let own = self.kept.union(&self.stored);
-        let (seen, all) = self.tracking.take_stored(self.zeros_from, &own);
+        let (seen, all) = self.tracking.take_stored(slice::from_ref(&(0..self.zeros_from)), &own);
         let seen = if self.suspects_reads { self.changed(seen) } else { seen };
         self.stored = self.stored.union(&seen);
         all.map_err(|error| Error::io("find the stores to the mapping of", self.path(), error))
@@ -442,14 +445,14 @@ impl Deref for AtomicMap {
         // SAFETY: the mapping is at least `len` bytes long and lives as long as `self`. The shared borrow excludes every
         // method that changes it; see the module's documentation. A page without a byte of the file behind it is replaced
         // by one of zeros.
-        unsafe { std::slice::from_raw_parts(self.memory.address(0), self.len as usize) }
+        unsafe { slice::from_raw_parts(self.memory.address(0), self.len as usize) }
     }
 }
 
 impl DerefMut for AtomicMap {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as for `deref`; the mapping is writable, and the exclusive borrow excludes every other slice of it.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.at(0), self.len as usize) }
+        unsafe { slice::from_raw_parts_mut(self.memory.at(0), self.len as usize) }
     }
 }
 

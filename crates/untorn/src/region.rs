@@ -4,16 +4,20 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::engine::snapshot::{self, AnyRegion, AnyStore, MAX_NAME, MAX_NODES, MAX_PAGES, PAGE, Page, Settings, Store};
+use crate::engine::snapshot::{
+    self, AnyRegion, AnyStore, MAX_NAME, MAX_NODES, MAX_PAGES, PAGE, Page, Settings, Store, Stored,
+};
 pub use crate::engine::snapshot::{Audit, RegionInfo, StoreInfo};
 use crate::error::{Error, Result};
+use crate::map::{RegionMap, RegionMapOptions};
 use crate::medium::{self, Dax, Latched, Medium, MediumKind, PageCache};
 use crate::options::Order;
 
 /// A store of named regions in one file, each a set of 4 KiB pages that [`pmsync`](Region::pmsync) commits as a whole.
 ///
-/// Pages are allocated and freed in any order, unlike the bytes of a file. One process has a store open at a time; its
-/// handles are cheap to clone and may be used from many threads.
+/// Pages are allocated and freed in any order, unlike the bytes of a file. One process has a store open at a time, or any number
+/// that [only read it](StoreOptions::read_only); its handles are cheap to clone and may be used from many threads. A region is
+/// written by copies, or [mapped](Region::map) and stored to.
 ///
 /// Dropping the store without [`close`](RegionStore::close) leaves it as a crash does: every region at its last `pmsync`, and
 /// the free space to be found by a scan in the background after the next open, during which the store serves everything.
@@ -52,7 +56,7 @@ pub struct RegionStore {
 /// Source: the Region System paper, §V-A.
 #[derive(Clone)]
 pub struct Region {
-    region: Arc<dyn AnyRegion>,
+    pub(crate) region: Arc<dyn AnyRegion>,
 }
 
 /// How a store is created and opened; builds up like [`Options`](crate::Options).
@@ -72,7 +76,7 @@ pub struct StoreOptions {
 impl Default for StoreOptions {
     fn default() -> Self {
         let (order, nodes, max_len, grow_by) = (None, 1024, 1 << 40, 256);
-        StoreOptions { settings: Settings { order, nodes, max_len, grow_by, background: true } }
+        StoreOptions { settings: Settings { order, nodes, max_len, grow_by, background: true, read_only: false } }
     }
 }
 
@@ -118,6 +122,14 @@ impl StoreOptions {
     #[must_use]
     pub fn background_scan(mut self, background: bool) -> Self {
         self.settings.background = background;
+        self
+    }
+
+    /// Whether the store is only looked at: nothing in it is changed, not even by recovery, and others may read it at the same
+    /// time. What changes it fails with [`Error::ReadOnly`]. False without it.
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.settings.read_only = read_only;
         self
     }
 
@@ -398,7 +410,16 @@ impl Region {
     /// [`Error::Io`] when the disk is full or a write fails: nothing was committed, nothing that changed is lost, and a later
     /// call may succeed. A failed flush poisons the store: only opening it anew tells whether this commit is there, whole.
     pub fn pmsync(&self) -> Result<u64> {
-        self.region.pmsync()
+        self.region.pmsync(&Stored::default())
+    }
+
+    /// Maps the region, with default [`RegionMapOptions`]: its pages as plain memory. Until the map is dropped, the handles of
+    /// the region refuse to read and change it.
+    ///
+    /// # Errors
+    /// See [`RegionMapOptions::map`].
+    pub fn map(&self) -> Result<RegionMap> {
+        RegionMapOptions::new().map(self)
     }
 
     /// Forgets everything that changed since the last [`pmsync`](Region::pmsync).

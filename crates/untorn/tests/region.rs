@@ -440,3 +440,48 @@ fn a_forked_child_is_told_and_harms_nobody() {
     assert_eq!(read(&region, 1), page(1));
     sound(&store);
 }
+
+#[test]
+fn a_store_that_is_only_read_is_left_as_it_is_and_may_be_read_by_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let store = StoreOptions::new().max_regions(4).create(&path).unwrap();
+    let region = store.create_region("r").unwrap();
+    region.alloc_pages(3).unwrap();
+    region.write_page(1, &[7; 4096]).unwrap();
+    region.pmsync().unwrap();
+    let read_only = || StoreOptions::new().read_only(true).open(&path);
+    assert!(matches!(read_only().unwrap_err(), Error::InUse { .. }), "somebody may be writing");
+    // As a crash leaves it.
+    drop((region, store));
+    let before = std::fs::read(&path).unwrap();
+    let (one, other) = (read_only().unwrap(), read_only().unwrap());
+    assert!(matches!(StoreOptions::new().open(&path).unwrap_err(), Error::InUse { .. }));
+    for store in [&one, &other] {
+        assert_eq!((store.list().unwrap()[0].pages, store.list().unwrap()[0].commit), (3, 1));
+        store.scan().unwrap();
+        assert!(store.audit().unwrap().findings.is_empty());
+        let region = store.open_region("r").unwrap();
+        let mut bytes = [0; 4096];
+        region.read_page(1, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 4096]);
+        let refusals = [
+            region.alloc_page().map(drop),
+            region.write_page(1, &[8; 4096]),
+            region.free_page(1),
+            region.map().map(drop),
+            store.create_region("s").map(drop),
+            store.delete_region("s"),
+        ];
+        for refusal in refusals {
+            assert!(matches!(refusal, Err(Error::ReadOnly { .. })), "{refusal:?}");
+        }
+        assert_eq!(region.pmsync().unwrap_or(1), 1);
+    }
+    one.close().unwrap();
+    drop(other);
+    assert!(std::fs::read(&path).unwrap() == before);
+    let store = StoreOptions::new().open(&path).unwrap();
+    assert!(store.info().unwrap().recovered);
+    store.close().unwrap();
+}

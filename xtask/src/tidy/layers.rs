@@ -16,9 +16,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("vocabulary", &["error", "options"]),
     ("system", &["sys", "simd"]),
     ("medium", &["medium"]),
-    ("mechanism", &["log", "sidecar", "sharing"]),
-    ("engine", &["engine"]),
-    ("face", &["file", "map", "mapped", "region", "cache", "redundancy", "transaction", "inspect", "doctor"]),
+    ("mechanism", &["log", "sidecar", "sharing", "redundancy"]),
+    ("engine", &["engine", "cache"]),
+    ("face", &["file", "map", "mapped", "region", "write_cache", "protected", "transaction", "inspect", "doctor"]),
 ];
 
 /// Modules of `engine` that are engines: siblings that never import each other.
@@ -61,6 +61,12 @@ fn check_with(tree: &Tree, exceptions: &[Exception]) -> Vec<Finding> {
                 && ENGINES.contains(b)
             {
                 let message = format!("engine `{a}` uses engine `{b}`; engines never import each other");
+                findings.push(Finding::new(file, line, message));
+            }
+            if let ("cache", ["engine", engine, ..]) = (from.as_str(), &strs(&target)[..])
+                && ENGINES.contains(engine)
+            {
+                let message = format!("the write cache uses engine `{engine}`; it stands beside them");
                 findings.push(Finding::new(file, line, message));
             }
             match rank(to) {
@@ -194,6 +200,13 @@ mod tests {
     fn only(files: &[(&str, &str)], expected: &str) {
         let found = messages(files);
         assert!(found.len() == 1 && found[0].contains(expected), "{found:#?}");
+    }
+
+    #[test]
+    fn the_write_cache_uses_no_engine() {
+        let path = "crates/untorn/src/cache/open.rs";
+        only(&[(path, "use crate::engine::snapshot::Store;")], "the write cache uses engine `snapshot`");
+        assert!(messages(&[(path, "use crate::engine::standing::Standing;")]).is_empty());
     }
 
     #[test]

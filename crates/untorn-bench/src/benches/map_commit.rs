@@ -1,9 +1,12 @@
-//! `map-commit`: plain stores into a map and their commit, against plain stores into a shared mapping and its flush.
+//! `map-commit` and `region-flush`: plain stores into a map of a file, or of a region, and their commit, against plain stores
+//! into a shared mapping and its flush. With one byte a page this is libpmem's benchmark `pmem_flush`, which the Region System
+//! paper ported (Fig. 5).
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use untorn::medium::{Barrier, Medium, MediumClass, MediumFile};
-use untorn::{AtomicMap, DirtyTracking, Options};
+use untorn::{AtomicMap, DirtyTracking, Options, RegionMap, RegionMapOptions, RegionStore, StoreOptions};
 
 use super::{Case, Progress};
 use crate::args::{Pattern, or_default};
@@ -43,10 +46,80 @@ impl<M: Medium> Plain<M> {
     }
 }
 
+/// Memory that is stored to and committed.
+pub(super) trait Mapped: Sized {
+    /// Maps a new file of so many bytes.
+    fn create<M: Medium>(medium: M, path: &Path, len: u64, method: DirtyTracking) -> Result<Self>;
+    fn method(&self) -> DirtyTracking;
+    fn memory(&mut self) -> Result<&mut [u8]>;
+    fn commit(&mut self) -> Result<()>;
+    /// Closes it; nothing but the file is left.
+    fn close(self) -> Result<()>;
+}
+
+impl Mapped for AtomicMap {
+    fn create<M: Medium>(_medium: M, path: &Path, len: u64, method: DirtyTracking) -> Result<Self> {
+        Ok(Options::new().dirty_tracking(method).create_map(path, len)?)
+    }
+
+    fn method(&self) -> DirtyTracking {
+        self.dirty_tracking()
+    }
+
+    fn memory(&mut self) -> Result<&mut [u8]> {
+        Ok(self)
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        AtomicMap::commit(self)?;
+        Ok(())
+    }
+
+    fn close(self) -> Result<()> {
+        Ok(self.settle()?)
+    }
+}
+
+/// A region that is all of its store.
+pub(super) struct Whole {
+    store: RegionStore,
+    map: RegionMap,
+    len: usize,
+}
+
+impl Mapped for Whole {
+    fn create<M: Medium>(medium: M, path: &Path, len: u64, method: DirtyTracking) -> Result<Self> {
+        let store = StoreOptions::new().create_on(medium, path)?;
+        let region = store.create_region("whole")?;
+        let mut map = RegionMapOptions::new().dirty_tracking(method).map(&region)?;
+        map.alloc_pages(len / PAGE)?;
+        Ok(Whole { store, map, len: (len / PAGE * PAGE) as usize })
+    }
+
+    fn method(&self) -> DirtyTracking {
+        self.map.dirty_tracking()
+    }
+
+    fn memory(&mut self) -> Result<&mut [u8]> {
+        Ok(self.map.bytes_mut(0, self.len)?)
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        self.map.pmsync()?;
+        Ok(())
+    }
+
+    fn close(self) -> Result<()> {
+        drop(self.map);
+        Ok(self.store.close()?)
+    }
+}
+
 /// Both arms' files, and the next pages to store to.
-struct Arms<'a, M: Medium> {
+struct Arms<'a, M: Medium, A: Mapped> {
     plain: &'a Plain<M>,
-    map: AtomicMap,
+    map: A,
+    len: u64,
     bytes: &'a [u8],
     pattern: Pattern,
     visited: u64,
@@ -55,9 +128,9 @@ struct Arms<'a, M: Medium> {
 /// Nanoseconds of the stores and of the flush or commit.
 type Times = (f64, f64);
 
-impl<M: Medium> Arms<'_, M> {
+impl<M: Medium, A: Mapped> Arms<'_, M, A> {
     fn next(&mut self, dirty: u64) -> Vec<u64> {
-        let region = Region { base: 0, len: self.map.len() as u64 / PAGE * PAGE };
+        let region = Region { base: 0, len: self.len / PAGE * PAGE };
         let mut offsets = Offsets::each_page(self.pattern, region, self.bytes.len(), self.visited);
         self.visited += dirty;
         (0..dirty).map(|_| offsets.next()).collect()
@@ -72,9 +145,10 @@ impl<M: Medium> Arms<'_, M> {
     }
 
     fn run_map(&mut self, pages: &[u64]) -> Result<Times> {
+        let memory = self.map.memory()?;
         let start = Instant::now();
         for &offset in pages {
-            self.map[offset as usize..][..self.bytes.len()].copy_from_slice(self.bytes);
+            memory[offset as usize..][..self.bytes.len()].copy_from_slice(self.bytes);
         }
         let stored = Instant::now();
         self.map.commit()?;
@@ -82,9 +156,13 @@ impl<M: Medium> Arms<'_, M> {
     }
 }
 
-pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+pub(super) fn run<T: Target, A: Mapped>(
+    rig: &Rig<'_, T>,
+    cases: &[Case],
+    progress: &mut Progress<'_>,
+) -> Result<Vec<Row>> {
     let plain = Plain { medium: rig.target.medium(), file: rig.plain("plain")? };
-    let found = Options::new().create_map(rig.place("probe"), PAGE)?.dirty_tracking();
+    let found = A::create(rig.target.medium(), &rig.place("probe"), PAGE, DirtyTracking::Auto)?.method();
     let methods = match found {
         DirtyTracking::PageTable => vec![found],
         _ => vec![found, DirtyTracking::PageTable],
@@ -96,16 +174,23 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Pr
     for &method in &methods {
         for case in cases {
             let path = rig.place("mapped");
-            let map = Options::new().dirty_tracking(method).create_map(&path, rig.file_len)?;
+            let map = A::create(rig.target.medium(), &path, rig.file_len, method)?;
             let mut buffer = Buffer::new(case.size);
-            let mut arms = Arms { plain: &plain, map, bytes: buffer.bytes(), pattern: case.pattern, visited: 0 };
-            arms.map.fill(0x5a);
+            let mut arms = Arms {
+                plain: &plain,
+                map,
+                bytes: buffer.bytes(),
+                pattern: case.pattern,
+                visited: 0,
+                len: rig.file_len,
+            };
+            arms.map.memory()?.fill(0x5a);
             arms.map.commit()?;
             for &dirty in &dirty {
                 progress(rows.len() as u64, total, &format!("{method}: {dirty} pages of {} bytes", case.size));
                 rows.push(Row::MapCommit(time(rig, &mut arms, method, case, dirty)?));
             }
-            arms.map.settle()?;
+            arms.map.close()?;
             std::fs::remove_file(&path).map_err(|source| crate::Error::io("remove", &path, source))?;
         }
     }
@@ -113,9 +198,9 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Pr
     Ok(rows)
 }
 
-fn time<T: Target>(
+fn time<T: Target, A: Mapped>(
     rig: &Rig<'_, T>,
-    arms: &mut Arms<'_, T::Medium>,
+    arms: &mut Arms<'_, T::Medium, A>,
     method: DirtyTracking,
     case: &Case,
     dirty: u64,

@@ -6,6 +6,7 @@ mod idle;
 mod map_commit;
 mod policy;
 mod read;
+mod region_ops;
 mod write;
 
 use std::collections::BTreeMap;
@@ -45,6 +46,8 @@ pub fn names() -> &'static [(&'static str, &'static str)] {
             "reads and writes of 4 KiB under undo, redo and hybrid logging, from no reads to nothing else",
         ),
         ("map-commit", "a commit of plain stores into a map, against msync of a mapping or a flush of its lines"),
+        ("region-flush", "the same with a region of a store: libpmem's pmem_flush benchmark, ported as the paper did"),
+        ("region-ops", "create, allocate, map, unmap, free and delete regions, against files made durable by fsync"),
         ("idle", "the processor time that an open file takes while nobody uses it"),
         ("group-commit", "threads that write and sync one file on a disk: commits a second, flush rounds a commit"),
     ]
@@ -85,11 +88,13 @@ fn run_on<T: Target>(
         let instead = "choose one on persistent memory, or set UNTORN_ASSUME_PMEM=1: elsewhere the log is always redo";
         return Err(Error::WrongMedium { bench, dir, medium: detected.kind.as_str(), instead });
     }
-    if matches!(bench, "commit-time" | "idle" | "map-commit") && args.threads.iter().any(|&threads| threads != 1) {
+    if matches!(bench, "commit-time" | "idle" | "map-commit" | "region-flush" | "region-ops")
+        && args.threads.iter().any(|&threads| threads != 1)
+    {
         return Err(Error::usage(format!("{bench} is about one thread; leave the number of threads out")));
     }
     // What a commit costs does not grow with the file; what finding the stores costs does.
-    let args = &Args { file_len: args.file_len.or((bench == "map-commit").then_some(64 << 20)), ..args.clone() };
+    let args = &Args { file_len: args.file_len.or(is_of_pages(bench).then_some(64 << 20)), ..args.clone() };
     let cases = Case::all(args, bench);
     let sizes: Vec<usize> = cases.iter().map(|case| case.size).collect();
     let threads: Vec<usize> = cases.iter().map(|case| case.threads).collect();
@@ -103,7 +108,9 @@ fn run_on<T: Target>(
         "atomic-commit" => write::epochs(&rig, &cases, progress)?,
         "atomic-read" => read::run(&rig, &cases, progress)?,
         "commit-time" => commit_time::run(&rig, &cases, progress)?,
-        "map-commit" => map_commit::run(&rig, &cases, progress)?,
+        "map-commit" => map_commit::run::<T, untorn::AtomicMap>(&rig, &cases, progress)?,
+        "region-flush" => map_commit::run::<T, map_commit::Whole>(&rig, &cases, progress)?,
+        "region-ops" => region_ops::run(&rig, &Machine::look(&dir, detected).fs, progress)?,
         "hybrid-policy" => policy::run(&rig, &cases, progress)?,
         "idle" => idle::run(&rig, progress)?,
         _ => group_commit::run(&rig, &cases, progress)?,
@@ -111,6 +118,11 @@ fn run_on<T: Target>(
     add_scaling(&mut rows);
     let notes = notes(bench, detected.kind, &rows);
     Ok(Report { bench, machine: Machine::look(&dir, detected), notes, rows })
+}
+
+/// Whether a benchmark is about pages that are stored to.
+fn is_of_pages(bench: &str) -> bool {
+    matches!(bench, "map-commit" | "region-flush" | "region-ops")
 }
 
 fn is_pmem<T: Target>(target: T) -> bool {
@@ -150,7 +162,16 @@ fn notes(bench: &str, kind: MediumKind, rows: &[Row]) -> Vec<String> {
                 .to_owned(),
         );
     }
-    if bench == "map-commit" {
+    if bench == "region-ops" {
+        notes.push(
+            "ratio: the file system's rate to untorn's, 1 or less where untorn is no slower. Files are made durable \
+             by fsync after each, and where their name changes by fsync of the directory; map is opening and a load from \
+             each page"
+                .to_owned(),
+        );
+        return notes;
+    }
+    if is_of_pages(bench) {
         notes.push(
             "time ratio: of the commit, to that of msync(MS_SYNC), or on persistent memory of a flush of every line of the \
              pages and a fence; both after the same stores. pages/s: stores and commits back to back, with what goes to \
@@ -177,7 +198,7 @@ impl Case {
     fn all(args: &Args, bench: &str) -> Vec<Case> {
         let (sizes, threads, patterns) = match bench {
             "group-commit" => (&[256][..], &[1, 2, 4, 8][..], &[Pattern::Random][..]),
-            "map-commit" => (&[1, 4096][..], &[1][..], &[Pattern::Random][..]),
+            "map-commit" | "region-flush" | "region-ops" => (&[1, 4096][..], &[1][..], &[Pattern::Random][..]),
             "commit-time" => (&[64][..], &[1][..], &[Pattern::Random][..]),
             "hybrid-policy" | "idle" => (&[4096][..], &[1][..], &[Pattern::Random][..]),
             _ => (&[64, 256, 1024, 4096][..], &[1, 2][..], &[Pattern::Random, Pattern::Sequential][..]),

@@ -219,6 +219,39 @@ fn map_commit_has_a_row_for_each_way_and_number_of_pages() {
 }
 
 #[test]
+fn region_flush_has_the_rows_of_map_commit() {
+    for kind in [MediumKind::AssumedPmem, MediumKind::Volatile] {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Args { dirty: vec![1, 16], sizes: vec![1], threads: vec![1], ..small(dir.path()) };
+        let json = report(kind, "region-flush", &Args { patterns: vec![Pattern::Random], ..args });
+        let rows = json["rows"].as_array().unwrap();
+        let ways = if rows[0]["tracking"] == "write-protect" { 2 } else { 1 };
+        assert_eq!(rows.len(), ways * 2);
+        assert!(
+            rows.iter().all(|row| row["commit_ns"].as_f64().unwrap() > 0.0 && row["raw_ns"].as_f64().unwrap() > 0.0)
+        );
+    }
+}
+
+#[test]
+fn region_ops_compares_what_is_done_with_regions_and_files() {
+    for kind in [MediumKind::AssumedPmem, MediumKind::Volatile] {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Args { dirty: vec![1, 3], threads: vec![1], ..small(dir.path()) };
+        let json = report(kind, "region-ops", &args);
+        let rows = json["rows"].as_array().unwrap();
+        let of = |pages: u64| rows.iter().filter(move |row| row["pages"] == pages).map(|row| &row["workload"]);
+        let all = ["create", "allocate", "map", "unmap", "free-alternate", "free", "delete"];
+        assert!(of(3).eq(all) && of(1).eq(all.into_iter().filter(|step| *step != "free-alternate")), "{json}");
+        for row in rows {
+            for field in ["ops_per_s", "untorn_ops_per_s", "ratio_to_untorn"] {
+                assert!(row[field].as_f64().unwrap() > 0.0, "{field} of {row}");
+            }
+        }
+    }
+}
+
+#[test]
 fn hybrid_policy_compares_the_policies() {
     let dir = tempfile::tempdir().unwrap();
     let args = Args { sizes: vec![4096], threads: vec![1], reads: vec![0, 50, 100], ..logged(dir.path(), &[]) };

@@ -54,7 +54,8 @@ pub(crate) struct Bench {
     #[arg(long, visible_alias = "sync-every", value_name = "N", default_value_t = 100)]
     pub(crate) commit_every: u32,
     /// Blocks written before the commit that commit-time measures, separated by commas [default: 10,1000,100000]; pages
-    /// stored to before that of map-commit [default: 1,10,100,1000].
+    /// stored to before that of map-commit and region-flush [default: 1,10,100,1000]; pages of a region in region-ops [default:
+    /// 1,64].
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     pub(crate) dirty: Vec<u64>,
     /// Shares of reads in hybrid-policy, separated by commas [default: 0,20,40,60,80,100].

@@ -8,7 +8,7 @@ use crate::exit::{Failure, Result};
 use crate::size;
 
 /// What the engine logs, and how much. A file does not remember it: each opening has its own.
-#[derive(Clone, Copy, Debug, Default, Args)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct Log {
     /// With `--engine hybrid-log`, what this opening of the file logs: the bytes before a write (`undo`, on persistent
     /// memory only), those of the write (`redo`), or what suits the reads and writes (`hybrid`) [default: hybrid].

@@ -2,7 +2,10 @@
 
 mod bench;
 mod log;
+mod protect;
 mod region;
+mod replay;
+mod run;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -14,9 +17,12 @@ use untorn_rigs::block::FileSystem;
 
 pub(crate) use bench::Bench;
 pub(crate) use log::Log;
+pub(crate) use protect::{Protect, Protection, Scrub};
 pub(crate) use region::{
     Create as CreateRegion, List as ListRegions, Named as NamedRegion, Region, Verb as RegionVerb,
 };
+pub(crate) use replay::{CacheLog, CacheLogVerb, LogInfo, Replay};
+pub(crate) use run::{Mode as RunMode, Run};
 
 use crate::size;
 
@@ -89,11 +95,50 @@ pub(crate) enum Verb {
     /// Deploy everything and remove the sidecar: a plain file that any program may read.
     #[command(after_help = "Example:\n  untorn settle ledger && rsync ledger host:")]
     Settle(Settle),
+    /// Give a plain file checksums and parity, kept beside it, or bring those it has up to date.
+    ///
+    /// Ends with 1 if pages changed that nobody told of (they are covered as they are), with 2 if pages are damaged and cannot
+    /// be given back.
+    #[command(
+        after_help = "Examples:\n  untorn protect table.db\n  untorn protect table.db --stripe 8 --layout spread"
+    )]
+    Protect(Protect),
+    /// Remove the checksums and parity of a file. The file itself is not touched.
+    #[command(after_help = "Example:\n  untorn unprotect table.db")]
+    Unprotect(Protection),
+    /// Compare a protected file with its checksums and parity, as the device holds them.
+    ///
+    /// Ends with 1 if anything differs.
+    #[command(after_help = "Examples:\n  untorn scrub table.db --rate 50M\n  untorn scrub table.db --repair")]
+    Scrub(Scrub),
+    /// Give damaged pages of a protected file their bytes back.
+    ///
+    /// If a page cannot be given back, nothing is touched, and it ends with 2 and a list of what is lost. Pages that changed
+    /// while nobody protected the file are left alone, and it ends with 1.
+    #[command(after_help = "Example:\n  untorn repair table.db")]
+    Repair(Protection),
     /// Manage the named regions of a store.
     #[command(
         after_help = "Examples:\n  untorn region create data.store ledger --pages 16\n  untorn region list data.store"
     )]
     Region(Region),
+    /// Bring what a write cache's log has to the files it belongs to. Running it again changes nothing.
+    ///
+    /// Ends with 0 if nothing is left in the logs, with 1 if something is for which the file was not found or could not be
+    /// written to: the log is kept for it.
+    #[command(after_help = "Examples:\n  untorn replay /fast/untorn.log\n  untorn replay --list /fast/logs")]
+    Replay(Replay),
+    /// Look into a write cache's log.
+    #[command(after_help = "Example:\n  untorn log info /fast/untorn.log")]
+    Log(CacheLog),
+    /// Run an unmodified program whose files never tear.
+    ///
+    /// What the program writes to a managed file becomes durable together at its next fsync, or when the file is closed for
+    /// good, or not at all. Calls that cannot be served so fail with ENOTSUP. Ends with the program's own code.
+    #[command(
+        after_help = "Examples:\n  untorn run --match '*.db' -- sqlite3 app.db\n  untorn run --match 'data/**' --stats -- python3 job.py"
+    )]
+    Run(Run),
     /// Crash-test this machine: kill writers, or cut a disk's power, and verify what each commit promised.
     #[command(
         after_help = "Examples:\n  untorn torture --seconds 60\n  untorn torture --engine hybrid-log\n  untorn torture --engine passthrough   # must be caught\n  sudo untorn torture --medium block --images 500"
@@ -101,7 +146,7 @@ pub(crate) enum Verb {
     Torture(Torture),
     /// Measure side by side in one run.
     #[command(
-        after_help = "Examples:\n  untorn bench atomic-write --json\n  UNTORN_ASSUME_PMEM=1 untorn bench atomic-write --dir /dev/shm --size 64,4K\n  untorn bench atomic-commit --engine hybrid-log --sync-every 100\n  untorn bench commit-time --dirty 10,100000 --len 1G\n  untorn bench map-commit --dirty 1,1000\n  untorn bench hybrid-policy --reads 0,60,100\n  untorn bench idle --engine hybrid-log --seconds 10"
+        after_help = "Examples:\n  untorn bench atomic-write --json\n  UNTORN_ASSUME_PMEM=1 untorn bench atomic-write --dir /dev/shm --size 64,4K\n  untorn bench atomic-commit --engine hybrid-log --sync-every 100\n  untorn bench commit-time --dirty 10,100000 --len 1G\n  untorn bench map-commit --dirty 1,1000\n  untorn bench region-ops --dirty 64 --json\n  untorn bench hybrid-policy --reads 0,60,100\n  untorn bench idle --engine hybrid-log --seconds 10"
     )]
     Bench(Bench),
     /// Print completions for a shell.
@@ -296,6 +341,10 @@ pub(crate) struct Torture {
     /// hybrid-log`, which is the default then.
     #[arg(long)]
     pub(crate) map: bool,
+    /// Have the writer map a region of a store, store to it plainly, allocate and free pages, and commit it by pmsync; with
+    /// `--medium process` and `block`.
+    #[arg(long, conflicts_with = "map")]
+    pub(crate) region: bool,
     /// Writer threads in the process that is killed.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) threads: u8,
@@ -382,6 +431,9 @@ pub(crate) struct TortureWriter {
     /// Store plainly into the file as memory.
     #[arg(long)]
     pub(crate) map: bool,
+    /// Store plainly into a region of a store.
+    #[arg(long, conflicts_with = "map")]
+    pub(crate) region: bool,
     /// The process to die with.
     #[arg(long)]
     pub(crate) parent: i32,

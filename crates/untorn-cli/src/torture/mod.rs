@@ -24,6 +24,7 @@ use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Colour, paint};
 use crate::rng;
 
+use target::Face;
 pub(crate) use verifier::run as verifier;
 pub(crate) use writer::run as writer;
 
@@ -35,8 +36,8 @@ const SECONDS: u64 = 10;
 pub(crate) struct Setting {
     engine: EngineKind,
     durability: Durability,
-    /// Whether the writer stores plainly into a map.
-    map: bool,
+    /// How the writer writes.
+    face: Face,
     log: Log,
     threads: usize,
     seconds: u64,
@@ -63,6 +64,9 @@ pub(crate) struct Outcome {
 
 /// Tortures.
 pub(crate) fn run(args: &Torture) -> Result<Exit> {
+    if args.region && args.medium == "dax" {
+        return Err(Failure::usage("--region is for --medium process and block"));
+    }
     match args.medium.as_str() {
         "process" => {}
         "block" => return block::run(args),
@@ -85,7 +89,7 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
     let setting = Setting {
         engine: if engine == EngineKind::Auto { found.engine } else { engine },
         durability: durability.unwrap_or(found.durability),
-        map: args.map,
+        face: face(args),
         log: args.log,
         threads: usize::from(args.threads),
         seconds: args.seconds.unwrap_or(SECONDS),
@@ -94,13 +98,14 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
     };
     let outcome = rounds::run(&setting)?;
     let object = json!({
-        "engine": setting.engine.as_str(),
+        "engine": setting.face.engine(setting.engine),
         "medium": args.medium,
         "seed": setting.seed,
         "runs": outcome.kills,
         "violations": outcome.violations.len(),
         "durability": setting.durability.as_str(),
-        "map": setting.map,
+        "map": setting.face == Face::Map,
+        "region": setting.face == Face::Region,
         "threads": setting.threads,
         "recovery_kills": outcome.recovery_kills,
         "operations": outcome.operations,
@@ -120,8 +125,27 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
     Ok(Exit::Clean)
 }
 
+fn face(args: &Torture) -> Face {
+    match (args.region, args.map) {
+        (true, _) => Face::Region,
+        (_, true) => Face::Map,
+        _ => Face::File,
+    }
+}
+
 /// The engine and durability asked for. Plain stores are served by one engine only, and are durable at a commit.
 fn served(args: &Torture) -> Result<(EngineKind, Option<Durability>)> {
+    if args.region {
+        if args.engine != EngineKind::Auto || args.log != Log::default() {
+            return Err(Failure::usage(
+                "--region has an engine of its own; leave --engine and the options of its log out",
+            ));
+        }
+        if args.durability == Some(Durability::PerWrite) {
+            return Err(Failure::usage("--region is for --durability commit: plain stores are durable at a pmsync"));
+        }
+        return Ok((EngineKind::Auto, Some(Durability::PerCommit)));
+    }
     if !args.map {
         return Ok((args.engine, args.durability));
     }
@@ -140,8 +164,8 @@ fn words(setting: &Setting, outcome: &Outcome) -> String {
     let _ = writeln!(
         text,
         "{}engine {}, durable at each {}, {}, seed {}",
-        if setting.map { "plain stores, " } else { "" },
-        setting.engine,
+        setting.face.words(),
+        setting.face.engine(setting.engine),
         setting.durability,
         output::count(setting.threads as u64, "thread", "threads"),
         setting.seed

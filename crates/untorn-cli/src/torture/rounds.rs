@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use tempfile::TempDir;
-use untorn::{AtomicFile, Durability, EngineKind, Options};
+use untorn::{Durability, EngineKind, Options};
 
 use super::keep::copy_state;
 use super::model::Model;
-use super::plan::{FILE_LEN, Plan};
+use super::plan::Plan;
+use super::target::Target;
 use super::{Outcome, Setting};
 use crate::exit::{Exit, Failure, Result, exit_of};
 use crate::progress;
@@ -31,7 +32,7 @@ pub(crate) fn run(setting: &Setting) -> Result<Outcome> {
         .tempdir_in(&setting.parent)
         .map_err(|error| Failure::io_at("make a directory in", &setting.parent, &error))?;
     let path = dir.path().join("tortured");
-    options(setting).create(&path, FILE_LEN)?.close()?;
+    Target::open(&options(setting), &path, true, setting.face)?.close()?;
     let mut rounds = Rounds {
         setting,
         path,
@@ -109,9 +110,10 @@ impl Rounds<'_> {
             let place = plan.blocks[block];
             bytes.clear();
             bytes.resize(place.len, 0);
-            file.read_at(bytes, place.offset)
+            file.read(place.offset, bytes)
         })?;
         self.outcome.violations.extend(wrong);
+        self.outcome.violations.extend(file.audit()?);
         if self.outcome.violations.is_empty() {
             self.leave(file, &plan)?;
         }
@@ -119,8 +121,8 @@ impl Rounds<'_> {
     }
 
     /// Opens the file, which recovers it. An error that blames its state is a violation; `None` then.
-    fn reopen(&mut self) -> Result<Option<AtomicFile>> {
-        match options(self.setting).open(&self.path) {
+    fn reopen(&mut self) -> Result<Option<Target>> {
+        match Target::open(&options(self.setting), &self.path, false, self.setting.face.of_reader()) {
             Ok(file) => Ok(Some(file)),
             Err(error) if matches!(exit_of(&error), Exit::Attention | Exit::Corrupt) => {
                 self.outcome.violations.push(format!("recovery refused: {error}"));
@@ -155,10 +157,12 @@ impl Rounds<'_> {
 
     /// Leaves the file in one of the ways a program may: closed, dropped, or settled. A settled one is read without
     /// untorn and must be the same.
-    fn leave(&mut self, file: AtomicFile, plan: &Plan) -> Result<()> {
+    fn leave(&mut self, file: Target, plan: &Plan) -> Result<()> {
         match self.rng.below(8) {
             0 => {
-                file.settle()?;
+                if !file.settle()? {
+                    return Ok(());
+                }
                 let plain = fs::File::open(&self.path).map_err(|error| Failure::io_at("open", &self.path, &error))?;
                 let wrong = self.model.verify_unchanged(|block, bytes| {
                     let place = plan.blocks[block];
@@ -179,9 +183,7 @@ impl Rounds<'_> {
         let Setting { seed, engine, durability, log, .. } = *self.setting;
         let mut arguments = writer_arguments(seed, engine, durability, self.model.next(), idle, &self.path);
         arguments.extend(log.arguments().into_iter().map(OsString::from));
-        if self.setting.map {
-            arguments.push("--map".into());
-        }
+        arguments.extend(self.setting.face.argument().map(OsString::from));
         arguments
     }
 }

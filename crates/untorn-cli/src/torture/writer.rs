@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use untorn::{Durability, Options};
 
-use super::plan::{FILE_LEN, Plan, Stamp};
+use super::plan::{Plan, Stamp};
 use super::report::Report;
-use super::target::{Patch, Target};
+use super::target::{Face, Patch, Target};
 use super::{verifier, write_back};
 use crate::cli::TortureWriter;
 use crate::exit::{Exit, Failure, Result};
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &TortureWriter) -> Result<Exit> {
     let reports = victim::reports()?;
     let plan = Plan::new(args.seed, args.start.len());
     let options = args.log.apply(Options::new().engine(args.engine).durability(args.durability));
-    let file = Target::open(&options, &args.file, args.create.then_some(FILE_LEN), args.map)?;
+    let file = Target::open(&options, &args.file, args.create, face(args))?;
     if args.demand_map_sync {
         verifier::demand_map_sync(&args.file)?;
     }
@@ -46,6 +46,14 @@ pub(crate) fn run(args: &TortureWriter) -> Result<Exit> {
         }
     });
     Ok(Exit::Clean)
+}
+
+fn face(args: &TortureWriter) -> Face {
+    match (args.region, args.map) {
+        (true, _) => Face::Region,
+        (_, true) => Face::Map,
+        _ => Face::File,
+    }
 }
 
 fn send(mut reports: &File, report: Report) -> Result<()> {

@@ -15,8 +15,8 @@ use crate::{progress, size};
 const CHUNK: u64 = 1 << 20;
 
 /// What no check of this version can tell.
-const NOT_VERIFIED: &str = "whether the bytes of the data file itself are the ones once written: nothing keeps checksums \
-                            of them in this version";
+const NOT_VERIFIED: &str = "whether the bytes of the data file itself are the ones once written: only a protected file has \
+                            checksums of them, and `untorn scrub` compares those";
 
 /// Verifies a file and says in words what was verified.
 pub(crate) fn run(args: &Look) -> Result<Exit> {

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use untorn::{EngineKind, Options, Report, State};
 
+use super::protect;
 use crate::cli::Look;
 use crate::exit::{Exit, Failure, Result, exit_of};
 use crate::output::{self, Colour, paint};
@@ -65,8 +66,7 @@ pub(crate) fn object(report: &Report) -> Value {
         "commit": report.commit,
         "state": state_word(report.state),
         "sidecar": sidecar,
-        // No redundancy exists in this version; the key is there so that programs need not change when it does.
-        "redundancy": Value::Null,
+        "redundancy": protect::summary(&report.path),
         "findings": report.findings,
     })
 }
@@ -101,7 +101,7 @@ pub(crate) fn words(report: &Report) -> String {
             let _ = writeln!(text, "  durability  per {}", sidecar.durability);
         }
     }
-    let _ = writeln!(text, "  redundancy  none");
+    let _ = writeln!(text, "  redundancy  {}", protect::line(&protect::summary(&report.path)));
     for finding in &report.findings {
         let _ = writeln!(text, "  - {finding}");
     }

@@ -7,11 +7,14 @@ mod check;
 mod doctor;
 mod generate;
 mod info;
+mod protect;
 mod read;
 mod recover;
 mod region;
+mod replay;
+mod run;
 
-use crate::cli::Verb;
+use crate::cli::{CacheLogVerb, Verb};
 use crate::exit::{Exit, Result};
 use crate::{demo, torture};
 
@@ -29,7 +32,16 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
         Verb::Resize(args) => change::resize(&args),
         Verb::Recover(args) => recover::recover(&args),
         Verb::Settle(args) => recover::settle(&args),
+        Verb::Protect(args) => protect::protect(&args),
+        Verb::Unprotect(args) => protect::unprotect(&args),
+        Verb::Scrub(args) => protect::scrub(&args),
+        Verb::Repair(args) => protect::repair(&args),
         Verb::Region(args) => region::run(&args.verb),
+        Verb::Replay(args) => replay::replay(&args),
+        Verb::Log(args) => match args.verb {
+            CacheLogVerb::Info(args) => replay::info(&args),
+        },
+        Verb::Run(args) => run::run(&args),
         Verb::Torture(args) => torture::run(&args),
         Verb::Bench(args) => bench::run(&args),
         Verb::Completions(args) => generate::completions(&args),
@@ -52,7 +64,15 @@ pub(crate) fn wants_json(verb: &Verb) -> bool {
         Verb::Resize(args) => args.form.json,
         Verb::Recover(args) => args.form.json,
         Verb::Settle(args) => args.form.json,
+        Verb::Protect(args) => args.form.json,
+        Verb::Unprotect(args) | Verb::Repair(args) => args.form.json,
+        Verb::Scrub(args) => args.form.json,
         Verb::Region(args) => args.verb.wants_json(),
+        Verb::Replay(args) => args.form.json,
+        Verb::Log(args) => match &args.verb {
+            CacheLogVerb::Info(args) => args.form.json,
+        },
+        Verb::Run(args) => args.form.json,
         Verb::Torture(args) => args.form.json,
         Verb::Bench(args) => args.form.json,
         Verb::Read(_) | Verb::Completions(_) | Verb::Man(_) | Verb::DemoWriter(_) | Verb::TortureWriter(_) => false,

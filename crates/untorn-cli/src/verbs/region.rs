@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use untorn::{Error, Region, RegionInfo, RegionStore, StoreInfo};
+use untorn::{Error, Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
 
 use crate::cli::{CreateRegion as Create, ListRegions as List, NamedRegion as Named, RegionVerb};
 use crate::exit::{Exit, Failure, Result};
@@ -52,7 +52,7 @@ fn create(args: &Create) -> Result<Exit> {
 
 fn list(args: &List) -> Result<Exit> {
     let path = args.resolve()?;
-    let store = RegionStore::open(&path)?;
+    let store = StoreOptions::new().read_only(true).open(&path)?;
     let regions = store.list()?;
     // Free space is known once every region has been looked at; which of them cannot be is in the list.
     let _ = store.scan();
@@ -74,7 +74,7 @@ fn list(args: &List) -> Result<Exit> {
 
 fn info(args: &Named) -> Result<Exit> {
     let (path, name) = args.resolve()?;
-    let store = RegionStore::open(&path)?;
+    let store = StoreOptions::new().read_only(true).open(&path)?;
     let found = store.list()?.into_iter().find(|region| region.name == name);
     let Some(region) = found else {
         // The error for a region that is not there.

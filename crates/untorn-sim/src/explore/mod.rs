@@ -20,12 +20,14 @@ use untorn::medium::{Barrier, MediumClass};
 
 use crate::rng::{Rng, mix};
 
+pub mod cache;
 mod case;
 mod config;
 mod life;
 mod model;
 mod ops;
 mod recorder;
+pub mod redundancy;
 pub mod regions;
 mod report;
 mod shared;
@@ -137,7 +139,8 @@ pub fn explore(settings: &Settings, progress: ProgressFn<'_>) -> Outcome {
 /// A text saying what is wrong with the token.
 pub fn replay(token: &str) -> Result<Option<Violation>, String> {
     hush();
-    if let Some(result) = regions::replay(token) {
+    if let Some(result) = regions::replay(token).or_else(|| cache::replay(token)).or_else(|| redundancy::replay(token))
+    {
         return result;
     }
     let case: Case = token.parse()?;

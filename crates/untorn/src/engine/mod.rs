@@ -20,7 +20,7 @@ mod passthrough;
 mod reflection;
 mod registry;
 pub(crate) mod snapshot;
-mod standing;
+pub(crate) mod standing;
 
 /// One contiguous part of an atomic write.
 #[derive(Clone, Copy, Debug)]
@@ -193,6 +193,16 @@ pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
 /// Every barrier that a region store passes: the list the mutation tests must convict whole.
 pub fn region_barriers() -> Vec<Barrier> {
     snapshot::barriers::ALL.to_vec()
+}
+
+/// The barriers of the write cache: for the mutation tests.
+pub fn cache_barriers() -> Vec<Barrier> {
+    crate::cache::barriers::ALL.to_vec()
+}
+
+/// Every barrier that the redundancy of a file passes: the list the mutation tests must convict whole.
+pub fn redundancy_barriers() -> Vec<Barrier> {
+    crate::redundancy::barriers::ALL.to_vec()
 }
 
 pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> {

@@ -11,10 +11,10 @@
 
 use std::path::Path;
 
-use twox_hash::XxHash3_64;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::sum::xxh3;
 use crate::error::{Error, Result};
 
 /// Bytes of one line: a cache line, and the unit in which lanes hand out space.
@@ -116,7 +116,7 @@ pub(crate) struct Seal(u64);
 
 impl Seal {
     pub(crate) fn new(uuid: &[u8; 16], session: u64) -> Self {
-        Seal(XxHash3_64::oneshot_with_seed(session, uuid))
+        Seal(xxh3(session, uuid))
     }
 
     /// The seed for a line that stands at byte `offset` of the sidecar.
@@ -134,12 +134,12 @@ impl DataSum {
     /// The sum over one run.
     #[inline(always)]
     pub(crate) fn of(run: &[u8]) -> u64 {
-        XxHash3_64::oneshot_with_seed(0, run)
+        xxh3(0, run)
     }
 
     #[inline]
     pub(crate) fn add(&mut self, run: &[u8]) {
-        self.0 = XxHash3_64::oneshot_with_seed(self.0, run);
+        self.0 = xxh3(self.0, run);
     }
 
     pub(crate) fn get(self) -> u64 {
@@ -165,7 +165,7 @@ pub(crate) fn encode_single(seal: Seal, offset: u64, seq: u64, entry: Entry, sum
 /// however the lines of a lane were forged, each is asked for by one head line at most, or ends what one asks for.
 #[inline]
 fn check(seed: u64, first: &Line) -> u64 {
-    XxHash3_64::oneshot_with_seed(seed, &first[..56]).max(1)
+    xxh3(seed, &first[..56]).max(1)
 }
 
 #[inline]
@@ -224,7 +224,7 @@ fn encode_as(seal: Seal, offset: u64, record: &Record, count: u32, spilled: bool
         let entries = [pair[0].into(), pair.get(1).copied().unwrap_or(UNUSED).into()];
         let line = MoreLine { seq: record.seq.into(), entries, reserved: 0.into() };
         let bytes: Line = zerocopy::transmute!(line);
-        seed = XxHash3_64::oneshot_with_seed(seed, &bytes);
+        seed = xxh3(seed, &bytes);
         out.push(bytes);
     }
     let first = record.entries[..own].first().copied().unwrap_or(UNUSED);
@@ -273,7 +273,7 @@ pub(crate) fn decode(
         if line.seq.get() != head.seq.get() || line.reserved.get() != 0 {
             return None;
         }
-        seed = XxHash3_64::oneshot_with_seed(seed, &bytes);
+        seed = xxh3(seed, &bytes);
         entries.extend(line.entries.iter().take((left - 2 * n).min(2) as usize).map(|&raw| Entry::from(raw)));
     }
     if check(seed, first) != head.check.get() {

@@ -223,6 +223,10 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
         self.inner.try_read(offset, dst)
     }
 
+    fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.inner.read_stored(offset, dst)
+    }
+
     #[inline(always)]
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.check()?;

@@ -22,12 +22,16 @@ mod latch;
 mod mapping;
 mod names;
 mod page_cache;
+mod slow;
+mod whole;
 
 pub use barrier::Barrier;
 pub use dax::{Dax, DaxFile};
 pub use detect::{Detected, MediumKind, detect, explain};
 pub use latch::{Latched, LatchedFile};
 pub use page_cache::{PageCache, PageCacheFile};
+pub use slow::{Descriptor, Kernel, OnMedium, SlowFile, SlowPlace};
+pub(crate) use whole::create_whole;
 
 /// How a medium orders and loses stores; engines choose their commit protocol by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,6 +194,13 @@ pub trait MediumFile: Send + Sync {
     #[inline]
     fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
         self.read(offset, dst).is_ok()
+    }
+
+    /// [`read`](MediumFile::read) of bytes of one page as the medium itself holds them, past any cache in between, so that
+    /// damage which a cache hides is seen. What is in the cache and newer is written back first. Where a medium cannot be
+    /// read so, or is memory, this is [`read`](MediumFile::read).
+    fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.read(offset, dst)
     }
 
     /// Stores `src` at `offset` past the cache: durable at the next fence, with no flush. The range must lie within the

@@ -35,7 +35,7 @@ pub(super) fn open_regular(path: &Path, access: Access) -> Result<OwnedFd> {
     Ok(file)
 }
 
-fn check_regular(path: &Path, found: &rustix::fs::Stat) -> Result<()> {
+pub(super) fn check_regular(path: &Path, found: &rustix::fs::Stat) -> Result<()> {
     let found = match FileType::from_raw_mode(found.st_mode) {
         FileType::RegularFile => return Ok(()),
         FileType::Directory => "a directory",

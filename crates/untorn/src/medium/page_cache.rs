@@ -7,13 +7,14 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::mapping::MappedFile;
 use super::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp, names};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::LostPage;
 use crate::sys;
 use crate::sys::map::MapKind;
@@ -146,12 +147,15 @@ pub struct PageCacheFile {
     /// its bytes are still on their way, and one cleared after it would forget writes made meanwhile. A failed flush
     /// leaves the counts apart.
     flushed: AtomicU64,
+    /// For reads past the page cache: opened when first needed, `None` where the file system has no such reads.
+    direct: OnceLock<Option<OwnedFd>>,
 }
 
 impl PageCacheFile {
     fn new(file: MappedFile, by_call: bool) -> Self {
         let by_call = by_call || sys::file::in_memory(file.fd());
-        PageCacheFile { file, by_call, written: AtomicU64::new(0), flushed: AtomicU64::new(0) }
+        let (written, flushed) = (AtomicU64::new(0), AtomicU64::new(0));
+        PageCacheFile { file, by_call, written, flushed, direct: OnceLock::new() }
     }
 
     /// Counts a change, after it was made: a flush that sees the count then covers the change.
@@ -200,6 +204,18 @@ impl MediumFile for PageCacheFile {
         // no references.
         unsafe { sys::copy::read_racy(src, dst) };
         self.file.intact("read from")
+    }
+
+    fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.file.range(offset, dst.len())?;
+        let direct = self.direct.get_or_init(|| sys::direct::open(self.file.fd()).ok());
+        match direct.as_ref().map(|file| sys::direct::read_in_page(file.as_fd(), offset, dst)) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) if !sys::direct::is_refusal(&error) => {
+                Err(Error::io_at("read from the device of", self.file.path(), offset, error))
+            }
+            _ => self.read(offset, dst),
+        }
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {

@@ -212,7 +212,7 @@ fn judge<F: MediumFile>(path: &Path, place: PathBuf, data: &F, side: F) -> Resul
 
 /// Takes the lock of a sidecar; false if another process keeps it. One that was killed may still seem to for a moment:
 /// the kernel lets its files go only after the flushes it had under way.
-pub(super) fn take_lock<F: MediumFile>(side: &F, kind: LockKind) -> Result<bool> {
+pub(crate) fn take_lock<F: MediumFile>(side: &F, kind: LockKind) -> Result<bool> {
     for _ in 0..50 {
         if side.try_lock(kind)? {
             return Ok(true);
@@ -235,7 +235,7 @@ fn open_existing<M: Medium>(medium: &M, name: &Path, access: Access, reserve: u6
 
 /// Whether a name stands for this open file, at the length that was seen when it was opened: whoever held the lock before
 /// us may have changed either since.
-pub(super) fn is_named<M: Medium>(medium: &M, name: &Path, file: &M::File) -> Result<bool> {
+pub(crate) fn is_named<M: Medium>(medium: &M, name: &Path, file: &M::File) -> Result<bool> {
     match open_existing(medium, name, Access::Read, 0)? {
         Some(named) => Ok(named.identity()? == file.identity()? && named.len() == file.len()),
         None => Ok(false),

@@ -30,6 +30,8 @@ pub(crate) enum MapKind {
     SyncReadWrite,
     /// Loads and stores; a page that is stored to becomes the process's own, and the file never learns of it.
     Private,
+    /// The same, but that nothing can be accessed before it is made accessible.
+    Closed,
 }
 
 /// Address space over a file, from its first byte.
@@ -75,6 +77,7 @@ impl FileMap {
             MapKind::SyncRead => (ProtFlags::READ, MapFlags::SHARED_VALIDATE | MapFlags::SYNC),
             MapKind::SyncReadWrite => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED_VALIDATE | MapFlags::SYNC),
             MapKind::Private => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE),
+            MapKind::Closed => (ProtFlags::empty(), MapFlags::PRIVATE),
         };
         loop {
             let flags = flags | MapFlags::NORESERVE;
@@ -84,7 +87,7 @@ impl FileMap {
                     let start = NonNull::new(start.cast()).expect("a mapping the kernel places is never at address 0");
                     let mut map = FileMap { start, reserved, watch: None };
                     if lost_page == LostPage::Fail {
-                        let writable = protection.contains(ProtFlags::WRITE);
+                        let writable = protection.contains(ProtFlags::WRITE) || kind == MapKind::Closed;
                         map.watch = Some(Watch::new(start.as_ptr() as usize, reserved, writable)?);
                     }
                     return Ok(map);

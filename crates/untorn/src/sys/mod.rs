@@ -4,11 +4,14 @@
 //! section what the one caller must hold.
 
 pub(crate) mod copy;
+pub(crate) mod direct;
 pub(crate) mod fault;
 pub(crate) mod file;
 pub(crate) mod flush;
 pub(crate) mod locks;
 pub(crate) mod map;
+pub(crate) mod mappings;
+pub(crate) mod paged;
 mod process;
 pub(crate) mod range;
 pub(crate) mod ring;

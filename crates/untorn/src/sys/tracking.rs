@@ -59,17 +59,19 @@ impl Tracking {
         if self.protector.is_some() { DirtyTracking::WriteProtect } else { DirtyTracking::PageTable }
     }
 
-    /// The pages among the first `len` bytes that were stored to since this was last asked, and whether those are all.
-    /// Without write protection they are the process's own; then they must be given back when what they hold is in the file.
-    /// `own` are pages known to be the process's own.
+    /// The pages in these ranges, which are ascending, that were stored to since this was last asked, and whether those are
+    /// all. Without write protection they are the process's own; then they must be given back when what they hold is in the
+    /// file. `own` are pages known to be the process's own.
     ///
     /// What was found is told also if something failed: it is not found a second time.
-    pub(crate) fn take_stored(&self, len: u64, own: &Runs) -> (Runs, io::Result<()>) {
-        if self.protector.is_none() {
-            return self.read_page_table(len);
-        }
+    pub(crate) fn take_stored(&self, within: &[Range<u64>], own: &Runs) -> (Runs, io::Result<()>) {
         let mut unprotected = Runs::new();
-        let taken = self.scan(0..len, Scan::TAKE_UNPROTECTED, |run| unprotected.push(run));
+        if self.protector.is_none() {
+            let read = within.iter().try_for_each(|range| self.read_page_table(range, &mut unprotected));
+            return (unprotected, read);
+        }
+        let scan = |range: &Range<u64>| self.scan(range.clone(), Scan::TAKE_UNPROTECTED, |run| unprotected.push(run));
+        let taken = within.iter().try_for_each(scan);
         // Nothing protects a page of the file that came into memory by a load, until now. Which pages are of that kind takes
         // a look at each page's own description, so it is asked of as few as possible.
         let mut files = Runs::new();
@@ -82,22 +84,25 @@ impl Tracking {
         (unprotected.without(&files), taken)
     }
 
+    /// Takes the write protection from a range, as if all of it were stored to. Without write protection there is none.
+    pub(crate) fn unprotect(&self, range: Range<u64>) -> io::Result<()> {
+        let Some(protector) = &self.protector else { return Ok(()) };
+        // `UFFDIO_WRITEPROTECT`, with neither of its modes.
+        control(protector, 0x06, &mut [self.start as u64 + range.start, range.end - range.start, 0])
+    }
+
     /// The words of `/proc/self/pagemap`, one for each page.
-    fn read_page_table(&self, len: u64) -> (Runs, io::Result<()>) {
+    fn read_page_table(&self, range: &Range<u64>, runs: &mut Runs) -> io::Result<()> {
         const PAGE_PRESENT: u64 = 1 << 63;
         const PAGE_SWAPPED: u64 = 1 << 62;
         const PAGE_OF_FILE: u64 = 1 << 61;
         let page = page_size() as u64;
-        let pages = len.div_ceil(page);
-        let mut runs = Runs::new();
-        let mut words = vec![0; 8 * pages.min(8192) as usize];
-        let mut done = 0;
+        let (mut done, pages) = (range.start / page, range.end.div_ceil(page));
+        let mut words = vec![0; 8 * (pages - done).min(8192) as usize];
         while done < pages {
             let here = (pages - done).min(8192);
             let buffer = &mut words[..8 * here as usize];
-            if let Err(error) = self.pagemap.read_exact_at(buffer, (self.start as u64 / page + done) * 8) {
-                return (runs, Err(error));
-            }
+            self.pagemap.read_exact_at(buffer, (self.start as u64 / page + done) * 8)?;
             for (index, word) in buffer.chunks_exact(8).enumerate() {
                 let word = u64::from_ne_bytes(word.try_into().expect("chunks of eight bytes"));
                 if word & (PAGE_PRESENT | PAGE_SWAPPED) != 0 && word & PAGE_OF_FILE == 0 {
@@ -107,12 +112,59 @@ impl Tracking {
             }
             done += here;
         }
-        (runs, Ok(()))
+        Ok(())
     }
 
     /// Calls `each` with the ranges of pages that a scan of a range of the mapping finds, all as offsets into it.
     fn scan(&self, range: Range<u64>, scan: Scan, each: impl FnMut(Range<u64>)) -> io::Result<()> {
         scan.run(&self.pagemap, self.start as u64, range, each)
+    }
+}
+
+/// Watches one shared mapping of a file, made by anybody: which of its pages were stored to through it, by this process.
+pub(crate) struct SharedTracking {
+    start: usize,
+    len: usize,
+    pagemap: File,
+    /// What keeps the write protection.
+    _protector: OwnedFd,
+}
+
+impl SharedTracking {
+    /// Tracks the mapping of `len` bytes at `start`, both multiples of the page size, for as long as it is there. A store
+    /// from now on is found.
+    ///
+    /// # Errors
+    /// Why the kernel cannot do it.
+    pub(crate) fn new(start: usize, len: usize) -> io::Result<Self> {
+        let pagemap = File::open("/proc/self/pagemap")?;
+        let protector = protector(start, len, &pagemap)?;
+        // `UFFDIO_WRITEPROTECT`. It marks pages that are not in memory, too.
+        let mut words = [start as u64, len as u64, 1];
+        let request = 3 << 30 | (size_of_val(&words) as u64) << 16 | 0xaa << 8 | 0x06;
+        // SAFETY: the kernel reads as many bytes as the request says, which are those of `words`; what it protects it
+        // unprotects by itself at the next store.
+        if unsafe { libc::ioctl(protector.as_raw_fd(), request as _, words.as_mut_ptr()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(SharedTracking { start, len, pagemap, _protector: protector })
+    }
+
+    /// The bytes of pages stored to since this was last asked, as offsets into the mapping. Those found before an error are
+    /// not found again.
+    pub(crate) fn take(&self) -> io::Result<Runs> {
+        self.scan(Scan::TAKE_WRITTEN)
+    }
+
+    /// The same, and they are found again.
+    pub(crate) fn look(&self) -> io::Result<Runs> {
+        self.scan(Scan::WRITTEN)
+    }
+
+    fn scan(&self, scan: Scan) -> io::Result<Runs> {
+        let mut runs = Runs::new();
+        scan.run(&self.pagemap, self.start as u64, 0..self.len as u64, |run| runs.push(run))?;
+        Ok(runs)
     }
 }
 
@@ -175,6 +227,19 @@ impl Scan {
     /// hole in a file; elsewhere KSM puts it in the place of a page that the program has filled with zeros.
     const PAGES_OF_THE_FILE: Scan = Scan { flags: 0, category_mask: FILE, category_anyof_mask: 0, return_mask: FILE };
 
+    /// Pages that were stored to since they were protected, and protects them in the same step. With other masks some
+    /// kernels call a page clean that was stored to and then left memory.
+    const TAKE_WRITTEN: Scan = Scan {
+        flags: PROTECT_MATCHING | CHECK_ASYNC,
+        category_mask: WRITTEN,
+        category_anyof_mask: 0,
+        return_mask: WRITTEN,
+    };
+
+    /// The same, without protecting them.
+    const WRITTEN: Scan =
+        Scan { flags: CHECK_ASYNC, category_mask: WRITTEN, category_anyof_mask: 0, return_mask: WRITTEN };
+
     fn run(self, pagemap: &File, base: u64, range: Range<u64>, mut each: impl FnMut(Range<u64>)) -> io::Result<()> {
         // `_IOWR('f', 16, struct pm_scan_arg)`.
         const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<ScanArgument>() as u64) << 16 | (b'f' as u64) << 8 | 16;
@@ -219,6 +284,7 @@ impl Scan {
 
 /// Has the kernel resolve write protection by itself in a range, so that [`PROTECT_MATCHING`] works there.
 fn protector(start: usize, len: usize, pagemap: &File) -> io::Result<OwnedFd> {
+    const FEATURE_HUGETLBFS_SHMEM: u64 = 1 << 12;
     const FEATURE_UNPOPULATED: u64 = 1 << 13;
     const FEATURE_ASYNC: u64 = 1 << 15;
     const MODE_WRITE_PROTECT: u64 = 1 << 1;
@@ -228,17 +294,18 @@ fn protector(start: usize, len: usize, pagemap: &File) -> io::Result<OwnedFd> {
     let user_only = UserfaultfdFlags::from_bits_retain(1);
     // SAFETY: it manages nothing until it is told what.
     let protector = unsafe { rustix::mm::userfaultfd(flags | user_only) }?;
-    let control = |number: u64, words: &mut [u64]| {
-        // `_IOWR(0xaa, number, words)`.
-        let request = 3 << 30 | (size_of_val(words) as u64) << 16 | 0xaa << 8 | number;
-        // SAFETY: the kernel reads and writes as many bytes as the request says, which are those of `words`.
-        let done = unsafe { libc::ioctl(protector.as_raw_fd(), request as _, words.as_mut_ptr()) };
-        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-    };
     // `UFFDIO_API`, then `UFFDIO_REGISTER`.
-    control(0x3f, &mut [0xaa, FEATURE_UNPOPULATED | FEATURE_ASYNC, 0])?;
-    control(0x00, &mut [start as u64, len as u64, MODE_WRITE_PROTECT, 0])?;
+    control(&protector, 0x3f, &mut [0xaa, FEATURE_HUGETLBFS_SHMEM | FEATURE_UNPOPULATED | FEATURE_ASYNC, 0])?;
+    control(&protector, 0x00, &mut [start as u64, len as u64, MODE_WRITE_PROTECT, 0])?;
     // Whether the kernel can do it is seen by asking: no page is there yet.
     Scan::TAKE_UNPROTECTED.run(pagemap, start as u64, 0..page_size() as u64, |_| ())?;
     Ok(protector)
+}
+
+fn control(protector: &OwnedFd, number: u64, words: &mut [u64]) -> io::Result<()> {
+    // `_IOWR(0xaa, number, words)`.
+    let request = 3 << 30 | (size_of_val(words) as u64) << 16 | 0xaa << 8 | number;
+    // SAFETY: the kernel reads and writes as many bytes as the request says, which are those of `words`.
+    let done = unsafe { libc::ioctl(protector.as_raw_fd(), request as _, words.as_mut_ptr()) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

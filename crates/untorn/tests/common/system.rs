@@ -1,4 +1,4 @@
-//! The little unsafe code the tests need: counting allocations, `fork`, and signals.
+//! The little unsafe code the tests need: counting allocations, `fork`, signals, and a mapping made by hand.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -124,4 +124,52 @@ pub(crate) fn touch_beyond(empty: &std::fs::File) -> u8 {
     // SAFETY: the mapping made above, used no more.
     unsafe { munmap(page, 4096) }.unwrap();
     byte
+}
+
+/// A shared mapping of a whole file, as a program makes one itself.
+pub(crate) struct SharedMapping {
+    address: *mut u8,
+    len: usize,
+}
+
+// SAFETY: its memory is accessed through raw pointers only, by volatile stores of single bytes.
+unsafe impl Sync for SharedMapping {}
+
+impl SharedMapping {
+    pub(crate) fn new(path: &std::path::Path) -> Self {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        let len = file.metadata().unwrap().len() as usize;
+        // SAFETY: a new mapping, at an address of the kernel's choice.
+        let address = unsafe {
+            mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0).unwrap()
+        };
+        SharedMapping { address: address.cast(), len }
+    }
+
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.address
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Stores bytes, one by one.
+    pub(crate) fn store(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.len);
+        for (at, byte) in bytes.iter().enumerate() {
+            // SAFETY: within the mapping.
+            let target = unsafe { self.address.add(offset + at) };
+            // SAFETY: mapped and writable for as long as this lives.
+            unsafe { target.write_volatile(*byte) };
+        }
+    }
+}
+
+impl Drop for SharedMapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this one's own, and nobody has a reference into it.
+        unsafe { rustix::mm::munmap(self.address.cast(), self.len) }.expect("it is mapped");
+    }
 }

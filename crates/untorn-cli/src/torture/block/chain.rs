@@ -18,7 +18,7 @@ use super::{Outcome, Setting};
 use crate::exit::{Exit, Failure, Result};
 use crate::rng::Rng;
 use crate::torture::model::Model;
-use crate::torture::plan::{FILE_LEN, Plan};
+use crate::torture::plan::Plan;
 use crate::torture::rounds::writer_arguments;
 
 /// The tortured file's name in the file system.
@@ -89,8 +89,8 @@ impl<'a> Chain<'a> {
         let durability = setting.durability.unwrap_or(Durability::PerCommit);
         kind.make(&live)?;
         let mounted = Mounted::new(kind, &live, &mount)?;
-        let opening = Opening { engine: setting.engine, durability };
-        opening.options().create(mounted.path().join(FILE), FILE_LEN)?.close()?;
+        let opening = Opening { engine: setting.engine, durability, face: setting.face.of_reader() };
+        opening.open(&mounted.path().join(FILE), true)?.close()?;
         drop(mounted);
         // mkfs writes zeros; in a copy they are holes.
         copy_image(&live, &base)?;
@@ -126,12 +126,10 @@ impl<'a> Chain<'a> {
         let time = Duration::from_micros(self.rng.below(LONGEST_LIFE));
         let write_back = format!("--write-back={}", self.rng.next());
         let arguments = |file: &Path| {
-            let Opening { engine, durability } = self.opening();
+            let Opening { engine, durability, .. } = self.opening();
             let mut all = writer_arguments(self.setting.seed, engine, durability, self.model.next(), false, file);
             all.push(OsString::from(write_back));
-            if self.setting.map {
-                all.push("--map".into());
-            }
+            all.extend(self.setting.face.argument().map(OsString::from));
             all
         };
         let life = live(self.kind, &self.live, self.dir.path(), arguments, time)?;
@@ -210,6 +208,7 @@ impl<'a> Chain<'a> {
     }
 
     fn opening(&self) -> Opening {
-        Opening { engine: self.setting.engine, durability: self.model.durability() }
+        let (engine, face) = (self.setting.engine, self.setting.face.of_reader());
+        Opening { engine, durability: self.model.durability(), face }
     }
 }

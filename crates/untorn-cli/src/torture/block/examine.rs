@@ -4,14 +4,14 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use untorn::{AtomicFile, Durability, EngineKind, Options};
+use untorn::{Durability, EngineKind, Options};
 use untorn_rigs::Error;
 use untorn_rigs::block::{FileSystem, Mounted};
 
 use super::chain::FILE;
 use crate::exit::{Failure, Result};
 use crate::torture::model::{Heard, Model};
-use crate::torture::plan::FILE_LEN;
+use crate::torture::target::{Face, Target};
 
 /// What an image turned out to be.
 #[derive(Debug)]
@@ -48,11 +48,14 @@ impl Leave {
 pub(super) struct Opening {
     pub(super) engine: EngineKind,
     pub(super) durability: Durability,
+    pub(super) face: Face,
 }
 
 impl Opening {
-    pub(super) fn options(self) -> Options {
-        Options::new().engine(self.engine).durability(self.durability)
+    /// Opens the file, or creates it.
+    pub(super) fn open(self, path: &Path, create: bool) -> untorn::Result<Target> {
+        let options = Options::new().engine(self.engine).durability(self.durability);
+        Target::open(&options, path, create, self.face)
     }
 }
 
@@ -86,16 +89,13 @@ fn recover(
     heard: &Heard,
     leave: Leave,
 ) -> std::result::Result<Vec<String>, Failure> {
-    let file = opening.options().open(path)?;
-    let mut wrong = Vec::new();
-    if file.len() != FILE_LEN {
-        wrong.push(format!("the file is {} bytes long instead of {FILE_LEN} (C1)", file.len()));
-    }
+    let file = opening.open(path, false)?;
+    let mut wrong = file.audit()?;
     let places = model.plan().blocks.clone();
-    let read = |file: &AtomicFile, block: usize, bytes: &mut Vec<u8>| {
+    let read = |file: &Target, block: usize, bytes: &mut Vec<u8>| {
         bytes.clear();
         bytes.resize(places[block].len, 0);
-        file.read_at(bytes, places[block].offset)
+        file.read(places[block].offset, bytes)
     };
     wrong.extend(model.verify(heard, |block, bytes| read(&file, block, bytes))?);
     if !wrong.is_empty() {
@@ -108,11 +108,13 @@ fn recover(
         }
         Leave::Reopen => {
             drop(file);
-            let again = opening.options().open(path)?;
+            let again = opening.open(path, false)?;
             ("opened again", model.verify_unchanged(|block, bytes| read(&again, block, bytes))?)
         }
         Leave::Settle => {
-            file.settle()?;
+            if !file.settle()? {
+                return Ok(wrong);
+            }
             let plain = fs::File::open(path).map_err(|error| Failure::io_at("open", path, &error))?;
             let after = model.verify_unchanged(|block, bytes| {
                 bytes.clear();

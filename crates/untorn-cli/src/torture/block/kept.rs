@@ -12,6 +12,7 @@ use super::life::heard;
 use crate::exit::{Failure, Result};
 use crate::torture::model::Model;
 use crate::torture::plan::{Plan, Stamp};
+use crate::torture::target::Face;
 
 /// The disk as the crash left it, before anything recovered.
 const IMAGE: &str = "image";
@@ -24,6 +25,9 @@ pub(super) struct Case {
     pub(super) file_system: String,
     pub(super) engine: String,
     pub(super) durability: String,
+    /// Whether it is a region of a store.
+    #[serde(default)]
+    pub(super) region: bool,
     pub(super) seed: u64,
     pub(super) threads: usize,
     /// When in the life the power went, in events of the log.
@@ -49,6 +53,7 @@ impl Case {
             file_system: kind.as_str().to_owned(),
             engine: setting.engine.as_str().to_owned(),
             durability: model.durability().as_str().to_owned(),
+            region: setting.face == Face::Region,
             seed: setting.seed,
             threads: setting.threads,
             instant: 0,
@@ -94,6 +99,7 @@ impl Case {
         let opening = Opening {
             engine: self.engine.parse().map_err(Failure::usage)?,
             durability: self.durability.parse().map_err(Failure::usage)?,
+            face: if self.region { Face::Region } else { Face::File },
         };
         if !(1..=16).contains(&self.threads) {
             return Err(Failure::usage(format!("the kept case names {} threads", self.threads)));

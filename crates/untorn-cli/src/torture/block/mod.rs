@@ -23,6 +23,7 @@ use untorn_rigs::block::{FileSystem, isolated};
 use crate::cli::Torture;
 use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Colour, paint};
+use crate::torture::target::Face;
 use crate::{progress, rng};
 use chain::{Chain, Control};
 
@@ -37,8 +38,8 @@ struct Setting {
     engine: EngineKind,
     /// When a write is durable; `None` alternates from life to life.
     durability: Option<Durability>,
-    /// Whether the writer stores plainly into a map.
-    map: bool,
+    /// How the writer writes.
+    face: Face,
     threads: usize,
     seed: u64,
     images: u64,
@@ -115,7 +116,7 @@ fn setting(args: &Torture) -> Result<Setting> {
     Ok(Setting {
         engine: if engine == EngineKind::Auto { untorn::doctor(&scratch)?.engine } else { engine },
         durability,
-        map: args.map,
+        face: super::face(args),
         threads: usize::from(args.threads),
         seed: args.seed.unwrap_or_else(rng::fresh_seed),
         images: args.images.unwrap_or(IMAGES),
@@ -204,13 +205,14 @@ fn report(setting: &Setting, outcomes: &[Outcome]) -> Value {
     let details: Vec<&String> = outcomes.iter().flat_map(|outcome| &outcome.violations).collect();
     let kept = outcomes.iter().find_map(|outcome| outcome.kept.as_ref());
     json!({
-        "engine": setting.engine.as_str(),
+        "engine": setting.face.engine(setting.engine),
         "medium": "block",
         "seed": setting.seed,
         "runs": sum(|outcome| outcome.images),
         "violations": details.len(),
         "durability": durability(setting),
-        "map": setting.map,
+        "map": setting.face == Face::Map,
+        "region": setting.face == Face::Region,
         "threads": setting.threads,
         "lying_disk": setting.lying,
         "lives": sum(|outcome| outcome.lives),
@@ -228,8 +230,8 @@ fn words(setting: &Setting, outcomes: &[Outcome], took: Duration) -> String {
     let _ = writeln!(
         text,
         "{}engine {}, durability {}, {}, seed {}{}",
-        if setting.map { "plain stores, " } else { "" },
-        setting.engine,
+        setting.face.words(),
+        setting.face.engine(setting.engine),
         durability(setting),
         output::count(setting.threads as u64, "thread", "threads"),
         setting.seed,

@@ -13,6 +13,8 @@ use super::super::config::medium_word;
 pub(super) struct Config {
     pub(super) medium: MediumClass,
     pub(super) order: Order,
+    /// Whether pages are stored to in mapped regions, or written by copies.
+    pub(super) mapped: bool,
     /// The store that must be convicted.
     pub(super) canary: bool,
 }
@@ -21,7 +23,11 @@ impl Config {
     /// Every configuration on these media.
     pub(super) fn all(media: &[MediumClass], canary: bool) -> Vec<Config> {
         let orders = if canary { vec![Order::OneFence] } else { vec![Order::OneFence, Order::TwoFence] };
-        let on = |order| media.iter().map(move |&medium| Config { medium, order, canary });
+        let faces = if canary { &[false][..] } else { &[false, true][..] };
+        let on = |order| {
+            let with = move |&medium| faces.iter().map(move |&mapped| Config { medium, order, mapped, canary });
+            media.iter().flat_map(with)
+        };
         orders.into_iter().flat_map(on).collect()
     }
 }
@@ -36,7 +42,11 @@ pub(super) struct Case {
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let engine = if self.canary { "in-place" } else { "snapshot" };
+        let engine = match (self.canary, self.mapped) {
+            (true, _) => "in-place",
+            (_, true) => "snapshot-mapped",
+            _ => "snapshot",
+        };
         write!(f, "{}/{engine}/{}", medium_word(self.medium), self.order)
     }
 }
@@ -67,10 +77,15 @@ impl FromStr for Case {
                 other => return Err(format!("{other:?} is no fault model; use pmem or block")),
             },
             canary: match engine {
-                "snapshot" => false,
+                "snapshot" | "snapshot-mapped" => false,
                 "in-place" => true,
-                other => return Err(format!("{other:?} is no engine of regions; use snapshot or in-place")),
+                other => {
+                    return Err(format!(
+                        "{other:?} is no engine of regions; use snapshot, snapshot-mapped or in-place"
+                    ));
+                }
             },
+            mapped: engine == "snapshot-mapped",
             order: order.parse()?,
         };
         let word = parts.next().unwrap_or_default();
@@ -96,7 +111,7 @@ mod tests {
     fn a_case_survives_its_token() {
         let media = [MediumClass::PersistentMemory, MediumClass::Block];
         let all = [Config::all(&media, false), Config::all(&media, true)].concat();
-        assert_eq!(all.len(), 4 + 2);
+        assert_eq!(all.len(), 8 + 2);
         for config in all {
             for muted in [None, untorn::engine::region_barriers().first().copied()] {
                 let case = Case { config, seed: 42, muted };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use untorn::medium::{Access, Barrier, Medium, MediumFile};
-use untorn::{Region, RegionStore, Result, StoreOptions};
+use untorn::{DirtyTracking, Region, RegionMap, RegionMapOptions, RegionStore, Result, StoreOptions};
 
 use super::config::Config;
 use super::ops::{Op, Pages, REGIONS, State, bytes_of, tag_of};
@@ -16,8 +16,14 @@ pub(super) const PATH: &str = "/store";
 
 /// A store, open.
 pub(super) enum Subject {
-    Store { store: RegionStore, open: BTreeMap<u8, Region> },
+    Store { store: RegionStore, open: BTreeMap<u8, Open>, mapped: bool },
     Canary(Canary),
+}
+
+/// A region, open in one of two ways.
+pub(super) enum Open {
+    Copies(Region),
+    Mapped(RegionMap),
 }
 
 /// The options of every run: so few nodes, and so little room at a time, that pages are soon used again.
@@ -31,7 +37,7 @@ impl Subject {
             return Canary::create(medium).map(Subject::Canary);
         }
         let store = options(config).create_on(medium.clone(), PATH)?;
-        Ok(Subject::Store { store, open: BTreeMap::new() })
+        Ok(Subject::Store { store, open: BTreeMap::new(), mapped: config.mapped })
     }
 
     pub(super) fn open(config: &Config, medium: &SimMedium) -> Result<Self> {
@@ -39,21 +45,21 @@ impl Subject {
             return Canary::open(medium).map(Subject::Canary);
         }
         let store = options(config).open_on(medium.clone(), PATH)?;
-        Ok(Subject::Store { store, open: BTreeMap::new() })
+        Ok(Subject::Store { store, open: BTreeMap::new(), mapped: config.mapped })
     }
 
     /// Everything but what opens the store again.
     pub(super) fn perform(&mut self, op: &Op) -> Result<()> {
         match self {
             Subject::Canary(canary) => canary.perform(op),
-            Subject::Store { store, open } => perform(store, open, op),
+            Subject::Store { store, open, mapped } => perform(store, open, *mapped, op),
         }
     }
 
     /// Lets the store go in one of the two ways.
     pub(super) fn end(self, clean: bool) -> Result<()> {
         match self {
-            Subject::Store { store, open } if clean => {
+            Subject::Store { store, open, .. } if clean => {
                 drop(open);
                 store.close()
             }
@@ -65,7 +71,7 @@ impl Subject {
     pub(super) fn read(&mut self) -> Result<std::result::Result<State, String>> {
         match self {
             Subject::Canary(canary) => Ok(Ok(canary.working.clone())),
-            Subject::Store { store, open } => {
+            Subject::Store { store, open, .. } => {
                 let mut state = State::new();
                 for info in store.list()? {
                     if let Some(damage) = info.damage {
@@ -75,7 +81,7 @@ impl Subject {
                         return Ok(Err(format!("a region {:?} that nobody created", info.name)));
                     };
                     let number = number as u8;
-                    match read_region(region(store, open, number)?, number)? {
+                    match region(store, open, number)?.read(number)? {
                         Ok(pages) => drop(state.insert(number, pages)),
                         Err(what) => return Ok(Err(what)),
                     }
@@ -98,43 +104,84 @@ impl Subject {
     }
 }
 
-fn region<'a>(store: &RegionStore, open: &'a mut BTreeMap<u8, Region>, number: u8) -> Result<&'a Region> {
+fn region<'a>(store: &RegionStore, open: &'a mut BTreeMap<u8, Open>, number: u8) -> Result<&'a mut Open> {
     use std::collections::btree_map::Entry;
     Ok(match open.entry(number) {
         Entry::Occupied(open) => open.into_mut(),
-        Entry::Vacant(closed) => closed.insert(store.open_region(REGIONS[usize::from(number)].0)?),
+        Entry::Vacant(closed) => closed.insert(Open::Copies(store.open_region(REGIONS[usize::from(number)].0)?)),
     })
 }
 
-fn read_region(region: &Region, number: u8) -> Result<std::result::Result<Pages, String>> {
-    let mut pages = Pages::new();
-    let mut bytes = [0; 4096];
-    for page in region.pages()? {
-        region.read_page(page, &mut bytes)?;
-        match tag_of(number, page, &bytes) {
-            Some(tag) => drop(pages.insert(page, tag)),
-            None => return Ok(Err(format!("page {page} of {} differs from all it ever was", region.name()))),
+impl Open {
+    /// Maps the region if it is not. Page tables can be read everywhere, so a run repeats itself on every machine.
+    fn mapped(&mut self) -> Result<&mut Self> {
+        if let Open::Copies(region) = self {
+            let options = RegionMapOptions::new().reserve(1 << 29).dirty_tracking(DirtyTracking::PageTable);
+            *self = Open::Mapped(options.map(region)?);
+        }
+        Ok(self)
+    }
+
+    fn perform(&mut self, op: &Op) -> Result<()> {
+        match (self, op) {
+            (Open::Copies(region), Op::Alloc(_, page)) => region.alloc_at(*page, 1),
+            (Open::Copies(region), Op::Write(number, page, tag)) => {
+                region.write_page(*page, &bytes_of(*number, *page, *tag))
+            }
+            (Open::Copies(region), Op::Free(_, page)) => region.free_page(*page),
+            (Open::Copies(region), Op::Rollback(_)) => region.rollback(),
+            (Open::Copies(region), _) => region.pmsync().map(drop),
+            (Open::Mapped(map), Op::Alloc(_, page)) => map.alloc_at(*page, 1),
+            (Open::Mapped(map), Op::Write(number, page, tag)) => {
+                map.page_mut(*page).map(|bytes| *bytes = bytes_of(*number, *page, *tag))
+            }
+            (Open::Mapped(map), Op::Free(_, page)) => map.free_page(*page),
+            (Open::Mapped(map), Op::Rollback(_)) => map.rollback(),
+            (Open::Mapped(map), _) => map.pmsync().map(drop),
         }
     }
-    Ok(Ok(pages))
+
+    fn read(&self, number: u8) -> Result<std::result::Result<Pages, String>> {
+        let mut pages = Pages::new();
+        let (name, there) = match self {
+            Open::Copies(region) => (region.name(), region.pages()?),
+            Open::Mapped(map) => (map.name(), map.pages()?),
+        };
+        let mut bytes = [0; 4096];
+        for page in there {
+            match self {
+                Open::Copies(region) => region.read_page(page, &mut bytes)?,
+                Open::Mapped(map) => bytes = *map.page(page)?,
+            }
+            match tag_of(number, page, &bytes) {
+                Some(tag) => drop(pages.insert(page, tag)),
+                None => return Ok(Err(format!("page {page} of {name} differs from all it ever was"))),
+            }
+        }
+        Ok(Ok(pages))
+    }
 }
 
-fn perform(store: &RegionStore, open: &mut BTreeMap<u8, Region>, op: &Op) -> Result<()> {
+fn perform(store: &RegionStore, open: &mut BTreeMap<u8, Open>, mapped: bool, op: &Op) -> Result<()> {
     match *op {
         Op::Create(number) => {
             let (name, pages) = REGIONS[usize::from(number)];
-            open.insert(number, store.create_region_of(name, pages)?);
+            open.insert(number, Open::Copies(store.create_region_of(name, pages)?));
             Ok(())
         }
         Op::Delete(number) => {
             open.remove(&number);
             store.delete_region(REGIONS[usize::from(number)].0)
         }
-        Op::Alloc(number, page) => region(store, open, number)?.alloc_at(page, 1),
-        Op::Write(number, page, tag) => region(store, open, number)?.write_page(page, &bytes_of(number, page, tag)),
-        Op::Free(number, page) => region(store, open, number)?.free_page(page),
-        Op::Pmsync(number) | Op::PmsyncFails { region: number, .. } => region(store, open, number)?.pmsync().map(drop),
-        Op::Rollback(number) => region(store, open, number)?.rollback(),
+        Op::Alloc(number, _)
+        | Op::Write(number, ..)
+        | Op::Free(number, _)
+        | Op::Pmsync(number)
+        | Op::PmsyncFails { region: number, .. }
+        | Op::Rollback(number) => {
+            let region = region(store, open, number)?;
+            if mapped { region.mapped()?.perform(op) } else { region.perform(op) }
+        }
         Op::Scan => store.scan(),
         Op::Reopen { .. } | Op::ReopenFails { .. } => Ok(()),
     }

@@ -4,11 +4,11 @@
 //! An entry's header carries a checksum over the entry's bytes, and an epoch's record a digest of the epoch's headers; so
 //! one fence makes data, headers and record durable together, and recovery can tell whether it was passed.
 
-use twox_hash::XxHash3_64;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::log::record::{LINE, Line, Seal};
+use crate::log::sum::xxh3;
 
 /// What an entry's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ const _: () = {
 /// The checksum over an entry's bytes.
 #[inline]
 pub(super) fn sum_of(bytes: &[u8]) -> u64 {
-    XxHash3_64::oneshot(bytes)
+    xxh3(0, bytes)
 }
 
 /// The epoch that a line claims.
@@ -125,7 +125,7 @@ pub(super) fn epoch_of(line: &Line) -> u64 {
 
 #[inline]
 fn check(seal: Seal, at: u64, line: &Line) -> u64 {
-    XxHash3_64::oneshot_with_seed(seal.at(at), &line[..56])
+    xxh3(seal.at(at), &line[..56])
 }
 
 #[inline]

@@ -13,13 +13,36 @@ use crate::options::Order;
 
 /// What a commit changes. Every logical page is in `allocated` or `freed` at most once, and not in both.
 #[derive(Default)]
-pub(crate) struct Changes<'a> {
+pub(super) struct Changes<'a> {
     /// New contents, of pages that are there or are being allocated.
-    pub(crate) dirty: Vec<(u64, &'a Page)>,
+    pub(super) dirty: Vec<(u64, &'a Page)>,
     /// Pages that were not there. They read as zeros unless they are in `dirty`.
-    pub(crate) allocated: Vec<u64>,
+    pub(super) allocated: Vec<u64>,
     /// Pages that were there.
-    pub(crate) freed: Vec<u64>,
+    pub(super) freed: Vec<u64>,
+    /// Asked when the contents have been read, before they count.
+    pub(super) check: Option<&'a dyn Fn() -> Result<()>>,
+}
+
+/// What was stored to a mapping since the last commit.
+#[derive(Default)]
+pub(crate) struct Stored<'a> {
+    /// Pages, ascending, with their contents. They are there, or being allocated.
+    pub(crate) pages: Vec<(u64, &'a Page)>,
+    /// Whether the contents were really read: the memory of a page may be lost meanwhile.
+    pub(crate) check: Option<&'a dyn Fn() -> Result<()>>,
+}
+
+impl<'a> Changes<'a> {
+    /// Adds what was stored to a mapping: of a page that is in both, that counts.
+    pub(super) fn add(&mut self, stored: &Stored<'a>) {
+        self.check = stored.check;
+        if !stored.pages.is_empty() {
+            let mut dirty: BTreeMap<u64, &Page> = self.dirty.drain(..).collect();
+            dirty.extend(stored.pages.iter().copied());
+            self.dirty = dirty.into_iter().collect();
+        }
+    }
 }
 
 /// A leaf with what a commit changes in it.
@@ -97,7 +120,7 @@ impl<M: Medium> Core<M> {
             let sum = if self.order == Order::OneFence { digest(bytes) } else { 0 };
             entries.insert(*logical, Entry::new(page, sum));
         }
-        Ok(())
+        changes.check.map_or(Ok(()), |check| check())
     }
 
     /// Writes the entries into the half of the next commit, and with them those that the last commit left to it.
@@ -173,12 +196,13 @@ impl Loaded {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::{AnyRegion, AnyStore, Settings, Store, create};
+    use super::super::{AnyRegion, AnyStore, Settings, Store, create, locked};
     use super::*;
     use crate::medium::PageCache;
 
     fn region(dir: &std::path::Path) -> (Store<PageCache>, Arc<dyn AnyRegion>) {
-        let settings = Settings { order: None, nodes: 2, max_len: 1 << 30, grow_by: 4, background: false };
+        let settings =
+            Settings { order: None, nodes: 2, max_len: 1 << 30, grow_by: 4, background: false, read_only: false };
         let medium = Arc::new(PageCache::new());
         create(&*medium, &dir.join("store"), &settings).unwrap();
         let store = Store::open(medium, &dir.join("store"), settings).unwrap();
@@ -187,13 +211,16 @@ mod tests {
     }
 
     #[test]
-    fn a_working_copy_of_ones_own_commits_pages_allocations_and_frees() {
+    fn pages_allocations_and_frees_are_one_commit() {
         let dir = tempfile::tempdir().unwrap();
         let (store, region) = region(dir.path());
         let pages: [Page; 2] = [[1; 4096], [2; 4096]];
+        let core = store.core();
+        let inner = core.regions().remove(0);
         let changes = |dirty: &[(u64, usize)], allocated: &[u64], freed: &[u64]| {
             let dirty = dirty.iter().map(|&(logical, which)| (logical, &pages[which])).collect();
-            region.commit(&Changes { dirty, allocated: allocated.to_vec(), freed: freed.to_vec() })
+            let changes = Changes { dirty, allocated: allocated.to_vec(), freed: freed.to_vec(), check: None };
+            core.commit(&inner, locked(&inner.state).loaded.as_mut().unwrap(), &changes)
         };
         assert_eq!(changes(&[(5, 0), (900, 1)], &[5, 6, 900], &[]).unwrap(), 1);
         assert_eq!(changes(&[(6, 1)], &[], &[5]).unwrap(), 2);
@@ -214,11 +241,39 @@ mod tests {
         ] {
             assert!(matches!(changes(dirty, allocated, freed), Err(Error::Invalid { .. })));
         }
-        // Nor may it pass over what the program has changed by other means.
-        region.write(6 * PAGE, &[3]).unwrap();
-        assert!(matches!(changes(&[(900, 0)], &[], &[]), Err(Error::Invalid { .. })));
-        region.rollback().unwrap();
         assert_eq!(changes(&[(900, 0)], &[], &[]).unwrap(), 3);
+        assert_eq!(store.audit().unwrap().findings, Vec::<String>::new());
+    }
+    /// Of what is stored to a mapping, and of pages whose memory was lost while they were written out.
+    #[test]
+    fn what_a_mapping_has_is_committed_with_what_is_pending() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, region) = region(dir.path());
+        region.alloc(Some(0), 4).unwrap();
+        assert!(matches!(region.map().err(), Some(Error::Invalid { .. })));
+        region.pmsync(&Stored::default()).unwrap();
+        let mapping = region.map().unwrap();
+        for refused in [region.map().err(), region.free(0).err(), region.write(0, &[1]).err(), region.rollback().err()]
+        {
+            assert!(matches!(refused, Some(Error::InUse { .. })));
+        }
+        let pages: [Page; 3] = [[1; 4096], [2; 4096], [3; 4096]];
+        mapping.write(PAGE, &[9]).unwrap();
+        mapping.write(2 * PAGE, &[9]).unwrap();
+        mapping.free(3).unwrap();
+        let stored = |check| Stored { pages: vec![(0, &pages[0]), (1, &pages[1])], check };
+        let lost = || Err(Error::io("load from the memory of", std::path::Path::new("r"), rustix::io::Errno::FAULT));
+        assert!(mapping.pmsync(&stored(Some(&lost))).is_err());
+        assert_eq!(mapping.info().unwrap().commit, 1);
+        assert_eq!(mapping.pmsync(&stored(None)).unwrap(), 2);
+        assert_eq!(mapping.pages().unwrap(), [0, 1, 2]);
+        let mut bytes = [0; 3 * 4096];
+        mapping.read(0, &mut bytes).unwrap();
+        assert_eq!([bytes[0], bytes[4096], bytes[4097], bytes[8192], bytes[8193]], [1, 2, 2, 9, 0]);
+        mapping.write(0, &pages[2]).unwrap();
+        drop(mapping);
+        region.read(0, &mut bytes).unwrap();
+        assert_eq!(bytes[0], 1, "what was not committed is gone with the mapping");
         assert_eq!(store.audit().unwrap().findings, Vec::<String>::new());
     }
 }

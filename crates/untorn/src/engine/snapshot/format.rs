@@ -219,7 +219,7 @@ pub(super) struct Node {
 struct RawNode {
     /// The durability point of creating and deleting a region: [`VALID`] or 0.
     status: U64,
-    /// The page table; 0 while nothing was allocated.
+    /// The page table; 0 if there is none.
     root: U64,
     uid: [u8; 16],
     max_pages: U64,
@@ -244,9 +244,10 @@ const _: () = {
 pub(super) const VALID: u64 = u64::from_le_bytes(*b"rnode ok");
 
 impl Node {
-    /// The node's whole page, its status not set yet, with the record of commit 0.
-    pub(super) fn encode(&self) -> Page {
+    /// The node's whole page, its status not set yet, with the record of commit 0. `root` is its page table.
+    pub(super) fn encode(&self, root: u64) -> Page {
         let mut raw = RawNode::new_zeroed();
+        raw.root = root.into();
         raw.uid = self.uid;
         raw.max_pages = self.max_pages.into();
         raw.name_len = (self.name.len() as u32).into();
@@ -470,7 +471,7 @@ mod tests {
     #[test]
     fn a_node_is_what_was_written_once_its_status_says_so() {
         let node = Node { name: "ledger".to_owned(), uid: [3; 16], max_pages: 1 << 20 };
-        let mut page = node.encode();
+        let mut page = node.encode(0);
         assert_eq!(Node::decode(&page), Ok(None));
         page[..8].copy_from_slice(&VALID.to_le_bytes());
         page[8..16].copy_from_slice(&99_u64.to_le_bytes());

@@ -119,7 +119,8 @@ impl<M: Medium> Core<M> {
         let other = Record::at(chosen.commit + 1);
         let left = &node[other as usize..][..Record::LEN];
         let is_older = counts && records.len() > 1;
-        if !is_older && left.iter().any(|&byte| byte != 0) {
+        // Who only reads leaves it to the next one who writes.
+        if !is_older && !self.settings.read_only && left.iter().any(|&byte| byte != 0) {
             // Also where it is torn: the next record in this place might be torn too, and the two add up to this one.
             self.standing.writable()?;
             let erased = self.file.write(region.node * PAGE + other, &[0; Record::LEN]);

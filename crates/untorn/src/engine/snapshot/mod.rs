@@ -59,7 +59,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rustix::io::Errno;
 
 pub use self::audit::Audit;
-pub(crate) use self::commit::Changes;
+pub(crate) use self::commit::Stored;
 pub(crate) use self::format::{MAX_NAME, MAX_NODES, MAX_PAGES, PAGE, Page};
 use self::format::{MapPlace, Record, Superblock};
 use self::load::Loaded;
@@ -119,6 +119,8 @@ pub(crate) struct Settings {
     pub(crate) grow_by: u64,
     /// Whether a thread looks for free space after a crash.
     pub(crate) background: bool,
+    /// Nothing is changed, and others may read at the same time.
+    pub(crate) read_only: bool,
 }
 
 /// What is known of a region without opening it.
@@ -137,6 +139,8 @@ pub struct RegionInfo {
     pub pending: u64,
     /// Whether a handle of this process has it open.
     pub open: bool,
+    /// Whether this process has it mapped; stores to its memory are not in `pending` then.
+    pub mapped: bool,
     /// What is wrong with it, if something is; the numbers are 0 then.
     pub damage: Option<String>,
 }
@@ -186,6 +190,8 @@ pub(crate) trait AnyStore: Send + Sync {
 /// What a face needs of an open region. Page numbers are the region's own.
 pub(crate) trait AnyRegion: Send + Sync {
     fn name(&self) -> &str;
+    /// The store's file.
+    fn path(&self) -> &Path;
     fn info(&self) -> Result<RegionInfo>;
     /// Allocates pages in a row, from `at` on or where there is room. Returns the first.
     fn alloc(&self, at: Option<u64>, count: u64) -> Result<u64>;
@@ -193,11 +199,19 @@ pub(crate) trait AnyRegion: Send + Sync {
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
     fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
     fn pages(&self) -> Result<Vec<u64>>;
-    fn pmsync(&self) -> Result<u64>;
+    /// Commits what is pending, and with it what a mapping has.
+    fn pmsync(&self, stored: &Stored<'_>) -> Result<u64>;
     fn rollback(&self) -> Result<()>;
-    /// Commits changes that a working copy elsewhere has collected. The door for mappings: nothing else may be pending.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the door for mappings, which tests alone go through so far"))]
-    fn commit(&self, changes: &Changes<'_>) -> Result<u64>;
+    /// Pages allocated since the last commit.
+    fn fresh(&self) -> Result<Vec<u64>>;
+    /// # Errors
+    /// [`Error::Forked`] in a forked child.
+    fn ours(&self) -> Result<()>;
+    /// # Errors
+    /// Why the store takes no changes.
+    fn writable(&self) -> Result<()>;
+    /// The way to the region for a mapping; as long as it is there, every other one is refused.
+    fn map(&self) -> Result<Arc<dyn AnyRegion>>;
 }
 
 /// One open store, shared by the handles of it and of its regions.
@@ -256,13 +270,15 @@ struct State<M: Medium> {
     /// The handle that programs share, and how many there were before it.
     handle: Weak<Handle<M>>,
     session: u64,
+    /// A mapping has the pages as the program sees them; only it may use the region.
+    mapped: bool,
     deleted: bool,
 }
 
 impl<M: Medium> Region<M> {
     fn new(node: u64, name: String, uid: [u8; 16], max_pages: u64, counted: bool) -> Self {
         let (loaded, summary, working, handle) = (None, None, Working::default(), Weak::new());
-        let state = Mutex::new(State { loaded, summary, working, handle, session: 0, deleted: false });
+        let state = Mutex::new(State { loaded, summary, working, handle, session: 0, mapped: false, deleted: false });
         Region { node, name, uid, max_pages, counted: AtomicBool::new(counted), state }
     }
 
@@ -413,6 +429,7 @@ impl<M: Medium> Core<M> {
             commit,
             pending: state.working.len(),
             open: state.handle.strong_count() > 0,
+            mapped: state.mapped,
             damage: summary.err().map(|error| error.to_string()),
         }
     }

@@ -1,12 +1,8 @@
 //! Making a store and opening one.
 
-use std::ffi::OsString;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
-
-use rustix::io::Errno;
 
 use super::format::{MapPlace, NODES_AT, Node, PAGE, Superblock, map_sum};
 use super::space::Space;
@@ -14,7 +10,7 @@ use super::store::Store;
 use super::{Core, Region, Settings, Slot, barriers};
 use crate::engine::standing::Standing;
 use crate::error::{Error, Result};
-use crate::medium::{Access, LockKind, Medium, MediumClass, MediumFile};
+use crate::medium::{self, Access, LockKind, Medium, MediumClass, MediumFile};
 use crate::options::Order;
 
 /// Makes a store without regions. The name must be free.
@@ -24,54 +20,16 @@ use crate::options::Order;
 /// # Errors
 /// EEXIST if the name is taken, [`Error::InUse`] if another process is making it.
 pub(crate) fn create<M: Medium>(medium: &M, path: &Path, settings: &Settings) -> Result<()> {
-    let taken = || Err(Error::io("create", path, Errno::EXIST));
-    if medium.exists(path)? {
-        return taken();
-    }
-    let mut name = path.file_name().map_or_else(OsString::new, OsString::from);
-    name.push(".new");
-    let unfinished = path.with_file_name(name);
-    let file = claim(medium, path, &unfinished)?;
-    let made = || {
+    medium::create_whole(medium, path, settings_reserve(), |file| {
         let mut superblock = Superblock { uuid: medium.unique()?, seq: 0, nodes: settings.nodes, map: None };
         file.set_len(superblock.first() * PAGE)?;
         if medium.class() == MediumClass::PersistentMemory {
             file.allocate(0, superblock.first() * PAGE)?;
         }
-        superblock.write(&file)?;
-        file.sync(barriers::CREATE_FILE)?;
-        // Only who has claimed the other name makes this one.
-        if medium.exists(path)? { taken() } else { medium.rename(&unfinished, path) }
-    };
-    made().inspect_err(|_| {
-        // If it cannot be removed either, the first error is the one that helps.
-        let _ = medium.unlink(&unfinished);
+        superblock.write(file)?;
+        file.sync(barriers::CREATE_FILE)
     })
     // Its name is made durable by the open that follows.
-}
-
-/// Creates the file under which a store is being made, and locks it; one that was left by a crash is removed first.
-fn claim<M: Medium>(medium: &M, path: &Path, unfinished: &Path) -> Result<M::File> {
-    let in_use = || {
-        let holder = format!("another process, which is making it as {}", unfinished.display());
-        Err(Error::InUse { path: path.to_owned(), holder })
-    };
-    for _ in 0..16 {
-        match medium.create(unfinished, 0, settings_reserve()) {
-            Ok(file) if file.try_lock(LockKind::Exclusive)? => return Ok(file),
-            Ok(_) => return in_use(),
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-        match medium.open(unfinished, Access::ReadWrite, 0) {
-            Ok(left) if left.try_lock(LockKind::Exclusive)? => medium.unlink(unfinished)?,
-            Ok(_) => return in_use(),
-            // It was finished meanwhile.
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    in_use()
 }
 
 /// The longest that a store without regions is.
@@ -80,18 +38,27 @@ const fn settings_reserve() -> u64 {
 }
 
 impl<M: Medium> Store<M> {
-    /// Opens a store; nobody else may have it open.
+    /// Opens a store; nobody else may have it open, but others that only read if this one does.
     ///
     /// # Errors
     /// [`Error::InUse`]; [`Error::Corrupt`] and [`Error::Unsupported`] for what is no store that this code knows.
     pub(crate) fn open(medium: Arc<M>, path: &Path, settings: Settings) -> Result<Self> {
-        let file = medium.open(path, Access::ReadWrite, settings.max_len)?;
-        if !file.try_lock(LockKind::Exclusive)? {
+        let (access, lock) = match settings.read_only {
+            true => (Access::Read, LockKind::Shared),
+            false => (Access::ReadWrite, LockKind::Exclusive),
+        };
+        let file = medium.open(path, access, settings.max_len)?;
+        if !file.try_lock(lock)? {
             return Err(Error::InUse { path: path.to_owned(), holder: "another process, or this one".to_owned() });
         }
         file.sync(barriers::ATTACH_FILE)?;
         medium.sync_dir(barriers::ATTACH_NAME, &directory_of(path))?;
-        file.distrust_cache(barriers::ATTACH_CACHE, 0, file.len().min(NODES_AT * PAGE))?;
+        // Who only looks changes nothing that what it sees would have to be durable for, and what cannot be dropped from a
+        // cache would have to be written.
+        let distrusts = !settings.read_only;
+        if distrusts {
+            file.distrust_cache(barriers::ATTACH_CACHE, 0, file.len().min(NODES_AT * PAGE))?;
+        }
         let mut superblock = Superblock::read(&file, path)?;
         let pages = file.len() / PAGE;
         if file.len() > settings.max_len {
@@ -110,21 +77,24 @@ impl<M: Medium> Store<M> {
         }
         let map = read_map(&file, &superblock, pages)?;
         let was_clean = map.is_some();
-        if !was_clean {
+        if !was_clean && distrusts {
             file.distrust_cache(barriers::ATTACH_CACHE, 0, file.len())?;
         }
         let class = medium.class();
-        if class == MediumClass::PersistentMemory {
+        if class == MediumClass::PersistentMemory && !settings.read_only {
             // A crash may have taken space back, and so may a copy that left out zeros.
             file.allocate(0, file.len())?;
         }
         let directory = read_directory(&file, path, &superblock, was_clean)?;
-        // After a crash too: what is left of a torn "clean" must not be completed by a later one.
-        superblock.map = None;
-        superblock.write(&file)?;
-        medium.fence(barriers::OPEN, &[&file])?;
-        let standing = Standing::new(path, false).map_err(|error| Error::io("prepare to open", path, error))?;
-        standing.accept_writes();
+        let standing = Standing::new(path, settings.read_only);
+        let standing = standing.map_err(|error| Error::io("prepare to open", path, error))?;
+        if !settings.read_only {
+            // After a crash too: what is left of a torn "clean" must not be completed by a later one.
+            superblock.map = None;
+            superblock.write(&file)?;
+            medium.fence(barriers::OPEN, &[&file])?;
+            standing.accept_writes();
+        }
         let order = settings.order.unwrap_or(match class {
             MediumClass::PersistentMemory => Order::TwoFence,
             MediumClass::Block => Order::OneFence,

@@ -1,9 +1,9 @@
 //! An open region: what a program sees of it, and what it changes before it commits.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
-use super::commit::Changes;
+use super::commit::Stored;
 use super::format::{Entry, PAGE, Page};
 use super::load::Loaded;
 use super::working::{Pending, Working};
@@ -16,6 +16,13 @@ pub(super) struct Handle<M: Medium> {
     core: Arc<Core<M>>,
     region: Arc<Region<M>>,
     session: u64,
+}
+
+/// One way to a region: by copies, of which there may be many, or through the one mapping it has, if it has one. While it
+/// does, the pages as the program sees them are in the mapping's memory, and every other way is closed.
+pub(super) struct Access<M: Medium> {
+    handle: Arc<Handle<M>>,
+    through_mapping: bool,
 }
 
 impl<M: Medium> Handle<M> {
@@ -36,36 +43,60 @@ impl<M: Medium> Handle<M> {
         state.handle = Arc::downgrade(&handle);
         Ok(handle)
     }
+}
 
-    fn path(&self) -> &Path {
-        self.core.path()
+impl<M: Medium> Access<M> {
+    /// The way by copies.
+    ///
+    /// # Errors
+    /// As for [`Handle::of`].
+    pub(super) fn by_copies(core: &Arc<Core<M>>, region: &Arc<Region<M>>) -> Result<Arc<dyn AnyRegion>> {
+        Ok(Arc::new(Access { handle: Handle::of(core, region)?, through_mapping: false }))
+    }
+
+    fn core(&self) -> &Core<M> {
+        &self.handle.core
+    }
+
+    fn region(&self) -> &Region<M> {
+        &self.handle.region
     }
 
     fn invalid(&self, what: &str) -> Error {
-        Error::Invalid { path: self.path().to_owned(), what: format!("region {:?}: {what}", self.region.name) }
+        Error::Invalid { path: self.path().to_owned(), what: format!("region {:?}: {what}", self.region().name) }
     }
 
     fn absent(&self, logical: u64) -> Error {
         self.invalid(&format!("page {logical} is not allocated; allocate it first"))
     }
 
+    /// The region's state, if this is a way to it now.
+    fn state(&self) -> Result<MutexGuard<'_, State<M>>> {
+        self.core().standing.ours()?;
+        let state = locked(&self.region().state);
+        if state.mapped != self.through_mapping {
+            let holder = format!("this process, which has its region {:?} mapped", self.region().name);
+            return Err(Error::InUse { path: self.path().to_owned(), holder });
+        }
+        Ok(state)
+    }
+
     /// Runs `act` on the region at its last commit and the changes since.
     fn with<T>(&self, act: impl FnOnce(&mut Loaded, &mut Working) -> Result<T>) -> Result<T> {
-        self.core.standing.ours()?;
-        let mut state = locked(&self.region.state);
+        let mut state = self.state()?;
         if state.loaded.is_none() {
-            self.core.load(&self.region, &mut state)?;
+            self.core().load(self.region(), &mut state)?;
         }
         let State { loaded: Some(loaded), working, .. } = &mut *state else {
             return Err(self.invalid("it was deleted"));
         };
-        act(loaded, working).map_err(|error| self.core.standing.unless_lost(error))
+        act(loaded, working).map_err(|error| self.core().standing.unless_lost(error))
     }
 
     /// The bytes of a page at the last commit.
     fn committed(&self, entry: Entry, logical: u64, page: &mut Page) -> Result<()> {
         match entry.stored() {
-            Some(at) => self.core.file.read(at * PAGE, page),
+            Some(at) => self.core().file.read(at * PAGE, page),
             None if entry.is_allocated() => {
                 page.fill(0);
                 Ok(())
@@ -76,7 +107,7 @@ impl<M: Medium> Handle<M> {
 
     /// The parts of a range of bytes that lie in one page each: page, offset in it, place and length in the range.
     fn parts(&self, offset: u64, len: usize) -> Result<impl Iterator<Item = (u64, usize, std::ops::Range<usize>)>> {
-        let file_len = self.region.max_pages * PAGE;
+        let file_len = self.region().max_pages * PAGE;
         if offset.checked_add(len as u64).is_none_or(|end| end > file_len) {
             let path = self.path().to_owned();
             return Err(Error::OutOfRange { path, offset, len: len as u64, file_len });
@@ -91,19 +122,23 @@ impl<M: Medium> Handle<M> {
     }
 }
 
-impl<M: Medium> AnyRegion for Handle<M> {
+impl<M: Medium> AnyRegion for Access<M> {
     fn name(&self) -> &str {
-        &self.region.name
+        &self.region().name
+    }
+
+    fn path(&self) -> &Path {
+        self.core().path()
     }
 
     fn info(&self) -> Result<RegionInfo> {
-        self.core.standing.ours()?;
-        Ok(self.core.describe(&self.region))
+        self.core().standing.ours()?;
+        Ok(self.core().describe(self.region()))
     }
 
     fn alloc(&self, at: Option<u64>, count: u64) -> Result<u64> {
-        self.core.standing.writable()?;
-        let max_pages = self.region.max_pages;
+        self.core().standing.writable()?;
+        let max_pages = self.region().max_pages;
         self.with(|Loaded { table, .. }, working| {
             if count == 0 || count > max_pages {
                 return Err(self.invalid(&format!("{count} pages cannot be allocated; it may have 1 to {max_pages}")));
@@ -130,7 +165,7 @@ impl<M: Medium> AnyRegion for Handle<M> {
     }
 
     fn free(&self, logical: u64) -> Result<()> {
-        self.core.standing.writable()?;
+        self.core().standing.writable()?;
         self.with(|Loaded { table, .. }, working| {
             if !working.has(table, logical) {
                 return Err(self.absent(logical));
@@ -154,7 +189,7 @@ impl<M: Medium> AnyRegion for Handle<M> {
                     None => {
                         let entry = table.entry(logical);
                         match entry.stored() {
-                            Some(page) => self.core.file.read(page * PAGE + within as u64, dst)?,
+                            Some(page) => self.core().file.read(page * PAGE + within as u64, dst)?,
                             None if entry.is_allocated() => dst.fill(0),
                             None => return Err(self.absent(logical)),
                         }
@@ -166,7 +201,7 @@ impl<M: Medium> AnyRegion for Handle<M> {
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
-        self.core.standing.writable()?;
+        self.core().standing.writable()?;
         let parts: Vec<_> = self.parts(offset, src.len())?.collect();
         self.with(|Loaded { table, .. }, working| {
             // All of it or nothing.
@@ -196,14 +231,15 @@ impl<M: Medium> AnyRegion for Handle<M> {
         })
     }
 
-    fn pmsync(&self) -> Result<u64> {
-        self.core.standing.ours()?;
-        let mut state = locked(&self.region.state);
+    fn pmsync(&self, stored: &Stored<'_>) -> Result<u64> {
+        let mut state = self.state()?;
         let State { loaded: Some(loaded), working, summary, .. } = &mut *state else {
             return Err(self.invalid("it was deleted"));
         };
-        let result = self.core.commit(&self.region, loaded, &working.changes());
-        let commit = result.map_err(|error| self.core.standing.unless_lost(error))?;
+        let mut changes = working.changes();
+        changes.add(stored);
+        let result = self.core().commit(self.region(), loaded, &changes);
+        let commit = result.map_err(|error| self.core().standing.unless_lost(error))?;
         working.committed();
         *summary = Some(loaded.summary());
         Ok(commit)
@@ -216,21 +252,37 @@ impl<M: Medium> AnyRegion for Handle<M> {
         })
     }
 
-    fn commit(&self, changes: &Changes<'_>) -> Result<u64> {
-        self.core.standing.ours()?;
-        let mut state = locked(&self.region.state);
-        let State { loaded: Some(loaded), working, summary, .. } = &mut *state else {
-            return Err(self.invalid("it was deleted"));
-        };
-        if working.len() > 0 {
-            return Err(self.invalid("it has changes that pmsync or rollback must see to first"));
+    fn fresh(&self) -> Result<Vec<u64>> {
+        self.with(|_, working| Ok(working.changes().allocated))
+    }
+
+    fn ours(&self) -> Result<()> {
+        self.core().standing.ours()
+    }
+
+    fn writable(&self) -> Result<()> {
+        self.core().standing.writable()
+    }
+
+    fn map(&self) -> Result<Arc<dyn AnyRegion>> {
+        self.core().standing.writable()?;
+        let mut state = self.state()?;
+        if state.working.len() > 0 {
+            return Err(self.invalid("it has changes; map it after a pmsync or rollback"));
         }
-        let result = self.core.commit(&self.region, loaded, changes);
-        let commit = result.map_err(|error| self.core.standing.unless_lost(error))?;
-        // A page that was freed can be allocated again.
-        working.discard();
-        *summary = Some(loaded.summary());
-        Ok(commit)
+        state.mapped = true;
+        Ok(Arc::new(Access { handle: Arc::clone(&self.handle), through_mapping: true }))
+    }
+}
+
+impl<M: Medium> Drop for Access<M> {
+    fn drop(&mut self) {
+        if !self.through_mapping || self.core().standing.ours().is_err() {
+            return;
+        }
+        let mut state = locked(&self.region().state);
+        state.working.discard();
+        state.mapped = false;
     }
 }
 
@@ -242,6 +294,7 @@ impl<M: Medium> Drop for Handle<M> {
         let mut state = locked(&self.region.state);
         if state.session == self.session {
             state.working.discard();
+            state.mapped = false;
             state.loaded = None;
         }
     }

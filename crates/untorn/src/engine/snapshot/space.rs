@@ -14,13 +14,19 @@ pub(super) struct Space {
     free: u64,
     /// Where the next search begins.
     hint: u64,
+    /// Pages released last, to be given out first: the file has blocks for them already, which a disk would have to commit
+    /// beside the data where a page is written for the first time. Some may have been given out since.
+    recent: Vec<u64>,
 }
+
+/// So many pages are remembered as released.
+const RECENT: usize = 1 << 16;
 
 impl Space {
     /// The map of a store of which nothing is known: only what is added to it from now on is given out.
     pub(super) fn unknown(pages: u64, first: u64) -> Self {
         let used = vec![0; pages.div_ceil(64) as usize];
-        Space { used, pages, first, floor: pages, free: 0, hint: pages }
+        Space { used, pages, first, floor: pages, free: 0, hint: pages, recent: Vec::new() }
     }
 
     /// The map that a clean close left.
@@ -33,7 +39,7 @@ impl Space {
                 *word &= !(1 << bit);
             }
         }
-        let mut space = Space { used, pages, first, floor: pages, free: 0, hint: first };
+        let mut space = Space { used, pages, first, floor: pages, free: 0, hint: first, recent: Vec::new() };
         space.complete();
         space
     }
@@ -82,7 +88,12 @@ impl Space {
     pub(super) fn release(&mut self, page: u64) {
         if self.holds(page) && self.is_used(page) {
             self.used[(page / 64) as usize] &= !(1 << (page % 64));
-            self.free += u64::from(page >= self.floor);
+            if page >= self.floor {
+                self.free += 1;
+                if self.recent.len() < RECENT {
+                    self.recent.push(page);
+                }
+            }
         }
     }
 
@@ -90,6 +101,11 @@ impl Space {
     pub(super) fn take(&mut self) -> Option<u64> {
         if self.free == 0 {
             return None;
+        }
+        while let Some(page) = self.recent.pop() {
+            if self.mark(page) {
+                return Some(page);
+            }
         }
         let page = self.search(self.hint.max(self.floor), self.pages).or_else(|| self.search(self.floor, self.hint))?;
         self.hint = page + 1;

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use super::audit::Audit;
 use super::format::{NODES_AT, Node, PAGE, VALID};
 use super::load::Loaded;
-use super::region::Handle;
-use super::{AnyRegion, AnyStore, Core, Region, RegionInfo, Slot, StoreInfo, barriers, locked};
+use super::region::Access;
+use super::{AnyRegion, AnyStore, Core, Region, RegionInfo, Slot, StoreInfo, barriers, locked, table};
 use crate::error::{Error, Result};
 use crate::medium::{Medium, MediumFile};
 
@@ -28,6 +28,11 @@ impl<M: Medium> Store<M> {
         let scanning = !locked(&core.space).is_complete() && core.settings.background;
         let scanner = if scanning { Self::start_scanner(&core) } else { None };
         Store { core, scanner: Mutex::new(scanner) }
+    }
+
+    #[cfg(test)]
+    pub(super) fn core(&self) -> &Core<M> {
+        &self.core
     }
 
     fn start_scanner(core: &Arc<Core<M>>) -> Option<JoinHandle<()>> {
@@ -99,22 +104,24 @@ impl<M: Medium> AnyStore for Store<M> {
         })?;
         let node = Node { name: name.to_owned(), uid: core.medium.unique()?, max_pages };
         let at = (NODES_AT + slot as u64) * PAGE;
-        core.file.write(at, &node.encode())?;
+        let table = table::first_leaf(core, max_pages)?;
+        let written = core.file.write(at, &node.encode(table.first().copied().unwrap_or(0)));
+        written.inspect_err(|_| core.release_pages(table.iter().copied()))?;
         core.fence(barriers::NODE)?;
         core.file.write(at, &VALID.to_le_bytes()).map_err(|error| core.standing.poison(error))?;
         core.fence(barriers::CREATED)?;
         let region = Arc::new(Region::new(NODES_AT + slot as u64, node.name, node.uid, max_pages, true));
         locked(&region.state).summary = Some((0, 0));
         locked(&core.directory)[slot] = Slot::Region(Arc::clone(&region));
-        Ok(Handle::of(core, &region)?)
+        Access::by_copies(core, &region)
     }
 
     fn open_region(&self, name: &str) -> Result<Arc<dyn AnyRegion>> {
         self.core.standing.ours()?;
         let _naming = locked(&self.core.naming);
         let region = self.find(name)?;
-        let handle = Handle::of(&self.core, &region);
-        Ok(handle.map_err(|error| self.core.standing.unless_lost(error))?)
+        let access = Access::by_copies(&self.core, &region);
+        access.map_err(|error| self.core.standing.unless_lost(error))
     }
 
     fn delete_region(&self, name: &str) -> Result<()> {
@@ -193,6 +200,9 @@ impl<M: Medium> AnyStore for Store<M> {
             return Err(self.in_use(format!("this process, which has its region {:?} open", region.name)));
         }
         self.stop_scanner();
+        if core.settings.read_only {
+            return Ok(());
+        }
         core.stop.store(false, Ordering::Release);
         core.standing.writable()?;
         if let Err(error) = core.scan() {

@@ -116,16 +116,7 @@ impl Table {
             return Ok(());
         }
         let new: BTreeMap<Place, u64> = missing.iter().copied().zip(pages.iter().copied()).collect();
-        for (&(level, index), page) in &new {
-            let mut node = RawInner::new_zeroed();
-            if level > 0 {
-                let below = (level - 1, index * FANOUT)..(level - 1, (index + 1) * FANOUT);
-                for (child, child_page) in new.range(below) {
-                    node.0[(child.1 % FANOUT) as usize] = (*child_page).into();
-                }
-            }
-            core.file.write(page * PAGE, node.as_bytes())?;
-        }
+        write(core, &new)?;
         core.fence(barriers::TABLE)?;
         for (place, page) in &new {
             if let Some(at) = self.link_at(*place) {
@@ -142,6 +133,40 @@ impl Table {
         }
         Ok(())
     }
+}
+
+/// Writes the way to the first leaf of a new region, on pages of its own, and returns them; the first of all is the root.
+/// Whoever makes the region makes them durable: its first allocations then need no fence for the table.
+///
+/// # Errors
+/// Those of the medium, and of a full disk. Nothing is taken then.
+pub(super) fn first_leaf<M: Medium>(core: &Core<M>, max_pages: u64) -> Result<Vec<u64>> {
+    let missing = Table::new(0, max_pages).missing([0]);
+    let pages = core.take_pages(missing.len())?;
+    // The highest level, which is the root, comes last in order.
+    let new = missing.into_iter().zip(pages.iter().rev().copied()).collect();
+    match write(core, &new) {
+        Ok(()) => Ok(pages),
+        Err(error) => {
+            core.release_pages(pages);
+            Err(error)
+        }
+    }
+}
+
+/// Writes nodes, empty but for what links them to each other.
+fn write<M: Medium>(core: &Core<M>, new: &BTreeMap<Place, u64>) -> Result<()> {
+    for (&(level, index), page) in new {
+        let mut node = RawInner::new_zeroed();
+        if level > 0 {
+            let below = (level - 1, index * FANOUT)..(level - 1, (index + 1) * FANOUT);
+            for (child, child_page) in new.range(below) {
+                node.0[(child.1 % FANOUT) as usize] = (*child_page).into();
+            }
+        }
+        core.file.write(page * PAGE, node.as_bytes())?;
+    }
+    Ok(())
 }
 
 fn above((level, index): Place) -> Place {

@@ -1,0 +1,185 @@
+//! `untorn.h`: checksums and parity of a mapping that the program made itself. What each function does, returns and expects
+//! is written there.
+#![allow(clippy::missing_safety_doc, reason = "untorn.h says what each function expects of its arguments")]
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
+use std::process;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use untorn_core::{Checksum, Damage, ProtectOptions, Protected, StripeLayout};
+
+use crate::abi::{self, UNTORN_EOWNERDEAD, untorn_redundancy_options};
+use crate::boundary::{code, source};
+use crate::errors::{Failure, Result};
+
+/// One that is protected, and the process that it is protected in.
+struct Entry {
+    process: u32,
+    protected: Protected,
+}
+
+/// By the first address. A lock that another thread held when this process was forked off may never be let go, so it is
+/// never held longer than a look takes, and never across a call.
+static ENTRIES: Mutex<BTreeMap<usize, Arc<Entry>>> = Mutex::new(BTreeMap::new());
+
+fn entries() -> MutexGuard<'static, BTreeMap<usize, Arc<Entry>>> {
+    // Nothing panics while it is held.
+    ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn check(entry: Option<Arc<Entry>>, address: usize) -> Result<Arc<Entry>> {
+    let entry = entry.ok_or_else(|| {
+        Failure::invalid(format!("no mapping is protected at {address:#x}; pass the address given to untorn_protect"))
+    })?;
+    if entry.process != process::id() {
+        let message = format!("the mapping at {address:#x} is protected in the process that this one was forked from");
+        return Err(Failure::new(UNTORN_EOWNERDEAD, message));
+    }
+    Ok(entry)
+}
+
+fn find(addr: *mut c_void) -> Result<Arc<Entry>> {
+    let entry = entries().get(&addr.addr()).cloned();
+    check(entry, addr.addr())
+}
+
+/// The options at `opts`.
+///
+/// # Safety
+/// `opts` is null or points to a struct that begins with its size and that nobody changes during the call.
+unsafe fn given(opts: *const untorn_redundancy_options) -> Result<untorn_redundancy_options> {
+    if opts.is_null() {
+        return Ok(untorn_redundancy_options::default());
+    }
+    // SAFETY: not null, and the caller vouches that the size is there; a read of four bytes needs no alignment this way.
+    let size = unsafe { opts.cast::<u32>().read_unaligned() } as usize;
+    let known = size_of::<untorn_redundancy_options>();
+    if !(known..=4096).contains(&size) {
+        let message = "untorn_redundancy_options.size is not set; start from UNTORN_REDUNDANCY_OPTIONS_INIT";
+        return Err(Failure::invalid(message));
+    }
+    // SAFETY: the struct is as long as its size field says, and nobody changes it during the call.
+    let bytes = unsafe { source(opts.cast(), size, "opts") }?;
+    if bytes[known..].iter().any(|&byte| byte != 0) {
+        let message =
+            "untorn_redundancy_options sets a field this version of libuntorn does not know; install a newer one";
+        return Err(Failure::new(abi::UNTORN_EOPNOTSUPP, message));
+    }
+    let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
+    let long = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
+    Ok(untorn_redundancy_options {
+        size: size as u32,
+        stripe: word(offset_of!(untorn_redundancy_options, stripe)),
+        layout: word(offset_of!(untorn_redundancy_options, layout)),
+        checksum: word(offset_of!(untorn_redundancy_options, checksum)),
+        flags: word(offset_of!(untorn_redundancy_options, flags)),
+        batch: word(offset_of!(untorn_redundancy_options, batch)),
+        period_ms: long(offset_of!(untorn_redundancy_options, period_ms)),
+    })
+}
+
+fn options(given: &untorn_redundancy_options) -> Result<ProtectOptions> {
+    let unknown = |field: &str, value: u32| {
+        Failure::invalid(format!("untorn_redundancy_options.{field} is {value}, which means nothing"))
+    };
+    let mut options = ProtectOptions::new();
+    if given.stripe != 0 {
+        options = options.stripe(given.stripe);
+    }
+    options = match i64::from(given.layout) {
+        0 => options,
+        abi::UNTORN_STRIPES_CONSECUTIVE => options.layout(StripeLayout::Consecutive),
+        abi::UNTORN_STRIPES_SPREAD => options.layout(StripeLayout::Spread),
+        _ => return Err(unknown("layout", given.layout)),
+    };
+    options = match i64::from(given.checksum) {
+        0 => options,
+        abi::UNTORN_CHECKSUM_CRC32C => options.checksum(Checksum::Crc32c),
+        abi::UNTORN_CHECKSUM_XXH3 => options.checksum(Checksum::Xxh3),
+        _ => return Err(unknown("checksum", given.checksum)),
+    };
+    if given.batch != 0 {
+        options = options.batch(u64::from(given.batch));
+    }
+    match i64::from(given.flags) {
+        0 if given.period_ms != 0 => Ok(options.period(Duration::from_millis(given.period_ms))),
+        0 => Ok(options),
+        abi::UNTORN_COVER_ON_DEMAND if given.period_ms == 0 => Ok(options.period(Duration::ZERO)),
+        abi::UNTORN_COVER_ON_DEMAND => Err(Failure::invalid("UNTORN_COVER_ON_DEMAND has no period_ms")),
+        _ => Err(unknown("flags", given.flags)),
+    }
+}
+
+/// Protects a mapping.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_protect(
+    addr: *mut c_void,
+    len: usize,
+    opts: *const untorn_redundancy_options,
+) -> c_int {
+    code(|| {
+        // SAFETY: null or a struct that begins with its size, as untorn.h asks.
+        let given = unsafe { given(opts) }?;
+        let protected = options(&given)?.mapping(addr.cast(), len)?;
+        let entry = Arc::new(Entry { process: process::id(), protected });
+        // One of the process that this was forked from is its parent's to end; here it must not be dropped either.
+        std::mem::forget(entries().insert(addr.addr(), entry));
+        Ok(())
+    })
+}
+
+/// Covers everything and ends the protection.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_unprotect(addr: *mut c_void) -> c_int {
+    code(|| {
+        let entry = find(addr)?;
+        entries().remove(&addr.addr());
+        match Arc::into_inner(entry) {
+            Some(entry) => Ok(entry.protected.close()?),
+            None => Err(Failure::invalid("another thread is in a call on this mapping, or ends its protection too")),
+        }
+    })
+}
+
+/// Covers everything.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_redundancy_sync(addr: *mut c_void) -> c_int {
+    code(|| Ok(find(addr)?.protected.sync()?))
+}
+
+/// Compares everything, and says how much is damaged.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_redundancy_scrub(addr: *mut c_void, damaged: *mut u64) -> c_int {
+    code(|| {
+        let report = find(addr)?.protected.scrub()?;
+        if !damaged.is_null() {
+            let pages = report.damage.iter().filter(|damage| matches!(damage, Damage::Page(_))).count() as u64;
+            // SAFETY: not null; untorn.h asks for a place where a uint64_t may be written.
+            unsafe { damaged.write(pages) };
+        }
+        if report.is_clean() {
+            return Ok(());
+        }
+        Err(Failure::new(abi::UNTORN_EBADMSG, format!("a scrub found damage: {:?}", report.damage)))
+    })
+}
+
+/// Repairs what can be repaired, or nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_redundancy_repair(addr: *mut c_void, repaired: *mut u64) -> c_int {
+    code(|| {
+        let report = find(addr)?.protected.repair()?;
+        if !repaired.is_null() {
+            // SAFETY: not null; untorn.h asks for a place where a uint64_t may be written.
+            unsafe { repaired.write(report.repaired.len() as u64) };
+        }
+        if report.lost.is_empty() {
+            return Ok(());
+        }
+        let message = format!("parity cannot give these pages back, so nothing was touched: {:?}", report.lost);
+        Err(Failure::new(abi::UNTORN_EBADMSG, message))
+    })
+}

@@ -1,0 +1,243 @@
+//! `untorn protect`, `unprotect`, `scrub` and `repair`, and what `info` says of redundancy.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use untorn::{Coverage, Damage, Error, PageRange, ProtectOptions, RepairReport, ScrubReport};
+
+use crate::cli;
+use crate::exit::{Exit, Result};
+use crate::output::{self, Colour, count, paint};
+use crate::{progress, size};
+
+/// Pages that are listed to a person.
+const LISTED: usize = 10;
+
+/// Gives a file checksums and parity, or brings those it has up to date.
+pub(crate) fn protect(args: &cli::Protect) -> Result<Exit> {
+    let mut options = ProtectOptions::new().period(std::time::Duration::ZERO).batch(args.batch);
+    if let Some(pages) = args.stripe {
+        options = options.stripe(pages);
+    }
+    if let Some(layout) = args.layout {
+        options = options.layout(layout);
+    }
+    if let Some(checksum) = args.checksum {
+        options = options.checksum(checksum);
+    }
+    let protected = options.open(&args.file)?;
+    protected.sync()?;
+    let coverage = protected.coverage()?;
+    protected.close()?;
+    let exit = match (coverage.lost.is_empty(), coverage.unknown.is_empty()) {
+        (false, _) => Exit::Corrupt,
+        (true, false) => Exit::Attention,
+        (true, true) => Exit::Clean,
+    };
+    let mut object = object(&coverage);
+    insert(&mut object, "path", json!(args.file.display().to_string()));
+    output::report(args.form.json, &object, || {
+        let path = args.file.display();
+        let mut text = format!(
+            "{path}: {} of {} covered, in stripes of {} and 1 parity page; {} beside it\n",
+            coverage.pages - coverage.uncovered,
+            count(coverage.pages, "page", "pages"),
+            coverage.stripe,
+            size::show(coverage.bytes)
+        );
+        if !coverage.unknown.is_empty() {
+            let pages = list(&coverage.unknown);
+            let _ = writeln!(text, "  - changed since, and nobody told of it; covered as they are: pages {pages}");
+        }
+        if !coverage.lost.is_empty() {
+            let _ = writeln!(text, "  - damaged, and parity cannot give them back: pages {}", list(&coverage.lost));
+        }
+        text
+    })?;
+    Ok(exit)
+}
+
+/// Removes checksums and parity.
+pub(crate) fn unprotect(args: &cli::Protection) -> Result<Exit> {
+    let was_protected = untorn::unprotect(&args.file)?;
+    let object = json!({ "path": args.file.display().to_string(), "was_protected": was_protected });
+    output::report(args.form.json, &object, || {
+        let what = if was_protected { "no longer protected" } else { "was not protected" };
+        format!("{}: {what}\n", args.file.display())
+    })?;
+    Ok(Exit::Clean)
+}
+
+/// Compares a file with its checksums and parity.
+pub(crate) fn scrub(args: &cli::Scrub) -> Result<Exit> {
+    if args.repair {
+        return mend(&args.file, args.form.json);
+    }
+    let bar = progress::bytes_bar(0, "scrubbing");
+    let report = untorn::scrub(&args.file, args.rate, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+        true
+    });
+    bar.finish_and_clear();
+    let report = report?;
+    let mut object = scrub_object(&report);
+    insert(&mut object, "path", json!(args.file.display().to_string()));
+    output::report(args.form.json, &object, || {
+        let mut text = format!("{}: {} compared\n", args.file.display(), count(report.checked, "page", "pages"));
+        describe(&mut text, &report);
+        if !report.is_clean() {
+            let _ = writeln!(text, "  run `untorn repair {}`", args.file.display());
+        }
+        text
+    })?;
+    Ok(if report.is_clean() { Exit::Clean } else { Exit::Attention })
+}
+
+/// Gives damaged pages their bytes back.
+pub(crate) fn repair(args: &cli::Protection) -> Result<Exit> {
+    mend(&args.file, args.form.json)
+}
+
+fn mend(path: &Path, as_json: bool) -> Result<Exit> {
+    let bar = progress::bytes_bar(0, "looking for damage");
+    let report = untorn::repair(path, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+        true
+    });
+    bar.finish_and_clear();
+    let report = report?;
+    let mut object = repair_object(&report);
+    insert(&mut object, "path", json!(path.display().to_string()));
+    output::report(as_json, &object, || {
+        let mut text = format!("{}: {} compared\n", path.display(), count(report.scrub.checked, "page", "pages"));
+        describe(&mut text, &report.scrub);
+        if report.lost.is_empty() {
+            let pages = count(report.repaired.len() as u64, "page", "pages");
+            let parts = count(report.rebuilt, "part of the redundancy", "parts of the redundancy");
+            let _ = writeln!(text, "  {}: {pages} and {parts}", paint(Colour::Good, "repaired"));
+        } else {
+            let word = paint(Colour::Bad, "lost");
+            let _ = writeln!(text, "  {word}: parity cannot give these back, so nothing was touched:");
+            for range in &report.lost {
+                let _ = writeln!(text, "    {} bytes at {}", range.len, range.offset);
+            }
+        }
+        if !report.unknown.is_empty() {
+            let _ =
+                writeln!(text, "  pages that changed untold were left alone; `untorn protect` covers them as they are");
+        }
+        text
+    })?;
+    Ok(match (report.lost.is_empty(), report.unknown.is_empty()) {
+        (false, _) => Exit::Corrupt,
+        (true, false) => Exit::Attention,
+        (true, true) => Exit::Clean,
+    })
+}
+
+fn describe(text: &mut String, report: &ScrubReport) {
+    if report.skipped > 0 {
+        let _ = writeln!(text, "  {} not covered, and passed over", count(report.skipped, "page is", "pages are"));
+    }
+    for damage in report.damage.iter().take(LISTED) {
+        let _ = match damage {
+            Damage::Page(range) => writeln!(text, "  - damaged: {} bytes at {}", range.len, range.offset),
+            Damage::Unknown(range) => {
+                writeln!(text, "  - changed, and nobody told of it: {} bytes at {}", range.len, range.offset)
+            }
+            Damage::Parity { stripe } => writeln!(text, "  - damaged: the parity of stripe {stripe}"),
+            Damage::Table { offset } => writeln!(text, "  - damaged: a table, at {offset} in the companion file"),
+            other => writeln!(text, "  - {other:?}"),
+        };
+    }
+    if report.damage.len() > LISTED {
+        let _ = writeln!(text, "  - and {} more", report.damage.len() - LISTED);
+    }
+}
+
+fn list(pages: &[u64]) -> String {
+    let mut text = pages.iter().take(LISTED).map(u64::to_string).collect::<Vec<_>>().join(", ");
+    if pages.len() > LISTED {
+        let _ = write!(text, " and {} more", pages.len() - LISTED);
+    }
+    text
+}
+
+fn insert(object: &mut Value, key: &str, value: Value) {
+    if let Value::Object(fields) = object {
+        fields.insert(key.to_owned(), value);
+    }
+}
+
+fn ranges(ranges: &[PageRange]) -> Value {
+    ranges.iter().map(|range| json!({ "offset": range.offset, "len": range.len })).collect()
+}
+
+fn scrub_object(report: &ScrubReport) -> Value {
+    let damage = report.damage.iter().map(|damage| match damage {
+        Damage::Page(range) => json!({ "what": "page", "offset": range.offset, "len": range.len }),
+        Damage::Unknown(range) => json!({ "what": "unknown", "offset": range.offset, "len": range.len }),
+        Damage::Parity { stripe } => json!({ "what": "parity", "stripe": stripe }),
+        Damage::Table { offset } => json!({ "what": "table", "offset": offset }),
+        other => json!({ "what": format!("{other:?}") }),
+    });
+    json!({ "checked": report.checked, "skipped": report.skipped, "damage": damage.collect::<Vec<_>>() })
+}
+
+fn repair_object(report: &RepairReport) -> Value {
+    let mut object = scrub_object(&report.scrub);
+    insert(&mut object, "repaired", ranges(&report.repaired));
+    insert(&mut object, "rebuilt", json!(report.rebuilt));
+    insert(&mut object, "lost", ranges(&report.lost));
+    insert(&mut object, "unknown", ranges(&report.unknown));
+    object
+}
+
+/// What `info --json` has under `redundancy`.
+pub(crate) fn summary(path: &Path) -> Value {
+    match untorn::coverage(path) {
+        Ok(None) => Value::Null,
+        Ok(Some(coverage)) => object(&coverage),
+        Err(Error::InUse { .. }) => json!({ "state": "in-use" }),
+        Err(error) => json!({ "state": "unreadable", "error": error.to_string() }),
+    }
+}
+
+fn object(coverage: &Coverage) -> Value {
+    json!({
+        "state": if coverage.believed { "trusted" } else { "changed-untold" },
+        "companion": { "path": coverage.companion.display().to_string(), "bytes": coverage.bytes },
+        "pages": coverage.pages,
+        "uncovered": coverage.uncovered,
+        "unknown": coverage.unknown,
+        "lost": coverage.lost,
+        "oldest_uncovered_seconds": coverage.oldest_uncovered.map(|age| age.as_secs_f64()),
+        "stripes": coverage.stripes,
+        "vulnerable_stripes": coverage.vulnerable_stripes,
+        "mttdl_gain": coverage.mttdl_gain(),
+        "stripe": coverage.stripe,
+        "layout": coverage.layout.to_string(),
+        "checksum": coverage.checksum.to_string(),
+        "scrubs": coverage.history.scrubs,
+        "last_scrub": (coverage.history.scrubs > 0).then_some(coverage.history.scrubbed),
+        "repaired": coverage.history.repaired,
+    })
+}
+
+/// The line of `info` for a person.
+pub(crate) fn line(summary: &Value) -> String {
+    let number = |key: &str| summary[key].as_u64().unwrap_or(0);
+    match summary["state"].as_str() {
+        None => "none".to_owned(),
+        Some("in-use") => "kept by the process that has it open".to_owned(),
+        Some("unreadable") => summary["error"].as_str().unwrap_or_default().to_owned(),
+        Some(state) => {
+            let covered = number("pages") - number("uncovered");
+            let changed = if state == "trusted" { "" } else { "; the file changed untold since: run `untorn scrub`" };
+            format!("{covered} of {} pages covered{changed}", number("pages"))
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! `untorn replay` and `untorn log info`.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use untorn::{Error, Fate, Replay, ReplayedFile};
+
+use crate::cli;
+use crate::exit::{Exit, Failure, Result, exit_of};
+use crate::{output, progress};
+
+/// Brings what is in logs to their files.
+pub(crate) fn replay(args: &cli::Replay) -> Result<Exit> {
+    let mut done = Vec::new();
+    for log in logs(&args.logs)? {
+        let result = match args.list {
+            true => untorn::look_into_log(&log),
+            false => untorn::replay(&log, Some(progress::function())),
+        };
+        done.push((log, result));
+    }
+    if let [(_, Err(_))] = done[..]
+        && let Some((_, Err(error))) = done.pop()
+    {
+        return Err(error.into());
+    }
+    let exit =
+        done.iter().map(|(_, result)| exit(result, args.list)).max_by_key(|exit| *exit as u8).unwrap_or(Exit::Clean);
+    let object = json!({ "logs": done.iter().map(|(log, result)| object(log, result)).collect::<Vec<_>>() });
+    output::report(args.form.json, &object, || {
+        done.iter().map(|(log, result)| words(log, result, args.list)).collect()
+    })?;
+    Ok(exit)
+}
+
+/// Shows what is in a log.
+pub(crate) fn info(args: &cli::LogInfo) -> Result<Exit> {
+    let found = untorn::look_into_log(&args.log)?;
+    let is_empty = found.operations == 0;
+    let result = Ok(found);
+    output::report(args.form.json, &object(&args.log, &result), || words(&args.log, &result, true))?;
+    Ok(if is_empty { Exit::Clean } else { Exit::Attention })
+}
+
+/// The logs that are meant: of a directory, all in it, whatever their names.
+fn logs(named: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut logs = Vec::new();
+    for path in named {
+        if path.is_dir() {
+            let found = untorn::logs_in(path)?;
+            if found.is_empty() {
+                return Err(Failure::usage_at(path, "there is no log of a write cache in this directory"));
+            }
+            logs.extend(found);
+        } else {
+            logs.push(path.clone());
+        }
+    }
+    Ok(logs)
+}
+
+fn exit(result: &std::result::Result<Replay, Error>, list: bool) -> Exit {
+    match result {
+        Ok(replay) if replay.is_complete() && !(list && replay.operations > 0) => Exit::Clean,
+        Ok(_) => Exit::Attention,
+        Err(error) => exit_of(error),
+    }
+}
+
+fn fate(file: &ReplayedFile) -> (&'static str, Option<&str>) {
+    match &file.fate {
+        Fate::Replayed => ("replayed", None),
+        Fate::Already => ("replayed-before", None),
+        Fate::Missing(why) => ("missing", Some(why)),
+        Fate::Failed(why) => ("failed", Some(why)),
+        // The enum may grow.
+        _ => ("unknown", None),
+    }
+}
+
+fn object(log: &Path, result: &std::result::Result<Replay, Error>) -> Value {
+    let replay = match result {
+        Ok(replay) => replay,
+        Err(error) => return json!({ "log": log.display().to_string(), "error": error.to_string() }),
+    };
+    let files = replay.files.iter().map(|file| {
+        let (word, why) = fate(file);
+        json!({
+            "path": file.path.display().to_string(),
+            "inode": file.inode,
+            "operations": file.operations,
+            "bytes": file.bytes,
+            "fate": word,
+            "why": why,
+        })
+    });
+    json!({
+        "log": log.display().to_string(),
+        "operations": replay.operations,
+        "incomplete": replay.incomplete,
+        "capacity": replay.capacity,
+        "entry_size": replay.entry_size,
+        "complete": replay.is_complete(),
+        "files": files.collect::<Vec<_>>(),
+    })
+}
+
+fn words(log: &Path, result: &std::result::Result<Replay, Error>, list: bool) -> String {
+    let replay = match result {
+        Ok(replay) => replay,
+        Err(error) => return format!("{error}\n"),
+    };
+    let log = log.display();
+    let mut text = if replay.operations == 0 {
+        format!("{log}: nothing to replay\n")
+    } else {
+        let operations = output::count(replay.operations, "operation", "operations");
+        let files = output::count(replay.files.len() as u64, "file", "files");
+        let kept = if replay.is_complete() || list { "" } else { "; the log is kept for what is left" };
+        format!("{log}: {operations} of {files}{kept}\n")
+    };
+    if replay.incomplete > 0 {
+        let entries = output::count(replay.incomplete, "entry", "entries");
+        // A String takes whatever is written to it.
+        let _ = writeln!(text, "  {entries} did not arrive whole: in flight at the crash, or damaged since");
+    }
+    for file in &replay.files {
+        let bytes = output::count(file.bytes, "byte", "bytes");
+        let what = match (fate(file), list) {
+            (("replayed", _), true) => "to be replayed".to_owned(),
+            ((word, None), _) => word.replace('-', " "),
+            ((word, Some(why)), _) => format!("{word}: {why}"),
+        };
+        let _ = writeln!(text, "  {}  {bytes}, {what}", file.path.display());
+    }
+    text
+}

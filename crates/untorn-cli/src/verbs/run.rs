@@ -1,0 +1,117 @@
+//! `run`: an unmodified program under the preload layer.
+
+use std::fmt::Write;
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+
+use untorn_run::{Atomic, Ended, Launch, NotRun, Report, launch};
+
+use crate::cli::{Run, RunMode};
+use crate::exit::{Exit, Failure, Result};
+use crate::output;
+
+const LAYER: &str = "libuntorn_preload.so";
+
+/// Runs the program, and ends as it ended.
+pub(super) fn run(args: &Run) -> Result<Exit> {
+    let Some((program, arguments)) = args.command.split_first() else {
+        return Err(Failure::usage("name a program to run"));
+    };
+    let what = Launch {
+        program: program.clone(),
+        arguments: arguments.to_vec(),
+        globs: args.globs.clone(),
+        layer: layer(args.layer.as_deref())?,
+    };
+    let ended = match args.mode {
+        RunMode::Atomic => launch(&what, Atomic),
+    };
+    let ended = ended.map_err(failure)?;
+    if args.form.json {
+        output::json(&Summary { mode: "atomic", exit: code(&ended), report: &ended.report })?;
+    } else if args.stats {
+        say(&words(&ended.report));
+    }
+    for failed in &ended.report.failures {
+        say(&format!("untorn: {failed}\n"));
+    }
+    let code = code(&ended);
+    if code == 0 && !ended.report.failures.is_empty() {
+        return Ok(Exit::Io);
+    }
+    // Any code at all may be the program's, so it is none of the tool's own.
+    std::process::exit(code.into())
+}
+
+#[derive(serde::Serialize)]
+struct Summary<'a> {
+    mode: &'static str,
+    exit: u8,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+/// As a shell says it: the program's own code, or 128 and the signal.
+fn code(ended: &Ended) -> u8 {
+    let code = ended.status.code().unwrap_or_else(|| 128 + ended.status.signal().unwrap_or(0));
+    u8::try_from(code).unwrap_or(u8::MAX)
+}
+
+/// Standard output is the program's.
+fn say(text: &str) {
+    // With stderr closed there is nobody left to tell.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+fn failure(error: NotRun) -> Failure {
+    match error {
+        NotRun::Io(what, source) => Failure::io(format!("cannot {what}"), &source),
+        // The request is one that no file could satisfy.
+        other => Failure::usage(other.to_string()),
+    }
+}
+
+/// The layer: as told, beside the tool, or where an installation has libraries.
+fn layer(told: Option<&Path>) -> Result<PathBuf> {
+    if let Some(told) = told {
+        return told.canonicalize().map_err(|error| Failure::io_at("find the preload layer", told, &error));
+    }
+    let tool = std::env::current_exe().map_err(|error| Failure::io("cannot find this program", &error))?;
+    let beside = tool.parent().map(Path::to_owned).unwrap_or_default();
+    let candidates = [beside.join(LAYER), beside.join("../lib").join(LAYER)];
+    candidates.iter().find_map(|candidate| candidate.canonicalize().ok()).ok_or_else(|| {
+        Failure::usage(format!(
+            "{LAYER} is neither in {} nor in ../lib; build it with `cargo build --release`, or name it with --layer or \
+             UNTORN_PRELOAD_LIBRARY",
+            beside.display()
+        ))
+    })
+}
+
+/// The report for a person.
+fn words(report: &Report) -> String {
+    let mut text =
+        format!("untorn: {} processes under the layer, {} files managed\n", report.processes, report.files.len());
+    for file in &report.files {
+        let _ = write!(
+            text,
+            "  {}: opened {} times, {} reads, {} writes of {} bytes, {} commits",
+            file.path.display(),
+            file.opens,
+            file.reads,
+            file.writes,
+            file.bytes_written,
+            file.commits
+        );
+        if file.discarded > 0 {
+            let _ = write!(text, ", {} epochs dropped for processes that were killed", file.discarded);
+        }
+        text.push('\n');
+    }
+    for (refused, count) in &report.refused {
+        let _ =
+            writeln!(text, "  refused {count} times: {} of {} ({})", refused.call, refused.path.display(), refused.why);
+    }
+    text
+}

@@ -1,0 +1,43 @@
+/* Asks for what cannot be served, and says what it was told. */
+#define _GNU_SOURCE
+#include <aio.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void say(const char *what, long result) {
+    printf("%s %ld %s\n", what, result, result == -1 ? errno == ENOTSUP ? "ENOTSUP" : strerrorname_np(errno) : "");
+}
+
+int main(void) {
+    int fd = open("f.managed", O_RDWR | O_CREAT, 0644), ends[2];
+    if (write(fd, "bytes", 5) != 5 || pipe(ends) != 0 || mkdir("d", 0755) != 0) return 1;
+    say("shared mapping", (long)mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    say("read-only shared mapping", (long)mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0));
+    say("splice", splice(fd, NULL, ends[1], NULL, 5, 0));
+    say("copy_file_range", copy_file_range(fd, NULL, fd, NULL, 5, 0));
+    struct aiocb operation = {.aio_fildes = fd, .aio_buf = "x", .aio_nbytes = 1};
+    say("aio_write", aio_write(&operation));
+    say("clone", ioctl(fd, 0x40049409, fd));
+    say("unnamed file", open("d/../x.managed/..", O_TMPFILE | O_RDWR, 0600) == -1 ? open(".", O_TMPFILE | O_RDWR | 01000000000, 0600) : -2);
+    say("rename elsewhere", rename("f.managed", "d/f.managed"));
+    say("link elsewhere", link("f.managed", "d/f.managed"));
+    close(open("g.managed", O_RDWR | O_CREAT, 0644));
+    if (link("g.managed", "d/g.managed") != 0) return 1;
+    int linked = open("g.managed", O_RDWR);
+    if (write(linked, "bytes", 5) != 5) return 1;
+    say("one of two names", unlink("g.managed"));
+    say("replace one of two names", rename("f.managed", "g.managed"));
+    say("exchange", renameat2(AT_FDCWD, "d/g.managed", AT_FDCWD, "f.managed", RENAME_EXCHANGE));
+    close(linked);
+    if (unlink("g.managed") != 0) return 1;
+    say("insert range", fallocate(fd, FALLOC_FL_INSERT_RANGE, 0, 4096));
+    say("the mark", fcntl(ends[0], F_SETSIG, 61));
+    fflush(stdout);
+    return 0;
+}

@@ -1,0 +1,120 @@
+//! Protecting, scrubbing and repairing a file, as scripts do it.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+
+use common::{Place, untorn, untorn_with};
+
+const PAGE: u64 = 4096;
+
+/// A plain file of so many pages, each with bytes of its own, the last of them short.
+fn plain(pages: u64) -> Place {
+    let bytes: Vec<u8> = (0..pages * PAGE - 100).map(|at| (at / PAGE * 31 + at % 251) as u8).collect();
+    Place::plain(&bytes)
+}
+
+/// Does to the file what a device would: the bytes change, its times stay.
+fn rot(place: &Place, change: impl FnOnce(&File)) {
+    let file = File::options().write(true).open(&place.file).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    change(&file);
+    file.set_modified(modified).unwrap();
+    file.sync_all().unwrap();
+}
+
+#[test]
+fn a_damaged_page_is_found_and_given_back() {
+    let place = plain(11);
+    let before = fs::read(&place.file).unwrap();
+    let made = untorn(&["protect", place.name(), "--json"]).expect(0).json();
+    assert_eq!((&made["pages"], &made["uncovered"], &made["stripe"]), (&11.into(), &0.into(), &4.into()));
+    untorn(&["scrub", place.name()]).expect(0);
+    rot(&place, |file| file.write_all_at(b"damage", 5 * PAGE + 1000).unwrap());
+    let found = untorn(&["scrub", place.name(), "--json"]).expect(1).json();
+    assert_eq!(found["damage"], serde_json::json!([{ "what": "page", "offset": 5 * PAGE, "len": PAGE }]));
+    assert!(untorn(&["scrub", place.name()]).expect(1).text().contains("untorn repair"));
+    let mended = untorn(&["repair", place.name(), "--json"]).expect(0).json();
+    assert_eq!(mended["repaired"], serde_json::json!([{ "offset": 5 * PAGE, "len": PAGE }]));
+    assert_eq!(fs::read(&place.file).unwrap(), before);
+    let again = untorn(&["scrub", place.name(), "--repair", "--json"]).expect(0).json();
+    assert_eq!((&again["damage"], &again["rebuilt"]), (&serde_json::json!([]), &0.into()));
+    let info = place.info();
+    assert_eq!((&info["redundancy"]["state"], &info["redundancy"]["repaired"]), (&"trusted".into(), &1.into()));
+    assert!(info["redundancy"]["last_scrub"].is_u64() && info["redundancy"]["mttdl_gain"].is_null(), "{info}");
+}
+
+#[test]
+fn more_than_parity_can_carry_is_listed_and_nothing_is_touched() {
+    let place = plain(8);
+    untorn(&["protect", place.name()]).expect(0);
+    rot(&place, |file| {
+        file.write_all_at(b"x", 0).unwrap();
+        file.write_all_at(b"x", 3 * PAGE).unwrap();
+        file.write_all_at(b"x", 4 * PAGE).unwrap();
+    });
+    let damaged = fs::read(&place.file).unwrap();
+    let report = untorn(&["repair", place.name(), "--json"]).expect(2).json();
+    let lost = serde_json::json!([{ "offset": 0, "len": PAGE }, { "offset": 3 * PAGE, "len": PAGE }]);
+    assert_eq!((&report["lost"], &report["repaired"]), (&lost, &serde_json::json!([])));
+    assert_eq!(fs::read(&place.file).unwrap(), damaged);
+    assert!(untorn(&["repair", place.name()]).expect(2).text().contains("nothing was touched"));
+}
+
+#[test]
+fn what_somebody_wrote_untold_is_reported_and_left_alone() {
+    let place = plain(8);
+    untorn(&["protect", place.name()]).expect(0);
+    let file = File::options().write(true).open(&place.file).unwrap();
+    file.write_all_at(b"an honest write", 2 * PAGE).unwrap();
+    drop(file);
+    let written = fs::read(&place.file).unwrap();
+    assert_eq!(place.info()["redundancy"]["state"], "changed-untold");
+    let found = untorn(&["scrub", place.name(), "--json"]).expect(1).json();
+    assert_eq!(found["damage"], serde_json::json!([{ "what": "unknown", "offset": 2 * PAGE, "len": PAGE }]));
+    untorn(&["repair", place.name()]).expect(1);
+    assert_eq!(fs::read(&place.file).unwrap(), written);
+    let covered = untorn(&["protect", place.name(), "--json"]).expect(1).json();
+    assert_eq!((&covered["unknown"], &covered["uncovered"]), (&serde_json::json!([2]), &0.into()));
+    untorn(&["protect", place.name()]).expect(0);
+    untorn(&["scrub", place.name()]).expect(0);
+}
+
+#[test]
+fn the_shape_is_chosen_once() {
+    let place = plain(20);
+    let arguments =
+        ["protect", place.name(), "--stripe=8", "--layout=spread", "--checksum=xxh3", "--batch=3", "--json"];
+    let made = untorn(&arguments).expect(0).json();
+    assert_eq!((&made["stripe"], &made["layout"], &made["checksum"]), (&8.into(), &"spread".into(), &"xxh3".into()));
+    untorn(&["protect", place.name()]).expect(0);
+    untorn(&["protect", place.name(), "--stripe=4"]).expect(64).names("unprotect it first");
+    untorn(&["unprotect", place.name()]).expect(0);
+    assert!(!place.dir.path().join(".untorn").exists());
+    let again = untorn(&["unprotect", place.name(), "--json"]).expect(0).json();
+    assert_eq!(again["was_protected"], false);
+    untorn(&["protect", place.name(), "--stripe=4"]).expect(0);
+}
+
+#[test]
+fn what_cannot_be_protected_is_refused_with_the_way_out() {
+    let place = Place::created(10_000);
+    untorn(&["protect", place.name()]).expect(64).names("untorn settle");
+    let empty = Place::plain(b"");
+    untorn(&["protect", empty.name()]).expect(64).names("nothing to protect");
+    let plain = plain(3);
+    untorn(&["scrub", plain.name()]).expect(74).names("redundancy");
+    untorn(&["protect", plain.name()]).expect(0);
+    fs::File::options().write(true).open(&plain.file).unwrap().set_len(9 * PAGE).unwrap();
+    untorn(&["scrub", plain.name()]).expect(64).names("protect");
+    assert!(plain.info()["redundancy"]["error"].is_string());
+}
+
+#[test]
+fn a_protected_file_that_gets_an_engine_is_refused_from_then_on() {
+    let place = plain(4);
+    untorn(&["protect", place.name()]).expect(0);
+    untorn_with(&["write", place.name()], b"x").expect(0);
+    untorn(&["scrub", place.name()]).expect(64).names("untorn settle");
+}

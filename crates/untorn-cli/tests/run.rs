@@ -1,0 +1,505 @@
+//! `untorn run`: unmodified programs do what they do without it, lose nothing that they synced, and tear nothing.
+
+mod common;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::common::{Run, UNTORN};
+
+/// The layer, plain and as the test build that reports what slips past it. Cargo builds no C library for the tests of another
+/// package, so it is asked to here.
+fn layers() -> &'static (PathBuf, PathBuf) {
+    static LAYERS: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
+    LAYERS.get_or_init(|| {
+        let target = Path::new(UNTORN).ancestors().nth(2).unwrap();
+        let build = |directory: &str, features: &str| {
+            let into = target.join(directory);
+            let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+            cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "-p", "untorn-preload"]);
+            let status = cargo.args(["--features", features, "--target-dir"]).arg(&into).status().unwrap();
+            assert!(status.success());
+            into.join("debug/libuntorn_preload.so")
+        };
+        (build("layer", ""), build("layer-oracle", "oracle"))
+    })
+}
+
+/// A program under untorn, in a directory, with the files managed that end in `.managed`, and those of a repository.
+fn under(dir: &Path, layer: &Path, program: &[&OsStr]) -> Command {
+    let mut command = Command::new(UNTORN);
+    command.current_dir(dir).args([
+        "run",
+        "--mode",
+        "atomic",
+        "--match",
+        "*.managed",
+        "--match",
+        "repository/**",
+        "--layer",
+    ]);
+    command.arg(layer).arg("--");
+    command.args(program).stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+fn succeed(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    output
+}
+
+/// Compiles a program of `tests/programs`.
+fn compile(name: &str, dir: &Path, options: &[&str]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name);
+    let program = dir.join(name.trim_end_matches(".c"));
+    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    succeed(cc.args(options).args(["-w", "-pthread", "-o"]).arg(&program).arg(source));
+    program
+}
+
+/// The files in a directory, by name.
+fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut all: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.file_type().unwrap().is_file())
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
+        .collect();
+    all.sort();
+    all
+}
+
+/// Runs a program bare and under untorn, each in a directory of its own, and compares all that can be seen of it. Nothing may slip
+/// past the layer.
+#[track_caller]
+fn same_as_bare(program: &[&OsStr]) {
+    let (bare, managed, reports) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let report = reports.path().join("escapes");
+    let expected =
+        Command::new(program[0]).args(&program[1..]).current_dir(bare.path()).stdin(Stdio::null()).output().unwrap();
+    let found = under(managed.path(), &layers().1, program).env("UNTORN_PRELOAD_ORACLE", &report).output().unwrap();
+    assert_eq!(text(&found.stdout), text(&expected.stdout));
+    assert_eq!(text(&found.stderr), text(&expected.stderr));
+    assert_eq!(found.status.code(), expected.status.code());
+    let (found, expected) = (files(managed.path()), files(bare.path()));
+    let names = |files: &[(String, Vec<u8>)]| files.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&found), names(&expected));
+    for ((name, found), (_, expected)) in found.iter().zip(&expected) {
+        assert!(found == expected, "{name} differs: {} bytes, {} bare", found.len(), expected.len());
+    }
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(fs::read_to_string(&report).unwrap_or_default(), "", "slipped past the layer");
+    }
+}
+
+fn shell(script: &str) {
+    same_as_bare(&["sh".as_ref(), "-ec".as_ref(), script.as_ref()]);
+}
+
+#[test]
+fn every_call_does_what_it_does_bare() {
+    let dir = tempfile::tempdir().unwrap();
+    for options in [["-O0", "-DPLAIN"], ["-O2", "-D_FORTIFY_SOURCE=2"], ["-O1", "-D_FILE_OFFSET_BITS=64"]] {
+        same_as_bare(&[compile("calls.c", dir.path(), &options).as_os_str()]);
+    }
+}
+
+#[test]
+fn redirections_and_pipelines_do_what_they_do_bare() {
+    shell(
+        "echo one > a.managed; echo two >> a.managed; cat a.managed; (echo sub; ls -d .) > b.managed; cat b.managed \
+         { seq 1 1000; echo last; } > c.managed; wc -c < c.managed; sort -rn c.managed | head -n 2; \
+         for i in 1 2 3; do echo $i; done > d.managed; cat d.managed a.managed > e.managed; \
+         while read line; do echo \"<$line>\"; done < e.managed; : > f.managed; exec 5> g.managed; echo five >&5; \
+         echo more >&5; exec 5>&-; cat g.managed; test -s g.managed; test ! -s f.managed; printf 'no newline' > h.managed",
+    );
+}
+
+#[test]
+fn the_usual_tools_do_what_they_do_bare() {
+    shell(
+        "seq 1 5000 > a.managed; cp a.managed b.managed; cmp a.managed b.managed; dd if=a.managed of=c.managed bs=7 \
+         status=none; dd if=a.managed of=c.managed bs=100 seek=2 skip=5 count=3 conv=notrunc status=none; \
+         sort -R --random-source=a.managed a.managed -o d.managed; sort -n d.managed -o d.managed; cmp a.managed d.managed; \
+         head -c 10000 a.managed | tee e.managed f.managed | md5sum; truncate -s 100 e.managed; truncate -s +5K f.managed; \
+         sed -i s/1/x/ b.managed; awk '{ s += $1 } END { print s }' a.managed > g.managed; cat g.managed; \
+         tar --mtime=@0 --owner=0 --group=0 -cf h.managed a.managed b.managed; tar -xOf h.managed b.managed | md5sum; \
+         gzip -nc a.managed > i.managed; gunzip -c < i.managed | cmp - a.managed; stat -c '%s %F' a.managed e.managed; \
+         split -n 3 a.managed j; mv e.managed k.managed; ln k.managed l.managed; rm k.managed; wc -c *.managed; \
+         install -m 600 a.managed m.managed; touch -d @1000 m.managed; stat -c '%Y %a' m.managed; grep -c 9 a.managed; \
+         tail -n 2 a.managed; cp --preserve=timestamps m.managed n.managed; stat -c %Y n.managed",
+    );
+}
+
+#[test]
+fn a_glob_for_everything_chooses_files_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut untorn = Command::new(UNTORN);
+    untorn.current_dir(dir.path()).args(["run", "--stats", "--match", "/**", "--layer"]).arg(&layers().0).arg("--");
+    let script = "read word rest < /proc/version; echo $word; echo null > /dev/null; echo text > f; cat f";
+    let output = succeed(untorn.args(["sh", "-ec", script]));
+    assert_eq!(text(&output.stdout), "Linux\ntext\n");
+    let said = text(&output.stderr);
+    assert!(said.contains("/f: opened 2 times") && !said.contains("/proc/") && !said.contains("/dev/"), "{said}");
+}
+
+#[test]
+fn git_does_what_it_does_bare() {
+    shell(
+        "export GIT_AUTHOR_DATE=@1000 GIT_COMMITTER_DATE=@1000 GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null; \
+         git -c init.defaultBranch=main init -q repository; cd repository; git config user.email a@b; git config user.name n; \
+         git config core.fsync all; for i in 1 2 3; do seq 1 ${i}00 > f$i; git add f$i; git commit -qm \"number $i\"; done; \
+         git mv f1 g1; git commit -qam moved; git gc -q; git fsck --strict; git log --format='%H %s'; git status --short; \
+         git checkout -q HEAD~2; git diff --stat HEAD main; git archive main | md5sum; test -z \"$(find . -name .untorn)\"",
+    );
+}
+
+#[test]
+fn what_was_synced_is_kept_and_nothing_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("epochs.c", dir.path(), &[]);
+    // What ends it, and what is found then: killed amid the third epoch, amid it after a fork, or by its own will.
+    for (end, expected) in [("kill", "first second"), ("abort", "first second"), ("exit", "first second third")] {
+        let at = tempfile::tempdir().unwrap();
+        let output = under(at.path(), &layers().0, &[program.as_os_str(), end.as_ref()]).output().unwrap();
+        assert_eq!(
+            output.status.code(),
+            Some(if end == "exit" {
+                7
+            } else if end == "kill" {
+                137
+            } else {
+                134
+            })
+        );
+        assert_eq!(text(&fs::read(at.path().join("f.managed")).unwrap()), expected, "after {end}");
+        assert_eq!(files(at.path()).len(), 1, "a sidecar was left behind");
+    }
+}
+
+#[test]
+fn a_survivor_is_told_if_its_own_bytes_go_with_those_of_one_that_was_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("epochs.c", dir.path(), &[]);
+    let at = tempfile::tempdir().unwrap();
+    let output = succeed(&mut under(at.path(), &layers().0, &[program.as_os_str(), "child".as_ref()]));
+    assert_eq!(text(&output.stdout), "alone: seen 12, synced 0\ntogether: synced -1 EIO\n");
+    assert_eq!(text(&fs::read(at.path().join("f.managed")).unwrap()), "first second");
+}
+
+#[test]
+fn however_a_program_ends_by_its_own_will_what_it_wrote_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("ends.c", dir.path(), &[]);
+    for (end, expected) in [("quick_exit", "first"), ("exit_group", "first"), ("daemon", "first second")] {
+        let at = tempfile::tempdir().unwrap();
+        succeed(&mut under(at.path(), &layers().0, &[program.as_os_str(), end.as_ref()]));
+        assert_eq!(files(at.path()), [("f.managed".to_owned(), expected.as_bytes().to_vec())], "{end}");
+    }
+}
+
+#[test]
+fn what_was_written_before_an_exec_is_kept_though_the_new_program_knows_nothing_of_it() {
+    shell(
+        "exec 5> a.managed; (echo one >&5; exec sh -c : 5>&-); echo two >&5; exec 5>&-; cat a.managed; \
+         (echo three; exec true) > b.managed; cat b.managed",
+    );
+}
+
+#[test]
+fn a_file_whose_name_changed_is_what_it_was_at_the_last_sync_after_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("ends.c", dir.path(), &[]);
+    for (end, expected) in
+        [("renamed", &[("g.managed", "first")][..]), ("removed", &[]), ("replaced", &[("f.managed", "new")])]
+    {
+        let at = tempfile::tempdir().unwrap();
+        let output = under(at.path(), &layers().0, &[program.as_os_str(), end.as_ref()]).output().unwrap();
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(137), String::new()), "{end}");
+        let expected: Vec<_> =
+            expected.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.as_bytes().to_vec())).collect();
+        assert_eq!(files(at.path()), expected, "{end}");
+        assert_eq!(fs::read_dir(at.path()).unwrap().count(), expected.len(), "a sidecar was left behind: {end}");
+    }
+}
+
+/// By one who is not root: a file may be created with rights that do not let its owner open it a second time, as git does.
+#[test]
+fn a_file_that_its_owner_may_not_open_is_served_to_who_has_it_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("ends.c", dir.path(), &[]);
+    let at = dir.path().join("at");
+    fs::create_dir(&at).unwrap();
+    for directory in [dir.path(), &at] {
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    // Where another user can reach them.
+    let (untorn, layer) = (dir.path().join("untorn"), dir.path().join("layer.so"));
+    fs::copy(UNTORN, &untorn).unwrap();
+    fs::copy(&layers().0, &layer).unwrap();
+    let ordinary = |end: &str| {
+        let root = text(&succeed(Command::new("id").arg("-u")).stdout).trim() == "0";
+        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+        let mut command = if root { Command::new("setpriv") } else { Command::new("env") };
+        command.args(nobody.iter().filter(|_| root)).arg(&untorn).args(["run", "--match", "*.managed", "--layer"]);
+        command.arg(&layer).arg("--").arg(&program).arg(end).current_dir(&at).env("TMPDIR", &at).output().unwrap()
+    };
+    for (end, code, expected) in [("quick_exit", 0, "first"), ("killed", 137, "first"), ("daemon", 0, "first second")] {
+        let output = ordinary(end);
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(code), String::new()), "{end}");
+        assert_eq!(files(&at), [("f.managed".to_owned(), expected.as_bytes().to_vec())], "{end}");
+        let mode = fs::metadata(at.join("f.managed")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o444, "{end}");
+        assert_eq!(fs::read_dir(&at).unwrap().count(), 1, "a sidecar was left behind: {end}");
+        fs::remove_file(at.join("f.managed")).unwrap();
+    }
+}
+
+#[test]
+fn a_run_may_have_more_processes_than_descriptors() {
+    let at = tempfile::tempdir().unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -n 64; exec \"$@\"", "sh"]);
+    shell.arg(UNTORN).args(["run", "--match", "*.managed", "--layer"]).arg(&layers().0).args(["--", "sh", "-ec"]);
+    shell.arg("for i in $(seq 100); do env echo $i; done > f.managed; wc -l < f.managed");
+    let output = succeed(shell.current_dir(at.path()));
+    assert_eq!((text(&output.stdout), text(&output.stderr)), ("100\n".to_owned(), String::new()));
+}
+
+#[test]
+fn many_that_open_a_file_at_once_all_get_it() {
+    shell(
+        "for round in 1 2 3; do for i in $(seq 20); do (echo $i >> f.managed) & done; wait; done; sort -n f.managed; \
+         rm f.managed",
+    );
+}
+
+#[test]
+fn a_signal_that_is_ignored_stays_so_in_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "trap '' HUP; exec \"$@\"";
+    let mut shell = Command::new("sh");
+    shell.current_dir(dir.path()).args(["-c", script, "sh", UNTORN, "run", "--layer"]).arg(&layers().0);
+    let output = succeed(shell.args(["--", "sh", "-c", "kill -HUP $$; echo alive"]));
+    assert_eq!(text(&output.stdout), "alive\n");
+}
+
+#[test]
+fn the_report_says_what_was_served_and_what_was_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("refused.c", dir.path(), &[]);
+    let at = tempfile::tempdir().unwrap();
+    let output = succeed(
+        Command::new(UNTORN)
+            .current_dir(at.path())
+            .args(["run", "--json", "--match", "*.managed", "--layer"])
+            .arg(&layers().0)
+            .arg("--")
+            .arg(&program),
+    );
+    let out = text(&output.stdout);
+    let (said, json) = out.trim_end().rsplit_once('\n').unwrap();
+    assert_eq!(said.lines().filter(|line| line.ends_with("ENOTSUP")).count(), said.lines().count(), "{said}");
+    let report: Value = serde_json::from_str(json).unwrap();
+    assert_eq!(report["mode"], "atomic");
+    assert_eq!(report["exit"], 0);
+    assert_eq!(report["processes"], 1);
+    assert_eq!(report["files"][0]["bytes_written"], 5);
+    let refused: Vec<&str> =
+        report["refused"].as_array().unwrap().iter().map(|entry| entry[0]["call"].as_str().unwrap()).collect();
+    for call in ["mmap", "splice", "copy_file_range", "aio_write", "ioctl", "open", "rename or link", "unlink", "fcntl"]
+    {
+        assert!(refused.contains(&call), "{call} is not in {refused:?}");
+    }
+}
+
+#[test]
+fn o_atomic_chooses_a_file_without_a_glob() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("epochs.c", dir.path(), &[]);
+    for (flag, expected) in [("o-atomic", "first second"), ("kill", "first second third")] {
+        let at = tempfile::tempdir().unwrap();
+        let mut untorn = Command::new(UNTORN);
+        untorn.current_dir(at.path()).args(["run", "--layer"]).arg(&layers().0).arg("--").arg(&program).arg(flag);
+        assert_eq!(untorn.output().unwrap().status.code(), Some(137));
+        assert_eq!(text(&fs::read(at.path().join("f.managed")).unwrap()), expected);
+    }
+}
+
+#[test]
+fn a_program_that_the_layer_cannot_get_into_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let fixed = compile("refused.c", dir.path(), &["-static"]);
+    let refused = |program: &Path, why: &str| {
+        let command = ["run", "--layer", layers().0.to_str().unwrap(), "--", program.to_str().unwrap()];
+        Run::of(Command::new(UNTORN).args(command).output().unwrap(), &command).expect(64).names(why);
+    };
+    refused(&fixed, "linked statically");
+    let privileged = dir.path().join("privileged");
+    fs::copy("/bin/true", &privileged).unwrap();
+    fs::set_permissions(&privileged, fs::Permissions::from_mode(0o4755)).unwrap();
+    refused(&privileged, "gains rights");
+    refused(&dir.path().join("none"), "cannot run");
+    let go = dir.path().join("go");
+    fs::copy("/bin/true", &go).unwrap();
+    let section = dir.path().join("section");
+    fs::write(&section, b"Go buildinf:").unwrap();
+    let add = format!(".go.buildinfo={}", section.display());
+    succeed(Command::new("objcopy").args(["--add-section", &add]).arg(&go));
+    refused(&go, "Go program");
+    let musl = dir.path().join("musl");
+    let source = dir.path().join("musl.c");
+    fs::write(&source, "int main(void) { return 0; }").unwrap();
+    succeed(Command::new("cc").arg(&source).arg("-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1").arg("-o").arg(&musl));
+    refused(&musl, "ld-musl-x86_64.so.1");
+    let broken = dir.path().join("broken.so");
+    fs::write(&broken, b"no library").unwrap();
+    let command = ["run", "--layer", broken.to_str().unwrap(), "--", "true"];
+    Run::of(Command::new(UNTORN).args(command).output().unwrap(), &command).expect(64).names("cannot be preloaded");
+    let command = ["run", "--mode", "boost", "--", "true"];
+    Run::of(Command::new(UNTORN).args(command).output().unwrap(), &command).expect(64);
+}
+
+#[test]
+fn a_managed_descriptor_is_not_handed_to_a_program_out_of_reach() {
+    let (dir, at) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let program = compile("refused.c", dir.path(), &["-static"]);
+    let script = format!("{} > f.managed", program.display());
+    let output = under(at.path(), &layers().0, &["sh".as_ref(), "-c".as_ref(), script.as_ref()]).output().unwrap();
+    assert!(!output.status.success(), "{output:?}");
+    assert_eq!(fs::read(at.path().join("f.managed")).unwrap(), b"");
+}
+
+#[test]
+fn a_file_in_use_elsewhere_is_busy() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f.managed");
+    let held = untorn::AtomicFile::create(&path, 4096).unwrap();
+    held.write_at(b"theirs", 0).unwrap();
+    let cat = |what: &str| {
+        let mut untorn = Command::new(UNTORN);
+        untorn.current_dir(dir.path()).args(["run", "--stats", "--match", "*.managed", "--layer"]).arg(&layers().0);
+        let output = untorn.args(["--", "cat", "f.managed"]).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(
+            !output.status.success() && said.matches(what).count() == 2 && said.contains("refused 1 times"),
+            "{said}"
+        );
+    };
+    cat("esource busy");
+    held.settle().unwrap();
+    // Of another engine, whose epochs are not those of the program: told no, too.
+    let held = untorn::AtomicFile::open(&path).unwrap();
+    held.write_at(b"theirs", 0).unwrap();
+    held.close().unwrap();
+    cat("peration not supported");
+    untorn::AtomicFile::open(&path).unwrap().settle().unwrap();
+    let output = succeed(&mut under(dir.path(), &layers().0, &["head".as_ref(), "-c6".as_ref(), "f.managed".as_ref()]));
+    assert_eq!(text(&output.stdout), "theirs");
+}
+
+/// The Python program that writes and the one that judges.
+fn python(dir: &TempDir, name: &str, program: &str) -> PathBuf {
+    let path = dir.path().join(name);
+    fs::write(&path, program).unwrap();
+    path
+}
+
+const WRITER: &str = "
+import sqlite3, sys
+connection = sqlite3.connect('app.managed', isolation_level=None)
+connection.execute('pragma journal_mode=' + sys.argv[1])
+connection.execute('pragma synchronous=full')
+connection.execute('create table if not exists t(batch integer, item integer, filling blob)')
+batch = connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0]
+while True:
+    batch += 1
+    connection.execute('begin immediate')
+    for item in range(20):
+        connection.execute('insert into t values(?, ?, ?)', (batch, item, bytes([batch % 256]) * 900))
+    connection.execute('delete from t where batch < ?', (batch - 30,))
+    connection.execute('commit')
+    print(batch, flush=True)
+";
+
+const JUDGE: &str = "
+import sqlite3, sys
+connection = sqlite3.connect('app.managed')
+assert connection.execute('pragma integrity_check').fetchone()[0] == 'ok'
+try:
+    last = connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0]
+    for batch, count in connection.execute('select batch, count(*) from t group by batch'):
+        assert count == 20, (batch, count)
+except sqlite3.OperationalError:
+    last = 0
+print(last)
+";
+
+/// Kills a program that commits transactions, at instants that no one chose, and judges the file with a program that is not under
+/// untorn. Without a journal nothing but untorn makes a transaction whole.
+#[test]
+fn sqlite_without_a_journal_survives_its_kills() {
+    let dir = tempfile::tempdir().unwrap();
+    let (writer, judge) = (python(&dir, "writer.py", WRITER), python(&dir, "judge.py", JUDGE));
+    let kills = std::env::var("UNTORN_KILLS").ok().and_then(|kills| kills.parse::<u64>().ok()).unwrap_or(12);
+    for (number, journal) in (0..kills).map(|number| (number, if number % 3 == 2 { "delete" } else { "off" })) {
+        let program = ["sh", "-c", "echo $$ >&2; exec python3 \"$0\" \"$1\""].map(OsStr::new);
+        let mut child =
+            under(dir.path(), &layers().0, &[&program[..], &[writer.as_os_str(), journal.as_ref()]].concat())
+                // One that is killed leaves its socket behind.
+                .env("TMPDIR", dir.path())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+        let victim = BufReader::new(child.stderr.take().unwrap()).lines().next().unwrap().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        // After so many transactions, and somewhere within the next ones.
+        let before = said.nth((number * 7919 % 23) as usize);
+        assert!(before.is_some(), "the writer ended by itself");
+        thread::sleep(Duration::from_micros(number * 7919 % 97 * 100));
+        // Now and then the one that serves is killed instead: the program finds every call failing, and ends.
+        let serves = number % 4 == 1;
+        succeed(Command::new("kill").args(["-9", &if serves { child.id().to_string() } else { victim }]));
+        let acknowledged = said.last().or(before).and_then(|line| line.parse::<u64>().ok()).unwrap();
+        assert_eq!(child.wait().unwrap().code(), if serves { None } else { Some(137) });
+        if serves {
+            // Nobody was left to make it a plain file again. The next run would recover it; here it is a plain file's turn.
+            succeed(Command::new(UNTORN).args(["settle", "app.managed"]).current_dir(dir.path()));
+        }
+        let found = succeed(Command::new("python3").arg(&judge).current_dir(dir.path()));
+        let found: u64 = text(&found.stdout).trim().parse().unwrap();
+        assert!(found >= acknowledged, "transaction {acknowledged} was acknowledged, and {found} is the last there is");
+        assert!(found <= acknowledged + 1, "transaction {found} was never begun");
+    }
+}
+
+#[test]
+fn python_reads_and_writes_as_it_does_bare() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = python(&dir, "io.py", include_str!("programs/io.py"));
+    same_as_bare(&["python3".as_ref(), program.as_os_str()]);
+}

@@ -1,0 +1,189 @@
+//! What the layer does for each call, whatever its name: tell whether it is about a managed file, and ask the server.
+
+use core::ffi::{CStr, c_char, c_int};
+
+use libc::{iovec, stat};
+use untorn_wire::{MARK, Operation, Reply, Request};
+
+use crate::client::{self, Memory};
+use crate::path::Path;
+use crate::raw;
+use crate::settings::{may_be_managed, see, seen, settings};
+
+/// Sets errno and returns -1.
+pub(crate) fn fail(errno: c_int) -> i64 {
+    // SAFETY: the address is this thread's own.
+    unsafe { *raw::errno() = errno };
+    -1
+}
+
+/// A result as the C library returns it.
+pub(crate) fn returned(result: Result<i64, c_int>) -> i64 {
+    result.unwrap_or_else(fail)
+}
+
+/// Whether the kernel keeps our mark with a descriptor.
+pub(crate) fn is_marked(fd: c_int) -> bool {
+    raw::fcntl(fd, raw::GETSIG, 0) == Ok(MARK)
+}
+
+/// Whether calls on a descriptor are to be served.
+#[inline]
+pub(crate) fn managed(fd: c_int) -> bool {
+    seen() && fd >= 0 && is_marked(fd)
+}
+
+/// Says that the layer is in this process.
+pub(crate) fn hello() {
+    if ask(Operation::Hello, None, Request::default()).is_ok_and(|reply| reply.value == 1) {
+        // What it wrote before an `exec` may be in an open epoch: its end has to be told, though it holds nothing any more.
+        see();
+    }
+}
+
+/// Asks the server, without memory of the program's.
+pub(crate) fn ask(operation: Operation, fd: Option<c_int>, request: Request) -> Result<Reply, c_int> {
+    ask_with(operation, fd, request, Memory::NONE, Memory::NONE)
+}
+
+/// Asks the server.
+pub(crate) fn ask_with(
+    operation: Operation,
+    fd: Option<c_int>,
+    request: Request,
+    out: Memory<'_>,
+    into: Memory<'_>,
+) -> Result<Reply, c_int> {
+    client::ask(&Request { operation: operation as u32, ..request }, fd, out, into)
+}
+
+/// Tells the server what a program was told no to. The errno of it.
+pub(crate) fn refuse(call: &CStr, why: &CStr, fd: c_int) -> c_int {
+    refuse_at(call, why, fd, c"")
+}
+
+/// The same of a path.
+pub(crate) fn refuse_at(call: &CStr, why: &CStr, fd: c_int, path: &CStr) -> c_int {
+    let piece =
+        |text: &CStr| iovec { iov_base: text.as_ptr().cast_mut().cast(), iov_len: text.to_bytes_with_nul().len() };
+    let pieces = [piece(call), piece(why), piece(path)];
+    let payload = pieces.iter().map(|piece| piece.iov_len).sum::<usize>();
+    let request = Request { payload: payload as u64, ..Request::default() };
+    let fd = Some(fd).filter(|fd| *fd >= 0);
+    // Whether anybody hears it or not, the answer is no.
+    let _ = ask_with(Operation::Refused, fd, request, Memory::new(&pieces, payload), Memory::NONE);
+    libc::ENOTSUP
+}
+
+/// Whether a status is one of a regular file.
+pub(crate) fn is_regular(status: &stat) -> bool {
+    status.st_mode & libc::S_IFMT == libc::S_IFREG
+}
+
+/// Whether the globs choose a descriptor's file, by the path that the kernel has for it.
+#[inline(never)] // The path stands on the stack no longer than this takes.
+pub(crate) fn is_chosen(fd: c_int) -> bool {
+    let Some(settings) = settings().filter(|settings| !settings.globs.is_empty()) else { return false };
+    let Some(path) = Path::named_by(fd) else { return false };
+    settings.globs.iter().any(|glob| fast_glob::glob_match(glob, path.bytes()))
+}
+
+/// File systems whose files are questions to the kernel: procfs, sysfs, both cgroups, debugfs, tracefs, securityfs, configfs.
+const NO_FILES: [i64; 8] =
+    [0x9fa0, 0x6265_6572, 0x0027_e0eb, 0x6367_7270, 0x6462_6720, 0x7472_6163, 0x7363_6673, 0x6265_6570];
+
+/// Makes a descriptor that was just opened a managed one, if its file is to be: chosen by a glob, by `O_ATOMIC`, or managed
+/// already. Truncates its file then, if asked to. Whether it is managed.
+///
+/// # Errors
+/// Why the file cannot be managed.
+pub(crate) fn adopt(fd: c_int, atomic: bool, truncate: bool) -> Result<bool, c_int> {
+    if settings().is_none() {
+        return Ok(false);
+    }
+    let status = raw::fstat(fd)?;
+    if !is_regular(&status) {
+        return Ok(false);
+    }
+    let chosen = atomic || may_be_managed(status.st_dev, status.st_ino) && is_managed_file(&status)? || is_chosen(fd);
+    if !chosen || raw::file_system(fd).is_ok_and(|kind| NO_FILES.contains(&kind)) {
+        return Ok(false);
+    }
+    ask(Operation::Open, Some(fd), Request { number: truncate.into(), ..Request::default() })?;
+    raw::fcntl(fd, raw::SETSIG, MARK)?;
+    see();
+    Ok(true)
+}
+
+fn of_file(status: &stat) -> Request {
+    Request { device: status.st_dev, inode: status.st_ino, ..Request::default() }
+}
+
+/// Whether the server has a file among its own. If nobody can say, a file that the board has is not opened.
+fn is_managed_file(status: &stat) -> Result<bool, c_int> {
+    match ask(Operation::Managed, None, of_file(status)) {
+        Ok(reply) => Ok(reply.managed == 1),
+        Err(_) if client::board().is_none() => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Whether a file is under the engine, with a sidecar in its directory.
+pub(crate) fn is_covered(status: &stat) -> bool {
+    is_regular(status)
+        && may_be_managed(status.st_dev, status.st_ino)
+        && ask(Operation::Managed, None, of_file(status)).is_ok_and(|reply| reply.value >= 1)
+}
+
+/// Whether a file is under the engine, and has no other name in the directory with its sidecar, which is `directory`.
+pub(crate) fn has_last_name_in(status: &stat, directory: &stat) -> bool {
+    let request = Request { number: directory.st_ino, ..of_file(status) };
+    is_regular(status)
+        && may_be_managed(status.st_dev, status.st_ino)
+        && ask(Operation::Managed, None, request).is_ok_and(|reply| reply.value == 2)
+}
+
+/// Length and time of the last change of a file, where the kernel does not know them.
+pub(crate) fn overlay(status: &stat) -> Result<Option<Reply>, c_int> {
+    if settings().is_none() || !is_regular(status) || !may_be_managed(status.st_dev, status.st_ino) {
+        return Ok(None);
+    }
+    Ok(Some(ask(Operation::Status, None, of_file(status))?).filter(|reply| reply.managed == 1))
+}
+
+/// The program set a file's times.
+pub(crate) fn times_were_set(status: &stat) -> Result<(), c_int> {
+    if is_regular(status) && may_be_managed(status.st_dev, status.st_ino) {
+        ask(Operation::Times, None, of_file(status))?;
+    }
+    Ok(())
+}
+
+/// The file of a managed descriptor that is about to be closed; `None` for any other.
+pub(crate) fn about_to_close(fd: c_int) -> Option<stat> {
+    if managed(fd) { raw::fstat(fd).ok() } else { None }
+}
+
+/// A descriptor of a file was closed. If it was the last, this commits what was written.
+///
+/// # Errors
+/// That of the commit.
+pub(crate) fn was_closed(status: &stat) -> Result<(), c_int> {
+    ask(Operation::Closed, None, of_file(status)).map(drop)
+}
+
+/// This process ends because it wants to.
+pub(crate) fn exits() {
+    if seen() {
+        let _ = ask(Operation::Exit, None, Request::default());
+    }
+}
+
+/// A string of the program's.
+///
+/// # Safety
+/// `text` is null or a string that ends in a zero.
+pub(crate) unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
+    // SAFETY: the caller's.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
+}

@@ -1,0 +1,202 @@
+//! System calls, past the C library, whose functions are the ones the layer replaces.
+
+#[cfg(target_arch = "aarch64")]
+use core::arch::asm;
+use core::ffi::{c_int, c_long};
+use core::mem::MaybeUninit;
+
+use libc::{stat, timespec};
+
+/// `fcntl`: which signal a description sends.
+pub(crate) const GETSIG: c_int = 11;
+/// `fcntl`: sets it.
+pub(crate) const SETSIG: c_int = 10;
+
+/// One system call. A negative result is an errno. After it stands the return from a signal handler, for the [oracle]: what the
+/// layer asks of the kernel, it asks from here.
+///
+/// [oracle]: crate::oracle
+///
+/// # Safety
+/// What the system call asks for; `arguments` are six. Pointers into the program's memory may be wrong; the kernel checks them.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn gate(number: c_long, arguments: *const usize) -> isize {
+    core::arch::naked_asm!(
+        "mov rax, rdi",
+        "mov r11, rsi",
+        "mov rdi, [r11]",
+        "mov rsi, [r11 + 8]",
+        "mov rdx, [r11 + 16]",
+        "mov r10, [r11 + 24]",
+        "mov r8, [r11 + 32]",
+        "mov r9, [r11 + 40]",
+        "syscall",
+        "ret",
+        ".balign 16",
+        "mov eax, 15", // rt_sigreturn, at RESTORE
+        "syscall",
+        "ud2",
+        ".balign 64",
+    )
+}
+
+/// Where the return from a signal handler stands in [`gate`].
+#[cfg(all(feature = "oracle", target_arch = "x86_64"))]
+pub(crate) const RESTORE: usize = 32;
+/// The length of [`gate`].
+#[cfg(all(feature = "oracle", target_arch = "x86_64"))]
+pub(crate) const GATE: usize = 64;
+
+/// One system call. A negative result is an errno.
+///
+/// # Safety
+/// What the system call asks for. Pointers into the program's memory may be wrong; the kernel checks them.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
+    // SAFETY: the caller's, and six of them.
+    unsafe { gate(number, arguments.as_ptr()) }
+}
+
+/// One system call. A negative result is an errno.
+///
+/// # Safety
+/// What the system call asks for. Pointers into the program's memory may be wrong; the kernel checks them.
+#[cfg(target_arch = "aarch64")]
+pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
+    let [a, b, c, d, e, f] = arguments;
+    let result: isize;
+    // SAFETY: the calling convention of the kernel; the caller answers for what the call does.
+    unsafe {
+        asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a as isize => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            options(nostack)
+        );
+    }
+    result
+}
+
+/// A system call whose result is a number or an errno.
+///
+/// # Safety
+/// As for [`call`].
+pub(crate) unsafe fn result(number: c_long, arguments: [usize; 6]) -> Result<usize, c_int> {
+    // SAFETY: the caller's.
+    let result = unsafe { call(number, arguments) };
+    usize::try_from(result).map_err(|_| -result as c_int)
+}
+
+/// A descriptor as an argument.
+pub(crate) fn word(number: c_int) -> usize {
+    number as isize as usize
+}
+
+/// This thread's errno.
+pub(crate) fn errno() -> *mut c_int {
+    // SAFETY: takes nothing and never fails.
+    unsafe { libc::__errno_location() }
+}
+
+pub(crate) fn getpid() -> u32 {
+    // SAFETY: takes nothing and never fails.
+    (unsafe { call(libc::SYS_getpid, [0; 6]) }) as u32
+}
+
+pub(crate) fn close(fd: c_int) -> Result<(), c_int> {
+    // SAFETY: the caller owns the descriptor, or speaks for a program that does.
+    unsafe { result(libc::SYS_close, [word(fd), 0, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// `fcntl` with a number, or nothing, as its argument.
+pub(crate) fn fcntl(fd: c_int, command: c_int, argument: c_int) -> Result<c_int, c_int> {
+    // SAFETY: no command that is used here takes a pointer.
+    unsafe { result(libc::SYS_fcntl, [word(fd), word(command), word(argument), 0, 0, 0]) }.map(|result| result as c_int)
+}
+
+pub(crate) fn fstat(fd: c_int) -> Result<stat, c_int> {
+    let mut status = MaybeUninit::<stat>::zeroed();
+    // SAFETY: the kernel fills a structure of this size.
+    unsafe { result(libc::SYS_fstat, [word(fd), status.as_mut_ptr() as usize, 0, 0, 0, 0]) }?;
+    // SAFETY: zeroed, and filled by the kernel; every bit pattern is one.
+    Ok(unsafe { status.assume_init() })
+}
+
+/// The kind of file system that a descriptor's file is on.
+pub(crate) fn file_system(fd: c_int) -> Result<i64, c_int> {
+    let mut status = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the kernel fills a structure of this size.
+    unsafe { result(libc::SYS_fstatfs, [word(fd), status.as_mut_ptr() as usize, 0, 0, 0, 0]) }?;
+    // SAFETY: zeroed, and filled by the kernel; every bit pattern is one.
+    Ok(unsafe { status.assume_init() }.f_type)
+}
+
+/// `fstatat` of a path of ours, which ends in a zero.
+pub(crate) fn stat_at(directory: c_int, path: &core::ffi::CStr, flags: c_int) -> Result<stat, c_int> {
+    let mut status = MaybeUninit::<stat>::zeroed();
+    let arguments = [word(directory), path.as_ptr() as usize, status.as_mut_ptr() as usize, word(flags), 0, 0];
+    // SAFETY: the path ends in a zero, and the kernel fills a structure of this size.
+    unsafe { result(libc::SYS_newfstatat, arguments) }?;
+    // SAFETY: zeroed, and filled by the kernel; every bit pattern is one.
+    Ok(unsafe { status.assume_init() })
+}
+
+pub(crate) fn pread(fd: c_int, into: &mut [u8], offset: u64) -> Result<usize, c_int> {
+    let arguments = [word(fd), into.as_mut_ptr() as usize, into.len(), offset as usize, 0, 0];
+    // SAFETY: the kernel writes to no more than the slice.
+    unsafe { result(libc::SYS_pread64, arguments) }
+}
+
+pub(crate) fn truncate(fd: c_int, len: u64) -> Result<(), c_int> {
+    // SAFETY: takes numbers.
+    unsafe { result(libc::SYS_ftruncate, [word(fd), len as usize, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// What the link `/proc/self/fd/N` names.
+pub(crate) fn readlink(path: &core::ffi::CStr, into: &mut [u8]) -> Result<usize, c_int> {
+    let arguments = [word(libc::AT_FDCWD), path.as_ptr() as usize, into.as_mut_ptr() as usize, into.len(), 0, 0];
+    // SAFETY: the path ends in a zero, and the kernel writes to no more than the slice.
+    unsafe { result(libc::SYS_readlinkat, arguments) }
+}
+
+/// All signals blocked, until it is dropped.
+pub(crate) struct Quiet {
+    before: u64,
+}
+
+impl Quiet {
+    pub(crate) fn new() -> Self {
+        let all = u64::MAX;
+        let mut before = 0_u64;
+        let arguments = [libc::SIG_BLOCK as usize, &raw const all as usize, &raw mut before as usize, 8, 0, 0];
+        // SAFETY: both masks are of the size that is given.
+        let _ = unsafe { call(libc::SYS_rt_sigprocmask, arguments) };
+        Quiet { before }
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        let arguments = [libc::SIG_SETMASK as usize, &raw const self.before as usize, 0, 8, 0, 0];
+        // SAFETY: the mask is of the size that is given.
+        let _ = unsafe { call(libc::SYS_rt_sigprocmask, arguments) };
+    }
+}
+
+/// Waits until a word is no longer `value`, or for a millisecond.
+pub(crate) fn wait(word: &core::sync::atomic::AtomicU32, value: u32) {
+    let patience = timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    let private = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    let arguments = [word.as_ptr() as usize, private as usize, value as usize, &raw const patience as usize, 0, 0];
+    // SAFETY: the word lives on, for it is borrowed; the time is read.
+    let _ = unsafe { call(libc::SYS_futex, arguments) };
+}
+
+/// Wakes one that waits for a word.
+pub(crate) fn wake(word: &core::sync::atomic::AtomicU32) {
+    let private = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word lives on, for it is borrowed.
+    let _ = unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, private as usize, 1, 0, 0, 0]) };
+}

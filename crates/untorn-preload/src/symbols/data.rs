@@ -1,0 +1,206 @@
+//! Reading, writing, offsets, lengths, syncs.
+
+use core::ffi::{c_int, c_void};
+
+use libc::{iovec, off_t, size_t, ssize_t};
+use untorn_wire::{MOST, Operation, Request};
+
+use super::calls;
+use crate::client::Memory;
+use crate::layer::{adopt, ask, ask_with, managed, returned, text, was_closed};
+use crate::raw::{self, word};
+use crate::settings::{seen, settings};
+
+/// The most pieces that `readv` and `writev` take.
+const MOST_PIECES: c_int = 1024;
+
+fn piece(bytes: *const c_void, count: size_t) -> [iovec; 1] {
+    [iovec { iov_base: bytes.cast_mut(), iov_len: count }]
+}
+
+/// Bytes of all pieces, as the kernel counts them.
+fn total(pieces: &[iovec]) -> Result<usize, c_int> {
+    let mut total = 0_usize;
+    for piece in pieces {
+        total = total.checked_add(piece.iov_len).filter(|total| isize::try_from(*total).is_ok()).ok_or(libc::EINVAL)?;
+    }
+    Ok(total.min(MOST as usize))
+}
+
+/// `offset` is the descriptor's own if it is negative.
+fn read_pieces(fd: c_int, pieces: &[iovec], offset: off_t, flags: c_int) -> Result<i64, c_int> {
+    let total = total(pieces)?;
+    let request = Request { flags, offset, number: total as u64, ..Request::default() };
+    Ok(ask_with(Operation::Read, Some(fd), request, Memory::NONE, Memory::new(pieces, total))?.value)
+}
+
+fn write_pieces(fd: c_int, pieces: &[iovec], offset: off_t, flags: c_int) -> Result<i64, c_int> {
+    let total = total(pieces)?;
+    let request = Request { flags, offset, payload: total as u64, ..Request::default() };
+    Ok(ask_with(Operation::Write, Some(fd), request, Memory::new(pieces, total), Memory::NONE)?.value)
+}
+
+/// Reads into memory of the program's at the descriptor's own offset, or at `offset`.
+pub(super) fn read_at(fd: c_int, into: *mut c_void, count: size_t, offset: off_t) -> Result<i64, c_int> {
+    read_pieces(fd, &piece(into, count), offset, 0)
+}
+
+/// Writes memory of the program's.
+pub(super) fn write_at(fd: c_int, from: *const c_void, count: size_t, offset: off_t) -> Result<i64, c_int> {
+    write_pieces(fd, &piece(from, count), offset, 0)
+}
+
+/// The pieces of `readv` and `writev`.
+///
+/// # Safety
+/// `pieces` points to `count` of them.
+unsafe fn pieces<'a>(pieces: *const iovec, count: c_int) -> Result<&'a [iovec], c_int> {
+    match count {
+        0 => Ok(&[]),
+        1..=MOST_PIECES if pieces.is_null() => Err(libc::EFAULT),
+        // SAFETY: the caller's.
+        1..=MOST_PIECES => Ok(unsafe { core::slice::from_raw_parts(pieces, count as usize) }),
+        _ => Err(libc::EINVAL),
+    }
+}
+
+/// An offset that is given explicitly.
+pub(super) fn explicit(offset: off_t) -> Result<off_t, c_int> {
+    if offset < 0 { Err(libc::EINVAL) } else { Ok(offset) }
+}
+
+/// `preadv2` and `pwritev2` take -1 for the descriptor's own.
+fn explicit_or_own(offset: off_t) -> Result<off_t, c_int> {
+    if offset < -1 { Err(libc::EINVAL) } else { Ok(offset) }
+}
+
+fn size(result: Result<i64, c_int>) -> Option<ssize_t> {
+    Some(returned(result) as ssize_t)
+}
+
+fn number(result: Result<i64, c_int>) -> Option<c_int> {
+    Some(returned(result) as c_int)
+}
+
+pub(super) fn set_length(fd: c_int, len: off_t) -> Result<i64, c_int> {
+    let number = u64::try_from(len).map_err(|_| libc::EINVAL)?;
+    Ok(ask(Operation::SetLength, Some(fd), Request { number, ..Request::default() })?.value)
+}
+
+/// `truncate`, by a descriptor of its own; `None` if the file is not managed.
+fn truncate_path(path: *const libc::c_char, len: off_t) -> Option<c_int> {
+    settings()?;
+    let flags = libc::O_WRONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: the kernel checks the program's path.
+    let opened = unsafe { raw::result(libc::SYS_openat, [word(libc::AT_FDCWD), path as usize, word(flags), 0, 0, 0]) };
+    let fd = opened.ok()? as c_int;
+    let status = raw::fstat(fd);
+    let outcome = match adopt(fd, false, false) {
+        Ok(false) => None,
+        Ok(true) => Some(set_length(fd, len)),
+        Err(errno) => Some(Err(errno)),
+    };
+    let _ = raw::close(fd);
+    let outcome = outcome?;
+    let closed = status.and_then(|status| was_closed(&status));
+    number(outcome.and_then(|value| closed.map(|()| value)))
+}
+
+pub(super) fn allocate(fd: c_int, flags: c_int, offset: off_t, len: off_t) -> Result<i64, c_int> {
+    if offset < 0 || len <= 0 {
+        return Err(libc::EINVAL);
+    }
+    let request = Request { flags, offset, number: len as u64, ..Request::default() };
+    Ok(ask(Operation::Allocate, Some(fd), request)?.value)
+}
+
+pub(super) fn seek(fd: c_int, offset: off_t, whence: c_int) -> Result<i64, c_int> {
+    Ok(ask(Operation::Seek, Some(fd), Request { flags: whence, offset, ..Request::default() })?.value)
+}
+
+pub(super) fn commit(fd: c_int) -> Result<i64, c_int> {
+    Ok(ask(Operation::Commit, Some(fd), Request::default())?.value)
+}
+
+fn commit_all() -> Result<i64, c_int> {
+    match settings() {
+        Some(_) => Ok(ask(Operation::CommitAll, None, Request::default())?.value),
+        None => Ok(0),
+    }
+}
+
+/// A managed descriptor's result; `None` goes on to the C library.
+macro_rules! if_managed {
+    ($fd:ident, $served:expr) => {
+        if managed($fd) { $served } else { None }
+    };
+}
+
+calls! {
+    [read __read](fd: c_int, into: *mut c_void, count: size_t) -> ssize_t =
+        if_managed!(fd, size(read_at(fd, into, count, -1)));
+    [__read_chk](fd: c_int, into: *mut c_void, count: size_t, room: size_t) -> ssize_t =
+        if_managed!(fd, if count > room { None } else { size(read_at(fd, into, count, -1)) });
+    [pread pread64 __pread64](fd: c_int, into: *mut c_void, count: size_t, offset: off_t) -> ssize_t =
+        if_managed!(fd, size(explicit(offset).and_then(|offset| read_at(fd, into, count, offset))));
+    [__pread_chk __pread64_chk](fd: c_int, into: *mut c_void, count: size_t, offset: off_t, room: size_t) -> ssize_t =
+        if_managed!(fd, if count > room { None } else {
+            size(explicit(offset).and_then(|offset| read_at(fd, into, count, offset)))
+        });
+    [write __write](fd: c_int, from: *const c_void, count: size_t) -> ssize_t =
+        if_managed!(fd, size(write_at(fd, from, count, -1)));
+    [pwrite pwrite64 __pwrite64](fd: c_int, from: *const c_void, count: size_t, offset: off_t) -> ssize_t =
+        if_managed!(fd, size(explicit(offset).and_then(|offset| write_at(fd, from, count, offset))));
+    [readv](fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
+        // SAFETY: the program's vector, of that length.
+        if_managed!(fd, size((unsafe { pieces(vector, count) }).and_then(|all| read_pieces(fd, all, -1, 0))));
+    [writev](fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
+        // SAFETY: the program's vector, of that length.
+        if_managed!(fd, size((unsafe { pieces(vector, count) }).and_then(|all| write_pieces(fd, all, -1, 0))));
+    [preadv preadv64](fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t =
+        // SAFETY: the program's vector, of that length.
+        if_managed!(fd, size((unsafe { pieces(vector, count) })
+            .and_then(|all| read_pieces(fd, all, explicit(offset)?, 0))));
+    [pwritev pwritev64](fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t =
+        // SAFETY: the program's vector, of that length.
+        if_managed!(fd, size((unsafe { pieces(vector, count) })
+            .and_then(|all| write_pieces(fd, all, explicit(offset)?, 0))));
+    [preadv2 preadv64v2](fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
+        // SAFETY: the program's vector, of that length.
+        if_managed!(fd, size((unsafe { pieces(vector, count) })
+            .and_then(|all| read_pieces(fd, all, explicit_or_own(offset)?, flags))));
+    [pwritev2 pwritev64v2](fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
+        // SAFETY: the program's vector, of that length.
+        if_managed!(fd, size((unsafe { pieces(vector, count) })
+            .and_then(|all| write_pieces(fd, all, explicit_or_own(offset)?, flags))));
+    [lseek lseek64 __lseek](fd: c_int, offset: off_t, whence: c_int) -> off_t =
+        if_managed!(fd, Some(returned(seek(fd, offset, whence))));
+    [ftruncate ftruncate64](fd: c_int, len: off_t) -> c_int =
+        if_managed!(fd, number(set_length(fd, len)));
+    [truncate truncate64](path: *const libc::c_char, len: off_t) -> c_int =
+        // SAFETY: the program's path.
+        if (unsafe { text(path) }).is_some() { truncate_path(path, len) } else { None };
+    [fallocate fallocate64](fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int =
+        if_managed!(fd, number(allocate(fd, mode, offset, len)));
+    [posix_fallocate posix_fallocate64](fd: c_int, offset: off_t, len: off_t) -> c_int =
+        if_managed!(fd, Some(allocate(fd, 0, offset, len).err().unwrap_or(0)));
+    [fsync fdatasync](fd: c_int) -> c_int =
+        if_managed!(fd, number(commit(fd)));
+    // A hint: it promises nothing, and so commits nothing.
+    [sync_file_range](fd: c_int, offset: off_t, len: off_t, flags: libc::c_uint) -> c_int =
+        if_managed!(fd, number(if offset < 0 || len < 0 || flags > 7 { Err(libc::EINVAL) } else { Ok(0) }));
+    [syncfs](fd: c_int) -> c_int =
+        if seen() && commit_all().is_err() { number(Err(libc::EIO)) } else { None };
+}
+
+/// `sync`: commits all managed files, then goes on to the kernel.
+///
+/// # Safety
+/// None is needed.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sync() {
+    // It has no way to tell of a failure; the next sync of the file does.
+    let _ = commit_all();
+    // SAFETY: takes nothing.
+    let _ = unsafe { raw::call(libc::SYS_sync, [0; 6]) };
+}

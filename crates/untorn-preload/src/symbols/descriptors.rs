@@ -1,0 +1,127 @@
+//! Descriptors that come, go and are copied.
+
+use core::ffi::{c_int, c_uint};
+
+use libc::stat;
+use untorn_wire::MARK;
+
+use super::{calls, stdio};
+use crate::client;
+use crate::layer::{about_to_close, fail, managed, refuse, was_closed};
+use crate::raw;
+use crate::real::real;
+use crate::settings::{seen, settings};
+
+/// More descriptors than this are not looked at one by one when all from one on are closed.
+const MOST: c_int = 65_536;
+
+/// The result of a call that has closed a descriptor of a managed file.
+fn closed(result: c_int, file: Option<stat>) -> c_int {
+    match file.filter(|_| result >= 0).map(|file| was_closed(&file)) {
+        Some(Err(errno)) => fail(errno) as c_int,
+        _ => result,
+    }
+}
+
+fn close_one(fd: c_int) -> c_int {
+    if client::is_own(fd) {
+        // It is none of the program's.
+        return fail(libc::EBADF) as c_int;
+    }
+    let file = about_to_close(fd);
+    closed(real!(close(fd: c_int) -> c_int), file)
+}
+
+/// What `dup2` and `dup3` would close.
+fn taken(old: c_int, new: c_int) -> Option<stat> {
+    if settings().is_none() || old == new {
+        return None;
+    }
+    client::give_up(new);
+    about_to_close(new)
+}
+
+fn duplicated(result: c_int, file: Option<stat>) -> c_int {
+    if result >= 0 {
+        stdio::descriptor_changed(result);
+    }
+    closed(result, file)
+}
+
+/// Closes a range, around our own descriptors.
+fn close_from(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    if flags != 0 || settings().is_none() {
+        return real!(close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int);
+    }
+    if first > last {
+        return fail(libc::EINVAL) as c_int;
+    }
+    if seen() {
+        // One by one, since each may be the last of a managed file.
+        let end = c_int::try_from(last).unwrap_or(c_int::MAX).min(MOST);
+        for fd in c_int::try_from(first).unwrap_or(c_int::MAX)..=end {
+            if managed(fd) {
+                let _ = close_one(fd);
+            }
+        }
+    }
+    let mut from = first;
+    loop {
+        // Our lowest one in what is left.
+        let kept =
+            client::own().filter_map(|fd| c_uint::try_from(fd).ok()).filter(|fd| (from..=last).contains(fd)).min();
+        let to = kept.map_or(last, |kept| kept.wrapping_sub(1));
+        if kept != Some(from) {
+            let result = real!(close_range(from: c_uint, to: c_uint, flags: c_int) -> c_int);
+            if result < 0 {
+                return result;
+            }
+        }
+        match kept.and_then(|kept| kept.checked_add(1)).filter(|next| *next <= last) {
+            Some(next) => from = next,
+            None => return 0,
+        }
+    }
+}
+
+calls! {
+    [close __close](fd: c_int) -> c_int = if settings().is_some() { Some(close_one(fd)) } else { None };
+    [close_range](first: c_uint, last: c_uint, flags: c_int) -> c_int = Some(close_from(first, last, flags));
+    [dup](fd: c_int) -> c_int = if managed(fd) {
+        let result = real!(dup(fd: c_int) -> c_int);
+        stdio::descriptor_changed(result);
+        Some(result)
+    } else {
+        None
+    };
+    [dup2 __dup2](old: c_int, new: c_int) -> c_int = {
+        let file = taken(old, new);
+        Some(duplicated(real!(dup2(old: c_int, new: c_int) -> c_int), file))
+    };
+    [dup3](old: c_int, new: c_int, flags: c_int) -> c_int = {
+        let file = taken(old, new);
+        Some(duplicated(real!(dup3(old: c_int, new: c_int, flags: c_int) -> c_int), file))
+    };
+    [fcntl fcntl64 __fcntl](fd: c_int, command: c_int, argument: usize) -> c_int = match command {
+        // The signal of a managed descriptor is our mark, and no other may have it.
+        raw::GETSIG | raw::SETSIG if managed(fd) => Some(0),
+        raw::SETSIG if argument as c_int == MARK && settings().is_some() => {
+            Some(fail(refuse(c"fcntl", c"the signal is the mark of managed files", fd)) as c_int)
+        }
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if managed(fd) => {
+            let result = real!(fcntl(fd: c_int, command: c_int, argument: usize) -> c_int);
+            stdio::descriptor_changed(result);
+            Some(result)
+        }
+        _ => None,
+    };
+}
+
+/// `closefrom`.
+///
+/// # Safety
+/// None is needed: it takes a number.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn closefrom(first: c_int) {
+    let _ = close_from(first.max(0).unsigned_abs(), c_uint::MAX, 0);
+}

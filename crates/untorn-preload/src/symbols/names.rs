@@ -1,0 +1,102 @@
+//! Names of files. A file that is under the engine has a sidecar in its directory, where recovery looks for it; so while that is
+//! so, it stays there.
+
+use core::ffi::{CStr, c_char, c_int, c_uint};
+
+use super::calls;
+use crate::layer::{fail, has_last_name_in, is_covered, refuse_at, text};
+use crate::path::Path;
+use crate::raw;
+use crate::settings::settings;
+
+const HERE: c_int = libc::AT_FDCWD;
+
+/// The refusal of a new name in another directory, if it is to be refused.
+///
+/// # Safety
+/// Both paths are null or strings that end in a zero.
+unsafe fn elsewhere(from: (c_int, *const c_char), to: (c_int, *const c_char), follow: bool) -> Option<c_int> {
+    settings()?;
+    // SAFETY: the caller's.
+    let old = unsafe { text(from.1) }?;
+    // SAFETY: the caller's.
+    let new = unsafe { text(to.1) }?;
+    let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
+    let file = raw::stat_at(from.0, old, flags).ok()?;
+    if !is_covered(&file) {
+        return None;
+    }
+    let directory = |at: c_int, path: &CStr| {
+        let parent = Path::parent(path)?;
+        let status = raw::stat_at(at, parent.as_c_str(), 0).ok()?;
+        Some((status.st_dev, status.st_ino))
+    };
+    let (before, after) = (directory(from.0, old), directory(to.0, new));
+    if before.is_some() && before == after {
+        return None;
+    }
+    let why = c"the file has changes of an open epoch, and may not get a name in another directory";
+    Some(fail(refuse_at(c"rename or link", why, -1, old)) as c_int)
+}
+
+/// The refusal of a new place for a name, if it is to be refused.
+///
+/// # Safety
+/// Both paths are null or strings that end in a zero.
+unsafe fn renamed(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: c_uint) -> Option<c_int> {
+    // SAFETY: the caller's.
+    let refused = unsafe { elsewhere(from, to, false) };
+    refused.or_else(|| match flags & (libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE) {
+        // SAFETY: the caller's.
+        0 => unsafe { removed(to.0, to.1) },
+        // SAFETY: the caller's.
+        libc::RENAME_EXCHANGE => unsafe { elsewhere(to, from, false) },
+        _ => None,
+    })
+}
+
+/// The refusal to remove a name, if it is to be refused: what would be left of the file is a name in a directory where recovery
+/// finds no sidecar.
+///
+/// # Safety
+/// The path is null or a string that ends in a zero.
+unsafe fn removed(directory: c_int, path: *const c_char) -> Option<c_int> {
+    settings()?;
+    // SAFETY: the caller's.
+    let path = unsafe { text(path) }?;
+    let file = raw::stat_at(directory, path, libc::AT_SYMLINK_NOFOLLOW).ok()?;
+    if file.st_nlink < 2 {
+        return None;
+    }
+    let parent = raw::stat_at(directory, Path::parent(path)?.as_c_str(), 0).ok()?;
+    if !has_last_name_in(&file, &parent) {
+        return None;
+    }
+    let why = c"the file has changes of an open epoch, and may not lose its last name beside its sidecar";
+    Some(fail(refuse_at(c"unlink", why, -1, path)) as c_int)
+}
+
+// SAFETY (of all below): the paths are the program's, and end in a zero.
+calls! {
+    [rename](old: *const c_char, new: *const c_char) -> c_int =
+        // SAFETY: see above.
+        unsafe { renamed((HERE, old), (HERE, new), 0) };
+    [renameat](from: c_int, old: *const c_char, to: c_int, new: *const c_char) -> c_int =
+        // SAFETY: see above.
+        unsafe { renamed((from, old), (to, new), 0) };
+    [renameat2](from: c_int, old: *const c_char, to: c_int, new: *const c_char, flags: c_uint) -> c_int =
+        // SAFETY: see above.
+        unsafe { renamed((from, old), (to, new), flags) };
+    [unlink remove](path: *const c_char) -> c_int =
+        // SAFETY: see above.
+        unsafe { removed(HERE, path) };
+    [unlinkat](directory: c_int, path: *const c_char, flags: c_int) -> c_int =
+        // SAFETY: see above.
+        unsafe { removed(directory, path) };
+    [link](old: *const c_char, new: *const c_char) -> c_int =
+        // SAFETY: see above.
+        unsafe { elsewhere((HERE, old), (HERE, new), false) };
+    [linkat](from: c_int, old: *const c_char, to: c_int, new: *const c_char, flags: c_int) -> c_int =
+        // SAFETY: see above.
+        unsafe { elsewhere((from, old), (to, new), flags & libc::AT_SYMLINK_FOLLOW != 0) };
+}

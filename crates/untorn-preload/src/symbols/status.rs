@@ -1,0 +1,183 @@
+//! Lengths and times of files, and setting times.
+
+use core::ffi::{CStr, c_char, c_int};
+
+use libc::{stat as Status, statx as Extended, timespec, timeval, utimbuf};
+
+use super::calls;
+use crate::layer::{fail, managed, overlay, text, times_were_set};
+use crate::raw;
+use crate::real::real;
+use crate::settings::settings;
+
+const HERE: c_int = libc::AT_FDCWD;
+
+/// Lays what the server knows over what the kernel said. The result of the call.
+///
+/// # Safety
+/// If `result` is 0, `status` was filled by the kernel.
+unsafe fn covered(result: c_int, status: *mut Status) -> c_int {
+    if result != 0 || settings().is_none() {
+        return result;
+    }
+    // SAFETY: the kernel just filled it, so it is the program's memory.
+    let mut copy = unsafe { *status };
+    match overlay(&copy) {
+        Ok(Some(reply)) => {
+            copy.st_size = reply.value;
+            copy.st_mtime = reply.seconds;
+            copy.st_mtime_nsec = reply.nanoseconds;
+            if (copy.st_ctime, copy.st_ctime_nsec) < (reply.seconds, reply.nanoseconds) {
+                (copy.st_ctime, copy.st_ctime_nsec) = (reply.seconds, reply.nanoseconds);
+            }
+            // SAFETY: as above.
+            unsafe { *status = copy };
+            result
+        }
+        Ok(None) => result,
+        Err(errno) => fail(errno) as c_int,
+    }
+}
+
+/// The same for `statx`.
+///
+/// # Safety
+/// If `result` is 0, `status` was filled by the kernel.
+unsafe fn covered_extended(result: c_int, status: *mut Extended) -> c_int {
+    if result != 0 || settings().is_none() {
+        return result;
+    }
+    // SAFETY: the kernel just filled it, so it is the program's memory.
+    let mut copy = unsafe { *status };
+    // SAFETY: zeros are a status.
+    let mut file: Status = unsafe { core::mem::zeroed() };
+    file.st_mode = copy.stx_mode.into();
+    file.st_dev = libc::makedev(copy.stx_dev_major, copy.stx_dev_minor);
+    file.st_ino = copy.stx_ino;
+    match overlay(&file) {
+        Ok(Some(reply)) => {
+            copy.stx_size = reply.value.unsigned_abs();
+            copy.stx_mtime.tv_sec = reply.seconds;
+            copy.stx_mtime.tv_nsec = reply.nanoseconds as u32;
+            if (copy.stx_ctime.tv_sec, copy.stx_ctime.tv_nsec) < (copy.stx_mtime.tv_sec, copy.stx_mtime.tv_nsec) {
+                copy.stx_ctime = copy.stx_mtime;
+            }
+            // SAFETY: as above.
+            unsafe { *status = copy };
+            result
+        }
+        Ok(None) => result,
+        Err(errno) => fail(errno) as c_int,
+    }
+}
+
+/// After a call that set the times of a descriptor's file.
+fn set(result: c_int, fd: c_int) -> c_int {
+    if result == 0
+        && managed(fd)
+        && let Err(errno) = raw::fstat(fd).and_then(|status| times_were_set(&status))
+    {
+        return fail(errno) as c_int;
+    }
+    result
+}
+
+/// After a call that set the times of a path's file.
+///
+/// # Safety
+/// `path` is null or a string that ends in a zero.
+unsafe fn set_at(result: c_int, directory: c_int, path: *const c_char, flags: c_int) -> c_int {
+    if result != 0 || settings().is_none() {
+        return result;
+    }
+    // SAFETY: the caller's.
+    let Some(path): Option<&CStr> = (unsafe { text(path) }) else { return set(result, directory) };
+    let status = raw::stat_at(directory, path, flags & (libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH));
+    match status.and_then(|status| times_were_set(&status)) {
+        Ok(()) => result,
+        Err(errno) => fail(errno) as c_int,
+    }
+}
+
+// SAFETY (of all below): the status was filled by the call that returned 0; the path is the program's, and ends in a zero.
+calls! {
+    [fstat fstat64](fd: c_int, status: *mut Status) -> c_int = Some({
+        let result = real!(fstat(fd: c_int, status: *mut Status) -> c_int);
+        // SAFETY: see above.
+        if managed(fd) { unsafe { covered(result, status) } } else { result }
+    });
+    [stat stat64](path: *const c_char, status: *mut Status) -> c_int = Some({
+        let result = real!(stat(path: *const c_char, status: *mut Status) -> c_int);
+        // SAFETY: see above.
+        unsafe { covered(result, status) }
+    });
+    [lstat lstat64](path: *const c_char, status: *mut Status) -> c_int = Some({
+        let result = real!(lstat(path: *const c_char, status: *mut Status) -> c_int);
+        // SAFETY: see above.
+        unsafe { covered(result, status) }
+    });
+    [fstatat fstatat64](directory: c_int, path: *const c_char, status: *mut Status, flags: c_int) -> c_int = Some({
+        let result =
+            real!(fstatat(directory: c_int, path: *const c_char, status: *mut Status, flags: c_int) -> c_int);
+        // SAFETY: see above.
+        unsafe { covered(result, status) }
+    });
+    [__fxstat __fxstat64](version: c_int, fd: c_int, status: *mut Status) -> c_int = Some({
+        let result = real!(__fxstat(version: c_int, fd: c_int, status: *mut Status) -> c_int);
+        // SAFETY: see above.
+        unsafe { covered(result, status) }
+    });
+    [__xstat __xstat64](version: c_int, path: *const c_char, status: *mut Status) -> c_int = Some({
+        let result = real!(__xstat(version: c_int, path: *const c_char, status: *mut Status) -> c_int);
+        // SAFETY: see above.
+        unsafe { covered(result, status) }
+    });
+    [__lxstat __lxstat64](version: c_int, path: *const c_char, status: *mut Status) -> c_int = Some({
+        let result = real!(__lxstat(version: c_int, path: *const c_char, status: *mut Status) -> c_int);
+        // SAFETY: see above.
+        unsafe { covered(result, status) }
+    });
+    [__fxstatat __fxstatat64](
+        version: c_int, directory: c_int, path: *const c_char, status: *mut Status, flags: c_int
+    ) -> c_int = Some({
+        let result = real!(__fxstatat(
+            version: c_int, directory: c_int, path: *const c_char, status: *mut Status, flags: c_int
+        ) -> c_int);
+        // SAFETY: see above.
+        unsafe { covered(result, status) }
+    });
+    [statx](
+        directory: c_int, path: *const c_char, flags: c_int, mask: libc::c_uint, status: *mut Extended
+    ) -> c_int = Some({
+        let result = real!(statx(
+            directory: c_int, path: *const c_char, flags: c_int, mask: libc::c_uint, status: *mut Extended
+        ) -> c_int);
+        // SAFETY: see above.
+        unsafe { covered_extended(result, status) }
+    });
+    [futimens](fd: c_int, times: *const timespec) -> c_int =
+        Some(set(real!(futimens(fd: c_int, times: *const timespec) -> c_int), fd));
+    [futimes](fd: c_int, times: *const timeval) -> c_int =
+        Some(set(real!(futimes(fd: c_int, times: *const timeval) -> c_int), fd));
+    [utimensat](directory: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int = Some({
+        let result =
+            real!(utimensat(directory: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int);
+        // SAFETY: see above.
+        unsafe { set_at(result, directory, path, flags) }
+    });
+    [futimesat](directory: c_int, path: *const c_char, times: *const timeval) -> c_int = Some({
+        let result = real!(futimesat(directory: c_int, path: *const c_char, times: *const timeval) -> c_int);
+        // SAFETY: see above.
+        unsafe { set_at(result, directory, path, 0) }
+    });
+    [utimes](path: *const c_char, times: *const timeval) -> c_int = Some({
+        let result = real!(utimes(path: *const c_char, times: *const timeval) -> c_int);
+        // SAFETY: see above.
+        unsafe { set_at(result, HERE, path, 0) }
+    });
+    [utime](path: *const c_char, times: *const utimbuf) -> c_int = Some({
+        let result = real!(utime(path: *const c_char, times: *const utimbuf) -> c_int);
+        // SAFETY: see above.
+        unsafe { set_at(result, HERE, path, 0) }
+    });
+}

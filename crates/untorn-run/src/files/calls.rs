@@ -1,0 +1,263 @@
+//! The calls of programs on managed files. Each is one critical section of its file.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{OFlags, SeekFrom, fcntl_getfl, seek};
+use rustix::io::Errno as Sys;
+use untorn_wire::{MOST, Request};
+
+use super::state::{State, Time};
+use super::{Files, Key, lock};
+use crate::managed::{Errno, libc_errno};
+
+const SEEK_SET: i32 = 0;
+const SEEK_CUR: i32 = 1;
+const SEEK_END: i32 = 2;
+const SEEK_DATA: i32 = 3;
+const SEEK_HOLE: i32 = 4;
+
+/// Flags of `pwritev2`.
+const RWF_DSYNC: i32 = 2;
+const RWF_SYNC: i32 = 4;
+const RWF_APPEND: i32 = 16;
+const RWF_NOAPPEND: i32 = 32;
+/// Those that change nothing but how fast it is.
+const RWF_HINTS: i32 = 1 | 128;
+
+/// Modes of `fallocate`.
+const KEEP_SIZE: i32 = 1;
+const PUNCH_HOLE: i32 = 2;
+const ZERO_RANGE: i32 = 16;
+
+/// Zeros are written in pieces of this many bytes.
+const ZEROS: u64 = 1 << 20;
+
+fn fail<T>(errno: Sys) -> Result<T, Errno> {
+    Err(libc_errno(errno))
+}
+
+/// The access modes of a descriptor.
+fn flags(descriptor: &OwnedFd) -> Result<OFlags, Errno> {
+    fcntl_getfl(descriptor).map_err(libc_errno)
+}
+
+fn writable(flags: OFlags) -> bool {
+    flags & OFlags::RWMODE != OFlags::RDONLY
+}
+
+fn position(descriptor: &OwnedFd) -> Result<u64, Errno> {
+    seek(descriptor, SeekFrom::Current(0)).map_err(libc_errno)
+}
+
+fn move_to(descriptor: &OwnedFd, offset: u64) -> Result<(), Errno> {
+    seek(descriptor, SeekFrom::Start(offset)).map(drop).map_err(libc_errno)
+}
+
+impl Files {
+    /// A descriptor was opened, to truncate the file if so asked.
+    pub(crate) fn opened(&self, descriptor: &OwnedFd, process: u32, truncate: bool) -> Result<(), Errno> {
+        self.with(descriptor, |state| {
+            state.standing()?;
+            if truncate {
+                state.set_len(&*self.mode, descriptor, process, 0)?;
+            }
+            self.ledger.of(state.path(), |report| report.opens += 1);
+            Ok(())
+        })
+    }
+
+    /// Reads, and moves the descriptor's offset where it is used.
+    pub(crate) fn read(&self, descriptor: &OwnedFd, request: &Request) -> Result<Vec<u8>, Errno> {
+        if flags(descriptor)? & OFlags::RWMODE == OFlags::WRONLY {
+            return fail(Sys::BADF);
+        }
+        if request.flags & !RWF_HINTS != 0 {
+            return fail(Sys::OPNOTSUPP);
+        }
+        self.with(descriptor, |state| {
+            state.standing()?;
+            let at = match u64::try_from(request.offset) {
+                Ok(offset) => offset,
+                Err(_) => position(descriptor)?,
+            };
+            let bytes = state.read(at, request.number.min(MOST))?;
+            if request.offset < 0 && !bytes.is_empty() {
+                move_to(descriptor, at + bytes.len() as u64)?;
+            }
+            self.ledger.of(state.path(), |report| report.reads += 1);
+            Ok(bytes)
+        })
+    }
+
+    /// Writes, and moves the descriptor's offset where it is used.
+    pub(crate) fn write(
+        &self,
+        descriptor: &OwnedFd,
+        process: u32,
+        request: &Request,
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        let flags = flags(descriptor)?;
+        if !writable(flags) {
+            return fail(Sys::BADF);
+        }
+        let synchronous = RWF_DSYNC | RWF_SYNC;
+        if request.flags & !(RWF_HINTS | synchronous | RWF_APPEND | RWF_NOAPPEND) != 0
+            || request.flags & (RWF_APPEND | RWF_NOAPPEND) == RWF_APPEND | RWF_NOAPPEND
+        {
+            return fail(Sys::OPNOTSUPP);
+        }
+        let appends =
+            request.flags & RWF_APPEND != 0 || flags.contains(OFlags::APPEND) && request.flags & RWF_NOAPPEND == 0;
+        self.with(descriptor, |state| {
+            state.standing()?;
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            let at = match u64::try_from(request.offset) {
+                // As Linux has it: also `pwrite` appends (see its manual page, "Bugs").
+                _ if appends => state.len()?,
+                Ok(offset) => offset,
+                Err(_) => position(descriptor)?,
+            };
+            let end = at.checked_add(bytes.len() as u64).filter(|end| i64::try_from(*end).is_ok());
+            let Some(end) = end else { return fail(Sys::FBIG) };
+            state.write(&*self.mode, descriptor, process, at, bytes)?;
+            if request.offset < 0 {
+                move_to(descriptor, end)?;
+            }
+            self.ledger.of(state.path(), |report| {
+                report.writes += 1;
+                report.bytes_written += bytes.len() as u64;
+            });
+            if request.flags & synchronous != 0 || flags.contains(OFlags::DSYNC) {
+                state.commit(&self.ledger)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// `lseek`. The whole file is data, which `SEEK_DATA` and `SEEK_HOLE` may say of any file.
+    pub(crate) fn seek(&self, descriptor: &OwnedFd, request: &Request) -> Result<i64, Errno> {
+        self.with(descriptor, |state| {
+            state.standing()?;
+            let len = i64::try_from(state.len()?).map_err(|_| libc_errno(Sys::OVERFLOW))?;
+            let inside = (0..len).contains(&request.offset);
+            let from = match request.flags {
+                SEEK_SET => 0,
+                SEEK_CUR => i64::try_from(position(descriptor)?).map_err(|_| libc_errno(Sys::OVERFLOW))?,
+                SEEK_END => len,
+                SEEK_DATA if inside => 0,
+                SEEK_HOLE if inside => len - request.offset,
+                SEEK_DATA | SEEK_HOLE => return fail(Sys::NXIO),
+                _ => return fail(Sys::INVAL),
+            };
+            let to = from.checked_add(request.offset).ok_or(libc_errno(Sys::OVERFLOW))?;
+            let at = u64::try_from(to).map_err(|_| libc_errno(Sys::INVAL))?;
+            move_to(descriptor, at)?;
+            Ok(to)
+        })
+    }
+
+    pub(crate) fn set_length(&self, descriptor: &OwnedFd, process: u32, len: u64) -> Result<(), Errno> {
+        if !writable(flags(descriptor)?) {
+            return fail(Sys::INVAL);
+        }
+        self.with(descriptor, |state| {
+            state.standing()?;
+            state.set_len(&*self.mode, descriptor, process, len)
+        })
+    }
+
+    /// `fallocate`: zeros where bytes are given up, and a longer file; what would move bytes is told no.
+    pub(crate) fn allocate(&self, descriptor: &OwnedFd, process: u32, request: &Request) -> Result<(), Errno> {
+        if !writable(flags(descriptor)?) {
+            return fail(Sys::BADF);
+        }
+        let (Ok(offset), len) = (u64::try_from(request.offset), request.number) else { return fail(Sys::INVAL) };
+        let end = offset.checked_add(len).filter(|end| i64::try_from(*end).is_ok());
+        let Some(end) = end else { return fail(Sys::FBIG) };
+        let mode = request.flags;
+        let zeros = match mode & !KEEP_SIZE {
+            0 => false,
+            ZERO_RANGE => true,
+            PUNCH_HOLE if mode & KEEP_SIZE != 0 => true,
+            _ => return fail(Sys::OPNOTSUPP),
+        };
+        self.with(descriptor, |state| {
+            state.standing()?;
+            if zeros {
+                self.write_zeros(state, descriptor, process, offset, end)?;
+            }
+            if mode & KEEP_SIZE == 0 && end > state.len()? {
+                state.set_len(&*self.mode, descriptor, process, end)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn write_zeros(
+        &self,
+        state: &mut State,
+        descriptor: &OwnedFd,
+        process: u32,
+        offset: u64,
+        end: u64,
+    ) -> Result<(), Errno> {
+        let end = end.min(state.len()?);
+        let zeros = vec![0; ZEROS.min(end.saturating_sub(offset)) as usize];
+        let mut at = offset;
+        while at < end {
+            let piece = zeros.get(..(end - at).min(ZEROS) as usize).unwrap_or(&zeros);
+            state.write(&*self.mode, descriptor, process, at, piece)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// `fsync` and its kin.
+    pub(crate) fn commit(&self, descriptor: &OwnedFd) -> Result<(), Errno> {
+        self.with(descriptor, |state| state.commit(&self.ledger))
+    }
+
+    /// `sync` and `syncfs`: all of them, each on its own. The first error, after all had their turn.
+    pub(crate) fn commit_all(&self) -> Result<(), Errno> {
+        let mut outcome = Ok(());
+        for state in self.all() {
+            let mut state = lock(&state);
+            if !state.is_over() {
+                state.bury(&*self.mode, &self.processes, &self.ledger);
+                outcome = outcome.and(state.commit(&self.ledger));
+            }
+        }
+        outcome
+    }
+
+    /// Length and time of the last change of a file, where they differ from the kernel's.
+    pub(crate) fn status(&self, key: Key) -> Result<Option<(u64, Time)>, Errno> {
+        let Some(state) = self.find(key) else { return Ok(None) };
+        let mut state = lock(&state);
+        if state.is_over() {
+            return Ok(None);
+        }
+        state.bury(&*self.mode, &self.processes, &self.ledger);
+        state.overlay()
+    }
+
+    pub(crate) fn times_were_set(&self, key: Key) -> Result<(), Errno> {
+        let Some(state) = self.find(key) else { return Ok(()) };
+        let mut state = lock(&state);
+        if state.is_over() { Ok(()) } else { state.times_were_set() }
+    }
+
+    /// Whether a file is managed; and 1 if it is under the engine now, with a sidecar that stands in its directory, 2 if that is
+    /// the directory with this inode, and has no more than one name of the file.
+    pub(crate) fn is_managed(&self, key: Key, directory: u64) -> (bool, i64) {
+        let Some(state) = self.find(key) else { return (false, 0) };
+        let state = lock(&state);
+        if state.is_over() || !state.is_covered() {
+            return (!state.is_over(), 0);
+        }
+        (true, if state.has_last_name_in(directory) { 2 } else { 1 })
+    }
+}

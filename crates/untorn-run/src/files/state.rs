@@ -1,0 +1,301 @@
+//! One managed file. It is plain, and read from the kernel, until something is written to it.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirEntryExt, FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{Access, Timespec, Timestamps};
+use rustix::io::Errno as Sys;
+
+use crate::managed::{Errno, Managed, Mode, as_owner, io_errno, libc_errno, reopen};
+use crate::processes::Processes;
+use crate::report::Ledger;
+
+/// A time: seconds and nanoseconds since the epoch.
+pub(super) type Time = (i64, i64);
+
+/// What the engine wants of a file.
+const BOTH: Access = Access::READ_OK.union(Access::WRITE_OK);
+
+pub(super) struct State {
+    path: PathBuf,
+    /// A description of our own, with which the bytes of a plain file are read.
+    own: File,
+    body: Option<Box<dyn Managed>>,
+    /// When its bytes were last changed, if they were while it was managed.
+    changed: Option<Time>,
+    /// The same as of the last commit.
+    committed: Option<Time>,
+    /// The processes that wrote in the open epoch.
+    writers: BTreeSet<u32>,
+    /// Somebody's bytes are lost; all who hold the file are told.
+    poisoned: bool,
+    over: bool,
+}
+
+impl State {
+    /// The state of a file nobody of the run had open.
+    pub(super) fn new(mode: &dyn Mode, descriptor: &OwnedFd) -> Result<Self, Errno> {
+        let own = as_owner(descriptor, Access::READ_OK, || reopen(descriptor)).map_err(|error| io_errno(&error))?;
+        let path = path_of(&own)?;
+        let mut state = State {
+            path,
+            own,
+            body: None,
+            changed: None,
+            committed: None,
+            writers: BTreeSet::new(),
+            poisoned: false,
+            over: false,
+        };
+        if state.is_linked()? {
+            let report = as_owner(&state.own, Access::READ_OK, || untorn::inspect(&state.path));
+            let report = report.map_err(|error| error.errno())?;
+            match report.state {
+                untorn::State::InUse => return Err(libc_errno(Sys::BUSY)),
+                // It has a sidecar, or asks for one: opening it says what is to be said, and recovers it.
+                _ if report.engine.is_some() || report.state != untorn::State::Clean => state.take_over(mode)?,
+                _ => {}
+            }
+        }
+        Ok(state)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Whether anything is to be laid over what the kernel says of the file.
+    pub(super) fn is_covered(&self) -> bool {
+        self.body.is_some() || self.changed.is_some()
+    }
+
+    /// Whether the directory with the sidecar is the one with this inode, and has at most one name of the file.
+    pub(super) fn has_last_name_in(&self, directory: u64) -> bool {
+        let (Ok(path), Ok(ours)) = (path_of(&self.own), self.own.metadata()) else { return true };
+        let Some(parent) = path.parent() else { return true };
+        if !std::fs::metadata(parent).is_ok_and(|found| found.ino() == directory) {
+            return false;
+        }
+        let Ok(entries) = std::fs::read_dir(parent) else { return true };
+        entries.flatten().filter(|entry| entry.ino() == ours.ino()).count() < 2
+    }
+
+    fn is_linked(&self) -> Result<bool, Errno> {
+        Ok(self.own.metadata().map_err(|error| io_errno(&error))?.nlink() > 0)
+    }
+
+    fn take_over(&mut self, mode: &dyn Mode) -> Result<(), Errno> {
+        let path = self.current_path()?;
+        self.body = Some(as_owner(&self.own, BOTH, || mode.manage(&path))?);
+        Ok(())
+    }
+
+    /// Where the file is: it may have been renamed since it was opened.
+    fn current_path(&self) -> Result<PathBuf, Errno> {
+        let path = path_of(&self.own)?;
+        let ours = self.own.metadata().map_err(|error| io_errno(&error))?;
+        let named = std::fs::metadata(&path).map_err(|error| io_errno(&error))?;
+        if (ours.dev(), ours.ino()) != (named.dev(), named.ino()) {
+            return Err(libc_errno(Sys::STALE));
+        }
+        Ok(path)
+    }
+
+    /// The file as something that may be changed; `None` for one without a name, which no crash leaves behind.
+    fn body(&mut self, mode: &dyn Mode) -> Result<Option<&dyn Managed>, Errno> {
+        if self.body.is_none() && self.is_linked()? {
+            self.take_over(mode)?;
+        }
+        Ok(self.body.as_deref())
+    }
+
+    /// # Errors
+    /// EIO once bytes of somebody are lost.
+    pub(super) fn standing(&self) -> Result<(), Errno> {
+        if self.poisoned { Err(libc_errno(Sys::IO)) } else { Ok(()) }
+    }
+
+    pub(super) fn len(&self) -> Result<u64, Errno> {
+        match &self.body {
+            Some(body) => Ok(body.len()),
+            None => Ok(self.own.metadata().map_err(|error| io_errno(&error))?.len()),
+        }
+    }
+
+    /// At most `number` bytes from `offset`.
+    pub(super) fn read(&self, offset: u64, number: u64) -> Result<Vec<u8>, Errno> {
+        let number = self.len()?.saturating_sub(offset).min(number);
+        let mut bytes = vec![0; usize::try_from(number).map_err(|_| libc_errno(Sys::INVAL))?];
+        match &self.body {
+            // At the end of the file, or past it.
+            _ if bytes.is_empty() => {}
+            Some(body) => body.read_at(&mut bytes, offset)?,
+            None => self.own.read_exact_at(&mut bytes, offset).map_err(|error| io_errno(&error))?,
+        }
+        Ok(bytes)
+    }
+
+    pub(super) fn write(
+        &mut self,
+        mode: &dyn Mode,
+        descriptor: &OwnedFd,
+        process: u32,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        match self.body(mode)? {
+            Some(body) => body.write_at(bytes, offset)?,
+            None => {
+                let mut done = 0;
+                while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+                    done += rustix::io::pwrite(descriptor, rest, offset + done as u64).map_err(libc_errno)?;
+                }
+                return Ok(());
+            }
+        }
+        self.note(process);
+        Ok(())
+    }
+
+    pub(super) fn set_len(
+        &mut self,
+        mode: &dyn Mode,
+        descriptor: &OwnedFd,
+        process: u32,
+        len: u64,
+    ) -> Result<(), Errno> {
+        match self.body(mode)? {
+            Some(body) => body.set_len(len)?,
+            None => return rustix::fs::ftruncate(descriptor, len).map_err(libc_errno),
+        }
+        self.note(process);
+        Ok(())
+    }
+
+    /// Notes that a process changed the file, now.
+    fn note(&mut self, process: u32) {
+        self.writers.insert(process);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.changed = Some((now.as_secs() as i64, i64::from(now.subsec_nanos())));
+    }
+
+    pub(super) fn commit(&mut self, ledger: &Ledger) -> Result<(), Errno> {
+        self.standing()?;
+        match &self.body {
+            Some(_) if self.writers.is_empty() => {}
+            Some(body) => {
+                body.commit()?;
+                ledger.of(&self.path, |report| report.commits += 1);
+            }
+            None => self.own.sync_all().map_err(|error| io_errno(&error))?,
+        }
+        self.writers.clear();
+        self.committed = self.changed;
+        Ok(())
+    }
+
+    /// Length and time of the last change, where they differ from the kernel's.
+    pub(super) fn overlay(&self) -> Result<Option<(u64, Time)>, Errno> {
+        if !self.is_covered() {
+            return Ok(None);
+        }
+        let status = self.own.metadata().map_err(|error| io_errno(&error))?;
+        Ok(Some((self.len()?, self.changed.unwrap_or((status.mtime(), status.mtime_nsec())))))
+    }
+
+    /// The program set the file's times.
+    pub(super) fn times_were_set(&mut self) -> Result<(), Errno> {
+        if self.is_covered() {
+            let status = self.own.metadata().map_err(|error| io_errno(&error))?;
+            self.changed = Some((status.mtime(), status.mtime_nsec()));
+            self.committed = self.changed;
+        }
+        Ok(())
+    }
+
+    /// Drops what those wrote who died, before anything is done that could publish it. What the server reads of a dead
+    /// process's last requests may arrive after the news of its death, so it is asked each time.
+    pub(super) fn bury(&mut self, mode: &dyn Mode, processes: &Processes, ledger: &Ledger) {
+        let dead: Vec<u32> = self.writers.iter().copied().filter(|process| processes.died(*process)).collect();
+        for process in dead {
+            self.forsake(mode, process, ledger);
+        }
+    }
+
+    /// One that may have written in the open epoch died.
+    pub(super) fn forsake(&mut self, mode: &dyn Mode, process: u32, ledger: &Ledger) {
+        if !self.writers.remove(&process) {
+            return;
+        }
+        ledger.of(&self.path, |report| report.discarded += 1);
+        self.poisoned = !self.writers.is_empty();
+        self.writers.clear();
+        self.changed = self.committed;
+        if let Some(body) = self.body.take()
+            && let Err(errno) = self.abandon(mode, body)
+        {
+            self.poisoned = true;
+            let error = std::io::Error::from_raw_os_error(errno);
+            ledger.failure(format!(
+                "{}: what a process wrote that was killed could not be taken back: {error}; `untorn recover` does that",
+                self.path.display()
+            ));
+        }
+        self.restore_times();
+    }
+
+    /// Makes the file what it was at the last commit.
+    fn abandon(&mut self, mode: &dyn Mode, body: Box<dyn Managed>) -> Result<(), Errno> {
+        if !self.is_linked()? {
+            // No crash leaves it behind, and nobody can open it. Those who hold it still are told.
+            self.poisoned = true;
+            return body.release();
+        }
+        let path = self.current_path()?;
+        // Without a commit, as a crash would leave it; opening it recovers it.
+        drop(body);
+        as_owner(&self.own, BOTH, || mode.manage(&path)?.release())
+    }
+
+    /// Nobody holds it any more.
+    pub(super) fn finish(&mut self, ledger: &Ledger) -> Result<(), Errno> {
+        self.over = true;
+        let keep = !self.writers.is_empty();
+        let Some(body) = self.body.take() else { return Ok(()) };
+        let gone = !self.is_linked().unwrap_or(true);
+        let released = as_owner(&self.own, BOTH, || body.release());
+        if gone {
+            // A file without a name: there is nothing to keep.
+            return Ok(());
+        }
+        if keep && released.is_ok() {
+            ledger.of(&self.path, |report| report.commits += 1);
+        }
+        self.restore_times();
+        released
+    }
+
+    /// Bytes went home later than the program wrote them.
+    fn restore_times(&self) {
+        let Some((seconds, nanoseconds)) = self.changed else { return };
+        let omit = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
+        let changed = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+        let times = Timestamps { last_access: omit, last_modification: changed };
+        // Only its owner may; then the time is that of the last byte's arrival.
+        let _ = rustix::fs::futimens(&self.own, &times);
+    }
+}
+
+/// Where the kernel says that a file is.
+fn path_of(file: &File) -> Result<PathBuf, Errno> {
+    use std::os::fd::AsRawFd;
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|error| io_errno(&error))
+}

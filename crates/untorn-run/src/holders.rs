@@ -1,0 +1,126 @@
+//! Who holds a file: asked of the kernel, for all processes that descend from this one.
+//!
+//! Nothing is counted: a descriptor goes by `close`, `exec`, `exit` and SIGKILL, and comes by `dup`, `fork` and over sockets.
+
+use std::collections::HashSet;
+use std::fs;
+use std::process;
+
+use rustix::io::Errno;
+
+/// Files by device and inode.
+pub(crate) type Keys = HashSet<(u64, u64)>;
+
+/// Those of `wanted` that some process below this one has open. A process that may not be looked into is taken to hold all.
+///
+/// While this looks, a process may hand its descriptors to a child and close its own, or leave its children to this one: so it
+/// goes on until there is no process that it has not looked into.
+pub(crate) fn held(wanted: &Keys) -> Keys {
+    let (mut found, mut seen) = (Keys::new(), HashSet::new());
+    loop {
+        let new: Vec<u32> = descendants().into_iter().filter(|process| seen.insert(*process)).collect();
+        found.extend(held_by(&new, wanted));
+        if new.is_empty() || found.len() == wanted.len() {
+            return found;
+        }
+    }
+}
+
+fn held_by(processes: &[u32], wanted: &Keys) -> Keys {
+    let mut found = Keys::new();
+    for process in processes {
+        let of_process = format!("/proc/{process}/fd");
+        let entries = match fs::read_dir(&of_process) {
+            Ok(entries) => entries,
+            // It has ended meanwhile.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(_) => return wanted.clone(),
+        };
+        for entry in entries {
+            let Ok(entry) = entry else { continue };
+            match rustix::fs::stat(entry.path()) {
+                Ok(status) if wanted.contains(&(status.st_dev, status.st_ino)) => {
+                    found.insert((status.st_dev, status.st_ino));
+                }
+                Ok(_) | Err(Errno::NOENT) => {}
+                Err(Errno::ACCESS | Errno::PERM) => return wanted.clone(),
+                Err(_) => {}
+            }
+        }
+        if found.len() == wanted.len() {
+            break;
+        }
+    }
+    found
+}
+
+/// All processes below this one. Orphans count, since the launcher is their reaper.
+pub(crate) fn descendants() -> Vec<u32> {
+    let mut all = vec![process::id()];
+    let mut at = 0;
+    while let Some(&parent) = all.get(at) {
+        match children(parent) {
+            Some(children) => all.extend(children),
+            None => return by_parents(),
+        }
+        at += 1;
+    }
+    all.split_off(1)
+}
+
+/// The children of a process, by each of its threads; `None` on a kernel that does not list them.
+fn children(parent: u32) -> Option<Vec<u32>> {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{parent}/task")) else { return Some(Vec::new()) };
+    let mut found = Vec::new();
+    for task in tasks.flatten() {
+        match fs::read_to_string(task.path().join("children")) {
+            Ok(list) => found.extend(list.split_whitespace().filter_map(|word| word.parse::<u32>().ok())),
+            Err(_) if task.path().exists() => return None,
+            Err(_) => {}
+        }
+    }
+    Some(found)
+}
+
+/// The same from the parents that all processes name.
+fn by_parents() -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let mut pairs = Vec::new();
+    for entry in entries.flatten() {
+        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Ok(status) = fs::read_to_string(entry.path().join("stat")) else { continue };
+        // The name, in parentheses, may hold anything.
+        let parent = status.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
+        pairs.extend(parent.map(|parent| (process, parent)));
+    }
+    let mut all = vec![process::id()];
+    let mut at = 0;
+    while let Some(&above) = all.get(at) {
+        all.extend(pairs.iter().filter(|(_, parent)| *parent == above).map(|(process, _)| *process));
+        at += 1;
+    }
+    all.split_off(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_child_holds_what_it_inherited_until_it_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = File::create(dir.path().join("f")).unwrap();
+        let status = file.metadata().unwrap();
+        let wanted = Keys::from([(status.dev(), status.ino())]);
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::from(file)).spawn().unwrap();
+        assert!(descendants().contains(&child.id()) && by_parents().contains(&child.id()));
+        assert_eq!(held(&wanted), wanted);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(held(&wanted).is_empty());
+    }
+}

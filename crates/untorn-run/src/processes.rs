@@ -1,0 +1,123 @@
+//! The processes of a run, and how each of them ended: because it wanted to, or not.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+struct Process {
+    /// None once its end was seen: a run may have any number of processes, and descriptors are few.
+    handle: Option<Arc<OwnedFd>>,
+    /// It said that it is about to end.
+    exiting: bool,
+}
+
+/// The processes that ever connected, by number.
+#[derive(Default)]
+pub(crate) struct Processes {
+    all: Mutex<HashMap<u32, Process>>,
+}
+
+impl Processes {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Process>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a process. Returns what its end can be awaited on if it was not known yet.
+    ///
+    /// # Errors
+    /// Those of `pidfd_open(2)`: it is gone already.
+    pub(crate) fn meet(&self, process: u32) -> io::Result<Option<Arc<OwnedFd>>> {
+        let mut all = self.lock();
+        // A number is used again after its process has ended.
+        if all.get_mut(&process).is_some_and(|known| !known.has_ended()) {
+            return Ok(None);
+        }
+        let number = i32::try_from(process).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+        let handle = Arc::new(pidfd_open(number, PidfdFlags::empty())?);
+        all.insert(process, Process { handle: Some(handle.clone()), exiting: false });
+        Ok(Some(handle))
+    }
+
+    /// A process says that it ends because it wants to.
+    pub(crate) fn exits(&self, process: u32) {
+        if let Some(process) = self.lock().get_mut(&process) {
+            process.exiting = true;
+        }
+    }
+
+    /// Whether a process ended without having said so: it was killed, or crashed.
+    pub(crate) fn died(&self, process: u32) -> bool {
+        self.lock().get_mut(&process).is_none_or(|process| !process.exiting && process.has_ended())
+    }
+
+    /// The process that `handle` stands for has ended, and its handle is of no more use.
+    pub(crate) fn ended(&self, process: u32, handle: &Arc<OwnedFd>) {
+        if let Some(process) = self.lock().get_mut(&process)
+            && process.handle.as_ref().is_some_and(|known| Arc::ptr_eq(known, handle))
+        {
+            process.handle = None;
+        }
+    }
+}
+
+impl Process {
+    fn has_ended(&mut self) -> bool {
+        let Some(handle) = &self.handle else { return true };
+        let mut polled = [PollFd::from_borrowed_fd(handle.as_fd(), PollFlags::IN)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let ended = poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0);
+        if ended {
+            self.handle = None;
+        }
+        ended
+    }
+}
+
+/// Waits until a process has ended.
+pub(crate) fn await_end(handle: &OwnedFd) {
+    loop {
+        let mut polled = [PollFd::from_borrowed_fd(handle.as_fd(), PollFlags::IN)];
+        match poll(&mut polled, None) {
+            Err(rustix::io::Errno::INTR) => {}
+            _ => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn only_one_that_said_nothing_has_died() {
+        let processes = Processes::default();
+        for exiting in [false, true] {
+            let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+            let handle = processes.meet(child.id()).unwrap().unwrap();
+            assert!(processes.meet(child.id()).unwrap().is_none(), "known already");
+            assert!(!processes.died(child.id()));
+            if exiting {
+                processes.exits(child.id());
+            }
+            child.kill().unwrap();
+            await_end(&handle);
+            assert_eq!(processes.died(child.id()), !exiting);
+            child.wait().unwrap();
+            assert_eq!(processes.died(child.id()), !exiting);
+            processes.ended(child.id(), &handle);
+            assert_eq!(processes.died(child.id()), !exiting);
+            assert_eq!(Arc::strong_count(&handle), 1, "a descriptor is kept for a process that is gone");
+        }
+    }
+
+    #[test]
+    fn one_that_never_connected_cannot_vouch_for_what_it_wrote() {
+        assert!(Processes::default().died(1));
+    }
+}

@@ -1,0 +1,103 @@
+//! What a run did, for `--stats`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+
+/// What became of one managed file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FileReport {
+    /// Where it was first opened.
+    pub path: PathBuf,
+    /// How often it was opened.
+    pub opens: u64,
+    /// Calls that read.
+    pub reads: u64,
+    /// Calls that wrote.
+    pub writes: u64,
+    /// Bytes written.
+    pub bytes_written: u64,
+    /// Epochs that were committed.
+    pub commits: u64,
+    /// Epochs that were dropped because one that wrote in them was killed.
+    pub discarded: u64,
+}
+
+/// A call that a program was told no to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Refused {
+    /// The call.
+    pub call: String,
+    /// Why.
+    pub why: String,
+    /// The file, where it is known.
+    pub path: PathBuf,
+}
+
+/// What a run did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Processes that the layer was in.
+    pub processes: u64,
+    /// The managed files, by path.
+    pub files: Vec<FileReport>,
+    /// What was told no, and how often.
+    pub refused: Vec<(Refused, u64)>,
+    /// What failed when nobody was left to be told: commits at a file's last close.
+    pub failures: Vec<String>,
+}
+
+/// Collects the report while the run goes on.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    processes: u64,
+    files: BTreeMap<PathBuf, FileReport>,
+    refused: BTreeMap<Refused, u64>,
+    failures: Vec<String>,
+}
+
+impl Ledger {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Counters are whole at every instant.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn process(&self) {
+        self.lock().processes += 1;
+    }
+
+    /// Changes the counters of a file.
+    pub(crate) fn of(&self, path: &Path, change: impl FnOnce(&mut FileReport)) {
+        let mut inner = self.lock();
+        if !inner.files.contains_key(path) {
+            inner.files.insert(path.to_owned(), FileReport { path: path.to_owned(), ..FileReport::default() });
+        }
+        inner.files.get_mut(path).map(change);
+    }
+
+    pub(crate) fn refused(&self, call: &str, why: &str, path: &Path) {
+        let key = Refused { call: call.to_owned(), why: why.to_owned(), path: path.to_owned() };
+        *self.lock().refused.entry(key).or_default() += 1;
+    }
+
+    pub(crate) fn failure(&self, what: String) {
+        self.lock().failures.push(what);
+    }
+
+    pub(crate) fn report(&self) -> Report {
+        let inner = self.lock();
+        Report {
+            processes: inner.processes,
+            files: inner.files.values().cloned().collect(),
+            refused: inner.refused.iter().map(|(refused, count)| (refused.clone(), *count)).collect(),
+            failures: inner.failures.clone(),
+        }
+    }
+}

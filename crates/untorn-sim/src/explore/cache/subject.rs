@@ -1,0 +1,238 @@
+//! What is explored: files behind a log, or without one.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+
+use untorn::medium::{Barrier, Medium, OnMedium, SlowFile, SlowPlace};
+use untorn::{CacheOptions, CachedFile, Fate, Result, WriteCache};
+
+use super::config::Config;
+use super::ops::{BEFORE, NAMES, Op, State};
+use crate::medium::SimMedium;
+
+/// The log of every run.
+pub(super) const LOG: &str = "/log";
+
+/// A byte that is written to a file while the log is kept for another.
+pub(super) const DIRECT: u8 = 255;
+const DIRECT_SYNC: Barrier = Barrier::new("direct.sync");
+
+/// A place in which one file is not to be found.
+struct Hiding {
+    place: OnMedium<SimMedium>,
+    hidden: Option<&'static Path>,
+}
+
+impl SlowPlace for Hiding {
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
+        if self.hidden == Some(path) { Ok(None) } else { self.place.open(path) }
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        Ok(self.hidden != Some(path) && self.place.exists(path)?)
+    }
+
+    fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>> {
+        self.place.candidates(dir, inode)
+    }
+
+    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
+        self.place.sync_dir(barrier, dir)
+    }
+}
+
+/// Entries of 64 bytes, so few that they are soon used again.
+fn options(config: &Config) -> CacheOptions {
+    let size = 3 * 4096 + 4 * 8192 + 24 * 128;
+    let options = CacheOptions::new().size(size).entry_size(64).max_files(4).durability(config.durability);
+    options.background(false).batch(1, 4)
+}
+
+fn path(name: u8) -> &'static Path {
+    Path::new(NAMES[usize::from(name)])
+}
+
+/// Files, open.
+pub(super) struct Subject {
+    /// `None` for the canary.
+    cache: Option<WriteCache>,
+    files: BTreeMap<u8, File>,
+    place: Arc<OnMedium<SimMedium>>,
+    medium: SimMedium,
+}
+
+enum File {
+    Cached(CachedFile),
+    Plain(Arc<dyn SlowFile>),
+}
+
+impl Subject {
+    pub(super) fn create(config: &Config, medium: &SimMedium) -> Result<Self> {
+        let place = Arc::new(OnMedium(medium.clone()));
+        let cache = match config.canary {
+            true => None,
+            false => Some(options(config).create_on(medium.clone(), place.clone(), LOG)?),
+        };
+        Ok(Subject { cache, files: BTreeMap::new(), place, medium: medium.clone() })
+    }
+
+    pub(super) fn open(config: &Config, medium: &SimMedium) -> Result<Self> {
+        let place = Arc::new(OnMedium(medium.clone()));
+        let cache = match config.canary {
+            true => None,
+            false => Some(options(config).open_on(medium.clone(), place.clone(), LOG)?),
+        };
+        let mut subject = Subject { cache, files: BTreeMap::new(), place, medium: medium.clone() };
+        for name in 0..NAMES.len() as u8 {
+            if let Some(file) = subject.place.open(path(name))? {
+                subject.attach(name, file)?;
+            }
+        }
+        Ok(subject)
+    }
+
+    /// Replays the log, and if it is kept, goes on with a file that was replayed as with any other: writes a byte to it and syncs
+    /// it. The name of that file.
+    ///
+    /// With `missing`, that file is not to be found.
+    pub(super) fn replay(config: &Config, medium: &SimMedium, missing: Option<u8>) -> Result<Option<u8>> {
+        if config.canary {
+            return Ok(None);
+        }
+        let place = Hiding { place: OnMedium(medium.clone()), hidden: missing.map(path) };
+        let replay = options(config).replay_on(medium.clone(), &place, LOG)?;
+        if replay.is_complete() {
+            return Ok(None);
+        }
+        for file in replay.files.iter().filter(|file| file.fate == Fate::Replayed) {
+            let Some(name) = (0..NAMES.len() as u8).find(|name| path(*name) == file.path) else { continue };
+            if let Some(file) = place.open(path(name))? {
+                file.write(0, &[DIRECT])?;
+                file.sync(DIRECT_SYNC)?;
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    }
+
+    fn attach(&mut self, name: u8, file: Arc<dyn SlowFile>) -> Result<()> {
+        let file = match &self.cache {
+            Some(cache) => File::Cached(cache.attach_slow(file, path(name))?),
+            None => File::Plain(file),
+        };
+        self.files.insert(name, file);
+        Ok(())
+    }
+
+    /// Demotes and closes a file, as whoever changes a name of it must.
+    fn let_go(&mut self, name: u8) -> Result<()> {
+        match self.files.remove(&name) {
+            Some(File::Cached(file)) => file.demote(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Everything but what opens the log again.
+    pub(super) fn perform(&mut self, op: &Op) -> Result<()> {
+        match *op {
+            Op::Create(name, len, tag) => {
+                drop(self.medium.create(path(name), 0, 1 << 20)?);
+                let file = self.place.open(path(name))?.expect("it was just made");
+                file.write(0, &[BEFORE.0; BEFORE.1 as usize])?;
+                self.attach(name, file)?;
+                self.files[&name].append(&vec![tag; len as usize])
+            }
+            Op::Write(name, at, len, tag) => self.files[&name].write(at, &vec![tag; len as usize]),
+            Op::Append(name, len, tag) => self.files[&name].append(&vec![tag; len as usize]),
+            Op::SetLen(name, len) => match &self.files[&name] {
+                File::Cached(file) => file.set_len(len),
+                File::Plain(file) => file.set_len(len),
+            },
+            Op::Rename(from, to) => {
+                self.let_go(from)?;
+                self.medium.rename(path(from), path(to))?;
+                self.medium.sync_dir(DIRECT_SYNC, Path::new("/"))?;
+                let file = self.place.open(path(to))?.expect("it was just renamed");
+                self.attach(to, file)
+            }
+            Op::Unlink(name) => {
+                self.let_go(name)?;
+                self.medium.unlink(path(name))?;
+                self.medium.sync_dir(DIRECT_SYNC, Path::new("/"))
+            }
+            Op::Demote(name) => {
+                let Some(File::Cached(file)) = self.files.get(&name) else { return Ok(()) };
+                file.demote()
+            }
+            Op::Attach(name) => {
+                self.files.remove(&name);
+                let file = self.place.open(path(name))?.expect("it is there");
+                self.attach(name, file)
+            }
+            Op::Sync(name) => match &self.files[&name] {
+                File::Cached(file) => file.sync(),
+                File::Plain(_) => Ok(()),
+            },
+            Op::HandOver(name) => match &self.files[&name] {
+                File::Cached(file) => file.hand_over(),
+                File::Plain(_) => Ok(()),
+            },
+            Op::SyncAll | Op::Drain | Op::DrainSome | Op::DrainFails(_) => match (&self.cache, op) {
+                (Some(cache), Op::SyncAll) => cache.sync(),
+                (Some(cache), Op::DrainSome) => cache.drain_some(),
+                (Some(cache), _) => cache.drain(),
+                (None, _) => Ok(()),
+            },
+            Op::Reopen | Op::ReopenFails(_) | Op::ReopenMissing(_) => Ok(()),
+        }
+    }
+
+    /// Names of files that have failed; `None` if the log has.
+    pub(super) fn failed(&self) -> Option<Vec<u8>> {
+        let cache = self.cache.as_ref()?;
+        if cache.drain_some().is_err() {
+            return None;
+        }
+        let failed = |file: &File| matches!(file, File::Cached(file) if file.sync().is_err());
+        Some(self.files.iter().filter(|(_, file)| failed(file)).map(|(name, _)| *name).collect())
+    }
+
+    /// All there is, as a program sees it; or what is wrong with it.
+    pub(super) fn read(&self) -> Result<std::result::Result<State, String>> {
+        for name in self.medium.list(Path::new("/"))? {
+            let known = |known: &str| name == known.trim_start_matches('/');
+            if !known(LOG) && !name.to_string_lossy().ends_with(".new") && !NAMES.iter().any(|name| known(name)) {
+                return Ok(Err(format!("a file {name:?} was left behind")));
+            }
+        }
+        let mut state = State::new();
+        for (&name, file) in &self.files {
+            let mut bytes = vec![0; 1 << 14];
+            let len = match file {
+                File::Cached(file) => file.read_at(&mut bytes, 0)?,
+                File::Plain(file) => file.read(0, &mut bytes)?,
+            };
+            bytes.truncate(len);
+            state.insert(name, bytes);
+        }
+        Ok(Ok(state))
+    }
+}
+
+impl File {
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        match self {
+            File::Cached(file) => file.write_at(bytes, at),
+            File::Plain(file) => file.write(at, bytes),
+        }
+    }
+
+    fn append(&self, bytes: &[u8]) -> Result<()> {
+        match self {
+            File::Cached(file) => file.append(bytes).map(drop),
+            File::Plain(file) => file.write(file.len()?, bytes),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! What must be so on every machine that a crash leaves.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use untorn::medium::{Access, Medium, MediumFile};
+use untorn::{Damage, PageRange, ProtectOptions, Protected, Tracker};
+
+use super::super::life::{Finding, Found, guarded};
+use super::config::Config;
+use super::ops::{LEN, Model, PAGE, PAGES, STRIPE, range};
+use crate::medium::SimMedium;
+use crate::rng::Rng;
+
+pub(super) const PATH: &str = "/data";
+
+/// Page tables in little: what was stored to, forgotten when the process ends.
+#[derive(Default)]
+pub(super) struct Memory(Mutex<BTreeSet<u64>>);
+
+impl Memory {
+    pub(super) fn note(&self, page: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(page);
+    }
+}
+
+impl Tracker for Memory {
+    fn take(&self) -> untorn::Result<Vec<std::ops::Range<u64>>> {
+        let stored = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(stored.into_iter().map(|page| page..page + 1).collect())
+    }
+
+    fn look(&self) -> untorn::Result<Vec<std::ops::Range<u64>>> {
+        let stored = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(stored.into_iter().map(|page| page..page + 1).collect())
+    }
+}
+
+pub(super) fn options(config: &Config) -> ProtectOptions {
+    let options = ProtectOptions::new().stripe(STRIPE as u32).layout(config.layout).batch(3);
+    options.period(std::time::Duration::ZERO)
+}
+
+/// Protects the file as the configuration has it.
+pub(super) fn open(config: &Config, medium: &SimMedium) -> untorn::Result<(Protected, Arc<Memory>)> {
+    let memory = Arc::new(Memory::default());
+    let options = options(config);
+    let protected = if config.tracked {
+        options.track_on(medium.clone(), PATH, memory.clone())?
+    } else {
+        options.open_on(medium.clone(), PATH)?
+    };
+    Ok((protected, memory))
+}
+
+/// The companion file, if there is one.
+pub(super) fn companion(medium: &SimMedium) -> untorn::Result<Option<String>> {
+    let file = medium.open(Path::new(PATH), Access::Read, 0)?;
+    let name = format!("/.untorn/{}.redundancy", file.identity()?.inode);
+    Ok(medium.exists(Path::new(&name))?.then_some(name))
+}
+
+/// All pages of the file, as programs see them.
+pub(super) fn contents(medium: &SimMedium) -> Vec<Vec<u8>> {
+    let bytes = medium.peek(PATH).unwrap_or_default();
+    (0..PAGES).map(|page| bytes.get(range(page)).unwrap_or_default().to_vec()).collect()
+}
+
+/// What a crash image must be like.
+#[derive(Clone, Debug)]
+pub(super) struct Expected {
+    pub(super) model: Model,
+    /// Pages that the operation under way stores to, if any.
+    pub(super) stored: BTreeSet<u64>,
+    /// Pages that somebody else wrote.
+    pub(super) foreign: BTreeSet<u64>,
+    /// Whether there may be no companion file yet.
+    pub(super) unprotected: bool,
+}
+
+fn page_of(range: &PageRange) -> u64 {
+    range.offset / PAGE as u64
+}
+
+fn wrong<T>(what: String) -> Found<T> {
+    Err(Finding::new(what))
+}
+
+/// Scrubs and repairs a machine on which nobody has the file open, then protects it again.
+pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rng: &mut Rng) -> Found<()> {
+    let failed = |what: &str, error: untorn::Error| Finding::new(format!("{what} failed: {error}"));
+    let Some(_) = companion(medium).map_err(|error| failed("looking for the companion file", error))? else {
+        return if expected.unprotected { Ok(()) } else { wrong("the companion file is gone".to_owned()) };
+    };
+    let before = contents(medium);
+    let model = &expected.model;
+    let looked = guarded("looking", || ProtectOptions::new().look_on(medium.clone(), PATH))?;
+    let looked = looked.map_err(|error| failed("looking", error))?;
+    let report = guarded("repair", || looked.repair())?.map_err(|error| failed("repair", error))?;
+    drop(looked);
+    let torn = report.scrub.damage.iter().any(|damage| matches!(damage, Damage::Table { offset } if *offset >= 8192));
+    for damage in &report.scrub.damage {
+        match damage {
+            Damage::Page(range) if !model.rotten.contains_key(&page_of(range)) => {
+                return wrong(format!("page {} is accused, and was never damaged", page_of(range)));
+            }
+            Damage::Unknown(range) => {
+                let page = page_of(range);
+                let told = config.tracked || expected.foreign.contains(&page) || model.side_rotten;
+                if !told && !model.rotten.contains_key(&page) {
+                    return wrong(format!("page {page} is unknown, though all stores were announced"));
+                }
+            }
+            Damage::Parity { stripe } if !model.side_rotten => {
+                return wrong(format!("the parity of stripe {stripe} does not fit pages that are called covered"));
+            }
+            _ => {}
+        }
+    }
+    let after = contents(medium);
+    let unknown: BTreeSet<u64> = report.unknown.iter().map(page_of).collect();
+    for page in 0..PAGES {
+        let (was, is) = (&before[page as usize], &after[page as usize]);
+        let Some(truth) = model.rotten.get(&page) else {
+            if was != is {
+                return wrong(format!("page {page} was not damaged, and was changed by a repair"));
+            }
+            continue;
+        };
+        if is == truth || expected.stored.contains(&page) {
+            continue;
+        }
+        if is != was {
+            return wrong(format!("page {page} was repaired to what it never held"));
+        }
+        let doubted = config.tracked || torn || !expected.foreign.is_empty();
+        if model.is_repairable() && !(doubted && unknown.contains(&page)) {
+            return wrong(format!("damaged page {page} was not repaired: {:?}", report));
+        }
+    }
+    again(config, medium, expected, &after, rng)
+}
+
+/// Protects the file again. What is called covered then must survive damage.
+fn again(config: &Config, medium: &SimMedium, expected: &Expected, now: &[Vec<u8>], rng: &mut Rng) -> Found<()> {
+    let failed = |what: &str, error: untorn::Error| Finding::new(format!("{what} failed: {error}"));
+    let opened = guarded("opening", || open(config, medium))?;
+    let (protected, _memory) = opened.map_err(|error| failed("opening", error))?;
+    guarded("covering", || protected.sync())?.map_err(|error| failed("covering", error))?;
+    if !expected.model.hopeless.is_empty() || expected.model.side_rotten {
+        return Ok(());
+    }
+    let coverage = protected.coverage().map_err(|error| failed("asking for the coverage", error))?;
+    if coverage.uncovered > 0 || !coverage.lost.is_empty() {
+        return wrong(format!("after a crash and a whole pass not all is covered: {coverage:?}"));
+    }
+    let unrotten =
+        |(is, (page, was)): (&Vec<u8>, (u64, &Vec<u8>))| is == was || expected.model.rotten.contains_key(&page);
+    if !contents(medium).iter().zip((0..).zip(now)).all(unrotten) {
+        return wrong("covering changed the file".to_owned());
+    }
+    if (0..).zip(now).any(|(page, is)| expected.model.rotten.get(&page).is_some_and(|truth| truth != is)) {
+        return Ok(());
+    }
+    let page = rng.below(PAGES);
+    damage(medium, page, rng);
+    let report = guarded("repair", || protected.repair())?.map_err(|error| failed("repair", error))?;
+    if contents(medium) != now {
+        return wrong(format!("page {page} was called covered and could not be given back: {report:?}"));
+    }
+    Ok(())
+}
+
+/// Damages a page of the file at rest.
+pub(super) fn damage(medium: &SimMedium, page: u64, rng: &mut Rng) {
+    let range = range(page);
+    let at = range.start + rng.below(range.len() as u64) as usize;
+    let byte = medium.peek(PATH).map_or(0, |bytes| bytes[at]);
+    medium.rot(PATH, at as u64, &[byte ^ 1 << rng.below(8)]);
+    debug_assert!(range.end <= LEN);
+}

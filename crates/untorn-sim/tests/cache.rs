@@ -1,0 +1,28 @@
+//! The write cache under the explorer: what is right is acquitted, what is wrong convicted.
+
+use untorn_sim::explore::{Settings, cache, replay};
+
+fn quiet(_: &str, _: u64, _: u64) {}
+
+#[test]
+fn files_without_a_log_are_convicted_in_both_fault_models_and_found_again() {
+    let canaries = cache::canary(&Settings::default());
+    assert_eq!(canaries.len(), 2);
+    for canary in canaries {
+        let first = canary.conviction.unwrap_or_else(|| panic!("acquitted on {}", canary.medium));
+        assert!(first.finding.contains("differs from"), "{first}");
+        let again = replay(&first.replay).unwrap().unwrap();
+        assert_eq!(again.to_string(), first.to_string());
+    }
+}
+
+#[test]
+fn the_write_cache_survives_a_bounded_exploration() {
+    let settings = Settings { states: 3000, jobs: 1, ..Settings::default() };
+    let outcome = cache::explore(&settings, &quiet);
+    for violation in &outcome.violations {
+        eprintln!("{violation}\n");
+    }
+    assert!(outcome.violations.is_empty());
+    assert!(outcome.states >= 3000);
+}

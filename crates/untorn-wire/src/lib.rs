@@ -1,0 +1,152 @@
+//! What the preload layer and the process that serves it say to each other.
+//!
+//! Each request is one [`Request`], sent over a stream socket, followed by `payload` bytes where the operation has some. The
+//! first byte carries the program's descriptor (`SCM_RIGHTS`) where the operation is one on a descriptor. So the descriptor
+//! itself says which file is meant, and where its offset is: neither side keeps a table of descriptors that a `dup`, a
+//! `fork` or an `exec` could make wrong. The answer is one [`Reply`], followed by `payload` bytes.
+//!
+//! Both ends are of one build and run on one machine, so numbers are in the machine's own order.
+#![forbid(unsafe_code)]
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The flag of `open` that asks for atomicity; the kernel never sees it. The Libnvmmio paper, §4.3; the value is the one of
+/// its authors' header.
+pub const O_ATOMIC: i32 = 0o1_000_000_000;
+
+/// What marks an open file description as managed: the signal that it would send (`F_SETSIG`), which the kernel keeps with
+/// the description over `dup`, `fork` and `exec`, and which means nothing for a regular file.
+pub const MARK: i32 = 61;
+
+/// The variable with the path of the server's socket. A process without it is not under untorn.
+pub const SOCKET: &str = "UNTORN_PRELOAD_SOCKET";
+/// The variable with the globs of managed files, one a line.
+pub const MATCH: &str = "UNTORN_PRELOAD_MATCH";
+/// The variable with the path of the layer itself, which is put back into environments that lost it.
+pub const LAYER: &str = "UNTORN_PRELOAD_LAYER";
+/// The variable with the path of the [board](BOARD_BYTES).
+pub const BOARD: &str = "UNTORN_PRELOAD_BOARD";
+/// The variable with the path of a file to which the test build of the layer reports what slipped past it.
+pub const ORACLE: &str = "UNTORN_PRELOAD_ORACLE";
+
+/// The most bytes that one `read` or `write` moves: what the kernel itself allows.
+pub const MOST: u64 = 0x7fff_f000;
+
+/// Length of the board: a file of which each bit says whether a file with that hash may be managed, so that a process need
+/// not ask about each file whose status it wants to know.
+pub const BOARD_BYTES: usize = 512;
+
+/// The bit of the board that stands for a file.
+pub fn board_bit(device: u64, inode: u64) -> usize {
+    let mixed = (device.rotate_left(32) ^ inode).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 52) as usize % (BOARD_BYTES * 8)
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Operation {
+    /// The layer is in the process that says so. The value is 1 if it was in the program that the process ran before, and
+    /// asked for something there.
+    Hello = 1,
+    /// The descriptor was just opened: manage its file. `number` is 1 if it is to be truncated.
+    Open = 2,
+    /// A descriptor of the file (`device`, `inode`) was closed.
+    Closed = 3,
+    /// Read `number` bytes, at `offset` or, if that is negative, at the descriptor's own.
+    Read = 4,
+    /// Write the payload, likewise. `flags` are those of `pwritev2`.
+    Write = 5,
+    /// Move the descriptor's offset: `lseek` by `offset` with `flags` for `whence`.
+    Seek = 6,
+    /// Set the length to `number`.
+    SetLength = 7,
+    /// `fallocate` with mode `flags`, `offset` and `number`.
+    Allocate = 8,
+    /// Commit what was written to the file.
+    Commit = 9,
+    /// Commit what was written to any file.
+    CommitAll = 10,
+    /// Length and times of the file (`device`, `inode`).
+    Status = 11,
+    /// The times of the file (`device`, `inode`) were set; its status tells.
+    Times = 12,
+    /// The layer told the program no: the payload says in which call and why.
+    Refused = 13,
+    /// The process ends because it wants to.
+    Exit = 14,
+    /// Whether the file (`device`, `inode`) is managed; the value is 1 if it has a sidecar in its directory now, and 2 if that is
+    /// the directory with the inode `number` and has no more than one name of the file.
+    Managed = 15,
+}
+
+impl Operation {
+    /// The operation of a number.
+    pub fn of(number: u32) -> Option<Self> {
+        use Operation::*;
+        let all = [
+            Hello, Open, Closed, Read, Write, Seek, SetLength, Allocate, Commit, CommitAll, Status, Times, Refused,
+            Exit, Managed,
+        ];
+        all.into_iter().find(|operation| *operation as u32 == number)
+    }
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Request {
+    /// The number of an [`Operation`].
+    pub operation: u32,
+    /// Depends on the operation.
+    pub flags: i32,
+    /// Depends on the operation.
+    pub offset: i64,
+    /// Depends on the operation.
+    pub number: u64,
+    /// Device of the file, where there is no descriptor.
+    pub device: u64,
+    /// Inode of the file, where there is no descriptor.
+    pub inode: u64,
+    /// Bytes that follow.
+    pub payload: u64,
+}
+
+/// An answer.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Reply {
+    /// 0, or the errno.
+    pub errno: i32,
+    /// 1 if the file is managed and `value` and the times are to be laid over what the kernel says.
+    pub managed: u32,
+    /// What the call returns; of a status, the length.
+    pub value: i64,
+    /// Time of the last change of the file's bytes: seconds.
+    pub seconds: i64,
+    /// The same: nanoseconds.
+    pub nanoseconds: i64,
+    /// Bytes that follow.
+    pub payload: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_is_found_by_its_number() {
+        for number in 1..=15 {
+            assert_eq!(Operation::of(number).map(|operation| operation as u32), Some(number));
+        }
+        assert_eq!(Operation::of(0), None);
+        assert_eq!(Operation::of(16), None);
+    }
+
+    #[test]
+    fn neighbouring_inodes_have_different_bits() {
+        let bits: std::collections::BTreeSet<usize> = (1000..1064).map(|inode| board_bit(2049, inode)).collect();
+        assert!(bits.len() > 60 && bits.iter().all(|bit| *bit < BOARD_BYTES * 8));
+    }
+}

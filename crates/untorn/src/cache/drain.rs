@@ -1,0 +1,366 @@
+//! From the log to the files: entries are *delivered* to the kernel in order, many at a time, and *settled* once their
+//! files are synced. Only then does the tail pass them, durably, and only then are they free.
+//!
+//! Entries of a file that fails stay as they are. Where they are in the way of others they are written once more at the
+//! head, with the place in the order that they had, so that a replay comes upon them as before.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::combine::{self, Run};
+use super::file::Managed;
+use super::format::{self, Kind};
+use super::overlay::pages;
+use super::ring::Operation;
+use super::{Cache, barriers, locked};
+use crate::error::{Error, Result};
+use crate::medium::{Medium, MediumFile};
+
+/// The longest write to a slow file, in bytes.
+const LONGEST: u64 = 1 << 20;
+
+/// An operation on its way.
+#[derive(Clone, Debug)]
+struct Item {
+    position: u64,
+    order: u64,
+    parts: u64,
+    operation: Operation,
+    len: u64,
+}
+
+impl Item {
+    fn positions(&self) -> std::ops::Range<u64> {
+        self.position..self.position + self.parts
+    }
+}
+
+/// How far draining is. One thread drains at a time.
+#[derive(Default)]
+pub(super) struct Drain {
+    /// Every entry before is in the kernel, but for those that are stuck.
+    delivered: u64,
+    /// Delivered, and not settled.
+    pending: Vec<Item>,
+    /// Of files that failed, in order of their positions.
+    stuck: Vec<Item>,
+    /// Files to sync.
+    dirty: BTreeMap<u64, Arc<Managed>>,
+    /// How often the tail was written.
+    tails: u64,
+}
+
+impl Drain {
+    /// Entries of files that failed.
+    pub(super) fn stuck(&self) -> u64 {
+        self.stuck.iter().map(|item| item.parts).sum()
+    }
+}
+
+impl<M: Medium> Cache<M> {
+    /// Claims entries, draining where there is no room. False if there will be none, for entries of files that failed have it.
+    pub(super) fn claim(&self, entries: u64) -> Result<bool> {
+        let most = self.ring.for_writers();
+        let mut round = 0;
+        while !self.ring.claim(entries, most) {
+            let mut drain = locked(&self.drain);
+            if self.ring.claim(entries, most) {
+                return Ok(true);
+            }
+            self.standing.writable()?;
+            // As much as a batch at least: who has waited for one sync need not wait for the next at once.
+            self.deliver(&mut drain, u64::MAX, self.settings.batch_max)?;
+            self.settle(&mut drain, false)?;
+            if self.ring.claim(entries, most) {
+                return Ok(true);
+            }
+            if !drain.stuck.is_empty() {
+                self.settle(&mut drain, true)?;
+                if self.ring.claim(entries, most) {
+                    return Ok(true);
+                }
+                // What was moved is passed over, all of it, however much that is: else it would be moved on and on, and never
+                // all that is left be seen to be stuck.
+                self.deliver(&mut drain, u64::MAX, u64::MAX)?;
+                let (head, tail) = (self.ring.head(), self.ring.tail());
+                if drain.delivered == head && drain.stuck() == head - tail && self.ring.claimed() == head - tail {
+                    return Ok(false);
+                }
+            }
+            drop(drain);
+            // Another thread's entries are not complete yet.
+            self.ring.medium.relax(round);
+            round = round.saturating_add(1);
+        }
+        Ok(true)
+    }
+
+    /// Drains a batch, if there is one.
+    pub(crate) fn drain_some(&self) -> Result<()> {
+        let mut drain = locked(&self.drain);
+        self.standing.writable()?;
+        self.deliver(&mut drain, u64::MAX, self.settings.batch_max)?;
+        self.settle(&mut drain, false)
+    }
+
+    /// Drains all that is in the log now.
+    pub(crate) fn drain_all(&self) -> Result<()> {
+        self.standing.writable()?;
+        self.drain_to(self.ring.head())?;
+        let files = locked(&self.registry).all();
+        files.iter().try_for_each(|file| file.standing())
+    }
+
+    /// Drains all that the log has of a file, whose gate the caller holds.
+    pub(super) fn drain_file(&self, file: &Managed) -> Result<()> {
+        file.standing()?;
+        self.drain_to(file.last.load(Ordering::Acquire))?;
+        file.standing()
+    }
+
+    pub(super) fn drain_to(&self, position: u64) -> Result<()> {
+        let mut round = 0;
+        while self.ring.tail() < position {
+            let mut drain = locked(&self.drain);
+            self.standing.writable()?;
+            let advanced = self.deliver(&mut drain, position, self.settings.batch_max)?;
+            let in_the_way = drain.stuck.first().is_some_and(|item| item.position < position);
+            let all = in_the_way && drain.delivered >= position;
+            self.settle(&mut drain, all)?;
+            drop(drain);
+            if !advanced {
+                self.ring.medium.relax(round);
+                round = round.saturating_add(1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands all that the log has of a file to the kernel, where other programs see it, without waiting for the device.
+    pub(crate) fn hand_over(&self, file: &Managed) -> Result<()> {
+        self.standing.writable()?;
+        file.standing()?;
+        let position = file.last.load(Ordering::Acquire);
+        let mut round = 0;
+        loop {
+            let mut drain = locked(&self.drain);
+            self.standing.writable()?;
+            if drain.delivered >= position {
+                break;
+            }
+            let advanced = self.deliver(&mut drain, position, u64::MAX)?;
+            drop(drain);
+            if !advanced {
+                self.ring.medium.relax(round);
+                round = round.saturating_add(1);
+            }
+        }
+        file.standing()
+    }
+
+    /// Gives the kernel what is complete before a position, so many entries at most. False if there was nothing.
+    fn deliver(&self, drain: &mut Drain, upto: u64, most: u64) -> Result<bool> {
+        let ring = &self.ring;
+        let (start, end) = (drain.delivered, upto.min(ring.head()));
+        let mut at = start;
+        let mut items = Vec::new();
+        let mut data = Vec::new();
+        while at < end && at - start < most && ring.is_complete(at) {
+            let first = ring.entry(at, &mut data).map_err(|error| self.standing.poison(error))?;
+            let parts = u64::from(first.parts);
+            let operation = Operation { uid: first.uid, kind: first.kind, value: first.value };
+            let mut len = u64::from(first.len);
+            for position in at + 1..at + parts {
+                let entry = ring.entry(position, &mut data).map_err(|error| self.standing.poison(error))?;
+                len += u64::from(entry.len);
+            }
+            items.push(Item { position: at, order: first.order, parts, operation, len });
+            at += parts;
+        }
+        if items.is_empty() {
+            return Ok(false);
+        }
+        if !ring.is_per_write() {
+            // What reaches the file by halves must be whole in the log.
+            ring.persist(barriers::AHEAD).map_err(|error| self.standing.poison(error))?;
+        }
+        let mut by_file: BTreeMap<u64, Vec<Item>> = BTreeMap::new();
+        for item in items {
+            by_file.entry(item.operation.uid).or_default().push(item);
+        }
+        for (uid, items) in by_file {
+            let file = self.file_of(uid)?;
+            let delivered = if file.has_failed() { Ok(()) } else { self.deliver_to(&file, &items) };
+            if let Err(error) = delivered {
+                file.fail(&error);
+            }
+            if file.has_failed() {
+                let known = |item: &Item| drain.stuck.iter().any(|other| other.position == item.position);
+                let new: Vec<Item> = items.into_iter().filter(|item| !known(item)).collect();
+                drain.stuck.extend(new);
+                continue;
+            }
+            drain.pending.extend(items);
+            drain.dirty.insert(uid, file);
+        }
+        drain.delivered = at;
+        Ok(true)
+    }
+
+    fn file_of(&self, uid: u64) -> Result<Arc<Managed>> {
+        let found = locked(&self.registry).of(uid);
+        found.ok_or_else(|| {
+            let what = format!("an entry names the file {uid}, which nobody opened");
+            let path = self.standing.path().to_owned();
+            self.standing.poison(Error::Corrupt { path, offset: None, what })
+        })
+    }
+
+    /// Gives the kernel operations on one file.
+    fn deliver_to(&self, file: &Managed, items: &[Item]) -> Result<()> {
+        let is_write = |item: &Item| item.operation.kind == Kind::Write;
+        for group in items.chunk_by(|one, other| is_write(one) && is_write(other)) {
+            match group {
+                [Item { operation: Operation { kind: Kind::SetLen, value, .. }, .. }] => file.slow.set_len(*value)?,
+                writes => self.deliver_writes(file, writes)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn deliver_writes(&self, file: &Managed, items: &[Item]) -> Result<()> {
+        let writes: Vec<(u64, u64)> = items.iter().map(|item| (item.operation.value, item.len)).collect();
+        let mut buffer = Vec::new();
+        let runs = combine::visible(&writes);
+        let adjacent = |one: &Run, other: &Run| one.offset + one.len == other.offset;
+        for stretch in runs.chunk_by(adjacent) {
+            let mut at = stretch[0].offset;
+            for run in stretch {
+                let mut done = 0;
+                while done < run.len {
+                    let bytes = (run.len - done).min(LONGEST - buffer.len() as u64);
+                    self.read_run(&items[run.write], run.skip + done, bytes, &mut buffer)?;
+                    done += bytes;
+                    if buffer.len() as u64 == LONGEST {
+                        file.slow.write(at, &buffer)?;
+                        at += LONGEST;
+                        buffer.clear();
+                    }
+                }
+            }
+            if !buffer.is_empty() {
+                file.slow.write(at, &buffer)?;
+                buffer.clear();
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends bytes of a write to a buffer.
+    fn read_run(&self, item: &Item, skip: u64, len: u64, buffer: &mut Vec<u8>) -> Result<()> {
+        let entry = u64::from(self.ring.geometry.entry);
+        let mut done = 0;
+        while done < len {
+            let at = skip + done;
+            let bytes = (len - done).min(entry - at % entry);
+            let from = buffer.len();
+            buffer.resize(from + bytes as usize, 0);
+            self.ring.read(item.position + at / entry, at % entry, &mut buffer[from..])?;
+            done += bytes;
+        }
+        Ok(())
+    }
+
+    /// Syncs what was delivered, and frees it. With `all`, also what is stuck is moved out of the way.
+    fn settle(&self, drain: &mut Drain, all: bool) -> Result<()> {
+        let dirty = std::mem::take(&mut drain.dirty);
+        for file in dirty.values().filter(|file| !file.has_failed()) {
+            if let Err(error) = file.slow.sync(barriers::FILE) {
+                file.fail(&error);
+            }
+        }
+        let has_failed = |item: &Item| dirty.get(&item.operation.uid).is_some_and(|file| file.has_failed());
+        let (failed, settled): (Vec<Item>, Vec<Item>) = drain.pending.drain(..).partition(has_failed);
+        drain.stuck.extend(failed);
+        drain.stuck.sort_by_key(|item| item.position);
+        // The overlay goes before any tail passes its entries, which others then write over, and after the files have what it
+        // shows.
+        for item in &settled {
+            if let Some(file) = dirty.get(&item.operation.uid) {
+                match item.operation.kind {
+                    Kind::Write => {
+                        file.forget_changes(item.position);
+                        file.overlay.remove(pages(item.operation.value, item.len), &item.positions());
+                    }
+                    Kind::SetLen => file.forget_changes(item.position + 1),
+                }
+            }
+        }
+        let delivered = drain.delivered;
+        if all {
+            self.move_stuck(drain, delivered)?;
+        }
+        let tail = drain.stuck.first().map_or(delivered, |item| item.position.min(delivered));
+        self.pass(drain, tail)?;
+        self.settled.store(delivered, Ordering::Release);
+        let mut registry = locked(&self.registry);
+        for file in dirty.values() {
+            self.forget_if_done(&mut registry, file);
+        }
+        Ok(())
+    }
+
+    /// Moves the tail, durably, and frees what it passes.
+    fn pass(&self, drain: &mut Drain, tail: u64) -> Result<()> {
+        let ring = &self.ring;
+        if tail == ring.tail() {
+            return Ok(());
+        }
+        drain.tails += 1;
+        let put = |copy: u64| {
+            let at = ring.geometry.tail_at(copy);
+            ring.file.write(at, &format::encode_tail(ring.seal, at, tail))
+        };
+        // As for a line of the file table: the first must be whole before the second, which is durable some time later.
+        put(drain.tails % 2)
+            .and_then(|()| ring.persist(barriers::TAIL))
+            .and_then(|()| put(1 - drain.tails % 2))
+            .map_err(|error| self.standing.poison(error))?;
+        ring.medium.order();
+        ring.free(tail);
+        Ok(())
+    }
+
+    /// Writes the entries of failed files before a position again, at the head.
+    fn move_stuck(&self, drain: &mut Drain, before: u64) -> Result<()> {
+        let mut data = Vec::new();
+        while let Some(item) = drain.stuck.first().filter(|item| item.position < before).cloned() {
+            self.pass(drain, item.position)?;
+            // Writers leave as much room as the longest operation takes.
+            if !self.ring.claim(item.parts, self.ring.geometry.slots) {
+                return Ok(());
+            }
+            let first = self.ring.place(item.parts);
+            let mut all = Vec::new();
+            for position in item.positions() {
+                self.ring.entry(position, &mut data).map_err(|error| self.standing.poison(error))?;
+                all.append(&mut data);
+            }
+            let operation = item.operation;
+            self.ring
+                .put(first, item.order, operation, &all)
+                .and_then(|()| self.ring.persist(barriers::MOVED))
+                .map_err(|error| self.standing.poison(error))?;
+            if let Some(file) = locked(&self.registry).of(operation.uid)
+                && operation.kind == Kind::Write
+            {
+                file.overlay.relocate(pages(operation.value, item.len), &item.positions(), first);
+            }
+            drain.stuck.remove(0);
+            self.ring.complete(first, item.parts);
+            drain.stuck.push(Item { position: first, ..item });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,447 @@
+//! The bytes of a log: superblock, tail, file table, entries. `docs/format.md` gives the reasons.
+//!
+//! Every number is little-endian. What is read here was written by anybody: a number is checked before it is used.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use twox_hash::XxHash3_64;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::error::{Error, Result};
+use crate::log::record::Seal;
+use crate::medium::{Identity, MediumFile};
+
+pub(super) const PAGE: u64 = 4096;
+/// Bytes of an entry's header: a cache line.
+pub(super) const HEADER: u64 = 64;
+const SECTOR: u64 = 512;
+const MAGIC: [u8; 8] = *b"WRCACHE\n";
+/// The format this code writes.
+const VERSION: u32 = 1;
+/// Features without knowledge of which the log may not be used. None are defined yet.
+const KNOWN_INCOMPAT: u32 = 0;
+const TAIL_AT: u64 = 2 * PAGE;
+const TABLE_AT: u64 = 3 * PAGE;
+/// Numbers that count entries, sessions and files never get this high.
+const MAX_NUMBER: u64 = 1 << 61;
+/// The longest path that the file table can hold, in bytes.
+pub(super) const MAX_PATH: usize = 4000;
+
+/// What a log was made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    /// Bytes of data in an entry.
+    pub(crate) entry: u32,
+    /// Files that can have entries at the same time.
+    pub(crate) files: u32,
+    /// Entries.
+    pub(crate) slots: u64,
+}
+
+impl Geometry {
+    /// The log that fits into so many bytes; `None` for numbers that no log can have.
+    pub(crate) fn of(entry: u32, files: u32, bytes: u64) -> Option<Self> {
+        let empty = Geometry { entry, files, slots: 0 };
+        let slots = bytes.checked_sub(empty.len()?)? / empty.slot();
+        Some(Geometry { slots, ..empty }).filter(|geometry| geometry.is_valid())
+    }
+
+    pub(super) fn is_valid(self) -> bool {
+        let entry = self.entry.is_multiple_of(64) && (64..=1 << 20).contains(&self.entry);
+        entry && (1..=1 << 16).contains(&self.files) && (8..=1 << 32).contains(&self.slots) && self.len().is_some()
+    }
+
+    fn slot(self) -> u64 {
+        HEADER + u64::from(self.entry)
+    }
+
+    fn entries_at(self) -> u64 {
+        TABLE_AT + 2 * PAGE * u64::from(self.files)
+    }
+
+    /// Bytes of the whole log.
+    pub(super) fn len(self) -> Option<u64> {
+        self.slots.checked_mul(self.slot())?.checked_add(self.entries_at())
+    }
+
+    /// Where the entry of this position stands.
+    pub(super) fn entry_at(self, position: u64) -> u64 {
+        self.entries_at() + (position % self.slots) * self.slot()
+    }
+
+    pub(super) fn tail_at(self, copy: u64) -> u64 {
+        TAIL_AT + copy * SECTOR
+    }
+
+    pub(super) fn table_at(self, slot: u32, copy: u64) -> u64 {
+        TABLE_AT + (2 * u64::from(slot) + copy) * PAGE
+    }
+
+    /// Entries that one write may take; a longer one does not go through the log.
+    pub(super) fn most(self) -> u64 {
+        self.slots / 4
+    }
+
+    /// Entries that so many bytes take.
+    pub(super) fn parts(self, len: usize) -> u64 {
+        (len as u64).div_ceil(u64::from(self.entry)).max(1)
+    }
+}
+
+/// The superblock. Two copies are written alternately; the valid one with the higher sequence number counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Superblock {
+    pub(super) uuid: [u8; 16],
+    pub(super) seq: u64,
+    /// Entries, tails and the file table count only with this number.
+    pub(super) session: u64,
+    /// Whether a write is durable before it returns, in this session.
+    pub(super) per_write: bool,
+    pub(super) geometry: Geometry,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawSuperblock {
+    magic: [u8; 8],
+    version: U32,
+    incompat: U32,
+    uuid: [u8; 16],
+    seq: U64,
+    session: U64,
+    slots: U64,
+    entry: U32,
+    files: U32,
+    per_write: U32,
+    reserved: [u8; 436],
+    check: U64,
+}
+
+/// Where the log of a session begins to be of use: no entry before it.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawTail {
+    tail: U64,
+    reserved: [u8; 48],
+    check: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawFile {
+    uid: U64,
+    seq: U64,
+    device: U64,
+    inode: U64,
+    generation: U64,
+    birth: U64,
+    state: U32,
+    path_len: U32,
+    reserved: [u8; 32],
+    check: U64,
+    path: [u8; MAX_PATH],
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawEntry {
+    position: U64,
+    order: U64,
+    uid: U64,
+    value: U64,
+    len: U32,
+    kind: U16,
+    reserved: U16,
+    part: U32,
+    parts: U32,
+    reserved_too: U64,
+    check: U64,
+}
+
+const _: () = {
+    assert!(size_of::<RawSuperblock>() == SECTOR as usize);
+    assert!(std::mem::offset_of!(RawSuperblock, check) == 504);
+    assert!(size_of::<RawTail>() == 64);
+    assert!(size_of::<RawFile>() == PAGE as usize);
+    assert!(std::mem::offset_of!(RawFile, check) == 88);
+    assert!(size_of::<RawEntry>() == HEADER as usize);
+    assert!(std::mem::offset_of!(RawEntry, check) == 56);
+};
+
+fn sum(seed: u64, bytes: &[u8]) -> u64 {
+    XxHash3_64::oneshot_with_seed(seed, bytes)
+}
+
+impl Superblock {
+    pub(super) fn seal(&self) -> Seal {
+        Seal::new(&self.uuid, self.session)
+    }
+
+    /// Stores the copy whose turn it is, durable at the next fence or sync.
+    pub(super) fn write<F: MediumFile>(&mut self, file: &F) -> Result<()> {
+        self.seq += 1;
+        let mut raw = RawSuperblock {
+            magic: MAGIC,
+            version: VERSION.into(),
+            incompat: 0.into(),
+            uuid: self.uuid,
+            seq: self.seq.into(),
+            session: self.session.into(),
+            slots: self.geometry.slots.into(),
+            entry: self.geometry.entry.into(),
+            files: self.geometry.files.into(),
+            per_write: u32::from(self.per_write).into(),
+            reserved: [0; 436],
+            check: 0.into(),
+        };
+        raw.check = sum(0, &raw.as_bytes()[..504]).into();
+        file.write((self.seq % 2) * PAGE, raw.as_bytes())
+    }
+
+    /// # Errors
+    /// [`Error::Corrupt`] for what is no log, [`Error::Unsupported`] for one of a later version.
+    pub(super) fn read<F: MediumFile>(file: &F, path: &Path) -> Result<Self> {
+        let mut found: Option<Superblock> = None;
+        let mut unsupported = None;
+        let mut bytes = [0; SECTOR as usize];
+        for copy in 0..2 {
+            if file.len() < copy * PAGE + SECTOR {
+                continue;
+            }
+            file.read(copy * PAGE, &mut bytes)?;
+            let Ok(raw) = RawSuperblock::read_from_bytes(&bytes) else { continue };
+            if raw.magic != MAGIC || sum(0, &bytes[..504]) != raw.check.get() {
+                continue;
+            }
+            if raw.version.get() != VERSION || raw.incompat.get() & !KNOWN_INCOMPAT != 0 {
+                let (version, features) = (raw.version.get(), raw.incompat.get());
+                unsupported = Some(format!("a write-cache log of version {version} with the features {features:#x}"));
+                continue;
+            }
+            let geometry = Geometry { entry: raw.entry.get(), files: raw.files.get(), slots: raw.slots.get() };
+            let (seq, session) = (raw.seq.get(), raw.session.get());
+            let sound = geometry.is_valid() && seq < MAX_NUMBER && session < MAX_NUMBER;
+            if sound && found.is_none_or(|other| other.seq < seq) {
+                let per_write = raw.per_write.get() != 0;
+                found = Some(Superblock { uuid: raw.uuid, seq, session, per_write, geometry });
+            }
+        }
+        let corrupt = |offset, what: String| Err(Error::Corrupt { path: path.to_owned(), offset, what });
+        let Some(superblock) = found else {
+            return match unsupported {
+                Some(what) => Err(Error::Unsupported { path: path.to_owned(), what }),
+                None => corrupt(Some(0), "neither superblock is that of a write-cache log".to_owned()),
+            };
+        };
+        let (has, should) = (file.len(), superblock.geometry.len().unwrap_or(u64::MAX));
+        if has < should {
+            return corrupt(Some(has), format!("it has {has} bytes and should have {should}: it was cut short"));
+        }
+        Ok(superblock)
+    }
+}
+
+/// Whether bytes from the start of a file are those of a log's first superblock, or of its second.
+pub(super) fn is_log(start: &[u8]) -> bool {
+    [0, PAGE as usize].iter().any(|&at| start.get(at..).is_some_and(|start| start.starts_with(&MAGIC)))
+}
+
+/// The bytes of a tail line for this place.
+pub(super) fn encode_tail(seal: Seal, at: u64, tail: u64) -> [u8; 64] {
+    let mut raw = RawTail { tail: tail.into(), reserved: [0; 48], check: 0.into() };
+    raw.check = sum(seal.at(at), &raw.as_bytes()[..56]).into();
+    zerocopy::transmute!(raw)
+}
+
+/// The tail: of two lines the valid one that says more; 0 in a session without any.
+pub(super) fn read_tail<F: MediumFile>(file: &F, seal: Seal, geometry: Geometry) -> Result<u64> {
+    let mut tail = 0;
+    for copy in 0..2 {
+        let at = geometry.tail_at(copy);
+        let mut bytes = [0; 64];
+        file.read(at, &mut bytes)?;
+        let raw = RawTail::read_from_bytes(&bytes).ok().filter(|raw| raw.check.get() == sum(seal.at(at), &bytes[..56]));
+        if let Some(raw) = raw.filter(|raw| raw.tail.get() < MAX_NUMBER) {
+            tail = tail.max(raw.tail.get());
+        }
+    }
+    Ok(tail)
+}
+
+/// A line of the file table: which file a number in an entry means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TableLine {
+    /// The number, given once in a session.
+    pub(super) uid: u64,
+    pub(super) seq: u64,
+    pub(super) identity: Identity,
+    /// All its entries were replayed, though not those of other files.
+    pub(super) replayed: bool,
+    /// Where it was when it was attached. A hint, never taken for it without a look at the identity.
+    pub(super) path: PathBuf,
+}
+
+const LIVE: u32 = 1;
+const REPLAYED: u32 = 2;
+
+impl TableLine {
+    /// Its bytes for this place. The path fits, which is seen to when a file is attached.
+    pub(super) fn encode(&self, seal: Seal, at: u64) -> [u8; PAGE as usize] {
+        let path = self.path.as_os_str().as_bytes();
+        let path = &path[..path.len().min(MAX_PATH)];
+        let mut raw = RawFile {
+            uid: self.uid.into(),
+            seq: self.seq.into(),
+            device: self.identity.device.into(),
+            inode: self.identity.inode.into(),
+            generation: self.identity.generation.into(),
+            birth: self.identity.birth.into(),
+            state: if self.replayed { REPLAYED } else { LIVE }.into(),
+            path_len: (path.len() as u32).into(),
+            reserved: [0; 32],
+            check: 0.into(),
+            path: [0; MAX_PATH],
+        };
+        raw.path[..path.len()].copy_from_slice(path);
+        let mut bytes: [u8; PAGE as usize] = zerocopy::transmute!(raw);
+        let check = sum(seal.at(at), &bytes);
+        bytes[88..96].copy_from_slice(&check.to_le_bytes());
+        bytes
+    }
+
+    fn decode(seal: Seal, at: u64, bytes: &[u8; PAGE as usize]) -> Option<Self> {
+        let raw = RawFile::read_from_bytes(bytes).ok()?;
+        let mut blank = *bytes;
+        blank[88..96].fill(0);
+        let path = raw.path.get(..raw.path_len.get() as usize)?;
+        let known = matches!(raw.state.get(), LIVE | REPLAYED);
+        if raw.uid.get() == 0 || !known || raw.seq.get() >= MAX_NUMBER || sum(seal.at(at), &blank) != raw.check.get() {
+            return None;
+        }
+        let identity = Identity {
+            device: raw.device.get(),
+            inode: raw.inode.get(),
+            generation: raw.generation.get(),
+            birth: raw.birth.get(),
+        };
+        let path = PathBuf::from(OsStr::from_bytes(path));
+        let (uid, seq, replayed) = (raw.uid.get(), raw.seq.get(), raw.state.get() == REPLAYED);
+        Some(TableLine { uid, seq, identity, replayed, path })
+    }
+
+    /// The line of a slot, and which copy it is: of two the valid one with the higher sequence number.
+    pub(super) fn read<F: MediumFile>(
+        file: &F,
+        seal: Seal,
+        geometry: Geometry,
+        slot: u32,
+    ) -> Result<Option<(u64, Self)>> {
+        let mut found: Option<(u64, TableLine)> = None;
+        let mut bytes = [0; PAGE as usize];
+        for copy in 0..2 {
+            let at = geometry.table_at(slot, copy);
+            file.read(at, &mut bytes)?;
+            if let Some(line) = TableLine::decode(seal, at, &bytes)
+                && found.as_ref().is_none_or(|(_, other)| other.seq < line.seq)
+            {
+                found = Some((copy, line));
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// What an entry asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Its data at `value`.
+    Write,
+    /// The length `value`.
+    SetLen,
+}
+
+impl Kind {
+    fn number(self) -> u16 {
+        match self {
+            Kind::Write => 1,
+            Kind::SetLen => 2,
+        }
+    }
+
+    fn of(number: u16) -> Option<Self> {
+        Some(match number {
+            1 => Kind::Write,
+            2 => Kind::SetLen,
+            _ => return None,
+        })
+    }
+}
+
+/// One entry: a whole operation, or a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Its place in the ring, counted from the session's start.
+    pub(super) position: u64,
+    /// Its place in the order of operations; where the entry was first written, and so below what came later.
+    pub(super) order: u64,
+    pub(super) uid: u64,
+    pub(super) value: u64,
+    /// Bytes of data.
+    pub(super) len: u32,
+    pub(super) kind: Kind,
+    /// Which of the operation's entries it is.
+    pub(super) part: u32,
+    pub(super) parts: u32,
+}
+
+impl Entry {
+    /// The header over this data, for this place.
+    pub(super) fn encode(&self, seal: Seal, at: u64, data: &[u8]) -> [u8; HEADER as usize] {
+        let raw = RawEntry {
+            position: self.position.into(),
+            order: self.order.into(),
+            uid: self.uid.into(),
+            value: self.value.into(),
+            len: self.len.into(),
+            kind: self.kind.number().into(),
+            reserved: 0.into(),
+            part: self.part.into(),
+            parts: self.parts.into(),
+            reserved_too: 0.into(),
+            check: 0.into(),
+        };
+        let mut bytes: [u8; HEADER as usize] = zerocopy::transmute!(raw);
+        let check = sum(sum(seal.at(at), &bytes[..56]), data);
+        bytes[56..].copy_from_slice(&check.to_le_bytes());
+        bytes
+    }
+
+    /// The entry at a place with the bytes of its data, if both arrived whole. `data` has room for an entry's data.
+    pub(super) fn read<F: MediumFile>(
+        file: &F,
+        seal: Seal,
+        geometry: Geometry,
+        at: u64,
+        data: &mut Vec<u8>,
+    ) -> Result<Option<Self>> {
+        let mut bytes = [0; HEADER as usize];
+        file.read(at, &mut bytes)?;
+        let Ok(raw) = RawEntry::read_from_bytes(&bytes) else { return Ok(None) };
+        let (len, part, parts) = (raw.len.get(), raw.part.get(), raw.parts.get());
+        let Some(kind) = Kind::of(raw.kind.get()) else { return Ok(None) };
+        let (position, order) = (raw.position.get(), raw.order.get());
+        let sound = len <= geometry.entry && part < parts && u64::from(parts) <= geometry.most();
+        if !sound || position >= MAX_NUMBER || order > position || geometry.entry_at(position) != at {
+            return Ok(None);
+        }
+        data.resize(len as usize, 0);
+        file.read(at + HEADER, data)?;
+        if sum(sum(seal.at(at), &bytes[..56]), data) != raw.check.get() {
+            return Ok(None);
+        }
+        Ok(Some(Entry { position, order, uid: raw.uid.get(), value: raw.value.get(), len, kind, part, parts }))
+    }
+}

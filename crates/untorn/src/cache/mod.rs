@@ -1,0 +1,318 @@
+//! The write cache: a log on a fast medium in front of any number of files on slow ones (the NVCache paper, §II and III).
+//!
+//! A write becomes one or more *entries* of the log and is then durable; a thread brings entries to their files later, many at
+//! a time, and frees them once the files are synced. Reads see the slow file with the entries laid over it.
+//!
+//! ```text
+//!  write ─► claim room ─► locks of its pages ─► entries, each certified ─► one fence ─► laid over the pages: seen by reads
+//!                                                                                                  │
+//!  slow files ◄── sync, once a batch ◄── pwrite, one for what many wrote ◄── drain, in order ◄─────┘
+//!       └─► the tail, durably ─► entries are free
+//! ```
+//!
+//! # What makes it sound
+//! 1. An entry proves by itself that all of it arrived: its checksum is over header and data, seeded with the log, the
+//!    session and the place. So it needs no order between its own stores, and one fence makes it durable. An operation of
+//!    several entries counts if each of them does.
+//! 2. An entry is laid over its pages after its fence, under locks that were taken before its place in the order was decided.
+//!    So nothing is seen that a crash could take back, and of two writes to one page the later in the log is the later one.
+//!    Where durability is left to a sync, entries are seen before: like any file, then.
+//! 3. The tail passes an entry when its file was synced after it was written to, and nothing is stored over an entry before
+//!    the tail beyond it is durable. So a replay finds every entry that matters, and before it none that is older than one
+//!    it does not find: replaying is idempotent, over what was drained already too.
+//! 4. An operation that is in the file by halves, because the drain or its sync was interrupted, is whole in the log. (Where
+//!    durability is left to a sync, the log is flushed before a batch is drained.)
+//! 5. A session's entries, tails and table lines carry its seal. A new session begins, durably, only when all that the log had
+//!    is durable in its files; and what is damaged later is not taken for an older state, for both copies of superblock, tail
+//!    and line say the same but for an instant.
+//! 6. Entries name files by a number, and the file table gives each number an identity, before the first entry has it; and
+//!    before that the file has its name, and what it held, durably. A replay writes to no file of another identity, whatever its
+//!    name. The log knows nothing of names: who renames or removes a file has it demoted before, which leaves no entries of it.
+//! 7. Who goes past the log, with a write larger than it or a file that others use too, does so when the tail has passed
+//!    every entry of the file, so that no replay ever writes over it.
+//! 8. A file that fails is drained no more: its calls fail, its entries stay. If they are in the way, they are written once
+//!    more at the head, durably, before the tail passes them, and keep their place in the order.
+//!
+//! # Locks, in the order in which they are taken
+//! Claims on entries (the only wait for room, with nothing held); a file's gate; its line in the table; its length; its stripes,
+//! ascending; or instead of the last: the drain; the registry; a stripe. The drain takes no gate, so who waits for it with
+//! one does not wait for itself.
+
+mod combine;
+mod drain;
+mod file;
+mod format;
+mod open;
+mod overlay;
+mod replay;
+mod ring;
+mod scan;
+mod table;
+mod worker;
+
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use self::drain::Drain;
+pub(crate) use self::file::{At, Managed};
+pub(crate) use self::format::Geometry;
+pub(crate) use self::open::create;
+pub use self::replay::{Fate, Replay, ReplayedFile};
+use self::ring::Ring;
+use self::table::Registry;
+use self::worker::Worker;
+use crate::engine::standing::Standing;
+use crate::error::Result;
+use crate::medium::{self, Identity, Medium, SlowFile, SlowPlace};
+use crate::options::{Durability, ProgressFn};
+
+/// The barriers of the write cache.
+pub(crate) mod barriers {
+    use crate::medium::barrier::barriers;
+    barriers! {
+        /// A new log is whole before its name points to it.
+        CREATE = "cache.create";
+        /// What a killed process left in the log is durable before anything is concluded from it.
+        ATTACH_LOG = "cache.attach.log";
+        /// The log's name is durable before anything in it is acknowledged, whoever created it.
+        ATTACH_NAME = "cache.attach.name";
+        /// What is concluded at an open comes from the medium and not from what a failed flush left in the cache.
+        ATTACH_CACHE = "cache.attach.cache";
+        /// A session is durable before the first entry that only counts in it.
+        SESSION = "cache.session";
+        /// What a file had before the log was put in front of it is durable before the log has more.
+        BEFORE = "cache.before.file";
+        /// A file has its name durably before the log has anything of it: a replay finds files by name.
+        NAME = "cache.before.name";
+        /// What an entry's number means is durable before the entry is.
+        TABLE = "cache.table";
+        /// An entry is durable before it is seen and before its write returns.
+        ENTRY = "cache.entry";
+        /// All entries written before a sync are durable when it returns.
+        SYNC = "cache.sync";
+        /// Where durability is left to a sync: an operation is whole in the log before half of it can be in the file.
+        AHEAD = "cache.drain.ahead";
+        /// What was drained is durable in the file before its entries are free.
+        FILE = "cache.drain.file";
+        /// The log says what is free before it is written over.
+        TAIL = "cache.drain.tail";
+        /// An entry that was moved is durable before the tail passes the one it was.
+        MOVED = "cache.drain.moved";
+        /// What goes past the log is durable when the call returns.
+        PAST = "cache.past";
+        /// What was replayed is durable in its file before the log is given up.
+        REPLAYED_FILE = "cache.replay.file";
+        /// A log that is kept says which files have their entries, before these are used again.
+        KEPT = "cache.replay.kept";
+    }
+}
+
+/// How a log is used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// `None`: by the medium.
+    pub(crate) durability: Option<Durability>,
+    /// Entries that the thread waits for.
+    pub(crate) batch_min: u64,
+    /// Entries between two syncs at most.
+    pub(crate) batch_max: u64,
+    /// How long the thread waits for them.
+    pub(crate) max_age: Duration,
+    /// Whether there is a thread.
+    pub(crate) background: bool,
+}
+
+/// An open log, with the files behind it.
+pub(crate) struct Cache<M: Medium> {
+    standing: Standing,
+    /// The log's own.
+    identity: Identity,
+    place: Arc<dyn SlowPlace>,
+    settings: Settings,
+    durability: Durability,
+    ring: Ring<M>,
+    registry: Mutex<Registry>,
+    drain: Mutex<Drain>,
+    /// Every entry before is in its file, durably, or stuck.
+    settled: AtomicU64,
+    worker: Worker,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is known of an open log now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CacheInfo {
+    /// When a write is durable.
+    pub durability: Durability,
+    /// Entries that the log has room for.
+    pub capacity: u64,
+    /// Bytes of data in an entry.
+    pub entry_size: u32,
+    /// Entries in use: not yet durable in their files.
+    pub used: u64,
+    /// Entries of files that can no longer be written to.
+    pub stuck: u64,
+    /// Files that have handles or entries.
+    pub files: u64,
+}
+
+/// A cache on any medium, as handles hold it. The last one to go ends its thread.
+pub(crate) struct Open<M: Medium>(pub(crate) Arc<Cache<M>>);
+
+/// What handles ask of a cache, whatever its medium.
+pub(crate) trait AnyCache: Send + Sync {
+    fn path(&self) -> &Path;
+    fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path) -> Result<Arc<Managed>>;
+    fn detach(&self, file: &Arc<Managed>);
+    fn len(&self, file: &Managed) -> Result<u64>;
+    fn read(&self, file: &Managed, offset: u64, dst: &mut [u8]) -> Result<usize>;
+    fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<u64>;
+    fn set_len(&self, file: &Managed, len: u64) -> Result<()>;
+    fn sync(&self, file: &Managed) -> Result<()>;
+    fn hand_over(&self, file: &Managed) -> Result<()>;
+    fn refresh(&self, file: &Managed) -> Result<()>;
+    fn demote(&self, file: &Managed) -> Result<()>;
+    fn drain(&self) -> Result<()>;
+    fn drain_some(&self) -> Result<()>;
+    fn sync_all(&self) -> Result<()>;
+    fn info(&self) -> Result<CacheInfo>;
+}
+
+impl<M: Medium> AnyCache for Open<M> {
+    fn path(&self) -> &Path {
+        self.0.standing.path()
+    }
+
+    fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path) -> Result<Arc<Managed>> {
+        self.0.attach(slow, path)
+    }
+
+    fn detach(&self, file: &Arc<Managed>) {
+        self.0.detach(file);
+    }
+
+    fn len(&self, file: &Managed) -> Result<u64> {
+        self.0.len(file)
+    }
+
+    fn read(&self, file: &Managed, offset: u64, dst: &mut [u8]) -> Result<usize> {
+        self.0.read(file, offset, dst)
+    }
+
+    fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<u64> {
+        self.0.write(file, at, src)
+    }
+
+    fn set_len(&self, file: &Managed, len: u64) -> Result<()> {
+        self.0.set_len(file, len)
+    }
+
+    fn sync(&self, file: &Managed) -> Result<()> {
+        self.0.sync(file)
+    }
+
+    fn hand_over(&self, file: &Managed) -> Result<()> {
+        self.0.hand_over(file)
+    }
+
+    fn refresh(&self, file: &Managed) -> Result<()> {
+        self.0.refresh(file)
+    }
+
+    fn demote(&self, file: &Managed) -> Result<()> {
+        self.0.demote(file)
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.0.drain_all()
+    }
+
+    fn drain_some(&self) -> Result<()> {
+        self.0.drain_some()
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        self.0.sync_all()
+    }
+
+    fn info(&self) -> Result<CacheInfo> {
+        self.0.info()
+    }
+}
+
+impl<M: Medium> Drop for Open<M> {
+    fn drop(&mut self) {
+        if self.0.standing.ours().is_ok() {
+            self.0.worker.stop();
+        }
+    }
+}
+
+impl<M: Medium> Cache<M> {
+    /// Makes durable what was written to any file so far.
+    fn sync_all(&self) -> Result<()> {
+        self.standing.writable()?;
+        let files = locked(&self.registry).all();
+        if !self.ring.is_per_write() {
+            self.ring.persist(barriers::SYNC).map_err(|error| self.standing.poison(error))?;
+        }
+        for file in files {
+            file.standing()?;
+            if file.is_demoted() {
+                self.sync(&file)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn info(&self) -> Result<CacheInfo> {
+        self.standing.ours()?;
+        let stuck = locked(&self.drain).stuck();
+        Ok(CacheInfo {
+            durability: self.durability,
+            capacity: self.ring.geometry.slots,
+            entry_size: self.ring.geometry.entry,
+            used: self.ring.head() - self.ring.tail(),
+            stuck,
+            files: locked(&self.registry).all().len() as u64,
+        })
+    }
+}
+
+/// Brings what is in a log to the files; `look` only says what that would be.
+pub(crate) fn replay<M: Medium>(
+    medium: &M,
+    place: &dyn SlowPlace,
+    path: &Path,
+    look: bool,
+    progress: Option<&ProgressFn>,
+) -> Result<Replay> {
+    let open::Found { file, mut superblock, scan } = open::find(medium, path)?;
+    if look {
+        return replay::look(medium, &file, path, scan, place);
+    }
+    let replay = replay::apply(medium, &file, path, scan, place, progress)?;
+    if replay.is_complete() && replay.operations > 0 {
+        superblock.begin(medium, &file)?;
+        // There is no later fence that the other copy could wait for.
+        medium.fence(barriers::SESSION, &[&file])?;
+    }
+    Ok(replay)
+}
+
+/// Whether a file is a write-cache log, by its first bytes.
+///
+/// # Errors
+/// Those of reading it.
+pub(crate) fn is_log(path: &Path) -> Result<bool> {
+    let mut start = vec![0; format::PAGE as usize + 8];
+    let Some(file) = medium::Kernel.open(path)? else { return Ok(false) };
+    let there = file.read(0, &mut start)?;
+    Ok(format::is_log(&start[..there]))
+}

@@ -1,0 +1,307 @@
+//! After a crash: what the log has goes to its files, in order, once or as often as it takes.
+//!
+//! A file is known by its identity. Its path is a hint: it is looked for there, and then under the other names in that
+//! directory. What is not found is not replayed, and the log is kept.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::barriers;
+use super::format::{HEADER, Kind, TableLine};
+use super::scan::{Operation, Scan};
+use crate::error::{Error, Result};
+use crate::medium::{Identity, Medium, MediumFile, SlowFile, SlowPlace};
+use crate::options::{Progress, ProgressFn};
+
+/// What became of the entries of one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fate {
+    /// They are in the file, durably; or would be, if the log was only looked at.
+    Replayed,
+    /// They are in the file since an earlier replay, which could not bring all others to theirs.
+    Already,
+    /// The file was not found, or what has its name is another file. They are kept.
+    Missing(String),
+    /// The file could not be written to. They are kept.
+    Failed(String),
+}
+
+impl Fate {
+    /// Whether nothing is left to do for the file.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Fate::Replayed | Fate::Already)
+    }
+}
+
+/// What a replay found for one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReplayedFile {
+    /// Where the file is, or was last known to be.
+    pub path: PathBuf,
+    /// Its inode number when its entries were written.
+    pub inode: u64,
+    /// Operations that the log has of it.
+    pub operations: u64,
+    /// Bytes that these write.
+    pub bytes: u64,
+    /// What became of them.
+    pub fate: Fate,
+}
+
+/// What a replay found and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Replay {
+    /// Each file that the log had operations of, by path.
+    pub files: Vec<ReplayedFile>,
+    /// Operations that were in the log.
+    pub operations: u64,
+    /// Entries of operations that did not arrive whole: in flight at the crash, or damaged since. Of the last in the log it is not
+    /// known that they were.
+    pub incomplete: u64,
+    /// Entries that the log has room for.
+    pub capacity: u64,
+    /// Bytes of data in an entry.
+    pub entry_size: u32,
+}
+
+impl Replay {
+    /// Whether nothing is left that is in no file.
+    pub fn is_complete(&self) -> bool {
+        self.files.iter().all(|file| file.fate.is_final())
+    }
+
+    /// What is left, in a sentence.
+    pub(super) fn left(&self) -> String {
+        let mut left = self.files.iter().filter(|file| !file.fate.is_final());
+        let Some(first) = left.next() else { return "nothing".to_owned() };
+        let why = match &first.fate {
+            Fate::Missing(why) | Fate::Failed(why) => why.as_str(),
+            _ => "",
+        };
+        let operations = first.operations;
+        let more = match left.count() {
+            0 => String::new(),
+            more => format!(", and those of {more} more"),
+        };
+        format!("{operations} of {} ({why}){more}", first.path.display())
+    }
+}
+
+/// Whether two identities are of one file. The number of a device changes over a boot, and is asked for only where nothing
+/// else tells two files with one inode number apart.
+fn is_same(one: &Identity, other: &Identity) -> bool {
+    let told_apart = one.birth != 0 || one.generation != 0;
+    let (a, b) = (one, other);
+    (a.inode, a.generation, a.birth) == (b.inode, b.generation, b.birth) && (told_apart || a.device == b.device)
+}
+
+/// A file on its way through a replay.
+struct Target {
+    slow: Option<Arc<dyn SlowFile>>,
+    identity: Identity,
+    path: PathBuf,
+    fate: Fate,
+    operations: u64,
+    bytes: u64,
+}
+
+struct Replayer<'a, M: Medium> {
+    medium: &'a M,
+    log: &'a M::File,
+    path: &'a Path,
+    place: &'a dyn SlowPlace,
+    scan: Scan,
+    /// Only looks.
+    dry: bool,
+    targets: BTreeMap<u64, Target>,
+}
+
+/// Brings what is in a log to the files. Afterwards all of it is durable there, or the report says of what it is not.
+pub(super) fn apply<M: Medium>(
+    medium: &M,
+    log: &M::File,
+    path: &Path,
+    scan: Scan,
+    place: &dyn SlowPlace,
+    progress: Option<&ProgressFn>,
+) -> Result<Replay> {
+    run(Replayer { medium, log, path, place, scan, dry: false, targets: BTreeMap::new() }, progress)
+}
+
+/// What a replay would do.
+pub(super) fn look<M: Medium>(
+    medium: &M,
+    log: &M::File,
+    path: &Path,
+    scan: Scan,
+    place: &dyn SlowPlace,
+) -> Result<Replay> {
+    run(Replayer { medium, log, path, place, scan, dry: true, targets: BTreeMap::new() }, None)
+}
+
+fn run<M: Medium>(mut replayer: Replayer<'_, M>, progress: Option<&ProgressFn>) -> Result<Replay> {
+    let operations = std::mem::take(&mut replayer.scan.operations);
+    let total = operations.len() as u64;
+    for (done, operation) in (0..).zip(&operations) {
+        if let Some(progress) = progress {
+            progress(Progress { phase: "replaying", done, total });
+        }
+        replayer.target(operation.uid);
+        if let Err(error) = replayer.operate(operation) {
+            replayer.fail(operation.uid, &error);
+        }
+    }
+    if !replayer.dry {
+        replayer.finish()?;
+    }
+    if let Some(progress) = progress.filter(|_| total > 0) {
+        progress(Progress { phase: "replaying", done: total, total });
+    }
+    let of = |target: Target| ReplayedFile {
+        path: target.path,
+        inode: target.identity.inode,
+        operations: target.operations,
+        bytes: target.bytes,
+        fate: target.fate,
+    };
+    let mut files: Vec<ReplayedFile> = replayer.targets.into_values().map(of).collect();
+    files.sort_by(|one, two| one.path.cmp(&two.path));
+    let Scan { geometry, incomplete, .. } = replayer.scan;
+    Ok(Replay { files, operations: total, incomplete, capacity: geometry.slots, entry_size: geometry.entry })
+}
+
+impl<M: Medium> Replayer<'_, M> {
+    fn fail(&mut self, uid: u64, error: &Error) {
+        if let Some(target) = self.targets.get_mut(&uid).filter(|target| target.fate == Fate::Replayed) {
+            target.fate = Fate::Failed(error.to_string());
+        }
+    }
+
+    /// Finds the file with a number, unless it was looked for before.
+    fn target(&mut self, uid: u64) {
+        if self.targets.contains_key(&uid) {
+            return;
+        }
+        let Some((_, _, line)) = self.scan.table.get(&uid) else { return };
+        let (identity, path) = (line.identity, line.path.clone());
+        let mut target = Target { slow: None, identity, path, fate: Fate::Replayed, operations: 0, bytes: 0 };
+        if line.replayed {
+            target.fate = Fate::Already;
+        } else {
+            match self.search(line) {
+                Ok(Some((path, slow))) => (target.path, target.slow) = (path, Some(slow)),
+                Ok(None) => target.fate = self.missing(&target.path),
+                Err(error) => target.fate = Fate::Failed(error.to_string()),
+            }
+        }
+        self.targets.insert(uid, target);
+    }
+
+    fn missing(&self, path: &Path) -> Fate {
+        match self.place.exists(path) {
+            Ok(true) => Fate::Missing("what has its name now is another file".to_owned()),
+            Ok(false) => Fate::Missing("it is not where it was, and not beside".to_owned()),
+            Err(error) => Fate::Failed(error.to_string()),
+        }
+    }
+
+    /// The file of this identity at this path.
+    fn at(&self, path: &Path, identity: &Identity) -> Result<Option<Arc<dyn SlowFile>>> {
+        match self.place.open(path)? {
+            Some(file) if is_same(&file.identity()?, identity) => Ok(Some(file)),
+            _ => Ok(None),
+        }
+    }
+
+    fn search(&self, line: &TableLine) -> Result<Option<(PathBuf, Arc<dyn SlowFile>)>> {
+        if let Some(file) = self.at(&line.path, &line.identity)? {
+            return Ok(Some((line.path.clone(), file)));
+        }
+        let Some(dir) = line.path.parent() else { return Ok(None) };
+        for name in self.place.candidates(dir, line.identity.inode)? {
+            let path = dir.join(name);
+            // What is no file, or may not be opened, is not it.
+            if let Ok(Some(file)) = self.at(&path, &line.identity) {
+                return Ok(Some((path, file)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Stores a line of the table, in the copy that does not count and then in the other.
+    fn write_line(&mut self, uid: u64) -> Result<()> {
+        let (geometry, seal) = (self.scan.geometry, self.scan.seal);
+        if let Some((slot, copy, line)) = self.scan.table.get_mut(&uid) {
+            line.seq += 1;
+            *copy = 1 - *copy;
+            let at = geometry.table_at(*slot, *copy);
+            self.log.write(at, &line.encode(seal, at))?;
+        }
+        Ok(())
+    }
+
+    fn operate(&mut self, operation: &Operation) -> Result<()> {
+        let Some(target) = self.targets.get_mut(&operation.uid) else { return Ok(()) };
+        target.operations += 1;
+        if operation.kind == Kind::Write {
+            target.bytes += operation.len;
+        }
+        if self.dry || target.fate != Fate::Replayed {
+            return Ok(());
+        }
+        match operation.kind {
+            Kind::Write => self.write(operation),
+            Kind::SetLen => target.slow.as_ref().map_or(Ok(()), |file| file.set_len(operation.value)),
+        }
+    }
+
+    fn write(&self, operation: &Operation) -> Result<()> {
+        let Some(Target { slow: Some(file), .. }) = self.targets.get(&operation.uid) else { return Ok(()) };
+        let entry = u64::from(self.scan.geometry.entry);
+        let mut data = vec![0; operation.len.min(entry) as usize];
+        for part in 0..operation.parts {
+            let done = part * entry;
+            let data = &mut data[..(operation.len - done).min(entry) as usize];
+            self.log.read(self.scan.geometry.entry_at(operation.position + part) + HEADER, data)?;
+            let at = operation.value.checked_add(done).filter(|&at| at <= i64::MAX as u64 - entry);
+            let at = at.ok_or_else(|| {
+                let what = format!("an entry is for the byte {}, which no file can have", operation.value);
+                Error::Corrupt { path: self.path.to_owned(), offset: None, what }
+            })?;
+            file.write(at, data)?;
+        }
+        Ok(())
+    }
+
+    /// Makes everything durable; if that is not all the log has, the log says for which files it is done.
+    fn finish(&mut self) -> Result<()> {
+        for target in self.targets.values_mut().filter(|target| target.fate == Fate::Replayed) {
+            if let Some(file) = &target.slow
+                && let Err(error) = file.sync(barriers::REPLAYED_FILE)
+            {
+                target.fate = Fate::Failed(error.to_string());
+            }
+        }
+        let fates = |target: &Target| matches!(target.fate, Fate::Missing(_) | Fate::Failed(_));
+        if !self.targets.values().any(fates) {
+            return Ok(());
+        }
+        let done = |(&uid, target): (&u64, &Target)| (target.fate == Fate::Replayed).then_some(uid);
+        let done: Vec<u64> = self.targets.iter().filter_map(done).collect();
+        // Twice: in the second copy for the day when the first is damaged.
+        for _ in 0..2 {
+            for &uid in &done {
+                if let Some((_, _, line)) = self.scan.table.get_mut(&uid) {
+                    line.replayed = true;
+                }
+                self.write_line(uid)?;
+            }
+            self.medium.fence(barriers::KEPT, &[self.log])?;
+        }
+        Ok(())
+    }
+}

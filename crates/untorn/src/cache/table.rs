@@ -1,0 +1,175 @@
+//! The files that the log knows: which are open, and the lines of the file table that say what an entry's number means.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+
+use super::file::Managed;
+use super::format::{MAX_PATH, TableLine};
+use super::{Cache, barriers, locked};
+use crate::error::{Error, Result};
+use crate::medium::{Identity, Medium, MediumFile, SlowFile};
+
+/// Where a file's line is, and how often it was written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Line {
+    slot: u32,
+    seq: u64,
+}
+
+/// The files of an open cache.
+#[derive(Default)]
+pub(super) struct Registry {
+    files: HashMap<Key, Arc<Managed>>,
+    by_uid: HashMap<u64, Arc<Managed>>,
+    /// Lines nobody has, with the sequence number that each had last.
+    free: Vec<Line>,
+    last_uid: u64,
+}
+
+type Key = (u64, u64, u64, u64);
+
+fn key(identity: &Identity) -> Key {
+    (identity.device, identity.inode, identity.generation, identity.birth)
+}
+
+impl Registry {
+    pub(super) fn new(lines: u32) -> Self {
+        let free = (0..lines).rev().map(|slot| Line { slot, seq: 0 }).collect();
+        Registry { free, ..Registry::default() }
+    }
+
+    pub(super) fn of(&self, uid: u64) -> Option<Arc<Managed>> {
+        self.by_uid.get(&uid).cloned()
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Managed>> {
+        self.files.values().cloned().collect()
+    }
+}
+
+impl<M: Medium> Cache<M> {
+    /// A handle of a file, which may be known already.
+    pub(crate) fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path) -> Result<Arc<Managed>> {
+        self.standing.writable()?;
+        if path.as_os_str().len() > MAX_PATH || !path.is_absolute() {
+            let what = format!("the log takes absolute paths of up to {MAX_PATH} bytes; use the file without it");
+            return Err(Error::Invalid { path: path.to_owned(), what });
+        }
+        let identity = slow.identity()?;
+        if identity == self.identity {
+            let what = "it is the log itself".to_owned();
+            return Err(Error::Invalid { path: path.to_owned(), what });
+        }
+        // A replay would find nothing, or another file, and there would be no way to make its name durable.
+        let is_there = self.place.open(path)?.map(|there| there.identity()).transpose()? == Some(identity);
+        let known = {
+            let mut registry = locked(&self.registry);
+            let known = registry.files.get(&key(&identity)).cloned();
+            if known.is_none() && !is_there {
+                let what = "what is there is not the file that is open".to_owned();
+                return Err(Error::Invalid { path: path.to_owned(), what });
+            }
+            let file = match &known {
+                Some(file) => file,
+                None => {
+                    let file = Arc::new(Managed::new(slow.clone(), identity, path.to_owned(), slow.len()?));
+                    registry.files.entry(key(&identity)).or_insert(file)
+                }
+            };
+            file.handles.fetch_add(1, Ordering::AcqRel);
+            file.clone()
+        };
+        Ok(known)
+    }
+
+    /// One handle less. A file without handles and without entries is forgotten.
+    pub(crate) fn detach(&self, file: &Arc<Managed>) {
+        if self.standing.ours().is_err() {
+            return;
+        }
+        let mut registry = locked(&self.registry);
+        if file.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.forget_if_done(&mut registry, file);
+        }
+    }
+
+    /// Forgets a file that nobody has open and that the log has nothing of.
+    pub(super) fn forget_if_done(&self, registry: &mut Registry, file: &Arc<Managed>) {
+        let done = file.handles.load(Ordering::Acquire) == 0
+            && !file.has_failed()
+            && file.last.load(Ordering::Acquire) <= self.ring.tail();
+        if done {
+            registry.files.remove(&key(&file.identity));
+            registry.by_uid.remove(&file.uid.load(Ordering::Acquire));
+            // Without a handle nobody else asks for the line.
+            registry.free.extend(locked(&file.line).take());
+        }
+    }
+
+    /// The number for a file's entries; the first time, after its line is durable.
+    pub(super) fn number(&self, file: &Managed) -> Result<u64> {
+        match file.uid.load(Ordering::Acquire) {
+            0 => self.give_number(file),
+            uid => Ok(uid),
+        }
+    }
+
+    #[cold]
+    fn give_number(&self, file: &Managed) -> Result<u64> {
+        let mut own = locked(&file.line);
+        let uid = file.uid.load(Ordering::Acquire);
+        if uid != 0 {
+            return Ok(uid);
+        }
+        let (line, uid) = {
+            if locked(&self.registry).free.is_empty() {
+                // Files without handles give theirs back once they are drained.
+                self.drain_to(self.ring.head())?;
+            }
+            let mut registry = locked(&self.registry);
+            let line = registry.free.pop().ok_or_else(|| {
+                // Like a process that has all its descriptors open.
+                Error::io("make room in the log for", file.path(), Errno::NFILE)
+            })?;
+            registry.last_uid += 1;
+            (line, registry.last_uid)
+        };
+        let line = Line { seq: line.seq + 1, ..line };
+        // A replay must find the file, and in it what was there before it had a log: its name, its length and its contents may
+        // be as new as this call.
+        let dir = file.path().parent().unwrap_or(Path::new("/"));
+        let there = file.slow.sync(barriers::BEFORE).and_then(|()| self.place.sync_dir(barriers::NAME, dir));
+        if let Err(error) = there {
+            file.fail(&error);
+            locked(&self.registry).free.push(line);
+            return Err(error);
+        }
+        // The copy that does not count is written over, and must be whole before the other one is: that one serves only if
+        // this one is damaged later, so it may become durable whenever it does. Where durability is left to a sync, so is
+        // that of a number's meaning: entries whose number means nothing were not synced.
+        self.put_line(file, line, uid, false)
+            .and_then(|()| if self.ring.is_per_write() { self.ring.persist(barriers::TABLE) } else { Ok(()) })
+            .and_then(|()| self.put_line(file, line, uid, true))
+            .map_err(|error| self.standing.poison(error))?;
+        self.ring.medium.order();
+        *own = Some(line);
+        let mut registry = locked(&self.registry);
+        if let Some(file) = registry.files.get(&key(&file.identity)).cloned() {
+            registry.by_uid.insert(uid, file);
+        }
+        file.uid.store(uid, Ordering::Release);
+        Ok(uid)
+    }
+
+    /// Stores a line: the copy whose turn it is, or the other.
+    fn put_line(&self, file: &Managed, line: Line, uid: u64, second: bool) -> Result<()> {
+        let path = file.path().to_owned();
+        let entry = TableLine { uid, seq: line.seq, identity: file.identity, replayed: false, path };
+        let at = self.ring.geometry.table_at(line.slot, (line.seq + u64::from(second)) % 2);
+        self.ring.file.write(at, &entry.encode(self.ring.seal, at))
+    }
+}

@@ -1,0 +1,346 @@
+//! Mapped regions against a map from page numbers to bytes, however stores are found and pages closed.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use crate::region::{RegionStore, StoreOptions};
+use crate::sys::paged::Closing;
+use crate::sys::paged::tests::refuse_to_close;
+
+const WAYS: [(DirtyTracking, Closing); 4] = [
+    (DirtyTracking::Auto, Closing::Auto),
+    (DirtyTracking::PageTable, Closing::Auto),
+    (DirtyTracking::Auto, Closing::Protection),
+    (DirtyTracking::PageTable, Closing::Protection),
+];
+
+/// Pages of a region here: in two chunks, and far apart.
+const PAGES: u64 = 600;
+
+fn open(path: &Path, (dirty_tracking, closing): (DirtyTracking, Closing)) -> (RegionStore, RegionMap) {
+    let store = match RegionStore::open(path) {
+        Ok(store) => store,
+        Err(_) => StoreOptions::new().max_regions(2).create(path).unwrap(),
+    };
+    let region = match store.open_region("r") {
+        Ok(region) => region,
+        Err(_) => store.create_region_of("r", PAGES).unwrap(),
+    };
+    let mut options = RegionMapOptions::new().dirty_tracking(dirty_tracking);
+    options.closing = closing;
+    (store, options.map(&region).unwrap())
+}
+
+fn contents(map: &RegionMap) -> BTreeMap<u64, Vec<u8>> {
+    map.pages().unwrap().into_iter().map(|page| (page, map.page(page).unwrap().to_vec())).collect()
+}
+
+#[test]
+fn a_mapped_region_is_a_map_from_page_numbers_to_bytes() {
+    for (number, way) in WAYS.into_iter().enumerate() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let mut seed = 0x9e37_79b9_u64 + number as u64;
+        let mut random = move |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        let (mut store, mut map) = open(&path, way);
+        let mut committed: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        let (mut now, mut pinned) = (committed.clone(), Vec::new());
+        for step in 0..1500 {
+            let page = [random(12), 505 + random(12), random(PAGES)][random(3) as usize];
+            match random(24) {
+                0..=3 if !now.contains_key(&page) && !committed.contains_key(&page) => {
+                    map.alloc_at(page, 1).unwrap();
+                    now.insert(page, vec![0; 4096]);
+                }
+                4..=5 if now.contains_key(&page) && !pinned.contains(&page) => {
+                    map.free_page(page).unwrap();
+                    now.remove(&page);
+                }
+                6..=15 => {
+                    if let Some(bytes) = now.get_mut(&page) {
+                        let (at, byte) = (random(4096) as usize, random(256) as u8);
+                        map.page_mut(page).unwrap()[at] = byte;
+                        bytes[at] = byte;
+                    } else {
+                        assert!(matches!(map.page(page), Err(Error::Invalid { .. })));
+                    }
+                }
+                16 if now.contains_key(&page) => {
+                    let pointer = map.pin(page, 1).unwrap();
+                    assert_eq!(pointer, map.memory.address(page));
+                    pinned.push(page);
+                    assert!(matches!(map.free_page(page), Err(Error::InUse { .. })));
+                }
+                17 if !pinned.is_empty() => {
+                    map.unpin(pinned.swap_remove(random(pinned.len() as u64) as usize), 1).unwrap()
+                }
+                18..=20 => {
+                    map.pmsync().unwrap();
+                    committed = now.clone();
+                }
+                21 => {
+                    map.rollback().unwrap();
+                    now = committed.clone();
+                    pinned.retain(|page| now.contains_key(page));
+                }
+                22 if random(4) == 0 => {
+                    drop((map, store));
+                    (store, map) = open(&path, way);
+                    (now, pinned) = (committed.clone(), Vec::new());
+                }
+                _ => {}
+            }
+            if step % 16 == 0 {
+                assert_eq!(contents(&map), now, "{way:?}, step {step}");
+            }
+        }
+        assert_eq!(store.audit().unwrap().findings, Vec::<String>::new(), "{way:?}");
+    }
+}
+
+#[test]
+fn a_commit_writes_what_was_stored_to_and_nothing_else() {
+    for way in WAYS {
+        let dir = tempfile::tempdir().unwrap();
+        let (_store, mut map) = open(&dir.path().join("store"), way);
+        map.alloc_at(0, 100).unwrap();
+        for page in 0..100 {
+            map.page_mut(page).unwrap()[0] = 1;
+        }
+        assert_eq!(map.pmsync().unwrap(), 1);
+        assert_eq!(map.bytes(0, 100 * 4096).unwrap().iter().filter(|byte| **byte == 1).count(), 100);
+        assert_eq!(map.pmsync().unwrap(), 1, "{way:?}: loads are no stores");
+        for page in [3, 50, 99] {
+            map.page_mut(page).unwrap()[7] = 2;
+        }
+        map.note_all_stores().unwrap();
+        assert_eq!(map.stored_pages(), [3, 50, 99], "{way:?}");
+        assert_eq!(map.pmsync().unwrap(), 2);
+        map.page_mut(3).unwrap()[7] = 3;
+        map.note_all_stores().unwrap();
+        assert_eq!(map.stored_pages(), [3], "{way:?}");
+    }
+}
+
+#[test]
+fn what_the_kernel_reads_into_a_region_counts_as_stored() {
+    use std::io::Read;
+    for way in WAYS {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, mut map) = open(&dir.path().join("store"), way);
+        map.alloc_pages(2).unwrap();
+        map.pmsync().unwrap();
+        map.bytes(0, 8192).unwrap();
+        std::fs::write(dir.path().join("from"), [5; 5000]).unwrap();
+        let mut from = std::fs::File::open(dir.path().join("from")).unwrap();
+        from.read_exact(map.bytes_mut(100, 5000).unwrap()).unwrap();
+        map.pmsync().unwrap();
+        drop(map);
+        let mut bytes = [0; 8192];
+        store.open_region("r").unwrap().read_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes.iter().filter(|byte| **byte == 5).count(), 5000, "{way:?}");
+    }
+}
+
+#[test]
+fn what_was_stored_through_a_pointer_is_committed_after_it_is_gone() {
+    for way in WAYS {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, mut map) = open(&dir.path().join("store"), way);
+        map.alloc_pages(3).unwrap();
+        map.pmsync().unwrap();
+        assert_eq!(map.pin(0, 3).unwrap(), map.pin(0, 1).unwrap());
+        map.page_mut(0).unwrap()[0] = 1;
+        map.page_mut(1).unwrap()[0] = 2;
+        map.unpin(0, 3).unwrap();
+        assert!(map.memory.has(&(0..4096)) && !map.memory.has(&(4096..8192)), "{way:?}: one is pinned still");
+        map.unpin(0, 1).unwrap();
+        assert!(matches!(map.unpin(0, 1), Err(Error::Invalid { .. })));
+        // Brought in again, they hold it, and a rollback knows of it.
+        assert_eq!([map.page(0).unwrap()[0], map.page(1).unwrap()[0]], [1, 2]);
+        map.rollback().unwrap();
+        assert_eq!([map.page(0).unwrap()[0], map.page(1).unwrap()[0]], [0, 0]);
+        map.pin(1, 1).unwrap();
+        map.page_mut(1).unwrap()[0] = 3;
+        map.unpin(1, 1).unwrap();
+        assert_eq!(map.pmsync().unwrap(), 2);
+        drop(map);
+        let mut bytes = [0; 8192];
+        store.open_region("r").unwrap().read_at(&mut bytes, 0).unwrap();
+        assert_eq!([bytes[0], bytes[4096]], [0, 3]);
+    }
+}
+
+#[test]
+fn a_region_that_is_mapped_has_no_other_way_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, mut map) = open(&dir.path().join("store"), WAYS[0]);
+    map.alloc_page().unwrap();
+    let region = store.open_region("r").unwrap();
+    let refusals = [
+        region.map().map(drop),
+        region.alloc_page().map(drop),
+        region.free_page(0),
+        region.write_at(&[1], 0),
+        region.read_at(&mut [0], 0),
+        region.pmsync().map(drop),
+        region.rollback(),
+        store.delete_region("r"),
+    ];
+    for (number, refusal) in refusals.into_iter().enumerate() {
+        assert!(matches!(refusal, Err(Error::InUse { .. })), "{number}: {refusal:?}");
+    }
+    assert!(region.info().unwrap().mapped);
+    drop(map);
+    assert!(!region.info().unwrap().mapped && region.pages().unwrap().is_empty(), "nothing was committed");
+    region.alloc_page().unwrap();
+    assert!(matches!(region.map().map(drop), Err(Error::Invalid { .. })), "its changes are in copies");
+}
+
+#[test]
+fn what_no_region_can_have_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_store, mut map) = open(&dir.path().join("store"), WAYS[0]);
+    map.alloc_at(PAGES - 1, 1).unwrap();
+    assert_eq!(map.page(PAGES - 1).unwrap(), &[0; 4096]);
+    for (offset, len) in [(PAGES * PAGE, 1), (PAGES * PAGE - 1, 2), (u64::MAX, 1), (0, usize::MAX)] {
+        assert!(matches!(map.bytes(offset, len), Err(Error::OutOfRange { .. })), "{offset} {len}");
+    }
+    assert!(matches!(map.pin(u64::MAX, 2), Err(Error::OutOfRange { .. })));
+    assert!(matches!(map.view::<u64>((PAGES - 1) * PAGE + 4), Err(Error::Invalid { .. })));
+    assert!(matches!(map.free_page(u64::MAX), Err(Error::Invalid { .. })));
+    assert!(matches!(map.free_page(0), Err(Error::Invalid { .. })));
+    assert!(map.bytes(0, 0).unwrap().is_empty());
+}
+
+/// A region whose store a failed flush has poisoned, once it is told so.
+struct Ailing {
+    region: Arc<dyn AnyRegion>,
+    poisoned: AtomicBool,
+}
+
+impl Ailing {
+    /// Puts itself between a map and its region, in good health.
+    fn between(map: &mut RegionMap) -> Arc<Self> {
+        let ailing = Arc::new(Ailing { region: Arc::clone(&map.region), poisoned: AtomicBool::new(false) });
+        map.region = ailing.clone();
+        ailing
+    }
+}
+
+impl AnyRegion for Ailing {
+    fn name(&self) -> &str {
+        self.region.name()
+    }
+
+    fn path(&self) -> &Path {
+        self.region.path()
+    }
+
+    fn info(&self) -> Result<RegionInfo> {
+        self.region.info()
+    }
+
+    fn alloc(&self, at: Option<u64>, count: u64) -> Result<u64> {
+        self.writable()?;
+        self.region.alloc(at, count)
+    }
+
+    fn free(&self, logical: u64) -> Result<()> {
+        self.writable()?;
+        self.region.free(logical)
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.region.read(offset, dst)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.writable()?;
+        self.region.write(offset, src)
+    }
+
+    fn pages(&self) -> Result<Vec<u64>> {
+        self.region.pages()
+    }
+
+    fn pmsync(&self, stored: &Stored<'_>) -> Result<u64> {
+        self.writable()?;
+        self.region.pmsync(stored)
+    }
+
+    fn rollback(&self) -> Result<()> {
+        self.region.rollback()
+    }
+
+    fn fresh(&self) -> Result<Vec<u64>> {
+        self.region.fresh()
+    }
+
+    fn ours(&self) -> Result<()> {
+        self.region.ours()
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.poisoned.load(Ordering::Relaxed) {
+            return Err(Error::Poisoned { path: self.path().to_owned(), cause: "a test".to_owned() });
+        }
+        self.region.writable()
+    }
+
+    fn map(&self) -> Result<Arc<dyn AnyRegion>> {
+        self.region.map()
+    }
+}
+
+/// Else whoever has pointers into it could never let go of the region, and so never open it anew.
+#[test]
+fn pins_of_a_map_that_commits_no_more_can_be_taken_back() {
+    for way in WAYS {
+        let dir = tempfile::tempdir().unwrap();
+        let (_store, mut map) = open(&dir.path().join("store"), way);
+        map.alloc_pages(2).unwrap();
+        map.pmsync().unwrap();
+        let ailing = Ailing::between(&mut map);
+        map.pin(0, 2).unwrap();
+        map.page_mut(0).unwrap()[0] = 1;
+        ailing.poisoned.store(true, Ordering::Relaxed);
+        assert!(matches!(map.pmsync(), Err(Error::Poisoned { .. })));
+        map.unpin(0, 2).unwrap();
+        assert!(matches!(map.unpin(0, 1), Err(Error::Invalid { .. })), "{way:?}: it is not pinned any more");
+        assert_eq!(map.page(0).unwrap()[0], 1, "{way:?}: what was stored can still be saved elsewhere");
+    }
+}
+
+#[test]
+fn a_page_that_cannot_be_closed_does_not_stay_pinned_beside_others_that_were() {
+    // In a thread of its own, which takes what the kernel was told with it.
+    let body = || {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, mut map) = open(&dir.path().join("store"), (DirtyTracking::Auto, Closing::Protection));
+        map.alloc_pages(3).unwrap();
+        map.pmsync().unwrap();
+        let pointer = map.pin(0, 3).unwrap();
+        for page in 0..3 {
+            map.page_mut(page).unwrap()[0] = page as u8 + 1;
+        }
+        if !refuse_to_close(pointer.wrapping_add(PAGE as usize)) {
+            return eprintln!("skipped: no system call can be made to fail here");
+        }
+        map.unpin(0, 3).unwrap();
+        assert!(matches!(map.unpin(1, 1), Err(Error::Invalid { .. })));
+        assert_eq!(map.memory.all_open(), [1]);
+        map.page_mut(1).unwrap()[0] = 7;
+        map.pmsync().unwrap();
+        drop(map);
+        let mut bytes = [0; 3 * 4096];
+        store.open_region("r").unwrap().read_at(&mut bytes, 0).unwrap();
+        assert_eq!([bytes[0], bytes[4096], bytes[8192]], [1, 7, 3]);
+    };
+    std::thread::spawn(body).join().unwrap();
+}

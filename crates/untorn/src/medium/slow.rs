@@ -1,0 +1,271 @@
+//! Slow files: those a write cache stands in front of.
+//!
+//! They are reached by system call and not by a mapping: a program has them open anyway, in any number and of any length,
+//! and the kernel's page cache serves them. Their durability is a flush of the whole file, called once for many writes.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::{Access, Barrier, Identity, Medium, MediumFile, mapping, names};
+use crate::error::{Error, Result};
+use crate::sys;
+
+/// One open slow file. All methods may be called from many threads.
+pub trait SlowFile: Send + Sync + 'static {
+    /// What tells this file from another.
+    ///
+    /// # Errors
+    /// Those of `statx(2)`.
+    fn identity(&self) -> Result<Identity>;
+
+    /// Current length in bytes.
+    ///
+    /// # Errors
+    /// Those of `fstat(2)`.
+    fn len(&self) -> Result<u64>;
+
+    /// Whether the length is 0.
+    ///
+    /// # Errors
+    /// Those of [`len`](SlowFile::len).
+    fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Fills `dst` from `offset` as far as the file goes; how many bytes those were.
+    ///
+    /// # Errors
+    /// Those of `pread(2)`.
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize>;
+
+    /// Writes all of `src` at `offset`; the file grows if need be. Durable after [`sync`](SlowFile::sync).
+    ///
+    /// # Errors
+    /// Those of `pwrite(2)`.
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
+
+    /// Changes the length; what is added reads as zeros. Durable after [`sync`](SlowFile::sync).
+    ///
+    /// # Errors
+    /// Those of `ftruncate(2)`.
+    fn set_len(&self, len: u64) -> Result<()>;
+
+    /// Makes contents and length durable.
+    ///
+    /// # Errors
+    /// A failed flush, which is final.
+    fn sync(&self, barrier: Barrier) -> Result<()>;
+}
+
+/// Where slow files have their names.
+pub trait SlowPlace: Send + Sync + 'static {
+    /// Opens a regular file for reading and writing; `None` if the name has none.
+    ///
+    /// # Errors
+    /// Those of `open(2)`.
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>>;
+
+    /// Whether anything has this name.
+    ///
+    /// # Errors
+    /// Those of `lstat(2)`.
+    fn exists(&self, path: &Path) -> Result<bool>;
+
+    /// The names in a directory whose inode may be this one.
+    ///
+    /// # Errors
+    /// Those of `getdents64(2)`.
+    fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>>;
+
+    /// Makes the names in a directory durable.
+    ///
+    /// # Errors
+    /// A failed flush.
+    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()>;
+}
+
+/// The files of this machine, through the kernel.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Kernel;
+
+/// A slow file by its descriptor.
+pub struct Descriptor {
+    file: OwnedFd,
+    path: PathBuf,
+}
+
+impl Descriptor {
+    /// Takes a descriptor over. `path` is what errors say. It has to be open for reading and writing.
+    ///
+    /// # Errors
+    /// [`Error::NotAFile`] unless it is a regular file.
+    pub fn new(file: OwnedFd, path: &Path) -> Result<Self> {
+        let found = rustix::fs::fstat(&file).map_err(|errno| Error::io("examine", path, errno))?;
+        names::check_regular(path, &found)?;
+        Ok(Descriptor { file, path: path.to_owned() })
+    }
+
+    /// Opens the file behind a descriptor once more, for reading and writing, whatever the descriptor itself is open for.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where that is not permitted.
+    pub fn reopen(file: BorrowedFd<'_>, path: &Path) -> Result<Self> {
+        let found = rustix::fs::fstat(file).map_err(|errno| Error::io("examine", path, errno))?;
+        names::check_regular(path, &found)?;
+        let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        let again = rustix::fs::open(link, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        Descriptor::new(again.map_err(|errno| Error::io("open", path, errno))?, path)
+    }
+}
+
+impl fmt::Debug for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Descriptor").field("path", &self.path).finish()
+    }
+}
+
+impl SlowFile for Descriptor {
+    fn identity(&self) -> Result<Identity> {
+        mapping::identity(self.file.as_fd(), &self.path)
+    }
+
+    fn len(&self) -> Result<u64> {
+        let found = rustix::fs::fstat(&self.file).map_err(|errno| Error::io("examine", &self.path, errno))?;
+        Ok(found.st_size.try_into().unwrap_or(0))
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < dst.len() {
+            match rustix::io::pread(&self.file, &mut dst[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::io_at("read from", &self.path, offset + done as u64, errno)),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        let failed = |(done, error)| Error::io_at("write to", &self.path, offset + done, error);
+        sys::file::write_all(self.file.as_fd(), src, offset).map_err(failed)
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        sys::file::uninterrupted(|| rustix::fs::ftruncate(&self.file, len))
+            .map_err(|error| Error::io("resize", &self.path, error))
+    }
+
+    fn sync(&self, _: Barrier) -> Result<()> {
+        sys::file::uninterrupted(|| rustix::fs::fsync(&self.file))
+            .map_err(|error| Error::io("flush", &self.path, error))
+    }
+}
+
+impl SlowPlace for Kernel {
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
+        match names::open_regular(path, Access::ReadWrite) {
+            Ok(file) => Ok(Some(Arc::new(Descriptor::new(file, path)?))),
+            Err(Error::NotAFile { .. }) => Ok(None),
+            Err(error) if is_absent(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        names::exists(path)
+    }
+
+    fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>> {
+        let is = |name: &OsString| {
+            rustix::fs::lstat(dir.join(name)).is_ok_and(|found| {
+                found.st_ino == inode && FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
+            })
+        };
+        let mut names = names::list(dir)?;
+        names.retain(is);
+        Ok(names)
+    }
+
+    fn sync_dir(&self, _: Barrier, dir: &Path) -> Result<()> {
+        match names::sync_dir(dir) {
+            // A directory that is gone has no names to keep.
+            Err(error) if is_absent(&error) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+fn is_absent(error: &Error) -> bool {
+    let errno = error.errno();
+    errno == Errno::NOENT.raw_os_error() || errno == Errno::NOTDIR.raw_os_error()
+}
+
+/// The files of a medium, as slow files: for simulators.
+pub struct OnMedium<M>(pub M);
+
+/// The longest that a slow file on a medium may grow to.
+const RESERVE: u64 = 1 << 24;
+
+struct OnMediumFile<F>(F);
+
+impl<F: MediumFile + 'static> SlowFile for OnMediumFile<F> {
+    fn identity(&self) -> Result<Identity> {
+        self.0.identity()
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(self.0.len())
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
+        let there = self.0.len().saturating_sub(offset).min(dst.len() as u64) as usize;
+        self.0.read(offset, &mut dst[..there])?;
+        Ok(there)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        let end = offset + src.len() as u64;
+        if end > self.0.len() {
+            self.0.set_len(end)?;
+        }
+        self.0.allocate(offset, src.len() as u64)?;
+        self.0.write(offset, src)
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync(&self, barrier: Barrier) -> Result<()> {
+        self.0.sync(barrier)
+    }
+}
+
+impl<M: Medium> SlowPlace for OnMedium<M> {
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
+        if !self.0.exists(path)? {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(OnMediumFile(self.0.open(path, Access::ReadWrite, RESERVE)?))))
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.0.exists(path)
+    }
+
+    fn candidates(&self, dir: &Path, _: u64) -> Result<Vec<OsString>> {
+        self.0.list(dir)
+    }
+
+    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
+        self.0.sync_dir(barrier, dir)
+    }
+}

@@ -1,0 +1,119 @@
+//! Files that come to be whole: made under another name, and renamed when they are.
+
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use rustix::io::Errno;
+
+use super::{Access, LockKind, Medium, MediumFile};
+use crate::error::{Error, Result};
+
+/// Makes a file so that a crash leaves all of it or no file of this name. `fill` gets it empty, and makes durable what it
+/// stores; it may grow to `reserve` bytes. The name is to be made durable by whoever opens the file.
+///
+/// # Errors
+/// EEXIST if the name is taken, [`Error::InUse`] while another process is making it; those of `fill`, and then nothing is
+/// left behind.
+pub(crate) fn create_whole<M: Medium>(
+    medium: &M,
+    path: &Path,
+    reserve: u64,
+    fill: impl FnOnce(&M::File) -> Result<()>,
+) -> Result<()> {
+    let taken = || Err(Error::io("create", path, Errno::EXIST));
+    if medium.exists(path)? {
+        return taken();
+    }
+    let mut name = path.file_name().map_or_else(OsString::new, OsString::from);
+    name.push(".new");
+    let unfinished = path.with_file_name(name);
+    let file = claim(medium, path, &unfinished, reserve)?;
+    let made = || {
+        fill(&file)?;
+        // Only who has claimed the other name makes this one.
+        if medium.exists(path)? { taken() } else { medium.rename(&unfinished, path) }
+    };
+    made().inspect_err(|_| {
+        // If it cannot be removed either, the first error is the one that helps.
+        let _ = medium.unlink(&unfinished);
+    })
+}
+
+/// Creates the file under which another is being made, and locks it; one that was left by a crash is removed first.
+fn claim<M: Medium>(medium: &M, path: &Path, unfinished: &Path, reserve: u64) -> Result<M::File> {
+    let in_use = || {
+        let holder = format!("another process, which is making it as {}", unfinished.display());
+        Err(Error::InUse { path: path.to_owned(), holder })
+    };
+    // A lock counts only if the name still means the file it was taken on: whoever had it before may have renamed or
+    // removed it meanwhile. From then on only its holder does either.
+    let holds = |file: &M::File| -> Result<bool> {
+        match medium.open(unfinished, Access::Read, 0) {
+            Ok(named) => Ok(named.identity()? == file.identity()?),
+            Err(error) if is(&error, ErrorKind::NotFound) => Ok(false),
+            Err(error) => Err(error),
+        }
+    };
+    for _ in 0..16 {
+        match medium.create(unfinished, 0, reserve) {
+            Ok(file) if !file.try_lock(LockKind::Exclusive)? => return in_use(),
+            Ok(file) if holds(&file)? => return Ok(file),
+            Ok(_) => continue,
+            Err(error) if is(&error, ErrorKind::AlreadyExists) => {}
+            Err(error) => return Err(error),
+        }
+        match medium.open(unfinished, Access::ReadWrite, 0) {
+            Ok(left) if !left.try_lock(LockKind::Exclusive)? => return in_use(),
+            Ok(left) if holds(&left)? => medium.unlink(unfinished)?,
+            Ok(_) => {}
+            // It was finished meanwhile.
+            Err(error) if is(&error, ErrorKind::NotFound) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    in_use()
+}
+
+fn is(error: &Error, kind: ErrorKind) -> bool {
+    matches!(error, Error::Io { source, .. } if source.kind() == kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::super::{Dax, MediumKind};
+    use super::*;
+
+    #[test]
+    fn of_many_who_make_one_name_one_succeeds_and_the_file_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = Dax::new(MediumKind::AssumedPmem);
+        for round in 0..20_u8 {
+            let path = dir.path().join(format!("file-{round}"));
+            let start = Barrier::new(4);
+            let made: usize = std::thread::scope(|scope| {
+                let make = |who: u8| {
+                    let (medium, path, start) = (&medium, &path, &start);
+                    move || {
+                        start.wait();
+                        let fill = |file: &<Dax as Medium>::File| {
+                            file.set_len(4096)?;
+                            file.allocate(0, 4096)?;
+                            file.write(0, &[who; 4096])
+                        };
+                        create_whole(medium, path, 4096, fill).is_ok()
+                    }
+                };
+                let threads: Vec<_> = (1..=4).map(|who| scope.spawn(make(who))).collect();
+                threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum()
+            });
+            assert!(made <= 1, "{made} made one file");
+            if made == 1 {
+                let bytes = std::fs::read(&path).unwrap();
+                assert!(bytes.len() == 4096 && bytes.iter().all(|&byte| byte == bytes[0] && byte > 0));
+            }
+        }
+    }
+}

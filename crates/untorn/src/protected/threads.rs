@@ -1,0 +1,125 @@
+//! The threads behind a protected file: one covers what was stored, one scrubs.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::{DamageFn, ProtectOptions, Service};
+use crate::error::{Error, Result};
+use crate::redundancy::Scrub;
+
+/// Wakes whoever waits when there is no more to do.
+#[derive(Default)]
+struct Stop {
+    stopped: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Stop {
+    /// Waits this long, or until all is to end. Whether it is to.
+    fn wait(&self, time: Duration) -> bool {
+        let end = Instant::now() + time;
+        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if *stopped || left.is_zero() {
+                return *stopped;
+            }
+            stopped = self.changed.wait_timeout(stopped, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn stop(&self) {
+        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Those of one file. They end when this is dropped.
+pub(super) struct Threads {
+    /// A forked child has none of them.
+    process: u32,
+    stop: Arc<Stop>,
+    running: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    pub(super) fn none() -> Self {
+        Threads { process: std::process::id(), stop: Arc::default(), running: Vec::new() }
+    }
+
+    pub(super) fn start(service: &Arc<dyn Service>, options: &ProtectOptions) -> Result<Self> {
+        let mut threads = Threads::none();
+        if !options.period.is_zero() {
+            let (stop, service, period) = (threads.stop.clone(), service.clone(), options.period);
+            threads.spawn("untorn-cover", service.clone(), move || cover(&stop, &*service, period))?;
+        }
+        if let Some(pause) = options.scrub_every {
+            let (stop, service) = (threads.stop.clone(), service.clone());
+            let (rate, tell) = (options.scrub_rate, options.on_damage.clone());
+            threads
+                .spawn("untorn-scrub", service.clone(), move || scrub(&stop, &*service, pause, rate, tell.as_ref()))?;
+        }
+        Ok(threads)
+    }
+
+    fn spawn(&mut self, name: &str, service: Arc<dyn Service>, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+        self.running.push(spawned.map_err(|error| Error::io("start a thread for", service.path(), error))?);
+        Ok(())
+    }
+
+    pub(super) fn are_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    pub(super) fn stop(&mut self) {
+        if !self.are_of_this_process() {
+            // There is nobody to wait for, and a lock that one of them held will never be let go.
+            return std::mem::forget(std::mem::take(&mut self.running));
+        }
+        self.stop.stop();
+        for thread in self.running.drain(..) {
+            // What a thread came upon is told by the next call, also if it panicked.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn cover(stop: &Stop, service: &dyn Service, period: Duration) {
+    while !stop.wait(period) {
+        match service.cover() {
+            Ok(0) => {}
+            Ok(pages) => tracing::debug!(path = %service.path().display(), pages, "covered"),
+            Err(error) => {
+                // The redundancy remembers it, and every later call fails.
+                return tracing::error!(path = %service.path().display(), %error, "covering failed");
+            }
+        }
+    }
+}
+
+fn scrub(stop: &Stop, service: &dyn Service, pause: Duration, rate: Option<u64>, tell: Option<&DamageFn>) {
+    while !stop.wait(pause) {
+        let mut progress = |_, _| !stop.wait(Duration::ZERO);
+        let report = service.scrub(Scrub { rate, progress: &mut progress });
+        let report = report.and_then(|report| service.note_scrub().map(|()| report));
+        match report {
+            Ok(report) => {
+                for damage in &report.damage {
+                    tracing::error!(path = %service.path().display(), ?damage, "damage");
+                    if let Some(tell) = tell {
+                        tell(damage);
+                    }
+                }
+            }
+            Err(error) => return tracing::error!(path = %service.path().display(), %error, "scrubbing failed"),
+        }
+    }
+}

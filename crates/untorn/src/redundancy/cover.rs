@@ -1,0 +1,189 @@
+//! Covering: from pages that were stored to, to checksums and parity that speak of them.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use super::{Inner, Mode, Redundancy, barriers};
+use crate::error::Result;
+use crate::medium::{Medium, MediumFile};
+use crate::sidecar::PAGE;
+use crate::simd::xor;
+
+/// The bytes of one stripe, as they are read once and then checked, summed and folded.
+pub(super) struct Stripe {
+    pub(super) pages: Vec<u64>,
+    bytes: Vec<u8>,
+    pub(super) sums: Vec<u64>,
+}
+
+impl Stripe {
+    pub(super) fn bytes(&self, nth: usize) -> &[u8] {
+        &self.bytes[nth * PAGE as usize..][..PAGE as usize]
+    }
+
+    /// Exclusive or of all pages, but the one that is left out.
+    pub(super) fn fold(&self, without: Option<usize>) -> Vec<u8> {
+        let mut parity = vec![0; PAGE as usize];
+        for nth in (0..self.pages.len()).filter(|nth| Some(*nth) != without) {
+            xor(&mut parity, self.bytes(nth));
+        }
+        parity
+    }
+
+    /// Puts other bytes in the place of a page's.
+    pub(super) fn replace(&mut self, nth: usize, bytes: &[u8], sum: u64) {
+        self.bytes[nth * PAGE as usize..][..PAGE as usize].copy_from_slice(bytes);
+        self.sums[nth] = sum;
+    }
+}
+
+impl<M: Medium> Redundancy<M> {
+    /// Reads all pages of a stripe, as programs see them or as the medium holds them.
+    pub(super) fn read_stripe(&self, stripe: u64, stored: bool) -> Result<Stripe> {
+        let pages: Vec<u64> = self.geometry.members(stripe).collect();
+        let mut bytes = vec![0; pages.len() * PAGE as usize];
+        let mut sums = Vec::with_capacity(pages.len());
+        for (page, bytes) in pages.iter().zip(bytes.chunks_exact_mut(PAGE as usize)) {
+            if stored {
+                self.read_stored(*page, bytes)?;
+            } else {
+                self.read(*page, bytes)?;
+            }
+            sums.push(self.checksum.of(bytes));
+        }
+        Ok(Stripe { pages, bytes, sums })
+    }
+
+    /// Covers what was stored to before the call, in batches. Pages that somebody announced and is still storing to are left
+    /// out, with their stripes. Returns how many pages were covered.
+    ///
+    /// # Errors
+    /// Those of reading, writing and flushing. After them, and after any other failure on the way, nothing more is promised.
+    pub(crate) fn cover(&self) -> Result<u64> {
+        self.note_stores(&mut *self.usable()?)?;
+        let (mut covered, mut from) = (0, 0);
+        loop {
+            let mut inner = self.usable()?;
+            let Some((stripes, next)) = self.next_batch(&inner, from) else {
+                if inner.stored.count() == 0 && inner.tables.uncovered().count() == 0 {
+                    inner.whole_at = Instant::now();
+                }
+                return Ok(covered);
+            };
+            from = next;
+            let result = self.cover_stripes(&mut inner, &stripes);
+            covered += self.note_failure(&mut inner, result)?;
+        }
+    }
+
+    /// Asks which pages were stored to. What is told here is not told again.
+    fn note_stores(&self, inner: &mut Inner) -> Result<()> {
+        let Mode::Tracked(tracker) = &self.mode else { return Ok(()) };
+        let taken = tracker.take();
+        for run in self.note_failure(inner, taken)? {
+            for page in run.start..run.end.min(self.geometry.pages()) {
+                inner.stored.put(page, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Some stripes with pages to be covered, behind `from`, and where to go on: as many as have a batch of them.
+    fn next_batch(&self, inner: &Inner, from: u64) -> Option<(Vec<u64>, u64)> {
+        // Of the spread layout, pages that follow each other are of stripes that do.
+        let (mut stripes, mut next) = (BTreeSet::new(), None);
+        for page in inner.stored.iter().filter(|page| *page >= from).take(self.batch as usize) {
+            stripes.insert(self.geometry.stripe_of(page));
+            next = Some(page + 1);
+        }
+        let is_calm = |stripe: &u64| self.geometry.members(*stripe).all(|page| !inner.storing.contains_key(&page));
+        next.map(|next| (stripes.into_iter().filter(is_calm).collect(), next))
+    }
+
+    fn cover_stripes(&self, inner: &mut Inner, stripes: &[u64]) -> Result<u64> {
+        // What is stored from here on is announced or found again, so it is covered again.
+        let mut covered: Vec<u64> = Vec::new();
+        let mut parities = Vec::new();
+        for &stripe in stripes {
+            let fresh: Vec<u64> = self.geometry.members(stripe).filter(|page| inner.stored.has(*page)).collect();
+            for &page in &fresh {
+                // Before it is read: a store that comes later is noted again, and must not be forgotten at the end.
+                inner.stored.put(page, false);
+            }
+            let mut read = self.read_stripe(stripe, false)?;
+            let strays = |inner: &Inner, read: &Stripe| -> Vec<usize> {
+                let differs = |nth: &usize| read.sums[*nth] != inner.tables.sum(read.pages[*nth]);
+                let is_clean = |nth: &usize| !fresh.contains(&read.pages[*nth]) && !inner.stored.has(read.pages[*nth]);
+                (0..read.pages.len()).filter(is_clean).filter(differs).collect()
+            };
+            let mut bad = strays(inner, &read);
+            if !bad.is_empty() {
+                // They may have been stored to since the page tables were asked.
+                self.note_stores(inner)?;
+                bad = strays(inner, &read);
+            }
+            if !bad.is_empty() && !self.restore(inner, stripe, &mut read, &bad)? {
+                for nth in bad {
+                    let page = read.pages[nth];
+                    if inner.stuck.insert(page) {
+                        let path = self.path.display();
+                        tracing::error!(%path, page, "a damaged page; parity cannot give it back");
+                    }
+                }
+                for page in fresh {
+                    inner.stored.put(page, true);
+                    inner.tables.set_uncovered(page, true);
+                }
+                continue;
+            }
+            for &page in &read.pages {
+                inner.stuck.remove(&page);
+            }
+            for (nth, &page) in read.pages.iter().enumerate() {
+                if fresh.contains(&page) || inner.stored.has(page) {
+                    inner.tables.set_sum(page, read.sums[nth]);
+                    inner.tables.set_uncovered(page, true);
+                }
+            }
+            let parity = read.fold(None);
+            inner.tables.set_parity_sum(stripe, self.checksum.of(&parity));
+            parities.push((stripe, parity));
+            covered.extend(fresh);
+        }
+        if parities.is_empty() {
+            return Ok(0);
+        }
+        self.pages.sync(barriers::COVER_DATA)?;
+        for (stripe, parity) in &parities {
+            self.side.write(self.geometry.parity_at(*stripe), parity)?;
+        }
+        inner.tables.write(&self.side)?;
+        if matches!(self.mode, Mode::Announced) {
+            // While nobody is storing, the file's time is from now on this one.
+            inner.superblock.stamp = self.pages.stamp()?;
+            self.write_superblock(inner, barriers::COVER_TABLES)?;
+        }
+        self.medium.fence(barriers::COVER_TABLES, &[&self.side])?;
+        // What came up as stored to since it was read keeps its mark, and is covered by the next pass.
+        covered.retain(|page| !inner.stored.has(*page));
+        for &page in &covered {
+            inner.unknown.remove(&page);
+            inner.tables.set_uncovered(page, false);
+        }
+        inner.tables.write(&self.side)?;
+        self.medium.fence(barriers::COVER_MARKS, &[&self.side])?;
+        Ok(covered.len() as u64)
+    }
+
+    /// Restores a page that was not stored to and differs all the same, before its stripe gets other parity. That can be done
+    /// where it is the only one and the others have the bytes that the old parity speaks of.
+    fn restore(&self, inner: &mut Inner, stripe: u64, read: &mut Stripe, bad: &[usize]) -> Result<bool> {
+        let [nth] = bad else { return Ok(false) };
+        let page = read.pages[*nth];
+        let Some(bytes) = self.rebuild(inner, stripe, read, *nth)? else { return Ok(false) };
+        self.put_back(inner, &[(page, bytes.clone())])?;
+        read.replace(*nth, &bytes, inner.tables.sum(page));
+        tracing::warn!(path = %self.path.display(), page, "a damaged page was repaired");
+        Ok(true)
+    }
+}

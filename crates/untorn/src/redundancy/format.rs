@@ -1,0 +1,387 @@
+//! The bytes of the companion file: superblocks, table blocks. `docs/format.md` gives the reasons.
+//!
+//! Every number is little-endian. What is read here was written by anybody: a number is checked before it is used.
+
+use std::path::Path;
+
+use twox_hash::XxHash3_64;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::layout::Geometry;
+use super::options::{Checksum, StripeLayout};
+use crate::error::{Error, Result};
+use crate::medium::{Identity, MediumFile, Stamp};
+use crate::sidecar::{MAX_LEN, MAX_NUMBER, PAGE};
+
+/// The bytes of one page.
+pub(super) type Page = [u8; PAGE as usize];
+
+const MAGIC: [u8; 8] = *b"REDUND\r\n";
+/// The format this code writes.
+const VERSION: u32 = 1;
+/// Features that a reader without knowledge of them may not open the file with at all. None are defined yet.
+const KNOWN_INCOMPAT: u64 = 0;
+/// Features that a program without knowledge of them may at most read. None are defined yet, and until one is, a file with
+/// any of them is refused altogether.
+const KNOWN_RO_COMPAT: u64 = 0;
+
+/// Entries of a table block.
+pub(super) const ENTRIES: u64 = 500;
+/// The most pages whose repair one superblock announces.
+pub(super) const MAX_INTENTS: usize = 64;
+
+/// How the companion file was left, and so what a page that differs from its checksum is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    /// Nobody has it open. If size and modification time of the data file are those noted, what differs is damaged.
+    Closed,
+    /// Open, or left by a crash, by one who marks pages uncovered before they are stored to: what differs and is not marked
+    /// is damaged.
+    Announced,
+    /// Open, or left by a crash, by one who learns of stores from page tables, which a crash empties: what differs is unknown.
+    Tracked,
+}
+
+/// The superblock: what is protected, how, and how it was left. Two copies are written alternately; the valid one with the
+/// higher sequence number counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Superblock {
+    pub(super) uuid: [u8; 16],
+    pub(super) seq: u64,
+    pub(super) identity: Identity,
+    pub(super) geometry: Geometry,
+    pub(super) checksum: Checksum,
+    pub(super) left: Left,
+    /// Of the data file, after the last flush of what is covered.
+    pub(super) stamp: Stamp,
+    /// Pages that are being repaired.
+    pub(super) intents: Vec<u64>,
+    pub(super) history: History,
+}
+
+/// What was scrubbed and repaired since the file is protected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    /// When the last whole scrub ended, in seconds since 1970; 0 if there was none.
+    pub scrubbed: u64,
+    /// Whole scrubs.
+    pub scrubs: u64,
+    /// Pages of the data file that were repaired.
+    pub repaired: u64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawSuperblock {
+    magic: [u8; 8],
+    version: U32,
+    page_size: U32,
+    compat: U64,
+    ro_compat: U64,
+    incompat: U64,
+    uuid: [u8; 16],
+    seq: U64,
+    device: U64,
+    inode: U64,
+    generation: U64,
+    birth: U64,
+    /// Bytes of the data file.
+    len: U64,
+    /// Data pages of a stripe.
+    stripe: U32,
+    /// 1: consecutive. 2: spread.
+    layout: U32,
+    /// 1: CRC-32C. 2: XXH3.
+    checksum: U32,
+    /// 1: closed. 2: open, stores are announced. 3: open, stores are tracked.
+    left: U32,
+    stamp_size: U64,
+    stamp_modified: U64,
+    scrubbed: U64,
+    scrubs: U64,
+    repaired: U64,
+    intents: U64,
+    intent: [U64; MAX_INTENTS],
+    reserved: [u8; 3408],
+    check: U64,
+}
+
+const _: () = {
+    assert!(size_of::<RawSuperblock>() == PAGE as usize);
+    assert!(std::mem::offset_of!(RawSuperblock, uuid) == 40);
+    assert!(std::mem::offset_of!(RawSuperblock, seq) == 56);
+    assert!(std::mem::offset_of!(RawSuperblock, len) == 96);
+    assert!(std::mem::offset_of!(RawSuperblock, stamp_size) == 120);
+    assert!(std::mem::offset_of!(RawSuperblock, intent) == 168);
+    assert!(std::mem::offset_of!(RawSuperblock, check) == 4088);
+};
+
+impl Superblock {
+    fn encode(&self) -> Page {
+        let mut raw = RawSuperblock::new_zeroed();
+        raw.magic = MAGIC;
+        raw.version = VERSION.into();
+        raw.page_size = (PAGE as u32).into();
+        raw.uuid = self.uuid;
+        raw.seq = self.seq.into();
+        raw.device = self.identity.device.into();
+        raw.inode = self.identity.inode.into();
+        raw.generation = self.identity.generation.into();
+        raw.birth = self.identity.birth.into();
+        raw.len = self.geometry.len.into();
+        raw.stripe = self.geometry.stripe.into();
+        raw.layout = match self.geometry.layout {
+            StripeLayout::Consecutive => 1,
+            StripeLayout::Spread => 2,
+        }
+        .into();
+        raw.checksum = match self.checksum {
+            Checksum::Crc32c => 1,
+            Checksum::Xxh3 => 2,
+        }
+        .into();
+        raw.left = match self.left {
+            Left::Closed => 1,
+            Left::Announced => 2,
+            Left::Tracked => 3,
+        }
+        .into();
+        raw.stamp_size = self.stamp.size.into();
+        raw.stamp_modified = self.stamp.modified.into();
+        raw.scrubbed = self.history.scrubbed.into();
+        raw.scrubs = self.history.scrubs.into();
+        raw.repaired = self.history.repaired.into();
+        raw.intents = (self.intents.len() as u64).into();
+        for (raw, page) in raw.intent.iter_mut().zip(&self.intents) {
+            *raw = (*page).into();
+        }
+        seal(zerocopy::transmute!(raw))
+    }
+
+    /// Decodes one copy. `Ok(None)` if it is no whole superblock.
+    fn decode(bytes: &Page, path: &Path) -> Result<Option<Self>> {
+        let Ok(raw) = RawSuperblock::read_from_bytes(bytes) else { return Ok(None) };
+        if raw.magic != MAGIC || !sealed(bytes) {
+            return Ok(None);
+        }
+        let unsupported = |what: String| Error::Unsupported { path: path.to_owned(), what };
+        if raw.version.get() != VERSION {
+            return Err(unsupported(format!(
+                "the redundancy has format version {}, this untorn knows version {VERSION}",
+                raw.version.get()
+            )));
+        }
+        let unknown = raw.incompat.get() & !KNOWN_INCOMPAT | raw.ro_compat.get() & !KNOWN_RO_COMPAT;
+        if unknown != 0 {
+            let what = format!("the redundancy uses features this untorn does not know (mask {unknown:#x})");
+            return Err(unsupported(what));
+        }
+        let nonsense = |what: &str| Error::Corrupt { path: path.to_owned(), offset: Some(0), what: what.to_owned() };
+        let len = raw.len.get();
+        let sane = u64::from(raw.page_size.get()) == PAGE && (1..=MAX_LEN).contains(&len) && raw.seq.get() < MAX_NUMBER;
+        if !sane || !(1..=Geometry::MAX_STRIPE).contains(&raw.stripe.get()) {
+            return Err(nonsense("the superblock has numbers that no file has"));
+        }
+        let layout = match raw.layout.get() {
+            1 => StripeLayout::Consecutive,
+            2 => StripeLayout::Spread,
+            _ => return Err(nonsense("the superblock names no layout of stripes")),
+        };
+        let geometry = Geometry { len, stripe: raw.stripe.get(), layout };
+        let checksum = match raw.checksum.get() {
+            1 => Checksum::Crc32c,
+            2 => Checksum::Xxh3,
+            _ => return Err(nonsense("the superblock names no checksum")),
+        };
+        let left = match raw.left.get() {
+            1 => Left::Closed,
+            2 => Left::Announced,
+            3 => Left::Tracked,
+            _ => return Err(nonsense("the superblock does not say how it was left")),
+        };
+        let intents = raw.intents.get().min(MAX_INTENTS as u64) as usize;
+        let intents: Vec<u64> = raw.intent[..intents].iter().map(|page| page.get()).collect();
+        if intents.iter().any(|&page| page >= geometry.pages()) {
+            return Err(nonsense("the superblock names a page behind the end"));
+        }
+        Ok(Some(Superblock {
+            uuid: raw.uuid,
+            seq: raw.seq.get(),
+            identity: Identity {
+                device: raw.device.get(),
+                inode: raw.inode.get(),
+                generation: raw.generation.get(),
+                birth: raw.birth.get(),
+            },
+            geometry,
+            checksum,
+            left,
+            stamp: Stamp { size: raw.stamp_size.get(), modified: raw.stamp_modified.get() },
+            intents,
+            history: History { scrubbed: raw.scrubbed.get(), scrubs: raw.scrubs.get(), repaired: raw.repaired.get() },
+        }))
+    }
+
+    /// Reads both copies: the one that counts, and whether each is whole.
+    pub(super) fn read<F: MediumFile>(side: &F, path: &Path) -> Result<(Self, [bool; 2])> {
+        let mut whole = [false; 2];
+        let mut newest: Option<Superblock> = None;
+        for (copy, whole) in whole.iter_mut().enumerate() {
+            let at = copy as u64 * PAGE;
+            let mut bytes = [0; PAGE as usize];
+            if side.len() < at + PAGE {
+                continue;
+            }
+            side.read(at, &mut bytes)?;
+            let Some(found) = Superblock::decode(&bytes, path)? else { continue };
+            *whole = true;
+            if newest.as_ref().is_none_or(|newest| newest.seq < found.seq) {
+                newest = Some(found);
+            }
+        }
+        let what =
+            "neither of its two superblocks is whole; remove it with `untorn unprotect` and protect the file again";
+        let newest =
+            newest.ok_or_else(|| Error::Corrupt { path: path.to_owned(), offset: Some(0), what: what.to_owned() })?;
+        Ok((newest, whole))
+    }
+
+    /// Writes the next version over the older copy. Whatever was written before is durable.
+    pub(super) fn write<F: MediumFile>(&mut self, side: &F) -> Result<()> {
+        self.seq += 1;
+        self.rewrite(side)
+    }
+
+    /// Writes this version again, over the copy that holds it.
+    pub(super) fn rewrite<F: MediumFile>(&self, side: &F) -> Result<()> {
+        side.write(self.seq % 2 * PAGE, &self.encode())
+    }
+
+    /// Whether the medium holds this version.
+    pub(super) fn is_whole<F: MediumFile>(&self, side: &F) -> Result<bool> {
+        let mut bytes = [0; PAGE as usize];
+        side.read_stored(self.seq % 2 * PAGE, &mut bytes)?;
+        Ok(sealed(&bytes) && bytes[56..64] == self.seq.to_le_bytes())
+    }
+
+    /// What ties a table block to this file.
+    pub(super) fn tie(&self) -> u64 {
+        u64::from_le_bytes(self.uuid[..8].try_into().expect("eight bytes of sixteen"))
+    }
+}
+
+/// One block of a table: checksums of consecutive pages, and which of them are uncovered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    pub(super) seq: u64,
+    /// A bit for each entry: the page may differ from its checksum, and from what its stripe's parity speaks of.
+    pub(super) uncovered: [u8; 64],
+    pub(super) sums: Vec<u64>,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawBlock {
+    /// Of the tables, one after the other.
+    index: U64,
+    seq: U64,
+    tie: U64,
+    uncovered: [u8; 64],
+    sums: [U64; ENTRIES as usize],
+    check: U64,
+}
+
+const _: () = {
+    assert!(size_of::<RawBlock>() == PAGE as usize);
+    assert!(std::mem::offset_of!(RawBlock, sums) == 88);
+    assert!(std::mem::offset_of!(RawBlock, check) == 4088);
+};
+
+impl Block {
+    pub(super) fn new() -> Self {
+        Block { seq: 0, uncovered: [0; 64], sums: vec![0; ENTRIES as usize] }
+    }
+
+    pub(super) fn encode(&self, index: u64, tie: u64) -> Page {
+        let mut raw = RawBlock::new_zeroed();
+        raw.index = index.into();
+        raw.seq = self.seq.into();
+        raw.tie = tie.into();
+        raw.uncovered = self.uncovered;
+        for (raw, sum) in raw.sums.iter_mut().zip(&self.sums) {
+            *raw = (*sum).into();
+        }
+        seal(zerocopy::transmute!(raw))
+    }
+
+    /// Decodes one copy; `None` if it is not whole, or another block, or another file's.
+    pub(super) fn decode(bytes: &Page, index: u64, tie: u64) -> Option<Self> {
+        let raw = RawBlock::read_from_bytes(bytes).ok().filter(|_| sealed(bytes))?;
+        let ours = raw.index.get() == index && raw.tie.get() == tie && raw.seq.get() < MAX_NUMBER;
+        ours.then(|| Block {
+            seq: raw.seq.get(),
+            uncovered: raw.uncovered,
+            sums: raw.sums.iter().map(|sum| sum.get()).collect(),
+        })
+    }
+}
+
+fn digest(bytes: &Page) -> u64 {
+    XxHash3_64::oneshot(&bytes[..4088])
+}
+
+fn seal(mut bytes: Page) -> Page {
+    let check = digest(&bytes);
+    bytes[4088..].copy_from_slice(&check.to_le_bytes());
+    bytes
+}
+
+fn sealed(bytes: &Page) -> bool {
+    bytes[4088..] == digest(bytes).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_superblock_survives_its_bytes_and_no_byte_may_differ() {
+        let superblock = Superblock {
+            uuid: *b"0123456789abcdef",
+            seq: 7,
+            identity: Identity { device: 1, inode: 2, generation: 3, birth: 4 },
+            geometry: Geometry { len: 100_000, stripe: 4, layout: StripeLayout::Spread },
+            checksum: Checksum::Xxh3,
+            left: Left::Announced,
+            stamp: Stamp { size: 100_000, modified: 5 },
+            intents: vec![0, 24],
+            history: History { scrubbed: 1, scrubs: 2, repaired: 3 },
+        };
+        let bytes = superblock.encode();
+        let path = Path::new("x");
+        assert_eq!(Superblock::decode(&bytes, path).unwrap(), Some(superblock));
+        for at in 0..bytes.len() {
+            let mut bytes = bytes;
+            bytes[at] ^= 1 << (at % 8);
+            assert_eq!(Superblock::decode(&bytes, path).unwrap(), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_block_survives_its_bytes_and_is_no_other_block() {
+        let mut block = Block::new();
+        block.seq = 3;
+        block.uncovered[62] = 8;
+        block.sums[499] = u64::MAX;
+        let bytes = block.encode(9, 77);
+        assert_eq!(Block::decode(&bytes, 9, 77), Some(block));
+        assert_eq!(Block::decode(&bytes, 8, 77), None);
+        assert_eq!(Block::decode(&bytes, 9, 78), None);
+        for at in 0..bytes.len() {
+            let mut bytes = bytes;
+            bytes[at] ^= 1 << (at % 8);
+            assert_eq!(Block::decode(&bytes, 9, 77), None, "byte {at}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Which pages are one stripe, and where everything is in the companion file.
+
+use std::ops::Range;
+
+use super::format::ENTRIES;
+use super::options::StripeLayout;
+use crate::sidecar::PAGE;
+
+/// The shape of the redundancy of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Geometry {
+    /// Bytes of the data file.
+    pub(super) len: u64,
+    /// Data pages of a stripe.
+    pub(super) stripe: u32,
+    pub(super) layout: StripeLayout,
+}
+
+impl Geometry {
+    /// The most data pages of a stripe: more would be lost together too often.
+    pub(super) const MAX_STRIPE: u32 = 64;
+
+    /// Pages of the data file; the last may be short, and counts as filled up with zeros.
+    pub(super) fn pages(&self) -> u64 {
+        self.len.div_ceil(PAGE)
+    }
+
+    /// Stripes, and so parity pages.
+    pub(super) fn stripes(&self) -> u64 {
+        self.pages().div_ceil(u64::from(self.stripe))
+    }
+
+    /// The stripe of a page.
+    pub(super) fn stripe_of(&self, page: u64) -> u64 {
+        match self.layout {
+            StripeLayout::Consecutive => page / u64::from(self.stripe),
+            StripeLayout::Spread => page % self.stripes(),
+        }
+    }
+
+    /// The data pages of a stripe, ascending.
+    pub(super) fn members(&self, stripe: u64) -> impl Iterator<Item = u64> + use<> {
+        let (pages, width, stripes) = (self.pages(), u64::from(self.stripe), self.stripes());
+        let layout = self.layout;
+        (0..width)
+            .map(move |nth| match layout {
+                StripeLayout::Consecutive => stripe * width + nth,
+                StripeLayout::Spread => stripe + nth * stripes,
+            })
+            .filter(move |page| *page < pages)
+    }
+
+    /// Bytes of the file that a page has.
+    pub(super) fn bytes_of(&self, page: u64) -> Range<u64> {
+        page * PAGE..((page + 1) * PAGE).min(self.len)
+    }
+
+    /// Blocks of the table of data pages.
+    pub(super) fn data_blocks(&self) -> u64 {
+        self.pages().div_ceil(ENTRIES)
+    }
+
+    /// Blocks of both tables, that of parity pages behind the other.
+    pub(super) fn blocks(&self) -> u64 {
+        self.data_blocks() + self.stripes().div_ceil(ENTRIES)
+    }
+
+    /// Where one of the two copies of a block is. The copies of one block are far apart.
+    pub(super) fn block_at(&self, index: u64, copy: usize) -> u64 {
+        (2 + copy as u64 * self.blocks() + index) * PAGE
+    }
+
+    /// Where a stripe's parity is.
+    pub(super) fn parity_at(&self, stripe: u64) -> u64 {
+        (2 + 2 * self.blocks() + stripe) * PAGE
+    }
+
+    /// Bytes of the companion file.
+    pub(super) fn side_len(&self) -> u64 {
+        self.parity_at(self.stripes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_page_is_in_one_stripe_and_every_stripe_has_pages() {
+        for layout in [StripeLayout::Consecutive, StripeLayout::Spread] {
+            for stripe in 1..9 {
+                for pages in 1..50 {
+                    let geometry = Geometry { len: pages * PAGE - 1, stripe, layout };
+                    let mut seen = vec![0; pages as usize];
+                    for stripe in 0..geometry.stripes() {
+                        let members: Vec<u64> = geometry.members(stripe).collect();
+                        assert!(!members.is_empty());
+                        for page in members {
+                            assert_eq!(geometry.stripe_of(page), stripe);
+                            seen[page as usize] += 1;
+                        }
+                    }
+                    assert!(seen.iter().all(|&times| times == 1), "{geometry:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_overlaps_in_the_companion_file() {
+        let geometry = Geometry { len: 5000 * PAGE, stripe: 4, layout: StripeLayout::Consecutive };
+        let blocks = (0..geometry.blocks()).flat_map(|index| [0, 1].map(|copy| geometry.block_at(index, copy)));
+        let parity = (0..geometry.stripes()).map(|stripe| geometry.parity_at(stripe));
+        let mut places: Vec<u64> = [0, PAGE].into_iter().chain(blocks).chain(parity).collect();
+        places.sort_unstable();
+        assert_eq!(places, (0..geometry.side_len() / PAGE).map(|page| page * PAGE).collect::<Vec<_>>());
+    }
+}

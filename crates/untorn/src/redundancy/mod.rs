@@ -1,0 +1,294 @@
+//! Redundancy of a file: a checksum for each page, parity across stripes of pages, scrub and repair.
+//!
+//! It is kept in a *companion file* beside the data file, `DIR/.untorn/INODE.redundancy`, and brought up to date some time
+//! after the data was stored to, in batches, so a program pays for it once for many stores. Until then a page is
+//! *uncovered*: it may differ from its checksum, and nothing can be said of it.
+//!
+//! Source: Vilamb, §3. What is different: a page is marked uncovered before its dirtiness is taken from the page tables,
+//! which the kernel forgets in the same step; and what is found damaged is repaired.
+//!
+//! # What makes it sound
+//! *A page whose durable mark is clear has, on the medium, the bytes that its checksum speaks of. If all pages of a stripe
+//! are so, their exclusive or is the stripe's parity.* Then a page that differs is damaged, and parity tells what it was.
+//!
+//! 1. Who announces stores (a program, and one day an engine) has its pages marked durably before the first of them is
+//!    stored to, and not unmarked while it goes on storing.
+//! 2. To cover pages: their bytes are flushed; their checksums, still marked, and the parity are written and flushed; then
+//!    the marks are cleared. A crash in between leaves the marks.
+//! 3. Parity is made of the very bytes that were checked in the same step, so a page that is damaged is not folded in. It
+//!    is repaired from the old parity where that still can be; else its stripe is left alone, and reported, until
+//!    somebody stores the page anew.
+//! 4. A table block is never written over while the version before it is not durable, see [`table`].
+//! 5. Dirty bits in page tables die with the process. While stores are tracked by them, the superblock says so, durably
+//!    before the first is taken. After a crash a page that differs is then *unknown*: reported, and never repaired. The same
+//!    goes for every page if the file's size or time show a write that nobody told of.
+//! 6. A repair is written in place. Until it is done the page goes on differing from its checksum, whatever a crash leaves of
+//!    it, while neither parity nor the other pages of the stripe are touched: so it is done again. Because it changes the
+//!    file's time, by which 5 would disbelieve everything, the superblock names the page first.
+//!
+//! Where pages are read from is behind [`Pages`], and how stores are found out behind [`Tracker`], so that an engine, of
+//! which a page's truth may lie in its sidecar, can take the place of both.
+
+mod bits;
+mod cover;
+mod format;
+mod layout;
+mod open;
+mod options;
+mod pages;
+mod repair;
+mod report;
+mod scrub;
+mod table;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use bits::Bits;
+use format::Superblock;
+use layout::Geometry;
+use table::Tables;
+
+pub use format::History;
+pub(crate) use open::{companion, remove};
+pub use options::{Checksum, StripeLayout};
+use pages::Pages;
+pub use report::{Coverage, Damage, PageRange, RepairReport, ScrubReport};
+pub(crate) use scrub::Scrub;
+
+use crate::error::Result;
+use crate::medium::Medium;
+
+/// The barriers of redundancy.
+pub(crate) mod barriers {
+    use crate::medium::barrier::barriers;
+    barriers! {
+        /// A new companion file is whole before its final name points to it.
+        CREATE_FILE = "redundancy.create.file";
+        /// Its name is durable before anybody is told that the file is protected.
+        CREATE_NAME = "redundancy.create.name";
+        /// What a killed process left of the data file in the page cache is durable before it is compared with checksums.
+        ATTACH_DATA = "redundancy.attach.data";
+        /// What it left of the companion file is, too, before the older of two copies is written over because a newer one was
+        /// read.
+        ATTACH_SIDE = "redundancy.attach.side";
+        /// And the names that it made.
+        ATTACH_NAMES = "redundancy.attach.names";
+        /// What a failed flush left in the cache is not taken for what is on the medium.
+        ATTACH_CACHE = "redundancy.attach.cache";
+        /// Pages that are not what they were known as are marked before the superblock says that all others are.
+        ADOPT = "redundancy.adopt";
+        /// How stores are found out is durable before the first is made: else a crash would leave a superblock that says
+        /// "closed" over bytes that changed since, or "announced" over stores that nobody announced.
+        OPEN = "redundancy.open";
+        /// Pages are marked uncovered before they are stored to.
+        ANNOUNCE = "redundancy.announce";
+        /// The bytes that are covered are durable before anything says that they are.
+        COVER_DATA = "redundancy.cover.data";
+        /// Checksums and parity are durable before the marks are cleared.
+        COVER_TABLES = "redundancy.cover.tables";
+        /// The cleared marks are durable before the next version of their block is written over the one before.
+        COVER_MARKS = "redundancy.cover.marks";
+        /// The page to be repaired is named before its bytes are changed, and with them the file's time.
+        REPAIR_INTENT = "redundancy.repair.intent";
+        /// The repaired bytes are durable before the superblock no longer names the page.
+        REPAIR_DATA = "redundancy.repair.data";
+        /// That a repair is over is durable before anybody is told of it.
+        REPAIR_DONE = "redundancy.repair.done";
+        /// Repaired redundancy is durable before its repair is reported, and before the next version of it is written.
+        REPAIR_SIDE = "redundancy.repair.side";
+        /// That the file was closed is durable before anybody is told.
+        CLOSE = "redundancy.close";
+    }
+}
+
+/// How stores to a protected mapping are found out.
+///
+/// Pages are counted from the file's start. What is reported may be too much and never too little.
+pub trait Tracker: Send + Sync {
+    /// Pages stored to since this was last asked. Whatever is stored from now on will be found by the next call.
+    ///
+    /// # Errors
+    /// Why it cannot be told. Then nothing may be taken for clean.
+    fn take(&self) -> Result<Vec<Range<u64>>>;
+
+    /// The same, and they are still found by the next [`take`](Tracker::take).
+    ///
+    /// # Errors
+    /// As there.
+    fn look(&self) -> Result<Vec<Range<u64>>>;
+}
+
+/// Who uses a companion file, and so how stores are found out.
+#[derive(Clone)]
+pub(crate) enum Mode {
+    /// Nobody stores to the file: it is only looked at, or repaired.
+    Look,
+    /// Nobody stores to the file, and none of it is read.
+    Report,
+    /// Stores are announced.
+    Announced,
+    /// Stores are looked up.
+    Tracked(Arc<dyn Tracker>),
+}
+
+/// What a new companion file shall be like; `None` is what an existing one is like, or the default.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Settings {
+    /// Data pages of a stripe.
+    pub(crate) stripe: Option<u32>,
+    pub(crate) layout: Option<StripeLayout>,
+    pub(crate) checksum: Option<Checksum>,
+    /// Pages covered at a time.
+    pub(crate) batch: u64,
+}
+
+impl Settings {
+    /// Data pages of a stripe where nobody says how many.
+    pub(crate) const STRIPE: u32 = 4;
+    /// Pages covered at a time where nobody says how many.
+    pub(crate) const BATCH: u64 = 1024;
+}
+
+/// The redundancy of one file, open.
+pub(crate) struct Redundancy<M: Medium> {
+    medium: Arc<M>,
+    path: PathBuf,
+    side_path: PathBuf,
+    pages: Box<dyn Pages>,
+    side: M::File,
+    geometry: Geometry,
+    checksum: Checksum,
+    mode: Mode,
+    batch: u64,
+    inner: Mutex<Inner>,
+}
+
+/// What changes.
+struct Inner {
+    superblock: Superblock,
+    tables: Tables,
+    /// Pages that were stored to since they were last read to be covered. All of them are marked.
+    stored: Bits,
+    /// Pages that somebody is storing to, and how many do.
+    storing: BTreeMap<u64, u32>,
+    /// Pages of which it cannot be said whether they are damaged.
+    unknown: BTreeSet<u64>,
+    /// The same, as of when the file was opened: they are covered as they are, and still to be told of.
+    were_unknown: Vec<u64>,
+    /// Damaged pages that keep their stripes from being covered.
+    stuck: BTreeSet<u64>,
+    /// Copies of table blocks that were not whole when they were read.
+    damaged: Vec<(u64, usize)>,
+    /// Which copies of the superblock were whole.
+    superblocks: [bool; 2],
+    /// The last time at which everything was covered.
+    whole_at: Instant,
+    /// Whether a crash, or a write that nobody told of, has left pages that may be unknown.
+    disbelieved: bool,
+    /// The first failure, after which nothing more is done.
+    failed: Option<String>,
+}
+
+impl<M: Medium> Redundancy<M> {
+    /// The data file's path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes that are protected.
+    pub(crate) fn len(&self) -> u64 {
+        self.geometry.len
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic under the lock leaves marks that were not cleared, and so at worst too many of them.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads a page as programs see it, filled up with zeros.
+    fn read(&self, page: u64, bytes: &mut [u8]) -> Result<()> {
+        let range = self.geometry.bytes_of(page);
+        let (there, behind) = bytes.split_at_mut((range.end - range.start) as usize);
+        behind.fill(0);
+        self.pages.read(range.start, there)
+    }
+
+    /// Reads a page as the medium holds it.
+    fn read_stored(&self, page: u64, bytes: &mut [u8]) -> Result<()> {
+        let range = self.geometry.bytes_of(page);
+        let (there, behind) = bytes.split_at_mut((range.end - range.start) as usize);
+        behind.fill(0);
+        self.pages.read_stored(range.start, there)
+    }
+
+    /// Marks pages uncovered, durably, before they are stored to. They are not covered until they are
+    /// [released](Redundancy::release).
+    pub(crate) fn announce(&self, pages: Range<u64>) -> Result<()> {
+        let mut inner = self.usable()?;
+        let inner = &mut *inner;
+        let mut fresh = false;
+        for page in pages.clone() {
+            fresh |= !inner.tables.uncovered().has(page);
+            inner.tables.set_uncovered(page, true);
+        }
+        if fresh {
+            let written = inner.tables.write(&self.side);
+            let durable = written.and_then(|()| self.medium.fence(barriers::ANNOUNCE, &[&self.side]));
+            self.note_failure(inner, durable)?;
+        }
+        for page in pages {
+            inner.stored.put(page, true);
+            *inner.storing.entry(page).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    /// Tells that the stores of an [announcement](Redundancy::announce) were made.
+    pub(crate) fn release(&self, pages: Range<u64>) {
+        let mut inner = self.lock();
+        for page in pages {
+            if let std::collections::btree_map::Entry::Occupied(mut storing) = inner.storing.entry(page) {
+                *storing.get_mut() -= 1;
+                if *storing.get() == 0 {
+                    storing.remove();
+                }
+            }
+        }
+    }
+
+    /// What is covered now.
+    ///
+    /// # Errors
+    /// Those of finding out what was stored to.
+    pub(crate) fn coverage(&self) -> Result<Coverage> {
+        let inner = self.usable()?;
+        let mut uncovered: BTreeSet<u64> = inner.tables.uncovered().iter().collect();
+        if let Mode::Tracked(tracker) = &self.mode {
+            let pages = self.geometry.pages();
+            uncovered.extend(tracker.look()?.into_iter().flat_map(|run| run.start..run.end.min(pages)));
+        }
+        uncovered.extend(inner.unknown.iter().copied());
+        let vulnerable: BTreeSet<u64> = uncovered.iter().map(|page| self.geometry.stripe_of(*page)).collect();
+        let age = if uncovered.is_empty() { None } else { Some(inner.whole_at.elapsed()) };
+        Ok(Coverage {
+            companion: self.side_path.clone(),
+            bytes: self.geometry.side_len(),
+            pages: self.geometry.pages(),
+            uncovered: uncovered.len() as u64,
+            believed: !inner.disbelieved,
+            unknown: inner.were_unknown.clone(),
+            lost: inner.stuck.iter().copied().collect(),
+            oldest_uncovered: age,
+            stripes: self.geometry.stripes(),
+            vulnerable_stripes: vulnerable.len() as u64,
+            stripe: self.geometry.stripe,
+            layout: self.geometry.layout,
+            checksum: self.checksum,
+            history: inner.superblock.history,
+        })
+    }
+}

@@ -1,0 +1,175 @@
+//! Repair: pages from the parity of their stripe, parity and tables from the pages.
+//!
+//! First everything is looked at, and if a single page cannot be given back nothing is touched: whoever has a backup may
+//! want the file as it is.
+
+use std::sync::MutexGuard;
+
+use super::cover::Stripe;
+use super::format::{Left, MAX_INTENTS};
+use super::report::{Damage, RepairReport};
+use super::scrub::Scrub;
+use super::table::Scope;
+use super::{Inner, Mode, Redundancy, barriers};
+use crate::error::{Error, Result};
+use crate::medium::{Barrier, Medium, MediumFile};
+
+impl<M: Medium> Redundancy<M> {
+    /// The state, unless something failed before.
+    pub(super) fn usable(&self) -> Result<MutexGuard<'_, Inner>> {
+        let inner = self.lock();
+        match &inner.failed {
+            None => Ok(inner),
+            Some(cause) => Err(Error::Poisoned { path: self.path.clone(), cause: cause.clone() }),
+        }
+    }
+
+    /// Passes a result on. After a failure on the way memory and medium may differ, so nothing more is done.
+    pub(super) fn note_failure<T>(&self, inner: &mut Inner, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error| inner.failed = Some(error.to_string()))
+    }
+
+    /// Scrubs, and repairs what was found. Nobody stores to damaged pages meanwhile, save who announces it.
+    ///
+    /// # Errors
+    /// Those of reading, writing and flushing. That pages are lost is in the report.
+    pub(crate) fn repair(&self, how: Scrub<'_>) -> Result<RepairReport> {
+        let scrub = self.scrub(how)?;
+        let mut inner = self.usable()?;
+        let result = self.repair_found(&mut inner, scrub);
+        self.note_failure(&mut inner, result)
+    }
+
+    fn repair_found(&self, inner: &mut Inner, scrub: crate::redundancy::ScrubReport) -> Result<RepairReport> {
+        let mut report = RepairReport::default();
+        let (mut pages, mut parities) = (Vec::new(), Vec::new());
+        let mut stripes: Vec<u64> = scrub
+            .damage
+            .iter()
+            .filter_map(|damage| match damage {
+                Damage::Page(range) => Some(self.geometry.stripe_of(range.offset / crate::sidecar::PAGE)),
+                Damage::Parity { stripe } => Some(*stripe),
+                Damage::Unknown(_) | Damage::Table { .. } => None,
+            })
+            .collect();
+        stripes.dedup();
+        for damage in &scrub.damage {
+            if let Damage::Unknown(range) = damage {
+                report.unknown.push(*range);
+            }
+        }
+        for stripe in stripes {
+            let found = self.accuse(inner, stripe)?;
+            let mut read = self.read_stripe(stripe, true)?;
+            if let [page] = found.damaged[..]
+                && let Some(nth) = read.pages.iter().position(|member| *member == page)
+                && found.uncovered.is_empty()
+                && found.unknown.is_empty()
+                && let Some(bytes) = self.rebuild(inner, stripe, &read, nth)?
+            {
+                read.replace(nth, &bytes, inner.tables.sum(page));
+                pages.push((page, bytes));
+            } else {
+                report.lost.extend(found.damaged.iter().map(|page| self.range_of(*page)));
+            }
+            if found.parity && found.damaged.is_empty() {
+                parities.push((stripe, read.fold(None)));
+            }
+        }
+        report.scrub = scrub;
+        if !report.lost.is_empty() {
+            return Ok(report);
+        }
+        for batch in pages.chunks(MAX_INTENTS) {
+            self.put_back(inner, batch)?;
+            report.repaired.extend(batch.iter().map(|(page, _)| self.range_of(*page)));
+        }
+        report.rebuilt = self.rebuild_side(inner, &parities)?;
+        Ok(report)
+    }
+
+    /// The bytes of a page, if the rest of its stripe and its parity give such that its checksum speaks of.
+    pub(super) fn rebuild(&self, inner: &Inner, stripe: u64, read: &Stripe, nth: usize) -> Result<Option<Vec<u8>>> {
+        let mut bytes = self.read_parity(stripe)?;
+        if self.checksum.of(&bytes) != inner.tables.parity_sum(stripe) {
+            return Ok(None);
+        }
+        crate::simd::xor(&mut bytes, &read.fold(Some(nth)));
+        let page = read.pages[nth];
+        let (_, behind) = bytes.split_at(self.range_of(page).len as usize);
+        let right = self.checksum.of(&bytes) == inner.tables.sum(page) && behind.iter().all(|&byte| byte == 0);
+        Ok(right.then_some(bytes))
+    }
+
+    /// Writes the bytes of damaged pages in place, at most [`MAX_INTENTS`] of them.
+    pub(super) fn put_back(&self, inner: &mut Inner, pages: &[(u64, Vec<u8>)]) -> Result<()> {
+        inner.superblock.intents = pages.iter().map(|(page, _)| *page).collect();
+        self.write_superblock(inner, barriers::REPAIR_INTENT)?;
+        self.medium.fence(barriers::REPAIR_INTENT, &[&self.side])?;
+        for (page, bytes) in pages {
+            let range = self.range_of(*page);
+            self.pages.write(range.offset, &bytes[..range.len as usize])?;
+        }
+        self.pages.sync(barriers::REPAIR_DATA)?;
+        inner.superblock.intents.clear();
+        if inner.superblock.left != Left::Tracked && inner.unknown.is_empty() {
+            // All other pages are known to be as they were, so the time that only this repair changed is believed again.
+            inner.superblock.stamp = self.pages.stamp()?;
+        }
+        inner.superblock.history.repaired += pages.len() as u64;
+        self.write_superblocks(inner, barriers::REPAIR_DONE)
+    }
+
+    /// Writes both copies of the superblock, one after the other: damage to one of them then costs nothing.
+    pub(super) fn write_superblocks(&self, inner: &mut Inner, barrier: Barrier) -> Result<()> {
+        self.write_superblock(inner, barrier)?;
+        self.medium.fence(barrier, &[&self.side])?;
+        self.write_superblock(inner, barrier)?;
+        self.medium.fence(barrier, &[&self.side])
+    }
+
+    /// Writes the next version of the superblock over the older copy; the next fence makes it durable. The other copy is seen
+    /// to first: a tear of this one must not meet one that was damaged since.
+    pub(super) fn write_superblock(&self, inner: &mut Inner, barrier: Barrier) -> Result<()> {
+        if inner.superblock.seq > 0 && !inner.superblock.is_whole(&self.side)? {
+            inner.superblock.rewrite(&self.side)?;
+            self.medium.fence(barrier, &[&self.side])?;
+        }
+        inner.superblock.write(&self.side)?;
+        inner.superblocks = [true; 2];
+        Ok(())
+    }
+
+    /// Writes parity pages anew, and copies of tables and of the superblock that are not whole. How many.
+    fn rebuild_side(&self, inner: &mut Inner, parities: &[(u64, Vec<u8>)]) -> Result<u64> {
+        for (stripe, parity) in parities {
+            inner.tables.set_parity_sum(*stripe, self.checksum.of(parity));
+            self.side.write(self.geometry.parity_at(*stripe), parity)?;
+        }
+        let damaged = self.damaged_tables(inner)?;
+        for &(block, copy) in &damaged {
+            // After a crash the damaged copy may have been the newer one, with marks that the other has not. Once both are
+            // whole nothing says so any more, so what was found to differ is marked.
+            if inner.superblock.left != Left::Closed
+                && let Scope::Pages(pages) = inner.tables.scope(block)
+            {
+                for page in pages.filter(|page| inner.unknown.contains(page)) {
+                    inner.tables.set_uncovered(page, true);
+                }
+            }
+            inner.tables.replace(block, copy);
+        }
+        inner.damaged.clear();
+        let superblocks = inner.superblocks.iter().filter(|whole| !**whole).count();
+        if parities.is_empty() && damaged.is_empty() && superblocks == 0 {
+            return Ok(0);
+        }
+        inner.tables.write(&self.side)?;
+        self.medium.fence(barriers::REPAIR_SIDE, &[&self.side])?;
+        if matches!(self.mode, Mode::Look) {
+            inner.tables.write_twins(&self.side)?;
+        }
+        self.write_superblocks(inner, barriers::REPAIR_SIDE)?;
+        Ok((parities.len() + damaged.len() + superblocks) as u64)
+    }
+}

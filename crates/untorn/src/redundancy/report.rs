@@ -1,0 +1,120 @@
+//! What is said of a protected file.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::format::History;
+use super::options::{Checksum, StripeLayout};
+
+/// How much of a file is covered, now.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Coverage {
+    /// The companion file.
+    pub companion: PathBuf,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Pages of the data file, of 4096 bytes.
+    pub pages: u64,
+    /// Of these, how many were stored to since they were last covered.
+    pub uncovered: u64,
+    /// False after a crash that left stores untold, and if the file's size or time show a write that nobody told of: a page
+    /// that differs from its checksum is then unknown, and not repaired, until the file is protected again.
+    pub believed: bool,
+    /// Pages that differed from their checksums when the file was opened, after a crash or after a write that nobody told of:
+    /// whether they are damaged cannot be said. They are covered as they are.
+    pub unknown: Vec<u64>,
+    /// Damaged pages that could not be repaired when they were come upon.
+    pub lost: Vec<u64>,
+    /// For how long, at most, the oldest uncovered page has been so; `None` if there is none. Time before the file was opened
+    /// does not count.
+    pub oldest_uncovered: Option<Duration>,
+    /// Stripes of the file.
+    pub stripes: u64,
+    /// Stripes with an uncovered page: if another page of one is damaged, it cannot be repaired.
+    pub vulnerable_stripes: u64,
+    /// Data pages of a stripe.
+    pub stripe: u32,
+    /// Which pages are one stripe.
+    pub layout: StripeLayout,
+    /// The checksum of a page.
+    pub checksum: Checksum,
+    /// What was done before.
+    pub history: History,
+}
+
+impl Coverage {
+    /// By how much the mean time to data loss is longer than without redundancy, as the Vilamb paper has it: P / (V · N) for
+    /// P pages in all, V vulnerable stripes and N pages in a stripe. `None` if no stripe is vulnerable: then no damage to one
+    /// page loses anything.
+    pub fn mttdl_gain(&self) -> Option<f64> {
+        let at_risk = self.vulnerable_stripes as f64 * (f64::from(self.stripe) + 1.0);
+        let pages = (self.pages + self.stripes) as f64;
+        (self.vulnerable_stripes > 0).then(|| pages / at_risk)
+    }
+}
+
+/// Pages of the data file, and where their bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRange {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// What a scrub came upon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Damage {
+    /// A page of the data file differs from its checksum, and nobody stored to it.
+    Page(PageRange),
+    /// A page of the data file differs from its checksum, and it cannot be said whether somebody stored to it.
+    Unknown(PageRange),
+    /// The parity of a stripe is not what it was.
+    Parity {
+        /// The stripe's number.
+        stripe: u64,
+    },
+    /// One of the two copies of a table block or of the superblock is not whole.
+    Table {
+        /// Where it is in the companion file.
+        offset: u64,
+    },
+}
+
+/// The outcome of a scrub.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ScrubReport {
+    /// Pages that were read and compared.
+    pub checked: u64,
+    /// Pages that were uncovered when it came by.
+    pub skipped: u64,
+    /// What is wrong, by place.
+    pub damage: Vec<Damage>,
+}
+
+impl ScrubReport {
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.damage.is_empty()
+    }
+}
+
+/// The outcome of a repair.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct RepairReport {
+    /// What was found.
+    pub scrub: ScrubReport,
+    /// Pages that have their bytes again.
+    pub repaired: Vec<PageRange>,
+    /// Parity pages and copies of tables that were written anew.
+    pub rebuilt: u64,
+    /// Pages that parity cannot give back: their stripe has lost more than one, or is not covered. While there is one,
+    /// nothing is repaired.
+    pub lost: Vec<PageRange>,
+    /// Pages of which it cannot be said whether they are damaged. They are left alone.
+    pub unknown: Vec<PageRange>,
+}

@@ -1,0 +1,175 @@
+//! Scrub: reads everything as the medium holds it, and compares.
+//!
+//! It holds no lock while it reads, so a program and the covering of its stores go on. What it then takes for damage it
+//! looks at again under the lock, where nothing is covered and no announcement is made: the page is read once more, and
+//! *then* asked for whether it was stored to. If not, it held at that read what was covered, if it is not damaged.
+
+use std::ops::Range;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::report::{Damage, PageRange, ScrubReport};
+use super::{Inner, Mode, Redundancy, barriers};
+use crate::error::Result;
+use crate::medium::{Medium, MediumFile};
+use crate::sidecar::PAGE;
+
+/// How a scrub is done.
+pub(crate) struct Scrub<'a> {
+    /// Bytes of the data file that are read in a second, at most; `None` is as fast as can be.
+    pub(crate) rate: Option<u64>,
+    /// Is told now and then how many of how many bytes were read; false ends the scrub.
+    pub(crate) progress: &'a mut dyn FnMut(u64, u64) -> bool,
+}
+
+/// The longest sleep of a scrub that is ahead of its time: whoever wants it to end waits no longer.
+const NAP: Duration = Duration::from_millis(50);
+
+/// What is wrong with one stripe.
+#[derive(Default)]
+pub(super) struct StripeFindings {
+    pub(super) damaged: Vec<u64>,
+    pub(super) unknown: Vec<u64>,
+    pub(super) uncovered: Vec<u64>,
+    pub(super) parity: bool,
+}
+
+impl<M: Medium> Redundancy<M> {
+    /// Reads all pages, all parity and all tables.
+    ///
+    /// # Errors
+    /// Those of reading. What is wrong with the file is in the report.
+    pub(crate) fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport> {
+        let mut report = ScrubReport::default();
+        let (start, total) = (Instant::now(), self.geometry.len);
+        let mut done = 0;
+        for stripe in 0..self.geometry.stripes() {
+            let found = self.look_at(stripe)?;
+            let ranges = |pages: &[u64]| pages.iter().map(|page| self.range_of(*page)).collect::<Vec<_>>();
+            let members = self.geometry.members(stripe).count() as u64;
+            report.skipped += found.uncovered.len() as u64;
+            report.checked += members - found.uncovered.len() as u64;
+            report.damage.extend(ranges(&found.damaged).into_iter().map(Damage::Page));
+            report.damage.extend(ranges(&found.unknown).into_iter().map(Damage::Unknown));
+            if found.parity {
+                report.damage.push(Damage::Parity { stripe });
+            }
+            done += members * PAGE;
+            if stripe % 256 == 0 || stripe + 1 == self.geometry.stripes() {
+                if !(how.progress)(done.min(total), total) {
+                    return Ok(report);
+                }
+                let due = how.rate.map(|rate| Duration::from_secs_f64(done as f64 / rate.max(1) as f64));
+                while let Some(left) = due.and_then(|due| due.checked_sub(start.elapsed()))
+                    && !left.is_zero()
+                {
+                    std::thread::sleep(left.min(NAP));
+                    if !(how.progress)(done.min(total), total) {
+                        return Ok(report);
+                    }
+                }
+            }
+        }
+        let mut inner = self.usable()?;
+        let copies = self.damaged_tables(&inner)?;
+        report.damage.extend(copies.into_iter().map(|(block, copy)| {
+            let offset = self.geometry.block_at(block, copy);
+            Damage::Table { offset }
+        }));
+        let superblocks = (0_u64..).zip(inner.superblocks).filter(|(_, whole)| !whole);
+        report.damage.extend(superblocks.map(|(copy, _)| Damage::Table { offset: copy * PAGE }));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+        inner.superblock.history.scrubbed = now;
+        inner.superblock.history.scrubs += 1;
+        Ok(report)
+    }
+
+    /// Copies of table blocks that are not as they should be.
+    pub(super) fn damaged_tables(&self, inner: &Inner) -> Result<Vec<(u64, usize)>> {
+        // Where the tables were only read, what was found then is what there is.
+        if matches!(self.mode, Mode::Look | Mode::Report) {
+            Ok(inner.damaged.clone())
+        } else {
+            inner.tables.damaged(&self.side)
+        }
+    }
+
+    pub(super) fn range_of(&self, page: u64) -> PageRange {
+        let range = self.geometry.bytes_of(page);
+        PageRange { offset: range.start, len: range.end - range.start }
+    }
+
+    /// Looks at a stripe without a lock, and again with it if anything seems wrong.
+    fn look_at(&self, stripe: u64) -> Result<StripeFindings> {
+        let (sums, parity_sum, mut found) = {
+            let inner = self.usable()?;
+            let sums: Vec<u64> = self.geometry.members(stripe).map(|page| inner.tables.sum(page)).collect();
+            (sums, inner.tables.parity_sum(stripe), self.not_covered(&inner, stripe, &[]))
+        };
+        let read = self.read_stripe(stripe, true)?;
+        let skip = |page: &u64| found.uncovered.contains(page) || found.unknown.contains(page);
+        let differs = (0..sums.len()).any(|nth| !skip(&read.pages[nth]) && read.sums[nth] != sums[nth]);
+        let whole = found.uncovered.is_empty() && found.unknown.is_empty();
+        let parity = if whole { Some(self.read_parity(stripe)?) } else { None };
+        let parity_is_wrong = parity
+            .is_some_and(|parity| self.checksum.of(&parity) != parity_sum || !differs && parity != read.fold(None));
+        if differs || parity_is_wrong {
+            found = self.accuse(&*self.usable()?, stripe)?;
+        }
+        Ok(found)
+    }
+
+    /// What is wrong with a stripe for certain. Nothing is covered and nothing announced meanwhile.
+    pub(super) fn accuse(&self, inner: &Inner, stripe: u64) -> Result<StripeFindings> {
+        let read = self.read_stripe(stripe, true)?;
+        let parity = self.read_parity(stripe)?;
+        // Asked after the reading: what is not among these was not stored to before it.
+        let stored = match &self.mode {
+            Mode::Tracked(tracker) => tracker.look()?,
+            _ => Vec::new(),
+        };
+        let mut found = self.not_covered(inner, stripe, &stored);
+        for (page, sum) in read.pages.iter().zip(&read.sums) {
+            let counts = !found.uncovered.contains(page) && !found.unknown.contains(page);
+            if counts && *sum != inner.tables.sum(*page) {
+                found.damaged.push(*page);
+            }
+        }
+        if found.uncovered.is_empty() && found.unknown.is_empty() {
+            let agrees = !found.damaged.is_empty() || parity == read.fold(None);
+            found.parity = self.checksum.of(&parity) != inner.tables.parity_sum(stripe) || !agrees;
+        }
+        Ok(found)
+    }
+
+    /// The pages of a stripe of which nothing can be said.
+    fn not_covered(&self, inner: &Inner, stripe: u64, stored: &[Range<u64>]) -> StripeFindings {
+        let mut found = StripeFindings::default();
+        for page in self.geometry.members(stripe) {
+            if inner.unknown.contains(&page) {
+                found.unknown.push(page);
+            } else if inner.tables.uncovered().has(page)
+                || inner.stored.has(page)
+                || stored.iter().any(|run| run.contains(&page))
+            {
+                found.uncovered.push(page);
+            }
+        }
+        found
+    }
+
+    pub(super) fn read_parity(&self, stripe: u64) -> Result<Vec<u8>> {
+        let mut parity = vec![0; PAGE as usize];
+        self.side.read_stored(self.geometry.parity_at(stripe), &mut parity)?;
+        Ok(parity)
+    }
+
+    /// Notes in the companion file that a scrub went through.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub(crate) fn note_scrub(&self) -> Result<()> {
+        let mut inner = self.usable()?;
+        let result = self.write_superblocks(&mut inner, barriers::REPAIR_DONE);
+        self.note_failure(&mut inner, result)
+    }
+}

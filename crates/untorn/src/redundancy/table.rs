@@ -1,0 +1,235 @@
+//! The tables: the checksum of every data page and every parity page, and which data pages are uncovered.
+//!
+//! Each block has two copies, far apart. Its next version is written over the older one, and never before the write of the
+//! version before is durable, so a tear costs the version that was being written and no other. Once a file is closed both
+//! copies hold the same version, and damage to one of them costs nothing.
+
+use std::collections::BTreeSet;
+
+use super::bits::Bits;
+use super::format::{Block, ENTRIES};
+use super::layout::Geometry;
+use crate::error::Result;
+use crate::medium::MediumFile;
+use crate::sidecar::PAGE;
+
+/// Both tables in memory, and which copy of each block is the older.
+pub(super) struct Tables {
+    geometry: Geometry,
+    tie: u64,
+    /// Of data pages, then of parity pages, each table in whole blocks.
+    sums: Vec<u64>,
+    /// Data pages that may differ from their checksums, and from what the parity of their stripe speaks of. As durable as the
+    /// block.
+    uncovered: Bits,
+    blocks: Vec<Held>,
+    /// Blocks that were changed and not written.
+    changed: BTreeSet<u64>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Held {
+    seq: u64,
+    /// The copy that holds this version.
+    copy: usize,
+}
+
+/// What reading the tables came upon.
+#[derive(Debug, Default)]
+pub(super) struct Read {
+    /// Copies of blocks that are not whole, as (block, copy).
+    pub(super) damaged: Vec<(u64, usize)>,
+    /// Blocks of which no copy is whole.
+    pub(super) lost: Vec<u64>,
+}
+
+impl Tables {
+    /// Tables of a file of which nothing is covered.
+    pub(super) fn new(geometry: Geometry, tie: u64) -> Self {
+        let mut tables = Tables {
+            geometry,
+            tie,
+            sums: vec![0; (geometry.blocks() * ENTRIES) as usize],
+            uncovered: Bits::new(geometry.data_blocks() * ENTRIES),
+            blocks: vec![Held::default(); geometry.blocks() as usize],
+            changed: (0..geometry.blocks()).collect(),
+        };
+        for page in 0..geometry.pages() {
+            tables.uncovered.put(page, true);
+        }
+        tables
+    }
+
+    /// Reads both copies of every block. Of a block that is lost all pages are uncovered.
+    pub(super) fn read<F: MediumFile>(side: &F, geometry: Geometry, tie: u64) -> Result<(Self, Read)> {
+        let mut tables = Tables::new(geometry, tie);
+        tables.changed.clear();
+        let mut read = Read::default();
+        for index in 0..geometry.blocks() {
+            let mut newest: Option<(Block, usize)> = None;
+            for copy in [0, 1] {
+                match read_copy(side, &geometry, tie, index, copy, false)? {
+                    None => read.damaged.push((index, copy)),
+                    Some(block) if newest.as_ref().is_none_or(|(newest, _)| newest.seq < block.seq) => {
+                        newest = Some((block, copy));
+                    }
+                    Some(_) => {}
+                }
+            }
+            match newest {
+                None => read.lost.push(index),
+                Some((block, copy)) => tables.take(index, &block, copy),
+            }
+        }
+        Ok((tables, read))
+    }
+
+    fn take(&mut self, index: u64, block: &Block, copy: usize) {
+        let first = index * ENTRIES;
+        self.sums[first as usize..(first + ENTRIES) as usize].copy_from_slice(&block.sums);
+        if index < self.geometry.data_blocks() {
+            for page in first..(first + ENTRIES).min(self.geometry.pages()) {
+                let entry = page - first;
+                self.uncovered.put(page, block.uncovered[(entry / 8) as usize] >> (entry % 8) & 1 == 1);
+            }
+        }
+        self.blocks[index as usize] = Held { seq: block.seq, copy };
+    }
+
+    fn block(&self, index: u64) -> Block {
+        let first = index * ENTRIES;
+        let mut block = Block::new();
+        block.seq = self.blocks[index as usize].seq;
+        block.sums.copy_from_slice(&self.sums[first as usize..(first + ENTRIES) as usize]);
+        if index < self.geometry.data_blocks() {
+            for entry in 0..ENTRIES {
+                let bit = u8::from(self.uncovered.has(first + entry)) << (entry % 8);
+                block.uncovered[(entry / 8) as usize] |= bit;
+            }
+        }
+        block
+    }
+
+    /// The checksum of a data page, as of when it was covered.
+    pub(super) fn sum(&self, page: u64) -> u64 {
+        self.sums[page as usize]
+    }
+
+    pub(super) fn set_sum(&mut self, page: u64, sum: u64) {
+        if std::mem::replace(&mut self.sums[page as usize], sum) != sum {
+            self.changed.insert(page / ENTRIES);
+        }
+    }
+
+    /// The checksum of a parity page.
+    pub(super) fn parity_sum(&self, stripe: u64) -> u64 {
+        self.sums[self.parity_entry(stripe)]
+    }
+
+    pub(super) fn set_parity_sum(&mut self, stripe: u64, sum: u64) {
+        let entry = self.parity_entry(stripe);
+        if std::mem::replace(&mut self.sums[entry], sum) != sum {
+            self.changed.insert(entry as u64 / ENTRIES);
+        }
+    }
+
+    fn parity_entry(&self, stripe: u64) -> usize {
+        (self.geometry.data_blocks() * ENTRIES + stripe) as usize
+    }
+
+    pub(super) fn uncovered(&self) -> &Bits {
+        &self.uncovered
+    }
+
+    pub(super) fn set_uncovered(&mut self, page: u64, uncovered: bool) {
+        if self.uncovered.put(page, uncovered) {
+            self.changed.insert(page / ENTRIES);
+        }
+    }
+
+    /// The data pages, or the stripes, that a block speaks of.
+    pub(super) fn scope(&self, block: u64) -> Scope {
+        let data = self.geometry.data_blocks();
+        match block.checked_sub(data) {
+            None => Scope::Pages(block * ENTRIES..((block + 1) * ENTRIES).min(self.geometry.pages())),
+            Some(block) => Scope::Stripes(block * ENTRIES..((block + 1) * ENTRIES).min(self.geometry.stripes())),
+        }
+    }
+
+    /// Writes the next version of every block that was changed. Whatever this wrote before is durable.
+    pub(super) fn write<F: MediumFile>(&mut self, side: &F) -> Result<()> {
+        for index in std::mem::take(&mut self.changed) {
+            let Held { seq, copy } = self.blocks[index as usize];
+            self.blocks[index as usize] = Held { seq: seq + 1, copy: 1 - copy };
+            self.put(side, index, 1 - copy)?;
+        }
+        Ok(())
+    }
+
+    /// Writes this version over the other copy of every block, so that both hold it. Whatever was written before is durable.
+    pub(super) fn write_twins<F: MediumFile>(&self, side: &F) -> Result<()> {
+        for index in 0..self.geometry.blocks() {
+            let held = self.blocks[index as usize];
+            let twin = read_copy(side, &self.geometry, self.tie, index, 1 - held.copy, false)?;
+            if twin.is_none_or(|twin| twin.seq != held.seq) {
+                self.put(side, index, 1 - held.copy)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn put<F: MediumFile>(&self, side: &F, index: u64, copy: usize) -> Result<()> {
+        side.write(self.geometry.block_at(index, copy), &self.block(index).encode(index, self.tie))
+    }
+
+    /// Copies of blocks that the medium does not hold as they should be: the newer one is what memory says, the other whole.
+    pub(super) fn damaged<F: MediumFile>(&self, side: &F) -> Result<Vec<(u64, usize)>> {
+        let mut damaged = Vec::new();
+        for index in 0..self.geometry.blocks() {
+            let held = self.blocks[index as usize];
+            for copy in [0, 1] {
+                let found = read_copy(side, &self.geometry, self.tie, index, copy, true)?;
+                let right = match found {
+                    Some(found) if copy == held.copy => found == self.block(index),
+                    Some(found) => found.seq <= held.seq,
+                    None => false,
+                };
+                if !right {
+                    damaged.push((index, copy));
+                }
+            }
+        }
+        Ok(damaged)
+    }
+
+    /// Has the next [`write`](Tables::write) replace a copy that is damaged: that copy is the one written over, and the other
+    /// is not touched before that is durable.
+    pub(super) fn replace(&mut self, index: u64, copy: usize) {
+        self.blocks[index as usize].copy = 1 - copy;
+        self.changed.insert(index);
+    }
+}
+
+/// What a table block speaks of.
+pub(super) enum Scope {
+    Pages(std::ops::Range<u64>),
+    Stripes(std::ops::Range<u64>),
+}
+
+fn read_copy<F: MediumFile>(
+    side: &F,
+    geometry: &Geometry,
+    tie: u64,
+    index: u64,
+    copy: usize,
+    stored: bool,
+) -> Result<Option<Block>> {
+    let mut bytes = [0; PAGE as usize];
+    let at = geometry.block_at(index, copy);
+    if stored {
+        side.read_stored(at, &mut bytes)?;
+    } else {
+        side.read(at, &mut bytes)?;
+    }
+    Ok(Block::decode(&bytes, index, tie))
+}

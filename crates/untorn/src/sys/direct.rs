@@ -1,0 +1,66 @@
+//! Reads past the page cache: `O_DIRECT`.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+const PAGE: usize = 4096;
+
+/// A buffer as aligned as any device asks for.
+#[repr(C, align(4096))]
+struct Aligned([u8; PAGE]);
+
+/// Another description of an open file, whose reads go past the page cache.
+///
+/// # Errors
+/// EINVAL where the file system has no such reads.
+pub(crate) fn open(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(rustix::fs::open(name, OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Whether an error says that such a read cannot be had, rather than that it failed.
+pub(crate) fn is_refusal(error: &io::Error) -> bool {
+    [Errno::INVAL, Errno::OPNOTSUPP].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+/// Fills `dst`, which lies within one page, from `offset`. Source: `open(2)`, O_DIRECT.
+///
+/// # Errors
+/// Those of `pread(2)`; EIO where the file has become shorter.
+pub(crate) fn read_in_page(file: BorrowedFd<'_>, offset: u64, dst: &mut [u8]) -> io::Result<()> {
+    let within = offset as usize % PAGE;
+    let mut page = Box::new(Aligned([0; PAGE]));
+    let read = loop {
+        match rustix::io::pread(file.as_fd(), &mut page.0[..], offset - within as u64) {
+            Err(Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    let bytes = page.0[..read].get(within..within + dst.len()).ok_or(Errno::IO)?;
+    dst.copy_from_slice(bytes);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_the_cache_is_read_too_and_the_end_is_no_obstacle() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        std::fs::write(&path, [7; 5000]).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        // Some file systems have no such reads, and say so.
+        let Ok(direct) = open(file.as_fd()) else { return };
+        let mut bytes = [0; 904];
+        match read_in_page(direct.as_fd(), 4096, &mut bytes) {
+            Ok(()) => assert_eq!(bytes, [7; 904]),
+            Err(error) => assert!(is_refusal(&error), "{error}"),
+        }
+        assert!(read_in_page(direct.as_fd(), 4096, &mut [0; 905]).is_err());
+    }
+}

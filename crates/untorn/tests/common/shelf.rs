@@ -1,0 +1,129 @@
+//! Slow files for write caches, in memory, and small logs in front of them.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use untorn::medium::{Barrier, Dax, Identity, MediumKind, SlowFile, SlowPlace};
+use untorn::{CacheOptions, CachedFile, Durability, Error, Result, WriteCache};
+
+/// Slow files in memory, with identities that a test decides.
+#[derive(Default)]
+pub(crate) struct Shelf {
+    pub(crate) files: Mutex<BTreeMap<PathBuf, Arc<Book>>>,
+}
+
+pub(crate) struct Book {
+    inode: u64,
+    pub(crate) bytes: Mutex<Vec<u8>>,
+    /// Every write and flush fails.
+    pub(crate) broken: AtomicBool,
+}
+
+struct Reader(Arc<Book>);
+
+impl Shelf {
+    pub(crate) fn put(&self, path: &str, inode: u64) -> Arc<Book> {
+        let book = Arc::new(Book { inode, bytes: Mutex::default(), broken: AtomicBool::new(false) });
+        self.files.lock().unwrap().insert(PathBuf::from(path), Arc::clone(&book));
+        book
+    }
+
+    pub(crate) fn remove(&self, path: &str) {
+        self.files.lock().unwrap().remove(Path::new(path));
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Option<Vec<u8>> {
+        let files = self.files.lock().unwrap();
+        files.get(Path::new(path)).map(|book| book.bytes.lock().unwrap().clone())
+    }
+}
+
+impl Book {
+    fn check(&self) -> Result<()> {
+        match self.broken.load(Ordering::Relaxed) {
+            true => Err(Error::io("write to", Path::new("the shelf"), std::io::Error::from_raw_os_error(5))),
+            false => Ok(()),
+        }
+    }
+}
+
+impl SlowFile for Reader {
+    fn identity(&self) -> Result<Identity> {
+        Ok(Identity { device: 1, inode: self.0.inode, generation: 7, birth: 9 })
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(self.0.bytes.lock().unwrap().len() as u64)
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
+        let bytes = self.0.bytes.lock().unwrap();
+        let there = bytes.get(offset as usize..).unwrap_or_default();
+        let len = there.len().min(dst.len());
+        dst[..len].copy_from_slice(&there[..len]);
+        Ok(len)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.0.check()?;
+        let (mut bytes, offset) = (self.0.bytes.lock().unwrap(), offset as usize);
+        let len = bytes.len().max(offset + src.len());
+        bytes.resize(len, 0);
+        bytes[offset..offset + src.len()].copy_from_slice(src);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.0.check()?;
+        self.0.bytes.lock().unwrap().resize(len as usize, 0);
+        Ok(())
+    }
+
+    fn sync(&self, _: Barrier) -> Result<()> {
+        self.0.check()
+    }
+}
+
+impl SlowPlace for Shelf {
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
+        let file = self.files.lock().unwrap().get(path).cloned();
+        Ok(file.map(|book| Arc::new(Reader(book)) as Arc<dyn SlowFile>))
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        Ok(self.files.lock().unwrap().contains_key(path))
+    }
+
+    fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>> {
+        let files = self.files.lock().unwrap();
+        let here = files.iter().filter(|(path, book)| path.parent() == Some(dir) && book.inode == inode);
+        Ok(here.map(|(path, _)| path.file_name().unwrap().to_owned()).collect())
+    }
+
+    fn sync_dir(&self, _: Barrier, _: &Path) -> Result<()> {
+        Ok(())
+    }
+}
+
+pub(crate) fn pmem() -> Dax {
+    Dax::new(MediumKind::AssumedPmem)
+}
+
+/// A log of so many entries of 64 bytes, for four files.
+pub(crate) fn small(slots: u64) -> CacheOptions {
+    let size = 3 * 4096 + 4 * 8192 + slots * 128;
+    CacheOptions::new().size(size).entry_size(64).max_files(4).background(false).durability(Durability::PerWrite)
+}
+
+pub(crate) fn attach(cache: &WriteCache, shelf: &Shelf, path: &str) -> CachedFile {
+    cache.attach_slow(shelf.open(Path::new(path)).unwrap().unwrap(), Path::new(path)).unwrap()
+}
+
+pub(crate) fn contents(file: &CachedFile) -> Vec<u8> {
+    let mut bytes = vec![0; file.len().unwrap() as usize];
+    assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
+    bytes
+}
