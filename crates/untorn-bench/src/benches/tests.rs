@@ -164,7 +164,8 @@ fn a_log_is_counted_with_its_checkpoints() {
         assert!(bytes > 1.0 && bytes * row["size"].as_f64().unwrap() == row["bytes_per_op"].as_f64().unwrap());
         let barriers = row["barriers_per_op"].as_object().unwrap();
         assert!(barriers.contains_key("hybrid-log.epoch.record") && barriers.contains_key("hybrid-log.checkpoint.cut"));
-        assert!(row["fences_per_commit"].as_f64().unwrap() >= 1.0);
+        // A thread whose writes another thread's commit took along has none of its own to make.
+        assert!(row["fences_per_commit"].as_f64().unwrap() * row["threads"].as_f64().unwrap() >= 1.0);
         assert!(row["cpu_ratio"].as_f64().unwrap() > 0.0);
         assert_eq!(row["scaling_vs_bare"].is_null(), row["threads"] == 1);
         assert_eq!(row["cpu_scaling_vs_raw"].is_null(), row["threads"] == 1);
