@@ -51,7 +51,8 @@
  *   below.
  *
  * The papers' own interfaces are in untorn/acumen.h, addresses and ato_memcpy,
- * and untorn/nvmmio.h, addresses, nvmemcpy and nvmsync.
+ * untorn/nvmmio.h, addresses, nvmemcpy and nvmsync, and untorn/region.h, regions
+ * and pmsync. untorn/shared.h is for several processes that store to one file.
  */
 #ifndef UNTORN_H
 #define UNTORN_H

@@ -1,4 +1,5 @@
-//! The C library: `untorn.h`, `untorn/acumen.h`, `untorn/nvmmio.h` and `untorn/region.h` over the Rust crate.
+//! The C library: `untorn.h`, `untorn/acumen.h`, `untorn/nvmmio.h`, `untorn/region.h` and `untorn/shared.h` over the Rust
+//! crate.
 //!
 //! It translates and holds no logic of its own: arguments are checked, errors become numbers, panics stop here. The
 //! headers in `include/` are the documentation for C programs; a test keeps them in step with the functions here.
@@ -6,10 +7,10 @@
 pub mod abi;
 pub mod acumen;
 mod boundary;
+mod by_address;
 mod descriptor;
 mod errors;
 mod mapping;
-mod maps;
 pub mod native;
 pub mod nvmmio;
 mod options;
@@ -17,3 +18,4 @@ pub mod plain;
 pub mod protect;
 pub mod region;
 mod regions;
+pub mod shared;

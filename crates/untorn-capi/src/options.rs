@@ -5,7 +5,7 @@ use std::path::Path;
 
 use untorn_core::{
     AtomicFile, AtomicMap, DirtyTracking, Durability, EngineKind, Layout, LogPolicy, LostPage, Options, Order,
-    ReadPolicy,
+    ReadPolicy, SharedMap,
 };
 
 use crate::abi::{self, untorn_options};
@@ -170,6 +170,20 @@ pub(crate) fn open(path: &Path, c: &untorn_options) -> Result<AtomicFile> {
 /// Opens or creates the file as plain memory, as the options say.
 pub(crate) fn map(path: &Path, c: &untorn_options) -> Result<AtomicMap> {
     create_or_open(c, |options| options.create_map(path, c.length), |options| options.map(path))
+}
+
+/// Opens the file as plain memory that other processes share, as the options say.
+pub(crate) fn share(path: &Path, c: &untorn_options) -> Result<SharedMap> {
+    let flags = i64::from(c.flags);
+    if flags & !FLAGS != 0 {
+        return unknown("flags", c.flags);
+    }
+    if flags & (abi::UNTORN_CREATE | abi::UNTORN_EXCL) != 0 {
+        return Err(Failure::invalid(
+            "untorn_share opens a file that is there; make an empty one with open(2) and call untorn_share_grow",
+        ));
+    }
+    Ok(translate(c)?.share_map(path)?)
 }
 
 fn create_or_open<T>(

@@ -4,9 +4,15 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
+use untorn_core::AtomicMap;
+
 use crate::abi::{untorn_error, untorn_options};
 use crate::boundary::{code, explain, guarded, path_at};
-use crate::{maps, options};
+use crate::by_address::ByAddress;
+use crate::options;
+
+/// The open maps. Calls on one of them take turns.
+static MAPS: ByAddress<AtomicMap> = ByAddress::new("untorn_map");
 
 /// Opens or creates a file as plain memory.
 #[unsafe(no_mangle)]
@@ -21,12 +27,14 @@ pub unsafe extern "C" fn untorn_map(
         let path = unsafe { path_at(path) }?;
         // SAFETY: null or a struct that begins with its size, as untorn.h asks.
         let options = unsafe { options::given(opts) }?;
-        let map = options::map(path, &options)?;
+        let mut map = options::map(path, &options)?;
         if !len.is_null() {
             // SAFETY: not null; untorn.h asks for a place where a size_t may be written.
             unsafe { len.write(map.len()) };
         }
-        Ok(maps::enter(map))
+        let address = map.as_mut_ptr().cast();
+        MAPS.enter(address, map);
+        Ok(address)
     });
     // SAFETY: null or a place where an untorn_error may be written, as untorn.h asks.
     unsafe { explain(&mapped, err) };
@@ -37,7 +45,7 @@ pub unsafe extern "C" fn untorn_map(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_map_commit(map: *mut c_void) -> c_int {
     code(|| {
-        maps::with(map, |map| {
+        MAPS.with_mut(map, |map| {
             map.commit()?;
             Ok(())
         })
@@ -47,32 +55,32 @@ pub unsafe extern "C" fn untorn_map_commit(map: *mut c_void) -> c_int {
 /// Discards what is not committed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_map_rollback(map: *mut c_void) -> c_int {
-    code(|| maps::with(map, |map| Ok(map.rollback()?)))
+    code(|| MAPS.with_mut(map, |map| Ok(map.rollback()?)))
 }
 
 /// Changes the length.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_map_resize(map: *mut c_void, len: u64) -> c_int {
-    code(|| maps::with(map, |map| Ok(map.resize(len)?)))
+    code(|| MAPS.with_mut(map, |map| Ok(map.resize(len)?)))
 }
 
 /// The length; 0 where there is no map.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_map_len(map: *mut c_void) -> u64 {
-    guarded(|| maps::with(map, |map| Ok(map.len() as u64))).unwrap_or(0)
+    guarded(|| MAPS.with_mut(map, |map| Ok(map.len() as u64))).unwrap_or(0)
 }
 
 /// Discards what is not committed, and closes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_unmap(map: *mut c_void) -> c_int {
-    code(|| Ok(maps::take(map)?.discard()?))
+    code(|| Ok(MAPS.take(map)?.discard()?))
 }
 
 /// Discards what is not committed, brings everything home, removes the sidecar and closes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_map_settle(map: *mut c_void) -> c_int {
     code(|| {
-        let mut map = maps::take(map)?;
+        let mut map = MAPS.take(map)?;
         map.rollback()?;
         Ok(map.settle()?)
     })

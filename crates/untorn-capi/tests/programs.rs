@@ -63,6 +63,24 @@ fn region_functions_do_what_the_header_says() {
 }
 
 #[test]
+fn shared_maps_do_what_the_header_says() {
+    for_both_libraries(&test_program("shared.c"), |program, files| {
+        let said = succeed(program.arg(files));
+        eprint!("{said}");
+        assert!(said.is_empty() || said.starts_with("skipped: "), "the library prints nothing: {said}");
+    });
+}
+
+#[test]
+fn the_shared_journal_example_survives_its_kills() {
+    for_both_libraries(&example("shared_journal.c"), |program, files| {
+        let said = succeed(program.arg(files.join("journal")).arg("8"));
+        eprint!("{said}");
+        assert!(said.starts_with("skipped: ") || said == "8 rounds of 4 processes: 0 torn, 0 lost\n", "{said}");
+    });
+}
+
+#[test]
 fn listing_1_of_the_region_system_paper_runs() {
     for_both_libraries(&example("region_log.c"), |program, files| {
         let said = succeed(program.arg(files.join("store")));

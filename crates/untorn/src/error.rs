@@ -146,6 +146,12 @@ impl Error {
         Error::Io { operation, path: path.to_owned(), offset: Some(offset), source: source.into() }
     }
 
+    /// The [`Error::Io`] that another process met.
+    pub(crate) fn of_another_process(operation: &'static str, path: &Path, errno: u64, text: String) -> Self {
+        let errno = i32::try_from(errno).unwrap_or(rustix::io::Errno::IO.raw_os_error());
+        Error::io(operation, path, io::Error::other(Told { errno, text }))
+    }
+
     /// The [`Error::Io`] of an access to a file that has lost a page at `offset`.
     pub(crate) fn page_lost(operation: &'static str, path: &Path, offset: u64) -> Self {
         Error::io_at(operation, path, offset, io::Error::other(PageLost))
@@ -181,7 +187,10 @@ impl Error {
     pub fn errno(&self) -> i32 {
         use rustix::io::Errno;
         let errno = match self {
-            Error::Io { source, .. } => return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+            Error::Io { source, .. } => {
+                let told = || source.get_ref()?.downcast_ref::<Told>().map(|told| told.errno);
+                return source.raw_os_error().or_else(told).unwrap_or(Errno::IO.raw_os_error());
+            }
             Error::OutOfRange { .. } => Errno::FAULT,
             Error::Poisoned { .. } => Errno::IO,
             Error::NotAFile { found: "a directory", .. } => Errno::ISDIR,
@@ -197,6 +206,21 @@ impl Error {
         errno.raw_os_error()
     }
 }
+
+/// The source of an error that another process met and told of.
+#[derive(Debug)]
+struct Told {
+    errno: i32,
+    text: String,
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Told {}
 
 /// The source of the error of an access that came upon a lost page.
 #[derive(Debug)]

@@ -165,7 +165,10 @@ fn rollback_and_growth() {
     assert_eq!((map.len() as u64, map.as_ptr()), (LEN + 5000, address));
     map.write_at(&[3; 10], LEN + 4990).unwrap();
     map.commit().unwrap();
-    assert!(map.grow(LEN).is_err() && map.grow(u64::MAX).is_err());
+    for len in [LEN, u64::MAX] {
+        let refused = map.grow(len).unwrap_err();
+        assert!(matches!(&refused, Error::Invalid { path: of, .. } if *of == path), "{refused}");
+    }
     for (offset, len) in [(LEN + 4991, 10), (u64::MAX, 1)] {
         assert!(matches!(map.write_at(&vec![0; len], offset), Err(Error::OutOfRange { .. })));
     }
@@ -176,6 +179,29 @@ fn rollback_and_growth() {
     let bytes = std::fs::read(&path).unwrap();
     assert_eq!((bytes.len() as u64, bytes[0]), (LEN + 5000, 0));
     assert_eq!(bytes[LEN as usize + 4990..], [3; 10]);
+}
+
+/// What is too much is refused with the reason, and the stores are still there.
+#[test]
+fn a_commit_that_does_not_fit_commits_nothing() {
+    let dir = memory_dir();
+    let path = dir.path().join("data");
+    std::fs::File::create(&path).unwrap().set_len(32 << 20).unwrap();
+    if share(&path).is_none() {
+        return;
+    }
+    let map = Options::new().log_size(4 << 20).share_map(&path).unwrap();
+    map.write_at(&vec![1; 32 << 20], 0).unwrap();
+    let refused = map.commit().unwrap_err();
+    assert!(matches!(&refused, Error::Invalid { path: of, .. } if *of == path), "{refused}");
+    let mut byte = [0];
+    map.read_at(&mut byte, (32 << 20) - 1).unwrap();
+    assert_eq!(byte, [1]);
+    map.rollback().unwrap();
+    map.write_at(&[2], 7).unwrap();
+    map.commit().unwrap();
+    map.close().unwrap();
+    assert_eq!(std::fs::read(&path).unwrap()[..9], [0, 0, 0, 0, 0, 0, 0, 2, 0]);
 }
 
 #[test]

@@ -147,7 +147,8 @@ impl SharedMap {
     /// thread's before the call. Returns the number of the commit; processes that commit at once may share one.
     ///
     /// # Errors
-    /// [`Error::Io`] with the reason of the process that serves: nothing is committed then, unless the flush failed.
+    /// [`Error::Io`] with the reason of the process that serves, [`Error::Invalid`] if what was stored does not fit into the
+    /// log: nothing is committed then, unless the flush failed.
     /// [`Error::Poisoned`] when nothing more is promised; [`Error::Forked`].
     pub fn commit(&self) -> Result<u64> {
         self.copy.commit()
@@ -164,8 +165,8 @@ impl SharedMap {
     /// Makes the file `len` bytes long for all processes, and commits. New bytes are zeros; it cannot be made shorter.
     ///
     /// # Errors
-    /// [`Error::Io`] if that is shorter than it is, or longer than the process that came first reserved address space for
-    /// ([`Options::max_len`]); those of [`commit`](SharedMap::commit).
+    /// [`Error::Invalid`] if that is shorter than it is, or longer than the process that came first reserved address space
+    /// for ([`Options::max_len`]); those of [`commit`](SharedMap::commit).
     pub fn grow(&self, len: u64) -> Result<u64> {
         self.copy.grow(len)
     }
@@ -224,7 +225,7 @@ impl Options {
         }
         let reserve = options.max_len.unwrap_or_else(|| len.saturating_mul(2).max(RESERVE));
         let opener = Committed { path: path.clone(), options };
-        let copy = WorkingCopy::open(&dir, &format!("{inode}.share"), Arc::new(opener), reserve);
+        let copy = WorkingCopy::open(&path, &dir, &format!("{inode}.share"), Arc::new(opener), reserve);
         let copy = copy.inspect_err(|_| {
             // Only if nothing is in it; if it stays, the error is the one that helps.
             let _ = std::fs::remove_dir(&dir);

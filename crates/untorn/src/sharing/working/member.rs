@@ -1,7 +1,6 @@
 //! A process's own part: its requests, and the thread that hears the answers and sees to it that somebody serves.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +16,7 @@ use super::join::{Connection, Trouble, come_back};
 use super::keeper::Keeper;
 use super::place::Place;
 use super::server::{Serving, take_over};
-use super::wire::{Came, Kind, Message, receive};
+use super::wire::{Came, INVALID, Kind, Message, POISONED, receive};
 use crate::error::{Error, Result};
 use crate::sys::fault::Watch;
 use crate::sys::shared::SharedPages;
@@ -94,8 +93,9 @@ impl Member {
         let path = self.place.path();
         match answer.kind {
             Kind::Done => Ok(answer.a),
-            _ if answer.b != 0 => Err(Error::Poisoned { path: path.to_owned(), cause: answer.text }),
-            _ => Err(Error::io(operation, path, io::Error::other(answer.text))),
+            _ if answer.b == POISONED => Err(Error::Poisoned { path: path.to_owned(), cause: answer.text }),
+            _ if answer.b == INVALID => Err(Error::Invalid { path: path.to_owned(), what: answer.text }),
+            _ => Err(Error::of_another_process(operation, path, answer.a, answer.text)),
         }
     }
 

@@ -99,11 +99,11 @@ impl WorkingCopy {
     /// # Errors
     /// [`Error::InUse`] if this process takes part already, or those who do can't be joined; those of the opener;
     /// [`Error::Io`], which says what is missing where the kernel or a filter doesn't allow it.
-    pub(crate) fn open(dir: &Path, name: &str, opener: Arc<dyn Opener>, reserve: u64) -> Result<Self> {
-        crate::sys::userfault::probe().map_err(|error| Error::io("share plain stores to", &dir.join(name), error))?;
+    pub(crate) fn open(file: &Path, dir: &Path, name: &str, opener: Arc<dyn Opener>, reserve: u64) -> Result<Self> {
+        crate::sys::userfault::probe().map_err(|error| Error::io("share plain stores to", file, error))?;
         // Before others count on this process: what follows the joining must be quick.
-        crate::sys::fault::prepare().map_err(|error| Error::io("watch the working copy of", &dir.join(name), error))?;
-        let place = Arc::new(Place::open(dir, name)?);
+        crate::sys::fault::prepare().map_err(|error| Error::io("watch the working copy of", file, error))?;
+        let place = Arc::new(Place::open(file, dir, name)?);
         let joined = join::join(&place, &opener, reserve)?;
         let failed = |error| Error::io("watch the working copy of", place.path(), error);
         let (pages, tracker) = (Arc::new(joined.pages), Arc::new(joined.tracker));
@@ -205,7 +205,7 @@ impl WorkingCopy {
     /// Makes the working copy `len` bytes long in all processes, and commits.
     ///
     /// # Errors
-    /// [`Error::Io`] if that is shorter than it is, or more than is reserved; as for [`commit`](WorkingCopy::commit).
+    /// [`Error::Invalid`] if that is shorter than it is, or more than is reserved; as for [`commit`](WorkingCopy::commit).
     pub(crate) fn grow(&self, len: u64) -> Result<u64> {
         self.request(Kind::Grow, "grow", len)
     }

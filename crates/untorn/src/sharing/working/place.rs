@@ -43,30 +43,30 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Goes to the meeting place `name` in the directory `dir`, which need not exist before.
+    /// Goes to the meeting place `name` in the directory `dir`, which need not exist before. Errors name `file`.
     ///
     /// # Errors
     /// [`Error::InUse`] if this process is there already, or there are too many; [`Error::Io`].
-    pub(super) fn open(dir: &Path, name: &str) -> Result<Self> {
-        let path = dir.join(name);
+    pub(super) fn open(file: &Path, dir: &Path, name: &str) -> Result<Self> {
+        let path = file.to_owned();
         let failed = |what: &'static str| {
             let path = path.clone();
             move |error: rustix::io::Errno| Error::io(what, &path, error)
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let handle = rustix::fs::open(dir, flags, Mode::empty()).map_err(failed("open the directory of"))?;
-        let file = format!("{name}.lock");
+        let lock_name = format!("{name}.lock");
         // Held until the file is noted: two threads may come at once.
         let mut open = open_files();
         let identity = |found: rustix::fs::Stat| (incarnation(), found.st_dev, found.st_ino);
         // By its name, for opening it to look would be to close it afterwards.
-        if let Ok(found) = rustix::fs::statat(&handle, &file, AtFlags::SYMLINK_NOFOLLOW)
+        if let Ok(found) = rustix::fs::statat(&handle, &lock_name, AtFlags::SYMLINK_NOFOLLOW)
             && open.contains(&identity(found))
         {
             return Err(Error::InUse { path, holder: "another handle of this process".to_owned() });
         }
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let lock = rustix::fs::openat(&handle, &file, flags, Mode::RUSR | Mode::WUSR)
+        let lock = rustix::fs::openat(&handle, &lock_name, flags, Mode::RUSR | Mode::WUSR)
             .map_err(failed("open the lock file of"))?;
         let identity = identity(rustix::fs::fstat(&lock).map_err(failed("examine the lock file of"))?);
         open.push(identity);

@@ -16,7 +16,7 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use super::backing::{Backing, Cut, Opener};
 use super::control::{CLOSED, Control, MEMBERS, OPEN, PAGE, VERSION};
 use super::place::Place;
-use super::wire::{Came, Kind, Message, receive};
+use super::wire::{Came, INVALID, Kind, Message, POISONED, receive};
 use crate::error::{Error, Result};
 use crate::sys::shared::SharedPages;
 use crate::sys::socket;
@@ -564,7 +564,8 @@ impl Server {
         let id = request.message.id;
         let answer = match result {
             Ok(number) => Message::new(Kind::Done, id, *number, 0),
-            Err(Error::Poisoned { cause, .. }) => Message::new(Kind::Failed, id, 0, 1).text(cause),
+            Err(Error::Poisoned { cause, .. }) => Message::new(Kind::Failed, id, 0, POISONED).text(cause),
+            Err(Error::Invalid { what, .. }) => Message::new(Kind::Failed, id, 0, INVALID).text(what),
             Err(error) => Message::new(Kind::Failed, id, error.errno() as u64, 0).text(error.to_string()),
         };
         self.say(request.token, &answer, &[]);

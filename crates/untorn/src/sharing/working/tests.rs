@@ -117,7 +117,7 @@ fn words(notes: &SharedPages) -> &[AtomicU64] {
 
 fn open(dir: &Path, pages: usize) -> WorkingCopy {
     let opener: Arc<dyn Opener> = Arc::new(backing::Journal::opener(dir, pages));
-    WorkingCopy::open(dir, "meeting", opener, 1 << 30).unwrap()
+    WorkingCopy::open(&dir.join("data"), dir, "meeting", opener, 1 << 30).unwrap()
 }
 
 /// Whether processes can share plain stores here; says why not.

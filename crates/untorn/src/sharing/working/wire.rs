@@ -50,9 +50,14 @@ kinds! {
     Leave = 11,
     /// The answer: it is done. `a` is the number of the last commit.
     Done = 12,
-    /// The answer: it failed, and why.
+    /// The answer: it failed, and why. `b` is [`POISONED`], [`INVALID`], or 0 with the errno in `a`.
     Failed = 13,
 }
+
+/// Nothing more is promised; the text is the cause.
+pub(super) const POISONED: u64 = 1;
+/// What was asked for cannot be; the text says why.
+pub(super) const INVALID: u64 = 2;
 
 /// A message.
 #[derive(Clone, Debug)]

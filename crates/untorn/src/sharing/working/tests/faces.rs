@@ -228,7 +228,7 @@ fn one_handle_a_process_and_an_error_of_the_file_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let try_open = || {
         let opener: Arc<dyn Opener> = Arc::new(backing::Journal::opener(dir.path(), PAGES));
-        WorkingCopy::open(dir.path(), "meeting", opener, 1 << 20)
+        WorkingCopy::open(&dir.path().join("data"), dir.path(), "meeting", opener, 1 << 20)
     };
     fs::write(dir.path().join("broken"), "a reason").unwrap();
     for _ in 0..2 {
@@ -279,7 +279,7 @@ fn another_user_is_told_that_it_cannot_share() {
     }
     if let Some((dir, _)) = child_of(TEST) {
         let opener: Arc<dyn Opener> = Arc::new(|| panic!("it began a second working copy"));
-        let error = WorkingCopy::open(&dir, "meeting", opener, 1 << 20).err().unwrap();
+        let error = WorkingCopy::open(&dir.join("data"), &dir, "meeting", opener, 1 << 20).err().unwrap();
         return fs::write(dir.join("said"), error.to_string()).unwrap();
     }
     if !rustix::process::geteuid().is_root() {
