@@ -559,8 +559,8 @@ typedef struct untorn_redundancy_options {
 int untorn_protect(void *addr, size_t len, const untorn_redundancy_options *opts);
 
 /* Covers everything that was stored and ends the protection; the checksums and the
- * parity stay beside the file. No thread may store to the mapping meanwhile, or be
- * in another call on it (UNTORN_EINVAL).
+ * parity stay beside the file. It waits for other calls on the mapping. No thread may
+ * store to it meanwhile.
  * Errors: UNTORN_EINVAL, UNTORN_EOWNERDEAD, UNTORN_EIO, UNTORN_EPOISONED. */
 int untorn_unprotect(void *addr);
 

@@ -16,9 +16,18 @@ use crate::errors::{Failure, Result};
 /// One that is open, until the call that ends it takes it out.
 type Slot<T> = Arc<RwLock<Option<T>>>;
 
-/// Those that the calls of one family, beginning with `begin`, have opened in this process.
+/// What errors say of the things of one family.
+pub(crate) struct Words {
+    pub(crate) noun: &'static str,
+    /// Which address to pass.
+    pub(crate) pass: &'static str,
+    /// What to do where it cannot be used any more.
+    pub(crate) anew: &'static str,
+}
+
+/// Those that the calls of one family have opened in this process.
 pub(crate) struct ByAddress<T: 'static> {
-    begin: &'static str,
+    words: Words,
     /// Those of this process, or of the one it was forked from, until they are first needed. They are never dropped.
     of_process: AtomicPtr<OfProcess<T>>,
 }
@@ -46,8 +55,8 @@ impl<T> OfProcess<T> {
 }
 
 impl<T: Send + Sync> ByAddress<T> {
-    pub(crate) const fn new(begin: &'static str) -> Self {
-        ByAddress { begin, of_process: AtomicPtr::new(ptr::null_mut()) }
+    pub(crate) const fn new(words: Words) -> Self {
+        ByAddress { words, of_process: AtomicPtr::new(ptr::null_mut()) }
     }
 
     fn of_process(&self) -> &'static OfProcess<T> {
@@ -69,19 +78,17 @@ impl<T: Send + Sync> ByAddress<T> {
 
     /// Why there is none of this process at the address.
     fn none_at(&self, address: usize) -> Failure {
+        let Words { noun, pass, anew } = &self.words;
         if address == 0 {
-            return Failure::invalid("the map is NULL");
+            return Failure::invalid(format!("the address of the {noun} is NULL"));
         }
         if self.of_process().forked_from.is_some_and(|parent| parent.had(address)) {
             return Failure::new(
                 UNTORN_EOWNERDEAD,
-                format!("the map at {address:#x} is of the process that this one was forked from; map the file anew"),
+                format!("the {noun} at {address:#x} is of the process that this one was forked from; {anew}"),
             );
         }
-        let begin = self.begin;
-        Failure::invalid(format!(
-            "no map starts at {address:#x}; pass the address that {begin} returned, until it ends"
-        ))
+        Failure::invalid(format!("no {noun} starts at {address:#x}; {pass}"))
     }
 
     fn slot(&self, address: usize) -> Result<Slot<T>> {
@@ -91,7 +98,9 @@ impl<T: Send + Sync> ByAddress<T> {
 
     /// Enters one.
     pub(crate) fn enter(&self, address: *mut c_void, one: T) {
-        self.of_process().open().insert(address.addr(), Arc::new(RwLock::new(Some(one))));
+        let before = self.of_process().open().insert(address.addr(), Arc::new(RwLock::new(Some(one))));
+        // Ended, if nothing is there any more, and not under the lock.
+        drop(before);
     }
 
     /// Calls `body` with the one at an address, when every call before it on that one is through.
@@ -99,9 +108,9 @@ impl<T: Send + Sync> ByAddress<T> {
         let address = address.addr();
         let slot = self.slot(address)?;
         let mut slot = slot.write().map_err(|_| {
-            let message = format!(
-                "an earlier call on the map at {address:#x} failed inside untorn; unmap it and map the file anew"
-            );
+            let Words { noun, anew, .. } = &self.words;
+            let message =
+                format!("an earlier call on the {noun} at {address:#x} failed inside untorn; end it and {anew}");
             Failure::new(UNTORN_EPOISONED, message)
         })?;
         body(slot.as_mut().ok_or_else(|| self.none_at(address))?)
@@ -138,7 +147,7 @@ mod tests {
 
     /// Maps of one test alone: the tests of a process run at once, and where one has ended a map another may put its own.
     fn apart() -> ByAddress<AtomicMap> {
-        ByAddress::new("untorn_map")
+        ByAddress::new(Words { noun: "map", pass: "pass another", anew: "map the file anew" })
     }
 
     fn enter(maps: &ByAddress<AtomicMap>, dir: &tempfile::TempDir) -> *mut c_void {
@@ -162,7 +171,7 @@ mod tests {
             catch_unwind(AssertUnwindSafe(|| maps.with_mut(address, |_| -> Result<()> { panic!("in the middle") })));
         assert!(broken.is_err());
         let (code, message) = refusal(maps.with_mut(address, |map| Ok(map.len())));
-        assert!(code == UNTORN_EPOISONED && message.contains("unmap it"), "{code}: {message}");
+        assert!(code == UNTORN_EPOISONED && message.contains("end it"), "{code}: {message}");
         maps.take(address).unwrap().discard().unwrap();
         assert_eq!(refusal(maps.take(address)).0, UNTORN_EINVAL);
     }

@@ -8,11 +8,15 @@ use untorn_core::AtomicMap;
 
 use crate::abi::{untorn_error, untorn_options};
 use crate::boundary::{code, explain, guarded, path_at};
-use crate::by_address::ByAddress;
+use crate::by_address::{ByAddress, Words};
 use crate::options;
 
 /// The open maps. Calls on one of them take turns.
-static MAPS: ByAddress<AtomicMap> = ByAddress::new("untorn_map");
+static MAPS: ByAddress<AtomicMap> = ByAddress::new(Words {
+    noun: "map",
+    pass: "pass the address that untorn_map returned, until it ends",
+    anew: "map the file anew",
+});
 
 /// Opens or creates a file as plain memory.
 #[unsafe(no_mangle)]

@@ -2,49 +2,23 @@
 //! is written there.
 #![allow(clippy::missing_safety_doc, reason = "untorn.h says what each function expects of its arguments")]
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
-use std::process;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use untorn_core::{Checksum, Damage, ProtectOptions, Protected, StripeLayout};
 
-use crate::abi::{self, UNTORN_EOWNERDEAD, untorn_redundancy_options};
+use crate::abi::{self, untorn_redundancy_options};
 use crate::boundary::{code, source};
+use crate::by_address::{ByAddress, Words};
 use crate::errors::{Failure, Result};
 
-/// One that is protected, and the process that it is protected in.
-struct Entry {
-    process: u32,
-    protected: Protected,
-}
-
-/// By the first address. A lock that another thread held when this process was forked off may never be let go, so it is
-/// never held longer than a look takes, and never across a call.
-static ENTRIES: Mutex<BTreeMap<usize, Arc<Entry>>> = Mutex::new(BTreeMap::new());
-
-fn entries() -> MutexGuard<'static, BTreeMap<usize, Arc<Entry>>> {
-    // Nothing panics while it is held.
-    ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn check(entry: Option<Arc<Entry>>, address: usize) -> Result<Arc<Entry>> {
-    let entry = entry.ok_or_else(|| {
-        Failure::invalid(format!("no mapping is protected at {address:#x}; pass the address given to untorn_protect"))
-    })?;
-    if entry.process != process::id() {
-        let message = format!("the mapping at {address:#x} is protected in the process that this one was forked from");
-        return Err(Failure::new(UNTORN_EOWNERDEAD, message));
-    }
-    Ok(entry)
-}
-
-fn find(addr: *mut c_void) -> Result<Arc<Entry>> {
-    let entry = entries().get(&addr.addr()).cloned();
-    check(entry, addr.addr())
-}
+/// The mappings that are protected. Several threads may be in calls on one of them.
+static PROTECTED: ByAddress<Protected> = ByAddress::new(Words {
+    noun: "protected mapping",
+    pass: "pass the address given to untorn_protect, until untorn_unprotect",
+    anew: "protect a mapping of its own",
+});
 
 /// The options at `opts`.
 ///
@@ -123,10 +97,7 @@ pub unsafe extern "C" fn untorn_protect(
     code(|| {
         // SAFETY: null or a struct that begins with its size, as untorn.h asks.
         let given = unsafe { given(opts) }?;
-        let protected = options(&given)?.mapping(addr.cast(), len)?;
-        let entry = Arc::new(Entry { process: process::id(), protected });
-        // One of the process that this was forked from is its parent's to end; here it must not be dropped either.
-        std::mem::forget(entries().insert(addr.addr(), entry));
+        PROTECTED.enter(addr, options(&given)?.mapping(addr.cast(), len)?);
         Ok(())
     })
 }
@@ -134,27 +105,20 @@ pub unsafe extern "C" fn untorn_protect(
 /// Covers everything and ends the protection.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_unprotect(addr: *mut c_void) -> c_int {
-    code(|| {
-        let entry = find(addr)?;
-        entries().remove(&addr.addr());
-        match Arc::into_inner(entry) {
-            Some(entry) => Ok(entry.protected.close()?),
-            None => Err(Failure::invalid("another thread is in a call on this mapping, or ends its protection too")),
-        }
-    })
+    code(|| Ok(PROTECTED.take(addr)?.close()?))
 }
 
 /// Covers everything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_redundancy_sync(addr: *mut c_void) -> c_int {
-    code(|| Ok(find(addr)?.protected.sync()?))
+    code(|| PROTECTED.with(addr, |protected| Ok(protected.sync()?)))
 }
 
 /// Compares everything, and says how much is damaged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_redundancy_scrub(addr: *mut c_void, damaged: *mut u64) -> c_int {
     code(|| {
-        let report = find(addr)?.protected.scrub()?;
+        let report = PROTECTED.with(addr, |protected| Ok(protected.scrub()?))?;
         if !damaged.is_null() {
             let pages = report.damage.iter().filter(|damage| matches!(damage, Damage::Page(_))).count() as u64;
             // SAFETY: not null; untorn.h asks for a place where a uint64_t may be written.
@@ -171,7 +135,7 @@ pub unsafe extern "C" fn untorn_redundancy_scrub(addr: *mut c_void, damaged: *mu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_redundancy_repair(addr: *mut c_void, repaired: *mut u64) -> c_int {
     code(|| {
-        let report = find(addr)?.protected.repair()?;
+        let report = PROTECTED.with(addr, |protected| Ok(protected.repair()?))?;
         if !repaired.is_null() {
             // SAFETY: not null; untorn.h asks for a place where a uint64_t may be written.
             unsafe { repaired.write(report.repaired.len() as u64) };

@@ -9,12 +9,16 @@ use untorn_core::SharedMap;
 
 use crate::abi::{untorn_error, untorn_options};
 use crate::boundary::{code, explain, guarded, path_at};
-use crate::by_address::ByAddress;
+use crate::by_address::{ByAddress, Words};
 use crate::errors::Failure;
 use crate::options;
 
 /// The maps that this process shares. Several threads may be in calls on one of them.
-static SHARED: ByAddress<SharedMap> = ByAddress::new("untorn_share");
+static SHARED: ByAddress<SharedMap> = ByAddress::new(Words {
+    noun: "shared map",
+    pass: "pass the address that untorn_share returned, until this process leaves",
+    anew: "share the file anew",
+});
 
 /// Opens a file as plain memory, together with other processes.
 #[unsafe(no_mangle)]

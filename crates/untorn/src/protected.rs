@@ -181,6 +181,10 @@ impl ProtectOptions {
             return Err(invalid(path, what.to_owned()));
         }
         let tracking = SharedTracking::new(address as usize, rounded).map_err(|error| {
+            if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) {
+                let holder = "another protection of this mapping, or another userfaultfd".to_owned();
+                return Error::InUse { path: path.to_owned(), holder };
+            }
             let what = format!(
                 "stores to its mapping cannot be tracked here ({error}); open it with `open` and announce them"
             );
