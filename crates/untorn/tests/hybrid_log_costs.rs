@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::sync::Barrier;
 use std::time::Duration;
 
 use common::counting::{Counting, Counts};
@@ -130,35 +129,6 @@ fn threads_that_sync_together_share_flushes() {
         cost.fences <= THREADS * EACH * 3 / 4
     });
     assert!(shared, "threads that sync together never share most of their flushes");
-}
-
-/// Whatever the scheduler does: when all have written before the first of them syncs, one flush answers all.
-#[test]
-fn what_was_written_before_a_flush_is_synced_by_it() {
-    let _limit = limit(120, "threads that write, and then sync");
-    const THREADS: u64 = 8;
-    const ROUNDS: u64 = 20;
-    let dir = memory_dir();
-    let medium = Counting::new(PageCache::new());
-    let options = options(LogPolicy::Redo, Order::OneFence);
-    let file = options.create_on(medium.clone(), dir.path().join("data"), 64 * PAGE as u64).unwrap();
-    let together = Barrier::new(THREADS as usize);
-    let cost = medium.cost(|| {
-        std::thread::scope(|scope| {
-            for thread in 0..THREADS {
-                let (file, together) = (&file, &together);
-                scope.spawn(move || {
-                    for n in 0..ROUNDS {
-                        file.write_at(&[n as u8; 64], (thread * 8 + n % 8) * PAGE as u64).unwrap();
-                        together.wait();
-                        file.sync().unwrap();
-                        together.wait();
-                    }
-                });
-            }
-        });
-    });
-    assert_eq!(cost.fences, ROUNDS, "{cost:?}");
 }
 
 #[test]
