@@ -131,6 +131,7 @@ fn a_sidecar_set_aside_keeps_its_spill_file() {
     let (sidecar, model) = crashed_in_a_large_commit(dir.path());
     let (lost, path) = (dir.path().join("data"), dir.path().join("new"));
     // A younger file that got the inode number of the one the sidecar was made for.
+    std::thread::sleep(std::time::Duration::from_millis(20)); // Coarser clocks give times.
     std::fs::write(&path, b"new").unwrap();
     let place = sidecar_of(&path);
     let inode: u64 = place.file_name().unwrap().to_str().unwrap().parse().unwrap();

@@ -263,13 +263,12 @@ fn plain_writes_tear() {
         file.read_at(&mut bytes, OWN.at as u64).unwrap();
         torn.fetch_add(u64::from(bytes[..8] != bytes[OWN.len - 8..]), Ordering::Relaxed);
     };
-    for _ in 0..20 {
+    // How soon depends on who runs when, and on one core on where a thread is interrupted. If it never comes the limit
+    // ends it.
+    while torn.load(Ordering::Relaxed) == 0 {
         together(Duration::from_millis(200), &[&writer, &reader]);
-        if torn.load(Ordering::Relaxed) > 0 {
-            return;
-        }
     }
-    panic!("plain writes were never seen torn");
+    assert_ne!(torn.into_inner(), 0);
 }
 
 /// A length that changes within a slice: what was behind the end is zeros when it comes back, and never half of a write.

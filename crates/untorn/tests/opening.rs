@@ -160,7 +160,7 @@ fn a_forked_child_opens_anew() {
     let (closed, go_on) = (dir.path().join("closed"), dir.path().join("go-on"));
     // Not for ever: if this test fails, nobody tells the child to go on.
     let wait_for = |name: &Path| {
-        let waited = (0..10_000).find(|_| {
+        let waited = (0..600_000).find(|_| {
             name.exists() || {
                 std::thread::sleep(Duration::from_millis(1));
                 false
@@ -197,7 +197,12 @@ fn a_fork_in_the_middle_of_opening_leaves_no_child_waiting() {
             let _end = done.end();
             scope.spawn(|| {
                 while !done.is_set() {
-                    options().open(&path).unwrap().close().unwrap();
+                    match options().open(&path) {
+                        Ok(file) => file.close().unwrap(),
+                        // A child has it, and does not get on for a while.
+                        Err(Error::InUse { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
                 }
             });
             for n in 0..100 {
@@ -372,7 +377,7 @@ fn a_file_replaced_while_it_is_opened() {
         })
         .into();
     let done = Done(AtomicBool::new(false));
-    let (mut opened, mut refused) = (0, 0);
+    let (opened, mut refused) = (std::cell::Cell::new(0), 0);
     std::thread::scope(|scope| {
         let _end = done.end();
         scope.spawn(|| {
@@ -382,7 +387,8 @@ fn a_file_replaced_while_it_is_opened() {
                 std::thread::sleep(Duration::from_micros(20));
             }
         });
-        for n in 0..400 {
+        // At least one is opened, whenever the names happen to stay as they are for so long.
+        for n in (0..).take_while(|n| *n < 400 || opened.get() == 0) {
             let file = match options().open(&path) {
                 Ok(file) => file,
                 Err(Error::InUse { .. }) => {
@@ -395,11 +401,10 @@ fn a_file_replaced_while_it_is_opened() {
             let (_, model) = models.iter().find(|(place, _)| *place == sidecar).expect("one of the two");
             assert!(read(&file) == *model, "{n}: one file's bytes with the other's sidecar");
             file.close().unwrap();
-            opened += 1;
+            opened.set(opened.get() + 1);
         }
     });
-    eprintln!("{opened} opened, {refused} refused");
-    assert!(opened > 0);
+    eprintln!("{} opened, {refused} refused", opened.get());
 }
 
 /// A thread that is refused for its options holds the file for a moment; that must not look like another handle.
@@ -422,13 +427,15 @@ fn a_refused_thread_does_not_keep_a_file_from_settling() {
                 }
             });
         }
+        // At least once, whenever the others happen not to have it.
         let mut settled = 0;
-        for n in 0..2000 {
+        let mut tried = 0;
+        while tried < 2000 || settled == 0 {
+            tried += 1;
             let Ok(file) = options().open(&path) else { continue };
-            file.settle().unwrap_or_else(|error| panic!("{n}: {error}"));
+            file.settle().unwrap_or_else(|error| panic!("{tried}: {error}"));
             settled += 1;
         }
         eprintln!("settled {settled} times");
-        assert!(settled > 0);
     });
 }

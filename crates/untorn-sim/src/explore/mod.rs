@@ -54,7 +54,8 @@ pub struct Settings {
     pub max_violations: usize,
     /// Cases tried on a mutant, or the canary, before it is acquitted.
     pub mutant_cases: u64,
-    /// Time after which a mutant is acquitted.
+    /// Time after which a mutant is acquitted, or the canary. By default far more than the cases take: how busy the machine
+    /// is must not decide.
     pub mutant_time: Duration,
 }
 
@@ -68,7 +69,7 @@ impl Default for Settings {
             jobs: 1,
             max_violations: 5,
             mutant_cases: 4000,
-            mutant_time: Duration::from_secs(40),
+            mutant_time: Duration::from_secs(3600),
         }
     }
 }

@@ -51,7 +51,6 @@ mod models;
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
-    use std::time::Duration;
 
     use super::*;
     use crate::sys::sync::zeroed;
@@ -77,26 +76,31 @@ mod tests {
 
     #[test]
     fn eight_threads_share() {
+        const ROUNDS: u64 = 20;
         let group: GroupFlush = zeroed();
         let flushes = AtomicU64::new(0);
-        let start = Barrier::new(8);
+        let together = Barrier::new(8);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    start.wait();
-                    for _ in 0..20 {
+                    for round in 1..=ROUNDS {
                         let flush = || {
                             flushes.fetch_add(1, Ordering::Relaxed);
-                            std::thread::sleep(Duration::from_millis(1));
+                            // It goes on until everybody has asked.
+                            while group.asked.load(Ordering::Acquire) < 8 * round {
+                                std::thread::yield_now();
+                            }
                             Ok(())
                         };
                         group.flush(relax, flush).unwrap();
+                        together.wait();
                     }
                 });
             }
         });
+        // The first of a round answers those who had asked when it began, the second all others.
         let flushes = flushes.load(Ordering::Relaxed);
-        assert!((20..160).contains(&flushes), "{flushes} flushes for 160 requests");
+        assert!((ROUNDS..=2 * ROUNDS).contains(&flushes), "{flushes} flushes for {ROUNDS} rounds of eight requests");
     }
 
     #[test]

@@ -521,11 +521,19 @@ mod tests {
         });
         let resident =
             |file: &MappedFile| file.map.resident(0, 64 * PAGE).unwrap().iter().filter(|page| **page).count();
-        assert_eq!(resident(&kept), 64);
+        // A page may leave memory, or be in the kernel's own hands for a moment, at any time: not at all times.
+        let once = |what: &dyn Fn() -> bool| (0..1000).any(|_| what());
+        assert!(once(&|| {
+            (0..64).for_each(|page| assert!(read(&kept, page * PAGE, &mut [0; PAGE as usize]).len() == PAGE as usize));
+            resident(&kept) == 64
+        }));
 
         // Nobody else has them mapped: they go, this mapping's own included.
-        assert!(!kept.distrust(0, u64::MAX).unwrap());
-        assert_eq!(resident(&kept), 0);
+        assert!(once(&|| {
+            let written = kept.distrust(0, u64::MAX).unwrap();
+            kept.fsync().unwrap();
+            !written && resident(&kept) == 0
+        }));
         (8..64).for_each(|page| assert_eq!(read(&kept, page * PAGE, &mut image), bytes(page)));
 
         // Somebody has: what cannot be dropped is written again, where it is not a hole.
@@ -537,7 +545,10 @@ mod tests {
         });
         let blocks = rustix::fs::fstat(&kept.file).unwrap().st_blocks;
         assert!(!kept.distrust(0, 8 * PAGE).unwrap(), "a hole was given space");
-        assert!(kept.distrust(0, 64 * PAGE).unwrap());
+        assert!(once(&|| {
+            (0..64).for_each(|page| assert!(read(&other, page * PAGE, &mut [0; PAGE as usize]).len() == PAGE as usize));
+            kept.distrust(0, 64 * PAGE).unwrap()
+        }));
         kept.fsync().unwrap();
         assert_eq!(rustix::fs::fstat(&kept.file).unwrap().st_blocks, blocks);
         (8..64).for_each(|page| assert_eq!(read(&kept, page * PAGE, &mut image), bytes(page)));

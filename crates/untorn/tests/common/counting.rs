@@ -56,6 +56,7 @@ struct Cells {
     bytes: AtomicU64,
     reads: AtomicU64,
     others: AtomicU64,
+    bytes_read: AtomicU64,
     set_lens: AtomicU64,
     /// Creating a file fails for want of space.
     full: AtomicBool,
@@ -111,6 +112,11 @@ impl<M: Medium> Counting<M> {
             reads: get(&cells.reads),
             others: get(&cells.others),
         }
+    }
+
+    /// Bytes read so far, however many calls it took.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.cells.bytes_read.load(Ordering::Relaxed)
     }
 
     /// What `go` costs.
@@ -254,6 +260,7 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         add(&self.cells.reads, 1);
+        add(&self.cells.bytes_read, dst.len() as u64);
         let resting = self.cells.resting.load(Ordering::Relaxed);
         if resting > 0 && dst.len() as u64 >= resting {
             let (first, second) = dst.split_at_mut(dst.len() / 2);

@@ -48,10 +48,15 @@ impl Rng {
     }
 }
 
-/// A seed for a test, printed so that a failure can be replayed: from `UNTORN_SEED`, else from the clock.
+/// A seed for a test, printed so that a failure can be replayed: the number in `UNTORN_SEED`; with `UNTORN_SEED=clock` a
+/// new one each time; else always the same, so that two runs of the tests do the same.
 pub(crate) fn seed(test: &str) -> u64 {
     let clock = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
-    let seed = std::env::var("UNTORN_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(clock);
+    let seed = match std::env::var("UNTORN_SEED") {
+        Ok(word) if word == "clock" => clock(),
+        Ok(word) => word.parse().expect("UNTORN_SEED is a number or the word clock"),
+        Err(_) => 0x756e_746f_726e,
+    };
     eprintln!("{test}: UNTORN_SEED={seed}");
     seed
 }
@@ -221,7 +226,10 @@ impl Failures {
 /// Ends this process if it is not dropped in time: a test that hangs would tell nobody why.
 pub(crate) struct Limit(#[allow(dead_code)] Sender<()>);
 
+/// `seconds` are many times what an idle machine takes. One that has much else to do gets ten times as many: only a hang
+/// may end a test.
 pub(crate) fn limit(seconds: u64, what: &'static str) -> Limit {
+    let seconds = 10 * seconds;
     let (alive, gone) = channel();
     std::thread::spawn(move || {
         if let Err(RecvTimeoutError::Timeout) = gone.recv_timeout(Duration::from_secs(seconds)) {

@@ -29,7 +29,7 @@
 //!
 //! A process that is stopped (SIGSTOP, a debugger) and not killed can be told from a dead one, and is waited for: by
 //! everybody if it serves; if not, by commits after another server has come, which need its userfaultfd. While one of its
-//! threads is stopped within 3 commits are refused, each after half a second.
+//! threads is stopped within 3 commits are refused, each after five seconds.
 //!
 //! # What the kernel does (tried on Linux 6.18, as the tests here do)
 //! - Protecting a range of shared memory also marks pages that are not mapped, or do not exist, and the mark survives

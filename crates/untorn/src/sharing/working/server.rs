@@ -22,8 +22,12 @@ use crate::sys::shared::SharedPages;
 use crate::sys::socket;
 use crate::sys::userfault::Userfault;
 
-/// How long the backing may say that it is in use when the process that had it has just died.
+/// How long the backing may say that it is in use when a process that had it may have just died.
 const DYING: Duration = Duration::from_secs(1);
+
+/// The same where one has died for certain: a process gives up its files when it next gets a CPU and has ended the flushes
+/// it had under way, and to take a file for lost that will be free would poison it for all.
+const DYING_FOR_CERTAIN: Duration = Duration::from_secs(30);
 
 /// A connection.
 struct Peer {
@@ -126,7 +130,7 @@ pub(super) fn bell() -> io::Result<OwnedFd> {
 /// Those of the opener; [`Error::Io`], [`Error::Invalid`].
 pub(super) fn begin(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) -> Result<Serving> {
     let failed = |error| Error::io("make a working copy of", place.path(), error);
-    let backing = open(place, opener)?;
+    let backing = open(place, opener, DYING)?;
     let len = backing.len();
     let reserved = reserve.max(len).max(1).div_ceil(PAGE as u64);
     let bytes = reserved.checked_mul(PAGE as u64).and_then(|bytes| usize::try_from(bytes).ok());
@@ -156,7 +160,7 @@ pub(super) fn take_over(
     let file = pages.file().try_clone_to_owned();
     let view = file.and_then(|file| SharedPages::map(file, pages.reserved()));
     let view = view.map_err(|error| Error::io("take over the serving of", place.path(), error))?;
-    let backing = open(place, opener).map_err(|error| {
+    let backing = open(place, opener, DYING_FOR_CERTAIN).map_err(|error| {
         // Somebody has to serve, or those who wait for a page wait for ever. What they get is never committed.
         control.poison(&error.to_string());
         error.to_string()
@@ -168,11 +172,11 @@ pub(super) fn take_over(
 }
 
 /// Opens the backing. A process that had it and is dying lets go of one lock after the other, this one last perhaps.
-fn open(place: &Place, opener: &Arc<dyn Opener>) -> Result<Arc<dyn Backing>> {
+fn open(place: &Place, opener: &Arc<dyn Opener>, dying: Duration) -> Result<Arc<dyn Backing>> {
     let since = Instant::now();
     loop {
         match catch_unwind(AssertUnwindSafe(|| opener.open())) {
-            Ok(Err(Error::InUse { .. })) if since.elapsed() < DYING => thread::sleep(Duration::from_millis(2)),
+            Ok(Err(Error::InUse { .. })) if since.elapsed() < dying => thread::sleep(Duration::from_millis(2)),
             Ok(opened) => return opened.map(Arc::from),
             // Going on with the panic would leave the others with a process that serves and does not.
             Err(_) => {

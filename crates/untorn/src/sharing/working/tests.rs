@@ -100,7 +100,7 @@ fn command(module: &str, test: &str, dir: &Path, id: usize, bug: Option<Bug>) ->
 /// How long anybody may stand still. A second is what is promised, and measured with UNTORN_CUTS on a machine that has time
 /// for it; otherwise it is only to be seen that all goes on.
 fn patience() -> Duration {
-    Duration::from_secs(if std::env::var_os("UNTORN_CUTS").is_some() { 1 } else { 30 })
+    Duration::from_secs(if std::env::var_os("UNTORN_CUTS").is_some() { 1 } else { 120 })
 }
 
 /// Words that the processes of a test share beside the working copy.

@@ -19,6 +19,12 @@ const COMMITS: usize = 9;
 const SERVING: usize = 10;
 const RESULTS: usize = 128;
 
+/// The longest that something may take, in microseconds: what is expected where costs are measured, else only not for ever,
+/// for nobody knows what else the machine has to do.
+fn most(expected: f64) -> f64 {
+    if std::env::var_os("UNTORN_COSTS").is_some() { expected } else { 120e6 }
+}
+
 /// How many rounds to make of what takes so many to be measured.
 fn rounds(measured: u64) -> u64 {
     if std::env::var_os("UNTORN_COSTS").is_some() { measured } else { measured / 25 }
@@ -66,7 +72,7 @@ fn the_first_store_after_a_commit() {
                 thread::sleep(Duration::from_micros(pause));
             }
         }
-        assert!(report(&format!("first store, {what}"), times) < 1000.0);
+        assert!(report(&format!("first store, {what}"), times) < most(1000.0));
     }
     let mut times = Vec::new();
     for round in 0..rounds(500) {
@@ -75,7 +81,7 @@ fn the_first_store_after_a_commit() {
         copy.commit().unwrap();
         times.push(micros(since));
     }
-    assert!(report("commit of 64 scattered pages, backing included", times) < 1e6);
+    assert!(report("commit of 64 scattered pages, backing included", times) < most(1e6));
     copy.leave().unwrap();
 }
 
@@ -130,7 +136,7 @@ fn stall(test: &str, writers: usize, stride: usize) {
         let times = text.lines().map(|line| line.parse().unwrap()).collect();
         let stall =
             report(&format!("longest stall of a commit of 64 pages, stride {stride}, {writers} writers"), times);
-        assert!(stall < 100_000.0);
+        assert!(stall < most(100_000.0));
     }
 }
 
@@ -160,7 +166,8 @@ fn the_time_that_a_takeover_takes() {
         copy.commit().unwrap();
         assert!(copy.is_serving());
         words(&notes)[SERVING].store(1, SeqCst);
-        thread::sleep(Duration::from_secs(60));
+        // Until it is killed; not for ever, for this test may end otherwise.
+        thread::sleep(Duration::from_secs(600));
         return;
     }
     let mut times = Vec::new();
@@ -182,5 +189,5 @@ fn the_time_that_a_takeover_takes() {
         assert!(copy.is_serving());
         child.wait().unwrap();
     }
-    assert!(report("from the kill of the server to the next commit", times) < 1e6);
+    assert!(report("from the kill of the server to the next commit", times) < most(1e6));
 }

@@ -149,7 +149,12 @@ fn run(test: &str, processes: usize, commits: u64, kill_every: Option<u64>, bug:
     let (mut killed_at, mut kills_while_joining) = (0, 0);
     let mut stuck = vec![(0, Instant::now()); processes];
     let all_killed = |kills: u64| kill_every.is_none_or(|every| kills >= commits / every);
-    while !(last >= commits && all_killed(kills)) && (bug.is_none() || shared[TORN].load(SeqCst) == 0) {
+    // A bug shows when a store comes at the wrong time. When that is depends on who runs when.
+    let done = |last: u64, kills: u64| match bug {
+        None => last >= commits && all_killed(kills),
+        Some(_) => shared[TORN].load(SeqCst) != 0,
+    };
+    while !done(last, kills) {
         thread::sleep(Duration::from_millis(1));
         let now = shared[LAST].load(SeqCst);
         if now != last {
@@ -159,7 +164,7 @@ fn run(test: &str, processes: usize, commits: u64, kill_every: Option<u64>, bug:
             (last, since) = (now, Instant::now());
         }
         assert!(last == 0 || since.elapsed() < 5 * patience(), "seed {seed}: no commit after {last}, {kills} kills");
-        assert!(began.elapsed() < Duration::from_secs(540), "seed {seed}: {last} commits only");
+        assert!(began.elapsed() < Duration::from_secs(1800), "seed {seed}: {last} commits only");
         for (id, (steps, when)) in stuck.iter_mut().enumerate() {
             let now = shared[ALIVE + id].load(SeqCst);
             if now != *steps {
@@ -263,7 +268,7 @@ macro_rules! bugs {
             if let Some((dir, me)) = child_of(stringify!($name)) {
                 return work(&dir, me);
             }
-            assert_ne!(run(stringify!($name), 2, 5000, None, Some(Bug::$bug)).torn, 0, "the bug was not found");
+            assert_ne!(run(stringify!($name), 2, 1, None, Some(Bug::$bug)).torn, 0, "the bug was not found");
         })+
     };
 }

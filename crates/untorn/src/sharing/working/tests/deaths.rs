@@ -124,7 +124,7 @@ fn that_left_an_heir_of_its_sockets() {
         copy.commit().unwrap();
         words(&notes)[READY].store(1, SeqCst);
         await_word(&notes, GO);
-        let mut heir = std::process::Command::new("sleep").arg("20").spawn().unwrap();
+        let mut heir = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         words(&notes)[HEIR].store(heir.id().into(), SeqCst);
         DIE_AT.store(Point::Protected as u32, SeqCst);
         word(&copy, 0).store(2, SeqCst);
