@@ -260,8 +260,8 @@ fn a_file_that_its_owner_may_not_open_is_served_to_who_has_it_open() {
     let (untorn, layer) = (dir.path().join("untorn"), dir.path().join("layer.so"));
     // Copied by another process: were it open for writing in this one, a child that another test forks at that moment would
     // hold it open, too, and it could not be run (ETXTBSY).
-    succeed(Command::new("cp").arg(UNTORN).arg(&untorn));
-    succeed(Command::new("cp").arg(&layers().0).arg(&layer));
+    succeed(Command::new("cp").arg("-p").arg(UNTORN).arg(&untorn));
+    succeed(Command::new("cp").arg("-p").arg(&layers().0).arg(&layer));
     let ordinary = |end: &str| {
         let root = text(&succeed(Command::new("id").arg("-u")).stdout).trim() == "0";
         let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
