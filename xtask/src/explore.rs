@@ -40,8 +40,8 @@ pub(crate) struct Arguments {
     /// Threads to work with; all cores without it
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
-    /// Seconds after which a mutant is acquitted
-    #[arg(long, value_name = "S", default_value_t = 200)]
+    /// Seconds after which a mutant is acquitted, though not all of its cases were tried
+    #[arg(long, value_name = "S", default_value_t = 1800)]
     mutant_time: u64,
     /// Print one JSON object before the last line
     #[arg(long)]

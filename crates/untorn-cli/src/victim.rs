@@ -14,13 +14,14 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::exit::{Exit, Failure, Result};
 
-/// The longest a child may take to get ready; longer means that it hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest a child may take to get ready, or to get on; longer means that it hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A running child whose stdout carries 8-byte reports. Dropping it kills it.
 pub(crate) struct Victim {
     child: Child,
-    ready: Receiver<()>,
+    /// The number of reports so far, each time some have arrived.
+    arrivals: Receiver<usize>,
     reports: Option<JoinHandle<io::Result<Vec<u8>>>>,
 }
 
@@ -65,18 +66,26 @@ impl Victim {
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|error| Failure::io_at("start", &program, &error))?;
-        let (signal, ready) = mpsc::channel();
+        let (signal, arrivals) = mpsc::channel();
         let reports = child.stdout.take().map(|stdout| thread::spawn(move || collect(stdout, &signal, arrived)));
-        Ok(Victim { child, ready, reports })
+        Ok(Victim { child, arrivals, reports })
     }
 
     /// Waits for the first report, or for the child to end by itself.
     pub(crate) fn wait_ready(&self) -> Result<()> {
-        match self.ready.recv_timeout(PATIENCE) {
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
-            Err(RecvTimeoutError::Timeout) => {
-                let message = format!("the writer process was not ready after {} seconds", PATIENCE.as_secs());
-                Err(Failure { exit: Exit::Io, path: None, message })
+        self.wait_reports(1)
+    }
+
+    /// Waits until so many reports have come in all, or for the child to end by itself.
+    pub(crate) fn wait_reports(&self, least: usize) -> Result<()> {
+        loop {
+            match self.arrivals.recv_timeout(PATIENCE) {
+                Ok(reports) if reports < least => {}
+                Ok(_) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => {
+                    let message = format!("the writer process reported nothing for {} seconds", PATIENCE.as_secs());
+                    return Err(Failure { exit: Exit::Io, path: None, message });
+                }
             }
         }
     }
@@ -109,19 +118,17 @@ impl Drop for Victim {
     }
 }
 
-fn collect(mut stdout: ChildStdout, ready: &Sender<()>, mut arrived: impl FnMut(usize)) -> io::Result<Vec<u8>> {
+fn collect(mut stdout: ChildStdout, signal: &Sender<usize>, mut arrived: impl FnMut(usize)) -> io::Result<Vec<u8>> {
     let mut all = Vec::new();
     let mut buffer = [0; 8192];
     loop {
         match stdout.read(&mut buffer) {
             Ok(0) => return Ok(all),
             Ok(n) => {
-                if all.is_empty() {
-                    // Nobody waits for it when the kill comes before the child is ready.
-                    let _ = ready.send(());
-                }
                 all.extend_from_slice(&buffer[..n]);
                 arrived(all.len() / 8);
+                // Nobody waits for it once the kill has come.
+                let _ = signal.send(all.len() / 8);
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),

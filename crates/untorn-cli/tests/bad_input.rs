@@ -206,7 +206,7 @@ fn public_binary(place: &Place) -> std::path::PathBuf {
     let program = place.dir.path().join("untorn");
     // Copied by another process: were it open for writing in this one, a child that another test forks at that moment
     // would hold it open, too, and it could not be run (ETXTBSY).
-    let copied = Command::new("cp").arg(UNTORN).arg(&program).status().expect("cp runs");
+    let copied = Command::new("cp").arg("-p").arg(UNTORN).arg(&program).status().expect("cp runs");
     assert!(copied.success(), "the binary could not be copied");
     program
 }

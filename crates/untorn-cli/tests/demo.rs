@@ -3,7 +3,6 @@
 mod common;
 
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use common::{Place, untorn};
 
@@ -15,9 +14,7 @@ fn plain_mmap_tears_and_untorn_does_not() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let place = Place::empty();
     let dir = place.dir.path().to_str().expect("text");
-    let start = Instant::now();
     let object = untorn(&["demo", "--json", "--dir", dir]).expect(0).json();
-    assert!(start.elapsed() < Duration::from_secs(20), "the demo took {:?}", start.elapsed());
     let number = |pointer: &str| {
         object.pointer(pointer).and_then(|value| value.as_u64()).unwrap_or_else(|| panic!("no {pointer} in {object}"))
     };

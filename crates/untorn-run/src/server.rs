@@ -1,10 +1,12 @@
 //! The server: a socket that every process of the run knows, and a thread for each connection.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -41,7 +43,12 @@ impl Server {
         let server = Server { files: files.clone(), directory };
         thread::Builder::new().name("untorn-accept".to_owned()).spawn(move || {
             for socket in listener.incoming() {
-                // Without a descriptor or a thread to spare the process's connection fails, and its call.
+                if socket.as_ref().is_err_and(is_short_of_descriptors) {
+                    // The process waits to be accepted until another one has ended.
+                    thread::sleep(MOMENT);
+                    continue;
+                }
+                // Without a thread to spare the process's connection fails, and its call.
                 if let Err(error) = socket.and_then(|socket| accept(&files, socket)) {
                     tracing::warn!(%error, "a connection was lost");
                 }
@@ -82,9 +89,30 @@ impl Server {
     }
 }
 
+/// Between two looks for a descriptor to spare.
+const MOMENT: Duration = Duration::from_millis(1);
+/// So often a process's connection is tried for that lack before it fails, and its call.
+const MOMENTS: u32 = 60_000;
+
+fn is_short_of_descriptors(error: &io::Error) -> bool {
+    let errno = rustix::io::Errno::from_io_error(error);
+    matches!(errno, Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE))
+}
+
+/// Notes a process. Where there is no descriptor for it, those of processes that have ended are about to be free.
+fn meet(files: &Files, process: u32) -> io::Result<Option<Arc<OwnedFd>>> {
+    for _ in 1..MOMENTS {
+        match files.processes.meet(process) {
+            Err(error) if is_short_of_descriptors(&error) => thread::sleep(MOMENT),
+            met => return met,
+        }
+    }
+    files.processes.meet(process)
+}
+
 fn accept(files: &Arc<Files>, socket: UnixStream) -> io::Result<()> {
     let process = rustix::net::sockopt::socket_peercred(&socket)?.pid.as_raw_nonzero().get().unsigned_abs();
-    let met = files.processes.meet(process)?;
+    let met = meet(files, process)?;
     // It asked for something before it became this program.
     let known = met.is_none();
     if let Some(handle) = met {
@@ -92,6 +120,8 @@ fn accept(files: &Arc<Files>, socket: UnixStream) -> io::Result<()> {
         thread::Builder::new().name("untorn-await".to_owned()).spawn(move || {
             processes::await_end(&handle);
             files.processes.ended(process, &handle);
+            // Before files are looked after, which takes its time: descriptors are few.
+            drop(handle);
             if files.processes.died(process) {
                 files.forsaken_by(process);
             }

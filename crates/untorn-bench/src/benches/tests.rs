@@ -175,7 +175,9 @@ fn a_log_is_counted_with_its_checkpoints() {
 #[test]
 fn reads_have_rows_for_every_logging_policy() {
     let dir = tempfile::tempdir().unwrap();
-    let args = Args { sizes: vec![64], threads: vec![1], ..logged(dir.path(), &[LogPolicy::Undo, LogPolicy::Redo]) };
+    // No thread that carries entries home while the reads are counted.
+    let args = Args { checkpointers: Some(0), ..logged(dir.path(), &[LogPolicy::Undo, LogPolicy::Redo]) };
+    let args = Args { sizes: vec![64], threads: vec![1], ..args };
     let json = report(MediumKind::AssumedPmem, "atomic-read", &args);
     check_copies(&json, 2 * 2);
     let rows = json["rows"].as_array().unwrap();
@@ -195,7 +197,9 @@ fn commit_time_has_a_row_for_each_number_of_blocks() {
     for row in rows {
         assert!(row["commit_ns"].as_f64().unwrap() > 0.0 && row["raw_ns"].as_f64().unwrap() > 0.0);
         assert!(row["fences_per_commit"].as_f64().unwrap() >= 1.0);
-        assert_eq!(row["to_fewest"] == 1.0, row["dirty_blocks"] == 2);
+        // Each against itself is one; what the others come to is a measurement, and may be one by chance.
+        let to_fewest = row["to_fewest"].as_f64().unwrap();
+        assert!(if row["dirty_blocks"] == 2 { to_fewest == 1.0 } else { to_fewest > 0.0 }, "{row}");
     }
     // What the issue of a log is about: the commit does not depend on what it commits.
     let fences = |row: &Value| (row["fences_per_commit"].as_f64(), row["bytes_per_commit"].as_f64());

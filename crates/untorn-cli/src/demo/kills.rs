@@ -17,7 +17,9 @@ use crate::victim::Victim;
 /// Kills of each writer.
 pub(crate) const KILLS: u64 = 50;
 /// Time for the kills of each writer; on a slow machine there are fewer.
-const BUDGET: Duration = Duration::from_millis(3500);
+pub(crate) const BUDGET: Duration = Duration::from_millis(3500);
+/// Time for the plain writer to be hit inside a transfer, where neither that many kills nor that much time was enough.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest a writer lives, in microseconds.
 const LONGEST_LIFE: u64 = 60_000;
 
@@ -36,7 +38,8 @@ pub(crate) struct Outcome {
     pub(crate) example: Option<String>,
 }
 
-/// Kills one kind of writer [`KILLS`] times, or as often as the time allows.
+/// Kills one kind of writer [`KILLS`] times, or as often as the time allows; the plain one until a kill has torn its file, for
+/// that is to be shown.
 pub(crate) fn run(dir: &Path, writer: Writer, seed: u64, bar: &ProgressBar) -> Result<Outcome> {
     let word = match writer {
         Writer::Plain => "plain",
@@ -46,15 +49,19 @@ pub(crate) fn run(dir: &Path, writer: Writer, seed: u64, bar: &ProgressBar) -> R
     let mut path = open_bank(dir, word, 0)?;
     let mut rng = Rng::new(seed);
     let mut last_seen = 0;
-    let start = Instant::now();
-    while outcome.kills < KILLS && start.elapsed() < BUDGET {
+    let (start, before) = (Instant::now(), bar.position());
+    let goes_on = |outcome: &Outcome, elapsed: Duration| match writer {
+        Writer::Plain if outcome.torn == 0 => elapsed < PATIENCE,
+        _ => outcome.kills < KILLS && elapsed < BUDGET,
+    };
+    while goes_on(&outcome, start.elapsed()) {
         let seed = rng.next().to_string();
         let arguments = ["demo-writer", "--writer", word, "--seed", &seed].map(OsString::from);
         let victim = Victim::spawn(arguments.into_iter().chain([path.clone().into_os_string()]))?;
         victim.wait_ready()?;
         let reports = victim.kill_after(Duration::from_micros(rng.below(LONGEST_LIFE)))?.expect_killed()?;
         outcome.kills += 1;
-        bar.inc(1);
+        bar.set_position(before + outcome.kills.min(KILLS));
         let flushed = reports.last().copied().unwrap_or(0);
         let audit = audit(&path, writer)?;
         outcome.transfers += audit.number.saturating_sub(last_seen);
@@ -70,7 +77,7 @@ pub(crate) fn run(dir: &Path, writer: Writer, seed: u64, bar: &ProgressBar) -> R
             last_seen = 0;
         }
     }
-    bar.inc(KILLS - outcome.kills);
+    bar.set_position(before + KILLS);
     Ok(outcome)
 }
 

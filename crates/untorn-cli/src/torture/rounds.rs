@@ -24,6 +24,8 @@ use crate::victim::{End, Victim};
 const LONGEST_LIFE: u64 = 40_000;
 /// The longest a recovering process lives, in microseconds. Most of it goes into starting.
 const LONGEST_RECOVERY: u64 = 4_000;
+/// How long a busy machine is given to acknowledge anything, where the time asked for is over before.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Tortures until the time is over or something is wrong.
 pub(crate) fn run(setting: &Setting) -> Result<Outcome> {
@@ -78,7 +80,12 @@ impl Rounds<'_> {
     fn run_all(&mut self, bar: &ProgressBar) -> Result<()> {
         let start = Instant::now();
         let time = Duration::from_secs(self.setting.seconds);
-        while start.elapsed() < time && self.outcome.violations.is_empty() {
+        // A pass in which nothing was acknowledged would be one of nothing.
+        let goes_on = |outcome: &Outcome| match outcome.acknowledged {
+            0 => start.elapsed() < time.max(PATIENCE),
+            _ => start.elapsed() < time,
+        };
+        while goes_on(&self.outcome) && self.outcome.violations.is_empty() {
             self.round()?;
             bar.set_position(start.elapsed().as_secs().min(self.setting.seconds));
             bar.set_message(format!("seed {}, {} kills", self.setting.seed, self.outcome.kills));

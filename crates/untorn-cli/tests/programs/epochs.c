@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -33,7 +34,12 @@ int main(int count, char **arguments) {
     }
     if (write(fd, " third", 6) != 6) return 1;
     if (strcmp(end, "exit") == 0) return 7;
-    if (strcmp(end, "abort") == 0) abort();
+    if (strcmp(end, "abort") == 0) {
+        /* Where cores are written there would be one beside the file. */
+        struct rlimit none = {0, 0};
+        setrlimit(RLIMIT_CORE, &none);
+        abort();
+    }
     raise(SIGKILL);
     return 1;
 }

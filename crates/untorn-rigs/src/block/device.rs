@@ -11,8 +11,9 @@ use nix::mount::{MntFlags, umount2};
 use super::filesystem::{FileSystem, program, run};
 use crate::error::{Error, Result};
 
-/// How long an unmount waits for somebody to let go. The kernel closes a loop device a moment after its last user.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an unmount waits for somebody to let go. The kernel closes a loop device a moment after its last user, which on a
+/// busy machine may be a long one; given up too early, the disk is still written to when the next one is made in its place.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A file system mounted from an image. Dropping it unmounts it and frees the loop device below.
 ///

@@ -34,7 +34,7 @@ load() {
     done < "/modules/$1"
 }
 appear() {
-    for wait in $(seq 500); do
+    for wait in $(seq 6000); do
         [ -b "$1" ] && return
         usleep 10000
     done

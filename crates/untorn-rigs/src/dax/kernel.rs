@@ -34,7 +34,7 @@ impl Kernel {
         if unpacked.is_dir() {
             return Self::at(&unpacked);
         }
-        tools::run("apt-get", &["-q", "download", &package], cache)?;
+        tools::run("apt-get", &["-q", "-o", "Acquire::Retries=5", "download", &package], cache)?;
         let prefix = format!("{package}_");
         let file = entries(cache)?.into_iter().find(|path| is_package(path) && name(path).starts_with(&prefix));
         let file = file.ok_or_else(|| Error::failed(format!("fetch {package}"), "apt-get left no package"))?;

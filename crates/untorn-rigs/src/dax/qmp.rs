@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 
-/// The longest any state of the machine may take to come.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest any state of the machine may take to come. Emulation on a busy machine is slow.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A connection to one machine.
 #[derive(Debug)]

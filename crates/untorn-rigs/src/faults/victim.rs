@@ -11,8 +11,8 @@ use untorn::{AtomicFile, Error};
 use super::report::{Handle, Report};
 use super::script::{Op, SCRIPT, Setup, digest, pieces, read_all};
 
-/// How long it may take; with nothing failing it is done in a hundredth of that.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long it may take; with nothing failing it is done in a thousandth of that, on a machine that has time for it.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Its exit code when that was not enough.
 pub(super) const HANGS: i32 = 3;

@@ -25,7 +25,7 @@ use crate::torture::rounds::writer_arguments;
 pub(super) const FILE: &str = "tortured";
 /// Images of each life.
 const IMAGES_PER_LIFE: u64 = 10;
-/// The longest a writer lives after it has opened the file, in microseconds.
+/// The longest a writer lives after it has got to work, in microseconds.
 const LONGEST_LIFE: u64 = 400_000;
 /// Lives in a row none of whose images were mountable, before the rig gives up.
 const PATIENCE: u64 = 10;

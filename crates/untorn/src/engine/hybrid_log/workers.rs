@@ -172,7 +172,12 @@ fn help<M: Medium>(shared: &Shared, core: &Core<M>) {
 fn round<M: Medium>(shared: &Shared, core: &Core<M>) -> Result<()> {
     let _cutting = core.head.cutting.lock(core.relax());
     core.standing.writable()?;
-    let round = Round { upto: core.durable(), chunks: core.chunks.total() };
+    let upto = core.durable();
+    if upto == core.head.cut.load(Ordering::Relaxed) {
+        // Somebody else was faster: a cut would say, for two fences, what the last one said.
+        return Ok(());
+    }
+    let round = Round { upto, chunks: core.chunks.total() };
     shared.next.store(0, Ordering::Relaxed);
     locked(&shared.state).round = Some(round);
     shared.wake.notify_all();
