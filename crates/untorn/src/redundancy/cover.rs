@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use super::format::Left;
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::Result;
 use crate::medium::{Medium, MediumFile};
@@ -159,8 +160,11 @@ impl<M: Medium> Redundancy<M> {
         }
         inner.tables.write(&self.side)?;
         if matches!(self.mode, Mode::Announced) {
-            // While nobody is storing, the file's time is from now on this one.
+            // What was announced and is made has not changed the file's time since.
             inner.superblock.stamp = self.pages.stamp()?;
+            if inner.storing.is_empty() {
+                inner.superblock.left = Left::Announced;
+            }
             self.write_superblock(inner, barriers::COVER_TABLES)?;
         }
         self.medium.fence(barriers::COVER_TABLES, &[&self.side])?;
@@ -181,7 +185,9 @@ impl<M: Medium> Redundancy<M> {
         let [nth] = bad else { return Ok(false) };
         let page = read.pages[*nth];
         let Some(bytes) = self.rebuild(inner, stripe, read, *nth)? else { return Ok(false) };
-        self.put_back(inner, &[(page, bytes.clone())])?;
+        if self.put_back(inner, &[(page, bytes.clone())])?.is_empty() {
+            return Ok(false);
+        }
         read.replace(*nth, &bytes, inner.tables.sum(page));
         tracing::warn!(path = %self.path.display(), page, "a damaged page was repaired");
         Ok(true)

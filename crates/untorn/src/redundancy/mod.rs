@@ -48,7 +48,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use bits::Bits;
-use format::Superblock;
+use format::{Left, Superblock};
 use layout::Geometry;
 use table::Tables;
 
@@ -235,8 +235,14 @@ impl<M: Medium> Redundancy<M> {
             fresh |= !inner.tables.uncovered().has(page);
             inner.tables.set_uncovered(page, true);
         }
-        if fresh {
-            let written = inner.tables.write(&self.side);
+        let quiet = inner.superblock.left == Left::Announced && !pages.is_empty();
+        if fresh || quiet {
+            let mut written = inner.tables.write(&self.side);
+            if quiet {
+                // Until this is durable nobody stores, so it need not come before the marks or behind them.
+                inner.superblock.left = Left::Storing;
+                written = written.and_then(|()| self.write_superblock(inner, barriers::ANNOUNCE));
+            }
             let durable = written.and_then(|()| self.medium.fence(barriers::ANNOUNCE, &[&self.side]));
             self.note_failure(inner, durable)?;
         }
