@@ -232,3 +232,62 @@ fn numbers_that_nobody_counted_to_are_no_obstacle() {
     let history = untorn::coverage(&place.file).unwrap().unwrap().history;
     assert_eq!((history.scrubs, history.repaired), (u64::MAX, u64::MAX));
 }
+
+#[test]
+fn an_honest_write_after_a_protection_was_cut_short_is_not_taken_for_damage() {
+    let bytes = pattern(12 * PAGE, 9);
+    let place = Place::new(&bytes);
+    let protected = by_hand().open(&place.file).unwrap();
+    protected.sync().unwrap();
+    // Some of it stays uncovered, beside a page that is damaged. Nobody is storing any more when the process ends.
+    rot(&place.file, |file| file.write_all_at(b"damage", PAGE as u64).unwrap());
+    let stores = protected.announce(0..1).unwrap();
+    place.write(b"stored", 0);
+    stores.cover().unwrap();
+    assert_eq!(protected.coverage().unwrap().uncovered, 1);
+    drop(protected);
+    // A moment later than anything that was noted.
+    File::options().write(true).open(&place.file).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    rot(&place.file, |file| file.write_all_at(b"an honest write", 5 * PAGE as u64).unwrap());
+    assert_eq!(place.scrub(), [Damage::Unknown(page(1)), Damage::Unknown(page(5))]);
+    let report = place.repair();
+    assert_eq!((&report.repaired[..], &report.lost[..]), (&[][..], &[][..]));
+    // While somebody stores, the time says nothing, and what was not announced is damaged: that is what announcing is for.
+    let protected = by_hand().open(&place.file).unwrap();
+    protected.sync().unwrap();
+    let stores = protected.announce(0..1).unwrap();
+    place.write(b"stored", 0);
+    drop(stores);
+    drop(protected);
+    rot(&place.file, |file| file.write_all_at(b"damage", 5 * PAGE as u64).unwrap());
+    assert_eq!(place.repair().repaired, [page(5)]);
+    assert_eq!(&place.bytes()[5 * PAGE..][..15], b"an honest write");
+}
+
+#[test]
+fn stores_that_leave_no_trace_in_the_file_s_time_are_not_taken_for_damage() {
+    // In memory a page that is mapped already is stored to in silence; on a disk the time tells. Both are right.
+    let memory = Path::new("/dev/shm");
+    let places = [tempfile::tempdir().ok(), tempfile::tempdir_in(memory).ok()];
+    for place in places.into_iter().flatten().map(|dir| Place::within(dir, &pattern(12 * PAGE, 10))) {
+        let mapping = SharedMapping::new(&place.file);
+        let Some(protected) = protect_mapping(&mapping) else { return };
+        for at in 0..12 {
+            mapping.store(at * PAGE, b"a");
+        }
+        protected.close().unwrap();
+        mapping.store(5 * PAGE, b"after the end");
+        let stored = place.bytes();
+        let report = place.repair();
+        assert_eq!((&report.unknown[..], &report.repaired[..]), (&[page(5)][..], &[][..]));
+        // And before the beginning.
+        let protected = by_hand().open(&place.file).unwrap();
+        protected.sync().unwrap();
+        protected.close().unwrap();
+        mapping.store(7 * PAGE, b"before the beginning");
+        let protected = protect_mapping(&mapping).unwrap();
+        assert_eq!(protected.coverage().unwrap().unknown, [7]);
+        protected.close().unwrap();
+        assert_eq!(place.bytes()[..7 * PAGE], stored[..7 * PAGE]);
+    }
+}

@@ -69,6 +69,11 @@ impl<M: Medium> Redundancy<M> {
                 if inner.stored.count() == 0 && inner.tables.uncovered().count() == 0 {
                     inner.whole_at = Instant::now();
                 }
+                if inner.superblock.left == Left::Storing && inner.storing.is_empty() {
+                    // Nothing could be covered, of which the file's time would have been noted.
+                    let noted = self.note_quiet(&mut inner);
+                    self.note_failure(&mut inner, noted)?;
+                }
                 return Ok(covered);
             };
             from = next;
@@ -99,6 +104,15 @@ impl<M: Medium> Redundancy<M> {
         }
         let is_calm = |stripe: &u64| self.geometry.members(*stripe).all(|page| !inner.storing.contains_key(&page));
         next.map(|next| (stripes.into_iter().filter(is_calm).collect(), next))
+    }
+
+    /// Notes the file's time, now that all that was announced is made.
+    fn note_quiet(&self, inner: &mut Inner) -> Result<()> {
+        self.pages.sync(barriers::COVER_DATA)?;
+        inner.superblock.stamp = self.pages.stamp()?;
+        inner.superblock.left = Left::Announced;
+        self.write_superblock(inner, barriers::COVER_TABLES)?;
+        self.medium.fence(barriers::COVER_TABLES, &[&self.side])
     }
 
     fn cover_stripes(&self, inner: &mut Inner, stripes: &[u64]) -> Result<u64> {
