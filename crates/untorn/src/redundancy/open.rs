@@ -132,8 +132,8 @@ impl<M: Medium> Redundancy<M> {
         let mut inner = self.lock();
         let inner = &mut *inner;
         let belief = match inner.superblock.left {
-            // Who protects a mapping has it already, and may have stored to it before.
-            _ if self.stores_in_silence() => Belief::Only(BTreeSet::new()),
+            // Who protects a mapping has it already, and may have stored to it before, without a trace.
+            _ if matches!(self.mode, Mode::Tracked(_)) && !self.pages.notes_stores() => Belief::Only(BTreeSet::new()),
             Left::Closed | Left::Announced if untouched => Belief::All,
             // It was stored to by those who announced it.
             Left::Storing => Belief::All,
@@ -190,11 +190,6 @@ impl<M: Medium> Redundancy<M> {
         }
         self.report_unknown(inner);
         Ok(())
-    }
-
-    /// Whether stores are made through a mapping and the file's time does not tell of them.
-    fn stores_in_silence(&self) -> bool {
-        matches!(self.mode, Mode::Tracked(_)) && !self.pages.notes_stores()
     }
 
     /// Tells of pages that are unknown.
@@ -281,8 +276,7 @@ impl<M: Medium> Redundancy<M> {
         inner.tables.write_twins(&self.side)?;
         // Of a closed file, a copy that is older than the other is a version that came back.
         self.medium.fence(barriers::CLOSE, &[&self.side])?;
-        // Where the mapping may be stored to from now on, and nothing shows it, it cannot be called closed.
-        inner.superblock.left = if self.stores_in_silence() { Left::Tracked } else { Left::Closed };
+        inner.superblock.left = Left::Closed;
         inner.superblock.stamp = self.pages.stamp()?;
         self.write_superblocks(&mut inner, barriers::CLOSE)
     }
