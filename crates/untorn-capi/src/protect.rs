@@ -137,9 +137,15 @@ pub unsafe extern "C" fn untorn_unprotect(addr: *mut c_void) -> c_int {
     code(|| {
         let entry = find(addr)?;
         entries().remove(&addr.addr());
-        match Arc::into_inner(entry) {
-            Some(entry) => Ok(entry.protected.close()?),
-            None => Err(Failure::invalid("another thread is in a call on this mapping, or ends its protection too")),
+        match Arc::try_unwrap(entry) {
+            Ok(entry) => Ok(entry.protected.close()?),
+            Err(entry) => {
+                // It stays protected: who is in that call must not be the one to drop it, as if the process had died.
+                entries().insert(addr.addr(), entry);
+                let message =
+                    "another thread is in a call on this mapping, or ends its protection too; call this again";
+                Err(Failure::invalid(message))
+            }
         }
     })
 }

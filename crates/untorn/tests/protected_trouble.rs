@@ -104,6 +104,22 @@ fn stores_to_a_mapping_that_is_gone_are_not_taken_for_damage() {
 }
 
 #[test]
+fn a_mapping_is_protected_once() {
+    let place = Place::new(&pattern(4 * PAGE, 11));
+    let mapping = SharedMapping::new(&place.file);
+    let Some(protected) = protect_mapping(&mapping) else { return };
+    assert!(matches!(by_hand().mapping(mapping.address(), mapping.len()), Err(Error::InUse { .. })));
+    let another = SharedMapping::new(&place.file);
+    assert!(matches!(by_hand().mapping(another.address(), another.len()), Err(Error::InUse { .. })));
+    // The first goes on undisturbed.
+    protected.sync().unwrap();
+    mapping.store(PAGE, b"stored");
+    assert_eq!(protected.coverage().unwrap().uncovered, 1);
+    protected.close().unwrap();
+    assert_eq!(place.scrub(), vec![]);
+}
+
+#[test]
 fn who_watched_an_address_before_does_not_take_the_stores_of_what_is_mapped_there_now() {
     let (first, second) = (Place::new(&pattern(8 * PAGE, 2)), Place::new(&pattern(8 * PAGE, 3)));
     let mapping = SharedMapping::new(&first.file);
