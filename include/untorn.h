@@ -550,7 +550,9 @@ typedef struct untorn_redundancy_options {
 
 #define UNTORN_REDUNDANCY_OPTIONS_INIT { (uint32_t)sizeof(untorn_redundancy_options), 0, 0, 0, 0, 0, 0 }
 
-/* Protects the file that is mapped at `addr`.
+/* Protects the file that is mapped at `addr`. Keep the mapping until
+ * untorn_unprotect: once it is unmapped or mapped over, every call on it fails, and
+ * what was stored last counts as unknown.
  * opts: NULL for the defaults.
  * Errors: UNTORN_EINVAL for what is no shared mapping of a whole file, a file with
  * an engine, an option, and where stores cannot be tracked; UNTORN_EBUSY if it is

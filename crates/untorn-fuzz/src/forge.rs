@@ -90,13 +90,13 @@ pub(crate) fn run(bytes: &[u8], kinds: &[Kind]) {
     judge(medium, &pair.options, agrees, &mut input);
 }
 
-fn put(bytes: &mut [u8], at: usize, value: u64, width: usize) {
+pub(crate) fn put(bytes: &mut [u8], at: usize, value: u64, width: usize) {
     if let Some(place) = bytes.get_mut(at..at + width) {
         place.copy_from_slice(&value.to_le_bytes()[..width]);
     }
 }
 
-fn word(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).map_or(0, |bytes| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)))
 }
 
@@ -168,7 +168,7 @@ fn change(forged: &mut Forged, kind: Kind, input: &mut Input<'_>) {
 }
 
 /// Bytes of the input in the place of some between two offsets.
-fn raw(bytes: &mut [u8], from: usize, to: usize, input: &mut Input<'_>) {
+pub(crate) fn raw(bytes: &mut [u8], from: usize, to: usize, input: &mut Input<'_>) {
     let to = to.min(bytes.len());
     if from < to {
         let at = from + input.below((to - from) as u64) as usize;
@@ -179,7 +179,7 @@ fn raw(bytes: &mut [u8], from: usize, to: usize, input: &mut Input<'_>) {
 }
 
 /// Calls `each` with one copy or both, and with whether it is sealed anew.
-fn on_copies(input: &mut Input<'_>, mut each: impl FnMut(usize, bool)) {
+pub(crate) fn on_copies(input: &mut Input<'_>, mut each: impl FnMut(usize, bool)) {
     let choice = input.byte();
     for copy in 0..2 {
         if choice >> copy & 1 == 0 {

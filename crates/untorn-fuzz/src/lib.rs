@@ -7,6 +7,7 @@
 //! A target panics where untorn is wrong. Bytes that decode to nothing sensible are fine: every input is a case.
 #![forbid(unsafe_code)]
 
+mod companion;
 mod forge;
 mod input;
 mod judge;
@@ -31,11 +32,12 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 5] = [
     Target { name: "superblock", run: superblock, seeds: || seeds::forged(&SUPERBLOCK) },
     Target { name: "records", run: records, seeds: || seeds::forged(&RECORDS) },
     Target { name: "sidecar", run: sidecar, seeds: || seeds::forged(&SIDECAR) },
     Target { name: "operations", run: operations::run, seeds: seeds::operations },
+    Target { name: "companion", run: companion, seeds: seeds::companions },
 ];
 
 const SUPERBLOCK: [Kind; 3] = [Kind::Superblock, Kind::Retirement, Kind::RawHead];
@@ -73,4 +75,9 @@ pub fn sidecar(bytes: &[u8]) {
 /// Operations on a file in any order, with crashes between them, against a plain byte array.
 pub fn operations(bytes: &[u8]) {
     operations::run(bytes);
+}
+
+/// The companion file of a protected file with anything changed in it.
+pub fn companion(bytes: &[u8]) {
+    companion::run(bytes);
 }

@@ -72,11 +72,11 @@ fn build(layout: Layout, durability: Durability, clean: bool) -> Result<Pair> {
     Ok(Pair { state, options, side, data })
 }
 
-fn boot(state: &CrashState) -> SimMedium {
+pub(crate) fn boot(state: &CrashState) -> SimMedium {
     state.image(&state.everything()).boot()
 }
 
-fn bytes(medium: &SimMedium, path: &Path) -> Result<Vec<u8>> {
+pub(crate) fn bytes(medium: &SimMedium, path: &Path) -> Result<Vec<u8>> {
     let file = medium.open(path, Access::Read, 0)?;
     let mut bytes = vec![0; file.len() as usize];
     file.read(0, &mut bytes)?;
@@ -126,7 +126,7 @@ impl Pair {
 }
 
 /// Changes what differs, page by page, so that holes stay holes.
-fn replace(medium: &SimMedium, path: &Path, old: &[u8], new: &[u8]) -> Result<()> {
+pub(crate) fn replace(medium: &SimMedium, path: &Path, old: &[u8], new: &[u8]) -> Result<()> {
     let file = medium.open(path, Access::ReadWrite, new.len().max(old.len()) as u64)?;
     file.set_len(new.len() as u64)?;
     for (n, page) in new.chunks(PAGE).enumerate() {

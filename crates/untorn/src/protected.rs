@@ -147,7 +147,8 @@ impl ProtectOptions {
 
     /// Protects the file that the program has mapped at `address`: the whole of it, shared. Stores of this process through
     /// that mapping are found by themselves; there must be no others, neither with `write(2)` nor through another mapping.
-    /// Keep the mapping until the handle is closed or dropped.
+    /// Keep the mapping until the handle is closed or dropped: once it is unmapped or mapped over every call fails, and what was
+    /// stored last is unknown.
     ///
     /// # Errors
     /// Those of [`open`](ProtectOptions::open); [`Error::Invalid`] if there is no such mapping, on persistent memory, and where
@@ -181,9 +182,9 @@ impl ProtectOptions {
             return Err(invalid(path, what.to_owned()));
         }
         let tracking = SharedTracking::new(address as usize, rounded).map_err(|error| {
-            if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) {
-                let holder = "another protection of this mapping, or another userfaultfd".to_owned();
-                return Error::InUse { path: path.to_owned(), holder };
+            if error.kind() == std::io::ErrorKind::ResourceBusy {
+                let holder = "this process, which has this very mapping protected or watched by userfaultfd".to_owned();
+                return Error::InUse { path: path.clone(), holder };
             }
             let what = format!(
                 "stores to its mapping cannot be tracked here ({error}); open it with `open` and announce them"

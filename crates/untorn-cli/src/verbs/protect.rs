@@ -236,7 +236,11 @@ pub(crate) fn line(summary: &Value) -> String {
         Some("unreadable") => summary["error"].as_str().unwrap_or_default().to_owned(),
         Some(state) => {
             let covered = number("pages") - number("uncovered");
-            let changed = if state == "trusted" { "" } else { "; the file changed untold since: run `untorn scrub`" };
+            let changed = if state == "trusted" {
+                ""
+            } else {
+                "; it may have changed untold since: `untorn scrub` lists what differs, `untorn protect` covers it as it is"
+            };
             format!("{covered} of {} pages covered{changed}", number("pages"))
         }
     }

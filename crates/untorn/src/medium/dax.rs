@@ -165,6 +165,10 @@ impl MediumFile for DaxFile {
         self.file.stamp()
     }
 
+    fn notes_stores(&self) -> bool {
+        !sys::file::in_memory(self.file.fd())
+    }
+
     #[inline]
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let src = self.file.range(offset, dst.len())?;

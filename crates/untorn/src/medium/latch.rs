@@ -213,6 +213,10 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
         self.inner.stamp()
     }
 
+    fn notes_stores(&self) -> bool {
+        self.inner.notes_stores()
+    }
+
     #[inline]
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.inner.read(offset, dst)

@@ -186,6 +186,12 @@ pub trait MediumFile: Send + Sync {
     /// Size and modification time now.
     fn stamp(&self) -> Result<Stamp>;
 
+    /// Whether a store through a mapping, by whatever process, changes the modification time at the first store after a
+    /// [`sync`](MediumFile::sync). Where files live in memory only, it does not.
+    fn notes_stores(&self) -> bool {
+        true
+    }
+
     /// Fills `dst` from `offset`. The range must lie within the length.
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
 

@@ -194,6 +194,10 @@ impl MediumFile for PageCacheFile {
         self.file.stamp()
     }
 
+    fn notes_stores(&self) -> bool {
+        !sys::file::in_memory(self.file.fd())
+    }
+
     #[inline]
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let src = self.file.range(offset, dst.len())?;

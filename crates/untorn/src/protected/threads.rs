@@ -8,6 +8,9 @@ use super::{DamageFn, ProtectOptions, Service};
 use crate::error::{Error, Result};
 use crate::redundancy::Scrub;
 
+/// The longest wait at a time: what the system takes for a wait has an end.
+const FOR_NOW: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Wakes whoever waits when there is no more to do.
 #[derive(Default)]
 struct Stop {
@@ -18,10 +21,11 @@ struct Stop {
 impl Stop {
     /// Waits this long, or until all is to end. Whether it is to.
     fn wait(&self, time: Duration) -> bool {
-        let end = Instant::now() + time;
+        // A time that no clock reaches is for ever.
+        let end = Instant::now().checked_add(time);
         let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let left = end.saturating_duration_since(Instant::now());
+            let left = end.map_or(FOR_NOW, |end| end.saturating_duration_since(Instant::now()).min(FOR_NOW));
             if *stopped || left.is_zero() {
                 return *stopped;
             }
@@ -121,5 +125,23 @@ fn scrub(stop: &Stop, service: &dyn Service, pause: Duration, rate: Option<u64>,
             }
             Err(error) => return tracing::error!(path = %service.path().display(), %error, "scrubbing failed"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_for_ever_ends_when_all_does_and_a_short_one_by_itself() {
+        let stop = Stop::default();
+        assert!(!stop.wait(Duration::ZERO));
+        assert!(!stop.wait(Duration::from_nanos(1)));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| stop.wait(Duration::MAX));
+            stop.stop();
+            assert!(waits.join().unwrap());
+        });
+        assert!(stop.wait(Duration::MAX));
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use super::format::Left;
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::Result;
 use crate::medium::{Medium, MediumFile};
@@ -68,6 +69,11 @@ impl<M: Medium> Redundancy<M> {
                 if inner.stored.count() == 0 && inner.tables.uncovered().count() == 0 {
                     inner.whole_at = Instant::now();
                 }
+                if inner.superblock.left == Left::Storing && inner.storing.is_empty() {
+                    // Nothing could be covered, of which the file's time would have been noted.
+                    let noted = self.note_quiet(&mut inner);
+                    self.note_failure(&mut inner, noted)?;
+                }
                 return Ok(covered);
             };
             from = next;
@@ -98,6 +104,15 @@ impl<M: Medium> Redundancy<M> {
         }
         let is_calm = |stripe: &u64| self.geometry.members(*stripe).all(|page| !inner.storing.contains_key(&page));
         next.map(|next| (stripes.into_iter().filter(is_calm).collect(), next))
+    }
+
+    /// Notes the file's time, now that all that was announced is made.
+    fn note_quiet(&self, inner: &mut Inner) -> Result<()> {
+        self.pages.sync(barriers::COVER_DATA)?;
+        inner.superblock.stamp = self.pages.stamp()?;
+        inner.superblock.left = Left::Announced;
+        self.write_superblock(inner, barriers::COVER_TABLES)?;
+        self.medium.fence(barriers::COVER_TABLES, &[&self.side])
     }
 
     fn cover_stripes(&self, inner: &mut Inner, stripes: &[u64]) -> Result<u64> {
@@ -159,8 +174,11 @@ impl<M: Medium> Redundancy<M> {
         }
         inner.tables.write(&self.side)?;
         if matches!(self.mode, Mode::Announced) {
-            // While nobody is storing, the file's time is from now on this one.
+            // What was announced and is made has not changed the file's time since.
             inner.superblock.stamp = self.pages.stamp()?;
+            if inner.storing.is_empty() {
+                inner.superblock.left = Left::Announced;
+            }
             self.write_superblock(inner, barriers::COVER_TABLES)?;
         }
         self.medium.fence(barriers::COVER_TABLES, &[&self.side])?;
@@ -181,7 +199,9 @@ impl<M: Medium> Redundancy<M> {
         let [nth] = bad else { return Ok(false) };
         let page = read.pages[*nth];
         let Some(bytes) = self.rebuild(inner, stripe, read, *nth)? else { return Ok(false) };
-        self.put_back(inner, &[(page, bytes.clone())])?;
+        if self.put_back(inner, &[(page, bytes.clone())])?.is_empty() {
+            return Ok(false);
+        }
         read.replace(*nth, &bytes, inner.tables.sum(page));
         tracing::warn!(path = %self.path.display(), page, "a damaged page was repaired");
         Ok(true)

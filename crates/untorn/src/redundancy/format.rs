@@ -36,9 +36,12 @@ pub(super) const MAX_INTENTS: usize = 64;
 pub(super) enum Left {
     /// Nobody has it open. If size and modification time of the data file are those noted, what differs is damaged.
     Closed,
-    /// Open, or left by a crash, by one who marks pages uncovered before they are stored to: what differs and is not marked
-    /// is damaged.
+    /// Open, or left by a crash, by one who marks pages uncovered before they are stored to, and nobody stores: if size and
+    /// modification time of the data file are those noted, what differs and is not marked is damaged.
     Announced,
+    /// The same, and somebody does, or did since the time was noted: it says nothing, and what differs and is not marked is
+    /// damaged.
+    Storing,
     /// Open, or left by a crash, by one who learns of stores from page tables, which a crash empties: what differs is unknown.
     Tracked,
 }
@@ -94,7 +97,7 @@ struct RawSuperblock {
     layout: U32,
     /// 1: CRC-32C. 2: XXH3.
     checksum: U32,
-    /// 1: closed. 2: open, stores are announced. 3: open, stores are tracked.
+    /// 1: closed. 2: open, stores are announced. 3: open, stores are tracked. 4: as 2, and some were announced.
     left: U32,
     stamp_size: U64,
     stamp_modified: U64,
@@ -145,6 +148,7 @@ impl Superblock {
             Left::Closed => 1,
             Left::Announced => 2,
             Left::Tracked => 3,
+            Left::Storing => 4,
         }
         .into();
         raw.stamp_size = self.stamp.size.into();
@@ -198,6 +202,7 @@ impl Superblock {
             1 => Left::Closed,
             2 => Left::Announced,
             3 => Left::Tracked,
+            4 => Left::Storing,
             _ => return Err(nonsense("the superblock does not say how it was left")),
         };
         let intents = raw.intents.get().min(MAX_INTENTS as u64) as usize;
@@ -226,7 +231,7 @@ impl Superblock {
     /// Reads both copies: the one that counts, and whether each is whole.
     pub(super) fn read<F: MediumFile>(side: &F, path: &Path) -> Result<(Self, [bool; 2])> {
         let mut whole = [false; 2];
-        let mut newest: Option<Superblock> = None;
+        let (mut newest, mut seqs): (Option<Superblock>, _) = (None, [0; 2]);
         for (copy, whole) in whole.iter_mut().enumerate() {
             let at = copy as u64 * PAGE;
             let mut bytes = [0; PAGE as usize];
@@ -236,9 +241,14 @@ impl Superblock {
             side.read(at, &mut bytes)?;
             let Some(found) = Superblock::decode(&bytes, path)? else { continue };
             *whole = true;
+            seqs[copy] = found.seq;
             if newest.as_ref().is_none_or(|newest| newest.seq < found.seq) {
                 newest = Some(found);
             }
+        }
+        if whole == [true; 2] && seqs[0].abs_diff(seqs[1]) != 1 {
+            // They are written by turns, and each is durable before the next: the older one is a version that came back.
+            whole[usize::from(seqs[1] <= seqs[0])] = false;
         }
         let what =
             "neither of its two superblocks is whole; remove it with `untorn unprotect` and protect the file again";

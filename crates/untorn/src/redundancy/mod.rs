@@ -21,7 +21,8 @@
 //! 4. A table block is never written over while the version before it is not durable, see [`table`].
 //! 5. Dirty bits in page tables die with the process. While stores are tracked by them, the superblock says so, durably
 //!    before the first is taken. After a crash a page that differs is then *unknown*: reported, and never repaired. The same
-//!    goes for every page if the file's size or time show a write that nobody told of.
+//!    goes for every page if the file's size or time show a write that nobody told of. Who announces notes the time whenever
+//!    nobody stores, and durably, before the first store after that, that it says nothing from then on.
 //! 6. A repair is written in place. Until it is done the page goes on differing from its checksum, whatever a crash leaves of
 //!    it, while neither parity nor the other pages of the stripe are touched: so it is done again. Because it changes the
 //!    file's time, by which 5 would disbelieve everything, the superblock names the page first.
@@ -48,7 +49,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use bits::Bits;
-use format::Superblock;
+use format::{Left, Superblock};
 use layout::Geometry;
 use table::Tables;
 
@@ -235,8 +236,14 @@ impl<M: Medium> Redundancy<M> {
             fresh |= !inner.tables.uncovered().has(page);
             inner.tables.set_uncovered(page, true);
         }
-        if fresh {
-            let written = inner.tables.write(&self.side);
+        let quiet = inner.superblock.left == Left::Announced && !pages.is_empty();
+        if fresh || quiet {
+            let mut written = inner.tables.write(&self.side);
+            if quiet {
+                // Until this is durable nobody stores, so it need not come before the marks or behind them.
+                inner.superblock.left = Left::Storing;
+                written = written.and_then(|()| self.write_superblock(inner, barriers::ANNOUNCE));
+            }
             let durable = written.and_then(|()| self.medium.fence(barriers::ANNOUNCE, &[&self.side]));
             self.note_failure(inner, durable)?;
         }

@@ -72,7 +72,9 @@ impl<M: Medium> Redundancy<M> {
         let inode = data.identity()?.inode;
         let place = companion(path, inode);
         let (side, created) = attach(&*medium, path, &place, &data, &mode, &settings)?;
-        data.sync(barriers::ATTACH_DATA)?;
+        if !matches!(mode, Mode::Report) {
+            data.sync(barriers::ATTACH_DATA)?;
+        }
         side.sync(barriers::ATTACH_SIDE)?;
         side.distrust_cache(barriers::ATTACH_CACHE, 0, side.len())?;
         let (superblock, superblocks) = Superblock::read(&side, &place)?;
@@ -83,11 +85,14 @@ impl<M: Medium> Redundancy<M> {
             side.set_len(geometry.side_len())?;
             side.allocate(0, geometry.side_len())?;
         }
-        if superblock.left != Left::Closed && !matches!(mode, Mode::Tracked(_)) {
-            // A mapping that a program stores to meanwhile must not be written over with what it held a moment ago.
+        // What the next line writes again is not a write that nobody told of.
+        let untouched = data.stamp()? == superblock.stamp;
+        if superblock.left != Left::Closed && matches!(mode, Mode::Announced) {
+            // Nobody else does this: a mapping that a program stores to meanwhile must not be written over with what it held a
+            // moment ago. Of pages that are not marked, a flush that failed has left none.
             data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
         }
-        let (tables, read) = Tables::read(&side, geometry, superblock.tie())?;
+        let (tables, read) = Tables::read(&side, geometry, superblock.tie(), superblock.left == Left::Closed)?;
         let pages = Box::new(FilePages(data));
         let inner = Inner {
             stored: Bits::new(geometry.pages()),
@@ -116,21 +121,22 @@ impl<M: Medium> Redundancy<M> {
             inner: Mutex::new(inner),
         };
         if !created {
-            opened.judge(&read)?;
+            opened.judge(&read, untouched)?;
         }
         opened.take_over()?;
         Ok(opened)
     }
 
     /// Finds out which pages cannot be told to be damaged or not, and restores what it can of lost table blocks.
-    fn judge(&self, read: &Read) -> Result<()> {
+    fn judge(&self, read: &Read, untouched: bool) -> Result<()> {
         let mut inner = self.lock();
         let inner = &mut *inner;
-        let untouched = self.pages.stamp()? == inner.superblock.stamp;
         let belief = match inner.superblock.left {
+            // Who protects a mapping has it already, and may have stored to it before, without a trace.
+            _ if matches!(self.mode, Mode::Tracked(_)) && !self.pages.notes_stores() => Belief::Only(BTreeSet::new()),
             Left::Closed | Left::Announced if untouched => Belief::All,
             // It was stored to by those who announced it.
-            Left::Announced if inner.tables.uncovered().count() > 0 => Belief::All,
+            Left::Storing => Belief::All,
             Left::Closed | Left::Announced => Belief::Only(inner.superblock.intents.iter().copied().collect()),
             Left::Tracked => Belief::Only(BTreeSet::new()),
         };
@@ -263,9 +269,13 @@ impl<M: Medium> Redundancy<M> {
         self.cover()?;
         let mut inner = self.usable()?;
         // Marks of what could not be covered, of which only page tables knew.
+        let Inner { stored, tables, .. } = &mut *inner;
+        stored.iter().for_each(|page| tables.set_uncovered(page, true));
         inner.tables.write(&self.side)?;
         self.medium.fence(barriers::CLOSE, &[&self.side])?;
         inner.tables.write_twins(&self.side)?;
+        // Of a closed file, a copy that is older than the other is a version that came back.
+        self.medium.fence(barriers::CLOSE, &[&self.side])?;
         inner.superblock.left = Left::Closed;
         inner.superblock.stamp = self.pages.stamp()?;
         self.write_superblocks(&mut inner, barriers::CLOSE)

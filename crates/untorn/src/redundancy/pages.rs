@@ -19,6 +19,9 @@ pub(crate) trait Pages: Send + Sync {
 
     /// Size and modification time.
     fn stamp(&self) -> Result<Stamp>;
+
+    /// Whether a store through a mapping changes that time.
+    fn notes_stores(&self) -> bool;
 }
 
 /// The pages of a file that has no engine.
@@ -43,5 +46,9 @@ impl<F: MediumFile> Pages for FilePages<F> {
 
     fn stamp(&self) -> Result<Stamp> {
         self.0.stamp()
+    }
+
+    fn notes_stores(&self) -> bool {
+        self.0.notes_stores()
     }
 }

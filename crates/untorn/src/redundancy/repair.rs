@@ -81,8 +81,8 @@ impl<M: Medium> Redundancy<M> {
             return Ok(report);
         }
         for batch in pages.chunks(MAX_INTENTS) {
-            self.put_back(inner, batch)?;
-            report.repaired.extend(batch.iter().map(|(page, _)| self.range_of(*page)));
+            let repaired = self.put_back(inner, batch)?;
+            report.repaired.extend(repaired.into_iter().map(|page| self.range_of(page)));
         }
         report.rebuilt = self.rebuild_side(inner, &parities)?;
         Ok(report)
@@ -101,14 +101,22 @@ impl<M: Medium> Redundancy<M> {
         Ok(right.then_some(bytes))
     }
 
-    /// Writes the bytes of damaged pages in place, at most [`MAX_INTENTS`] of them.
-    pub(super) fn put_back(&self, inner: &mut Inner, pages: &[(u64, Vec<u8>)]) -> Result<()> {
+    /// Writes the bytes of damaged pages in place, at most [`MAX_INTENTS`] of them. Which of them were written: one that
+    /// is being stored to by now is left to whoever does, and covered as he leaves it.
+    pub(super) fn put_back(&self, inner: &mut Inner, pages: &[(u64, Vec<u8>)]) -> Result<Vec<u64>> {
         inner.superblock.intents = pages.iter().map(|(page, _)| *page).collect();
         self.write_superblock(inner, barriers::REPAIR_INTENT)?;
         self.medium.fence(barriers::REPAIR_INTENT, &[&self.side])?;
-        for (page, bytes) in pages {
+        // The flush took its time, and a mapping may be stored to without a word.
+        let stored = match &self.mode {
+            Mode::Tracked(tracker) => tracker.look()?,
+            _ => Vec::new(),
+        };
+        let mut repaired = Vec::new();
+        for (page, bytes) in pages.iter().filter(|(page, _)| !stored.iter().any(|run| run.contains(page))) {
             let range = self.range_of(*page);
             self.pages.write(range.offset, &bytes[..range.len as usize])?;
+            repaired.push(*page);
         }
         self.pages.sync(barriers::REPAIR_DATA)?;
         inner.superblock.intents.clear();
@@ -116,8 +124,10 @@ impl<M: Medium> Redundancy<M> {
             // All other pages are known to be as they were, so the time that only this repair changed is believed again.
             inner.superblock.stamp = self.pages.stamp()?;
         }
-        inner.superblock.history.repaired += pages.len() as u64;
-        self.write_superblocks(inner, barriers::REPAIR_DONE)
+        let history = &mut inner.superblock.history;
+        history.repaired = history.repaired.saturating_add(repaired.len() as u64);
+        self.write_superblocks(inner, barriers::REPAIR_DONE)?;
+        Ok(repaired)
     }
 
     /// Writes both copies of the superblock, one after the other: damage to one of them then costs nothing.

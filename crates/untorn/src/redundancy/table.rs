@@ -37,7 +37,7 @@ struct Held {
 /// What reading the tables came upon.
 #[derive(Debug, Default)]
 pub(super) struct Read {
-    /// Copies of blocks that are not whole, as (block, copy).
+    /// Copies of blocks that are not whole, or older than they may be, as (block, copy).
     pub(super) damaged: Vec<(u64, usize)>,
     /// Blocks of which no copy is whole.
     pub(super) lost: Vec<u64>,
@@ -60,25 +60,29 @@ impl Tables {
         tables
     }
 
-    /// Reads both copies of every block. Of a block that is lost all pages are uncovered.
-    pub(super) fn read<F: MediumFile>(side: &F, geometry: Geometry, tie: u64) -> Result<(Self, Read)> {
+    /// Reads both copies of every block; of a file that was closed they hold the same version. Of a block that is lost all
+    /// pages are uncovered.
+    pub(super) fn read<F: MediumFile>(side: &F, geometry: Geometry, tie: u64, closed: bool) -> Result<(Self, Read)> {
         let mut tables = Tables::new(geometry, tie);
         tables.changed.clear();
         let mut read = Read::default();
         for index in 0..geometry.blocks() {
-            let mut newest: Option<(Block, usize)> = None;
-            for copy in [0, 1] {
-                match read_copy(side, &geometry, tie, index, copy, false)? {
-                    None => read.damaged.push((index, copy)),
-                    Some(block) if newest.as_ref().is_none_or(|(newest, _)| newest.seq < block.seq) => {
-                        newest = Some((block, copy));
-                    }
-                    Some(_) => {}
+            let mut copies = [None, None];
+            for (copy, found) in copies.iter_mut().enumerate() {
+                *found = read_copy(side, &geometry, tie, index, copy, false)?;
+                if found.is_none() {
+                    read.damaged.push((index, copy));
                 }
             }
-            match newest {
+            let seqs = copies.each_ref().map(|copy| copy.as_ref().map(|block| block.seq));
+            let newest = usize::from(seqs[0] < seqs[1]);
+            if closed && seqs[1 - newest].is_some_and(|seq| Some(seq) != seqs[newest]) {
+                // A version that was written over came back.
+                read.damaged.push((index, 1 - newest));
+            }
+            match &copies[newest] {
                 None => read.lost.push(index),
-                Some((block, copy)) => tables.take(index, &block, copy),
+                Some(block) => tables.take(index, block, newest),
             }
         }
         Ok((tables, read))

@@ -38,13 +38,19 @@ fn parse(line: &[u8]) -> Option<MappedRange> {
     if !path.starts_with(b"/") {
         return None;
     }
-    let path = String::from_utf8_lossy(path).replace("\\012", "\n");
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some((&byte, after)) = rest.split_first() {
+        let escaped = rest.strip_prefix(b"\\012");
+        bytes.push(if escaped.is_some() { b'\n' } else { byte });
+        rest = escaped.unwrap_or(after);
+    }
     Some(MappedRange {
         addresses: usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?,
         shared: flags.as_bytes().get(3) == Some(&b's'),
         offset: u64::from_str_radix(offset, 16).ok()?,
         inode: inode.parse().ok()?,
-        path: PathBuf::from(OsString::from_vec(path.into_bytes())),
+        path: PathBuf::from(OsString::from_vec(bytes)),
     })
 }
 
@@ -57,6 +63,8 @@ mod tests {
         let found = parse(b"7f01000-7f03000 rw-s 00001000 08:02 135522                     /srv/a b\\012c").unwrap();
         assert_eq!((found.addresses, found.shared, found.offset), (0x7f0_1000..0x7f0_3000, true, 0x1000));
         assert_eq!((found.inode, found.path), (135_522, PathBuf::from("/srv/a b\nc")));
+        let bytes = parse(b"7f01000-7f03000 rw-s 00000000 08:02 135522 /srv/\xff\\01\\012").unwrap().path;
+        assert_eq!(bytes.into_os_string().into_vec(), b"/srv/\xff\\01\n", "no byte of a name is lost");
         assert_eq!(parse(b"7f01000-7f03000 rw-p 00000000 00:00 0                  [heap]"), None);
         assert_eq!(parse(b"7f01000-7f03000 rw-p 00000000 00:00 0 "), None);
         assert_eq!(parse(b"nonsense"), None);

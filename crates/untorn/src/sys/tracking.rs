@@ -21,6 +21,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::mm::UserfaultfdFlags;
 
@@ -122,12 +123,57 @@ impl Tracking {
 }
 
 /// Watches one shared mapping of a file, made by anybody: which of its pages were stored to through it, by this process.
+///
+/// It is not this one's mapping, so it may be gone at any time. The kernel then walks over the hole that it leaves and finds
+/// nothing stored to; or the stores to what is mapped there next. Both are errors here.
 pub(crate) struct SharedTracking {
-    start: usize,
-    len: usize,
     pagemap: File,
+    watch: Arc<Watch>,
     /// What keeps the write protection.
     _protector: OwnedFd,
+}
+
+/// A range of addresses that is asked about.
+struct Watch {
+    addresses: Range<usize>,
+    /// A forked child has other mappings, and locks that nobody lets go.
+    process: u32,
+    /// Whether another mapping is watched there since. Held while the kernel is asked, which takes from it what it tells.
+    displaced: Mutex<bool>,
+}
+
+/// Every range of addresses that this process watches.
+static WATCHES: Mutex<Vec<Weak<Watch>>> = Mutex::new(Vec::new());
+
+impl Watch {
+    /// Watches a range, from now on alone.
+    fn begin(addresses: Range<usize>) -> Arc<Watch> {
+        let process = std::process::id();
+        let watch = Arc::new(Watch { addresses, process, displaced: Mutex::new(false) });
+        // Nothing panics under either lock.
+        let mut watches = WATCHES.lock().unwrap_or_else(PoisonError::into_inner);
+        watches.retain(|other| other.strong_count() > 0);
+        for other in watches.iter().filter_map(Weak::upgrade) {
+            let (here, there) = (&watch.addresses, &other.addresses);
+            if other.process == process && here.start < there.end && there.start < here.end {
+                *other.displaced.lock().unwrap_or_else(PoisonError::into_inner) = true;
+            }
+        }
+        watches.push(Arc::downgrade(&watch));
+        watch
+    }
+
+    /// Fails if nothing is mapped in a part of the range.
+    fn is_mapped(&self) -> io::Result<()> {
+        // With MS_ASYNC it does nothing but look: `msync(2)`, ENOMEM.
+        // SAFETY: it changes no byte of memory, whatever is there.
+        let found = unsafe { libc::msync(self.addresses.start as _, self.addresses.len(), libc::MS_ASYNC) };
+        if found == 0 { Ok(()) } else { Err(gone()) }
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("it is no longer mapped there; keep the mapping until its protection has ended")
 }
 
 impl SharedTracking {
@@ -139,6 +185,9 @@ impl SharedTracking {
     pub(crate) fn new(start: usize, len: usize) -> io::Result<Self> {
         let pagemap = File::open("/proc/self/pagemap")?;
         let protector = protector(start, len, &pagemap)?;
+        // The kernel lets nobody else watch this mapping, so whoever watches these addresses means another, which is gone.
+        // Before the first store is noticed: they would take it.
+        let watch = Watch::begin(start..start + len);
         // `UFFDIO_WRITEPROTECT`. It marks pages that are not in memory, too.
         let mut words = [start as u64, len as u64, 1];
         let request = 3 << 30 | (size_of_val(&words) as u64) << 16 | 0xaa << 8 | 0x06;
@@ -147,23 +196,40 @@ impl SharedTracking {
         if unsafe { libc::ioctl(protector.as_raw_fd(), request as _, words.as_mut_ptr()) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(SharedTracking { start, len, pagemap, _protector: protector })
+        Ok(SharedTracking { pagemap, watch, _protector: protector })
     }
 
     /// The bytes of pages stored to since this was last asked, as offsets into the mapping. Those found before an error are
     /// not found again.
+    ///
+    /// # Errors
+    /// Those of the kernel, and that the mapping is gone.
     pub(crate) fn take(&self) -> io::Result<Runs> {
         self.scan(Scan::TAKE_WRITTEN)
     }
 
     /// The same, and they are found again.
+    ///
+    /// # Errors
+    /// As there.
     pub(crate) fn look(&self) -> io::Result<Runs> {
         self.scan(Scan::WRITTEN)
     }
 
     fn scan(&self, scan: Scan) -> io::Result<Runs> {
+        let displaced = self.watch.displaced.lock().unwrap_or_else(PoisonError::into_inner);
+        if *displaced {
+            return Err(gone());
+        }
+        let Range { start, end } = self.watch.addresses;
         let mut runs = Runs::new();
-        scan.run(&self.pagemap, self.start as u64, 0..self.len as u64, |run| runs.push(run))?;
+        let asked = scan.run(&self.pagemap, start as u64, 0..(end - start) as u64, |run| runs.push(run));
+        // EPERM: there is a mapping of which nobody would notice the stores, and so not the one that was watched.
+        let is_refused = |error: &io::Error| error.raw_os_error() == Some(libc::EPERM);
+        asked.map_err(|error| if is_refused(&error) { gone() } else { error })?;
+        // Afterwards: if it is there now it was all the while, unless something took its place; and that the kernel refuses
+        // to be asked about, or it is watched, and this has been told so.
+        self.watch.is_mapped()?;
         Ok(runs)
     }
 }

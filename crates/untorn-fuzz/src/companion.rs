@@ -1,0 +1,219 @@
+//! Forged companion files: those of a protected file with changes, sealed as somebody would who knows the format.
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use twox_hash::XxHash3_64;
+use untorn::medium::{Access, Medium, MediumClass, MediumFile};
+use untorn::{Checksum, ProtectOptions, Result, StripeLayout};
+use untorn_sim::{CrashState, SimMedium};
+
+use crate::forge::{on_copies, put, raw};
+use crate::input::Input;
+use crate::judge::plain;
+use crate::pair::{LEN, PAGE, PATH, boot, bytes, replace};
+
+/// Table blocks of these files: one of data pages, one of parity pages, each in two copies.
+const BLOCKS: usize = 2;
+/// The most a companion file is stretched to.
+const MAX_SIDE: u64 = 1 << 20;
+
+/// Offset and width of the superblock's fields.
+const SUPERBLOCK: [(usize, usize); 25] = [
+    (0, 8),
+    (8, 4),
+    (12, 4),
+    (16, 8),
+    (24, 8),
+    (32, 8),
+    (40, 8),
+    (56, 8),
+    (64, 8),
+    (72, 8),
+    (80, 8),
+    (88, 8),
+    (96, 8),
+    (104, 4),
+    (108, 4),
+    (112, 4),
+    (116, 4),
+    (120, 8),
+    (128, 8),
+    (136, 8),
+    (144, 8),
+    (152, 8),
+    (160, 8),
+    (168, 8),
+    (672, 8),
+];
+
+/// A machine with a protected file.
+struct Honest {
+    state: CrashState,
+    side: Vec<u8>,
+    data: Vec<u8>,
+}
+
+/// One for each layout and checksum, closed, and left while some of it was stored to.
+static HONEST: LazyLock<Vec<Honest>> = LazyLock::new(|| {
+    let mut all = Vec::new();
+    for layout in [StripeLayout::Consecutive, StripeLayout::Spread] {
+        for checksum in [Checksum::Crc32c, Checksum::Xxh3] {
+            for clean in [false, true] {
+                all.push(build(layout, checksum, clean).expect("an honest file can be protected"));
+            }
+        }
+    }
+    all
+});
+
+fn by_hand() -> ProtectOptions {
+    ProtectOptions::new().period(Duration::ZERO)
+}
+
+fn build(layout: StripeLayout, checksum: Checksum, clean: bool) -> Result<Honest> {
+    let medium = SimMedium::new(MediumClass::PersistentMemory);
+    let data: Vec<u8> = (0..LEN).map(|at| (at / 7 + at / PAGE) as u8).collect();
+    medium.install(PATH, &data);
+    let protected = by_hand().stripe(2).layout(layout).checksum(checksum).open_on(medium.clone(), PATH)?;
+    protected.sync()?;
+    let state = if clean {
+        protected.close()?;
+        medium.crash_state()
+    } else {
+        let _stores = protected.announce(PAGE as u64..PAGE as u64 + 1)?;
+        medium.crash_state()
+    };
+    let medium = boot(&state);
+    let side = bytes(&medium, &companion(&medium)?)?;
+    Ok(Honest { state, side, data })
+}
+
+fn companion(medium: &SimMedium) -> Result<PathBuf> {
+    let inode = medium.open(PATH.as_ref(), Access::Read, 0)?.identity()?.inode;
+    Ok(PathBuf::from(format!("/.untorn/{inode}.redundancy")))
+}
+
+fn seal(side: &mut [u8], page: usize) {
+    if let Some(bytes) = side.get(page * PAGE..page * PAGE + 4088) {
+        let check = XxHash3_64::oneshot(bytes);
+        put(side, page * PAGE + 4088, check, 8);
+    }
+}
+
+/// Changes something. Whether no seal was forged, so that no changed block or superblock can be believed.
+fn change(side: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
+    match input.byte() % 5 {
+        0 => {
+            let &(at, width) = input.pick(&SUPERBLOCK);
+            let value = input.number();
+            on_copies(input, |copy, sealed| {
+                put(side, copy * PAGE + at, value, width);
+                if sealed {
+                    seal(side, copy);
+                }
+            });
+            false
+        }
+        1 => {
+            // A number, a sequence number, a tie, marks, or a checksum.
+            let at = 8 * input.below(511) as usize;
+            let (block, value) = (input.below(BLOCKS as u64) as usize, input.number());
+            on_copies(input, |copy, sealed| {
+                let page = 2 + copy * BLOCKS + block;
+                put(side, page * PAGE + at, value, 8);
+                if sealed {
+                    seal(side, page);
+                }
+            });
+            false
+        }
+        2 => {
+            side.resize(input.below(MAX_SIDE) as usize, 0);
+            true
+        }
+        _ => {
+            let len = side.len();
+            raw(side, 0, len, input);
+            true
+        }
+    }
+}
+
+/// Forges a companion file as the input says. An error is a right answer to it. What is not an error neither panics nor
+/// changes a page that it does not call repaired; and where no seal was forged it changes none, for all are good.
+pub(crate) fn run(input: &[u8]) {
+    let mut input = Input::new(input);
+    let honest = input.pick(&HONEST);
+    let (mut side, mut unforged) = (honest.side.clone(), true);
+    for _ in 0..1 + input.below(16) {
+        unforged &= change(&mut side, &mut input);
+        if input.is_empty() {
+            break;
+        }
+    }
+    let medium = boot(&honest.state);
+    let place = companion(&medium).expect("the file is there");
+    replace(&medium, &place, &honest.side, &side).expect("a simulated machine takes any bytes");
+    let contents = || plain(&medium).expect("the file is there");
+
+    if let Ok(looked) = ProtectOptions::new().look_on(medium.clone(), PATH) {
+        drop(looked.coverage());
+        drop(looked.scrub());
+        let report = looked.repair();
+        let repaired = report.map(|report| report.repaired).unwrap_or_default();
+        let now = contents();
+        assert_eq!(now.len(), LEN, "a repair changed how long the file is");
+        for (page, (is, was)) in now.chunks(PAGE).zip(honest.data.chunks(PAGE)).enumerate() {
+            let told = repaired.iter().any(|range| range.offset == (page * PAGE) as u64);
+            assert!(is == was || told && !unforged, "page {page} is good and was changed");
+        }
+    } else {
+        assert!(contents() == honest.data, "it was refused, and the file was changed");
+    }
+
+    let before = contents();
+    let Ok(protected) = by_hand().open_on(medium.clone(), PATH) else {
+        assert!(contents() == before, "it was refused, and the file was changed");
+        return;
+    };
+    drop(protected.sync());
+    drop(protected.scrub());
+    drop(protected.repair());
+    if protected.close().is_ok() {
+        drop(by_hand().open_on(medium.clone(), PATH).map(|protected| protected.coverage()));
+    }
+    assert!(!unforged || contents() == honest.data, "a good page was changed");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fuzzer whose seals are wrong would never get past the first check.
+    #[test]
+    fn a_forged_field_with_a_right_seal_is_read() {
+        for honest in HONEST.iter() {
+            let mut side = honest.side.clone();
+            for copy in 0..2 {
+                put(&mut side, copy * PAGE + 144, 77, 8);
+                seal(&mut side, copy);
+            }
+            let medium = boot(&honest.state);
+            replace(&medium, &companion(&medium).unwrap(), &honest.side, &side).unwrap();
+            let looked = ProtectOptions::new().look_on(medium, PATH).unwrap();
+            assert_eq!(looked.coverage().unwrap().history.scrubs, 77);
+            assert!(looked.scrub().unwrap().is_clean());
+        }
+    }
+
+    #[test]
+    fn made_up_changes_are_judged() {
+        for seed in 0..400 {
+            let mut bytes = vec![0; 200];
+            untorn_sim::Rng::new(seed).fill(&mut bytes);
+            assert!(std::panic::catch_unwind(|| run(&bytes)).is_ok(), "seed {seed}");
+        }
+    }
+}
