@@ -30,7 +30,8 @@ fn a_damaged_page_is_found_and_given_back() {
     let before = fs::read(&place.file).unwrap();
     let made = untorn(&["protect", place.name(), "--json"]).expect(0).json();
     assert_eq!((&made["pages"], &made["uncovered"], &made["stripe"]), (&11.into(), &0.into(), &4.into()));
-    untorn(&["scrub", place.name()]).expect(0);
+    assert!(untorn(&["scrub", place.name()]).expect(0).text().contains("nothing is damaged"));
+    assert!(untorn(&["repair", place.name()]).expect(0).text().contains("nothing to repair"));
     rot(&place, |file| file.write_all_at(b"damage", 5 * PAGE + 1000).unwrap());
     let found = untorn(&["scrub", place.name(), "--json"]).expect(1).json();
     assert_eq!(found["damage"], serde_json::json!([{ "what": "page", "offset": 5 * PAGE, "len": PAGE }]));

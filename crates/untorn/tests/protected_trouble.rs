@@ -162,7 +162,7 @@ fn a_store_that_comes_while_its_page_is_being_repaired_is_not_overwritten() {
         if nth == 2 {
             File::options().write(true).open(&file).unwrap().write_all_at(b"stored late", PAGE as u64).unwrap();
         }
-        if nth >= 2 { vec![1..2] } else { Vec::new() }
+        (nth >= 2).then_some(1..2).into_iter().collect()
     };
     let tracker = Arc::new(StoresLate { looks: AtomicU64::new(0), store });
     let protected = by_hand().track_on(PageCache::new(), &place.file, tracker.clone()).unwrap();

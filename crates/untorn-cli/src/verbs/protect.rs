@@ -87,7 +87,9 @@ pub(crate) fn scrub(args: &cli::Scrub) -> Result<Exit> {
     output::report(args.form.json, &object, || {
         let mut text = format!("{}: {} compared\n", args.file.display(), count(report.checked, "page", "pages"));
         describe(&mut text, &report);
-        if !report.is_clean() {
+        if report.is_clean() {
+            let _ = writeln!(text, "  nothing is damaged");
+        } else {
             let _ = writeln!(text, "  run `untorn repair {}`", args.file.display());
         }
         text
@@ -114,7 +116,9 @@ fn mend(path: &Path, as_json: bool) -> Result<Exit> {
     output::report(as_json, &object, || {
         let mut text = format!("{}: {} compared\n", path.display(), count(report.scrub.checked, "page", "pages"));
         describe(&mut text, &report.scrub);
-        if report.lost.is_empty() {
+        if report.scrub.is_clean() {
+            let _ = writeln!(text, "  nothing to repair");
+        } else if report.lost.is_empty() {
             let pages = count(report.repaired.len() as u64, "page", "pages");
             let parts = count(report.rebuilt, "part of the redundancy", "parts of the redundancy");
             let _ = writeln!(text, "  {}: {pages} and {parts}", paint(Colour::Good, "repaired"));
