@@ -33,6 +33,13 @@ struct State {
     bytes: Vec<u8>,
 }
 
+impl Drop for Journal {
+    fn drop(&mut self) {
+        // A process that another test is about to start has the open file too, and with it the lock, until it runs.
+        crate::sys::file::unlock(self.image.as_fd());
+    }
+}
+
 impl Journal {
     /// Opens the journal of a directory, which begins as `pages` pages of zeros.
     pub(super) fn opener(dir: &Path, pages: usize) -> impl Fn() -> Result<Box<dyn Backing>> + Send + Sync + use<> {
