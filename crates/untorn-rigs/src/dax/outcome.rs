@@ -15,7 +15,7 @@ pub struct Cycle {
     pub file_system: FileSystem,
     /// Its durability, as the tool calls it.
     pub durability: &'static str,
-    /// From the opening of the file to the cut.
+    /// From when the writer had got to work to the cut.
     pub life: Duration,
     /// Whether there was a second cut before recovery was done.
     pub recovery_cut: bool,

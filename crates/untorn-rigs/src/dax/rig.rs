@@ -22,7 +22,10 @@ const LONGEST_RECOVERY: u64 = 250;
 const CANARY: &str = "passthrough";
 /// Cuts after which the canary counts as acquitted. About every second one convicts it, so chance acquits it about never.
 const MOST_FOR_CANARY: u64 = 40;
-/// The longest a writer may take to open its file. Emulation on a busy machine is slow.
+/// Reports, of eight bytes each, before which no power is cut: on a busy machine the writer would get to nothing in the time
+/// that it is given.
+const FEWEST_REPORTS: u64 = 16;
+/// The longest a writer may take to get to work. Emulation on a busy machine is slow.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// What to run.
@@ -220,13 +223,13 @@ impl Rig<'_> {
         Ok(Refusal { medium, refused, cycle })
     }
 
-    /// Starts a writer and lets it write for a while from when it has its file open.
+    /// Starts a writer and lets it write for a while from when it has got to work.
     fn write(&self, vm: &mut Vm, life: &Life<'_>, time: Duration) -> Result<()> {
         vm.console.run(&life.write())?;
         let start = Instant::now();
         let reports = self.lab.file(REPORTS);
         let mut asked = start;
-        while fs::metadata(&reports).map_err(Error::io_at("look at", &reports))?.len() < 8 {
+        while fs::metadata(&reports).map_err(Error::io_at("look at", &reports))?.len() < FEWEST_REPORTS * 8 {
             if asked.elapsed() > Duration::from_millis(500) {
                 asked = Instant::now();
                 let complaint = vm.console.run(&guest::complaint())?;
