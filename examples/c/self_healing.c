@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <untorn.h>
+#include <untorn/protect.h>
 
 #define LENGTH (64 * 4096)
 

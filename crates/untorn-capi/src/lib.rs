@@ -1,5 +1,5 @@
-//! The C library: `untorn.h`, `untorn/acumen.h`, `untorn/nvmmio.h`, `untorn/region.h` and `untorn/shared.h` over the Rust
-//! crate.
+//! The C library: `untorn.h`, `untorn/acumen.h`, `untorn/nvmmio.h`, `untorn/region.h`, `untorn/shared.h` and
+//! `untorn/protect.h` over the Rust crate.
 //!
 //! It translates and holds no logic of its own: arguments are checked, errors become numbers, panics stop here. The
 //! headers in `include/` are the documentation for C programs; a test keeps them in step with the functions here.

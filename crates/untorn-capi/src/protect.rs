@@ -1,6 +1,6 @@
-//! `untorn.h`: checksums and parity of a mapping that the program made itself. What each function does, returns and expects
-//! is written there.
-#![allow(clippy::missing_safety_doc, reason = "untorn.h says what each function expects of its arguments")]
+//! `untorn/protect.h`: checksums and parity of a mapping that the program made itself. What each function does, returns and
+//! expects is written there.
+#![allow(clippy::missing_safety_doc, reason = "untorn/protect.h says what each function expects of its arguments")]
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn untorn_protect(
     opts: *const untorn_redundancy_options,
 ) -> c_int {
     code(|| {
-        // SAFETY: null or a struct that begins with its size, as untorn.h asks.
+        // SAFETY: null or a struct that begins with its size, as untorn/protect.h asks.
         let given = unsafe { given(opts) }?;
         PROTECTED.enter(addr, options(&given)?.mapping(addr.cast(), len)?);
         Ok(())
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn untorn_redundancy_scrub(addr: *mut c_void, damaged: *mu
         let report = PROTECTED.with(addr, |protected| Ok(protected.scrub()?))?;
         if !damaged.is_null() {
             let pages = report.damage.iter().filter(|damage| matches!(damage, Damage::Page(_))).count() as u64;
-            // SAFETY: not null; untorn.h asks for a place where a uint64_t may be written.
+            // SAFETY: not null; untorn/protect.h asks for a place where a uint64_t may be written.
             unsafe { damaged.write(pages) };
         }
         if report.is_clean() {
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn untorn_redundancy_repair(addr: *mut c_void, repaired: *
     code(|| {
         let report = PROTECTED.with(addr, |protected| Ok(protected.repair()?))?;
         if !repaired.is_null() {
-            // SAFETY: not null; untorn.h asks for a place where a uint64_t may be written.
+            // SAFETY: not null; untorn/protect.h asks for a place where a uint64_t may be written.
             unsafe { repaired.write(report.repaired.len() as u64) };
         }
         if report.lost.is_empty() {

@@ -15,7 +15,8 @@ use std::process::Command;
 use abi::{untorn_error, untorn_options, untorn_redundancy_options};
 use common::{Link, available, check_syntax, compile, include_dir, library_dir, manifest_dir, succeed};
 
-const HEADERS: [&str; 5] = ["untorn.h", "untorn/acumen.h", "untorn/nvmmio.h", "untorn/region.h", "untorn/shared.h"];
+const HEADERS: [&str; 6] =
+    ["untorn.h", "untorn/acumen.h", "untorn/nvmmio.h", "untorn/region.h", "untorn/shared.h", "untorn/protect.h"];
 
 /// A header without its comments.
 fn code_of(header: &str) -> String {
@@ -76,7 +77,7 @@ fn defined() -> BTreeSet<String> {
 fn headers_and_sources_name_the_same_functions() {
     let declared = declared();
     assert!(
-        ["untorn_open", "untorn_map", "ato_mmap", "nvmmap", "pmmap", "untorn_share"]
+        ["untorn_open", "untorn_map", "ato_mmap", "nvmmap", "pmmap", "untorn_share", "untorn_protect"]
             .iter()
             .all(|&name| declared.contains(name)),
         "{declared:?}"

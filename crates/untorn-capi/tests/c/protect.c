@@ -1,9 +1,9 @@
-/* untorn.h: checksums and parity of a mapping of the program's own.
+/* untorn/protect.h: checksums and parity of a mapping of the program's own.
  * Usage: protect DIR; exits with 0 if all is well. What this machine does not have
  * it names on stdout. */
 #define _DEFAULT_SOURCE
 
-#include <untorn.h>
+#include <untorn/protect.h>
 
 #include "check.h"
 

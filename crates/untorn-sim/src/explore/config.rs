@@ -110,6 +110,15 @@ pub(crate) fn medium_word(medium: MediumClass) -> &'static str {
     }
 }
 
+/// The fault model of a word.
+pub(crate) fn medium_of(word: &str) -> Result<MediumClass, String> {
+    match word {
+        "pmem" => Ok(MediumClass::PersistentMemory),
+        "block" => Ok(MediumClass::Block),
+        other => Err(format!("{other:?} is no fault model; use pmem or block")),
+    }
+}
+
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Config { medium, engine, durability, order, layout, read_policy, log_policy, threads } = self;
@@ -127,11 +136,7 @@ impl FromStr for Config {
             return Err(format!("{text:?} does not name a configuration: eight words between slashes"));
         };
         Ok(Config {
-            medium: match medium {
-                "pmem" => MediumClass::PersistentMemory,
-                "block" => MediumClass::Block,
-                other => return Err(format!("{other:?} is no fault model; use pmem or block")),
-            },
+            medium: medium_of(medium)?,
             engine: engine.parse()?,
             durability: durability.parse()?,
             order: order.parse()?,

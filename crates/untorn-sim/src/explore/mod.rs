@@ -30,6 +30,7 @@ mod recorder;
 pub mod redundancy;
 pub mod regions;
 mod report;
+mod scripted;
 mod shared;
 
 use case::{Case, Source};

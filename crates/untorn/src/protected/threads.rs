@@ -4,7 +4,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{DamageFn, ProtectOptions, Service};
+use super::options::{DamageFn, ProtectOptions};
+use super::service::Service;
 use crate::error::{Error, Result};
 use crate::redundancy::Scrub;
 

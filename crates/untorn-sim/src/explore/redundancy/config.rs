@@ -6,7 +6,12 @@ use std::str::FromStr;
 use untorn::StripeLayout;
 use untorn::medium::{Barrier, MediumClass};
 
-use super::super::config::medium_word;
+use super::super::STATES_A_CASE;
+use super::super::config::{medium_of, medium_word};
+use super::super::life::Finding;
+use super::super::scripted::{Case, Scripted};
+use super::super::shared::Shared;
+use super::life;
 
 /// One point of the space of configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,9 +24,21 @@ pub(super) struct Config {
     pub(super) canary: bool,
 }
 
-impl Config {
-    /// Every configuration on these media.
-    pub(super) fn all(media: &[MediumClass], canary: bool) -> Vec<Config> {
+impl Scripted for Config {
+    const WORDS: &'static [&'static str] = &["redundancy", "careless"];
+    const NOUN: &'static str = "redundancy";
+    const SALT: u64 = 0x7265_6475;
+    const STATES: u64 = STATES_A_CASE;
+
+    fn barriers() -> Vec<Barrier> {
+        untorn::engine::redundancy_barriers()
+    }
+
+    fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {
+        life::run(case, shared)
+    }
+
+    fn all(media: &[MediumClass], canary: bool) -> Vec<Config> {
         let ways: &[bool] = if canary { &[false] } else { &[false, true] };
         let mut all = Vec::new();
         for &tracked in ways {
@@ -33,14 +50,6 @@ impl Config {
     }
 }
 
-/// A configuration, the seed of a script, and perhaps a barrier that is muted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Case {
-    pub(super) config: Config,
-    pub(super) seed: u64,
-    pub(super) muted: Option<Barrier>,
-}
-
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let engine = if self.canary { "careless" } else { "redundancy" };
@@ -49,31 +58,16 @@ impl fmt::Display for Config {
     }
 }
 
-impl fmt::Display for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:seed-{}", self.config, self.seed)?;
-        match self.muted {
-            Some(barrier) => write!(f, ":mute-{}", barrier.name()),
-            None => Ok(()),
-        }
-    }
-}
-
-impl FromStr for Case {
+impl FromStr for Config {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut parts = text.split(':');
-        let words: Vec<&str> = parts.next().unwrap_or_default().split('/').collect();
+        let words: Vec<&str> = text.split('/').collect();
         let [medium, engine, way, layout] = words[..] else {
             return Err(format!("{text:?} does not name a configuration: four words between slashes"));
         };
-        let config = Config {
-            medium: match medium {
-                "pmem" => MediumClass::PersistentMemory,
-                "block" => MediumClass::Block,
-                other => return Err(format!("{other:?} is no fault model; use pmem or block")),
-            },
+        Ok(Config {
+            medium: medium_of(medium)?,
             canary: match engine {
                 "redundancy" => false,
                 "careless" => true,
@@ -85,36 +79,17 @@ impl FromStr for Case {
                 other => return Err(format!("{other:?} is no way to find stores; use announced or tracked")),
             },
             layout: layout.parse()?,
-        };
-        let word = parts.next().unwrap_or_default();
-        let seed = word.strip_prefix("seed-").and_then(|seed| seed.parse().ok());
-        let seed = seed.ok_or_else(|| format!("{word:?} names no script; use seed-N"))?;
-        let muted = match parts.next() {
-            None => None,
-            Some(word) => {
-                let name = word.strip_prefix("mute-").unwrap_or(word);
-                let known = untorn::engine::redundancy_barriers().into_iter().find(|barrier| barrier.name() == name);
-                Some(known.ok_or_else(|| format!("redundancy has no barrier {name:?}"))?)
-            }
-        };
-        Ok(Case { config, seed, muted })
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::scripted::tokens_survive;
     use super::*;
 
     #[test]
     fn a_case_survives_its_token() {
-        let media = [MediumClass::PersistentMemory, MediumClass::Block];
-        let all = [Config::all(&media, false), Config::all(&media, true)].concat();
-        assert_eq!(all.len(), 8 + 4);
-        for config in all {
-            for muted in [None, untorn::engine::redundancy_barriers().first().copied()] {
-                let case = Case { config, seed: 42, muted };
-                assert_eq!(case.to_string().parse(), Ok(case));
-            }
-        }
+        tokens_survive::<Config>(8, 4);
     }
 }

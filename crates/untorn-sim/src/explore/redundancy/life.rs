@@ -10,9 +10,10 @@ use untorn::{Damage, ProtectOptions, Protected};
 
 use super::super::life::{Effort, Finding, Found, describe, guarded};
 use super::super::recorder::{Point, Recorder};
+use super::super::scripted::Case;
 use super::super::shared::Shared;
 use super::check::{Expected, Memory, PATH, check, companion, contents, damage, open};
-use super::config::{Case, Config};
+use super::config::Config;
 use super::ops::{Generator, LEN, Model, Op, PAGES, bytes_of, range};
 use crate::choice::Choice;
 use crate::file::SimFile;
@@ -42,7 +43,7 @@ struct Life<'a> {
 }
 
 /// Runs a case to its first violation.
-pub(super) fn run(case: &Case, shared: &Shared) -> Option<Box<Finding>> {
+pub(super) fn run(case: &Case<Config>, shared: &Shared) -> Option<Box<Finding>> {
     let mut rng = Rng::derive(case.seed, 1);
     let effort = Effort {
         cap: *rng.pick(&[16, 64]),

@@ -9,8 +9,9 @@ use untorn::medium::{Barrier, Medium, MediumClass};
 
 use super::super::life::{Effort, Finding, Found, describe, guarded};
 use super::super::recorder::{Point, Recorder};
+use super::super::scripted::Case;
 use super::super::shared::Shared;
-use super::config::{Case, Config};
+use super::config::Config;
 use super::ops::{Generator, Model, Op, State};
 use super::subject::{PATH, Subject};
 use crate::choice::Choice;
@@ -61,7 +62,7 @@ struct Life<'a> {
 }
 
 /// Runs a case to its first violation.
-pub(super) fn run(case: &Case, shared: &Shared) -> Option<Box<Finding>> {
+pub(super) fn run(case: &Case<Config>, shared: &Shared) -> Option<Box<Finding>> {
     let mut rng = Rng::derive(case.seed, 1);
     let effort = Effort {
         cap: *rng.pick(&[16, 64, 256]),
