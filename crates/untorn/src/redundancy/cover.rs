@@ -108,11 +108,11 @@ impl<M: Medium> Redundancy<M> {
 
     /// Notes the file's time, now that all that was announced is made.
     fn note_quiet(&self, inner: &mut Inner) -> Result<()> {
-        self.pages.sync(barriers::COVER_DATA)?;
+        self.pages.sync(barriers::QUIET)?;
         inner.superblock.stamp = self.pages.stamp()?;
         inner.superblock.left = Left::Announced;
-        self.write_superblock(inner, barriers::COVER_TABLES)?;
-        self.medium.fence(barriers::COVER_TABLES, &[&self.side])
+        self.write_superblock(inner, barriers::QUIET)?;
+        self.medium.fence(barriers::QUIET, &[&self.side])
     }
 
     fn cover_stripes(&self, inner: &mut Inner, stripes: &[u64]) -> Result<u64> {
@@ -166,6 +166,10 @@ impl<M: Medium> Redundancy<M> {
             covered.extend(fresh);
         }
         if parities.is_empty() {
+            // Marks of what cannot be covered: else a scrub would find the medium not to hold what memory says.
+            if inner.tables.write(&self.side)? {
+                self.medium.fence(barriers::COVER_MARKS, &[&self.side])?;
+            }
             return Ok(0);
         }
         self.pages.sync(barriers::COVER_DATA)?;

@@ -101,6 +101,9 @@ pub(crate) mod barriers {
         REPAIR_DONE = "redundancy.repair.done";
         /// Repaired redundancy is durable before its repair is reported, and before the next version of it is written.
         REPAIR_SIDE = "redundancy.repair.side";
+        /// What was announced and made is durable before its time is noted as one that is known; and that is, before the next
+        /// version of the superblock is written over the other copy.
+        QUIET = "redundancy.quiet";
         /// That the file was closed is durable before anybody is told.
         CLOSE = "redundancy.close";
     }
@@ -238,7 +241,7 @@ impl<M: Medium> Redundancy<M> {
         }
         let quiet = inner.superblock.left == Left::Announced && !pages.is_empty();
         if fresh || quiet {
-            let mut written = inner.tables.write(&self.side);
+            let mut written = inner.tables.write(&self.side).map(drop);
             if quiet {
                 // Until this is durable nobody stores, so it need not come before the marks or behind them.
                 inner.superblock.left = Left::Storing;

@@ -160,14 +160,16 @@ impl Tables {
         }
     }
 
-    /// Writes the next version of every block that was changed. Whatever this wrote before is durable.
-    pub(super) fn write<F: MediumFile>(&mut self, side: &F) -> Result<()> {
-        for index in std::mem::take(&mut self.changed) {
+    /// Writes the next version of every block that was changed, if any was. Whatever this wrote before is durable.
+    pub(super) fn write<F: MediumFile>(&mut self, side: &F) -> Result<bool> {
+        let changed = std::mem::take(&mut self.changed);
+        let any = !changed.is_empty();
+        for index in changed {
             let Held { seq, copy } = self.blocks[index as usize];
             self.blocks[index as usize] = Held { seq: seq + 1, copy: 1 - copy };
             self.put(side, index, 1 - copy)?;
         }
-        Ok(())
+        Ok(any)
     }
 
     /// Writes this version over the other copy of every block, so that both hold it. Whatever was written before is durable.

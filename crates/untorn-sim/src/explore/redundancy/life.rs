@@ -233,6 +233,18 @@ impl<'a> Life<'a> {
                 self.reopen(false)?;
                 self.reopen(true)?;
             }
+            Op::Stick(page, other, tag) => {
+                let truth = contents(&self.medium)[*page as usize].clone();
+                damage(&self.medium, *page, &mut generator.rng);
+                self.model.rotten.insert(*page, truth);
+                self.model.hopeless.insert(*page);
+                during = Expected { stored: BTreeSet::from([*other]), ..self.expected() };
+                for tag in [*tag, 1 - tag.min(&1)] {
+                    self.store(&[(*other, tag)]).map_err(failed)?;
+                    self.model.fresh.insert(*other);
+                    self.cover()?;
+                }
+            }
             Op::Foreign(page, tag) => {
                 self.end(true)?;
                 self.crash(&during, &self.expected())?;

@@ -45,6 +45,8 @@ pub(super) enum Op {
     },
     /// Stores something else to a page and then what it held, drops, opens, closes and opens the file.
     ThereAndBack(u64),
+    /// A page is damaged at rest and another of its stripe stored to, twice, with a pass after each, which can cover nothing.
+    Stick(u64, u64, u64),
     /// Between two of them somebody else writes to the file.
     Foreign(u64, u64),
 }
@@ -62,6 +64,12 @@ impl fmt::Display for Op {
             Op::Reopen { clean: true } => write!(f, "close, open"),
             Op::Reopen { clean: false } => write!(f, "drop, open"),
             Op::ThereAndBack(page) => write!(f, "store to page {page}, there and back, drop, open, close, open"),
+            Op::Stick(page, other, tag) => {
+                write!(
+                    f,
+                    "page {page} is damaged, {tag} stored to page {other} of its stripe, cover, store to it again"
+                )
+            }
             Op::Foreign(page, tag) => write!(f, "close, somebody writes {tag} to page {page}, open"),
         }
     }
@@ -113,7 +121,7 @@ impl Generator {
             let near = |other: &u64| generator.stripe_of(*other) == generator.stripe_of(page);
             !model.fresh.iter().any(near) && !model.rotten.keys().any(near)
         };
-        match self.rng.below(if self.rots { 21 } else { 12 }) {
+        match self.rng.below(if self.rots { 22 } else { 12 }) {
             0..6 => {
                 let count = 1 + self.rng.below(3);
                 let mut pages: BTreeMap<u64, u64> = BTreeMap::new();
@@ -138,6 +146,15 @@ impl Generator {
             16 if model.rotten.is_empty() => Op::Foreign(page, self.rng.below(TAGS)),
             17..20 => Op::Repair,
             20 if model.rotten.is_empty() => Op::ThereAndBack(page),
+            21 if calm(self, model) && model.rotten.is_empty() && !model.side_rotten => {
+                let others: Vec<u64> = (0..PAGES)
+                    .filter(|other| *other != page && self.stripe_of(*other) == self.stripe_of(page))
+                    .collect();
+                match others.get(self.rng.below(others.len().max(1) as u64) as usize) {
+                    Some(other) => Op::Stick(page, *other, self.rng.below(TAGS)),
+                    None => Op::Scrub,
+                }
+            }
             _ => Op::Scrub,
         }
     }
