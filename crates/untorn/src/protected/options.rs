@@ -92,7 +92,7 @@ impl ProtectOptions {
     }
 
     /// How often a thread covers what was stored to. With 0 there is none: stores are covered when
-    /// [`Protected::sync`] or [`Stores::cover`] is called.
+    /// [`Protected::sync`] or [`Stores::cover`](super::Stores::cover) is called.
     #[must_use]
     pub fn period(mut self, period: Duration) -> Self {
         self.period = period;
@@ -211,7 +211,7 @@ impl ProtectOptions {
     }
 
     /// A handle to a protected file that nobody stores to, to [`scrub`](Protected::scrub) and
-    /// [`repair`](Protected::repair) it: for simulators. On real media there are [`scrub()`] and [`repair()`].
+    /// [`repair`](Protected::repair) it: for simulators. On real media there are [`scrub()`](super::scrub()) and [`repair()`](super::repair()).
     ///
     /// # Errors
     /// Those of [`open`](ProtectOptions::open), and ENOENT if it is not protected.
