@@ -183,8 +183,20 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
+    /// Copies both, as they are at one instant. Where threads in the background still carry bytes from one to the other, a
+    /// copy could have the one from before and the other from after, which no kill leaves behind: so they are copied until
+    /// two copies are the same.
     pub(crate) fn of(data: &Path) -> Self {
-        Pair { data: Image::of(data), side: Image::of(&sidecar_of(data)) }
+        let copy = || Pair { data: Image::of(data), side: Image::of(&sidecar_of(data)) };
+        let mut pair = copy();
+        for _ in 0..1000 {
+            let again = copy();
+            if again.data.bytes == pair.data.bytes && again.side.bytes == pair.side.bytes {
+                return again;
+            }
+            pair = again;
+        }
+        panic!("{} does not come to rest", data.display());
     }
 
     pub(crate) fn restore(&self) {
