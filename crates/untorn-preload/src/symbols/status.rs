@@ -5,7 +5,7 @@ use core::ffi::{CStr, c_char, c_int};
 use libc::{stat as Status, statx as Extended, timespec, timeval, utimbuf};
 
 use super::calls;
-use crate::layer::{fail, managed, overlay, text, times_were_set};
+use crate::layer::{boosts, demote, demote_file, fail, managed, overlay, text, times_were_set};
 use crate::raw;
 use crate::real::real;
 use crate::settings::settings;
@@ -69,6 +69,30 @@ unsafe fn covered_extended(result: c_int, status: *mut Extended) -> c_int {
         Ok(None) => result,
         Err(errno) => fail(errno) as c_int,
     }
+}
+
+/// Before a call that sets the times of a descriptor's file, where files are boosted: what is brought to a file later would set them
+/// again. What the call fails with, if that fails.
+fn about_to_set(fd: c_int) -> Option<c_int> {
+    if !boosts() {
+        return None;
+    }
+    demote(c"setting times", fd).err().map(|errno| fail(errno) as c_int)
+}
+
+/// The same of a path's file.
+///
+/// # Safety
+/// `path` is null or a string that ends in a zero.
+unsafe fn about_to_set_at(directory: c_int, path: *const c_char, flags: c_int) -> Option<c_int> {
+    if !boosts() {
+        return None;
+    }
+    // SAFETY: the caller's.
+    let Some(path): Option<&CStr> = (unsafe { text(path) }) else { return about_to_set(directory) };
+    let flags = flags & (libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH);
+    let status = raw::stat_at(directory, path, flags).ok()?;
+    demote_file(c"setting times", &status).err().map(|errno| fail(errno) as c_int)
 }
 
 /// After a call that set the times of a descriptor's file.
@@ -156,28 +180,44 @@ calls! {
         unsafe { covered_extended(result, status) }
     });
     [futimens](fd: c_int, times: *const timespec) -> c_int =
-        Some(set(real!(futimens(fd: c_int, times: *const timespec) -> c_int), fd));
+        about_to_set(fd).or_else(|| Some(set(real!(futimens(fd: c_int, times: *const timespec) -> c_int), fd)));
     [futimes](fd: c_int, times: *const timeval) -> c_int =
-        Some(set(real!(futimes(fd: c_int, times: *const timeval) -> c_int), fd));
-    [utimensat](directory: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int = Some({
+        about_to_set(fd).or_else(|| Some(set(real!(futimes(fd: c_int, times: *const timeval) -> c_int), fd)));
+    [utimensat](directory: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int = 'call: {
+        // SAFETY: see above.
+        if let Some(failed) = unsafe { about_to_set_at(directory, path, flags) } {
+            break 'call Some(failed);
+        }
         let result =
             real!(utimensat(directory: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int);
         // SAFETY: see above.
-        unsafe { set_at(result, directory, path, flags) }
-    });
-    [futimesat](directory: c_int, path: *const c_char, times: *const timeval) -> c_int = Some({
+        Some(unsafe { set_at(result, directory, path, flags) })
+    };
+    [futimesat](directory: c_int, path: *const c_char, times: *const timeval) -> c_int = 'call: {
+        // SAFETY: see above.
+        if let Some(failed) = unsafe { about_to_set_at(directory, path, 0) } {
+            break 'call Some(failed);
+        }
         let result = real!(futimesat(directory: c_int, path: *const c_char, times: *const timeval) -> c_int);
         // SAFETY: see above.
-        unsafe { set_at(result, directory, path, 0) }
-    });
-    [utimes](path: *const c_char, times: *const timeval) -> c_int = Some({
+        Some(unsafe { set_at(result, directory, path, 0) })
+    };
+    [utimes](path: *const c_char, times: *const timeval) -> c_int = 'call: {
+        // SAFETY: see above.
+        if let Some(failed) = unsafe { about_to_set_at(HERE, path, 0) } {
+            break 'call Some(failed);
+        }
         let result = real!(utimes(path: *const c_char, times: *const timeval) -> c_int);
         // SAFETY: see above.
-        unsafe { set_at(result, HERE, path, 0) }
-    });
-    [utime](path: *const c_char, times: *const utimbuf) -> c_int = Some({
+        Some(unsafe { set_at(result, HERE, path, 0) })
+    };
+    [utime](path: *const c_char, times: *const utimbuf) -> c_int = 'call: {
+        // SAFETY: see above.
+        if let Some(failed) = unsafe { about_to_set_at(HERE, path, 0) } {
+            break 'call Some(failed);
+        }
         let result = real!(utime(path: *const c_char, times: *const utimbuf) -> c_int);
         // SAFETY: see above.
-        unsafe { set_at(result, HERE, path, 0) }
-    });
+        Some(unsafe { set_at(result, HERE, path, 0) })
+    };
 }
