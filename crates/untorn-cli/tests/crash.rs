@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 
-use common::{Place, TORTURED_LEN, crashed, start_writer, untorn, untorn_with};
+use common::{Place, TORTURED_LEN, crashed, start_writer, untorn, untorn_with, write_untold};
 
 #[test]
 fn a_file_in_use_says_so_and_is_left_alone() {
@@ -64,10 +64,7 @@ fn reflected() -> Place {
 fn a_change_by_another_program_is_refused_with_the_way_out() {
     for side in ["file", "sidecar"] {
         let place = reflected();
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        let file = fs::File::options().write(true).open(&place.file).expect("opens");
-        std::os::unix::fs::FileExt::write_all_at(&file, b"mixed use", 100).expect("writes");
-        drop(file);
+        write_untold(&place.file, b"mixed use", 100);
         for verb in ["read", "write", "check", "info"] {
             let run = untorn(&[verb, place.name()]);
             assert_eq!(run.code, 1, "{verb}: {run:?}");

@@ -5,7 +5,7 @@ mod common;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
-use common::{Place, untorn, untorn_with};
+use common::{Place, untorn, untorn_with, write_untold};
 
 const PAGE: u64 = 4096;
 
@@ -67,9 +67,7 @@ fn more_than_parity_can_carry_is_listed_and_nothing_is_touched() {
 fn what_somebody_wrote_untold_is_reported_and_left_alone() {
     let place = plain(8);
     untorn(&["protect", place.name()]).expect(0);
-    let file = File::options().write(true).open(&place.file).unwrap();
-    file.write_all_at(b"an honest write", 2 * PAGE).unwrap();
-    drop(file);
+    write_untold(&place.file, b"an honest write", 2 * PAGE);
     let written = fs::read(&place.file).unwrap();
     assert_eq!(place.info()["redundancy"]["state"], "changed-untold");
     let found = untorn(&["scrub", place.name(), "--json"]).expect(1).json();

@@ -3,7 +3,7 @@
 mod common;
 
 use common::system::in_forked_child;
-use common::{PAGE, Pair, Rng, limit, memory_dir, pattern, read, seed};
+use common::{PAGE, Pair, Rng, alone, limit, memory_dir, pattern, read, seed};
 use rustix::process::{Signal, getpid, kill_process};
 use untorn::medium::{Dax, Medium, MediumKind, PageCache};
 use untorn::{Durability, EngineKind, LogPolicy, Options, Order};
@@ -18,18 +18,21 @@ fn pmem() -> Dax {
     Dax::new(MediumKind::AssumedPmem)
 }
 
-/// A process that syncs 2048 writes of 4 KiB and is then killed loses none of them.
-fn kill_after_2048<M: Medium>(medium: impl Fn() -> M, policy: LogPolicy) {
+/// A process that syncs 2048 writes of 4 KiB and is then killed loses none of them. Alone: the process is forked and starts
+/// threads, for which it would wait for ever if another test was about to start or end one of its own at that moment.
+fn kill_after_2048<M: Medium>(test: &str, medium: impl Fn() -> M, policy: LogPolicy) {
+    alone(test, 240, "2048 synced writes", || kill_after_2048_alone(medium, policy));
+}
+
+fn kill_after_2048_alone<M: Medium>(medium: impl Fn() -> M, policy: LogPolicy) {
     const WRITES: usize = 2048;
-    let _limit = limit(240, "2048 synced writes");
     let dir = memory_dir();
     let path = dir.path().join("data");
     std::fs::write(&path, vec![0; WRITES * PAGE]).unwrap();
     // Too small for all, so that some of it was taken home before.
     let options = options(policy).log_size(4 << 20);
     let block = |n: usize| pattern(PAGE, n as u64);
-    // What a process finds out once is found out before the fork: the child would wait for ever for another thread that
-    // was about to.
+    // What a process finds out once is found out before the fork.
     options.open_on(medium(), &path).unwrap().close().unwrap();
     let child = in_forked_child(|| {
         let file = options.open_on(medium(), &path).unwrap();
@@ -53,17 +56,17 @@ fn kill_after_2048<M: Medium>(medium: impl Fn() -> M, policy: LogPolicy) {
 
 #[test]
 fn a_killed_process_loses_nothing_it_synced_under_undo() {
-    kill_after_2048(pmem, LogPolicy::Undo);
+    kill_after_2048("a_killed_process_loses_nothing_it_synced_under_undo", pmem, LogPolicy::Undo);
 }
 
 #[test]
 fn a_killed_process_loses_nothing_it_synced_under_redo() {
-    kill_after_2048(pmem, LogPolicy::Redo);
+    kill_after_2048("a_killed_process_loses_nothing_it_synced_under_redo", pmem, LogPolicy::Redo);
 }
 
 #[test]
 fn a_killed_process_loses_nothing_it_synced_on_the_page_cache() {
-    kill_after_2048(PageCache::new, LogPolicy::Redo);
+    kill_after_2048("a_killed_process_loses_nothing_it_synced_on_the_page_cache", PageCache::new, LogPolicy::Redo);
 }
 
 /// Two million syncs, each after a small write, and no wrong byte. Without optimisation a sixteenth as many:

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use common::disk::{Kind, SmallDisk};
 use common::system::in_forked_child;
-use common::{PAGE, memory_dir, methods, pattern};
+use common::{PAGE, alone, memory_dir, methods, pattern};
 use proptest::prelude::*;
 use untorn::{AtomicFile, AtomicMap, DirtyTracking, Durability, EngineKind, Error, LogPolicy, Options, State};
 
@@ -444,18 +444,21 @@ fn a_full_disk_is_an_error_of_the_commit() {
     }
 }
 
-/// A kill leaves the last commit: of a map, and of nothing else that the process did.
+/// A kill leaves the last commit: of a map, and of nothing else that the process did. Alone: the process is forked and may
+/// start threads, for which it would wait for ever if another test was about to start or end one of its own at that moment.
 #[test]
 fn a_killed_process_leaves_its_last_commit() {
-    for method in methods() {
-        let dir = memory_dir();
-        let path = dir.path().join("data");
-        killed_while_storing(&path, method);
-        let map = AtomicMap::open(&path).unwrap();
-        let count = map[0];
-        assert!(count >= 20, "{count} commits");
-        assert!(map.chunks(PAGE).all(|page| page.iter().all(|byte| *byte == count)), "{method}: torn");
-    }
+    alone("a_killed_process_leaves_its_last_commit", 60, "a map of a process that is killed", || {
+        for method in methods() {
+            let dir = memory_dir();
+            let path = dir.path().join("data");
+            killed_while_storing(&path, method);
+            let map = AtomicMap::open(&path).unwrap();
+            let count = map[0];
+            assert!(count >= 20, "{count} commits");
+            assert!(map.chunks(PAGE).all(|page| page.iter().all(|byte| *byte == count)), "{method}: torn");
+        }
+    });
 }
 
 /// A child that fills the whole map again and again, and is killed in the middle of a filling.

@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -458,5 +459,29 @@ fn a_forked_child_has_no_part_in_it() {
     assert_eq!(child.wait(), Some(0));
     stores.cover().unwrap();
     protected.close().unwrap();
+    assert_eq!(scrub(&place), vec![]);
+}
+
+#[test]
+fn a_forked_child_that_lives_on_keeps_nobody_from_protecting_a_mapping_anew() {
+    let place = Place::new(&pattern(4 * PAGE, 14));
+    let mapping = SharedMapping::new(&place.file);
+    let Some(protected) = protect_mapping(&by_hand(), &mapping) else { return };
+    protected.sync().unwrap();
+    // The child lives until nobody else has this end of the pipe.
+    let (mut here, there) = std::io::pipe().unwrap();
+    let mut there = Some(there);
+    let child = in_forked_child(|| {
+        drop(there.take());
+        i32::from(here.read(&mut [0]).is_err())
+    });
+    protected.close().unwrap();
+    let protected = protect_mapping(&by_hand(), &mapping).unwrap();
+    protected.sync().unwrap();
+    mapping.store(PAGE, b"stored");
+    assert_eq!(protected.coverage().unwrap().uncovered, 1);
+    protected.close().unwrap();
+    drop(there);
+    assert_eq!(child.wait(), Some(0));
     assert_eq!(scrub(&place), vec![]);
 }

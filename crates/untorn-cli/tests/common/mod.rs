@@ -1,9 +1,13 @@
 //! Running the real binary, and what every test asks of its answers.
 #![allow(dead_code, unreachable_pub)] // Each test file is a crate of its own and uses a part.
 
+use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -139,6 +143,22 @@ impl Place {
     /// What `untorn info --json` gives.
     pub fn info(&self) -> Value {
         untorn(&["info", self.name(), "--json"]).json()
+    }
+}
+
+/// Writes to a file as a program does that knows nothing of untorn, and leaves it with another time than it had. Of two writes
+/// in one tick of the kernel's clock, which may take long on a busy machine, the file would not show the second.
+pub fn write_untold(path: &Path, bytes: &[u8], offset: u64) {
+    let file = File::options().write(true).open(path).expect("it opens");
+    let modified = || file.metadata().and_then(|metadata| metadata.modified()).expect("it has a time");
+    let (before, start) = (modified(), Instant::now());
+    loop {
+        file.write_all_at(bytes, offset).expect("it is written");
+        if modified() != before {
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "the clock of {} stands still", path.display());
+        thread::sleep(Duration::from_millis(1));
     }
 }
 

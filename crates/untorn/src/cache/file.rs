@@ -238,7 +238,7 @@ impl<M: Medium> Cache<M> {
 
     fn completed(&self, first: u64, parts: u64) {
         self.ring.complete(first, parts);
-        self.worker.note(self.ring.head() - self.settled.load(Ordering::Acquire));
+        self.worker.note(self.waiting());
     }
 
     /// Changes the length.

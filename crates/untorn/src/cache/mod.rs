@@ -274,11 +274,13 @@ impl<M: Medium> Cache<M> {
     fn info(&self) -> Result<CacheInfo> {
         self.standing.ours()?;
         let stuck = locked(&self.drain).stuck();
+        // The tail first: others write and drain meanwhile, and it never goes beyond a later head.
+        let tail = self.ring.tail();
         Ok(CacheInfo {
             durability: self.durability,
             capacity: self.ring.geometry.slots,
             entry_size: self.ring.geometry.entry,
-            used: self.ring.head() - self.ring.tail(),
+            used: self.ring.head() - tail,
             stuck,
             files: locked(&self.registry).all().len() as u64,
         })

@@ -105,7 +105,9 @@ impl<M: Medium> Cache<M> {
     }
 
     /// Entries that are not in their files yet, and are not stuck.
-    fn waiting(&self) -> u64 {
-        self.ring.head() - self.settled.load(Ordering::Acquire)
+    pub(super) fn waiting(&self) -> u64 {
+        // In this order: others write and drain between the two, and what is settled never goes beyond a later head.
+        let settled = self.settled.load(Ordering::Acquire);
+        self.ring.head() - settled
     }
 }

@@ -21,13 +21,21 @@ thread_local! {
 /// This thread's number: threads count up from 0 in the order in which they first ask.
 #[inline(always)]
 pub(crate) fn thread_number() -> usize {
+    // Every read and every write asks. All that it takes to give the number the first time is elsewhere, for with it the
+    // compiler would make the look-up two calls instead of one load.
+    match NUMBER.get() {
+        usize::MAX => number_this_thread(),
+        number => number,
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn number_this_thread() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    NUMBER.with(|number| {
-        if number.get() == usize::MAX {
-            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        }
-        number.get()
-    })
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    NUMBER.set(number);
+    number
 }
 
 /// A value of its own that starts as zeros.

@@ -130,7 +130,7 @@ pub(crate) struct SharedTracking {
     pagemap: File,
     watch: Arc<Watch>,
     /// What keeps the write protection.
-    _protector: OwnedFd,
+    protector: OwnedFd,
 }
 
 /// A range of addresses that is asked about.
@@ -196,7 +196,7 @@ impl SharedTracking {
         if unsafe { libc::ioctl(protector.as_raw_fd(), request as _, words.as_mut_ptr()) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(SharedTracking { pagemap, watch, _protector: protector })
+        Ok(SharedTracking { pagemap, watch, protector })
     }
 
     /// The bytes of pages stored to since this was last asked, as offsets into the mapping. Those found before an error are
@@ -231,6 +231,25 @@ impl SharedTracking {
         // to be asked about, or it is watched, and this has been told so.
         self.watch.is_mapped()?;
         Ok(runs)
+    }
+}
+
+impl Drop for SharedTracking {
+    fn drop(&mut self) {
+        // A forked child has the descriptor too, and with it open the kernel lets nobody watch the mapping anew: closing it here
+        // would not end the watch while the child lives. And the child, whose call would end it for the parent, must not.
+        if self.watch.process != std::process::id() || self.look().is_err() {
+            return;
+        }
+        let displaced = self.watch.displaced.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*displaced {
+            // `UFFDIO_UNREGISTER`.
+            let mut words = [self.watch.addresses.start as u64, self.watch.addresses.len() as u64];
+            let request = 2 << 30 | (size_of_val(&words) as u64) << 16 | 0xaa << 8 | 0x01;
+            // If it fails the last close ends the watch.
+            // SAFETY: the kernel reads as many bytes as the request says, which are those of `words`.
+            let _ = unsafe { libc::ioctl(self.protector.as_raw_fd(), request as _, words.as_mut_ptr()) };
+        }
     }
 }
 

@@ -187,7 +187,9 @@ impl<'a> Chain<'a> {
                 (case.instant, case.fate, case.leave) = (at, fate.to_string(), leave as u8);
                 return self.keep(case, wrong);
             }
-            if next.is_none() || self.rng.below(3) == 0 {
+            // After a lie nobody promises what the file system makes of its disk, not even that a writer can go on there: then
+            // each life begins with the disk of the first.
+            if !self.setting.lying && (next.is_none() || self.rng.below(3) == 0) {
                 write_image(&self.base, &patches, &self.chosen)?;
                 next = Some(model);
             }

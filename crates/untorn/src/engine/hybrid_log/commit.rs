@@ -111,8 +111,7 @@ impl<M: Medium> Core<M> {
 
     /// Chooses what the epoch just opened logs, by what happened in the last one. The caller holds every lane.
     fn choose_policy(&self, writes: u64) {
-        let reads: u64 = self.reads.iter().map(ReadCount::take).sum();
-        let mut undo = self.policy_undo(reads, writes);
+        let mut undo = self.policy_undo(writes);
         if undo && !self.logs_undo() {
             // Recovery would lay what is left in the log over what goes to the file from now on.
             if let Err(error) = self.checkpoint() {
@@ -123,12 +122,16 @@ impl<M: Medium> Core<M> {
         self.head.undo.store(u64::from(undo), Ordering::Release);
     }
 
-    /// Whether undo suits so many reads and writes.
-    fn policy_undo(&self, reads: u64, writes: u64) -> bool {
+    /// Whether undo suits an epoch of so many writes, and of the reads counted since the last one, which are counted anew
+    /// from here on.
+    fn policy_undo(&self, writes: u64) -> bool {
         match (self.class, self.policy) {
             (MediumClass::Block, _) | (_, LogPolicy::Redo) => false,
             (_, LogPolicy::Undo) => true,
-            (_, LogPolicy::Hybrid) => writes * 100 < (reads + writes) * u64::from(self.options.redo_from),
+            (_, LogPolicy::Hybrid) => {
+                let reads: u64 = self.reads.iter().map(ReadCount::take).sum();
+                writes * 100 < (reads + writes) * u64::from(self.options.redo_from)
+            }
         }
     }
 }

@@ -52,7 +52,13 @@ impl ReadCount {
     }
 
     pub(super) fn take(&self) -> u64 {
-        self.0.swap(0, Ordering::Relaxed)
+        // Not one atomic exchange either: a commit takes all of these counters, mostly of threads that there are not, and
+        // each exchange would wait for the last, and for a line to itself that only had to be looked at.
+        let count = self.0.load(Ordering::Relaxed);
+        if count != 0 {
+            self.0.store(0, Ordering::Relaxed);
+        }
+        count
     }
 }
 
