@@ -41,6 +41,18 @@ pub struct Launch {
     pub layer: PathBuf,
 }
 
+impl Launch {
+    /// Whether the globs choose a file, by its path without symbolic links.
+    ///
+    /// # Errors
+    /// [`NotRun::Glob`]; [`NotRun::Io`] without a working directory.
+    pub fn manages(&self, path: &Path) -> Result<bool, NotRun> {
+        let globs = absolute_globs(&self.globs)?;
+        let mut globs = globs.as_bytes().split(|byte| *byte == b'\n').filter(|glob| !glob.is_empty());
+        Ok(globs.any(|glob| fast_glob::glob_match(glob, path.as_os_str().as_bytes())))
+    }
+}
+
 /// How a run ended.
 #[derive(Debug)]
 pub struct Ended {

@@ -10,8 +10,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What the tests run: the example that launches a program, and the layer, plain and as the test build that reports what slips
-/// past it. Cargo builds none of them for the tests of one target, so it is asked to here.
+/// What the tests run: the tool, and the layer, plain and as the test build that reports what slips past it. Cargo builds none of them for the tests of one target, so it is asked to here.
 struct Built {
     launcher: PathBuf,
     layer: PathBuf,
@@ -30,7 +29,7 @@ fn built() -> &'static Built {
             assert!(cargo.arg("--target-dir").arg(&into).status().unwrap().success());
             into.join("debug")
         };
-        let launcher = build("", &["-p", "untorn-run", "--example", "boost"]).join("examples/boost");
+        let launcher = build("", &["-p", "untorn-cli"]).join("untorn");
         let layer = |directory, features| {
             build(directory, &["-p", "untorn-preload", "--features", features]).join("libuntorn_preload.so")
         };
@@ -59,15 +58,20 @@ impl Place {
 
     /// A program with a log in front of the files that end in `.managed`.
     fn under(&self, layer: &Path, program: &[&OsStr]) -> Command {
-        let mut command = Command::new(&built().launcher);
-        command.current_dir(self.files.path()).arg(self.log()).arg(self.aside.path().join("report"));
+        // The report goes to standard output, after the program's; descriptor 3 keeps the two apart.
+        let outer = "report=$0; exec 3>&1 > \"$report\"; exec \"$@\"";
+        let inner = "exec \"$@\" >&3 3>&-";
+        let mut command = Command::new("sh");
+        command.current_dir(self.files.path()).args(["-c", outer]).arg(self.aside.path().join("report"));
+        command.arg(&built().launcher).args(["run", "--json", "--mode", "boost", "--durability", "write"]);
+        command.args(["--log-size", "8M", "--log"]).arg(self.log()).arg("--layer").arg(layer);
+        command.args(["--match", "{*.managed,*.managed-*,repository/**}", "--", "sh", "-c", inner, "sh"]);
         // One that is killed leaves its socket behind.
-        command
-            .arg(layer)
-            .arg("{*.managed,*.managed-*,repository/**}")
-            .args(program)
-            .stdin(Stdio::null())
-            .env("TMPDIR", self.aside.path());
+        command.args(program).stdin(Stdio::null()).env("TMPDIR", self.aside.path());
+        if !untorn::doctor(self.aside.path()).unwrap().durable {
+            // Where files for tests are in memory, so is the log.
+            command.env("UNTORN_ASSUME_PMEM", "1");
+        }
         command
     }
 
