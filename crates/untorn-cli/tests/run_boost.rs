@@ -4,6 +4,7 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -232,6 +233,52 @@ fn a_log_in_use_is_refused_with_the_process_that_has_it() {
     first.stdin.take().unwrap().write_all(b"go on\n").unwrap();
     assert!(first.wait().unwrap().success());
     place.run(&["--match", "*.managed"], &["true"]).expect(0);
+}
+
+/// Writes to a file through a log and leaves it there, as one that was killed does.
+fn leave(log: &Path, path: &Path, bytes: &[u8]) {
+    let cache = untorn::CacheOptions::new().size(1 << 20).max_files(8).background(false).create(log).unwrap();
+    let plain = fs::File::create_new(path).unwrap();
+    let file = cache.attach(plain.as_fd(), path).unwrap();
+    file.write_at(bytes, 0).unwrap();
+    file.sync().unwrap();
+}
+
+#[test]
+fn a_run_begins_with_what_an_earlier_one_left() {
+    let place = Place::new();
+    let path = place.files.path().canonicalize().unwrap().join("a.managed");
+    leave(&place.log(), &path, b"left behind");
+    assert_eq!(fs::read(&path).unwrap(), b"");
+    let mut command = place.tool();
+    command.args(["run", "--mode", "boost", "--json", "--match", "*.managed", "--layer"]).arg(layer()).arg("--log");
+    let output = command.arg(place.log()).args(["--", "sh", "-c", "cat a.managed; echo"]).output().unwrap();
+    let out = Run::of(output, &["run"]).expect(0).text();
+    let (said, json) = out.trim_end().split_once('\n').unwrap();
+    assert_eq!(said, "left behind");
+    let report: Value = serde_json::from_str(json).unwrap();
+    assert_eq!(report["log"]["replayed"], serde_json::json!({ "operations": 1, "files": 1 }));
+}
+
+#[test]
+fn a_log_whose_file_is_gone_stands_in_the_way_until_it_is_decided() {
+    let place = Place::new();
+    let path = place.files.path().canonicalize().unwrap().join("a.managed");
+    leave(&place.log(), &path, b"left behind");
+    // Not removed: its number could be that of the next file.
+    let away = place.aside.path().join("away");
+    fs::rename(&path, &away).unwrap();
+    let run = || {
+        let mut command = place.tool();
+        command.args(["run", "--mode", "boost", "--match", "*.managed", "--layer"]).arg(layer()).arg("--log");
+        Run::of(command.arg(place.log()).args(["--", "touch", "ran"]).output().unwrap(), &["run"])
+    };
+    run().expect(1).names("untorn replay");
+    assert!(!place.files.path().join("ran").exists());
+    fs::rename(&away, &path).unwrap();
+    run().expect(0);
+    assert!(place.files.path().join("ran").exists());
+    assert_eq!(fs::read(&path).unwrap(), b"left behind");
 }
 
 /// Commits transactions, and says of each that it is done.
