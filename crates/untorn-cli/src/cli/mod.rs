@@ -136,9 +136,10 @@ pub(crate) enum Verb {
     /// With `--mode atomic`, what the program writes to a managed file becomes durable together at its next fsync, or when the
     /// file is closed for good, or not at all. Calls that cannot be served so fail with ENOTSUP.
     ///
-    /// With `--mode boost`, what the program writes is durable as soon as it is in the log; the files have it later. Files that
-    /// cannot be served so are left to the kernel, as without untorn. After a crash `untorn replay LOG`, or the next run with
-    /// the log, brings to the files what they lack: until then, leave them alone.
+    /// With `--mode boost`, what the program writes goes to the log, where it is durable when the call returns or at its next
+    /// fsync (`--durability`); the files have it later. Files that cannot be served so are left to the kernel, as without
+    /// untorn. After a crash `untorn replay LOG`, or the next run with the log, brings to the files what they lack: until then,
+    /// leave them alone.
     ///
     /// Ends with the program's own code.
     #[command(
