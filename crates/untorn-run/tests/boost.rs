@@ -64,7 +64,7 @@ impl Place {
         let mut command = Command::new("sh");
         command.current_dir(self.files.path()).args(["-c", outer]).arg(self.aside.path().join("report"));
         command.arg(&built().launcher).args(["run", "--json", "--mode", "boost", "--durability", "write"]);
-        command.args(["--log-size", "8M", "--log"]).arg(self.log()).arg("--layer").arg(layer);
+        command.args(["--log-size", "4M", "--log"]).arg(self.log()).arg("--layer").arg(layer);
         command.args(["--match", "{*.managed,*.managed-*,repository/**}", "--", "sh", "-c", inner, "sh"]);
         // One that is killed leaves its socket behind.
         command.args(program).stdin(Stdio::null()).env("TMPDIR", self.aside.path());
