@@ -61,7 +61,7 @@ impl Place {
         // The report goes to standard output, after the program's; descriptor 3 keeps the two apart.
         let outer = "report=$0; exec 3>&1 > \"$report\"; exec \"$@\"";
         let inner = "exec \"$@\" >&3 3>&-";
-        let mut command = Command::new("sh");
+        let mut command = Command::new("/bin/sh");
         command.current_dir(self.files.path()).args(["-c", outer]).arg(self.aside.path().join("report"));
         command.arg(&built().launcher).args(["run", "--json", "--mode", "boost", "--durability", "write"]);
         command.args(["--log-size", "4M", "--log"]).arg(self.log()).arg("--layer").arg(layer);
