@@ -459,3 +459,22 @@ fn the_next_run_replays_before_its_program_opens_a_file() {
     let output = succeed(&mut place.under(&built().layer, &["cat".as_ref(), "f.managed".as_ref()]));
     assert_eq!(text(&output.stdout), "first");
 }
+
+#[test]
+fn a_program_may_write_to_more_files_than_the_log_has_room_for() {
+    let program = "
+import os
+all = [os.open(f'{n}.managed', os.O_RDWR | os.O_CREAT) for n in range(100)]
+for n, fd in enumerate(all):
+    if n % 2 == 0:
+        os.ftruncate(fd, 2)
+    assert os.write(fd, b'%d' % n) == len(str(n))
+for n, fd in enumerate(all):
+    os.fsync(fd)
+    assert os.pread(fd, 9, 0) == (b'%d' % n).ljust(2 if n % 2 == 0 else 0, bytes(1)), n
+";
+    let place = Place::new();
+    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
+    assert_eq!(text(&fs::read(place.file("99.managed")).unwrap()), "99");
+    assert_eq!(place.demoted(), ["write: the log has as many files as it can have"; 36]);
+}

@@ -148,6 +148,11 @@ impl Boosted {
 
     /// Durable, all that was written.
     pub(super) fn sync(&self) -> Result<(), Errno> {
+        if self.changed.is_none() {
+            // The log has nothing of the file. What the kernel has may be new all the same: the opening truncated it, or it was
+            // written to before it was opened here. From the first write on it is durable, for the log saw to that then.
+            rustix::fs::fsync(&self.own).map_err(libc_errno)?;
+        }
         self.file.sync().map_err(errno)
     }
 
