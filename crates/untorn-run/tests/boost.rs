@@ -3,12 +3,14 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use untorn::medium::give_lease_back;
 
 /// What the tests run: the example that launches a program, and the layer, plain and as the test build that reports what slips
 /// past it. Cargo builds none of them for the tests of one target, so it is asked to here.
@@ -461,6 +463,36 @@ fn the_next_run_replays_before_its_program_opens_a_file() {
 }
 
 #[test]
+fn calls_by_number_find_what_was_written() {
+    // Copies from one descriptor to another, by `syscall`: which argument the boosted one is, is one's own affair.
+    let program = format!(
+        "{BEGIN}
+import ctypes, platform
+call = ctypes.CDLL(None, use_errno=True).syscall
+number = dict(zip(['fstat', 'sendfile', 'copy_file_range'], [5, 40, 326] if platform.machine() == 'x86_64' else [80, 71, 285]))
+def new(name):
+    fd = os.open(name, os.O_RDWR | os.O_CREAT)
+    assert os.write(fd, b'first') == 5
+    return fd
+status = ctypes.create_string_buffer(144)
+assert call(number['fstat'], new('a.managed'), status) == 0
+assert int.from_bytes(status.raw[48:56], 'little') == 5
+r, w = os.pipe()
+assert call(number['sendfile'], w, new('b.managed'), ctypes.byref(ctypes.c_long(0)), ctypes.c_size_t(5)) == 5
+source, to = os.open('c', os.O_RDWR | os.O_CREAT), new('d.managed')
+os.write(source, b'later')
+begin = lambda: ctypes.byref(ctypes.c_long(0))
+assert call(number['copy_file_range'], source, begin(), to, begin(), ctypes.c_size_t(5), 0) == 5
+assert os.pread(to, 9, 0) == b'later'
+assert os.pread(call(32 if platform.machine() == 'x86_64' else 23, fd), 9, 0) == b'first'
+"
+    );
+    let place = Place::new();
+    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
+    assert_eq!(text(&fs::read(place.file("d.managed")).unwrap()), "later");
+}
+
+#[test]
 fn a_program_may_write_to_more_files_than_the_log_has_room_for() {
     let program = "
 import os
@@ -477,4 +509,58 @@ for n, fd in enumerate(all):
     succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
     assert_eq!(text(&fs::read(place.file("99.managed")).unwrap()), "99");
     assert_eq!(place.demoted(), ["write: the log has as many files as it can have"; 36]);
+}
+
+/// The descriptor that a program says: its process and its number. To give its lease back is to do what the kernel does when it is
+/// tired of waiting for that, which takes 45 seconds.
+fn descriptor_of(talk: &mut Talk) -> OwnedFd {
+    let said = talk.from.next().unwrap().unwrap();
+    let numbers: Vec<i32> = said.split(' ').map(|number| number.parse().unwrap()).collect();
+    let process = rustix::process::Pid::from_raw(numbers[0]).unwrap();
+    let handle = rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()).unwrap();
+    let empty = rustix::process::PidfdGetfdFlags::empty();
+    rustix::process::pidfd_getfd(handle, numbers[1], empty).unwrap()
+}
+
+#[test]
+fn a_program_is_not_left_to_the_kernel_that_lost_patience_before_the_log_was_drained() {
+    let more = "
+copy = os.dup(fd)
+print(os.getpid(), fd); sys.stdin.readline()
+assert os.fstat(fd).st_size == 5 and os.pread(copy, 100, 0) == b'first'
+assert os.write(fd, b' second') == 7 and os.pread(copy, 100, 0) == b'first second'
+";
+    let place = Place::new();
+    let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
+    let descriptor = descriptor_of(&mut talk);
+    give_lease_back(descriptor.as_fd()).unwrap();
+    talk.end();
+    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first second");
+}
+
+#[test]
+fn a_program_without_its_server_fails_also_when_the_kernel_took_the_lease_back() {
+    let more = "
+copy = os.dup(fd)
+print(os.getpid(), fd); sys.stdin.readline()
+for call in [lambda: os.write(fd, b'never'), lambda: os.write(copy, b'never'), lambda: os.pread(copy, 9, 0),
+             lambda: os.fsync(fd), lambda: os.ftruncate(fd, 1)]:
+    try:
+        call()
+    except OSError as error:
+        print(error.errno)
+";
+    let place = Place::new();
+    let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
+    let descriptor = descriptor_of(&mut talk);
+    talk.child.kill().unwrap();
+    talk.child.wait().unwrap();
+    give_lease_back(descriptor.as_fd()).unwrap();
+    talk.say();
+    for _ in 0..5 {
+        talk.hear(&rustix::io::Errno::IO.raw_os_error().to_string());
+    }
+    assert!(talk.from.next().is_none());
+    assert!(untorn::replay(place.log(), None).unwrap().is_complete());
+    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
 }

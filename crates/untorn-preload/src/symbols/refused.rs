@@ -158,7 +158,8 @@ fn by_number(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long> {
         {
             Some(fail(refuse(c"syscall", c"by number, past the C library", fd)))
         }
-        libc::SYS_close | libc::SYS_close_range | libc::SYS_dup | libc::SYS_fstat => None,
+        libc::SYS_close | libc::SYS_close_range => None,
+        libc::SYS_dup | libc::SYS_fstat if !boosts() => None,
         // What begins with a descriptor of ours.
         _ if boosts() => demoted(c"syscall", &[fd]),
         _ => None,
@@ -166,8 +167,16 @@ fn by_number(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long> {
 }
 
 /// What a system call by number that is not about its first argument fails with, where files are boosted.
-fn boosted_by_number(number: c_long, [_, b, _, _, e, _]: [usize; 6]) -> Option<c_long> {
+fn boosted_by_number(number: c_long, [_, b, c, _, e, _]: [usize; 6]) -> Option<c_long> {
     let outcome = match number {
+        // Those that have a second descriptor.
+        libc::SYS_sendfile => demote(c"syscall", b as c_int),
+        libc::SYS_splice | libc::SYS_copy_file_range => demote(c"syscall", c as c_int),
+        libc::SYS_ioctl if b as u64 == FICLONE => demote(c"syscall", c as c_int),
+        libc::SYS_ioctl if b as u64 == FICLONERANGE && c != 0 => {
+            // SAFETY: the program's argument, a structure that begins with the descriptor.
+            demote(c"syscall", unsafe { (c as *const i64).read_unaligned() } as c_int)
+        }
         libc::SYS_mmap => demote(c"mmap", e as c_int),
         // SAFETY: the program's message.
         libc::SYS_sendmsg => return unsafe { messages::passing(b as *const libc::msghdr) },
