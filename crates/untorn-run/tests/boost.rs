@@ -208,8 +208,10 @@ struct Talk {
 
 impl Talk {
     fn start(place: &Place, program: &str) -> Self {
-        let mut command =
-            place.under(&built().layer, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()]);
+        Talk::by(place.under(&built().layer, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()]))
+    }
+
+    fn by(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         Talk { child, to, from: BufReader::new(from).lines() }
@@ -563,4 +565,88 @@ for call in [lambda: os.write(fd, b'never'), lambda: os.write(copy, b'never'), l
     assert!(talk.from.next().is_none());
     assert!(untorn::replay(place.log(), None).unwrap().is_complete());
     assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
+}
+
+#[test]
+fn a_launcher_that_was_started_with_its_signals_blocked_hears_of_leases_all_the_same() {
+    let place = Place::new();
+    let program = format!("{BEGIN}print('written'); sys.stdin.readline()");
+    let under = place.under(&built().layer, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()]);
+    let blocked = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO, 61]); \
+                   os.execv(sys.argv[1], sys.argv[1:])";
+    let mut command = Command::new("python3");
+    command.args(["-c", blocked]).arg(under.get_program()).args(under.get_args()).current_dir(place.files.path());
+    let mut talk = Talk::by(command);
+    talk.hear("written");
+    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
+    talk.end();
+    // Otherwise the kernel took the lease, when it was tired of waiting.
+    assert_eq!(place.demoted(), ["opened a second time"]);
+}
+
+/// Opens a boosted file again while its server is stopped, and is interrupted by signals until the server goes on.
+const INTERRUPTED: &str = r#"
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void nothing(int number) { (void)number; }
+int main(void) {
+    int fd = open("f.managed", O_RDWR | O_CREAT, 0644);
+    if (fd < 0 || write(fd, "first", 5) != 5) return 1;
+    pid_t server = getppid(), waker = fork();
+    if (waker == 0) for (;;) { usleep(200000); kill(server, SIGCONT); }
+    struct sigaction action = {.sa_handler = nothing};
+    sigaction(SIGALRM, &action, NULL);
+    struct itimerval often = {{0, 10000}, {0, 10000}};
+    kill(server, SIGSTOP);
+    setitimer(ITIMER_REAL, &often, NULL);
+    int other = open("f.managed", O_RDONLY);
+    struct itimerval never = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &never, NULL);
+    kill(server, SIGCONT);
+    kill(waker, SIGKILL);
+    waitpid(waker, NULL, 0);
+    if (other < 0) { perror("open"); return 2; }
+    char bytes[6] = "";
+    return read(other, bytes, 5) == 5 && strcmp(bytes, "first") == 0 ? 0 : 3;
+}
+"#;
+
+#[test]
+fn an_opening_that_waits_for_the_log_is_not_interrupted() {
+    let place = Place::new();
+    let (source, made) = (place.aside.path().join("interrupted.c"), place.aside.path().join("interrupted"));
+    fs::write(&source, INTERRUPTED).unwrap();
+    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    succeed(cc.arg("-o").arg(&made).arg(&source));
+    succeed(&mut place.under(&built().layer, &[made.as_os_str()]));
+}
+
+/// One process writes files and closes them, another looks at the length of each as soon as that was written.
+const LENGTHS: &str = "
+import os
+r, w = os.pipe()
+if os.fork() == 0:
+    for number in range(200):
+        fd = os.open(f'{number}.managed', os.O_RDWR | os.O_CREAT)
+        os.write(fd, b'first')
+        os.write(w, b'.')
+        os.close(fd)
+    os._exit(0)
+for number in range(200):
+    assert os.read(r, 1) == b'.'
+    for _ in range(20):
+        length = os.stat(f'{number}.managed').st_size
+        assert length == 5, (number, length)
+assert os.wait()[1] == 0
+";
+
+#[test]
+fn a_length_is_never_older_than_the_last_write_though_the_file_is_let_go_of_meanwhile() {
+    let place = Place::new();
+    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), LENGTHS.as_ref()]));
 }

@@ -54,15 +54,24 @@ fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) ->
 fn open_boosted(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     let open = || real!(openat(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int);
     let mut fd = open();
+    // It does not wait if it is told not to, and no longer than until a signal, though the program knows of no reason to wait.
     // SAFETY: the address is this thread's own.
-    if fd < 0 && flags & libc::O_NONBLOCK != 0 && unsafe { *raw::errno() } == libc::EWOULDBLOCK {
-        // It does not wait then, though the program knows of no reason to.
+    while fd < 0 && matches!(unsafe { *raw::errno() }, libc::EWOULDBLOCK | libc::EINTR) {
         // SAFETY: the kernel took the path for one.
         let status = unsafe { text(path) }.and_then(|path| raw::stat_at(directory, path, 0).ok());
-        match status.map(|status| demote_file(c"open", &status)) {
-            Some(Ok(())) => fd = open(),
-            Some(Err(errno)) => return fail(errno) as c_int,
-            None => {}
+        let interrupted = unsafe { *raw::errno() } == libc::EINTR;
+        match status.filter(|_| interrupted || flags & libc::O_NONBLOCK != 0).filter(is_regular) {
+            None => break,
+            Some(status) => {
+                if let Err(errno) = demote_file(c"open", &status) {
+                    return fail(errno) as c_int;
+                }
+            }
+        }
+        fd = open();
+        if !interrupted {
+            // Somebody else's lease, or that of another file by now.
+            break;
         }
     }
     if fd < 0 || flags & TMPFILE != 0 {

@@ -29,6 +29,24 @@ pub fn take_lease(file: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     })
 }
 
+/// Lets a signal reach this process by way of the calling thread: who started the process may have had it blocked, and the thread
+/// that would be told of a lease would never be.
+///
+/// # Errors
+/// EINVAL for what is no signal.
+pub fn unblock(signal: i32) -> io::Result<()> {
+    let mut signals = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the set is made empty before it is used, and the old one is not asked for.
+    let errno = unsafe {
+        libc::sigemptyset(signals.as_mut_ptr());
+        if libc::sigaddset(signals.as_mut_ptr(), signal) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, signals.as_ptr(), std::ptr::null_mut())
+    };
+    if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
+}
+
 /// Whether nobody has asked for the file since the lease was taken.
 pub fn has_lease(file: BorrowedFd<'_>) -> bool {
     command(file, libc::F_GETLEASE, 0).is_ok_and(|kind| kind == libc::F_WRLCK)
