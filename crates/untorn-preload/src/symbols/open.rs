@@ -54,23 +54,24 @@ fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) ->
 fn open_boosted(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     let open = || real!(openat(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int);
     let mut fd = open();
-    // It does not wait if it is told not to, and no longer than until a signal, though the program knows of no reason to wait.
-    // SAFETY: the address is this thread's own.
-    while fd < 0 && matches!(unsafe { *raw::errno() }, libc::EWOULDBLOCK | libc::EINTR) {
+    while fd < 0 {
+        // SAFETY: the address is this thread's own.
+        let interrupted = match unsafe { *raw::errno() } {
+            // It waits no longer than until a signal, though the program knows of no reason to wait.
+            libc::EINTR => true,
+            // It does not wait at all then.
+            libc::EWOULDBLOCK if flags & libc::O_NONBLOCK != 0 => false,
+            _ => break,
+        };
         // SAFETY: the kernel took the path for one.
         let status = unsafe { text(path) }.and_then(|path| raw::stat_at(directory, path, 0).ok());
-        let interrupted = unsafe { *raw::errno() } == libc::EINTR;
-        match status.filter(|_| interrupted || flags & libc::O_NONBLOCK != 0).filter(is_regular) {
-            None => break,
-            Some(status) => {
-                if let Err(errno) = demote_file(c"open", &status) {
-                    return fail(errno) as c_int;
-                }
-            }
+        let Some(status) = status.filter(is_regular) else { break };
+        if let Err(errno) = demote_file(c"open", &status) {
+            return fail(errno) as c_int;
         }
         fd = open();
         if !interrupted {
-            // Somebody else's lease, or that of another file by now.
+            // It is somebody else's lease.
             break;
         }
     }

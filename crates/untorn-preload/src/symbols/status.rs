@@ -1,8 +1,8 @@
 //! Lengths and times of files, and setting times.
 
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{CStr, c_char, c_int, c_void};
 
-use libc::{stat as Status, statx as Extended, timespec, timeval, utimbuf};
+use libc::{size_t, stat as Status, statx as Extended, timespec, timeval, utimbuf};
 
 use super::calls;
 use crate::layer::{boosts, demote, demote_file, fail, is_regular, managed, overlay, text, times_were_set};
@@ -100,7 +100,7 @@ unsafe fn about_to_set_at(directory: c_int, path: *const c_char, flags: c_int) -
     demote_file(c"setting times", &status).err().map(|errno| fail(errno) as c_int)
 }
 
-/// After a call that set the times of a descriptor's file.
+/// After a call that set the times, or other attributes, of a descriptor's file.
 fn set(result: c_int, fd: c_int) -> c_int {
     if result == 0
         && managed(fd)
@@ -224,4 +224,18 @@ calls! {
         // SAFETY: see above.
         Some(unsafe { set_at(result, HERE, path, 0) })
     };
+    // An fsync makes these durable too, which the log knows nothing of.
+    [fchmod](fd: c_int, mode: libc::mode_t) -> c_int =
+        boosts().then(|| set(real!(fchmod(fd: c_int, mode: libc::mode_t) -> c_int), fd));
+    [fchown](fd: c_int, user: libc::uid_t, group: libc::gid_t) -> c_int =
+        boosts().then(|| set(real!(fchown(fd: c_int, user: libc::uid_t, group: libc::gid_t) -> c_int), fd));
+    [fsetxattr](fd: c_int, name: *const c_char, from: *const c_void, len: size_t, flags: c_int) -> c_int =
+        boosts().then(|| {
+            let result = real!(
+                fsetxattr(fd: c_int, name: *const c_char, from: *const c_void, len: size_t, flags: c_int) -> c_int
+            );
+            set(result, fd)
+        });
+    [fremovexattr](fd: c_int, name: *const c_char) -> c_int =
+        boosts().then(|| set(real!(fremovexattr(fd: c_int, name: *const c_char) -> c_int), fd));
 }

@@ -127,6 +127,13 @@ impl Boost {
         self.with(descriptor, |file| file.sync())
     }
 
+    /// Attributes of a file were set. Where it was its times, it was demoted before.
+    pub(super) fn attributes_were_set(&self, key: Key) {
+        if let Some(file) = self.find(key) {
+            lock(&file).attributes_were_set();
+        }
+    }
+
     /// Length and time of the last change of a file, where they differ from the kernel's.
     pub(super) fn status(&self, key: Key) -> Result<Option<(u64, Time)>, Errno> {
         let Some(file) = self.find(key) else { return Ok(None) };

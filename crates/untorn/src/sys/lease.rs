@@ -35,15 +35,15 @@ pub fn take_lease(file: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
 /// # Errors
 /// EINVAL for what is no signal.
 pub fn unblock(signal: i32) -> io::Result<()> {
-    let mut signals = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the set is made empty before it is used, and the old one is not asked for.
-    let errno = unsafe {
-        libc::sigemptyset(signals.as_mut_ptr());
-        if libc::sigaddset(signals.as_mut_ptr(), signal) < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, signals.as_ptr(), std::ptr::null_mut())
-    };
+    let mut signals = std::mem::MaybeUninit::uninit();
+    // SAFETY: it makes the set an empty one.
+    unsafe { libc::sigemptyset(signals.as_mut_ptr()) };
+    // SAFETY: the set was made just now.
+    if unsafe { libc::sigaddset(signals.as_mut_ptr(), signal) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the set was made just now, and the old one is not asked for.
+    let errno = unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, signals.as_ptr(), std::ptr::null_mut()) };
     if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
 }
 
