@@ -103,7 +103,12 @@ pub(crate) fn boosts() -> bool {
 /// # Errors
 /// That of bringing to the file what was written.
 pub(crate) fn demote(call: &CStr, fd: c_int) -> Result<(), c_int> {
-    if managed(fd) { ask_to_demote(call, Some(fd), Request::default()) } else { Ok(()) }
+    if managed(fd) {
+        ask_to_demote(call, Some(fd), Request::default())?;
+        // The C library may close it without us from now on, and the number be another file's.
+        known::forget(fd);
+    }
+    Ok(())
 }
 
 /// The same of a file that may be managed under another descriptor.

@@ -294,6 +294,12 @@ fn what_cannot_be_served_finds_a_plain_file() {
             "import socket; a, b = socket.socketpair(); socket.send_fds(a, [b'x'], [fd]); \
                      assert os.pread(socket.recv_fds(b, 1, 1)[1][0], 9, 0) == b'first'",
         ),
+        (
+            "setrlimit",
+            "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); \
+             resource.setrlimit(resource.RLIMIT_FSIZE, (5, resource.RLIM_INFINITY)); \
+             assert os.pwrite(fd, b'st and more', 3) == 2",
+        ),
         ("dup2", "os.dup2(fd, 50); assert os.pread(50, 9, 0) == b'first'"),
     ];
     for (why, then) in cases {
@@ -318,6 +324,7 @@ if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 assert os.write(other, b' parent') == 7
+assert os.fstat(os.open('f.managed', os.O_PATH)).st_size == 18
 os.close(fd)
 assert os.lseek(other, 0, os.SEEK_CUR) == 18
 assert os.pread(other, 100, 0) == b'first child parent'

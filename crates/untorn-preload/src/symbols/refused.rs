@@ -202,7 +202,19 @@ fn boosted_by_number(number: c_long, [_, b, c, _, e, _]: [usize; 6]) -> Option<c
     outcome.err().map(fail)
 }
 
+/// Before a limit is set, where files are boosted: how long a file may get is a question to the kernel. What the call fails with, if
+/// what was written could not be brought to the files.
+fn limited(resource: c_uint) -> Option<c_int> {
+    if !boosts() || u64::from(resource) != libc::RLIMIT_FSIZE as u64 {
+        return None;
+    }
+    demote_all(c"setrlimit").err().map(|errno| fail(errno) as c_int)
+}
+
 calls! {
+    [setrlimit setrlimit64](resource: c_uint, limit: *const c_void) -> c_int = limited(resource);
+    [prlimit prlimit64](process: libc::pid_t, resource: c_uint, limit: *const c_void, old: *mut c_void) -> c_int =
+        if limit.is_null() { None } else { limited(resource) };
     [splice](
         from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, count: size_t, flags: c_uint
     ) -> ssize_t = size(no(c"splice", PAST, &[from, to]));

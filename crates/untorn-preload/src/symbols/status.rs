@@ -42,6 +42,12 @@ unsafe fn covered(call: impl Fn() -> c_int, status: *mut Status) -> c_int {
     }
 }
 
+/// Whether the server may know more of a descriptor's file than the kernel.
+fn may_differ(fd: c_int) -> bool {
+    // One that was opened with `O_PATH` has no mark, and its opening does not wait for a lease.
+    managed(fd) || boosts() && raw::fcntl(fd, raw::GETSIG, 0) == Err(libc::EBADF)
+}
+
 /// The same for `statx`.
 ///
 /// # Safety
@@ -133,7 +139,7 @@ calls! {
     [fstat fstat64](fd: c_int, status: *mut Status) -> c_int = Some({
         let call = || real!(fstat(fd: c_int, status: *mut Status) -> c_int);
         // SAFETY: see above.
-        if managed(fd) { unsafe { covered(call, status) } } else { call() }
+        if may_differ(fd) { unsafe { covered(call, status) } } else { call() }
     });
     [stat stat64](path: *const c_char, status: *mut Status) -> c_int = Some({
         let call = || real!(stat(path: *const c_char, status: *mut Status) -> c_int);
