@@ -7,8 +7,8 @@ use untorn_wire::{MARK, Operation, PLAIN, Reply, Request};
 
 use crate::client::{self, Memory};
 use crate::path::Path;
-use crate::raw;
 use crate::settings::{may_be_managed, see, seen, settings};
+use crate::{known, raw};
 
 /// Sets errno and returns -1.
 pub(crate) fn fail(errno: c_int) -> i64 {
@@ -35,7 +35,19 @@ pub(crate) fn is_marked(fd: c_int) -> bool {
 /// Whether calls on a descriptor are to be served.
 #[inline]
 pub(crate) fn managed(fd: c_int) -> bool {
-    seen() && fd >= 0 && is_marked(fd)
+    seen() && fd >= 0 && (is_marked(fd) || known::is_known(fd) && !is_plain(fd))
+}
+
+/// Whether the file of a descriptor that has lost its mark is the kernel's. If nobody can say, it is not: what was written to it may
+/// be in the log only.
+#[cold]
+fn is_plain(fd: c_int) -> bool {
+    let managed = raw::fstat(fd).map(|status| ask(Operation::Managed, None, of_file(&status)));
+    let plain = !matches!(managed, Ok(Err(_) | Ok(Reply { managed: 1, .. })));
+    if plain {
+        known::forget(fd);
+    }
+    plain
 }
 
 /// Says that the layer is in this process.
@@ -91,7 +103,12 @@ pub(crate) fn boosts() -> bool {
 /// # Errors
 /// That of bringing to the file what was written.
 pub(crate) fn demote(call: &CStr, fd: c_int) -> Result<(), c_int> {
-    if managed(fd) { ask_to_demote(call, Some(fd), Request::default()) } else { Ok(()) }
+    if managed(fd) {
+        ask_to_demote(call, Some(fd), Request::default())?;
+        // The C library may close it without us from now on, and the number be another file's.
+        known::forget(fd);
+    }
+    Ok(())
 }
 
 /// The same of a file that may be managed under another descriptor.
@@ -184,6 +201,7 @@ fn boost(fd: c_int) -> Result<bool, c_int> {
     }
     let boosted = ask(Operation::Open, Some(fd), Request::default())?.managed == 1;
     if boosted {
+        known::note(fd);
         see();
     }
     Ok(boosted)

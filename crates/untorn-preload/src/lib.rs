@@ -16,6 +16,7 @@
 //! 4. A process that has seen no managed descriptor pays for a load of one flag in each call.
 
 mod client;
+mod known;
 mod layer;
 #[cfg(all(feature = "oracle", target_arch = "x86_64"))]
 mod oracle;

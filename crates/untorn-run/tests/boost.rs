@@ -3,12 +3,14 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use untorn::medium::give_lease_back;
 
 /// What the tests run: the tool, and the layer, plain and as the test build that reports what slips past it. Cargo builds none of them for the tests of one target, so it is asked to here.
 struct Built {
@@ -210,8 +212,10 @@ struct Talk {
 
 impl Talk {
     fn start(place: &Place, program: &str) -> Self {
-        let mut command =
-            place.under(&built().layer, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()]);
+        Talk::by(place.under(&built().layer, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()]))
+    }
+
+    fn by(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         Talk { child, to, from: BufReader::new(from).lines() }
@@ -294,6 +298,12 @@ fn what_cannot_be_served_finds_a_plain_file() {
             "import socket; a, b = socket.socketpair(); socket.send_fds(a, [b'x'], [fd]); \
                      assert os.pread(socket.recv_fds(b, 1, 1)[1][0], 9, 0) == b'first'",
         ),
+        (
+            "setrlimit",
+            "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); \
+             resource.setrlimit(resource.RLIMIT_FSIZE, (5, resource.RLIM_INFINITY)); \
+             assert os.pwrite(fd, b'st and more', 3) == 2",
+        ),
         ("dup2", "os.dup2(fd, 50); assert os.pread(50, 9, 0) == b'first'"),
     ];
     for (why, then) in cases {
@@ -318,6 +328,7 @@ if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 assert os.write(other, b' parent') == 7
+assert os.fstat(os.open('f.managed', os.O_PATH)).st_size == 18
 os.close(fd)
 assert os.lseek(other, 0, os.SEEK_CUR) == 18
 assert os.pread(other, 100, 0) == b'first child parent'
@@ -462,4 +473,191 @@ fn the_next_run_replays_before_its_program_opens_a_file() {
     assert!(talk.from.next().is_none());
     let output = succeed(&mut place.under(&built().layer, &["cat".as_ref(), "f.managed".as_ref()]));
     assert_eq!(text(&output.stdout), "first");
+}
+
+#[test]
+fn calls_by_number_find_what_was_written() {
+    // Copies from one descriptor to another, by `syscall`: which argument the boosted one is, is one's own affair.
+    let program = format!(
+        "{BEGIN}
+import ctypes, platform
+call = ctypes.CDLL(None, use_errno=True).syscall
+number = dict(zip(['fstat', 'sendfile', 'copy_file_range'], [5, 40, 326] if platform.machine() == 'x86_64' else [80, 71, 285]))
+def new(name):
+    fd = os.open(name, os.O_RDWR | os.O_CREAT)
+    assert os.write(fd, b'first') == 5
+    return fd
+status = ctypes.create_string_buffer(144)
+assert call(number['fstat'], new('a.managed'), status) == 0
+assert int.from_bytes(status.raw[48:56], 'little') == 5
+r, w = os.pipe()
+assert call(number['sendfile'], w, new('b.managed'), ctypes.byref(ctypes.c_long(0)), ctypes.c_size_t(5)) == 5
+source, to = os.open('c', os.O_RDWR | os.O_CREAT), new('d.managed')
+os.write(source, b'later')
+begin = lambda: ctypes.byref(ctypes.c_long(0))
+assert call(number['copy_file_range'], source, begin(), to, begin(), ctypes.c_size_t(5), 0) == 5
+assert os.pread(to, 9, 0) == b'later'
+assert os.pread(call(32 if platform.machine() == 'x86_64' else 23, fd), 9, 0) == b'first'
+"
+    );
+    let place = Place::new();
+    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
+    assert_eq!(text(&fs::read(place.file("d.managed")).unwrap()), "later");
+}
+
+#[test]
+fn a_program_may_write_to_more_files_than_the_log_has_room_for() {
+    let program = "
+import os
+all = [os.open(f'{n}.managed', os.O_RDWR | os.O_CREAT) for n in range(100)]
+for n, fd in enumerate(all):
+    if n % 2 == 0:
+        os.ftruncate(fd, 2)
+    assert os.write(fd, b'%d' % n) == len(str(n))
+for n, fd in enumerate(all):
+    os.fsync(fd)
+    assert os.pread(fd, 9, 0) == (b'%d' % n).ljust(2 if n % 2 == 0 else 0, bytes(1)), n
+";
+    let place = Place::new();
+    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
+    assert_eq!(text(&fs::read(place.file("99.managed")).unwrap()), "99");
+    assert_eq!(place.demoted(), ["write: the log has as many files as it can have"; 36]);
+}
+
+/// The descriptor that a program says: its process and its number. To give its lease back is to do what the kernel does when it is
+/// tired of waiting for that, which takes 45 seconds.
+fn descriptor_of(talk: &mut Talk) -> OwnedFd {
+    let said = talk.from.next().unwrap().unwrap();
+    let numbers: Vec<i32> = said.split(' ').map(|number| number.parse().unwrap()).collect();
+    let process = rustix::process::Pid::from_raw(numbers[0]).unwrap();
+    let handle = rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()).unwrap();
+    let empty = rustix::process::PidfdGetfdFlags::empty();
+    rustix::process::pidfd_getfd(handle, numbers[1], empty).unwrap()
+}
+
+#[test]
+fn a_program_is_not_left_to_the_kernel_that_lost_patience_before_the_log_was_drained() {
+    let more = "
+copy = os.dup(fd)
+print(os.getpid(), fd); sys.stdin.readline()
+assert os.fstat(fd).st_size == 5 and os.pread(copy, 100, 0) == b'first'
+assert os.write(fd, b' second') == 7 and os.pread(copy, 100, 0) == b'first second'
+";
+    let place = Place::new();
+    let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
+    let descriptor = descriptor_of(&mut talk);
+    give_lease_back(descriptor.as_fd()).unwrap();
+    talk.end();
+    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first second");
+}
+
+#[test]
+fn a_program_without_its_server_fails_also_when_the_kernel_took_the_lease_back() {
+    let more = "
+copy = os.dup(fd)
+print(os.getpid(), fd); sys.stdin.readline()
+for call in [lambda: os.write(fd, b'never'), lambda: os.write(copy, b'never'), lambda: os.pread(copy, 9, 0),
+             lambda: os.fsync(fd), lambda: os.ftruncate(fd, 1)]:
+    try:
+        call()
+    except OSError as error:
+        print(error.errno)
+";
+    let place = Place::new();
+    let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
+    let descriptor = descriptor_of(&mut talk);
+    talk.child.kill().unwrap();
+    talk.child.wait().unwrap();
+    give_lease_back(descriptor.as_fd()).unwrap();
+    talk.say();
+    for _ in 0..5 {
+        talk.hear(&rustix::io::Errno::IO.raw_os_error().to_string());
+    }
+    assert!(talk.from.next().is_none());
+    assert!(untorn::replay(place.log(), None).unwrap().is_complete());
+    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
+}
+
+#[test]
+fn a_launcher_that_was_started_with_its_signals_blocked_hears_of_leases_all_the_same() {
+    let place = Place::new();
+    let program = format!("{BEGIN}print('written'); sys.stdin.readline()");
+    let under = place.under(&built().layer, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()]);
+    let blocked = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO, 61]); \
+                   os.execv(sys.argv[1], sys.argv[1:])";
+    let mut command = Command::new("python3");
+    command.args(["-c", blocked]).arg(under.get_program()).args(under.get_args()).current_dir(place.files.path());
+    let mut talk = Talk::by(command);
+    talk.hear("written");
+    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
+    talk.end();
+    // Otherwise the kernel took the lease, when it was tired of waiting.
+    assert_eq!(place.demoted(), ["opened a second time"]);
+}
+
+/// Opens a boosted file again while its server is stopped, and is interrupted by signals until the server goes on.
+const INTERRUPTED: &str = r#"
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void nothing(int number) { (void)number; }
+int main(void) {
+    int fd = open("f.managed", O_RDWR | O_CREAT, 0644);
+    if (fd < 0 || write(fd, "first", 5) != 5) return 1;
+    pid_t server = getppid(), waker = fork();
+    if (waker == 0) for (;;) { usleep(200000); kill(server, SIGCONT); }
+    struct sigaction action = {.sa_handler = nothing};
+    sigaction(SIGALRM, &action, NULL);
+    struct itimerval often = {{0, 10000}, {0, 10000}};
+    kill(server, SIGSTOP);
+    setitimer(ITIMER_REAL, &often, NULL);
+    int other = open("f.managed", O_RDONLY);
+    struct itimerval never = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &never, NULL);
+    kill(server, SIGCONT);
+    kill(waker, SIGKILL);
+    waitpid(waker, NULL, 0);
+    if (other < 0) { perror("open"); return 2; }
+    char bytes[6] = "";
+    return read(other, bytes, 5) == 5 && strcmp(bytes, "first") == 0 ? 0 : 3;
+}
+"#;
+
+#[test]
+fn an_opening_that_waits_for_the_log_is_not_interrupted() {
+    let place = Place::new();
+    let (source, made) = (place.aside.path().join("interrupted.c"), place.aside.path().join("interrupted"));
+    fs::write(&source, INTERRUPTED).unwrap();
+    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    succeed(cc.arg("-o").arg(&made).arg(&source));
+    succeed(&mut place.under(&built().layer, &[made.as_os_str()]));
+}
+
+/// One process writes files and closes them, another looks at the length of each as soon as that was written.
+const LENGTHS: &str = "
+import os
+r, w = os.pipe()
+if os.fork() == 0:
+    for number in range(200):
+        fd = os.open(f'{number}.managed', os.O_RDWR | os.O_CREAT)
+        os.write(fd, b'first')
+        os.write(w, b'.')
+        os.close(fd)
+    os._exit(0)
+for number in range(200):
+    assert os.read(r, 1) == b'.'
+    for _ in range(20):
+        length = os.stat(f'{number}.managed').st_size
+        assert length == 5, (number, length)
+assert os.wait()[1] == 0
+";
+
+#[test]
+fn a_length_is_never_older_than_the_last_write_though_the_file_is_let_go_of_meanwhile() {
+    let place = Place::new();
+    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), LENGTHS.as_ref()]));
 }

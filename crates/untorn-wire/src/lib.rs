@@ -76,7 +76,7 @@ pub enum Operation {
     CommitAll = 10,
     /// Length and times of the file (`device`, `inode`).
     Status = 11,
-    /// The times of the file (`device`, `inode`) were set; its status tells.
+    /// The times, or other attributes, of the file (`device`, `inode`) were set; its status tells.
     Times = 12,
     /// The layer told the program no: the payload says in which call and why.
     Refused = 13,

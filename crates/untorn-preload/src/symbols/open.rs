@@ -54,15 +54,25 @@ fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) ->
 fn open_boosted(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     let open = || real!(openat(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int);
     let mut fd = open();
-    // SAFETY: the address is this thread's own.
-    if fd < 0 && flags & libc::O_NONBLOCK != 0 && unsafe { *raw::errno() } == libc::EWOULDBLOCK {
-        // It does not wait then, though the program knows of no reason to.
+    while fd < 0 {
+        // SAFETY: the address is this thread's own.
+        let interrupted = match unsafe { *raw::errno() } {
+            // It waits no longer than until a signal, though the program knows of no reason to wait.
+            libc::EINTR => true,
+            // It does not wait at all then.
+            libc::EWOULDBLOCK if flags & libc::O_NONBLOCK != 0 => false,
+            _ => break,
+        };
         // SAFETY: the kernel took the path for one.
         let status = unsafe { text(path) }.and_then(|path| raw::stat_at(directory, path, 0).ok());
-        match status.map(|status| demote_file(c"open", &status)) {
-            Some(Ok(())) => fd = open(),
-            Some(Err(errno)) => return fail(errno) as c_int,
-            None => {}
+        let Some(status) = status.filter(is_regular) else { break };
+        if let Err(errno) = demote_file(c"open", &status) {
+            return fail(errno) as c_int;
+        }
+        fd = open();
+        if !interrupted {
+            // It is somebody else's lease.
+            break;
         }
     }
     if fd < 0 || flags & TMPFILE != 0 {

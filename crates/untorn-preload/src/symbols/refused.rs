@@ -158,7 +158,8 @@ fn by_number(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long> {
         {
             Some(fail(refuse(c"syscall", c"by number, past the C library", fd)))
         }
-        libc::SYS_close | libc::SYS_close_range | libc::SYS_dup | libc::SYS_fstat => None,
+        libc::SYS_close | libc::SYS_close_range => None,
+        libc::SYS_dup | libc::SYS_fstat if !boosts() => None,
         // What begins with a descriptor of ours.
         _ if boosts() => demoted(c"syscall", &[fd]),
         _ => None,
@@ -166,8 +167,16 @@ fn by_number(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long> {
 }
 
 /// What a system call by number that is not about its first argument fails with, where files are boosted.
-fn boosted_by_number(number: c_long, [_, b, _, _, e, _]: [usize; 6]) -> Option<c_long> {
+fn boosted_by_number(number: c_long, [_, b, c, _, e, _]: [usize; 6]) -> Option<c_long> {
     let outcome = match number {
+        // Those that have a second descriptor.
+        libc::SYS_sendfile => demote(c"syscall", b as c_int),
+        libc::SYS_splice | libc::SYS_copy_file_range => demote(c"syscall", c as c_int),
+        libc::SYS_ioctl if b as u64 == FICLONE => demote(c"syscall", c as c_int),
+        libc::SYS_ioctl if b as u64 == FICLONERANGE && c != 0 => {
+            // SAFETY: the program's argument, a structure that begins with the descriptor.
+            demote(c"syscall", unsafe { (c as *const i64).read_unaligned() } as c_int)
+        }
         libc::SYS_mmap => demote(c"mmap", e as c_int),
         // SAFETY: the program's message.
         libc::SYS_sendmsg => return unsafe { messages::passing(b as *const libc::msghdr) },
@@ -193,7 +202,19 @@ fn boosted_by_number(number: c_long, [_, b, _, _, e, _]: [usize; 6]) -> Option<c
     outcome.err().map(fail)
 }
 
+/// Before a limit is set, where files are boosted: how long a file may get is a question to the kernel. What the call fails with, if
+/// what was written could not be brought to the files.
+fn limited(resource: c_uint) -> Option<c_int> {
+    if !boosts() || u64::from(resource) != libc::RLIMIT_FSIZE as u64 {
+        return None;
+    }
+    demote_all(c"setrlimit").err().map(|errno| fail(errno) as c_int)
+}
+
 calls! {
+    [setrlimit setrlimit64](resource: c_uint, limit: *const c_void) -> c_int = limited(resource);
+    [prlimit prlimit64](process: libc::pid_t, resource: c_uint, limit: *const c_void, old: *mut c_void) -> c_int =
+        if limit.is_null() { None } else { limited(resource) };
     [splice](
         from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, count: size_t, flags: c_uint
     ) -> ssize_t = size(no(c"splice", PAST, &[from, to]));

@@ -18,6 +18,10 @@ use crate::managed::Errno;
 /// No file of any file system reaches so far that a log would be in front of: the kernel knows what to say to more.
 const FAR: u64 = 1 << 42;
 
+/// What the log says to the first write of a file when it has as many files as it can have. Nothing of the file is in it then.
+const NO_LINE: Errno = Sys::NFILE.raw_os_error();
+const NO_LINE_IN_WORDS: &str = "write: the log has as many files as it can have";
+
 impl Boost {
     /// Reads, and moves the descriptor's offset where it is used.
     pub(super) fn read(&self, descriptor: &OwnedFd, request: &Request) -> Result<Vec<u8>, Errno> {
@@ -67,7 +71,10 @@ impl Boost {
             let Some(end) = at.checked_add(bytes.len() as u64).filter(|end| *end < FAR) else {
                 return self.left_to_the_kernel(file, "write: far away");
             };
-            file.write(bytes, at)?;
+            match file.write(bytes, at) {
+                Err(errno) if errno == NO_LINE => return self.left_to_the_kernel(file, NO_LINE_IN_WORDS),
+                written => written?,
+            }
             if request.offset < 0 {
                 move_to(descriptor, end)?;
             }
@@ -108,13 +115,23 @@ impl Boost {
             if len >= FAR {
                 return self.left_to_the_kernel(file, "ftruncate: far away");
             }
-            file.set_len(len)
+            match file.set_len(len) {
+                Err(errno) if errno == NO_LINE => self.left_to_the_kernel(file, NO_LINE_IN_WORDS),
+                done => done,
+            }
         })
     }
 
     /// `fsync` and its kin.
     pub(super) fn sync(&self, descriptor: &OwnedFd) -> Result<(), Errno> {
         self.with(descriptor, |file| file.sync())
+    }
+
+    /// Attributes of a file were set. Where it was its times, it was demoted before.
+    pub(super) fn attributes_were_set(&self, key: Key) {
+        if let Some(file) = self.find(key) {
+            lock(&file).attributes_were_set();
+        }
     }
 
     /// Length and time of the last change of a file, where they differ from the kernel's.

@@ -42,6 +42,9 @@ pub(super) struct Boosted {
     file: CachedFile,
     /// When its bytes were last changed, if they were since it was opened.
     changed: Option<Time>,
+    /// Whether the kernel may have what is not durable, of which the log knows nothing: what the opening truncated, what was written
+    /// before it, attributes. The log has the file synced once, when it gets the first of it.
+    unsynced: bool,
     state: State,
 }
 
@@ -86,6 +89,7 @@ impl Boosted {
             own,
             file,
             changed: None,
+            unsynced: true,
             state: State::Boosted,
         };
         // Until the lease was there, somebody may have changed the length.
@@ -142,13 +146,24 @@ impl Boosted {
     }
 
     fn note(&mut self) {
+        // From then on only attributes are the kernel's.
+        self.unsynced &= self.changed.is_some();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.changed = Some((now.as_secs() as i64, i64::from(now.subsec_nanos())));
     }
 
     /// Durable, all that was written.
-    pub(super) fn sync(&self) -> Result<(), Errno> {
+    pub(super) fn sync(&mut self) -> Result<(), Errno> {
+        if self.unsynced {
+            rustix::fs::fsync(&self.own).map_err(libc_errno)?;
+            self.unsynced = false;
+        }
         self.file.sync().map_err(errno)
+    }
+
+    /// Attributes of the file were set, by the kernel.
+    pub(super) fn attributes_were_set(&mut self) {
+        self.unsynced = true;
     }
 
     /// With the kernel, all that was written.

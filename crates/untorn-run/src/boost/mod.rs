@@ -33,6 +33,7 @@ use rustix::io::Errno as Sys;
 use signal_hook::consts::SIGIO;
 use signal_hook::iterator::Signals;
 use untorn::WriteCache;
+use untorn::medium::unblock;
 use untorn_wire::{MARK, PLAIN};
 
 use self::file::{Boosted, State};
@@ -72,6 +73,11 @@ impl Boost {
         let mut signals = Signals::new([MARK, SIGIO])?;
         let watched = Arc::downgrade(&boost);
         thread::Builder::new().name("untorn-leases".to_owned()).spawn(move || {
+            for signal in [MARK, SIGIO] {
+                if let Err(error) = unblock(signal) {
+                    tracing::warn!(%error, signal, "who opens a boosted file may have to wait for long");
+                }
+            }
             for _ in &mut signals {
                 let Some(boost) = watched.upgrade() else { return };
                 boost.yield_leases();

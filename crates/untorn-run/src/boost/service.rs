@@ -64,8 +64,7 @@ impl Service for Boost {
                 // Before the process is gone, for whoever waits for its end may look at the file without opening it.
                 self.let_go_of_unheld(Some(process));
             }
-            // It was demoted before they were set.
-            Operation::Times => {}
+            Operation::Times => self.attributes_were_set(key),
             Operation::Managed => return Ok(managed(self.find(key).is_some())),
             _ => return Err(PLAIN),
         }

@@ -29,6 +29,24 @@ pub fn take_lease(file: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     })
 }
 
+/// Lets a signal reach this process by way of the calling thread: who started the process may have had it blocked, and the thread
+/// that would be told of a lease would never be.
+///
+/// # Errors
+/// EINVAL for what is no signal.
+pub fn unblock(signal: i32) -> io::Result<()> {
+    let mut signals = std::mem::MaybeUninit::uninit();
+    // SAFETY: it makes the set an empty one.
+    unsafe { libc::sigemptyset(signals.as_mut_ptr()) };
+    // SAFETY: the set was made just now.
+    if unsafe { libc::sigaddset(signals.as_mut_ptr(), signal) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the set was made just now, and the old one is not asked for.
+    let errno = unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, signals.as_ptr(), std::ptr::null_mut()) };
+    if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
+}
+
 /// Whether nobody has asked for the file since the lease was taken.
 pub fn has_lease(file: BorrowedFd<'_>) -> bool {
     command(file, libc::F_GETLEASE, 0).is_ok_and(|kind| kind == libc::F_WRLCK)
