@@ -3,12 +3,12 @@
 use core::ffi::{CStr, c_char, c_int};
 
 use libc::{iovec, stat};
-use untorn_wire::{MARK, Operation, Reply, Request};
+use untorn_wire::{MARK, Operation, PLAIN, Reply, Request};
 
 use crate::client::{self, Memory};
 use crate::path::Path;
-use crate::raw;
 use crate::settings::{may_be_managed, see, seen, settings};
+use crate::{known, raw};
 
 /// Sets errno and returns -1.
 pub(crate) fn fail(errno: c_int) -> i64 {
@@ -22,6 +22,11 @@ pub(crate) fn returned(result: Result<i64, c_int>) -> i64 {
     result.unwrap_or_else(fail)
 }
 
+/// A result as the C library returns it; `None` if the file has become a plain one, for the C library to go on.
+pub(crate) fn served(result: Result<i64, c_int>) -> Option<i64> {
+    if result == Err(PLAIN) { None } else { Some(returned(result)) }
+}
+
 /// Whether the kernel keeps our mark with a descriptor.
 pub(crate) fn is_marked(fd: c_int) -> bool {
     raw::fcntl(fd, raw::GETSIG, 0) == Ok(MARK)
@@ -30,7 +35,19 @@ pub(crate) fn is_marked(fd: c_int) -> bool {
 /// Whether calls on a descriptor are to be served.
 #[inline]
 pub(crate) fn managed(fd: c_int) -> bool {
-    seen() && fd >= 0 && is_marked(fd)
+    seen() && fd >= 0 && (is_marked(fd) || known::is_known(fd) && !is_plain(fd))
+}
+
+/// Whether the file of a descriptor that has lost its mark is the kernel's. If nobody can say, it is not: what was written to it may
+/// be in the log only.
+#[cold]
+fn is_plain(fd: c_int) -> bool {
+    let managed = raw::fstat(fd).map(|status| ask(Operation::Managed, None, of_file(&status)));
+    let plain = !matches!(managed, Ok(Err(_) | Ok(Reply { managed: 1, .. })));
+    if plain {
+        known::forget(fd);
+    }
+    plain
 }
 
 /// Says that the layer is in this process.
@@ -75,6 +92,57 @@ pub(crate) fn refuse_at(call: &CStr, why: &CStr, fd: c_int, path: &CStr) -> c_in
     libc::ENOTSUP
 }
 
+/// Whether what cannot be served is handed to the kernel, instead of refused.
+#[inline]
+pub(crate) fn boosts() -> bool {
+    settings().is_some_and(|settings| settings.boost)
+}
+
+/// Makes the file of a descriptor a plain one, if it is managed, before the kernel sees the call: for the mode that does so.
+///
+/// # Errors
+/// That of bringing to the file what was written.
+pub(crate) fn demote(call: &CStr, fd: c_int) -> Result<(), c_int> {
+    if managed(fd) {
+        ask_to_demote(call, Some(fd), Request::default())?;
+        // The C library may close it without us from now on, and the number be another file's.
+        known::forget(fd);
+    }
+    Ok(())
+}
+
+/// The same of a file that may be managed under another descriptor.
+///
+/// # Errors
+/// That of bringing to the file what was written.
+pub(crate) fn demote_file(call: &CStr, status: &stat) -> Result<(), c_int> {
+    if is_regular(status) && may_be_managed(status.st_dev, status.st_ino) {
+        ask_to_demote(call, None, of_file(status))
+    } else {
+        Ok(())
+    }
+}
+
+/// The same of all files.
+///
+/// # Errors
+/// That of bringing to one of them what was written.
+pub(crate) fn demote_all(call: &CStr) -> Result<(), c_int> {
+    ask_to_demote(call, None, Request { number: 1, ..Request::default() })
+}
+
+fn ask_to_demote(call: &CStr, fd: Option<c_int>, request: Request) -> Result<(), c_int> {
+    let name = call.to_bytes_with_nul();
+    let piece = [iovec { iov_base: name.as_ptr().cast_mut().cast(), iov_len: name.len() }];
+    let request = Request { payload: name.len() as u64, ..request };
+    ask_with(Operation::Demote, fd, request, Memory::new(&piece, name.len()), Memory::NONE).map(drop)
+}
+
+/// In the mode that demotes: makes the descriptors' files plain ones. What the call fails with, if that fails.
+pub(crate) fn demoted(call: &CStr, descriptors: &[c_int]) -> Option<i64> {
+    descriptors.iter().find_map(|fd| demote(call, *fd).err()).map(fail)
+}
+
 /// Whether a status is one of a regular file.
 pub(crate) fn is_regular(status: &stat) -> bool {
     status.st_mode & libc::S_IFMT == libc::S_IFREG
@@ -105,6 +173,9 @@ pub(crate) fn adopt(fd: c_int, atomic: bool, truncate: bool) -> Result<bool, c_i
     if !is_regular(&status) {
         return Ok(false);
     }
+    if boosts() {
+        return boost(fd);
+    }
     let chosen = atomic || may_be_managed(status.st_dev, status.st_ino) && is_managed_file(&status)? || is_chosen(fd);
     if !chosen || raw::file_system(fd).is_ok_and(|kind| NO_FILES.contains(&kind)) {
         return Ok(false);
@@ -113,6 +184,27 @@ pub(crate) fn adopt(fd: c_int, atomic: bool, truncate: bool) -> Result<bool, c_i
     raw::fcntl(fd, raw::SETSIG, MARK)?;
     see();
     Ok(true)
+}
+
+/// Has a regular file's descriptor that was just opened boosted, if that is to be and can be. The server marks it.
+fn boost(fd: c_int) -> Result<bool, c_int> {
+    // The C library's streams of these numbers would go past us.
+    if fd <= libc::STDERR_FILENO {
+        return Ok(false);
+    }
+    let flags = raw::fcntl(fd, libc::F_GETFL, 0)?;
+    if flags & libc::O_ACCMODE == libc::O_RDONLY || raw::is_limited() || !is_chosen(fd) {
+        return Ok(false);
+    }
+    if raw::file_system(fd).is_ok_and(|kind| NO_FILES.contains(&kind)) {
+        return Ok(false);
+    }
+    let boosted = ask(Operation::Open, Some(fd), Request::default())?.managed == 1;
+    if boosted {
+        known::note(fd);
+        see();
+    }
+    Ok(boosted)
 }
 
 fn of_file(status: &stat) -> Request {

@@ -6,7 +6,8 @@
 //! keeps with the open file description, and which `dup`, `fork` and `exec` take along.
 //!
 //! # What makes it sound
-//! 1. A call on a managed descriptor never reaches the kernel as it is. What cannot be served fails, and is reported.
+//! 1. A call on a managed descriptor never reaches the kernel as it is. What cannot be served fails, and is reported; or, in the
+//!    mode that boosts files, the server makes the file a plain one before the call goes on.
 //! 2. The layer allocates nothing after it was loaded, takes no lock that a signal handler or a forked child could wait for
 //!    (all signals are blocked while a connection is in use; a child finds the connections gone, `MADV_WIPEONFORK`), and calls
 //!    the kernel itself ([`raw`]): so it may be called from signal handlers, from a child of `vfork`, and by `malloc`.
@@ -15,6 +16,7 @@
 //! 4. A process that has seen no managed descriptor pays for a load of one flag in each call.
 
 mod client;
+mod known;
 mod layer;
 #[cfg(all(feature = "oracle", target_arch = "x86_64"))]
 mod oracle;

@@ -124,6 +124,25 @@ pub(crate) fn fstat(fd: c_int) -> Result<stat, c_int> {
     Ok(unsafe { status.assume_init() })
 }
 
+/// Whether this process may write files of a limited length only: the kernel knows what to do at the limit.
+pub(crate) fn is_limited() -> bool {
+    let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    let arguments = [0, libc::RLIMIT_FSIZE as usize, 0, &raw mut limit as usize, 0, 0];
+    // SAFETY: the kernel fills a structure of this size.
+    let known = unsafe { result(libc::SYS_prlimit64, arguments) };
+    known.is_err() || limit.rlim_cur != libc::RLIM64_INFINITY
+}
+
+/// How many descriptors this process may have.
+pub(crate) fn most_descriptors() -> c_int {
+    let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    let arguments = [0, libc::RLIMIT_NOFILE as usize, 0, &raw mut limit as usize, 0, 0];
+    // SAFETY: the kernel fills a structure of this size.
+    let known = unsafe { result(libc::SYS_prlimit64, arguments) };
+    // One may have been opened before the limit was lowered.
+    if known.is_ok() { limit.rlim_cur.clamp(1024, 65_536) as c_int } else { 65_536 }
+}
+
 /// The kind of file system that a descriptor's file is on.
 pub(crate) fn file_system(fd: c_int) -> Result<i64, c_int> {
     let mut status = MaybeUninit::<libc::statfs>::zeroed();

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use untorn_wire::{BOARD, BOARD_BYTES, LAYER, MATCH, SOCKET, board_bit};
+use untorn_wire::{BOARD, BOARD_BYTES, LAYER, MATCH, MODE, SOCKET, board_bit};
 
 use crate::{client, layer, raw};
 
@@ -13,6 +13,8 @@ use crate::{client, layer, raw};
 pub(crate) struct Settings {
     pub(crate) socket: Vec<u8>,
     pub(crate) globs: Vec<Vec<u8>>,
+    /// Whether it is the mode in which what cannot be served is handed to the kernel, instead of refused.
+    pub(crate) boost: bool,
     /// The variables that an environment must have for the layer to be in: `NAME=value` and a zero.
     pub(crate) variables: Vec<Vec<u8>>,
     /// The layer's path.
@@ -60,7 +62,7 @@ pub(crate) fn set_up() {
     let globs = variable(MATCH).unwrap_or_default();
     let globs = globs.split(|byte| *byte == b'\n').filter(|glob| !glob.is_empty()).map(<[u8]>::to_vec).collect();
     let mut variables = Vec::new();
-    for name in [SOCKET, BOARD, LAYER, MATCH, "LD_PRELOAD"] {
+    for name in [SOCKET, BOARD, LAYER, MATCH, MODE, "LD_PRELOAD"] {
         if let Some(value) = variable(name) {
             variables.push([name.as_bytes(), b"=", &value, b"\0"].concat());
         }
@@ -69,7 +71,8 @@ pub(crate) fn set_up() {
     path.push(0);
     client::open_board(&path);
     client::set_up();
-    if SETTINGS.set(Settings { socket, globs, variables, layer }).is_err() {
+    let boost = variable(MODE).is_some_and(|mode| mode == b"boost");
+    if SETTINGS.set(Settings { socket, globs, boost, variables, layer }).is_err() {
         return;
     }
     layer::hello();
@@ -81,6 +84,8 @@ pub(crate) fn set_up() {
         }
         if layer::is_marked(fd) {
             see();
+        } else if boost {
+            // Others may have it too, for whose writes the kernel asks nobody.
         } else if layer::adopt(fd, false, false).is_err() {
             // It stays as it is; the program finds a descriptor that nobody serves.
             let _ = layer::refuse(c"exec", c"an inherited descriptor of a file that cannot be managed", fd);

@@ -12,14 +12,15 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use untorn_wire::{MOST, Operation, Reply, Request};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::files::Files;
+use crate::descriptor::path_of;
 use crate::managed::{Errno, libc_errno};
+use crate::service::Service;
 
 /// Serves a connection until the process closes it, or ends. `known` is a process that had one before.
 ///
 /// # Errors
 /// Those of the socket: the process died amid a request, which is dropped then.
-pub(crate) fn serve(files: &Files, mut socket: UnixStream, process: u32, known: bool) -> io::Result<()> {
+pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, process: u32, known: bool) -> io::Result<()> {
     while let Some((request, descriptor)) = receive(&mut socket)? {
         // A payload is as long as a write may be; more is no request of the layer.
         if request.payload > MOST {
@@ -30,7 +31,7 @@ pub(crate) fn serve(files: &Files, mut socket: UnixStream, process: u32, known: 
         if payload.len() as u64 != request.payload {
             return Ok(());
         }
-        let call = Call { files, process, known, request, descriptor, payload };
+        let call = Call { service, process, known, request, descriptor, payload };
         let (reply, bytes) = match call.answer() {
             Ok(answer) => answer,
             Err(errno) => (Reply { errno, ..Reply::default() }, Vec::new()),
@@ -72,81 +73,65 @@ fn receive(socket: &mut UnixStream) -> io::Result<Option<(Request, Option<OwnedF
     Ok(Some((request, descriptor)))
 }
 
-struct Call<'a> {
-    files: &'a Files,
-    process: u32,
+/// A request, with what came along.
+pub(crate) struct Call<'a> {
+    service: &'a dyn Service,
+    /// Whose it is.
+    pub(crate) process: u32,
     known: bool,
-    request: Request,
+    pub(crate) request: Request,
     descriptor: Option<OwnedFd>,
-    payload: Vec<u8>,
+    pub(crate) payload: Vec<u8>,
 }
 
-type Answer = (Reply, Vec<u8>);
+/// An answer, and the bytes that go along.
+pub(crate) type Answer = (Reply, Vec<u8>);
 
-fn value(value: i64) -> Answer {
+/// An answer that is a number.
+pub(crate) fn value(value: i64) -> Answer {
     (Reply { value, ..Reply::default() }, Vec::new())
 }
 
 impl Call<'_> {
-    fn descriptor(&self) -> Result<&OwnedFd, Errno> {
+    /// The descriptor that the call was made with.
+    pub(crate) fn descriptor(&self) -> Result<&OwnedFd, Errno> {
         self.descriptor.as_ref().ok_or(libc_errno(Sys::BADF))
     }
 
     fn answer(&self) -> Result<Answer, Errno> {
-        let (files, process, request) = (self.files, self.process, &self.request);
-        let key = (request.device, request.inode);
-        let Some(operation) = Operation::of(request.operation) else { return Err(libc_errno(Sys::NOSYS)) };
-        match operation {
-            Operation::Hello => {
-                files.ledger.process();
-                return Ok(value(self.known.into()));
+        match Operation::of(self.request.operation) {
+            None => Err(libc_errno(Sys::NOSYS)),
+            Some(Operation::Hello) => {
+                self.service.ledger().process();
+                Ok(value(self.known.into()))
             }
-            Operation::Open => files.opened(self.descriptor()?, process, request.number != 0)?,
-            Operation::Closed => files.let_go(key)?,
-            Operation::Read => {
-                let bytes = files.read(self.descriptor()?, request)?;
-                return Ok((Reply { value: bytes.len() as i64, ..Reply::default() }, bytes));
+            Some(Operation::Refused) => {
+                self.refused();
+                Ok(value(0))
             }
-            Operation::Write => {
-                files.write(self.descriptor()?, process, request, &self.payload)?;
-                return Ok(value(self.payload.len() as i64));
-            }
-            Operation::Seek => return Ok(value(files.seek(self.descriptor()?, request)?)),
-            Operation::SetLength => files.set_length(self.descriptor()?, process, request.number)?,
-            Operation::Allocate => files.allocate(self.descriptor()?, process, request)?,
-            Operation::Commit => files.commit(self.descriptor()?)?,
-            Operation::CommitAll => files.commit_all()?,
-            Operation::Status => {
-                if let Some((len, (seconds, nanoseconds))) = files.status(key)? {
-                    let reply = Reply { managed: 1, value: len as i64, seconds, nanoseconds, ..Reply::default() };
-                    return Ok((reply, Vec::new()));
-                }
-            }
-            Operation::Times => files.times_were_set(key)?,
-            Operation::Refused => self.refused(),
-            Operation::Exit => files.processes.exits(process),
-            Operation::Managed => {
-                let (managed, value) = files.is_managed(key, request.number);
-                let reply = Reply { managed: managed.into(), value, ..Reply::default() };
-                return Ok((reply, Vec::new()));
-            }
-            _ => return Err(libc_errno(Sys::NOSYS)),
+            Some(operation) => self.service.answer(operation, self),
         }
-        Ok(value(0))
     }
 
-    /// The payload of a refusal: the call, why, the path, each ended by a zero.
+    /// Words of the payload, each ended by a zero.
+    fn words(&self) -> impl Iterator<Item = &[u8]> {
+        self.payload.split(|byte| *byte == 0)
+    }
+
+    /// The first word of the payload: the name of the program's call.
+    pub(crate) fn name(&self) -> String {
+        String::from_utf8_lossy(self.words().next().unwrap_or_default()).into_owned()
+    }
+
+    /// The payload of a refusal: the call, why, the path.
     fn refused(&self) {
-        let mut words = self.payload.split(|byte| *byte == 0);
+        let mut words = self.words();
         let mut next = || words.next().unwrap_or_default();
         let (call, why, path) = (next(), next(), next());
         let path = match &self.descriptor {
-            Some(descriptor) => {
-                use std::os::fd::AsRawFd;
-                std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).unwrap_or_default()
-            }
+            Some(descriptor) => path_of(descriptor).unwrap_or_default(),
             None => Path::new(std::ffi::OsStr::from_bytes(path)).to_owned(),
         };
-        self.files.ledger.refused(&String::from_utf8_lossy(call), &String::from_utf8_lossy(why), &path);
+        self.service.ledger().refused(&String::from_utf8_lossy(call), &String::from_utf8_lossy(why), &path);
     }
 }

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
+use std::sync::Arc;
 use std::thread;
 
 use rustix::process::{
@@ -14,12 +15,17 @@ use rustix::process::{
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
-use untorn_wire::{BOARD, LAYER, MATCH, ORACLE, SOCKET};
+use untorn::WriteCache;
+use untorn_wire::{BOARD, LAYER, MATCH, MODE, ORACLE, SOCKET};
 
+use crate::board::Board;
+use crate::boost::Boost;
+use crate::files::Files;
 use crate::managed::Mode;
 use crate::program::{self, Refusal, Runnable};
 use crate::report::Report;
 use crate::server::Server;
+use crate::service::Service;
 
 /// What to run, and with what.
 #[derive(Clone, Debug)]
@@ -33,6 +39,18 @@ pub struct Launch {
     pub globs: Vec<String>,
     /// `libuntorn_preload.so`.
     pub layer: PathBuf,
+}
+
+impl Launch {
+    /// Whether the globs choose a file, by its path without symbolic links.
+    ///
+    /// # Errors
+    /// [`NotRun::Glob`]; [`NotRun::Io`] without a working directory.
+    pub fn manages(&self, path: &Path) -> Result<bool, NotRun> {
+        let globs = absolute_globs(&self.globs)?;
+        let mut globs = globs.as_bytes().split(|byte| *byte == b'\n').filter(|glob| !glob.is_empty());
+        Ok(globs.any(|glob| fast_glob::glob_match(glob, path.as_os_str().as_bytes())))
+    }
 }
 
 /// How a run ended.
@@ -76,11 +94,30 @@ impl std::error::Error for NotRun {}
 /// # Errors
 /// Why it was not run; nothing of it was, then.
 pub fn launch(launch: &Launch, mode: impl Mode + 'static) -> Result<Ended, NotRun> {
+    let name = mode.name();
+    run(launch, name, |board| Ok(Arc::new(Files::new(Box::new(mode), board))))
+}
+
+/// Runs a program with a log in front of its files, which was replayed when it was opened; otherwise as [`launch`]. What is still
+/// in the log at the end is of files that could not be written to.
+///
+/// # Errors
+/// Why it was not run; nothing of it was, then.
+pub fn launch_with_log(launch: &Launch, log: WriteCache) -> Result<Ended, NotRun> {
+    run(launch, "boost", |board| Ok(Boost::start(log, board)?))
+}
+
+/// Runs a program under what serves its files.
+fn run(
+    launch: &Launch,
+    mode: &str,
+    service: impl FnOnce(Board) -> io::Result<Arc<dyn Service>>,
+) -> Result<Ended, NotRun> {
     let runnable = program::find(&launch.program).map_err(NotRun::Refused)?;
     let globs = absolute_globs(&launch.globs)?;
     let preload = preload(&launch.layer)?;
     verify(&runnable, &launch.layer, &preload)?;
-    let server = Server::start(mode).map_err(|error| NotRun::Io("serve", error))?;
+    let server = Server::start(service).map_err(|error| NotRun::Io("serve", error))?;
     // Whoever loses its parent becomes a child of this process, which waits for it.
     set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| NotRun::Io("adopt orphans", error.into()))?;
     // One that is ignored (`nohup`) stays so, here and in the program: a handler would not be passed on to it.
@@ -94,6 +131,7 @@ pub fn launch(launch: &Launch, mode: impl Mode + 'static) -> Result<Ended, NotRu
         .env(BOARD, server.board())
         .env(LAYER, &launch.layer)
         .env(MATCH, globs)
+        .env(MODE, mode)
         .spawn()
         .map_err(|error| NotRun::Io("start the program", error))?;
     many_descriptors();

@@ -18,7 +18,9 @@
 #![forbid(unsafe_code)]
 
 mod board;
+mod boost;
 mod connection;
+mod descriptor;
 mod files;
 mod holders;
 mod launch;
@@ -27,9 +29,9 @@ mod processes;
 mod program;
 mod report;
 mod server;
+mod service;
 
-pub use launch::{Ended, Launch, NotRun, launch};
+pub use launch::{Ended, Launch, NotRun, launch, launch_with_log};
 pub use managed::{Atomic, Managed, Mode};
 pub use program::{Refusal, examine};
-pub use report::{FileReport, Refused, Report};
-pub use server::Server;
+pub use report::{Demoted, FileReport, Refused, Report};

@@ -36,6 +36,15 @@ pub struct Refused {
     pub path: PathBuf,
 }
 
+/// A file that the kernel served from some call on, as without untorn.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Demoted {
+    /// The call that was not to be served otherwise, or what else happened.
+    pub why: String,
+    /// The file.
+    pub path: PathBuf,
+}
+
 /// What a run did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
@@ -45,6 +54,8 @@ pub struct Report {
     pub files: Vec<FileReport>,
     /// What was told no, and how often.
     pub refused: Vec<(Refused, u64)>,
+    /// What was demoted, and how often.
+    pub demoted: Vec<(Demoted, u64)>,
     /// What failed when nobody was left to be told: commits at a file's last close.
     pub failures: Vec<String>,
 }
@@ -60,6 +71,7 @@ struct Inner {
     processes: u64,
     files: BTreeMap<PathBuf, FileReport>,
     refused: BTreeMap<Refused, u64>,
+    demoted: BTreeMap<Demoted, u64>,
     failures: Vec<String>,
 }
 
@@ -87,6 +99,11 @@ impl Ledger {
         *self.lock().refused.entry(key).or_default() += 1;
     }
 
+    pub(crate) fn demoted(&self, why: &str, path: &Path) {
+        let key = Demoted { why: why.to_owned(), path: path.to_owned() };
+        *self.lock().demoted.entry(key).or_default() += 1;
+    }
+
     pub(crate) fn failure(&self, what: String) {
         self.lock().failures.push(what);
     }
@@ -97,6 +114,7 @@ impl Ledger {
             processes: inner.processes,
             files: inner.files.values().cloned().collect(),
             refused: inner.refused.iter().map(|(refused, count)| (refused.clone(), *count)).collect(),
+            demoted: inner.demoted.iter().map(|(demoted, count)| (demoted.clone(), *count)).collect(),
             failures: inner.failures.clone(),
         }
     }

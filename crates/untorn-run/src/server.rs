@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -12,14 +12,13 @@ use tempfile::TempDir;
 
 use crate::board::Board;
 use crate::connection;
-use crate::files::Files;
-use crate::managed::Mode;
 use crate::processes;
 use crate::report::Report;
+use crate::service::Service;
 
 /// Serves the managed files of one run. The files are let go of by [`finish`](Server::finish).
-pub struct Server {
-    files: Arc<Files>,
+pub(crate) struct Server {
+    files: Arc<dyn Service>,
     /// Of this user alone: who can connect can read and write the managed files.
     directory: TempDir,
 }
@@ -35,11 +34,11 @@ impl Server {
     ///
     /// # Errors
     /// Those of making a directory and a socket.
-    pub fn start(mode: impl Mode + 'static) -> io::Result<Self> {
+    pub(crate) fn start(mode: impl FnOnce(Board) -> io::Result<Arc<dyn Service>>) -> io::Result<Self> {
         let directory = tempfile::Builder::new().prefix("untorn-run-").tempdir()?;
         let board = Board::create(&directory.path().join("board"))?;
         let listener = UnixListener::bind(directory.path().join("socket"))?;
-        let files = Arc::new(Files::new(Box::new(mode), board));
+        let files = mode(board)?;
         let server = Server { files: files.clone(), directory };
         thread::Builder::new().name("untorn-accept".to_owned()).spawn(move || {
             for socket in listener.incoming() {
@@ -58,34 +57,19 @@ impl Server {
     }
 
     /// The socket's path.
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("socket")
     }
 
     /// The board's path.
-    pub fn board(&self) -> PathBuf {
+    pub(crate) fn board(&self) -> PathBuf {
         self.directory.path().join("board")
     }
 
-    /// A directory that lives as long as the server.
-    pub fn directory(&self) -> &Path {
-        self.directory.path()
-    }
-
-    /// What was done so far.
-    pub fn report(&self) -> Report {
-        self.files.ledger.report()
-    }
-
-    /// Lets go of every file that nobody holds any more.
-    pub fn sweep(&self) {
-        self.files.sweep();
-    }
-
     /// The run is over: lets go of all files, and reports.
-    pub fn finish(self) -> Report {
+    pub(crate) fn finish(self) -> Report {
         self.files.close();
-        self.files.ledger.report()
+        self.files.ledger().report()
     }
 }
 
@@ -100,29 +84,29 @@ fn is_short_of_descriptors(error: &io::Error) -> bool {
 }
 
 /// Notes a process. Where there is no descriptor for it, those of processes that have ended are about to be free.
-fn meet(files: &Files, process: u32) -> io::Result<Option<Arc<OwnedFd>>> {
+fn meet(files: &dyn Service, process: u32) -> io::Result<Option<Arc<OwnedFd>>> {
     for _ in 1..MOMENTS {
-        match files.processes.meet(process) {
+        match files.processes().meet(process) {
             Err(error) if is_short_of_descriptors(&error) => thread::sleep(MOMENT),
             met => return met,
         }
     }
-    files.processes.meet(process)
+    files.processes().meet(process)
 }
 
-fn accept(files: &Arc<Files>, socket: UnixStream) -> io::Result<()> {
+fn accept(files: &Arc<dyn Service>, socket: UnixStream) -> io::Result<()> {
     let process = rustix::net::sockopt::socket_peercred(&socket)?.pid.as_raw_nonzero().get().unsigned_abs();
-    let met = meet(files, process)?;
+    let met = meet(&**files, process)?;
     // It asked for something before it became this program.
     let known = met.is_none();
     if let Some(handle) = met {
         let files = files.clone();
         thread::Builder::new().name("untorn-await".to_owned()).spawn(move || {
             processes::await_end(&handle);
-            files.processes.ended(process, &handle);
+            files.processes().ended(process, &handle);
             // Before files are looked after, which takes its time: descriptors are few.
             drop(handle);
-            if files.processes.died(process) {
+            if files.processes().died(process) {
                 files.forsaken_by(process);
             }
             files.sweep();
@@ -130,7 +114,7 @@ fn accept(files: &Arc<Files>, socket: UnixStream) -> io::Result<()> {
     }
     let files = files.clone();
     thread::Builder::new().name("untorn-serve".to_owned()).spawn(move || {
-        if let Err(error) = connection::serve(&files, socket, process, known) {
+        if let Err(error) = connection::serve(&*files, socket, process, known) {
             tracing::debug!(%error, process, "a request was cut short");
         }
     })?;

@@ -26,11 +26,16 @@ pub const MATCH: &str = "UNTORN_PRELOAD_MATCH";
 pub const LAYER: &str = "UNTORN_PRELOAD_LAYER";
 /// The variable with the path of the [board](BOARD_BYTES).
 pub const BOARD: &str = "UNTORN_PRELOAD_BOARD";
+/// The variable that says which mode it is: `boost`, or nothing for epochs.
+pub const MODE: &str = "UNTORN_PRELOAD_MODE";
 /// The variable with the path of a file to which the test build of the layer reports what slipped past it.
 pub const ORACLE: &str = "UNTORN_PRELOAD_ORACLE";
 
 /// The most bytes that one `read` or `write` moves: what the kernel itself allows.
 pub const MOST: u64 = 0x7fff_f000;
+
+/// The errno of an answer that no call has: the file is a plain one, and the call is the kernel's.
+pub const PLAIN: i32 = 4095;
 
 /// Length of the board: a file of which each bit says whether a file with that hash may be managed, so that a process need
 /// not ask about each file whose status it wants to know.
@@ -50,7 +55,8 @@ pub enum Operation {
     /// The layer is in the process that says so. The value is 1 if it was in the program that the process ran before, and
     /// asked for something there.
     Hello = 1,
-    /// The descriptor was just opened: manage its file. `number` is 1 if it is to be truncated.
+    /// The descriptor was just opened: manage its file. `number` is 1 if it is to be truncated. Where a file may stay plain,
+    /// `managed` says whether it did not.
     Open = 2,
     /// A descriptor of the file (`device`, `inode`) was closed.
     Closed = 3,
@@ -70,7 +76,7 @@ pub enum Operation {
     CommitAll = 10,
     /// Length and times of the file (`device`, `inode`).
     Status = 11,
-    /// The times of the file (`device`, `inode`) were set; its status tells.
+    /// The times, or other attributes, of the file (`device`, `inode`) were set; its status tells.
     Times = 12,
     /// The layer told the program no: the payload says in which call and why.
     Refused = 13,
@@ -79,6 +85,9 @@ pub enum Operation {
     /// Whether the file (`device`, `inode`) is managed; the value is 1 if it has a sidecar in its directory now, and 2 if that is
     /// the directory with the inode `number` and has no more than one name of the file.
     Managed = 15,
+    /// What the program is about to do cannot be served: the file of the descriptor, or else (`device`, `inode`), is to be a plain
+    /// one before, or all files if `number` is 1. The payload says in which call.
+    Demote = 16,
 }
 
 impl Operation {
@@ -87,7 +96,7 @@ impl Operation {
         use Operation::*;
         let all = [
             Hello, Open, Closed, Read, Write, Seek, SetLength, Allocate, Commit, CommitAll, Status, Times, Refused,
-            Exit, Managed,
+            Exit, Managed, Demote,
         ];
         all.into_iter().find(|operation| *operation as u32 == number)
     }
@@ -137,11 +146,11 @@ mod tests {
 
     #[test]
     fn every_operation_is_found_by_its_number() {
-        for number in 1..=15 {
+        for number in 1..=16 {
             assert_eq!(Operation::of(number).map(|operation| operation as u32), Some(number));
         }
         assert_eq!(Operation::of(0), None);
-        assert_eq!(Operation::of(16), None);
+        assert_eq!(Operation::of(17), None);
     }
 
     #[test]

@@ -80,6 +80,7 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
         Ok(()) => "Several processes can share a file as plain memory (SharedMap).".to_owned(),
         Err(error) => format!("Several processes cannot share a file as plain memory (SharedMap): {error}."),
     });
+    reasons.push(log(found.kind, found.durable).to_owned());
     reasons.push(
         "A page that is lost under a mapping (the file truncated, the disk full, the medium failed) is an error of the call \
          that comes upon it, not a SIGBUS, unless the program handles SIGBUS itself from later on."
@@ -94,6 +95,28 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
         dirty_tracking,
         reasons,
     })
+}
+
+/// What a log of a write cache there would promise to programs.
+fn log(kind: MediumKind, durable: bool) -> &'static str {
+    match (kind, durable) {
+        (MediumKind::PersistentMemory, _) => {
+            "As a log of `untorn run --mode boost` (durability write): each write is durable when its call returns."
+        }
+        (MediumKind::AssumedPmem, _) => {
+            "As a log of `untorn run --mode boost` (durability write): each write is durable when its call returns, as far as \
+             the memory is, which is NOT through a power cut."
+        }
+        (_, true) => {
+            "As a log of `untorn run --mode boost` (durability fsync): what a program wrote to a file is durable when its fsync \
+             returns, for one flush of this device; before that it survives a kill, not a power cut. With --durability write \
+             each write is durable when its call returns, for a flush each."
+        }
+        (_, false) => {
+            "A log of `untorn run --mode boost` is refused here: what programs sync to files on a disk would not survive a \
+             power cut any more."
+        }
+    }
 }
 
 /// How stores are found out, by trying it on a page of a file in memory.

@@ -22,7 +22,7 @@ pub(crate) use region::{
     Create as CreateRegion, List as ListRegions, Named as NamedRegion, Region, Verb as RegionVerb,
 };
 pub(crate) use replay::{CacheLog, CacheLogVerb, LogInfo, Replay};
-pub(crate) use run::{Mode as RunMode, Run};
+pub(crate) use run::{BoostLog, Mode as RunMode, Run};
 
 use crate::size;
 
@@ -131,12 +131,19 @@ pub(crate) enum Verb {
     /// Look into a write cache's log.
     #[command(after_help = "Example:\n  untorn log info /fast/untorn.log")]
     Log(CacheLog),
-    /// Run an unmodified program whose files never tear.
+    /// Run an unmodified program whose files never tear, or with a fast log in front of its files.
     ///
-    /// What the program writes to a managed file becomes durable together at its next fsync, or when the file is closed for
-    /// good, or not at all. Calls that cannot be served so fail with ENOTSUP. Ends with the program's own code.
+    /// With `--mode atomic`, what the program writes to a managed file becomes durable together at its next fsync, or when the
+    /// file is closed for good, or not at all. Calls that cannot be served so fail with ENOTSUP.
+    ///
+    /// With `--mode boost`, what the program writes goes to the log, where it is durable when the call returns or at its next
+    /// fsync (`--durability`); the files have it later. Files that cannot be served so are left to the kernel, as without
+    /// untorn. After a crash `untorn replay LOG`, or the next run with the log, brings to the files what they lack: until then,
+    /// leave them alone.
+    ///
+    /// Ends with the program's own code.
     #[command(
-        after_help = "Examples:\n  untorn run --match '*.db' -- sqlite3 app.db\n  untorn run --match 'data/**' --stats -- python3 job.py"
+        after_help = "Examples:\n  untorn run --match '*.db' -- sqlite3 app.db\n  untorn run --match 'data/**' --stats -- python3 job.py\n  untorn run --mode boost --log /fast/untorn.log --match 'data/**' -- python3 job.py"
     )]
     Run(Run),
     /// Crash-test this machine: kill writers, or cut a disk's power, and verify what each commit promised.

@@ -2,6 +2,7 @@
 
 mod apply;
 mod bench;
+mod boost;
 mod change;
 mod check;
 mod doctor;

@@ -5,8 +5,9 @@ use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 
-use untorn_run::{Atomic, Ended, Launch, NotRun, Report, launch};
+use untorn_run::{Atomic, Ended, Launch, NotRun, Report, launch, launch_with_log};
 
+use super::boost::{self, Facts};
 use crate::cli::{Run, RunMode};
 use crate::exit::{Exit, Failure, Result};
 use crate::output;
@@ -18,20 +19,37 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
     let Some((program, arguments)) = args.command.split_first() else {
         return Err(Failure::usage("name a program to run"));
     };
-    let what = Launch {
+    let mut what = Launch {
         program: program.clone(),
         arguments: arguments.to_vec(),
         globs: args.globs.clone(),
         layer: layer(args.layer.as_deref())?,
     };
-    let ended = match args.mode {
-        RunMode::Atomic => launch(&what, Atomic),
+    let (ended, log) = match (args.mode, args.boost.given()) {
+        (RunMode::Atomic, None) => (launch(&what, Atomic), None),
+        (RunMode::Atomic, Some(option)) => {
+            return Err(Failure::usage(format!(
+                "{option} is only for --mode boost: --mode atomic has a log beside each file"
+            )));
+        }
+        (RunMode::Boost, _) => {
+            let log = boost::open(&args.boost, &what)?;
+            if what.globs.is_empty() {
+                // The cache takes its own log for none of its files.
+                what.globs.push("/**".to_owned());
+            }
+            (launch_with_log(&what, log.cache), Some(log.facts))
+        }
     };
     let ended = ended.map_err(failure)?;
     if args.form.json {
-        output::json(&Summary { mode: "atomic", exit: code(&ended), report: &ended.report })?;
+        let log = log.as_ref().map(Facts::object);
+        output::json(&Summary { mode: args.mode.as_str(), exit: code(&ended), log, report: &ended.report })?;
     } else if args.stats {
-        say(&words(&ended.report));
+        if let Some(log) = &log {
+            say(&log.words());
+        }
+        say(&words(&ended.report, args.mode));
     }
     for failed in &ended.report.failures {
         say(&format!("untorn: {failed}\n"));
@@ -48,6 +66,8 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
 struct Summary<'a> {
     mode: &'static str,
     exit: u8,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log: Option<serde_json::Value>,
     #[serde(flatten)]
     report: &'a Report,
 }
@@ -90,20 +110,24 @@ fn layer(told: Option<&Path>) -> Result<PathBuf> {
 }
 
 /// The report for a person.
-fn words(report: &Report) -> String {
-    let mut text =
-        format!("untorn: {} processes under the layer, {} files managed\n", report.processes, report.files.len());
+fn words(report: &Report, mode: RunMode) -> String {
+    let processes = output::count(report.processes, "process", "processes");
+    let files = output::count(report.files.len() as u64, "file", "files");
+    let mut text = format!("untorn: {processes} under the layer, {files} managed\n");
     for file in &report.files {
         let _ = write!(
             text,
-            "  {}: opened {} times, {} reads, {} writes of {} bytes, {} commits",
+            "  {}: opened {} times, {} reads, {} writes of {} bytes",
             file.path.display(),
             file.opens,
             file.reads,
             file.writes,
-            file.bytes_written,
-            file.commits
+            file.bytes_written
         );
+        // A log has no epochs.
+        if mode == RunMode::Atomic {
+            let _ = write!(text, ", {} commits", file.commits);
+        }
         if file.discarded > 0 {
             let _ = write!(text, ", {} epochs dropped for processes that were killed", file.discarded);
         }
@@ -112,6 +136,9 @@ fn words(report: &Report) -> String {
     for (refused, count) in &report.refused {
         let _ =
             writeln!(text, "  refused {count} times: {} of {} ({})", refused.call, refused.path.display(), refused.why);
+    }
+    for (demoted, count) in &report.demoted {
+        let _ = writeln!(text, "  left to the kernel {count} times: {} ({})", demoted.path.display(), demoted.why);
     }
     text
 }

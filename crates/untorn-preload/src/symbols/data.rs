@@ -7,7 +7,7 @@ use untorn_wire::{MOST, Operation, Request};
 
 use super::calls;
 use crate::client::Memory;
-use crate::layer::{adopt, ask, ask_with, managed, returned, text, was_closed};
+use crate::layer::{adopt, ask, ask_with, boosts, demote, demoted, managed, served, text, was_closed};
 use crate::raw::{self, word};
 use crate::settings::{seen, settings};
 
@@ -75,11 +75,11 @@ fn explicit_or_own(offset: off_t) -> Result<off_t, c_int> {
 }
 
 fn size(result: Result<i64, c_int>) -> Option<ssize_t> {
-    Some(returned(result) as ssize_t)
+    Some(served(result)? as ssize_t)
 }
 
 fn number(result: Result<i64, c_int>) -> Option<c_int> {
-    Some(returned(result) as c_int)
+    Some(served(result)? as c_int)
 }
 
 pub(super) fn set_length(fd: c_int, len: off_t) -> Result<i64, c_int> {
@@ -89,7 +89,8 @@ pub(super) fn set_length(fd: c_int, len: off_t) -> Result<i64, c_int> {
 
 /// `truncate`, by a descriptor of its own; `None` if the file is not managed.
 fn truncate_path(path: *const libc::c_char, len: off_t) -> Option<c_int> {
-    settings()?;
+    // Where files are boosted the kernel waits for them by itself.
+    settings().filter(|settings| !settings.boost)?;
     let flags = libc::O_WRONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: the kernel checks the program's path.
     let opened = unsafe { raw::result(libc::SYS_openat, [word(libc::AT_FDCWD), path as usize, word(flags), 0, 0, 0]) };
@@ -174,16 +175,24 @@ calls! {
         if_managed!(fd, size((unsafe { pieces(vector, count) })
             .and_then(|all| write_pieces(fd, all, explicit_or_own(offset)?, flags))));
     [lseek lseek64 __lseek](fd: c_int, offset: off_t, whence: c_int) -> off_t =
-        if_managed!(fd, Some(returned(seek(fd, offset, whence))));
+        if_managed!(fd, served(seek(fd, offset, whence)));
     [ftruncate ftruncate64](fd: c_int, len: off_t) -> c_int =
         if_managed!(fd, number(set_length(fd, len)));
     [truncate truncate64](path: *const libc::c_char, len: off_t) -> c_int =
         // SAFETY: the program's path.
         if (unsafe { text(path) }).is_some() { truncate_path(path, len) } else { None };
     [fallocate fallocate64](fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int =
-        if_managed!(fd, number(allocate(fd, mode, offset, len)));
+        if_managed!(fd, if boosts() {
+            demoted(c"fallocate", &[fd]).map(|failed| failed as c_int)
+        } else {
+            number(allocate(fd, mode, offset, len))
+        });
     [posix_fallocate posix_fallocate64](fd: c_int, offset: off_t, len: off_t) -> c_int =
-        if_managed!(fd, Some(allocate(fd, 0, offset, len).err().unwrap_or(0)));
+        if_managed!(fd, if boosts() {
+            demote(c"posix_fallocate", fd).err()
+        } else {
+            Some(allocate(fd, 0, offset, len).err().unwrap_or(0))
+        });
     [fsync fdatasync](fd: c_int) -> c_int =
         if_managed!(fd, number(commit(fd)));
     // A hint: it promises nothing, and so commits nothing.

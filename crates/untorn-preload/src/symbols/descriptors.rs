@@ -7,10 +7,10 @@ use untorn_wire::MARK;
 
 use super::{calls, stdio};
 use crate::client;
-use crate::layer::{about_to_close, fail, managed, refuse, was_closed};
-use crate::raw;
+use crate::layer::{about_to_close, boosts, demoted, fail, managed, refuse, was_closed};
 use crate::real::real;
 use crate::settings::{seen, settings};
+use crate::{known, raw};
 
 /// More descriptors than this are not looked at one by one when all from one on are closed.
 const MOST: c_int = 65_536;
@@ -29,6 +29,7 @@ fn close_one(fd: c_int) -> c_int {
         return fail(libc::EBADF) as c_int;
     }
     let file = about_to_close(fd);
+    known::forget(fd);
     closed(real!(close(fd: c_int) -> c_int), file)
 }
 
@@ -38,7 +39,35 @@ fn taken(old: c_int, new: c_int) -> Option<stat> {
         return None;
     }
     client::give_up(new);
-    about_to_close(new)
+    let file = about_to_close(new);
+    known::forget(new);
+    file
+}
+
+/// Before a descriptor gets a number that the program chose: a stream of the C library may have that number, and goes past us. What
+/// the call fails with, if what was written could not be brought to the file.
+fn replaced(old: c_int, new: c_int) -> Option<c_int> {
+    if old == new || !boosts() {
+        return None;
+    }
+    demoted(c"dup2", &[old]).map(|failed| failed as c_int)
+}
+
+/// After a descriptor was copied to the lowest free number: one of the C library's own streams may have it. The result of the call.
+fn copied(call: &core::ffi::CStr, old: c_int, copy: c_int) -> c_int {
+    if known::is_known(old) {
+        known::note(copy);
+    }
+    if !(0..=libc::STDERR_FILENO).contains(&copy) {
+        return copy;
+    }
+    match demoted(call, &[copy]) {
+        Some(failed) => {
+            let _ = raw::close(copy);
+            failed as c_int
+        }
+        None => copy,
+    }
 }
 
 fn duplicated(result: c_int, file: Option<stat>) -> c_int {
@@ -87,22 +116,39 @@ fn close_from(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 calls! {
     [close __close](fd: c_int) -> c_int = if settings().is_some() { Some(close_one(fd)) } else { None };
     [close_range](first: c_uint, last: c_uint, flags: c_int) -> c_int = Some(close_from(first, last, flags));
-    [dup](fd: c_int) -> c_int = if managed(fd) {
+    [flock](fd: c_int, operation: c_int) -> c_int =
+        if boosts() { demoted(c"flock", &[fd]).map(|failed| failed as c_int) } else { None };
+    [dup](fd: c_int) -> c_int = if boosts() {
+        Some(copied(c"dup", fd, real!(dup(fd: c_int) -> c_int)))
+    } else if managed(fd) {
         let result = real!(dup(fd: c_int) -> c_int);
         stdio::descriptor_changed(result);
         Some(result)
     } else {
         None
     };
-    [dup2 __dup2](old: c_int, new: c_int) -> c_int = {
+    [dup2 __dup2](old: c_int, new: c_int) -> c_int = 'call: {
+        if let Some(failed) = replaced(old, new) {
+            break 'call Some(failed);
+        }
         let file = taken(old, new);
         Some(duplicated(real!(dup2(old: c_int, new: c_int) -> c_int), file))
     };
-    [dup3](old: c_int, new: c_int, flags: c_int) -> c_int = {
+    [dup3](old: c_int, new: c_int, flags: c_int) -> c_int = 'call: {
+        if let Some(failed) = replaced(old, new) {
+            break 'call Some(failed);
+        }
         let file = taken(old, new);
         Some(duplicated(real!(dup3(old: c_int, new: c_int, flags: c_int) -> c_int), file))
     };
     [fcntl fcntl64 __fcntl](fd: c_int, command: c_int, argument: usize) -> c_int = match command {
+        // None of these has to do with bytes, with what the mark is made of, or with a lock that is the description's, which this
+        // process's end would not end while the server has it.
+        libc::F_GETFD | libc::F_SETFD | libc::F_GETFL | libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW
+            if boosts() => None,
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if boosts() =>
+            Some(copied(c"fcntl", fd, real!(fcntl(fd: c_int, command: c_int, argument: usize) -> c_int))),
+        _ if boosts() => demoted(c"fcntl", &[fd]).map(|failed| failed as c_int),
         // The signal of a managed descriptor is our mark, and no other may have it.
         raw::GETSIG | raw::SETSIG if managed(fd) => Some(0),
         raw::SETSIG if argument as c_int == MARK && settings().is_some() => {

@@ -2,6 +2,7 @@
 
 mod data;
 mod descriptors;
+mod messages;
 mod names;
 mod open;
 mod processes;

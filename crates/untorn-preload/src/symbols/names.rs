@@ -4,7 +4,7 @@
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
 use super::calls;
-use crate::layer::{fail, has_last_name_in, is_covered, refuse_at, text};
+use crate::layer::{boosts, demote_all, demote_file, fail, has_last_name_in, is_covered, refuse_at, text};
 use crate::path::Path;
 use crate::raw;
 use crate::settings::settings;
@@ -16,7 +16,8 @@ const HERE: c_int = libc::AT_FDCWD;
 /// # Safety
 /// Both paths are null or strings that end in a zero.
 unsafe fn elsewhere(from: (c_int, *const c_char), to: (c_int, *const c_char), follow: bool) -> Option<c_int> {
-    settings()?;
+    // Where files are boosted, one more name does no harm.
+    settings().filter(|settings| !settings.boost)?;
     // SAFETY: the caller's.
     let old = unsafe { text(from.1) }?;
     // SAFETY: the caller's.
@@ -39,11 +40,31 @@ unsafe fn elsewhere(from: (c_int, *const c_char), to: (c_int, *const c_char), fo
     Some(fail(refuse_at(c"rename or link", why, -1, old)) as c_int)
 }
 
+/// Where files are boosted: leaves nothing in the log of the file that a name stands for, or of those below it, for a replay looks
+/// for files where they were. What the call fails with, if that fails.
+///
+/// # Safety
+/// The path is null or a string that ends in a zero.
+unsafe fn settled(call: &CStr, directory: c_int, path: *const c_char) -> Option<c_int> {
+    // SAFETY: the caller's.
+    let path = unsafe { text(path) }?;
+    let status = raw::stat_at(directory, path, libc::AT_SYMLINK_NOFOLLOW).ok()?;
+    let outcome =
+        if status.st_mode & libc::S_IFMT == libc::S_IFDIR { demote_all(call) } else { demote_file(call, &status) };
+    outcome.err().map(|errno| fail(errno) as c_int)
+}
+
 /// The refusal of a new place for a name, if it is to be refused.
 ///
 /// # Safety
 /// Both paths are null or strings that end in a zero.
 unsafe fn renamed(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: c_uint) -> Option<c_int> {
+    if boosts() {
+        // SAFETY: the caller's.
+        let failed = unsafe { settled(c"rename", from.0, from.1) };
+        // SAFETY: the caller's.
+        return failed.or_else(|| unsafe { settled(c"rename", to.0, to.1) });
+    }
     // SAFETY: the caller's.
     let refused = unsafe { elsewhere(from, to, false) };
     refused.or_else(|| match flags & (libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE) {
@@ -62,6 +83,10 @@ unsafe fn renamed(from: (c_int, *const c_char), to: (c_int, *const c_char), flag
 /// The path is null or a string that ends in a zero.
 unsafe fn removed(directory: c_int, path: *const c_char) -> Option<c_int> {
     settings()?;
+    if boosts() {
+        // SAFETY: the caller's.
+        return unsafe { settled(c"unlink", directory, path) };
+    }
     // SAFETY: the caller's.
     let path = unsafe { text(path) }?;
     let file = raw::stat_at(directory, path, libc::AT_SYMLINK_NOFOLLOW).ok()?;

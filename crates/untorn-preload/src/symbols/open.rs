@@ -6,7 +6,7 @@ use libc::mode_t;
 use untorn_wire::O_ATOMIC;
 
 use super::{calls, stdio};
-use crate::layer::{adopt, fail, is_chosen, is_regular, refuse};
+use crate::layer::{adopt, boosts, demote_file, fail, is_chosen, is_regular, refuse, text};
 use crate::raw;
 use crate::real::real;
 use crate::settings::settings;
@@ -20,6 +20,9 @@ fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) ->
     let passes = settings().is_none() || flags & libc::O_PATH != 0;
     if passes || flags & TMPFILE == 0 && flags & libc::O_DIRECTORY != 0 {
         return real!(openat(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int);
+    }
+    if boosts() {
+        return open_boosted(directory, path, flags, mode);
     }
     let temporary = flags & TMPFILE != 0;
     let truncates = flags & libc::O_TRUNC != 0 && !temporary;
@@ -40,6 +43,43 @@ fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) ->
             stdio::descriptor_changed(fd);
             fd
         }
+        Err(errno) => {
+            let _ = raw::close(fd);
+            fail(errno) as c_int
+        }
+    }
+}
+
+/// Opens a file where files are boosted: as the kernel does it. It waits for the server if that has the file.
+fn open_boosted(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    let open = || real!(openat(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int);
+    let mut fd = open();
+    while fd < 0 {
+        // SAFETY: the address is this thread's own.
+        let interrupted = match unsafe { *raw::errno() } {
+            // It waits no longer than until a signal, though the program knows of no reason to wait.
+            libc::EINTR => true,
+            // It does not wait at all then.
+            libc::EWOULDBLOCK if flags & libc::O_NONBLOCK != 0 => false,
+            _ => break,
+        };
+        // SAFETY: the kernel took the path for one.
+        let status = unsafe { text(path) }.and_then(|path| raw::stat_at(directory, path, 0).ok());
+        let Some(status) = status.filter(is_regular) else { break };
+        if let Err(errno) = demote_file(c"open", &status) {
+            return fail(errno) as c_int;
+        }
+        fd = open();
+        if !interrupted {
+            // It is somebody else's lease.
+            break;
+        }
+    }
+    if fd < 0 || flags & TMPFILE != 0 {
+        return fd;
+    }
+    match adopt(fd, false, false) {
+        Ok(_) => fd,
         Err(errno) => {
             let _ = raw::close(fd);
             fail(errno) as c_int
@@ -120,7 +160,8 @@ calls! {
 
 /// The descriptor of a file that `fopen` is to open, if it is to be managed; `None` for the C library to open.
 pub(super) fn open_for_stream(path: *const c_char, flags: c_int) -> Option<Result<c_int, c_int>> {
-    settings()?;
+    // Where files are boosted the C library's streams are the kernel's.
+    settings().filter(|settings| !settings.boost)?;
     let fd = open_at(HERE, path, flags, 0o666);
     if fd < 0 {
         // SAFETY: the address is this thread's own.

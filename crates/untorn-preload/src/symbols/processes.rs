@@ -4,7 +4,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
 
 use super::{calls, descriptors, open, stdio};
-use crate::layer::{exits, fail, managed, refuse, text};
+use crate::layer::{boosts, demote, exits, fail, managed, refuse, text};
 use crate::real::real;
 use crate::settings::{seen, set_up, settings};
 use crate::{raw, raw::word};
@@ -105,12 +105,29 @@ unsafe fn with_layer(environment: Strings) -> Strings {
 unsafe fn out_of_reach(path: *const c_char) -> Result<(), c_int> {
     // SAFETY: the caller's.
     let (true, Some(path)) = (seen(), unsafe { text(path) }) else { return Ok(()) };
+    if boosts() {
+        return hand_down(c"exec", false);
+    }
     let inherited = |fd: &c_int| managed(*fd) && raw::fcntl(*fd, libc::F_GETFD, 0) == Ok(0);
     let Some(fd) = (0..INHERITED).find(inherited) else { return Ok(()) };
     if !is_static(path) {
         return Ok(());
     }
     Err(refuse(c"exec", c"a program without a dynamic linker would get a managed descriptor", fd))
+}
+
+/// Where files are boosted: makes those plain that another program is about to get, which may not have the layer. All of this process
+/// if it may choose among them (`posix_spawn`), or those that stay open.
+pub(super) fn hand_down(call: &CStr, all: bool) -> Result<(), c_int> {
+    if !seen() || !boosts() {
+        return Ok(());
+    }
+    for fd in 0..raw::most_descriptors() {
+        if managed(fd) && (all || raw::fcntl(fd, libc::F_GETFD, 0) == Ok(0)) {
+            demote(call, fd)?;
+        }
+    }
+    Ok(())
 }
 
 /// Descriptors that are looked at; shells keep those that they hand on low.
@@ -210,12 +227,18 @@ calls! {
     [fexecve](fd: c_int, arguments: Strings, variables: Strings) -> c_int = Some({
         // SAFETY: see above.
         let variables = unsafe { with_layer(variables) };
+        if let Err(errno) = hand_down(c"exec", false) {
+            return fail(errno) as c_int;
+        }
         real!(fexecve(fd: c_int, arguments: Strings, variables: Strings) -> c_int)
     });
     [execveat](directory: c_int, path: *const c_char, arguments: Strings, variables: Strings, flags: c_int) -> c_int =
         Some({
             // SAFETY: see above.
             let variables = unsafe { with_layer(variables) };
+            if let Err(errno) = hand_down(c"exec", false) {
+                return fail(errno) as c_int;
+            }
             real!(execveat(
                 directory: c_int, path: *const c_char, arguments: Strings, variables: Strings, flags: c_int
             ) -> c_int)
@@ -226,6 +249,9 @@ calls! {
     ) -> c_int = Some({
         // SAFETY: see above.
         let variables = unsafe { with_layer(variables) };
+        if let Err(errno) = hand_down(c"posix_spawn", true) {
+            return errno;
+        }
         // SAFETY: the program's path, which ends in a zero.
         if let Err(errno) = unsafe { out_of_reach(path) } {
             return errno;
@@ -241,6 +267,9 @@ calls! {
     ) -> c_int = Some({
         // SAFETY: see above.
         let variables = unsafe { with_layer(variables) };
+        if let Err(errno) = hand_down(c"posix_spawn", true) {
+            return errno;
+        }
         // SAFETY: the program's path, which ends in a zero.
         if let Err(errno) = unsafe { out_of_reach(path) } {
             return errno;
@@ -250,6 +279,16 @@ calls! {
             arguments: Strings, variables: Strings
         ) -> c_int)
     });
+}
+
+// The shell is started by a call that only the C library sees.
+calls! {
+    [system](command: *const c_char) -> c_int = hand_down(c"system", false).err().map(|errno| fail(errno) as c_int);
+    [popen](command: *const c_char, mode: *const c_char) -> *mut libc::FILE =
+        hand_down(c"popen", false).err().map(|errno| {
+            fail(errno);
+            null_mut()
+        });
 }
 
 /// `daemon`, whose parent ends by a call that only the C library sees.

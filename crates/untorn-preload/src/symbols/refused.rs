@@ -1,16 +1,19 @@
-//! What cannot be served: told no, and reported.
+//! What cannot be served: told no, and reported; or, where files are boosted, left to the kernel, once they are plain.
 
 use core::ffi::{CStr, c_int, c_long, c_uint, c_void};
 
 use libc::{aiocb, off_t, sigevent, size_t, ssize_t};
 
-use super::{calls, data, processes};
-use crate::layer::{fail, managed, refuse, returned};
+use super::{calls, data, messages, processes};
+use crate::layer::{boosts, demote, demote_all, demoted, fail, managed, refuse, served};
 use crate::raw::{self, word};
 use crate::settings::{seen, settings};
 
 /// A refusal if one of these descriptors is managed.
 fn no(call: &CStr, why: &CStr, descriptors: &[c_int]) -> Option<i64> {
+    if boosts() {
+        return demoted(call, descriptors);
+    }
     let fd = descriptors.iter().copied().find(|fd| managed(*fd))?;
     Some(fail(refuse(call, why, fd)))
 }
@@ -109,7 +112,7 @@ const FICLONERANGE: u64 = 0x4020_940d;
 const FIDEDUPERANGE: u64 = 0xc018_9436;
 
 /// System calls by number. Those of a managed descriptor that have a function of their own go through it.
-fn by_number(number: c_long, [a, b, c, d, _, _]: [usize; 6]) -> Option<c_long> {
+fn by_number(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long> {
     settings()?;
     if number == libc::SYS_io_uring_setup || number == libc::SYS_io_setup {
         return Some(fail(libc::ENOSYS));
@@ -117,23 +120,29 @@ fn by_number(number: c_long, [a, b, c, d, _, _]: [usize; 6]) -> Option<c_long> {
     if number == libc::SYS_exit_group {
         processes::end(a as c_int);
     }
+    if boosts()
+        && seen()
+        && let Some(failed) = boosted_by_number(number, [a, b, c, d, e, 0])
+    {
+        return Some(failed);
+    }
     let fd = a as c_int;
     if !seen() || !managed(fd) {
         return None;
     }
-    let result = match number {
-        libc::SYS_read => returned(data::read_at(fd, b as *mut c_void, c, -1)),
-        libc::SYS_write => returned(data::write_at(fd, b as *const c_void, c, -1)),
+    match number {
+        libc::SYS_read => served(data::read_at(fd, b as *mut c_void, c, -1)),
+        libc::SYS_write => served(data::write_at(fd, b as *const c_void, c, -1)),
         libc::SYS_pread64 => {
-            returned(data::explicit(d as off_t).and_then(|at| data::read_at(fd, b as *mut c_void, c, at)))
+            served(data::explicit(d as off_t).and_then(|at| data::read_at(fd, b as *mut c_void, c, at)))
         }
         libc::SYS_pwrite64 => {
-            returned(data::explicit(d as off_t).and_then(|at| data::write_at(fd, b as *const c_void, c, at)))
+            served(data::explicit(d as off_t).and_then(|at| data::write_at(fd, b as *const c_void, c, at)))
         }
-        libc::SYS_lseek => returned(data::seek(fd, b as off_t, c as c_int)),
-        libc::SYS_ftruncate => returned(data::set_length(fd, b as off_t)),
-        libc::SYS_fsync | libc::SYS_fdatasync => returned(data::commit(fd)),
-        libc::SYS_fallocate => returned(data::allocate(fd, b as c_int, c as off_t, d as off_t)),
+        libc::SYS_lseek => served(data::seek(fd, b as off_t, c as c_int)),
+        libc::SYS_ftruncate => served(data::set_length(fd, b as off_t)),
+        libc::SYS_fsync | libc::SYS_fdatasync => served(data::commit(fd)),
+        libc::SYS_fallocate if !boosts() => served(data::allocate(fd, b as c_int, c as off_t, d as off_t)),
         libc::SYS_readv
         | libc::SYS_writev
         | libc::SYS_preadv
@@ -144,13 +153,68 @@ fn by_number(number: c_long, [a, b, c, d, _, _]: [usize; 6]) -> Option<c_long> {
         | libc::SYS_copy_file_range
         | libc::SYS_splice
         | libc::SYS_tee
-        | libc::SYS_sync_file_range => fail(refuse(c"syscall", c"by number, past the C library", fd)),
-        _ => return None,
+        | libc::SYS_sync_file_range
+            if !boosts() =>
+        {
+            Some(fail(refuse(c"syscall", c"by number, past the C library", fd)))
+        }
+        libc::SYS_close | libc::SYS_close_range => None,
+        libc::SYS_dup | libc::SYS_fstat if !boosts() => None,
+        // What begins with a descriptor of ours.
+        _ if boosts() => demoted(c"syscall", &[fd]),
+        _ => None,
+    }
+}
+
+/// What a system call by number that is not about its first argument fails with, where files are boosted.
+fn boosted_by_number(number: c_long, [_, b, c, _, e, _]: [usize; 6]) -> Option<c_long> {
+    let outcome = match number {
+        // Those that have a second descriptor.
+        libc::SYS_sendfile => demote(c"syscall", b as c_int),
+        libc::SYS_splice | libc::SYS_copy_file_range => demote(c"syscall", c as c_int),
+        libc::SYS_ioctl if b as u64 == FICLONE => demote(c"syscall", c as c_int),
+        libc::SYS_ioctl if b as u64 == FICLONERANGE && c != 0 => {
+            // SAFETY: the program's argument, a structure that begins with the descriptor.
+            demote(c"syscall", unsafe { (c as *const i64).read_unaligned() } as c_int)
+        }
+        libc::SYS_mmap => demote(c"mmap", e as c_int),
+        // SAFETY: the program's message.
+        libc::SYS_sendmsg => return unsafe { messages::passing(b as *const libc::msghdr) },
+        libc::SYS_execve | libc::SYS_execveat => processes::hand_down(c"exec", false),
+        // Which file that is, nobody has to find out.
+        libc::SYS_sendmmsg
+        | libc::SYS_renameat
+        | libc::SYS_renameat2
+        | libc::SYS_unlinkat
+        | libc::SYS_utimensat
+        | libc::SYS_newfstatat
+        | libc::SYS_statx => demote_all(c"syscall"),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_rename
+        | libc::SYS_unlink
+        | libc::SYS_stat
+        | libc::SYS_lstat
+        | libc::SYS_utime
+        | libc::SYS_utimes
+        | libc::SYS_futimesat => demote_all(c"syscall"),
+        _ => Ok(()),
     };
-    Some(result)
+    outcome.err().map(fail)
+}
+
+/// Before a limit is set, where files are boosted: how long a file may get is a question to the kernel. What the call fails with, if
+/// what was written could not be brought to the files.
+fn limited(resource: c_uint) -> Option<c_int> {
+    if !boosts() || u64::from(resource) != libc::RLIMIT_FSIZE as u64 {
+        return None;
+    }
+    demote_all(c"setrlimit").err().map(|errno| fail(errno) as c_int)
 }
 
 calls! {
+    [setrlimit setrlimit64](resource: c_uint, limit: *const c_void) -> c_int = limited(resource);
+    [prlimit prlimit64](process: libc::pid_t, resource: c_uint, limit: *const c_void, old: *mut c_void) -> c_int =
+        if limit.is_null() { None } else { limited(resource) };
     [splice](
         from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, count: size_t, flags: c_uint
     ) -> ssize_t = size(no(c"splice", PAST, &[from, to]));
@@ -159,7 +223,10 @@ calls! {
         size(no(c"vmsplice", PAST, &[fd]));
     [mmap mmap64](
         place: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t
-    ) -> *mut c_void = if flags & libc::MAP_ANONYMOUS == 0 && managed(fd) {
+    ) -> *mut c_void = if boosts() {
+        let failed = if flags & libc::MAP_ANONYMOUS == 0 { demoted(c"mmap", &[fd]) } else { None };
+        failed.map(|_| libc::MAP_FAILED)
+    } else if flags & libc::MAP_ANONYMOUS == 0 && managed(fd) {
         Some(copied(place, len, protection, flags, fd, offset).unwrap_or_else(|errno| {
             fail(errno);
             libc::MAP_FAILED
@@ -178,6 +245,10 @@ calls! {
             };
             number(no(c"ioctl", c"clones blocks", &[fd, source]))
         }
+        // About the descriptor, or a terminal.
+        libc::TCGETS | libc::FIOCLEX | libc::FIONCLEX | libc::FIONBIO => None,
+        // Where the bytes are, for one.
+        _ if boosts() => number(demoted(c"ioctl", &[fd])),
         _ => None,
     };
     // SAFETY (of those below): the program's operation.

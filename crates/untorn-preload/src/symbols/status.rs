@@ -1,11 +1,11 @@
 //! Lengths and times of files, and setting times.
 
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{CStr, c_char, c_int, c_void};
 
-use libc::{stat as Status, statx as Extended, timespec, timeval, utimbuf};
+use libc::{size_t, stat as Status, statx as Extended, timespec, timeval, utimbuf};
 
 use super::calls;
-use crate::layer::{fail, managed, overlay, text, times_were_set};
+use crate::layer::{boosts, demote, demote_file, fail, is_regular, managed, overlay, text, times_were_set};
 use crate::raw;
 use crate::real::real;
 use crate::settings::settings;
@@ -15,8 +15,9 @@ const HERE: c_int = libc::AT_FDCWD;
 /// Lays what the server knows over what the kernel said. The result of the call.
 ///
 /// # Safety
-/// If `result` is 0, `status` was filled by the kernel.
-unsafe fn covered(result: c_int, status: *mut Status) -> c_int {
+/// If `call` returns 0, `status` was filled by the kernel.
+unsafe fn covered(call: impl Fn() -> c_int, status: *mut Status) -> c_int {
+    let result = call();
     if result != 0 || settings().is_none() {
         return result;
     }
@@ -34,16 +35,25 @@ unsafe fn covered(result: c_int, status: *mut Status) -> c_int {
             unsafe { *status = copy };
             result
         }
+        // The server may have let go of it since the kernel was asked, which knew less then.
+        Ok(None) if is_regular(&copy) => call(),
         Ok(None) => result,
         Err(errno) => fail(errno) as c_int,
     }
 }
 
+/// Whether the server may know more of a descriptor's file than the kernel.
+fn may_differ(fd: c_int) -> bool {
+    // One that was opened with `O_PATH` has no mark, and its opening does not wait for a lease.
+    managed(fd) || boosts() && raw::fcntl(fd, raw::GETSIG, 0) == Err(libc::EBADF)
+}
+
 /// The same for `statx`.
 ///
 /// # Safety
-/// If `result` is 0, `status` was filled by the kernel.
-unsafe fn covered_extended(result: c_int, status: *mut Extended) -> c_int {
+/// If `call` returns 0, `status` was filled by the kernel.
+unsafe fn covered_extended(call: impl Fn() -> c_int, status: *mut Extended) -> c_int {
+    let result = call();
     if result != 0 || settings().is_none() {
         return result;
     }
@@ -66,12 +76,37 @@ unsafe fn covered_extended(result: c_int, status: *mut Extended) -> c_int {
             unsafe { *status = copy };
             result
         }
+        Ok(None) if is_regular(&file) => call(),
         Ok(None) => result,
         Err(errno) => fail(errno) as c_int,
     }
 }
 
-/// After a call that set the times of a descriptor's file.
+/// Before a call that sets the times of a descriptor's file, where files are boosted: what is brought to a file later would set them
+/// again. What the call fails with, if that fails.
+fn about_to_set(fd: c_int) -> Option<c_int> {
+    if !boosts() {
+        return None;
+    }
+    demote(c"setting times", fd).err().map(|errno| fail(errno) as c_int)
+}
+
+/// The same of a path's file.
+///
+/// # Safety
+/// `path` is null or a string that ends in a zero.
+unsafe fn about_to_set_at(directory: c_int, path: *const c_char, flags: c_int) -> Option<c_int> {
+    if !boosts() {
+        return None;
+    }
+    // SAFETY: the caller's.
+    let Some(path): Option<&CStr> = (unsafe { text(path) }) else { return about_to_set(directory) };
+    let flags = flags & (libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH);
+    let status = raw::stat_at(directory, path, flags).ok()?;
+    demote_file(c"setting times", &status).err().map(|errno| fail(errno) as c_int)
+}
+
+/// After a call that set the times, or other attributes, of a descriptor's file.
 fn set(result: c_int, fd: c_int) -> c_int {
     if result == 0
         && managed(fd)
@@ -102,82 +137,111 @@ unsafe fn set_at(result: c_int, directory: c_int, path: *const c_char, flags: c_
 // SAFETY (of all below): the status was filled by the call that returned 0; the path is the program's, and ends in a zero.
 calls! {
     [fstat fstat64](fd: c_int, status: *mut Status) -> c_int = Some({
-        let result = real!(fstat(fd: c_int, status: *mut Status) -> c_int);
+        let call = || real!(fstat(fd: c_int, status: *mut Status) -> c_int);
         // SAFETY: see above.
-        if managed(fd) { unsafe { covered(result, status) } } else { result }
+        if may_differ(fd) { unsafe { covered(call, status) } } else { call() }
     });
     [stat stat64](path: *const c_char, status: *mut Status) -> c_int = Some({
-        let result = real!(stat(path: *const c_char, status: *mut Status) -> c_int);
+        let call = || real!(stat(path: *const c_char, status: *mut Status) -> c_int);
         // SAFETY: see above.
-        unsafe { covered(result, status) }
+        unsafe { covered(call, status) }
     });
     [lstat lstat64](path: *const c_char, status: *mut Status) -> c_int = Some({
-        let result = real!(lstat(path: *const c_char, status: *mut Status) -> c_int);
+        let call = || real!(lstat(path: *const c_char, status: *mut Status) -> c_int);
         // SAFETY: see above.
-        unsafe { covered(result, status) }
+        unsafe { covered(call, status) }
     });
     [fstatat fstatat64](directory: c_int, path: *const c_char, status: *mut Status, flags: c_int) -> c_int = Some({
-        let result =
-            real!(fstatat(directory: c_int, path: *const c_char, status: *mut Status, flags: c_int) -> c_int);
+        let call = || real!(fstatat(directory: c_int, path: *const c_char, status: *mut Status, flags: c_int) -> c_int);
         // SAFETY: see above.
-        unsafe { covered(result, status) }
+        unsafe { covered(call, status) }
     });
     [__fxstat __fxstat64](version: c_int, fd: c_int, status: *mut Status) -> c_int = Some({
-        let result = real!(__fxstat(version: c_int, fd: c_int, status: *mut Status) -> c_int);
+        let call = || real!(__fxstat(version: c_int, fd: c_int, status: *mut Status) -> c_int);
         // SAFETY: see above.
-        unsafe { covered(result, status) }
+        unsafe { covered(call, status) }
     });
     [__xstat __xstat64](version: c_int, path: *const c_char, status: *mut Status) -> c_int = Some({
-        let result = real!(__xstat(version: c_int, path: *const c_char, status: *mut Status) -> c_int);
+        let call = || real!(__xstat(version: c_int, path: *const c_char, status: *mut Status) -> c_int);
         // SAFETY: see above.
-        unsafe { covered(result, status) }
+        unsafe { covered(call, status) }
     });
     [__lxstat __lxstat64](version: c_int, path: *const c_char, status: *mut Status) -> c_int = Some({
-        let result = real!(__lxstat(version: c_int, path: *const c_char, status: *mut Status) -> c_int);
+        let call = || real!(__lxstat(version: c_int, path: *const c_char, status: *mut Status) -> c_int);
         // SAFETY: see above.
-        unsafe { covered(result, status) }
+        unsafe { covered(call, status) }
     });
     [__fxstatat __fxstatat64](
         version: c_int, directory: c_int, path: *const c_char, status: *mut Status, flags: c_int
     ) -> c_int = Some({
-        let result = real!(__fxstatat(
+        let call = || real!(__fxstatat(
             version: c_int, directory: c_int, path: *const c_char, status: *mut Status, flags: c_int
         ) -> c_int);
         // SAFETY: see above.
-        unsafe { covered(result, status) }
+        unsafe { covered(call, status) }
     });
     [statx](
         directory: c_int, path: *const c_char, flags: c_int, mask: libc::c_uint, status: *mut Extended
     ) -> c_int = Some({
-        let result = real!(statx(
+        let call = || real!(statx(
             directory: c_int, path: *const c_char, flags: c_int, mask: libc::c_uint, status: *mut Extended
         ) -> c_int);
         // SAFETY: see above.
-        unsafe { covered_extended(result, status) }
+        unsafe { covered_extended(call, status) }
     });
     [futimens](fd: c_int, times: *const timespec) -> c_int =
-        Some(set(real!(futimens(fd: c_int, times: *const timespec) -> c_int), fd));
+        about_to_set(fd).or_else(|| Some(set(real!(futimens(fd: c_int, times: *const timespec) -> c_int), fd)));
     [futimes](fd: c_int, times: *const timeval) -> c_int =
-        Some(set(real!(futimes(fd: c_int, times: *const timeval) -> c_int), fd));
-    [utimensat](directory: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int = Some({
+        about_to_set(fd).or_else(|| Some(set(real!(futimes(fd: c_int, times: *const timeval) -> c_int), fd)));
+    [utimensat](directory: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int = 'call: {
+        // SAFETY: see above.
+        if let Some(failed) = unsafe { about_to_set_at(directory, path, flags) } {
+            break 'call Some(failed);
+        }
         let result =
             real!(utimensat(directory: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int);
         // SAFETY: see above.
-        unsafe { set_at(result, directory, path, flags) }
-    });
-    [futimesat](directory: c_int, path: *const c_char, times: *const timeval) -> c_int = Some({
+        Some(unsafe { set_at(result, directory, path, flags) })
+    };
+    [futimesat](directory: c_int, path: *const c_char, times: *const timeval) -> c_int = 'call: {
+        // SAFETY: see above.
+        if let Some(failed) = unsafe { about_to_set_at(directory, path, 0) } {
+            break 'call Some(failed);
+        }
         let result = real!(futimesat(directory: c_int, path: *const c_char, times: *const timeval) -> c_int);
         // SAFETY: see above.
-        unsafe { set_at(result, directory, path, 0) }
-    });
-    [utimes](path: *const c_char, times: *const timeval) -> c_int = Some({
+        Some(unsafe { set_at(result, directory, path, 0) })
+    };
+    [utimes](path: *const c_char, times: *const timeval) -> c_int = 'call: {
+        // SAFETY: see above.
+        if let Some(failed) = unsafe { about_to_set_at(HERE, path, 0) } {
+            break 'call Some(failed);
+        }
         let result = real!(utimes(path: *const c_char, times: *const timeval) -> c_int);
         // SAFETY: see above.
-        unsafe { set_at(result, HERE, path, 0) }
-    });
-    [utime](path: *const c_char, times: *const utimbuf) -> c_int = Some({
+        Some(unsafe { set_at(result, HERE, path, 0) })
+    };
+    [utime](path: *const c_char, times: *const utimbuf) -> c_int = 'call: {
+        // SAFETY: see above.
+        if let Some(failed) = unsafe { about_to_set_at(HERE, path, 0) } {
+            break 'call Some(failed);
+        }
         let result = real!(utime(path: *const c_char, times: *const utimbuf) -> c_int);
         // SAFETY: see above.
-        unsafe { set_at(result, HERE, path, 0) }
-    });
+        Some(unsafe { set_at(result, HERE, path, 0) })
+    };
+    // An fsync makes these durable too, which the log knows nothing of.
+    [fchmod](fd: c_int, mode: libc::mode_t) -> c_int =
+        boosts().then(|| set(real!(fchmod(fd: c_int, mode: libc::mode_t) -> c_int), fd));
+    [fchown](fd: c_int, user: libc::uid_t, group: libc::gid_t) -> c_int =
+        boosts().then(|| set(real!(fchown(fd: c_int, user: libc::uid_t, group: libc::gid_t) -> c_int), fd));
+    [fsetxattr](fd: c_int, name: *const c_char, from: *const c_void, len: size_t, flags: c_int) -> c_int =
+        boosts().then(|| {
+            let result = real!(
+                fsetxattr(fd: c_int, name: *const c_char, from: *const c_void, len: size_t, flags: c_int) -> c_int
+            );
+            set(result, fd)
+        });
+    [fremovexattr](fd: c_int, name: *const c_char) -> c_int =
+        boosts().then(|| set(real!(fremovexattr(fd: c_int, name: *const c_char) -> c_int), fd));
 }

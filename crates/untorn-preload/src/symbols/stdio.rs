@@ -13,7 +13,7 @@ use libc::{FILE, off_t, size_t, ssize_t};
 
 use super::{calls, data, descriptors, open};
 use crate::client;
-use crate::layer::{fail, is_regular, managed, refuse, text};
+use crate::layer::{boosts, demoted, fail, is_regular, managed, refuse, text};
 use crate::raw;
 use crate::real::real;
 use crate::settings::settings;
@@ -209,6 +209,9 @@ unsafe fn made_of(fd: c_int, mode: *const c_char) -> *mut FILE {
 /// # Safety
 /// Both are null or strings that end in a zero; the stream is one.
 unsafe fn reopened(path: *const c_char, mode: *const c_char, file: *mut FILE) -> Option<*mut FILE> {
+    if boosts() {
+        return None;
+    }
     // SAFETY: the caller's.
     if let Some(refused) = unsafe { not_reopened(path, mode) } {
         return Some(refused);
@@ -350,7 +353,7 @@ unsafe fn take_pending(from: *mut FILE, to: *mut FILE) {
 
 /// Once, when the layer is loaded.
 pub(super) fn set_up() {
-    if settings().is_none() {
+    if settings().is_none_or(|settings| settings.boost) {
         return;
     }
     for (fd, own) in OWN.iter().enumerate() {
@@ -362,7 +365,7 @@ pub(super) fn set_up() {
 
 /// A descriptor may stand for something else now.
 pub(super) fn descriptor_changed(fd: c_int) {
-    if settings().is_some()
+    if settings().is_some_and(|settings| !settings.boost)
         && let Ok(fd @ 0..=2) = usize::try_from(fd)
         // The descriptors are the child's, the streams its parent's.
         && !client::is_in_vfork()
@@ -394,7 +397,7 @@ calls! {
     // SAFETY: see above.
     [fdopen](fd: c_int, mode: *const c_char) -> *mut FILE =
         // SAFETY: see above.
-        managed(fd).then(|| unsafe { made_of(fd, mode) });
+        if boosts() { demoted(c"fdopen", &[fd]).map(|_| null_mut()) } else { managed(fd).then(|| unsafe { made_of(fd, mode) }) };
     [freopen freopen64](path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE =
         // SAFETY: see above.
         unsafe { reopened(path, mode, file) };
@@ -410,24 +413,26 @@ calls! {
         stand_in(file).map(|file| real!(fputc(byte: c_int, file: *mut FILE) -> c_int));
     [fflush fflush_unlocked](file: *mut FILE) -> c_int =
         stand_in(file).map(|file| real!(fflush(file: *mut FILE) -> c_int));
-    [vdprintf](fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int =
-        if managed(fd) { Some(print(fd, format, arguments)) } else { None };
+    [vdprintf](fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int = print(fd, format, arguments);
     [__vdprintf_chk](fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int =
-        if managed(fd) { Some(print(fd, format, arguments)) } else { None };
+        print(fd, format, arguments);
 }
 
 /// `vdprintf`, by way of memory.
-fn print(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
+fn print(fd: c_int, format: *const c_char, arguments: *mut c_void) -> Option<c_int> {
+    if boosts() || !managed(fd) {
+        return demoted(c"dprintf", &[fd]).map(|failed| failed as c_int);
+    }
     let mut made: *mut c_char = null_mut();
     let into = &raw mut made;
     let count = real!(vasprintf(into: *mut *mut c_char, format: *const c_char, arguments: *mut c_void) -> c_int);
     if count < 0 {
-        return count;
+        return Some(count);
     }
     let written = data::write_at(fd, made.cast_const().cast(), count as size_t, -1);
     // SAFETY: made by the C library for us.
     unsafe { libc::free(made.cast()) };
-    crate::layer::returned(written) as c_int
+    Some(crate::layer::returned(written) as c_int)
 }
 
 /// `dprintf`: its arguments as a list, as the calling convention has them.

@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use libc::{off_t, size_t, ssize_t};
 
 use super::{calls, data};
-use crate::layer::{fail, managed, refuse};
+use crate::layer::{boosts, demoted, fail, managed, refuse};
 
 /// Bytes copied at a time.
 const PIECE: usize = 16 << 10;
@@ -60,13 +60,18 @@ fn by_memory(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssiz
 
 /// Programs copy otherwise if this is told no, and the kernel tells it too.
 fn no_range(from: c_int, to: c_int) -> Option<ssize_t> {
+    if boosts() {
+        return demoted(c"copy_file_range", &[from, to]).map(|failed| failed as ssize_t);
+    }
     let fd = [from, to].into_iter().find(|fd| managed(*fd))?;
     Some(fail(refuse(c"copy_file_range", c"the kernel would move bytes past the epoch", fd)) as ssize_t)
 }
 
 calls! {
     [sendfile sendfile64](out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t =
-        if managed(out) || managed(from) { Some(by_memory(out, from, offset, count)) } else { None };
+        if boosts() {
+            demoted(c"sendfile", &[out, from]).map(|failed| failed as ssize_t)
+        } else if managed(out) || managed(from) { Some(by_memory(out, from, offset, count)) } else { None };
     [copy_file_range](
         from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, count: size_t, flags: c_uint
     ) -> ssize_t = no_range(from, to);

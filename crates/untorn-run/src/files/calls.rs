@@ -2,27 +2,16 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{OFlags, SeekFrom, fcntl_getfl, seek};
+use rustix::fs::OFlags;
 use rustix::io::Errno as Sys;
 use untorn_wire::{MOST, Request};
 
 use super::state::{State, Time};
 use super::{Files, Key, lock};
+use crate::descriptor::{
+    RWF_APPEND, RWF_DSYNC, RWF_HINTS, RWF_NOAPPEND, RWF_SYNC, fail, flags, move_to, position, sought, writable,
+};
 use crate::managed::{Errno, libc_errno};
-
-const SEEK_SET: i32 = 0;
-const SEEK_CUR: i32 = 1;
-const SEEK_END: i32 = 2;
-const SEEK_DATA: i32 = 3;
-const SEEK_HOLE: i32 = 4;
-
-/// Flags of `pwritev2`.
-const RWF_DSYNC: i32 = 2;
-const RWF_SYNC: i32 = 4;
-const RWF_APPEND: i32 = 16;
-const RWF_NOAPPEND: i32 = 32;
-/// Those that change nothing but how fast it is.
-const RWF_HINTS: i32 = 1 | 128;
 
 /// Modes of `fallocate`.
 const KEEP_SIZE: i32 = 1;
@@ -31,27 +20,6 @@ const ZERO_RANGE: i32 = 16;
 
 /// Zeros are written in pieces of this many bytes.
 const ZEROS: u64 = 1 << 20;
-
-fn fail<T>(errno: Sys) -> Result<T, Errno> {
-    Err(libc_errno(errno))
-}
-
-/// The access modes of a descriptor.
-fn flags(descriptor: &OwnedFd) -> Result<OFlags, Errno> {
-    fcntl_getfl(descriptor).map_err(libc_errno)
-}
-
-fn writable(flags: OFlags) -> bool {
-    flags & OFlags::RWMODE != OFlags::RDONLY
-}
-
-fn position(descriptor: &OwnedFd) -> Result<u64, Errno> {
-    seek(descriptor, SeekFrom::Current(0)).map_err(libc_errno)
-}
-
-fn move_to(descriptor: &OwnedFd, offset: u64) -> Result<(), Errno> {
-    seek(descriptor, SeekFrom::Start(offset)).map(drop).map_err(libc_errno)
-}
 
 impl Files {
     /// A descriptor was opened, to truncate the file if so asked.
@@ -141,21 +109,9 @@ impl Files {
     pub(crate) fn seek(&self, descriptor: &OwnedFd, request: &Request) -> Result<i64, Errno> {
         self.with(descriptor, |state| {
             state.standing()?;
-            let len = i64::try_from(state.len()?).map_err(|_| libc_errno(Sys::OVERFLOW))?;
-            let inside = (0..len).contains(&request.offset);
-            let from = match request.flags {
-                SEEK_SET => 0,
-                SEEK_CUR => i64::try_from(position(descriptor)?).map_err(|_| libc_errno(Sys::OVERFLOW))?,
-                SEEK_END => len,
-                SEEK_DATA if inside => 0,
-                SEEK_HOLE if inside => len - request.offset,
-                SEEK_DATA | SEEK_HOLE => return fail(Sys::NXIO),
-                _ => return fail(Sys::INVAL),
-            };
-            let to = from.checked_add(request.offset).ok_or(libc_errno(Sys::OVERFLOW))?;
-            let at = u64::try_from(to).map_err(|_| libc_errno(Sys::INVAL))?;
+            let at = sought(descriptor, request, state.len()?)?;
             move_to(descriptor, at)?;
-            Ok(to)
+            i64::try_from(at).map_err(|_| libc_errno(Sys::OVERFLOW))
         })
     }
 

@@ -3,6 +3,7 @@
 //! Locks, in the order in which they are taken: that of opening, a file's, the table's, the board's.
 
 mod calls;
+mod service;
 mod state;
 
 use std::collections::HashMap;
@@ -109,7 +110,7 @@ impl Files {
     }
 
     /// A process died without saying that it wants to end: nothing that it wrote and did not sync may ever be committed.
-    pub(crate) fn forsaken_by(&self, process: u32) {
+    fn forsake(&self, process: u32) {
         for state in self.all() {
             lock(&state).forsake(&*self.mode, process, &self.ledger);
         }
@@ -120,13 +121,13 @@ impl Files {
     }
 
     /// The run is over: nothing is managed any more, and all files are let go of.
-    pub(crate) fn close(&self) {
+    fn end(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        self.sweep();
+        self.let_go_of_unheld();
     }
 
     /// Lets go of every file that no process of the run holds any more.
-    pub(crate) fn sweep(&self) {
+    fn let_go_of_unheld(&self) {
         let keys: Keys = lock(&self.table).keys().copied().collect();
         if keys.is_empty() {
             return;

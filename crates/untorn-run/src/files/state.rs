@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{Access, Timespec, Timestamps};
 use rustix::io::Errno as Sys;
 
+use crate::descriptor::path_of;
 use crate::managed::{Errno, Managed, Mode, as_owner, io_errno, libc_errno, reopen};
 use crate::processes::Processes;
 use crate::report::Ledger;
@@ -292,10 +293,4 @@ impl State {
         // Only its owner may; then the time is that of the last byte's arrival.
         let _ = rustix::fs::futimens(&self.own, &times);
     }
-}
-
-/// Where the kernel says that a file is.
-fn path_of(file: &File) -> Result<PathBuf, Errno> {
-    use std::os::fd::AsRawFd;
-    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|error| io_errno(&error))
 }

@@ -33,6 +33,8 @@ pub use page_cache::{PageCache, PageCacheFile};
 pub use slow::{Descriptor, Kernel, OnMedium, SlowFile, SlowPlace};
 pub(crate) use whole::create_whole;
 
+pub use crate::sys::lease::{give_lease_back, has_lease, mark_description, take_lease, unblock};
+
 /// How a medium orders and loses stores; engines choose their commit protocol by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediumClass {

@@ -8,6 +8,7 @@ pub(crate) mod direct;
 pub(crate) mod fault;
 pub(crate) mod file;
 pub(crate) mod flush;
+pub(crate) mod lease;
 pub(crate) mod locks;
 pub(crate) mod map;
 pub(crate) mod mappings;

@@ -1,0 +1,160 @@
+//! The calls of programs on boosted files. Each is one critical section of its file.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno as Sys;
+use untorn_wire::{MOST, PLAIN, Request};
+
+use super::Boost;
+use super::file::{Boosted, Time};
+use crate::descriptor::{
+    RWF_APPEND, RWF_DSYNC, RWF_HINTS, RWF_NOAPPEND, RWF_SYNC, SEEK_DATA, SEEK_HOLE, fail, flags, move_to, position,
+    sought, writable,
+};
+use crate::files::{Key, lock};
+use crate::managed::Errno;
+
+/// No file of any file system reaches so far that a log would be in front of: the kernel knows what to say to more.
+const FAR: u64 = 1 << 42;
+
+/// What the log says to the first write of a file when it has as many files as it can have. Nothing of the file is in it then.
+const NO_LINE: Errno = Sys::NFILE.raw_os_error();
+const NO_LINE_IN_WORDS: &str = "write: the log has as many files as it can have";
+
+impl Boost {
+    /// Reads, and moves the descriptor's offset where it is used.
+    pub(super) fn read(&self, descriptor: &OwnedFd, request: &Request) -> Result<Vec<u8>, Errno> {
+        self.with(descriptor, |file| {
+            if flags(descriptor)? & OFlags::RWMODE == OFlags::WRONLY {
+                return fail(Sys::BADF);
+            }
+            if request.flags & !RWF_HINTS != 0 {
+                return self.left_to_the_kernel(file, "flags of preadv2");
+            }
+            let at = match u64::try_from(request.offset) {
+                Ok(offset) => offset,
+                Err(_) => position(descriptor)?,
+            };
+            let bytes = file.read(at, request.number.min(MOST))?;
+            if request.offset < 0 && !bytes.is_empty() {
+                move_to(descriptor, at + bytes.len() as u64)?;
+            }
+            self.ledger.of(file.path(), |report| report.reads += 1);
+            Ok(bytes)
+        })
+    }
+
+    /// Writes, and moves the descriptor's offset where it is used.
+    pub(super) fn write(&self, descriptor: &OwnedFd, request: &Request, bytes: &[u8]) -> Result<(), Errno> {
+        self.with(descriptor, |file| {
+            let flags = flags(descriptor)?;
+            if !writable(flags) {
+                return fail(Sys::BADF);
+            }
+            let synchronous = RWF_DSYNC | RWF_SYNC;
+            let appends = request.flags & RWF_APPEND != 0;
+            if request.flags & !(RWF_HINTS | synchronous | RWF_APPEND) != 0
+                || flags.contains(OFlags::APPEND)
+                || request.flags & RWF_NOAPPEND != 0
+            {
+                return self.left_to_the_kernel(file, "flags of pwritev2");
+            }
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            let at = match u64::try_from(request.offset) {
+                _ if appends => file.len()?,
+                Ok(offset) => offset,
+                Err(_) => position(descriptor)?,
+            };
+            let Some(end) = at.checked_add(bytes.len() as u64).filter(|end| *end < FAR) else {
+                return self.left_to_the_kernel(file, "write: far away");
+            };
+            match file.write(bytes, at) {
+                Err(errno) if errno == NO_LINE => return self.left_to_the_kernel(file, NO_LINE_IN_WORDS),
+                written => written?,
+            }
+            if request.offset < 0 {
+                move_to(descriptor, end)?;
+            }
+            self.ledger.of(file.path(), |report| {
+                report.writes += 1;
+                report.bytes_written += bytes.len() as u64;
+            });
+            if request.flags & synchronous != 0 || flags.contains(OFlags::DSYNC) {
+                file.sync()?;
+            }
+            Ok(())
+        })
+    }
+
+    /// A call that the kernel serves better: demotes the file, and lets the layer go on to the kernel.
+    fn left_to_the_kernel<T>(&self, file: &mut Boosted, why: &str) -> Result<T, Errno> {
+        self.demote(file, why)?;
+        Err(PLAIN)
+    }
+
+    /// `lseek`.
+    pub(super) fn seek(&self, descriptor: &OwnedFd, request: &Request) -> Result<i64, Errno> {
+        self.with(descriptor, |file| {
+            if matches!(request.flags, SEEK_DATA | SEEK_HOLE) {
+                return self.left_to_the_kernel(file, "lseek to data or a hole");
+            }
+            let at = sought(descriptor, request, file.len()?)?;
+            move_to(descriptor, at)?;
+            Ok(at as i64)
+        })
+    }
+
+    pub(super) fn set_length(&self, descriptor: &OwnedFd, len: u64) -> Result<(), Errno> {
+        self.with(descriptor, |file| {
+            if !writable(flags(descriptor)?) {
+                return fail(Sys::INVAL);
+            }
+            if len >= FAR {
+                return self.left_to_the_kernel(file, "ftruncate: far away");
+            }
+            match file.set_len(len) {
+                Err(errno) if errno == NO_LINE => self.left_to_the_kernel(file, NO_LINE_IN_WORDS),
+                done => done,
+            }
+        })
+    }
+
+    /// `fsync` and its kin.
+    pub(super) fn sync(&self, descriptor: &OwnedFd) -> Result<(), Errno> {
+        self.with(descriptor, |file| file.sync())
+    }
+
+    /// Attributes of a file were set. Where it was its times, it was demoted before.
+    pub(super) fn attributes_were_set(&self, key: Key) {
+        if let Some(file) = self.find(key) {
+            lock(&file).attributes_were_set();
+        }
+    }
+
+    /// Length and time of the last change of a file, where they differ from the kernel's.
+    pub(super) fn status(&self, key: Key) -> Result<Option<(u64, Time)>, Errno> {
+        let Some(file) = self.find(key) else { return Ok(None) };
+        let file = lock(&file);
+        file.overlay()
+    }
+
+    /// Demotes a file before the layer goes on to the kernel with a call.
+    pub(super) fn demote_key(&self, key: Key, why: &str) -> Result<(), Errno> {
+        match self.find(key) {
+            Some(file) => self.demote(&mut lock(&file), why),
+            None => Ok(()),
+        }
+    }
+
+    /// Demotes all files. The first error, after all had their turn.
+    pub(super) fn demote_all(&self, why: &str) -> Result<(), Errno> {
+        let mut outcome = Ok(());
+        for file in self.all() {
+            outcome = outcome.and(self.demote(&mut lock(&file), why));
+        }
+        outcome
+    }
+}

@@ -1,0 +1,227 @@
+//! One boosted file.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{OFlags, Timespec, Timestamps};
+use untorn::medium::{Descriptor, give_lease_back, has_lease, mark_description, take_lease};
+use untorn::{CachedFile, Error, WriteCache};
+use untorn_wire::MARK;
+
+use crate::descriptor::{flags, path_of, writable};
+use crate::files::Key;
+use crate::managed::{Errno, io_errno, libc_errno};
+
+/// A time: seconds and nanoseconds since the epoch.
+pub(super) type Time = (i64, i64);
+
+/// Who serves a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// The log, by the server.
+    Boosted,
+    /// The kernel, for good.
+    Plain,
+    /// Nobody: what is in the log could not be brought to it.
+    Failed(Errno),
+}
+
+/// Why a file is left to the kernel.
+pub(super) struct Plain {
+    pub(super) why: String,
+    pub(super) path: PathBuf,
+}
+
+pub(super) struct Boosted {
+    key: Key,
+    path: PathBuf,
+    /// The program's own description, which has the lease.
+    own: OwnedFd,
+    file: CachedFile,
+    /// When its bytes were last changed, if they were since it was opened.
+    changed: Option<Time>,
+    /// Whether the kernel may have what is not durable, of which the log knows nothing: what the opening truncated, what was written
+    /// before it, attributes. The log has the file synced once, when it gets the first of it.
+    unsynced: bool,
+    state: State,
+}
+
+impl Boosted {
+    /// Boosts the file of a descriptor that was just opened.
+    ///
+    /// # Errors
+    /// Why it is left to the kernel.
+    pub(super) fn new(cache: &WriteCache, descriptor: &OwnedFd) -> Result<Self, Plain> {
+        let path = path_of(descriptor).unwrap_or_default();
+        Self::of(cache, descriptor, &path).map_err(|why| Plain { why: format!("open: {why}"), path })
+    }
+
+    fn of(cache: &WriteCache, descriptor: &OwnedFd, path: &Path) -> Result<Self, String> {
+        let flags = flags(descriptor).map_err(words)?;
+        if !writable(flags) {
+            return Err("for reading only".to_owned());
+        }
+        if flags.contains(OFlags::APPEND) {
+            // The drain writes at offsets, which such a description ignores.
+            return Err("O_APPEND".to_owned());
+        }
+        if flags.contains(OFlags::DIRECT) {
+            return Err("O_DIRECT".to_owned());
+        }
+        let status = rustix::fs::fstat(descriptor).map_err(|errno| words(libc_errno(errno)))?;
+        if status.st_nlink == 0 {
+            return Err("the file has no name by which a replay would find it".to_owned());
+        }
+        let copy = || descriptor.try_clone().map_err(|error| error.to_string());
+        let own = copy()?;
+        let slow = Descriptor::new(copy()?, path).map_err(|error| error.to_string())?;
+        // Before the lease, which keeps also this process from opening the file.
+        let file = cache.attach_slow(Arc::new(slow), path).map_err(|error| error.to_string())?;
+        if file.is_demoted() {
+            return Err("the log has let it go".to_owned());
+        }
+        take_lease(own.as_fd(), MARK).map_err(|error| format!("no lease: {error}"))?;
+        let boosted = Boosted {
+            key: (status.st_dev, status.st_ino),
+            path: path.to_owned(),
+            own,
+            file,
+            changed: None,
+            unsynced: true,
+            state: State::Boosted,
+        };
+        // Until the lease was there, somebody may have changed the length.
+        match boosted.file.refresh() {
+            Ok(()) => Ok(boosted),
+            Err(error) => {
+                // Nothing was written yet.
+                let _ = give_lease_back(boosted.own.as_fd());
+                Err(error.to_string())
+            }
+        }
+    }
+
+    pub(super) fn key(&self) -> Key {
+        self.key
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
+    /// Whether somebody waits to open it, or had it opened without waiting any longer.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.state == State::Boosted && !has_lease(self.own.as_fd())
+    }
+
+    pub(super) fn len(&self) -> Result<u64, Errno> {
+        self.file.len().map_err(errno)
+    }
+
+    /// At most `number` bytes from `offset`.
+    pub(super) fn read(&self, offset: u64, number: u64) -> Result<Vec<u8>, Errno> {
+        let number = self.len()?.saturating_sub(offset).min(number);
+        let mut bytes = vec![0; usize::try_from(number).map_err(|_| libc_errno(rustix::io::Errno::INVAL))?];
+        let count = self.file.read_at(&mut bytes, offset).map_err(errno)?;
+        bytes.truncate(count);
+        Ok(bytes)
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8], offset: u64) -> Result<(), Errno> {
+        self.file.write_at(bytes, offset).map_err(errno)?;
+        self.note();
+        Ok(())
+    }
+
+    pub(super) fn set_len(&mut self, len: u64) -> Result<(), Errno> {
+        self.file.set_len(len).map_err(errno)?;
+        self.note();
+        Ok(())
+    }
+
+    fn note(&mut self) {
+        // From then on only attributes are the kernel's.
+        self.unsynced &= self.changed.is_some();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.changed = Some((now.as_secs() as i64, i64::from(now.subsec_nanos())));
+    }
+
+    /// Durable, all that was written.
+    pub(super) fn sync(&mut self) -> Result<(), Errno> {
+        if self.unsynced {
+            rustix::fs::fsync(&self.own).map_err(libc_errno)?;
+            self.unsynced = false;
+        }
+        self.file.sync().map_err(errno)
+    }
+
+    /// Attributes of the file were set, by the kernel.
+    pub(super) fn attributes_were_set(&mut self) {
+        self.unsynced = true;
+    }
+
+    /// With the kernel, all that was written.
+    pub(super) fn hand_over(&self) -> Result<(), Errno> {
+        match self.state {
+            State::Boosted => self.file.hand_over().map_err(errno),
+            State::Plain => Ok(()),
+            State::Failed(errno) => Err(errno),
+        }
+    }
+
+    /// Length and time of the last change, where they differ from the kernel's.
+    pub(super) fn overlay(&self) -> Result<Option<(u64, Time)>, Errno> {
+        let Some(changed) = self.changed.filter(|_| self.state != State::Plain) else { return Ok(None) };
+        Ok(Some((self.len()?, changed)))
+    }
+
+    /// Brings everything to the file, durably, and gives the lease back, and the mark with it.
+    pub(super) fn make_plain(&mut self) -> Result<(), Errno> {
+        let drained = self.file.demote().map_err(errno);
+        if drained.is_ok() {
+            self.restore_times();
+        }
+        // If it fails the kernel took the lease back; the mark is cleared by whichever of the two.
+        let given_back = give_lease_back(self.own.as_fd()).map_err(|error| io_errno(&error));
+        if let Err(errno) = drained {
+            // Whoever waits goes on, to what a crash would have left; whoever wrote is told.
+            self.state = State::Failed(errno);
+            let _ = mark_description(self.own.as_fd(), MARK);
+            return Err(errno);
+        }
+        if let Err(errno) = given_back {
+            tracing::warn!(errno, path = %self.path.display(), "a lease could not be given back");
+        }
+        self.state = State::Plain;
+        Ok(())
+    }
+
+    /// Bytes went home later than the program wrote them.
+    fn restore_times(&self) {
+        let Some((seconds, nanoseconds)) = self.changed else { return };
+        let omit = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
+        let changed = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+        let times = Timestamps { last_access: omit, last_modification: changed };
+        // A lease is for the owner, so it may; where it may not, the time is that of the last byte's arrival.
+        let _ = rustix::fs::futimens(&self.own, &times);
+    }
+}
+
+/// What a program is told of an error of the library.
+fn errno(error: Error) -> Errno {
+    tracing::warn!(%error, "a boosted file");
+    match error {
+        Error::Invalid { .. } => libc_errno(rustix::io::Errno::FBIG),
+        other => other.errno(),
+    }
+}
+
+fn words(errno: Errno) -> String {
+    std::io::Error::from_raw_os_error(errno).to_string()
+}

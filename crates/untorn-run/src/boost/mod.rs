@@ -1,0 +1,236 @@
+//! `--mode boost`: what programs write to managed files goes to the log of a [`WriteCache`] (the NVCache paper, §II and III).
+//!
+//! # What makes it sound
+//! 1. A file is *boosted* only while its one open description in the whole system is the program's, which `dup`, `fork` and this
+//!    server share: the kernel says so when it grants the write lease (`file`). Nothing is cached of any other file.
+//! 2. Whoever opens the file else, under untorn or not, or truncates it by its name, is kept waiting by the kernel until the lease
+//!    is given back, and that is done when all that the log has of the file is in it, durably: it is *demoted*, and plain until its
+//!    last descriptor is gone. So bytes that are in the log only are seen by nobody who does not ask this server.
+//! 3. The mark of a boosted description goes with its lease, in one step of the kernel's. A call of the layer that comes too late
+//!    is answered that the file is plain, and goes on to the kernel, which knows everything by then.
+//! 4. What the server does not serve is a reason to demote, which the layer asks for before the call goes on. So the kernel never
+//!    sees a call on a boosted description, but for those that touch neither bytes nor length nor times of the file.
+//! 5. A file that cannot be drained keeps its mark without a lease, and every call on it fails: the kernel has stale bytes of it.
+//!    The log keeps its writes.
+//! 6. What is written has the guarantee of the log when the call, or the sync, returns, whether its process lives on or not.
+//! 7. Who holds a file is asked of the kernel (`holders`). When nobody does any more it is demoted like any other, and let go of.
+//!
+//! Locks, in the order in which they are taken: a file's, the table's, the board's. None is held while anything is opened, for the
+//! server's own opening may have to wait for a lease of the server's.
+
+mod calls;
+mod file;
+mod service;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use rustix::io::Errno as Sys;
+use signal_hook::consts::SIGIO;
+use signal_hook::iterator::Signals;
+use untorn::WriteCache;
+use untorn::medium::unblock;
+use untorn_wire::{MARK, PLAIN};
+
+use self::file::{Boosted, State};
+use crate::board::Board;
+use crate::files::{Key, lock};
+use crate::holders::{self, Keys};
+use crate::managed::{Errno, libc_errno};
+use crate::processes::Processes;
+use crate::report::Ledger;
+
+/// The boosted files of a run.
+pub(crate) struct Boost {
+    cache: WriteCache,
+    processes: Processes,
+    table: Mutex<HashMap<Key, Arc<Mutex<Boosted>>>>,
+    board: Mutex<Board>,
+    /// The run is over.
+    closed: AtomicBool,
+    ledger: Ledger,
+}
+
+impl Boost {
+    /// Boosts files with a log from now on.
+    ///
+    /// # Errors
+    /// Those of handling the signal of a lease, and of starting a thread.
+    pub(crate) fn start(cache: WriteCache, board: Board) -> io::Result<Arc<Self>> {
+        let boost = Arc::new(Boost {
+            cache,
+            processes: Processes::default(),
+            table: Mutex::default(),
+            board: Mutex::new(board),
+            closed: AtomicBool::new(false),
+            ledger: Ledger::default(),
+        });
+        // SIGIO is what the kernel sends when it has no memory for one more of the other.
+        let mut signals = Signals::new([MARK, SIGIO])?;
+        let watched = Arc::downgrade(&boost);
+        thread::Builder::new().name("untorn-leases".to_owned()).spawn(move || {
+            for signal in [MARK, SIGIO] {
+                if let Err(error) = unblock(signal) {
+                    tracing::warn!(%error, signal, "who opens a boosted file may have to wait for long");
+                }
+            }
+            for _ in &mut signals {
+                let Some(boost) = watched.upgrade() else { return };
+                boost.yield_leases();
+            }
+        })?;
+        Ok(boost)
+    }
+
+    fn all(&self) -> Vec<Arc<Mutex<Boosted>>> {
+        lock(&self.table).values().cloned().collect()
+    }
+
+    fn find(&self, key: Key) -> Option<Arc<Mutex<Boosted>>> {
+        lock(&self.table).get(&key).cloned()
+    }
+
+    /// Demotes every file that somebody waits to open.
+    fn yield_leases(&self) {
+        for file in self.all() {
+            let mut file = lock(&file);
+            if file.is_wanted() {
+                // Whoever has it is told by its next call.
+                let _ = self.demote(&mut file, "opened a second time");
+            }
+        }
+    }
+
+    /// Boosts the file of a descriptor that was just opened, if that can be; whether it is.
+    ///
+    /// # Errors
+    /// EIO for a file that could not be drained.
+    fn opened(&self, descriptor: &OwnedFd) -> Result<bool, Errno> {
+        let status = rustix::fs::fstat(descriptor).map_err(libc_errno)?;
+        let key = (status.st_dev, status.st_ino);
+        if let Some(known) = self.find(key) {
+            // It was opened without waiting: the kernel lost patience with us. Or it failed.
+            self.demote(&mut lock(&known), "opened a second time")?;
+            return Ok(false);
+        }
+        if self.closed.load(Ordering::SeqCst) {
+            return Ok(false);
+        }
+        let boosted = match Boosted::new(&self.cache, descriptor) {
+            Ok(boosted) => boosted,
+            Err(plain) => {
+                self.ledger.demoted(&plain.why, &plain.path);
+                return Ok(false);
+            }
+        };
+        self.ledger.of(boosted.path(), |report| report.opens += 1);
+        let boosted = Arc::new(Mutex::new(boosted));
+        // Before it is in the table nobody finds it there, nor on the board; and its program waits for this answer.
+        lock(&self.table).insert(key, boosted.clone());
+        if lock(&self.board).add(key).is_err() {
+            self.demote(&mut lock(&boosted), "open: the board cannot be written to")?;
+            return Ok(false);
+        }
+        // The lease may have been asked for while it was not in the table.
+        let mut boosted = lock(&boosted);
+        if boosted.is_wanted() {
+            self.demote(&mut boosted, "opened a second time")?;
+        }
+        Ok(boosted.state() == State::Boosted)
+    }
+
+    /// Makes a file a plain one, with all that was written to it. One that cannot be drained stays in the table.
+    ///
+    /// # Errors
+    /// Why it could not be drained, to this call and all later ones.
+    fn demote(&self, file: &mut Boosted, why: &str) -> Result<(), Errno> {
+        match file.state() {
+            State::Plain => return Ok(()),
+            State::Failed(errno) => return Err(errno),
+            State::Boosted => {}
+        }
+        self.make_plain(file)?;
+        self.ledger.demoted(why, file.path());
+        Ok(())
+    }
+
+    fn make_plain(&self, file: &mut Boosted) -> Result<(), Errno> {
+        let outcome = file.make_plain();
+        match outcome {
+            Ok(()) => self.forget(file.key()),
+            Err(errno) => {
+                let error = io::Error::from_raw_os_error(errno);
+                self.ledger.failure(format!(
+                    "{}: what was written could not be brought to the file: {error}; it is in the log, and `untorn replay` \
+                     brings it to the file once that can be written to",
+                    file.path().display()
+                ));
+            }
+        }
+        outcome
+    }
+
+    fn forget(&self, key: Key) {
+        if lock(&self.table).remove(&key).is_some() {
+            lock(&self.board).remove(key);
+        }
+    }
+
+    /// Lets go of a file if nobody holds it any more but, if given, a process that is about to end.
+    ///
+    /// # Errors
+    /// Why it could not be drained.
+    fn let_go(&self, key: Key, ending: Option<u32>) -> Result<(), Errno> {
+        let Some(file) = self.find(key) else { return Ok(()) };
+        let mut file = lock(&file);
+        if !holders::held_by_others(&Keys::from([key]), ending).is_empty() {
+            return file.hand_over();
+        }
+        self.release(&mut file)
+    }
+
+    /// Makes a file a plain one that nobody holds. One that failed stays in the table, so that nobody opens it unaware: what it has
+    /// is not what was acknowledged.
+    fn release(&self, file: &mut Boosted) -> Result<(), Errno> {
+        match file.state() {
+            State::Plain => return Ok(()),
+            State::Failed(errno) => return Err(errno),
+            State::Boosted => {}
+        }
+        // Not counted among the demoted: it was boosted to its end.
+        self.make_plain(file)
+    }
+
+    /// Lets go of all that nobody holds but, if given, a process that is about to end.
+    fn let_go_of_unheld(&self, ending: Option<u32>) {
+        let keys: Keys = lock(&self.table).keys().copied().collect();
+        if keys.is_empty() {
+            return;
+        }
+        let held = holders::held_by_others(&keys, ending);
+        for key in keys.difference(&held) {
+            if let Err(errno) = self.let_go(*key, ending) {
+                tracing::warn!(errno, "a file could not be drained");
+            }
+        }
+    }
+
+    /// Runs `call` on the boosted file of a descriptor.
+    ///
+    /// # Errors
+    /// [`PLAIN`] if it is a plain one.
+    fn with<T>(&self, descriptor: &OwnedFd, call: impl FnOnce(&mut Boosted) -> Result<T, Errno>) -> Result<T, Errno> {
+        let status = rustix::fs::fstat(descriptor).map_err(libc_errno)?;
+        let file = self.find((status.st_dev, status.st_ino)).ok_or(PLAIN)?;
+        let mut file = lock(&file);
+        match file.state() {
+            State::Plain => Err(PLAIN),
+            State::Failed(_) => Err(libc_errno(Sys::IO)),
+            State::Boosted => call(&mut file),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Requests, to the calls that serve them.
+
+use std::sync::atomic::Ordering;
+
+use untorn_wire::{Operation, PLAIN, Reply};
+
+use super::Boost;
+use crate::connection::{Answer, Call, value};
+use crate::managed::{Errno, libc_errno};
+use crate::processes::Processes;
+use crate::report::Ledger;
+use crate::service::Service;
+
+fn managed(managed: bool) -> Answer {
+    (Reply { managed: managed.into(), ..Reply::default() }, Vec::new())
+}
+
+impl Service for Boost {
+    fn processes(&self) -> &Processes {
+        &self.processes
+    }
+
+    fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    fn answer(&self, operation: Operation, call: &Call<'_>) -> Result<Answer, Errno> {
+        let (process, request) = (call.process, &call.request);
+        let key = (request.device, request.inode);
+        match operation {
+            Operation::Open => return Ok(managed(self.opened(call.descriptor()?)?)),
+            Operation::Closed => self.let_go(key, None)?,
+            Operation::Read => {
+                let bytes = self.read(call.descriptor()?, request)?;
+                return Ok((Reply { value: bytes.len() as i64, ..Reply::default() }, bytes));
+            }
+            Operation::Write => {
+                self.write(call.descriptor()?, request, &call.payload)?;
+                return Ok(value(call.payload.len() as i64));
+            }
+            Operation::Seek => return Ok(value(self.seek(call.descriptor()?, request)?)),
+            Operation::SetLength => self.set_length(call.descriptor()?, request.number)?,
+            Operation::Commit => self.sync(call.descriptor()?)?,
+            Operation::CommitAll => self.cache.sync().map_err(|error| error.errno())?,
+            Operation::Status => {
+                if let Some((len, (seconds, nanoseconds))) = self.status(key)? {
+                    let reply = Reply { managed: 1, value: len as i64, seconds, nanoseconds, ..Reply::default() };
+                    return Ok((reply, Vec::new()));
+                }
+            }
+            Operation::Demote if request.number != 0 => self.demote_all(&call.name())?,
+            Operation::Demote => {
+                let key = match call.descriptor() {
+                    Ok(descriptor) => {
+                        let status = rustix::fs::fstat(descriptor).map_err(libc_errno)?;
+                        (status.st_dev, status.st_ino)
+                    }
+                    Err(_) => key,
+                };
+                self.demote_key(key, &call.name())?;
+            }
+            Operation::Exit => {
+                self.processes.exits(process);
+                // Before the process is gone, for whoever waits for its end may look at the file without opening it.
+                self.let_go_of_unheld(Some(process));
+            }
+            Operation::Times => self.attributes_were_set(key),
+            Operation::Managed => return Ok(managed(self.find(key).is_some())),
+            _ => return Err(PLAIN),
+        }
+        Ok(value(0))
+    }
+
+    /// What it wrote stays written.
+    fn forsaken_by(&self, _: u32) {}
+
+    fn sweep(&self) {
+        self.let_go_of_unheld(None);
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.let_go_of_unheld(None);
+    }
+}

@@ -1,0 +1,70 @@
+//! Requests, to the calls that serve them.
+
+use rustix::io::Errno as Sys;
+use untorn_wire::{Operation, Reply};
+
+use super::Files;
+use crate::connection::{Answer, Call, value};
+use crate::managed::{Errno, libc_errno};
+use crate::processes::Processes;
+use crate::report::Ledger;
+use crate::service::Service;
+
+impl Service for Files {
+    fn processes(&self) -> &Processes {
+        &self.processes
+    }
+
+    fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    fn answer(&self, operation: Operation, call: &Call<'_>) -> Result<Answer, Errno> {
+        let (process, request) = (call.process, &call.request);
+        let key = (request.device, request.inode);
+        match operation {
+            Operation::Open => self.opened(call.descriptor()?, process, request.number != 0)?,
+            Operation::Closed => self.let_go(key)?,
+            Operation::Read => {
+                let bytes = self.read(call.descriptor()?, request)?;
+                return Ok((Reply { value: bytes.len() as i64, ..Reply::default() }, bytes));
+            }
+            Operation::Write => {
+                self.write(call.descriptor()?, process, request, &call.payload)?;
+                return Ok(value(call.payload.len() as i64));
+            }
+            Operation::Seek => return Ok(value(self.seek(call.descriptor()?, request)?)),
+            Operation::SetLength => self.set_length(call.descriptor()?, process, request.number)?,
+            Operation::Allocate => self.allocate(call.descriptor()?, process, request)?,
+            Operation::Commit => self.commit(call.descriptor()?)?,
+            Operation::CommitAll => self.commit_all()?,
+            Operation::Status => {
+                if let Some((len, (seconds, nanoseconds))) = self.status(key)? {
+                    let reply = Reply { managed: 1, value: len as i64, seconds, nanoseconds, ..Reply::default() };
+                    return Ok((reply, Vec::new()));
+                }
+            }
+            Operation::Times => self.times_were_set(key)?,
+            Operation::Exit => self.processes.exits(process),
+            Operation::Managed => {
+                let (managed, value) = self.is_managed(key, request.number);
+                let reply = Reply { managed: managed.into(), value, ..Reply::default() };
+                return Ok((reply, Vec::new()));
+            }
+            _ => return Err(libc_errno(Sys::NOSYS)),
+        }
+        Ok(value(0))
+    }
+
+    fn forsaken_by(&self, process: u32) {
+        self.forsake(process);
+    }
+
+    fn sweep(&self) {
+        self.let_go_of_unheld();
+    }
+
+    fn close(&self) {
+        self.end();
+    }
+}

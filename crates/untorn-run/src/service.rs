@@ -1,0 +1,32 @@
+//! What the server of a run asks of a mode: the seam between connections and files.
+
+use untorn_wire::Operation;
+
+use crate::connection::{Answer, Call};
+use crate::managed::Errno;
+use crate::processes::Processes;
+use crate::report::Ledger;
+
+/// The managed files of a run under one mode.
+pub(crate) trait Service: Send + Sync {
+    /// The processes of the run.
+    fn processes(&self) -> &Processes;
+
+    /// What is counted.
+    fn ledger(&self) -> &Ledger;
+
+    /// Serves a call on a file.
+    ///
+    /// # Errors
+    /// The errno that the program is to see.
+    fn answer(&self, operation: Operation, call: &Call<'_>) -> Result<Answer, Errno>;
+
+    /// A process died without saying that it wants to end.
+    fn forsaken_by(&self, process: u32);
+
+    /// Lets go of every file that nobody holds any more.
+    fn sweep(&self);
+
+    /// The run is over: lets go of all files.
+    fn close(&self);
+}

@@ -1,0 +1,663 @@
+//! Unmodified programs with a log in front of their files: they do what they do bare, and lose nothing that was acknowledged.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use untorn::medium::give_lease_back;
+
+/// What the tests run: the tool, and the layer, plain and as the test build that reports what slips past it. Cargo builds none of them for the tests of one target, so it is asked to here.
+struct Built {
+    launcher: PathBuf,
+    layer: PathBuf,
+    oracle: PathBuf,
+}
+
+fn built() -> &'static Built {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let test = std::env::current_exe().unwrap();
+        let target = test.ancestors().nth(3).unwrap();
+        let build = |directory: &str, what: &[&str]| {
+            let into = target.join(directory);
+            let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+            cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet"]).args(what);
+            assert!(cargo.arg("--target-dir").arg(&into).status().unwrap().success());
+            into.join("debug")
+        };
+        let launcher = build("", &["-p", "untorn-cli"]).join("untorn");
+        let layer = |directory, features| {
+            build(directory, &["-p", "untorn-preload", "--features", features]).join("libuntorn_preload.so")
+        };
+        Built { launcher, layer: layer("layer", ""), oracle: layer("layer-oracle", "oracle") }
+    })
+}
+
+/// A directory for the program's files, and one for what is none of its business.
+struct Place {
+    files: TempDir,
+    aside: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Place { files: tempfile::tempdir().unwrap(), aside: tempfile::tempdir().unwrap() }
+    }
+
+    fn log(&self) -> PathBuf {
+        self.aside.path().join("log")
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.files.path().join(name)
+    }
+
+    /// A program with a log in front of the files that end in `.managed`.
+    fn under(&self, layer: &Path, program: &[&OsStr]) -> Command {
+        // The report goes to standard output, after the program's; descriptor 3 keeps the two apart.
+        let outer = "report=$0; exec 3>&1 > \"$report\"; exec \"$@\"";
+        let inner = "exec \"$@\" >&3 3>&-";
+        let mut command = Command::new("/bin/sh");
+        command.current_dir(self.files.path()).args(["-c", outer]).arg(self.aside.path().join("report"));
+        command.arg(&built().launcher).args(["run", "--json", "--mode", "boost", "--durability", "write"]);
+        command.args(["--log-size", "4M", "--log"]).arg(self.log()).arg("--layer").arg(layer);
+        command.args(["--match", "{*.managed,*.managed-*,repository/**}", "--", "sh", "-c", inner, "sh"]);
+        // One that is killed leaves its socket behind.
+        command.args(program).stdin(Stdio::null()).env("TMPDIR", self.aside.path());
+        if !untorn::doctor(self.aside.path()).unwrap().durable {
+            // Where files for tests are in memory, so is the log.
+            command.env("UNTORN_ASSUME_PMEM", "1");
+        }
+        command
+    }
+
+    fn report(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.aside.path().join("report")).unwrap()).unwrap()
+    }
+
+    /// Why files were demoted.
+    fn demoted(&self) -> Vec<String> {
+        let report = self.report();
+        let all = report["demoted"].as_array().unwrap();
+        all.iter().map(|entry| entry[0]["why"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+fn succeed(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
+    output
+}
+
+/// A program of the tool's tests.
+fn program(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../untorn-cli/tests/programs").join(name)
+}
+
+fn compile(name: &str, dir: &Path, options: &[&str]) -> PathBuf {
+    let made = dir.join(name.trim_end_matches(".c"));
+    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    succeed(cc.args(options).args(["-w", "-pthread", "-o"]).arg(&made).arg(program(name)));
+    made
+}
+
+/// The files in a directory, by name.
+fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    let mut all: Vec<_> = entries
+        .filter(|entry| entry.file_type().unwrap().is_file())
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
+        .collect();
+    all.sort();
+    all
+}
+
+/// Runs a program bare and under untorn, each in a directory of its own, and compares all that can be seen of it.
+#[track_caller]
+fn same_as_bare(program: &[&OsStr]) -> Place {
+    let (bare, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let escapes = place.aside.path().join("escapes");
+    let expected =
+        Command::new(program[0]).args(&program[1..]).current_dir(bare.path()).stdin(Stdio::null()).output().unwrap();
+    let found = place.under(&built().oracle, program).env("UNTORN_PRELOAD_ORACLE", &escapes).output().unwrap();
+    assert_eq!(text(&found.stdout), text(&expected.stdout));
+    assert_eq!(text(&found.stderr), text(&expected.stderr));
+    assert_eq!(found.status.code(), expected.status.code());
+    let (found, expected) = (files(place.files.path()), files(bare.path()));
+    let names = |files: &[(String, Vec<u8>)]| files.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&found), names(&expected));
+    for ((name, found), (_, expected)) in found.iter().zip(&expected) {
+        assert!(found == expected, "{name} differs: {} bytes, {} bare", found.len(), expected.len());
+    }
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(fs::read_to_string(&escapes).unwrap_or_default(), "", "slipped past the layer");
+    }
+    assert_eq!(place.report()["failures"], Value::Array(Vec::new()));
+    place
+}
+
+fn shell(script: &str) {
+    same_as_bare(&["sh".as_ref(), "-ec".as_ref(), script.as_ref()]);
+}
+
+#[test]
+fn every_call_does_what_it_does_bare() {
+    let dir = tempfile::tempdir().unwrap();
+    for options in [["-O0", "-DPLAIN"], ["-O2", "-D_FORTIFY_SOURCE=2"], ["-O1", "-D_FILE_OFFSET_BITS=64"]] {
+        same_as_bare(&[compile("calls.c", dir.path(), &options).as_os_str()]);
+    }
+}
+
+#[test]
+fn python_reads_and_writes_as_it_does_bare() {
+    same_as_bare(&["python3".as_ref(), program("io.py").as_os_str()]);
+}
+
+#[test]
+fn redirections_and_pipelines_do_what_they_do_bare() {
+    shell(
+        "echo one > a.managed; echo two >> a.managed; cat a.managed; (echo sub; ls -d .) > b.managed; cat b.managed \
+         { seq 1 1000; echo last; } > c.managed; wc -c < c.managed; sort -rn c.managed | head -n 2; \
+         for i in 1 2 3; do echo $i; done > d.managed; cat d.managed a.managed > e.managed; \
+         while read line; do echo \"<$line>\"; done < e.managed; : > f.managed; exec 5> g.managed; echo five >&5; \
+         echo more >&5; exec 5>&-; cat g.managed; test -s g.managed; test ! -s f.managed; printf 'no newline' > h.managed",
+    );
+}
+
+#[test]
+fn the_usual_tools_do_what_they_do_bare() {
+    shell(
+        "seq 1 5000 > a.managed; cp a.managed b.managed; cmp a.managed b.managed; dd if=a.managed of=c.managed bs=700 \
+         status=none; dd if=a.managed of=c.managed bs=100 seek=2 skip=5 count=3 conv=notrunc status=none; \
+         sort -R --random-source=a.managed a.managed -o d.managed; sort -n d.managed -o d.managed; cmp a.managed d.managed; \
+         head -c 10000 a.managed | tee e.managed f.managed | md5sum; truncate -s 100 e.managed; truncate -s +5K f.managed; \
+         sed -i s/1/x/ b.managed; awk '{ s += $1 } END { print s }' a.managed > g.managed; cat g.managed; \
+         tar --mtime=@0 --owner=0 --group=0 -cf h.managed a.managed b.managed; tar -xOf h.managed b.managed | md5sum; \
+         gzip -nc a.managed > i.managed; gunzip -c < i.managed | cmp - a.managed; stat -c '%s %F' a.managed e.managed; \
+         split -n 3 a.managed j; mv e.managed k.managed; ln k.managed l.managed; rm k.managed; wc -c *.managed; \
+         install -m 600 a.managed m.managed; touch -d @1000 m.managed; stat -c '%Y %a' m.managed; grep -c 9 a.managed; \
+         tail -n 2 a.managed; cp --preserve=timestamps m.managed n.managed; stat -c %Y n.managed",
+    );
+}
+
+#[test]
+fn git_does_what_it_does_bare() {
+    shell(
+        "export GIT_AUTHOR_DATE=@1000 GIT_COMMITTER_DATE=@1000 GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null; \
+         git -c init.defaultBranch=main init -q repository; cd repository; git config user.email a@b; git config user.name n; \
+         git config core.fsync all; for i in 1 2 3; do seq 1 ${i}00 > f$i; git add f$i; git commit -qm \"number $i\"; done; \
+         git mv f1 g1; git commit -qam moved; git gc -q; git fsck --strict; git log --format='%H %s'; git status --short; \
+         git checkout -q HEAD~2; git diff --stat HEAD main; git archive main | md5sum",
+    );
+}
+
+/// A Python program under untorn, which is told to go on by a line, and says by one how far it is.
+struct Talk {
+    child: Child,
+    to: ChildStdin,
+    from: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Talk {
+    fn start(place: &Place, program: &str) -> Self {
+        Talk::by(place.under(&built().layer, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()]))
+    }
+
+    fn by(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Talk { child, to, from: BufReader::new(from).lines() }
+    }
+
+    #[track_caller]
+    fn hear(&mut self, expected: &str) {
+        assert_eq!(self.from.next().expect("the program ended").unwrap(), expected);
+    }
+
+    fn say(&mut self) {
+        self.to.write_all(b"go on\n").unwrap();
+    }
+
+    #[track_caller]
+    fn end(mut self) {
+        self.say();
+        assert_eq!(self.from.next().transpose().unwrap(), None);
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+/// The beginning of a program that writes a file.
+const BEGIN: &str = "
+import os, sys
+fd = os.open('f.managed', os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+assert os.write(fd, b'first') == 5
+assert os.pread(fd, 100, 0) == b'first' and os.fstat(fd).st_size == 5
+";
+
+#[test]
+fn whoever_opens_a_file_finds_what_was_written_and_the_file_is_plain_from_then_on() {
+    let place = Place::new();
+    let more = "print('written'); sys.stdin.readline(); os.write(fd, b' second'); print('more'); sys.stdin.readline()";
+    let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
+    talk.hear("written");
+    // Not under untorn: the kernel makes it wait.
+    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
+    talk.say();
+    talk.hear("more");
+    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first second");
+    talk.end();
+    let report = place.report();
+    assert_eq!(report["files"][0]["writes"], 1, "{report}");
+    assert_eq!(place.demoted(), ["opened a second time"]);
+}
+
+/// Each is done with a file that has writes in the log only, and shows them.
+#[test]
+fn what_cannot_be_served_finds_a_plain_file() {
+    let cases = [
+        ("mmap", "import mmap; assert mmap.mmap(fd, 5, prot=mmap.PROT_READ)[:] == b'first'"),
+        (
+            "mmap",
+            "import mmap; m = mmap.mmap(fd, 5); m[0:1] = b'F'; assert os.pread(fd, 5, 0) == b'First'; m[0:1] = b'f'",
+        ),
+        ("sendfile", "r, w = os.pipe(); assert os.sendfile(w, fd, 0, 5) == 5; assert os.read(r, 9) == b'first'"),
+        ("copy_file_range", "to = os.open('g', os.O_RDWR | os.O_CREAT); assert os.copy_file_range(fd, to, 5, 0) == 5"),
+        ("splice", "r, w = os.pipe(); assert os.splice(fd, w, 5, 0) == 5; assert os.read(r, 9) == b'first'"),
+        (
+            "fdopen",
+            "import ctypes; c = ctypes.CDLL(None); c.fdopen.restype = ctypes.c_void_p; assert c.fdopen(os.dup(fd), b'r')",
+        ),
+        ("rename", "os.rename('f.managed', 'g'); os.rename('g', 'f.managed')"),
+        ("unlink", "os.link('f.managed', 'g'); os.unlink('g')"),
+        ("flock", "import fcntl; fcntl.flock(fd, fcntl.LOCK_EX)"),
+        ("fcntl", "import fcntl; fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND); os.write(fd, b''); os.lseek(fd, 0, 0)"),
+        ("posix_fallocate", "os.posix_fallocate(fd, 0, 5)"),
+        ("setting times", "os.utime(fd, (5, 5)); os.fsync(fd); assert os.stat('f.managed').st_mtime == 5"),
+        ("lseek to data or a hole", "assert os.lseek(fd, 0, os.SEEK_HOLE) == 5"),
+        ("exec", "os.set_inheritable(fd, True); assert os.spawnlp(os.P_WAIT, 'true', 'true') == 0"),
+        ("system", "os.set_inheritable(fd, True); os.system(f'echo > /dev/null <&{fd}')"),
+        (
+            "posix_spawn",
+            "p = os.posix_spawnp('cat', ['cat'], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, fd, 0)]); \
+                         os.lseek(fd, 5, 0); assert os.waitpid(p, 0)[1] == 0",
+        ),
+        (
+            "sendmsg",
+            "import socket; a, b = socket.socketpair(); socket.send_fds(a, [b'x'], [fd]); \
+                     assert os.pread(socket.recv_fds(b, 1, 1)[1][0], 9, 0) == b'first'",
+        ),
+        (
+            "setrlimit",
+            "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); \
+             resource.setrlimit(resource.RLIMIT_FSIZE, (5, resource.RLIM_INFINITY)); \
+             assert os.pwrite(fd, b'st and more', 3) == 2",
+        ),
+        ("dup2", "os.dup2(fd, 50); assert os.pread(50, 9, 0) == b'first'"),
+    ];
+    for (why, then) in cases {
+        let place = Place::new();
+        let program =
+            format!("{BEGIN}{then}\nos.fsync(fd)\nassert os.pread(fd, 100, 0) == b'first', os.pread(fd, 100, 0)");
+        let python = ["python3".as_ref(), "-c".as_ref(), program.as_ref()];
+        succeed(&mut place.under(&built().layer, &python));
+        assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first", "after {why}");
+        assert!(place.demoted().iter().any(|found| found == why), "{why}: {:?}", place.demoted());
+    }
+}
+
+#[test]
+fn descriptors_that_are_shared_share_an_offset_and_all_that_is_written() {
+    let place = Place::new();
+    let then = "
+other = os.dup(fd)
+child = os.fork()
+if child == 0:
+    assert os.write(other, b' child') == 6
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert os.write(other, b' parent') == 7
+assert os.fstat(os.open('f.managed', os.O_PATH)).st_size == 18
+os.close(fd)
+assert os.lseek(other, 0, os.SEEK_CUR) == 18
+assert os.pread(other, 100, 0) == b'first child parent'
+os.ftruncate(other, 11)
+assert os.fstat(other).st_size == 11 and os.stat('f.managed').st_size == 11
+";
+    let program = format!("{BEGIN}{then}");
+    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
+    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first child");
+    assert_eq!(place.report()["files"][0]["writes"], 3);
+    assert_eq!(place.demoted(), [""; 0]);
+}
+
+/// Writes blocks of one byte each, changes the length now and then, and says after each call which that was.
+const WRITER: &str = "
+import os, random
+fd = os.open('f.managed', os.O_RDWR | os.O_CREAT, 0o644)
+random.seed(7)
+for number in range(1, 100000):
+    at, len = random.randrange(60000), random.randrange(1, 9000)
+    if number % 10 == 0:
+        os.ftruncate(fd, at)
+    else:
+        os.pwrite(fd, bytes([number % 256]) * len, at)
+    os.write(1, b'%d\\n' % number)
+";
+
+/// What the file is after so many calls of the writer: asked of Python, whose random numbers they are.
+fn after(calls: u64) -> Vec<u8> {
+    let model = format!(
+        "
+import random, sys
+random.seed(7)
+file = bytearray()
+for number in range(1, {calls} + 1):
+    at, len = random.randrange(60000), random.randrange(1, 9000)
+    if number % 10 == 0:
+        del file[at:]
+        file.extend(bytes(at - file.__len__()))
+    else:
+        file.extend(bytes(max(0, at + len - file.__len__())))
+        file[at:at + len] = bytes([number % 256]) * len
+sys.stdout.buffer.write(file)
+"
+    );
+    succeed(Command::new("python3").args(["-c", &model])).stdout
+}
+
+/// Kills the program, or the process that serves it, after so many calls and somewhere within the next ones, and looks at the file
+/// after a replay.
+#[test]
+fn what_was_acknowledged_is_in_the_file_after_a_kill_and_a_replay() {
+    for (number, calls) in [1_usize, 7, 40, 90, 150, 230].into_iter().enumerate() {
+        let place = Place::new();
+        let script = ["sh", "-c", "echo $$; exec python3 -c \"$0\"", WRITER].map(OsStr::new);
+        let mut child = place.under(&built().layer, &script).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let victim = said.next().unwrap();
+        let before = said.nth(calls - 1).expect("the writer ended by itself");
+        let serves = number % 2 == 0;
+        let whom = if serves { child.id().to_string() } else { victim };
+        succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"", &whom]));
+        let acknowledged: u64 = said.last().unwrap_or(before).parse().unwrap();
+        assert_eq!(child.wait().unwrap().code(), if serves { None } else { Some(137) });
+        let replay = untorn::replay(place.log(), None).unwrap();
+        assert!(replay.is_complete());
+        assert!(untorn::replay(place.log(), None).unwrap().is_complete());
+        let found = fs::read(place.file("f.managed")).unwrap();
+        // The call that was under way is there or not.
+        let states = [after(acknowledged), after(acknowledged + 1)];
+        assert!(
+            states.contains(&found),
+            "{} bytes are the state after neither {acknowledged} calls nor one more",
+            found.len()
+        );
+    }
+}
+
+/// Commits transactions, and says of each that it is done.
+const TRANSACTIONS: &str = "
+import sqlite3, sys
+connection = sqlite3.connect('app.managed', isolation_level=None)
+connection.execute('pragma journal_mode=' + sys.argv[1])
+connection.execute('pragma synchronous=full')
+connection.execute('pragma locking_mode=exclusive')
+connection.execute('create table if not exists t(batch integer, item integer, filling blob)')
+batch = 0
+while True:
+    batch += 1
+    connection.execute('begin immediate')
+    for item in range(20):
+        connection.execute('insert into t values(?, ?, ?)', (batch, item, bytes([batch % 256]) * 900))
+    connection.execute('delete from t where batch < ?', (batch - 30,))
+    connection.execute('commit')
+    print(batch, flush=True)
+";
+
+/// What a reader finds.
+const JUDGE: &str = "
+import sqlite3, sys
+connection = sqlite3.connect('app.managed')
+assert connection.execute('pragma integrity_check').fetchone()[0] == 'ok'
+for batch, count in connection.execute('select batch, count(*) from t group by batch'):
+    assert count == 20, (batch, count)
+print(connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0])
+";
+
+#[test]
+fn sqlite_loses_no_transaction_to_a_kill() {
+    for (number, journal) in ["delete", "truncate", "wal", "persist", "wal", "delete"].into_iter().enumerate() {
+        let place = Place::new();
+        let script = ["sh", "-c", "echo $$; exec python3 -c \"$0\" \"$1\"", TRANSACTIONS, journal].map(OsStr::new);
+        let mut child = place.under(&built().layer, &script).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let process = said.next().unwrap();
+        let before = said.nth(number * 5 + 3).expect("the program ended by itself");
+        // Now and then the one that serves goes first. A program whose files are all plain by then would not even notice.
+        let launcher = child.id().to_string();
+        let both = if number % 2 == 0 { [&launcher, &process] } else { [&process, &launcher] };
+        let [first, second] = both.map(String::as_str);
+        succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"; kill -9 \"$1\" || true", first, second]));
+        let acknowledged: u64 = said.last().unwrap_or(before).parse().unwrap();
+        child.wait().unwrap();
+        assert!(untorn::replay(place.log(), None).unwrap().is_complete());
+        let mut judge = Command::new("python3");
+        let found = succeed(judge.args(["-c", JUDGE]).current_dir(place.files.path()));
+        let found: u64 = text(&found.stdout).trim().parse().unwrap();
+        assert!(found == acknowledged || found == acknowledged + 1, "{journal}: {found}, and {acknowledged} was said");
+    }
+}
+
+#[test]
+fn the_next_run_replays_before_its_program_opens_a_file() {
+    let place = Place::new();
+    let mut talk =
+        Talk::start(&place, &format!("{BEGIN}print('written'); sys.stdin.readline(); os.write(fd, b'never')"));
+    talk.hear("written");
+    talk.child.kill().unwrap();
+    talk.child.wait().unwrap();
+    // The program that was served by it is told by its next call, and ends.
+    talk.say();
+    assert!(talk.from.next().is_none());
+    let output = succeed(&mut place.under(&built().layer, &["cat".as_ref(), "f.managed".as_ref()]));
+    assert_eq!(text(&output.stdout), "first");
+}
+
+#[test]
+fn calls_by_number_find_what_was_written() {
+    // Copies from one descriptor to another, by `syscall`: which argument the boosted one is, is one's own affair.
+    let program = format!(
+        "{BEGIN}
+import ctypes, platform
+call = ctypes.CDLL(None, use_errno=True).syscall
+number = dict(zip(['fstat', 'sendfile', 'copy_file_range'], [5, 40, 326] if platform.machine() == 'x86_64' else [80, 71, 285]))
+def new(name):
+    fd = os.open(name, os.O_RDWR | os.O_CREAT)
+    assert os.write(fd, b'first') == 5
+    return fd
+status = ctypes.create_string_buffer(144)
+assert call(number['fstat'], new('a.managed'), status) == 0
+assert int.from_bytes(status.raw[48:56], 'little') == 5
+r, w = os.pipe()
+assert call(number['sendfile'], w, new('b.managed'), ctypes.byref(ctypes.c_long(0)), ctypes.c_size_t(5)) == 5
+source, to = os.open('c', os.O_RDWR | os.O_CREAT), new('d.managed')
+os.write(source, b'later')
+begin = lambda: ctypes.byref(ctypes.c_long(0))
+assert call(number['copy_file_range'], source, begin(), to, begin(), ctypes.c_size_t(5), 0) == 5
+assert os.pread(to, 9, 0) == b'later'
+assert os.pread(call(32 if platform.machine() == 'x86_64' else 23, fd), 9, 0) == b'first'
+"
+    );
+    let place = Place::new();
+    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
+    assert_eq!(text(&fs::read(place.file("d.managed")).unwrap()), "later");
+}
+
+#[test]
+fn a_program_may_write_to_more_files_than_the_log_has_room_for() {
+    let program = "
+import os
+all = [os.open(f'{n}.managed', os.O_RDWR | os.O_CREAT) for n in range(100)]
+for n, fd in enumerate(all):
+    if n % 2 == 0:
+        os.ftruncate(fd, 2)
+    assert os.write(fd, b'%d' % n) == len(str(n))
+for n, fd in enumerate(all):
+    os.fsync(fd)
+    assert os.pread(fd, 9, 0) == (b'%d' % n).ljust(2 if n % 2 == 0 else 0, bytes(1)), n
+";
+    let place = Place::new();
+    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
+    assert_eq!(text(&fs::read(place.file("99.managed")).unwrap()), "99");
+    assert_eq!(place.demoted(), ["write: the log has as many files as it can have"; 36]);
+}
+
+/// The descriptor that a program says: its process and its number. To give its lease back is to do what the kernel does when it is
+/// tired of waiting for that, which takes 45 seconds.
+fn descriptor_of(talk: &mut Talk) -> OwnedFd {
+    let said = talk.from.next().unwrap().unwrap();
+    let numbers: Vec<i32> = said.split(' ').map(|number| number.parse().unwrap()).collect();
+    let process = rustix::process::Pid::from_raw(numbers[0]).unwrap();
+    let handle = rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()).unwrap();
+    let empty = rustix::process::PidfdGetfdFlags::empty();
+    rustix::process::pidfd_getfd(handle, numbers[1], empty).unwrap()
+}
+
+#[test]
+fn a_program_is_not_left_to_the_kernel_that_lost_patience_before_the_log_was_drained() {
+    let more = "
+copy = os.dup(fd)
+print(os.getpid(), fd); sys.stdin.readline()
+assert os.fstat(fd).st_size == 5 and os.pread(copy, 100, 0) == b'first'
+assert os.write(fd, b' second') == 7 and os.pread(copy, 100, 0) == b'first second'
+";
+    let place = Place::new();
+    let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
+    let descriptor = descriptor_of(&mut talk);
+    give_lease_back(descriptor.as_fd()).unwrap();
+    talk.end();
+    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first second");
+}
+
+#[test]
+fn a_program_without_its_server_fails_also_when_the_kernel_took_the_lease_back() {
+    let more = "
+copy = os.dup(fd)
+print(os.getpid(), fd); sys.stdin.readline()
+for call in [lambda: os.write(fd, b'never'), lambda: os.write(copy, b'never'), lambda: os.pread(copy, 9, 0),
+             lambda: os.fsync(fd), lambda: os.ftruncate(fd, 1)]:
+    try:
+        call()
+    except OSError as error:
+        print(error.errno)
+";
+    let place = Place::new();
+    let mut talk = Talk::start(&place, &format!("{BEGIN}{more}"));
+    let descriptor = descriptor_of(&mut talk);
+    talk.child.kill().unwrap();
+    talk.child.wait().unwrap();
+    give_lease_back(descriptor.as_fd()).unwrap();
+    talk.say();
+    for _ in 0..5 {
+        talk.hear(&rustix::io::Errno::IO.raw_os_error().to_string());
+    }
+    assert!(talk.from.next().is_none());
+    assert!(untorn::replay(place.log(), None).unwrap().is_complete());
+    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
+}
+
+#[test]
+fn a_launcher_that_was_started_with_its_signals_blocked_hears_of_leases_all_the_same() {
+    let place = Place::new();
+    let program = format!("{BEGIN}print('written'); sys.stdin.readline()");
+    let under = place.under(&built().layer, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()]);
+    let blocked = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO, 61]); \
+                   os.execv(sys.argv[1], sys.argv[1:])";
+    let mut command = Command::new("python3");
+    command.args(["-c", blocked]).arg(under.get_program()).args(under.get_args()).current_dir(place.files.path());
+    let mut talk = Talk::by(command);
+    talk.hear("written");
+    assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
+    talk.end();
+    // Otherwise the kernel took the lease, when it was tired of waiting.
+    assert_eq!(place.demoted(), ["opened a second time"]);
+}
+
+/// Opens a boosted file again while its server is stopped, and is interrupted by signals until the server goes on.
+const INTERRUPTED: &str = r#"
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void nothing(int number) { (void)number; }
+int main(void) {
+    int fd = open("f.managed", O_RDWR | O_CREAT, 0644);
+    if (fd < 0 || write(fd, "first", 5) != 5) return 1;
+    pid_t server = getppid(), waker = fork();
+    if (waker == 0) for (;;) { usleep(200000); kill(server, SIGCONT); }
+    struct sigaction action = {.sa_handler = nothing};
+    sigaction(SIGALRM, &action, NULL);
+    struct itimerval often = {{0, 10000}, {0, 10000}};
+    kill(server, SIGSTOP);
+    setitimer(ITIMER_REAL, &often, NULL);
+    int other = open("f.managed", O_RDONLY);
+    struct itimerval never = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &never, NULL);
+    kill(server, SIGCONT);
+    kill(waker, SIGKILL);
+    waitpid(waker, NULL, 0);
+    if (other < 0) { perror("open"); return 2; }
+    char bytes[6] = "";
+    return read(other, bytes, 5) == 5 && strcmp(bytes, "first") == 0 ? 0 : 3;
+}
+"#;
+
+#[test]
+fn an_opening_that_waits_for_the_log_is_not_interrupted() {
+    let place = Place::new();
+    let (source, made) = (place.aside.path().join("interrupted.c"), place.aside.path().join("interrupted"));
+    fs::write(&source, INTERRUPTED).unwrap();
+    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    succeed(cc.arg("-o").arg(&made).arg(&source));
+    succeed(&mut place.under(&built().layer, &[made.as_os_str()]));
+}
+
+/// One process writes files and closes them, another looks at the length of each as soon as that was written.
+const LENGTHS: &str = "
+import os
+r, w = os.pipe()
+if os.fork() == 0:
+    for number in range(200):
+        fd = os.open(f'{number}.managed', os.O_RDWR | os.O_CREAT)
+        os.write(fd, b'first')
+        os.write(w, b'.')
+        os.close(fd)
+    os._exit(0)
+for number in range(200):
+    assert os.read(r, 1) == b'.'
+    for _ in range(20):
+        length = os.stat(f'{number}.managed').st_size
+        assert length == 5, (number, length)
+assert os.wait()[1] == 0
+";
+
+#[test]
+fn a_length_is_never_older_than_the_last_write_though_the_file_is_let_go_of_meanwhile() {
+    let place = Place::new();
+    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), LENGTHS.as_ref()]));
+}
