@@ -1,0 +1,195 @@
+//! Running programs under the tool in mode boost, and what every test asks of them.
+#![allow(dead_code)] // Each test file is a crate of its own and uses a part.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// What the tests run: the tool, and the layer, plain and as the test build that reports what slips past it. Cargo builds none of them for the tests of one target, so it is asked to here.
+pub(crate) struct Built {
+    pub(crate) launcher: PathBuf,
+    pub(crate) layer: PathBuf,
+    pub(crate) oracle: PathBuf,
+}
+
+pub(crate) fn built() -> &'static Built {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let test = std::env::current_exe().unwrap();
+        let target = test.ancestors().nth(3).unwrap();
+        let build = |directory: &str, what: &[&str]| {
+            let into = target.join(directory);
+            let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+            cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet"]).args(what);
+            assert!(cargo.arg("--target-dir").arg(&into).status().unwrap().success());
+            into.join("debug")
+        };
+        let launcher = build("", &["-p", "untorn-cli"]).join("untorn");
+        let layer = |directory, features| {
+            build(directory, &["-p", "untorn-preload", "--features", features]).join("libuntorn_preload.so")
+        };
+        Built { launcher, layer: layer("layer", ""), oracle: layer("layer-oracle", "oracle") }
+    })
+}
+
+/// A directory for the program's files, and one for what is none of its business.
+pub(crate) struct Place {
+    pub(crate) files: TempDir,
+    pub(crate) aside: TempDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Place { files: tempfile::tempdir().unwrap(), aside: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.aside.path().join("log")
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.files.path().join(name)
+    }
+
+    /// A program with a log in front of the files that end in `.managed`.
+    pub(crate) fn under(&self, layer: &Path, program: &[&OsStr]) -> Command {
+        // The report goes to standard output, after the program's; descriptor 3 keeps the two apart.
+        let outer = "report=$0; exec 3>&1 > \"$report\"; exec \"$@\"";
+        let inner = "exec \"$@\" >&3 3>&-";
+        let mut command = Command::new("/bin/sh");
+        command.current_dir(self.files.path()).args(["-c", outer]).arg(self.aside.path().join("report"));
+        command.arg(&built().launcher).args(["run", "--json", "--mode", "boost", "--durability", "write"]);
+        command.args(["--log-size", "4M", "--log"]).arg(self.log()).arg("--layer").arg(layer);
+        command.args(["--match", "{*.managed,*.managed-*,repository/**}", "--", "sh", "-c", inner, "sh"]);
+        // One that is killed leaves its socket behind.
+        command.args(program).stdin(Stdio::null()).env("TMPDIR", self.aside.path());
+        if !untorn::doctor(self.aside.path()).unwrap().durable {
+            // Where files for tests are in memory, so is the log.
+            command.env("UNTORN_ASSUME_PMEM", "1");
+        }
+        command
+    }
+
+    pub(crate) fn report(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.aside.path().join("report")).unwrap()).unwrap()
+    }
+
+    /// Why files were demoted.
+    pub(crate) fn demoted(&self) -> Vec<String> {
+        let report = self.report();
+        let all = report["demoted"].as_array().unwrap();
+        all.iter().map(|entry| entry[0]["why"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+pub(crate) fn succeed(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
+    output
+}
+
+/// A program of the tool's tests.
+pub(crate) fn program(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../untorn-cli/tests/programs").join(name)
+}
+
+pub(crate) fn compile(name: &str, dir: &Path, options: &[&str]) -> PathBuf {
+    let made = dir.join(name.trim_end_matches(".c"));
+    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    succeed(cc.args(options).args(["-w", "-pthread", "-o"]).arg(&made).arg(program(name)));
+    made
+}
+
+/// The files in a directory, by name.
+pub(crate) fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    let mut all: Vec<_> = entries
+        .filter(|entry| entry.file_type().unwrap().is_file())
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
+        .collect();
+    all.sort();
+    all
+}
+
+/// Runs a program bare and under untorn, each in a directory of its own, and compares all that can be seen of it.
+#[track_caller]
+pub(crate) fn same_as_bare(program: &[&OsStr]) -> Place {
+    let (bare, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let escapes = place.aside.path().join("escapes");
+    let expected =
+        Command::new(program[0]).args(&program[1..]).current_dir(bare.path()).stdin(Stdio::null()).output().unwrap();
+    let found = place.under(&built().oracle, program).env("UNTORN_PRELOAD_ORACLE", &escapes).output().unwrap();
+    assert_eq!(text(&found.stdout), text(&expected.stdout));
+    assert_eq!(text(&found.stderr), text(&expected.stderr));
+    assert_eq!(found.status.code(), expected.status.code());
+    let (found, expected) = (files(place.files.path()), files(bare.path()));
+    let names = |files: &[(String, Vec<u8>)]| files.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&found), names(&expected));
+    for ((name, found), (_, expected)) in found.iter().zip(&expected) {
+        assert!(found == expected, "{name} differs: {} bytes, {} bare", found.len(), expected.len());
+    }
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(fs::read_to_string(&escapes).unwrap_or_default(), "", "slipped past the layer");
+    }
+    assert_eq!(place.report()["failures"], Value::Array(Vec::new()));
+    place
+}
+
+pub(crate) fn shell(script: &str) {
+    same_as_bare(&["sh".as_ref(), "-ec".as_ref(), script.as_ref()]);
+}
+
+/// A Python program under untorn, which is told to go on by a line, and says by one how far it is.
+pub(crate) struct Talk {
+    pub(crate) child: Child,
+    pub(crate) to: ChildStdin,
+    pub(crate) from: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Talk {
+    pub(crate) fn start(place: &Place, program: &str) -> Self {
+        Talk::by(place.under(&built().layer, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()]))
+    }
+
+    pub(crate) fn by(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Talk { child, to, from: BufReader::new(from).lines() }
+    }
+
+    #[track_caller]
+    pub(crate) fn hear(&mut self, expected: &str) {
+        assert_eq!(self.from.next().expect("the program ended").unwrap(), expected);
+    }
+
+    pub(crate) fn say(&mut self) {
+        self.to.write_all(b"go on\n").unwrap();
+    }
+
+    #[track_caller]
+    pub(crate) fn end(mut self) {
+        self.say();
+        assert_eq!(self.from.next().transpose().unwrap(), None);
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+/// The beginning of a program that writes a file.
+pub(crate) const BEGIN: &str = "
+import os, sys
+fd = os.open('f.managed', os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+assert os.write(fd, b'first') == 5
+assert os.pread(fd, 100, 0) == b'first' and os.fstat(fd).st_size == 5
+";
