@@ -6,6 +6,7 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::{Failures, Image, PAGE, Pair, Rng, attempt, limit, pattern, seed, sidecar_of};
+use untorn::medium::{Dax, MediumKind};
 use untorn::{AtomicFile, Durability, Layout, Options, State};
 
 /// Three pages and a bit, so that the last page and the last slice are cut.
@@ -326,4 +327,24 @@ fn a_cut_sidecar_after_a_crash_is_refused() {
         assert!(sidecar_of(&path).exists());
     }
     failures.conclude(cases);
+}
+
+/// A bitmap of a page behind the end of the file is nobody's: the file can be made a plain one all the same.
+#[test]
+fn what_stands_behind_the_end_is_in_nobodys_way() {
+    for (durability, page) in [(Durability::PerWrite, 4), (Durability::PerCommit, 63), (Durability::PerWrite, 511)] {
+        let dir = common::memory_dir();
+        let path = dir.path().join("data");
+        let (file, model) = build(&path, Layout::Dense, durability);
+        let pair = Pair::of(&path);
+        file.close().unwrap();
+        let mut side = pair.side.bytes.clone();
+        side[CHUNKS + page * 8..][..8].fill(0x55);
+        pair.data.restore();
+        pair.side.restore_as(&side);
+        let medium = Dax::new(MediumKind::AssumedPmem);
+        options(Layout::Dense, durability).open_on(medium, &path).unwrap().settle().unwrap();
+        assert!(!sidecar_of(&path).exists(), "page {page}");
+        assert!(std::fs::read(&path).unwrap() == model, "page {page}");
+    }
 }

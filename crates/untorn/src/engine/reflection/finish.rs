@@ -70,14 +70,15 @@ impl<M: Medium> Reflection<M> {
     /// copies that its bitmaps call invalid, and the bitmaps do not change.
     pub(super) fn settle_all(&self) -> Result<()> {
         self.writable()?;
+        let len = self.state.head().len.load(Ordering::Relaxed);
         let mut reflected = Vec::new();
         self.places.walk(&self.side, self.state.max_pages, |page, _| {
             let bitmap = self.committed_bitmap(page);
-            if bitmap != 0 {
+            // What a damaged sidecar has of pages behind the end is nobody's.
+            if bitmap != 0 && page * PAGE < len {
                 reflected.push((page, bitmap));
             }
         })?;
-        let len = self.state.head().len.load(Ordering::Relaxed);
         let mut image = [0; PAGE as usize];
         for (done, &(page, bitmap)) in reflected.iter().enumerate() {
             if self.class == MediumClass::PersistentMemory && !self.data_space.knows(page * PAGE) {

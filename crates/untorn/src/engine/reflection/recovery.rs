@@ -254,14 +254,16 @@ impl<M: Medium> Reflection<M> {
         for (n, &page) in changed.iter().enumerate() {
             self.options.report("writing bitmaps", n as u64, changed.len() as u64);
             let bitmap = self.state.pages[page as usize].bitmap();
-            if bitmap != 0 && self.places.bitmap(page).is_none() {
+            // In the dense form every page has a place by its number, also where the sidecar ends before it.
+            if self.places.bitmap(page).is_some_and(|at| at + size_of_val(&bitmap) as u64 <= self.side.len()) {
+                self.write_bitmap(page, bitmap)?;
+            } else if bitmap != 0 {
                 return Err(Error::Corrupt {
                     path: self.sidecar.clone(),
                     offset: None,
                     what: format!("page {page} has slices in the sidecar but no place there"),
                 });
             }
-            self.write_bitmap(page, bitmap)?;
         }
         if changed.is_empty() {
             return Ok(());
