@@ -20,6 +20,9 @@ pub(crate) struct Arguments {
     /// Seconds for each target
     #[arg(long, value_name = "N", default_value_t = 60)]
     seconds: u64,
+    /// Seed of the search, for one that goes the same way again; 0 is another one each time
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u32,
     /// Run only this target
     #[arg(long, value_parser = TARGETS.map(|target| target.name))]
     target: Option<String>,
@@ -161,6 +164,7 @@ fn fuzz_one(fuzz: &Path, dir: &Path, name: &str, arguments: &Arguments) -> io::R
     prefix.push(artifacts.join(""));
     command.arg("--").arg(prefix).args([
         format!("-max_total_time={}", arguments.seconds),
+        format!("-seed={}", arguments.seed),
         format!("-max_len={MAX_LEN}"),
         format!("-timeout={HANG}"),
         format!("-malloc_limit_mb={MALLOC}"),
