@@ -92,6 +92,23 @@ pub(crate) fn value(value: i64) -> Answer {
     (Reply { value, ..Reply::default() }, Vec::new())
 }
 
+/// An answer of bytes that were read.
+pub(crate) fn bytes(bytes: Vec<u8>) -> Answer {
+    (Reply { value: bytes.len() as i64, ..Reply::default() }, bytes)
+}
+
+/// An answer of length and time of the last change, seconds and nanoseconds since the epoch, where they differ from the kernel's.
+pub(crate) fn status(found: Option<(u64, (i64, i64))>) -> Answer {
+    let differs = |(len, (seconds, nanoseconds))| Reply {
+        managed: 1,
+        value: len as i64,
+        seconds,
+        nanoseconds,
+        ..Reply::default()
+    };
+    (found.map(differs).unwrap_or_default(), Vec::new())
+}
+
 impl Call<'_> {
     /// The descriptor that the call was made with.
     pub(crate) fn descriptor(&self) -> Result<&OwnedFd, Errno> {

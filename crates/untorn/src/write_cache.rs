@@ -420,6 +420,16 @@ impl CachedFile {
         self.cache.sync(&self.file)
     }
 
+    /// Makes durable what the kernel has of the file and the log knows nothing of: what was written to it before it was attached,
+    /// and its attributes. Flushes the file on its own device. What is in the log stays there; [`sync`](CachedFile::sync) is for
+    /// that.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the flush fails, which is a failure of the file: then that, to every call from then on.
+    pub fn sync_file(&self) -> Result<()> {
+        self.cache.sync_file(&self.file)
+    }
+
     /// Hands everything written so far to the kernel, where other programs see it: before a lock is released or the file is
     /// closed. It waits for no device.
     ///

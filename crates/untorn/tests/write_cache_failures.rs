@@ -47,6 +47,31 @@ fn a_file_that_fails_keeps_its_writes_in_the_log_says_so_and_is_in_nobodys_way()
     assert_eq!(shelf.get("/slow/bad").unwrap(), expected);
 }
 
+/// A failed flush is told once. Whoever hears of it, what was on its way to the file then is not freed by the next.
+#[test]
+fn a_flush_that_fails_outside_a_drain_is_not_followed_by_one_that_says_all_is_well() {
+    let dir = memory_dir();
+    let log = dir.path().join("log");
+    let shelf = Arc::new(Shelf::default());
+    let bad = shelf.put("/slow/bad", 1);
+    let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
+    let failing = attach(&cache, &shelf, "/slow/bad");
+    failing.write_at(b"on its way", 0).unwrap();
+    failing.hand_over().unwrap();
+    bad.broken.store(true, Ordering::Relaxed);
+    assert!(matches!(failing.sync_file(), Err(Error::Io { .. })));
+    bad.broken.store(false, Ordering::Relaxed);
+    for refused in [failing.sync_file(), failing.sync(), failing.demote(), cache.drain()] {
+        assert!(matches!(refused, Err(Error::Poisoned { .. })), "{refused:?}");
+    }
+    // The device never got it.
+    bad.bytes.lock().unwrap().clear();
+    drop((failing, cache));
+    let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
+    assert!(cache.replayed().files.iter().any(|file| file.fate == Fate::Replayed && file.inode == 1));
+    assert_eq!(shelf.get("/slow/bad").unwrap(), b"on its way");
+}
+
 #[test]
 fn when_failed_files_have_the_whole_log_the_others_are_served_without_it() {
     let dir = memory_dir();

@@ -155,7 +155,8 @@ impl Boosted {
     /// Durable, all that was written.
     pub(super) fn sync(&mut self) -> Result<(), Errno> {
         if self.unsynced {
-            rustix::fs::fsync(&self.own).map_err(libc_errno)?;
+            // Not by a call of one's own: the log must hear of a flush that fails, which the kernel tells once.
+            self.file.sync_file().map_err(errno)?;
             self.unsynced = false;
         }
         self.file.sync().map_err(errno)

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use untorn_wire::{Operation, PLAIN, Reply};
 
 use super::Boost;
-use crate::connection::{Answer, Call, value};
+use crate::connection::{Answer, Call, bytes, status, value};
 use crate::managed::{Errno, libc_errno};
 use crate::processes::Processes;
 use crate::report::Ledger;
@@ -30,10 +30,7 @@ impl Service for Boost {
         match operation {
             Operation::Open => return Ok(managed(self.opened(call.descriptor()?)?)),
             Operation::Closed => self.let_go(key, None)?,
-            Operation::Read => {
-                let bytes = self.read(call.descriptor()?, request)?;
-                return Ok((Reply { value: bytes.len() as i64, ..Reply::default() }, bytes));
-            }
+            Operation::Read => return Ok(bytes(self.read(call.descriptor()?, request)?)),
             Operation::Write => {
                 self.write(call.descriptor()?, request, &call.payload)?;
                 return Ok(value(call.payload.len() as i64));
@@ -42,12 +39,7 @@ impl Service for Boost {
             Operation::SetLength => self.set_length(call.descriptor()?, request.number)?,
             Operation::Commit => self.sync(call.descriptor()?)?,
             Operation::CommitAll => self.cache.sync().map_err(|error| error.errno())?,
-            Operation::Status => {
-                if let Some((len, (seconds, nanoseconds))) = self.status(key)? {
-                    let reply = Reply { managed: 1, value: len as i64, seconds, nanoseconds, ..Reply::default() };
-                    return Ok((reply, Vec::new()));
-                }
-            }
+            Operation::Status => return Ok(status(self.status(key)?)),
             Operation::Demote if request.number != 0 => self.demote_all(&call.name())?,
             Operation::Demote => {
                 let key = match call.descriptor() {

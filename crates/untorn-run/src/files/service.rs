@@ -4,7 +4,7 @@ use rustix::io::Errno as Sys;
 use untorn_wire::{Operation, Reply};
 
 use super::Files;
-use crate::connection::{Answer, Call, value};
+use crate::connection::{Answer, Call, bytes, status, value};
 use crate::managed::{Errno, libc_errno};
 use crate::processes::Processes;
 use crate::report::Ledger;
@@ -25,10 +25,7 @@ impl Service for Files {
         match operation {
             Operation::Open => self.opened(call.descriptor()?, process, request.number != 0)?,
             Operation::Closed => self.let_go(key)?,
-            Operation::Read => {
-                let bytes = self.read(call.descriptor()?, request)?;
-                return Ok((Reply { value: bytes.len() as i64, ..Reply::default() }, bytes));
-            }
+            Operation::Read => return Ok(bytes(self.read(call.descriptor()?, request)?)),
             Operation::Write => {
                 self.write(call.descriptor()?, process, request, &call.payload)?;
                 return Ok(value(call.payload.len() as i64));
@@ -38,12 +35,7 @@ impl Service for Files {
             Operation::Allocate => self.allocate(call.descriptor()?, process, request)?,
             Operation::Commit => self.commit(call.descriptor()?)?,
             Operation::CommitAll => self.commit_all()?,
-            Operation::Status => {
-                if let Some((len, (seconds, nanoseconds))) = self.status(key)? {
-                    let reply = Reply { managed: 1, value: len as i64, seconds, nanoseconds, ..Reply::default() };
-                    return Ok((reply, Vec::new()));
-                }
-            }
+            Operation::Status => return Ok(status(self.status(key)?)),
             Operation::Times => self.times_were_set(key)?,
             Operation::Exit => self.processes.exits(process),
             Operation::Managed => {

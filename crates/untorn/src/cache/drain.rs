@@ -159,6 +159,16 @@ impl<M: Medium> Cache<M> {
         file.standing()
     }
 
+    /// Flushes a file on its own device.
+    pub(crate) fn sync_file(&self, file: &Managed) -> Result<()> {
+        self.standing.writable()?;
+        // Nothing is settled meanwhile: of a page that did not get to the device the kernel tells the first who asks, and to a
+        // drain that asks next it would say that all is well, and what it had delivered would be freed.
+        let _drain = locked(&self.drain);
+        file.standing()?;
+        file.slow.sync(barriers::FILE).inspect_err(|error| file.fail(error))
+    }
+
     /// Gives the kernel what is complete before a position, so many entries at most. False if there was nothing.
     fn deliver(&self, drain: &mut Drain, upto: u64, most: u64) -> Result<bool> {
         let ring = &self.ring;

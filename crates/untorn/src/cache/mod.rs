@@ -176,6 +176,7 @@ pub(crate) trait AnyCache: Send + Sync {
     fn set_len(&self, file: &Managed, len: u64) -> Result<()>;
     fn sync(&self, file: &Managed) -> Result<()>;
     fn hand_over(&self, file: &Managed) -> Result<()>;
+    fn sync_file(&self, file: &Managed) -> Result<()>;
     fn refresh(&self, file: &Managed) -> Result<()>;
     fn demote(&self, file: &Managed) -> Result<()>;
     fn drain(&self) -> Result<()>;
@@ -219,6 +220,10 @@ impl<M: Medium> AnyCache for Open<M> {
 
     fn hand_over(&self, file: &Managed) -> Result<()> {
         self.0.hand_over(file)
+    }
+
+    fn sync_file(&self, file: &Managed) -> Result<()> {
+        self.0.sync_file(file)
     }
 
     fn refresh(&self, file: &Managed) -> Result<()> {
