@@ -65,7 +65,7 @@ fn rot(path: &Path, change: impl FnOnce(&File)) {
 }
 
 fn by_hand() -> ProtectOptions {
-    ProtectOptions::new().period(Duration::ZERO)
+    ProtectOptions::new().on_demand()
 }
 
 fn page(number: usize) -> PageRange {

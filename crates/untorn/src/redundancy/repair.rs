@@ -18,8 +18,12 @@ impl<M: Medium> Redundancy<M> {
     /// The state, unless something failed before.
     pub(super) fn usable(&self) -> Result<MutexGuard<'_, Inner>> {
         let inner = self.lock();
+        self.unless_failed(&inner).map(|()| inner)
+    }
+
+    pub(super) fn unless_failed(&self, inner: &Inner) -> Result<()> {
         match &inner.failed {
-            None => Ok(inner),
+            None => Ok(()),
             Some(cause) => Err(Error::Poisoned { path: self.path.clone(), cause: cause.clone() }),
         }
     }
