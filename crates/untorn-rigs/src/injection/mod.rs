@@ -37,6 +37,9 @@ pub enum Place {
     Memory,
 }
 
+/// Pages of a small file.
+const SMALL: u64 = 32;
+
 impl Place {
     /// Both.
     pub const ALL: [Place; 2] = [Place::Disk, Place::Memory];
@@ -189,18 +192,25 @@ fn died() -> Error {
 
 /// One kind of damage to one part, in rounds.
 fn inject(settings: &Settings, index: u64, place: Place, part: Part, kind: Kind) -> Result<Row> {
-    // Of superblocks there are two in a file of any size, and each round takes one of them.
-    let pages = if part == Part::Superblock { settings.pages.min(32) } else { settings.pages };
-    let mut subject = Subject::new(&Settings { pages, ..settings.clone() }, index, place)?;
     let mut row = Row::new(place, part, kind);
-    let mut round = 0;
-    while row.injected < settings.cases {
-        if round % 4 == 0 {
-            subject.store(round % 8 == 0)?;
+    // A round takes one copy of each block, and each scrub reads all pages: most of these rounds are on small files.
+    let (large, small) = (settings.pages, settings.pages.min(SMALL));
+    let files = match part {
+        Part::Data | Part::Parity => vec![(large, settings.cases)],
+        Part::Checksums => vec![(large, settings.cases / 8), (small, settings.cases)],
+        Part::Superblock => vec![(small, settings.cases)],
+    };
+    for (pages, until) in files {
+        let mut subject = Subject::new(&Settings { pages, ..settings.clone() }, index, place)?;
+        let mut round = 0;
+        while row.injected < until {
+            if round % 4 == 0 {
+                subject.store(round % 8 == 0)?;
+            }
+            let most = until - row.injected;
+            subject.strike(&mut row, most)?;
+            round += 1;
         }
-        let most = settings.cases - row.injected;
-        subject.strike(&mut row, most)?;
-        round += 1;
     }
     Ok(row)
 }

@@ -119,8 +119,12 @@ impl Subject {
     /// Damages some of a part, at most so many, has it repaired, and counts what comes of it.
     pub(super) fn strike(&mut self, row: &mut Row, most: u64) -> Result<()> {
         let victims = self.victims(row.part, row.kind, most);
+        self.strike_at(row, &victims)
+    }
+
+    fn strike_at(&mut self, row: &mut Row, victims: &[Victim]) -> Result<()> {
         let struck = if row.part == Part::Data { &self.data } else { &self.side };
-        damage(&struck.path, &victims)?;
+        damage(&struck.path, victims)?;
         let report = done("repair", self.place.look(&self.data.path)?.repair())?;
         let after = done("scrub", self.place.look(&self.data.path)?.scrub())?;
         if report.scrub.skipped + after.skipped > 0 {
@@ -131,7 +135,7 @@ impl Subject {
         row.found += victims.iter().filter(|victim| told(victim)).count() as u64;
         let false_alarm = |damage: &&Damage| !victims.iter().any(|victim| is_of(damage, &victim.told));
         row.alarms += report.scrub.damage.iter().filter(false_alarm).count() as u64 + after.damage.len() as u64;
-        self.judge(row, &victims, &report)?;
+        self.judge(row, victims, &report)?;
         self.data.refresh()?;
         self.side.refresh()
     }
@@ -234,4 +238,59 @@ fn damage(path: &Path, victims: &[Victim]) -> Result<()> {
     }
     io("set the time of a file", file.set_modified(modified))?;
     io("flush a file", file.sync_all())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subject(dir: &Path, place: Place) -> (Subject, Row) {
+        let dir = dir.to_owned();
+        let settings = Settings { cases: 1, seed: 1, dir, pages: 16, watch: Duration::ZERO, jobs: 1 };
+        (Subject::new(&settings, 0, place).unwrap(), Row::new(place, Part::Data, Kind::Flip))
+    }
+
+    /// A page of the data file, with other bytes or with those that it has.
+    fn victim(subject: &Subject, page: u64, changed: bool) -> Victim {
+        let range = subject.shape.page(page);
+        let (offset, len) = (range.start, range.end - range.start);
+        let mut bytes = subject.data.now[range.start as usize..range.end as usize].to_vec();
+        bytes[9] ^= u8::from(changed);
+        Victim { at: offset, bytes, told: Damage::Page(PageRange { offset, len }) }
+    }
+
+    #[test]
+    fn damage_that_nobody_ordered_is_convicted() {
+        let dir = tempfile::tempdir().unwrap();
+        for place in Place::ALL {
+            let (mut subject, mut row) = subject(dir.path(), place);
+            let victims = [victim(&subject, 5, true)];
+            subject.strike_at(&mut row, &victims).unwrap();
+            assert!(row.clean() && row.injected == 1, "{row}");
+            damage(&subject.data.path, &[victim(&subject, 9, true)]).unwrap();
+            subject.strike_at(&mut row, &victims).unwrap();
+            assert_eq!((row.found, row.restored, row.alarms, row.clean()), (2, 2, 1, false), "{row}");
+        }
+    }
+
+    #[test]
+    fn a_page_that_was_changed_is_convicted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut subject, mut row) = subject(dir.path(), Place::Disk);
+        let before = subject.data.now.clone();
+        subject.store_to(&BTreeSet::from([9]), false).unwrap();
+        subject.data.now = before;
+        let victims = [victim(&subject, 5, true)];
+        subject.strike_at(&mut row, &victims).unwrap();
+        assert_eq!((row.restored, row.spoiled, row.alarms, row.clean()), (1, 1, 0, false), "{row}");
+    }
+
+    #[test]
+    fn damage_that_is_not_named_is_convicted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut subject, mut row) = subject(dir.path(), Place::Disk);
+        let victims = [victim(&subject, 5, false)];
+        subject.strike_at(&mut row, &victims).unwrap();
+        assert_eq!((row.injected, row.found, row.clean()), (1, 0, false), "{row}");
+    }
 }
