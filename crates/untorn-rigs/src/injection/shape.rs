@@ -59,13 +59,14 @@ impl Shape {
         SUPERBLOCKS + (2 * self.blocks() + stripe) * PAGE
     }
 
-    /// Bytes of the companion file that mean the same as long as nothing is stored, of the page from `at` on: a block's
-    /// version and its seal change whenever it is written, and superblocks count scrubs.
-    pub(super) fn lasting(&self, at: u64) -> Vec<Range<usize>> {
+    /// Whether two versions of the page of the companion file at `at` say the same, as they must as long as nothing is stored:
+    /// a block's version and its seal change whenever it is written, and superblocks note scrubs and the file's time.
+    pub(super) fn agree(&self, at: u64, a: &[u8], b: &[u8]) -> bool {
+        let same = |ranges: &[Range<usize>]| ranges.iter().all(|range| a[range.clone()] == b[range.clone()]);
         match at {
-            0..SUPERBLOCKS => vec![0..56, 64..120, 168..4088],
-            _ if at < self.parity_at(0) => vec![0..8, 16..4088],
-            _ => vec![0..PAGE as usize],
+            0..SUPERBLOCKS => same(&[0..56, 64..120, 168..4088]),
+            _ if at < self.parity_at(0) => same(&[0..8, 16..4088]),
+            _ => a == b,
         }
     }
 }

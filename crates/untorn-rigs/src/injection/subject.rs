@@ -142,19 +142,15 @@ impl Subject {
 
     /// Compares both files with what they held before they were damaged.
     fn judge(&self, row: &mut Row, victims: &[Victim], report: &RepairReport) -> Result<()> {
-        let whole = |_| vec![0..PAGE as usize];
-        let lasting = |at| self.shape.lasting(at);
-        let files: [(&Versions, bool, &dyn Fn(u64) -> Vec<std::ops::Range<usize>>); 2] =
-            [(&self.data, row.part == Part::Data, &whole), (&self.side, row.part != Part::Data, &lasting)];
-        for (file, struck, lasting) in files {
+        for (file, is_data) in [(&self.data, true), (&self.side, false)] {
+            let struck = is_data == (row.part == Part::Data);
             let found = io("read a file", fs::read(&file.path))?;
             if found.len() != file.now.len() {
                 return Err(Error::failed("repair a file", "its length is another"));
             }
             for (nth, (found, now)) in found.chunks(PAGE as usize).zip(file.now.chunks(PAGE as usize)).enumerate() {
                 let at = nth as u64 * PAGE;
-                let cut = |range: std::ops::Range<usize>| range.start..range.end.min(now.len());
-                let same = lasting(at).into_iter().map(cut).all(|range| found[range.clone()] == now[range]);
+                let same = if is_data { found == now } else { self.shape.agree(at, found, now) };
                 let victim = victims.iter().find(|victim| struck && victim.at == at);
                 match victim {
                     Some(_) if same => row.restored += 1,
