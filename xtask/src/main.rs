@@ -13,6 +13,7 @@ mod faults;
 mod fuzz;
 mod loom;
 mod nightly;
+mod programs;
 mod tidy;
 
 /// The project's own chores.
@@ -42,6 +43,8 @@ enum Verb {
     Fuzz(fuzz::Arguments),
     /// Run the models of the lock-free code through their interleavings.
     Loom(loom::Arguments),
+    /// Run programs that people have bare and under `untorn run`, and compare what they do.
+    Programs(programs::Arguments),
     /// Check the house rules that no compiler checks.
     Tidy,
 }
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Verb::FaultsVictim(arguments) => faults::victim(&arguments),
         Verb::Fuzz(arguments) => fuzz::run(&root(), &arguments),
         Verb::Loom(arguments) => loom::run(&root(), &arguments),
+        Verb::Programs(arguments) => programs::run(&root(), &arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {
             eprintln!("tidy: cannot read the repository: {error}");
             ExitCode::from(74)
