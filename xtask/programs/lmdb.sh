@@ -1,6 +1,6 @@
 # LMDB, which maps its file shared.
 ended() {
-    if grep -q 'Operation not supported' "$ASIDE/$1.err"; then
+    if grep -q 'Operation not supported' "$ASIDE/load.err"; then
         echo "$1: told no"
     else
         echo "$1: $(md5sum <"$ASIDE/$1")"

@@ -261,6 +261,52 @@ unsafe extern "C" fn handle(_signal: c_int, information: *mut libc::siginfo_t, c
         registers[libc::REG_RAX as usize] = unsafe { act(arguments) };
         return;
     }
+    // One that waits is to be interrupted by the signals that the program has not blocked; here all are.
+    let waits = WAITING.contains(&number);
+    if waits {
+        // SAFETY: the kernel's mask, of 8 bytes.
+        unsafe { set_mask((&raw const (*context).uc_sigmask).cast()) };
+    }
     // SAFETY: the program's call, made for it.
     registers[libc::REG_RAX as usize] = unsafe { raw::call(number, arguments) } as i64;
+    if waits {
+        // SAFETY: a mask of 8 bytes.
+        unsafe { set_mask(&raw const ALL_SIGNALS) };
+    }
+}
+
+static ALL_SIGNALS: u64 = u64::MAX;
+
+/// Calls that may wait for long.
+const WAITING: [c_long; 23] = [
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_openat,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_select,
+    libc::SYS_pselect6,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_pause,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_flock,
+    libc::SYS_fcntl,
+];
+
+/// # Safety
+/// A mask of 8 bytes.
+unsafe fn set_mask(mask: *const u64) {
+    // SAFETY: the caller's.
+    let _ = unsafe { raw::call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, mask as usize, 0, 8, 0, 0]) };
 }

@@ -66,7 +66,7 @@ pub(super) const CATALOGUE: &[Program] = &[
             ("command -v bzip2", "bzip2"),
             ("command -v xz", "xz-utils"),
         ],
-        told_no: &[],
+        told_no: &["ioctl"], // `cp` copies otherwise then.
         files: true,
     },
     Program {
@@ -78,7 +78,7 @@ pub(super) const CATALOGUE: &[Program] = &[
             ("command -v zip", "zip"),
             ("command -v unzip", "unzip"),
         ],
-        told_no: &[],
+        told_no: &["ioctl"], // `cp` copies otherwise then.
         files: true,
     },
     Program { name: "sqlite", script: ("sqlite.sh", ""), needs: &[SQLITE], told_no: &[], files: false },

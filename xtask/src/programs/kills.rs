@@ -108,7 +108,7 @@ impl Scene<'_> {
             child.kill()?;
         }
         // The program and what it started. It may have ended by then, told by its calls that nobody serves it.
-        quiet("sh").args(["-c", "kill -9 -- -\"$0\"", &process]).stderr(Stdio::null()).status()?;
+        quiet("sh").args(["-c", "kill -s KILL -- \"-$0\"", &process]).stderr(Stdio::null()).status()?;
         for line in said {
             match line?.parse() {
                 Ok(acknowledged) => *last = acknowledged,

@@ -31,6 +31,10 @@ pub(crate) struct Arguments {
     /// Kill each of the programs that can tell what they acknowledged so many times, too
     #[arg(long, value_name = "N", default_value_t = 0)]
     kills: u32,
+    /// The directory with the tool and the layer, instead of building them; escapes are found only by a layer with the feature
+    /// `oracle`
+    #[arg(long, value_name = "DIR")]
+    built: Option<PathBuf>,
     /// Keep the directories that the programs ran in below this one
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
@@ -89,7 +93,14 @@ fn build(root: &Path) -> io::Result<Built> {
 
 /// Whether no program did otherwise than bare.
 fn compare(root: &Path, arguments: &Arguments, chosen: &[&Program]) -> io::Result<bool> {
-    let built = build(root)?;
+    let built = match &arguments.built {
+        Some(directory) => {
+            let directory = directory.canonicalize()?;
+            let layer = directory.join("libuntorn_preload.so");
+            Built { untorn: directory.join("untorn"), layer, scripts: root.join("xtask/programs") }
+        }
+        None => build(root)?,
+    };
     let start = Instant::now();
     let at = Place::new(arguments.keep.as_deref())?;
     let (next, same, failed) = (AtomicUsize::new(0), AtomicBool::new(true), Mutex::new(None));

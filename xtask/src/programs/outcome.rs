@@ -58,10 +58,13 @@ const PATIENCE: &str = "600";
 impl Outcome {
     /// Runs a program in a directory of its own.
     pub(super) fn of(built: &Built, program: &Program, mode: Mode, at: &Path) -> io::Result<Self> {
-        let at = at.join(format!("{}-{}", program.name, mode.name()));
+        // The same in each mode, for some programs write into their files where these are.
+        let (kept, at) = (at.join(format!("{}-{}", program.name, mode.name())), at.join(program.name));
         let (files, aside) = (at.join("files"), at.join("aside"));
         // Of an earlier run that was kept.
-        let _ = fs::remove_dir_all(&at);
+        for old in [&kept, &at] {
+            let _ = fs::remove_dir_all(old);
+        }
         fs::create_dir_all(&files)?;
         fs::create_dir_all(&aside)?;
         let escapes = aside.join("escapes");
@@ -84,17 +87,17 @@ impl Outcome {
         let read = |name: &str| fs::read(aside.join(name)).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let mut found = BTreeMap::new();
         tree(&files, Path::new(""), &mut found)?;
-        let here = files.to_string_lossy().into_owned();
-        Ok(Outcome {
+        let outcome = Outcome {
             code: output.status.code(),
-            // Where it ran is another directory each time.
-            out: read("out")?.replace(&here, "."),
-            err: read("err")?.replace(&here, ".") + &String::from_utf8_lossy(&output.stderr),
+            out: read("out")?,
+            err: read("err")? + &String::from_utf8_lossy(&output.stderr),
             files: found,
             report,
             escapes: fs::read_to_string(&escapes).unwrap_or_default(),
             seconds,
-        })
+        };
+        fs::rename(&at, kept)?;
+        Ok(outcome)
     }
 
     fn sum(&self, of: &str) -> u64 {

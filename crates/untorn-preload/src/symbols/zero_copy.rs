@@ -166,8 +166,11 @@ calls! {
         if boosts() {
             demoted(c"sendfile", &[out, from]).map(|failed| failed as ssize_t)
         } else if managed(out) || managed(from) {
+            // SAFETY: null is no offset.
+            let to = unsafe { End::new(out, null_mut()) };
             // SAFETY: null, or the program's offset.
-            Some(by_memory(unsafe { End::new(out, null_mut()) }, unsafe { End::new(from, offset) }, count))
+            let from = unsafe { End::new(from, offset) };
+            Some(by_memory(to, from, count))
         } else {
             None
         };
@@ -176,8 +179,10 @@ calls! {
     ) -> ssize_t = if boosts() {
         demoted(c"copy_file_range", &[from, to]).map(|failed| failed as ssize_t)
     } else if managed(from) || managed(to) {
-        // SAFETY: null, or the program's offsets.
-        let (from, to) = unsafe { (End::new(from, from_at), End::new(to, to_at)) };
+        // SAFETY: null, or the program's offset.
+        let from = unsafe { End::new(from, from_at) };
+        // SAFETY: as above.
+        let to = unsafe { End::new(to, to_at) };
         Some(copy_range(from, to, count, flags).unwrap_or_else(|errno| fail(errno) as ssize_t))
     } else {
         None
