@@ -41,6 +41,9 @@ const VICTIMS: &[Victim] = &[
     },
 ];
 
+/// Of what a judge says, so many characters are told.
+const MOST_WORDS: usize = 300;
+
 /// Kills each program so many times. Whether nothing was lost.
 pub(super) fn run(built: &Built, kills: u32, at: &Path) -> io::Result<bool> {
     let mut all = true;
@@ -146,7 +149,10 @@ impl Scene<'_> {
                 Ok(())
             }
             Some(found) => Err(format!("STEP {last} WAS ACKNOWLEDGED, and {found} is the last there is")),
-            None => Err(format!("AFTER STEP {last} THE JUDGE SAID {:?}", said.trim())),
+            None => {
+                let said: String = said.trim().chars().take(MOST_WORDS).collect();
+                Err(format!("AFTER STEP {last} THE JUDGE ENDED WITH {:?} AND SAID {said:?}", output.status.code()))
+            }
         })
     }
 }
