@@ -14,6 +14,7 @@ mod fuzz;
 mod inject;
 mod loom;
 mod nightly;
+mod programs;
 mod tidy;
 
 /// The project's own chores.
@@ -45,6 +46,8 @@ enum Verb {
     Inject(inject::Arguments),
     /// Run the models of the lock-free code through their interleavings.
     Loom(loom::Arguments),
+    /// Run programs that people have bare and under `untorn run`, and compare what they do.
+    Programs(programs::Arguments),
     /// Check the house rules that no compiler checks.
     Tidy,
 }
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Verb::Fuzz(arguments) => fuzz::run(&root(), &arguments),
         Verb::Inject(arguments) => inject::run(&arguments),
         Verb::Loom(arguments) => loom::run(&root(), &arguments),
+        Verb::Programs(arguments) => programs::run(&root(), &arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {
             eprintln!("tidy: cannot read the repository: {error}");
             ExitCode::from(74)
