@@ -350,6 +350,9 @@ static void streams_and_copies(void) {
 }
 
 static void standard_streams_reopened(void) {
+    int numbered = open("numbered.managed", O_RDWR | O_CREAT, 0644);
+    SAY(write(numbered, "1\n2\n3", 5));
+    SAY(close(numbered));
     fflush(stdout);
     int kept = dup(1);
     FILE *again = freopen("reopened.managed", "w", stdout);
@@ -367,8 +370,26 @@ static void standard_streams_reopened(void) {
     SAY(freopen("reopened.managed", "r", stdin) == stdin);
     while (fgets(line, sizeof line, stdin)) printf("   %s", line);
     clearerr(stdin);
+    /* What was read ahead or put back belongs to what the stream was. */
+    SAY(freopen("reopened.managed", "r", stdin) == stdin);
+    SAY(fgets(line, sizeof line, stdin) == line);
+    SAY(ungetc('q', stdin));
+    SAY(freopen("numbered.managed", "r", stdin) == stdin);
+    while (fgets(line, sizeof line, stdin)) printf("   %s", line);
+    clearerr(stdin);
     dup2(in, 0);
     SAY(close(in));
+    /* Appending begins at the end, for the stream and for its descriptor. */
+    fflush(stdout);
+    kept = dup(1);
+    freopen("numbered.managed", "a", stdout);
+    long told = ftell(stdout), offset = lseek(1, 0, SEEK_CUR);
+    printf("appended\n");
+    long after = ftell(stdout);
+    fflush(stdout);
+    dup2(kept, 1);
+    close(kept);
+    SAY(told); SAY(offset); SAY(after);
 }
 
 static void by_number(void) {
