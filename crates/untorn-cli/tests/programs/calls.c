@@ -418,6 +418,71 @@ static void by_number(void) {
     SAY(syscall(SYS_close, fd));
 }
 
+/* Where a kernel has no openat2, or it is told that there is none, a program takes openat. */
+static int openat2_or_openat(unsigned long resolve) {
+    unsigned long how[3] = {O_RDWR, 0, resolve};
+    int fd = syscall(SYS_openat2, AT_FDCWD, "numbers.managed", how, sizeof how);
+    return fd < 0 && (errno == ENOSYS || errno == EPERM) ? openat(AT_FDCWD, "numbers.managed", O_RDWR) : fd;
+}
+
+/* The names, lengths, times and descriptors of files, by number. */
+static void more_by_number(void) {
+    int fd = open("numbers.managed", O_RDWR | O_CREAT | O_TRUNC, 0644);
+    SAY(ftruncate(fd, 10000));
+    SAY(syscall(SYS_truncate, "numbers.managed", 5000L));
+    show(fd);
+    SAY(pread(fd, (char[8]){0}, 8, 6000));
+    SAY(pwrite(fd, "new bytes", 9, 0));
+    int same = openat2_or_openat(0), resolved = openat2_or_openat(4 /* RESOLVE_NO_SYMLINKS */);
+    show(same); show(resolved);
+    SAY(pwrite(same, "NEW", 3, 0));
+    show(fd);
+    SAY(syscall(SYS_openat2, AT_FDCWD, "numbers.managed", NULL, 24L));
+    SAY(close(same)); SAY(close(resolved));
+    struct timespec times[2] = {{1000000000, 5}, {1000000001, 6}};
+    struct stat status;
+    SAY(syscall(SYS_utimensat, AT_FDCWD, "numbers.managed", times, 0));
+    SAY(fstat(fd, &status)); SAY(status.st_mtim.tv_sec); SAY(status.st_mtim.tv_nsec);
+    SAY(pwrite(fd, "n", 1, 0));
+    times[1].tv_nsec = 7;
+    SAY(syscall(SYS_utimensat, fd, NULL, times, 0));
+    SAY(fstat(fd, &status)); SAY(status.st_mtim.tv_sec); SAY(status.st_mtim.tv_nsec);
+    SAY(syscall(SYS_utimensat, fd, NULL, times, AT_SYMLINK_NOFOLLOW));
+#ifdef SYS_creat
+    int emptied = syscall(SYS_creat, "numbers.managed", 0644);
+#else
+    int emptied = creat("numbers.managed", 0644);
+#endif
+    show(fd);
+    SAY(write(emptied, "anew", 4));
+    show(fd);
+    SAY(syscall(SYS_close_range, emptied, emptied, 0));
+    SAY(close(emptied));
+    fflush(stdout);
+    int kept = dup(1);
+    SAY(ftruncate(fd, 0));
+    fflush(stdout);
+    SAY(syscall(SYS_dup3, fd, 1, 0));
+    fflush(stdout);
+    SAY(syscall(SYS_dup3, kept, 1, 0));
+    fflush(stdout);
+    show(fd);
+    fflush(stdout);
+    close(1);
+    SAY(syscall(SYS_fcntl, fd, F_DUPFD, 1));
+    fflush(stdout);
+#ifdef SYS_dup2
+    SAY(syscall(SYS_dup2, kept, 1));
+#else
+    SAY(dup2(kept, 1));
+#endif
+    fflush(stdout);
+    show(fd);
+    SAY(syscall(SYS_dup3, fd, fd, 0));
+    SAY(close(kept));
+    SAY(close(fd));
+}
+
 static void modes_of_streams(void) {
     FILE *file = fopen(FILE_NAME, "w");
     fputs("five\n", file);
@@ -497,6 +562,7 @@ int main(int count, char **arguments) {
     streams_and_copies();
     standard_streams_reopened();
     by_number();
+    more_by_number();
     modes_of_streams();
     standard_output();
     sync();

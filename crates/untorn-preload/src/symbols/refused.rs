@@ -174,7 +174,7 @@ calls! {
             let source = match request {
                 FICLONE => argument as c_int,
                 // SAFETY: the program's argument, a structure that begins with the descriptor.
-                FICLONERANGE => unsafe { *(argument as *const i64) as c_int },
+                FICLONERANGE if argument != 0 => unsafe { *(argument as *const i64) as c_int },
                 _ => -1,
             };
             number(no(c"ioctl", c"clones blocks", &[fd, source]))
