@@ -113,6 +113,7 @@ fn by_name(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Option<c_long> {
         // Without a path it is about the descriptor, which is a function of its own in the C library.
         // SAFETY: see above.
         libc::SYS_utimensat if b == 0 && d == 0 && fd >= 0 => {
+            // SAFETY: see above.
             c_long::from(unsafe { status::futimens(fd, c as *const _) })
         }
         libc::SYS_utimensat if b != 0 => {
