@@ -143,7 +143,10 @@ fn a_sidecar_set_aside_keeps_its_spill_file() {
     }
     std::fs::rename(sidecar.with_extension("spill"), place.with_extension("spill")).unwrap();
     std::fs::write(&place, &side).unwrap();
-    std::fs::remove_file(&sidecar).unwrap();
+    // Now and then it has got that number indeed.
+    if place != sidecar {
+        std::fs::remove_file(&sidecar).unwrap();
+    }
     options().open(&path).unwrap().close().unwrap();
     let aside = names(place.parent().unwrap());
     assert!(aside.iter().any(|name| name.ends_with(".orphan")), "{aside:?}");
