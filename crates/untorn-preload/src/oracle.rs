@@ -283,8 +283,10 @@ unsafe extern "C" fn handle(_signal: c_int, information: *mut libc::siginfo_t, c
     // One that waits is to be interrupted by the signals that the program has not blocked; here all are.
     let waits = WAITING.contains(&number);
     if waits {
+        // SAFETY: the context that the kernel gave the handler; no reference is made.
+        let mask = unsafe { &raw const (*context).uc_sigmask };
         // SAFETY: the kernel's mask, of 8 bytes.
-        unsafe { set_mask((&raw const (*context).uc_sigmask).cast()) };
+        unsafe { set_mask(mask.cast()) };
     }
     // SAFETY: the program's call, made for it.
     registers[libc::REG_RAX as usize] = unsafe { raw::call(number, arguments) } as i64;
