@@ -216,6 +216,7 @@ pub struct Options {
     pub(crate) dirty_tracking: DirtyTracking,
     /// No other handle of this process may have the file open.
     pub(crate) exclusive: bool,
+    pub(crate) shared: bool,
     pub(crate) progress: Option<ProgressFn>,
 }
 
@@ -241,6 +242,7 @@ impl Default for Options {
             lost_page: LostPage::Fail,
             dirty_tracking: DirtyTracking::Auto,
             exclusive: false,
+            shared: false,
             progress: None,
         }
     }
@@ -265,6 +267,7 @@ impl fmt::Debug for Options {
             .field("checkpointers", &self.checkpointers)
             .field("lost_page", &self.lost_page)
             .field("dirty_tracking", &self.dirty_tracking)
+            .field("shared", &self.shared)
             .finish_non_exhaustive()
     }
 }
@@ -412,6 +415,43 @@ impl Options {
     #[must_use]
     pub fn dirty_tracking(mut self, method: DirtyTracking) -> Self {
         self.dirty_tracking = method;
+        self
+    }
+
+    /// Lets other processes that do the same have the file open at once: each reads what the others write, as the threads of
+    /// one process do, and any [`sync`](crate::AtomicFile::sync) commits the open epoch of all. For
+    /// [`AtomicFile`](crate::AtomicFile); plain stores of several processes are [`SharedMap`](crate::SharedMap)'s.
+    ///
+    /// One of the processes has the file open, the first to come; calls of the others are done by it, which makes them slower
+    /// (some microseconds to be woken in, and two copies of the bytes) and limits the bytes of one call to 128 MiB. When it
+    /// ends another one opens the file, which recovers it, and the calls that were under way are done by that one, each
+    /// once: those of its own are in, whole, or not. Processes may join, leave and be killed at any time.
+    ///
+    /// Under [`Durability::PerWrite`] nothing is lost then. Under [`Durability::PerCommit`] the open epoch is lost if the
+    /// process that had the file open is killed, and all of it: if there may be anything in it, every call of every process
+    /// that took part is [`Error::Poisoned`] from then on, until it drops its handles and opens the file again, at the last
+    /// commit. What a process wrote to the epoch stays in it when another one is killed, or when it closes or drops its
+    /// last handle; if it had the file open, it commits the epoch of the others first.
+    ///
+    /// They meet in the directory of sidecars beside the file, so all of them have to be processes of one user, which trust
+    /// each other. The engine, the durability and every other option that shapes how the file works must be the same, or be
+    /// left to those who came first; otherwise opening is refused with [`Error::InUse`], which names both values. A handle for
+    /// reading only cannot be shared.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("stock");
+    /// use untorn::{Durability, Options};
+    /// # untorn::AtomicFile::create(&path, 1 << 20)?.close()?;
+    /// let stock = Options::new().shared(true).durability(Durability::PerWrite).open(&path); // in each process
+    /// # let stock = Options::new().shared(true).open(&path)?;
+    /// # stock.settle()?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn shared(mut self, shared: bool) -> Self {
+        self.shared = shared;
         self
     }
 
