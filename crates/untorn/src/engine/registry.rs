@@ -112,7 +112,8 @@ impl Registry {
                 return Err(Error::InUse { path: path.to_owned(), holder });
             }
             if options.shared != shared.several {
-                let how = if shared.several { "shared with other processes" } else { "not shared with other processes" };
+                let how =
+                    if shared.several { "shared with other processes" } else { "not shared with other processes" };
                 let holder = format!("this process already, {how}, and its handles are all of one kind");
                 return Err(Error::InUse { path: path.to_owned(), holder });
             }

@@ -146,10 +146,12 @@ mod tests {
 
     #[test]
     fn pieces_survive_and_nonsense_is_none() {
-        let given = [Piece { offset: 3, bytes: b"abc" }, Piece { offset: 6, bytes: b"" }, Piece { offset: 9, bytes: b"z" }];
+        let given =
+            [Piece { offset: 3, bytes: b"abc" }, Piece { offset: 6, bytes: b"" }, Piece { offset: 9, bytes: b"z" }];
         let mut bytes = table(&given);
         given.iter().for_each(|piece| bytes.extend_from_slice(piece.bytes));
-        let found: Vec<_> = pieces(3, &bytes).unwrap().iter().map(|piece| (piece.offset, piece.bytes.to_vec())).collect();
+        let found: Vec<_> =
+            pieces(3, &bytes).unwrap().iter().map(|piece| (piece.offset, piece.bytes.to_vec())).collect();
         assert_eq!(found, [(3, b"abc".to_vec()), (6, vec![]), (9, b"z".to_vec())]);
         for count in [0, 1, 2, 4, u64::MAX] {
             assert!(pieces(count, &bytes).is_none(), "{count}");

@@ -225,7 +225,8 @@ impl Member {
         take: impl FnOnce(Channel<'_>, Words) -> R,
     ) -> Result<Option<R>> {
         if bytes > MOST {
-            let what = format!("{bytes} bytes in one call: processes that share a file pass at most {MOST} to each other");
+            let what =
+                format!("{bytes} bytes in one call: processes that share a file pass at most {MOST} to each other");
             return Err(Error::Invalid { path: self.path.clone(), what });
         }
         let Some(index) = self.acquire()? else { return Ok(None) };
@@ -440,6 +441,8 @@ impl Member {
         }
         drop(pool);
         self.freed.notify_all();
+        #[cfg(test)]
+        super::tests::reach(super::tests::Point::Serving);
         for slot in 0..crate::sharing::place::MEMBERS {
             if self.board.is_attached(slot) {
                 // Those that cannot be served now are when they come back, or are told.

@@ -51,6 +51,8 @@ impl Crew {
                 let channel = board.channel(slot, index);
                 let mut bytes = Vec::new();
                 while channel.await_call(|| stop.load(Ordering::SeqCst)) {
+                    #[cfg(test)]
+                    super::tests::dawdle(&stop);
                     serve(&service, &board, channel, &mut bytes);
                 }
             };
@@ -233,9 +235,9 @@ impl Server {
         // It has the slot's lock, so whoever had the slot is gone, if only since a moment ago.
         self.release(slot);
         let board = Arc::clone(&self.board);
-        let sent = self.peer(token).map(|peer| {
-            Message::new(Kind::Welcome, 0, 0, 0).send(peer.socket.as_fd(), &[board.file()])
-        });
+        let sent = self
+            .peer(token)
+            .map(|peer| Message::new(Kind::Welcome, 0, 0, 0).send(peer.socket.as_fd(), &[board.file()]));
         if !matches!(sent, Some(Ok(()))) {
             self.end(token);
         }
@@ -279,4 +281,3 @@ impl Server {
 fn refusal(why: String) -> Message {
     Message::new(Kind::Refused, 0, 1, 0).text(why)
 }
-

@@ -16,8 +16,7 @@ use crate::sharing::board::{BEGUN, Board, Channel, MOST, Words};
 const KEPT: usize = 1 << 20;
 
 /// Why the handles of a process are poisoned after an epoch was lost.
-pub(super) const LOST: &str =
-    "the process that had the file open for all ended before a commit, and the writes since the last one are lost with it";
+pub(super) const LOST: &str = "the process that had the file open for all ended before a commit, and the writes since the last one are lost with it";
 
 /// The engine, and what makes changes through it safe against the end of this process at any instant.
 pub(super) struct Service {

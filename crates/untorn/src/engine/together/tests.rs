@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::{AtomicFile, Durability, EngineKind, Error, Options};
 
@@ -26,15 +26,30 @@ pub(super) enum Point {
     Reopened,
     /// It has done what had been begun.
     Finished,
+    /// It does its own calls itself.
+    Serving,
 }
 
-const POINTS: [Point; 7] =
-    [Point::Begun, Point::Written, Point::Synced, Point::Answering, Point::Lost, Point::Reopened, Point::Finished];
+const POINTS: [Point; 8] = [
+    Point::Begun,
+    Point::Written,
+    Point::Synced,
+    Point::Answering,
+    Point::Lost,
+    Point::Reopened,
+    Point::Finished,
+    Point::Serving,
+];
 
 static DIE_AT: AtomicU32 = AtomicU32::new(0);
 
-/// Ends this process if it is to end here.
+/// Ends this process if it is to end here, and tells the parent that it serves, if that is what it waits for.
 pub(super) fn reach(point: Point) {
+    if point == Point::Serving
+        && let Some(file) = DAWDLES.get()
+    {
+        std::fs::File::create(file.with_extension("serving")).unwrap();
+    }
     if DIE_AT.load(Ordering::SeqCst) == point as u32 {
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
@@ -46,6 +61,16 @@ static ABSTAINS: OnceLock<PathBuf> = OnceLock::new();
 /// Whether this process leaves the serving to others.
 pub(super) fn abstains() -> bool {
     ABSTAINS.get().is_some_and(|file| file.exists())
+}
+
+/// While this file is there, the threads of this process that do calls do none.
+static DAWDLES: OnceLock<PathBuf> = OnceLock::new();
+
+/// Waits while calls are not to be done.
+pub(super) fn dawdle(stop: &AtomicBool) {
+    while DAWDLES.get().is_some_and(|file| file.exists()) && !stop.load(Ordering::SeqCst) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
 }
 
 const ROLE: &str = "UNTORN_TEST_TOGETHER";
@@ -136,6 +161,10 @@ fn a_puppet() {
                 ABSTAINS.set(Path::new(path).with_extension("abstain")).unwrap();
                 Ok(0)
             }
+            "dawdle" => {
+                DAWDLES.set(Path::new(path).with_extension("dawdle")).unwrap();
+                Ok(0)
+            }
             "die-at" => {
                 DIE_AT.store(number as u32, Ordering::SeqCst);
                 Ok(0)
@@ -174,7 +203,7 @@ fn a_call_is_done_once_wherever_the_serving_processes_die() {
             assert_eq!(third.tell("write 1").as_deref(), Some("0"));
             assert_eq!(first.tell("read").as_deref(), Some("1"));
             // A point of the second kind is reached by the one that takes over, and then the third has to.
-            let takes_over = matches!(point, Point::Lost | Point::Reopened | Point::Finished);
+            let takes_over = matches!(point, Point::Lost | Point::Reopened | Point::Finished | Point::Serving);
             let (die, abstain) = (format!("die-at {}", point as u32), path.with_extension("abstain"));
             if takes_over {
                 std::fs::File::create(&abstain).unwrap();
@@ -276,5 +305,33 @@ fn an_epoch_with_nothing_in_it_is_not_lost() {
         assert_eq!(second.tell("read").as_deref(), Some("7"));
         assert!(second.tell("sync").unwrap().parse::<u64>().is_ok());
         assert_eq!(third.tell("read").as_deref(), Some("7"));
+    }
+}
+
+#[test]
+fn what_a_dead_server_had_begun_comes_before_all_else() {
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let path = create(&dir, engine, Durability::PerWrite);
+        let mut first = Puppet::new(&path, Durability::PerWrite);
+        let mut second = Puppet::new(&path, Durability::PerWrite);
+        let mut third = Puppet::new(&path, Durability::PerWrite);
+        for name in ["abstain", "dawdle"] {
+            std::fs::File::create(path.with_extension(name)).unwrap();
+        }
+        third.tell("abstain").unwrap();
+        second.tell("dawdle").unwrap();
+        first.tell(&format!("die-at {}", Point::Written as u32)).unwrap();
+        third.say("write 2");
+        first.ended();
+        // Not sooner, or its own call is one that it found on the board, and is not done before the others.
+        while !path.with_extension("serving").exists() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        // Everybody could read the 2 by now. Were it written again after the 3, that would be lost.
+        assert_eq!(second.tell("write 3").as_deref(), Some("0"));
+        std::fs::remove_file(path.with_extension("dawdle")).unwrap();
+        assert_eq!(third.answer().as_deref(), Some("0"));
+        assert_eq!(second.tell("read").as_deref(), Some("3"), "{engine}");
     }
 }
