@@ -375,7 +375,7 @@ fn a_forked_child_is_refused_and_disturbs_nobody() {
         let calls = refused(file.write_at(b"child", 0))
             && refused(file.read_at(&mut [0; 5], 0))
             && refused(file.sync().map(drop))
-            && file.len() == 0;
+            && file.is_empty();
         drop(file.clone());
         i32::from(calls)
     });

@@ -1,7 +1,7 @@
 //! A process's own part: its calls, and the thread that sees to it that somebody serves.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -110,11 +110,11 @@ pub(super) fn join(path: PathBuf, place: Arc<Place>, options: &Options, opener: 
 }
 
 /// Opens the file for others to join.
-fn begin(path: &PathBuf, place: &Arc<Place>, options: &Options, opener: &Opener) -> Result<Arc<Member>> {
+fn begin(path: &Path, place: &Arc<Place>, options: &Options, opener: &Opener) -> Result<Arc<Member>> {
     let failed = |error: std::io::Error| Error::io("share", path, error);
     let engine = opener(options)?;
     let terms = terms::of(options, &engine.info());
-    let agreed = terms::agree(&terms, options).map_err(|what| Error::Invalid { path: path.clone(), what })?;
+    let agreed = terms::agree(&terms, options).map_err(|what| Error::Invalid { path: path.to_owned(), what })?;
     let identity = super::words_of(engine.identity()?);
     let board = Arc::new(Board::create(identity, &terms).map_err(failed)?);
     let service = Arc::new(Service::new(engine, Arc::clone(&board)));
@@ -129,7 +129,7 @@ fn begin(path: &PathBuf, place: &Arc<Place>, options: &Options, opener: &Opener)
 }
 
 fn attempt(
-    path: &PathBuf,
+    path: &Path,
     place: &Arc<Place>,
     options: &Options,
     opener: &Opener,
@@ -158,14 +158,14 @@ fn attempt(
 
 impl Member {
     fn new(
-        path: &PathBuf,
+        path: &Path,
         place: &Arc<Place>,
         board: Arc<Board>,
         options: Options,
         opener: &Opener,
     ) -> std::io::Result<Arc<Self>> {
         Ok(Arc::new(Member {
-            path: path.clone(),
+            path: path.to_owned(),
             place: Arc::clone(place),
             generation: board.generation(),
             board,

@@ -36,8 +36,8 @@ mod terms;
 mod tests;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use self::call::Kind;
 use self::member::Member;
@@ -63,8 +63,8 @@ pub(super) struct Together {
     owner: u64,
     /// Closed or settled.
     finished: AtomicBool,
-    /// What is told when nobody can be asked.
-    last: Mutex<Info>,
+    /// The state when it was opened, for when nobody can be asked.
+    first: Info,
 }
 
 /// Joins the processes that share a file, or opens it for others to join.
@@ -94,7 +94,7 @@ pub(super) fn open(path: &Path, identity: Identity, options: &Options, opener: O
         let _ = std::fs::remove_dir(&dir);
     })?;
     let identity = identity_of(member.board.identity());
-    let last = Mutex::new(Info {
+    let first = Info {
         engine: member.options.engine,
         len: member.board.len(),
         commit: 0,
@@ -104,10 +104,11 @@ pub(super) fn open(path: &Path, identity: Identity, options: &Options, opener: O
         reflected_pages: 0,
         reflected_slices: 0,
         recovery: Recovery::default(),
-    });
+    };
     let (path, finished) = (path.to_owned(), AtomicBool::new(false));
-    let together = Together { member, path, identity, owner: incarnation(), finished, last };
-    let _ = together.info();
+    let mut together = Together { member, path, identity, owner: incarnation(), finished, first };
+    // If the server dies just now, the file is open all the same.
+    together.first = together.info();
     Ok(Box::new(together))
 }
 
@@ -281,11 +282,7 @@ impl Engine for Together {
     }
 
     fn info(&self) -> Info {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Ok(info) = self.ask_info() {
-            *last = info;
-        }
-        last.clone()
+        self.ask_info().unwrap_or_else(|_| self.first.clone())
     }
 
     fn accepts(&self, options: &Options) -> bool {
