@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char path[4096];
+static char *path;
 
 static untorn_options options(uint32_t flags, uint32_t durability) {
     untorn_options options = UNTORN_OPTIONS_INIT;
@@ -68,7 +68,7 @@ static void kill_it(pid_t child) {
 
 int main(int argc, char **argv) {
     CHECK(argc == 2);
-    snprintf(path, sizeof path, "%s/ledger", argv[1]);
+    path = in_dir(argv[1], "ledger");
 
     /* Durable at each write: whoever is killed, nothing is lost. */
     pid_t first = writer("of the first", UNTORN_DURABILITY_PER_WRITE);
