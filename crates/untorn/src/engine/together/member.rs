@@ -1,4 +1,6 @@
-//! A process's own part: its calls, and the thread that sees to it that somebody serves.
+//! A process's own part: how it comes to take part, its calls, and how it leaves.
+
+mod succession;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -6,9 +8,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use self::succession::Part;
 use super::call::{self, Kind};
 use super::server::Server;
 use super::service::Service;
@@ -16,17 +18,12 @@ use super::{Opener, terms};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::sharing::board::{Board, CHANNELS, Channel, FREE, MOST, VERSION, Words};
-use crate::sharing::dial::{Connection, Trouble, ask, bell, connect, ring, with_handle};
+use crate::sharing::dial::{Trouble, ask, bell, connect, ring, with_handle};
 use crate::sharing::place::Place;
-use crate::sharing::wire::{Came, Kind as Says, Message, receive};
+use crate::sharing::wire::{Kind as Says, Message};
 
 /// How long to look for a server when there seems to be one.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a process goes on trying to come back to a server that seems not to want it.
-const HOPE: Duration = Duration::from_secs(1);
-/// How long a process that was killed may keep the file: until it next gets a CPU, and the flushes that it had under way
-/// have ended.
-const DYING: Duration = Duration::from_secs(30);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_micros(500);
 /// Memory that a channel has from the first call on, and what it keeps after a longer one.
@@ -63,12 +60,6 @@ struct Pool {
     opened: usize,
     /// Bytes that there is memory for.
     allocated: [usize; CHANNELS],
-}
-
-/// What the thread of a process does.
-enum Part {
-    Watch(Arc<OwnedFd>, OwnedFd),
-    Serve(Server),
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -303,8 +294,12 @@ impl Member {
             && let Err(error) = message.send(line.as_fd(), &[])
             && error.raw_os_error() == Some(Errno::AGAIN.raw_os_error())
         {
-            thread::sleep(Duration::from_millis(1));
+            if self.is_leaving(Duration::from_millis(1)) {
+                return;
+            }
         }
+        #[cfg(test)]
+        super::tests::note("announced");
     }
 
     /// Leaves: when it returns, no thread of this process serves any more or watches.
@@ -314,157 +309,5 @@ impl Member {
             // There is no panic in it that is not caught in a call.
             let _ = thread.join();
         }
-    }
-
-    fn listen_to(&self, connection: Connection) -> Part {
-        let line = Arc::new(connection.socket);
-        *lock(&self.line) = Some(Arc::clone(&line));
-        Part::Watch(line, connection.server)
-    }
-
-    fn live(self: Arc<Self>, mut part: Part) {
-        loop {
-            match part {
-                Part::Serve(server) => return server.run(&self.stop),
-                Part::Watch(line, server) => {
-                    if self.watch(&line, &server) {
-                        return;
-                    }
-                }
-            }
-            match self.find_server() {
-                Some(next) => part = next,
-                None => return,
-            }
-        }
-    }
-
-    /// Waits for the end of the process that serves, or of its serving; true if this process is to leave.
-    fn watch(&self, line: &OwnedFd, server: &OwnedFd) -> bool {
-        loop {
-            let mut fds = [
-                PollFd::new(&self.stop, PollFlags::IN),
-                PollFd::new(line, PollFlags::IN),
-                // Readable when the process has ended, even if a forked child still has the other end of the line.
-                PollFd::new(server, PollFlags::IN),
-            ];
-            let _ = poll(&mut fds, None);
-            let [stop, line_ready, dead] = fds.map(|fd| !fd.revents().is_empty());
-            if stop || dead {
-                return stop;
-            }
-            // A server says nothing unasked.
-            if line_ready && !matches!(receive(line.as_fd()), Came::Nothing) {
-                return false;
-            }
-        }
-    }
-
-    /// Serves, if nobody does, or comes back to whoever does; `None` if the process is leaving, or is cut off.
-    fn find_server(&self) -> Option<Part> {
-        *lock(&self.line) = None;
-        let mut hopeless: Option<Instant> = None;
-        loop {
-            #[cfg(test)]
-            let may = !super::tests::abstains();
-            #[cfg(not(test))]
-            let may = true;
-            if may && self.place.try_serve().unwrap_or(false) {
-                match self.take_over() {
-                    Ok(server) => return Some(Part::Serve(server)),
-                    Err(_) => self.place.serve_no_more(),
-                }
-            }
-            match self.come_back() {
-                Ok(part) => return Some(part),
-                Err(Trouble::Again(_)) => hopeless = None,
-                // A shortage may pass.
-                Err(Trouble::Never(_)) if hopeless.get_or_insert_with(Instant::now).elapsed() < HOPE => {}
-                Err(Trouble::Never(why)) => {
-                    self.cut(why);
-                    return None;
-                }
-            }
-            if self.is_leaving(PAUSE) {
-                return None;
-            }
-        }
-    }
-
-    /// Waits; whether this process is leaving.
-    fn is_leaving(&self, pause: Duration) -> bool {
-        let mut stop = [PollFd::new(&self.stop, PollFlags::IN)];
-        let pause = Timespec { tv_sec: 0, tv_nsec: pause.subsec_nanos().into() };
-        poll(&mut stop, Some(&pause)).is_ok_and(|ready| ready > 0)
-    }
-
-    /// Ends all waiting for answers.
-    fn cut(&self, why: String) {
-        let _pool = lock(&self.pool);
-        let _ = self.cut_off.set(why);
-        self.freed.notify_all();
-    }
-
-    fn come_back(&self) -> std::result::Result<Part, Trouble> {
-        let socket = connect(&self.place)?;
-        let back = Message::new(Says::Return, self.place.slot() as u64, 0, 0).text(self.board.name());
-        let ready = ask(&socket, &back, &[], Says::Ready, Some(self.stop.as_fd()))?;
-        Ok(self.listen_to(with_handle(socket, ready)?))
-    }
-
-    /// Takes the place of a process that served. The place says that this one may.
-    ///
-    /// # Errors
-    /// [`Error::Io`]: then another process has to.
-    fn take_over(&self) -> Result<Server> {
-        // Before anybody is served: what the open epoch held was in the memory of that process.
-        self.board.lose_epoch();
-        #[cfg(test)]
-        super::tests::reach(super::tests::Point::Lost);
-        let service = self.reopen();
-        #[cfg(test)]
-        super::tests::reach(super::tests::Point::Reopened);
-        if self.is_leaving(Duration::ZERO) {
-            return Err(Error::io("take over the serving of", &self.path, Errno::INTR));
-        }
-        let mut server = Server::new(&self.place, &self.board, service.clone())?;
-        server.finish_begun();
-        #[cfg(test)]
-        super::tests::reach(super::tests::Point::Finished);
-        let started = |error| Error::io("take over the serving of", &self.path, error);
-        // The calls that this process itself left: a thread opens no more channels once it serves.
-        let pool = lock(&self.pool);
-        server.attend(self.place.slot()).map_err(started)?;
-        match service {
-            Ok(service) => drop(self.service.set(service)),
-            Err(why) => drop(self.cut_off.set(why)),
-        }
-        drop(pool);
-        self.freed.notify_all();
-        #[cfg(test)]
-        super::tests::reach(super::tests::Point::Serving);
-        for slot in 0..crate::sharing::place::MEMBERS {
-            if self.board.is_attached(slot) {
-                // Those that cannot be served now are when they come back, or are told.
-                let _ = server.attend(slot);
-            }
-        }
-        Ok(server)
-    }
-
-    /// Opens the file again, which the process that had it may be about to let go.
-    fn reopen(&self) -> std::result::Result<Arc<Service>, String> {
-        let since = Instant::now();
-        let engine = loop {
-            match (self.opener)(&self.options) {
-                Err(Error::InUse { .. }) if since.elapsed() < DYING && !self.is_leaving(Duration::from_millis(1)) => {}
-                opened => break opened.map_err(|error| error.to_string())?,
-            }
-        };
-        let found = engine.identity().map_err(|error| error.to_string())?;
-        if super::words_of(found) != self.board.identity() {
-            return Err("another file was put in its place".to_owned());
-        }
-        Ok(Arc::new(Service::new(engine, Arc::clone(&self.board))))
     }
 }

@@ -3,9 +3,11 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 use crate::{AtomicFile, Durability, EngineKind, Error, Options};
 
@@ -40,6 +42,38 @@ const POINTS: [Point; 8] = [
     Point::Finished,
     Point::Serving,
 ];
+
+/// Where a process waits while a file with this ending is there; it says that it has come there with another one.
+static STAGE: OnceLock<PathBuf> = OnceLock::new();
+
+/// Says that this process has come so far, if that is what the parent waits for.
+pub(super) fn note(place: &str) {
+    if let Some(file) = STAGE.get() {
+        std::fs::File::create(file.with_extension(format!("{place}-reached"))).unwrap();
+    }
+}
+
+/// The same, and waits until it may go on.
+pub(super) fn halt(place: &str) {
+    if let Some(file) = STAGE.get().map(|file| file.with_extension(place))
+        && file.exists()
+    {
+        note(place);
+        await_change(|| !file.exists());
+    }
+}
+
+/// Waits for something that comes about unless somebody hangs.
+fn await_change(come: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !come() {
+        assert!(since.elapsed() < HANGS, "what was waited for does not come about");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Many times what anything here takes on a machine that has much else to do.
+const HANGS: Duration = Duration::from_secs(300);
 
 static DIE_AT: AtomicU32 = AtomicU32::new(0);
 
@@ -79,7 +113,7 @@ const ROLE: &str = "UNTORN_TEST_TOGETHER";
 struct Puppet {
     child: Child,
     stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
+    lines: Receiver<String>,
 }
 
 impl Puppet {
@@ -92,7 +126,17 @@ impl Puppet {
             .spawn()
             .unwrap();
         let (stdin, stdout) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        let mut puppet = Puppet { child, stdin, stdout };
+        let (heard, lines) = channel();
+        std::thread::spawn(move || {
+            // The test harness says things of its own.
+            for line in stdout.lines().map_while(Result::ok) {
+                if let Some(at) = line.find("puppet: ") {
+                    // Nobody listens any more when the puppet is dropped.
+                    let _ = heard.send(line[at + 8..].trim_end().to_owned());
+                }
+            }
+        });
+        let mut puppet = Puppet { child, stdin, lines };
         assert_eq!(puppet.answer().as_deref(), Some("open"));
         puppet
     }
@@ -101,16 +145,12 @@ impl Puppet {
         writeln!(self.stdin, "{words}").unwrap();
     }
 
-    /// What it says to that, or nothing if it is dead. The test harness says things of its own.
+    /// What it says to that, or nothing if it is dead.
     fn answer(&mut self) -> Option<String> {
-        loop {
-            let mut line = String::new();
-            if self.stdout.read_line(&mut line).unwrap() == 0 {
-                return None;
-            }
-            if let Some(at) = line.find("puppet: ") {
-                return Some(line[at + 8..].trim_end().to_owned());
-            }
+        match self.lines.recv_timeout(HANGS) {
+            Ok(answer) => Some(answer),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("a process hangs"),
         }
     }
 
@@ -146,7 +186,20 @@ fn a_puppet() {
     println!("puppet: open");
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
-        let (word, number) = line.split_once(' ').unwrap_or((&line, "0"));
+        if line.starts_with("also ") {
+            // In a thread of its own, which answers when it likes.
+            let file = file.clone();
+            std::thread::spawn(move || obey(&file, Path::new(""), &line[5..]));
+        } else {
+            obey(&file, Path::new(path), &line);
+        }
+    }
+}
+
+/// Does what a line says, and says how that went.
+fn obey(file: &AtomicFile, path: &Path, line: &str) {
+    {
+        let (word, number) = line.split_once(' ').unwrap_or((line, "0"));
         let number: u64 = number.parse().unwrap();
         let result = match word {
             // Across a page boundary, so that half of it could be seen.
@@ -158,11 +211,15 @@ fn a_puppet() {
             "sync" => file.sync(),
             "resize" => file.resize(number).map(|()| 0),
             "abstain" => {
-                ABSTAINS.set(Path::new(path).with_extension("abstain")).unwrap();
+                ABSTAINS.set(path.with_extension("abstain")).unwrap();
                 Ok(0)
             }
             "dawdle" => {
-                DAWDLES.set(Path::new(path).with_extension("dawdle")).unwrap();
+                DAWDLES.set(path.with_extension("dawdle")).unwrap();
+                Ok(0)
+            }
+            "stage" => {
+                STAGE.set(path.to_owned()).unwrap();
                 Ok(0)
             }
             "die-at" => {
@@ -325,13 +382,44 @@ fn what_a_dead_server_had_begun_comes_before_all_else() {
         third.say("write 2");
         first.ended();
         // Not sooner, or its own call is one that it found on the board, and is not done before the others.
-        while !path.with_extension("serving").exists() {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        await_change(|| path.with_extension("serving").exists());
         // Everybody could read the 2 by now. Were it written again after the 3, that would be lost.
         assert_eq!(second.tell("write 3").as_deref(), Some("0"));
         std::fs::remove_file(path.with_extension("dawdle")).unwrap();
         assert_eq!(third.answer().as_deref(), Some("0"));
         assert_eq!(second.tell("read").as_deref(), Some("3"), "{engine}");
+    }
+}
+
+#[test]
+fn a_channel_opened_between_two_servers_is_served() {
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let path = create(&dir, engine, Durability::PerWrite);
+        let mut first = Puppet::new(&path, Durability::PerWrite);
+        let mut second = Puppet::new(&path, Durability::PerWrite);
+        let mut third = Puppet::new(&path, Durability::PerWrite);
+        for name in ["abstain", "dawdle", "seated"] {
+            std::fs::File::create(path.with_extension(name)).unwrap();
+        }
+        third.tell("abstain").unwrap();
+        third.tell("stage").unwrap();
+        first.tell("dawdle").unwrap();
+        second.tell("dawdle").unwrap();
+        third.say("also write 2");
+        let announced = path.with_extension("announced-reached");
+        assert!(!announced.exists(), "it has its first channel since it joined");
+        drop(first);
+        // The new server has looked how many channels it has, and it has no line yet over which to tell of another one.
+        await_change(|| path.with_extension("seated-reached").exists());
+        third.say("also read");
+        await_change(|| announced.exists());
+        std::fs::remove_file(path.with_extension("seated")).unwrap();
+        std::fs::remove_file(path.with_extension("dawdle")).unwrap();
+        let mut answers = [third.answer().unwrap(), third.answer().unwrap()];
+        answers.sort();
+        // The read may have come before the write.
+        assert!(answers == ["0", "0"] || answers == ["0", "2"], "{engine}: {answers:?}");
+        assert_eq!(second.tell("read").as_deref(), Some("2"), "{engine}");
     }
 }
