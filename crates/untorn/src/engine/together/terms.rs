@@ -1,5 +1,7 @@
 //! On what terms processes share a file: the options that all of them have to agree on.
 
+use std::str::FromStr;
+
 use crate::engine::Info;
 use crate::options::Options;
 
@@ -13,44 +15,64 @@ pub(super) fn of(options: &Options, info: &Info) -> String {
     list(&options).map(|(name, value)| format!("{name}={value}\n")).concat()
 }
 
+const ENGINE: &str = "engine";
+const DURABILITY: &str = "durability";
+const ORDER: &str = "order";
+const READ_POLICY: &str = "read policy";
+const LOG_POLICY: &str = "logging policy";
+const REDO_FROM: &str = "share of writes from which on redo is logged";
+const LOG_SIZE: &str = "log size";
+const CHECKPOINTERS: &str = "number of checkpointers";
+const MAX_LEN: &str = "greatest length";
+const LOST_PAGE: &str = "way to learn of a lost page";
+
 /// The options with their values, in an order that stays.
 fn list(options: &Options) -> [(&'static str, String); 10] {
-    let engine = if options.engine == crate::options::EngineKind::Auto { ANY } else { options.engine.as_str() };
     [
-        ("engine", engine.to_owned()),
-        ("durability", options.durability.map_or(ANY, crate::options::Durability::as_str).to_owned()),
-        ("order", options.order.to_string()),
-        ("read policy", options.read_policy.to_string()),
-        ("logging policy", options.log_policy.to_string()),
-        ("share of writes from which on redo is logged", options.redo_from.to_string()),
-        ("log size", options.log_size.to_string()),
-        ("number of checkpointers", options.checkpointers.to_string()),
-        ("greatest length", options.max_len.map_or(ANY.to_owned(), |len| len.to_string())),
-        ("way to learn of a lost page", options.lost_page.to_string()),
+        (ENGINE, options.engine.to_string()),
+        (DURABILITY, options.durability.map_or(ANY, crate::options::Durability::as_str).to_owned()),
+        (ORDER, options.order.to_string()),
+        (READ_POLICY, options.read_policy.to_string()),
+        (LOG_POLICY, options.log_policy.to_string()),
+        (REDO_FROM, options.redo_from.to_string()),
+        (LOG_SIZE, options.log_size.to_string()),
+        (CHECKPOINTERS, options.checkpointers.to_string()),
+        (MAX_LEN, options.max_len.map_or(ANY.to_owned(), |len| len.to_string())),
+        (LOST_PAGE, options.lost_page.to_string()),
     ]
 }
 
-/// Takes what is not said in options from the terms.
+/// Takes what is not said in options, or said to be as it is by default, from the terms.
 ///
 /// # Errors
 /// In words, what the two do not agree on.
 pub(super) fn agree(terms: &str, options: &Options) -> Result<Options, String> {
-    for (name, wanted) in list(options) {
+    for ((name, wanted), (_, default)) in list(options).into_iter().zip(list(&Options::new())) {
         let found = value(terms, name).unwrap_or(ANY);
-        if wanted != ANY && wanted != found {
+        if wanted != default && wanted != found {
             let found = if found == ANY { "not set" } else { found };
             return Err(format!("it shares the file with {name} {found}, and here {wanted} is asked for"));
         }
     }
-    let unknown = |what: &str| format!("its {what} is not known here");
     let mut agreed = options.clone();
-    agreed.engine = value(terms, "engine").and_then(|word| word.parse().ok()).ok_or_else(|| unknown("engine"))?;
-    let durability = value(terms, "durability").and_then(|word| word.parse().ok());
-    agreed.durability = Some(durability.ok_or_else(|| unknown("durability"))?);
-    agreed.max_len = value(terms, "greatest length").and_then(|word| word.parse().ok());
-    // These were about the first opening: nothing that was committed since may be given up by a later one.
-    (agreed.trust, agreed.adopt) = (None, false);
+    agreed.engine = taken(terms, ENGINE)?;
+    agreed.durability = Some(taken(terms, DURABILITY)?);
+    agreed.order = taken(terms, ORDER)?;
+    agreed.read_policy = taken(terms, READ_POLICY)?;
+    agreed.log_policy = taken(terms, LOG_POLICY)?;
+    agreed.redo_from = taken(terms, REDO_FROM)?;
+    agreed.log_size = taken(terms, LOG_SIZE)?;
+    agreed.checkpointers = taken(terms, CHECKPOINTERS)?;
+    agreed.max_len = if value(terms, MAX_LEN) == Some(ANY) { None } else { Some(taken(terms, MAX_LEN)?) };
+    agreed.lost_page = taken(terms, LOST_PAGE)?;
+    // These were about the first opening: nothing that was committed since may be given up by a later one. The program's
+    // function was called for the handle that it asked for, in a thread of its own.
+    (agreed.trust, agreed.adopt, agreed.progress) = (None, false, None);
     Ok(agreed)
+}
+
+fn taken<T: FromStr>(terms: &str, name: &str) -> Result<T, String> {
+    value(terms, name).and_then(|word| word.parse().ok()).ok_or_else(|| format!("its {name} is not known here"))
 }
 
 fn value<'a>(terms: &'a str, name: &str) -> Option<&'a str> {
@@ -77,12 +99,38 @@ mod tests {
         }
     }
 
+    /// Options of which none is as it is by default.
+    fn peculiar() -> Options {
+        Options::new()
+            .engine(EngineKind::HybridLog)
+            .durability(Durability::PerCommit)
+            .order(Order::TwoFence)
+            .read_policy(ReadPolicy::Deploy)
+            .log_policy(LogPolicy::Redo)
+            .redo_from(9)
+            .log_size(1 << 20)
+            .checkpointers(3)
+            .max_len(1 << 30)
+            .on_lost_page(LostPage::Signal)
+    }
+
     #[test]
     fn what_is_not_said_is_taken_over() {
-        let terms = of(&Options::new().max_len(1 << 30), &info());
-        let agreed = agree(&terms, &Options::new().trust(Trust::File).adopt(true)).unwrap();
-        assert_eq!((agreed.engine, agreed.durability), (EngineKind::HybridLog, Some(Durability::PerCommit)));
-        assert_eq!((agreed.max_len, agreed.trust, agreed.adopt), (Some(1 << 30), None, false));
+        let terms = of(&peculiar(), &info());
+        let called = std::sync::Arc::new(());
+        let mine = Options::new().trust(Trust::File).adopt(true).progress({
+            let called = called.clone();
+            move |_| drop(called.clone())
+        });
+        let agreed = agree(&terms, &mine).unwrap();
+        assert_eq!(list(&agreed), list(&peculiar()));
+        assert_eq!((agreed.trust, agreed.adopt), (None, false));
+        drop(mine);
+        assert_eq!(
+            std::sync::Arc::strong_count(&called),
+            1,
+            "it would be called in a thread that is not the program's"
+        );
         // With what it gives it is agreed with again, and states the same.
         assert_eq!(of(&agreed, &info()), terms);
         assert!(terms.len() <= 1024 && agree(&terms, &agreed).is_ok());
