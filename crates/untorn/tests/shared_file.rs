@@ -123,6 +123,16 @@ fn a_process_that_is_told_what_to_do() {
             "reclaim" => open().reclaim().map(|_| "done".to_owned()),
             "info" => Ok(format!("{:?}", open().info())),
             "time" => Ok(costs(open())),
+            // A child that lives on with all that this process has open, until this process ends.
+            "fork" => {
+                std::mem::forget(common::system::in_forked_child(|| {
+                    let signal = Some(rustix::process::Signal::KILL);
+                    rustix::process::set_parent_process_death_signal(signal).unwrap();
+                    std::thread::sleep(Duration::from_secs(600));
+                    0
+                }));
+                Ok("done".to_owned())
+            }
             "settle" => file.take().unwrap().settle().map(|()| "done".to_owned()),
             "close" => file.take().unwrap().close().map(|()| "done".to_owned()),
             "drop" => {
@@ -168,7 +178,9 @@ fn every_call_works_in_every_process() {
                 told(reader, &format!("write {} 4 {next}", LEN + next - 4), "done");
                 told(writer, &format!("read {} 4 {next}", LEN + next - 4), "same");
             }
-            assert_eq!(puppets[0].tell("info"), puppets[2].tell("info"));
+            // Not the state of what is being brought home at this very moment.
+            let state = |info: String| info.split(", layout").next().unwrap().to_owned();
+            assert_eq!(state(puppets[0].tell("info")), state(puppets[2].tell("info")));
             assert!(puppets[1].tell("info").contains(if engine == EngineKind::Reflection {
                 "Reflection"
             } else {
@@ -385,6 +397,58 @@ fn a_forked_child_is_refused_and_disturbs_nobody() {
     let mut bytes = [0; 6];
     file.read_at(&mut bytes, 0).unwrap();
     assert_eq!(bytes, *pattern(6, 1));
+}
+
+#[test]
+fn who_leaves_is_missed_also_while_a_child_of_its_lives() {
+    let _limit = limit(60, "processes that fork and leave");
+    for engine in ENGINES {
+        let dir = memory_dir();
+        let path = create(dir.path(), engine, Durability::PerWrite);
+        let mut puppets: Vec<Puppet> = (0..4).map(|_| Puppet::new(&path, Durability::PerWrite)).collect();
+        // The first serves, and then whichever comes next; the last does neither.
+        for turn in [0, 1, 2] {
+            assert_eq!(puppets[3].tell(&format!("write 5000 9000 {turn}")), "done");
+            assert_eq!(puppets[turn].tell("fork"), "done");
+            assert_eq!(puppets[turn].tell("drop"), "done");
+            assert_eq!(puppets[3].tell(&format!("read 5000 9000 {turn}")), "same", "{engine}");
+        }
+        let file = shared(Durability::PerWrite).open(&path).unwrap();
+        file.write_at(&pattern(9000, 7), 5000).unwrap();
+        assert_eq!(puppets[3].tell("read 5000 9000 7"), "same", "{engine}");
+        drop(file);
+        // It takes nobody for a process that shares it still.
+        assert_eq!(puppets[3].tell("settle"), "done", "{engine}");
+    }
+}
+
+#[test]
+fn looking_for_a_sidecar_to_adopt_gives_no_lock_back() {
+    let dir = memory_dir();
+    let path = create(dir.path(), EngineKind::Reflection, Durability::PerWrite);
+    let mine = shared(Durability::PerWrite).open(&path).unwrap();
+    // A file and its sidecar as they are restored: with the mark, and under new inode numbers.
+    let (lost, restored) = (dir.path().join("lost"), dir.path().join("restored"));
+    let other = Options::new().durability(Durability::PerWrite).create(&lost, LEN).unwrap();
+    other.write_at(b"kept", 100).unwrap();
+    other.close().unwrap();
+    std::fs::copy(&lost, &restored).unwrap();
+    common::copy_mark(&lost, &restored);
+    let times = std::fs::FileTimes::new().set_modified(std::fs::metadata(&lost).unwrap().modified().unwrap());
+    File::options().write(true).open(&restored).unwrap().set_times(times).unwrap();
+    std::fs::remove_file(&lost).unwrap();
+    let adopted = shared(Durability::PerWrite).adopt(true).open(&restored).unwrap();
+    let mut bytes = [0; 4];
+    adopted.read_at(&mut bytes, 100).unwrap();
+    assert_eq!(&bytes, b"kept");
+    // This process serves both files still, so others can join.
+    for (file, path) in [(&mine, &path), (&adopted, &restored)] {
+        let mut puppet = Puppet::new(path, Durability::PerWrite);
+        assert_eq!(puppet.tell("write 8192 5000 3"), "done");
+        let mut bytes = vec![0; 5000];
+        file.read_at(&mut bytes, 8192).unwrap();
+        assert_eq!(bytes, pattern(5000, 3));
+    }
 }
 
 /// Where entry `number` of the list is; each is written over a page boundary.

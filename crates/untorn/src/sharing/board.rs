@@ -59,6 +59,8 @@ const WORD_LEN: usize = 16;
 const WORD_GENERATION: usize = 24;
 const WORD_BEGUN: usize = 32;
 const WORD_COVERED: usize = 40;
+const WORD_SPOILED: usize = 48;
+const WORD_LOST: usize = 49;
 const WORD_TERMS: usize = 64;
 const TERMS_WORDS: usize = 128;
 
@@ -202,7 +204,8 @@ impl Board {
         self.words()[WORD_LEN].store(len, Ordering::SeqCst);
     }
 
-    /// How often an open epoch was lost. Whoever took part before the last time has lost writes, or seen lost ones.
+    /// How often an open epoch was lost, or a failure ended all promises. Whoever took part before the last time has lost
+    /// writes, or seen lost ones, or would see later calls succeed after one that failed for good.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.words()[WORD_GENERATION].load(Ordering::SeqCst)
@@ -228,11 +231,26 @@ impl Board {
         self.begun() != self.words()[WORD_COVERED].load(Ordering::SeqCst)
     }
 
-    /// Gives up the changes that no commit covers, if there are any, in the name of all who took part so far. Done in part by
-    /// a process that was killed, it is done again by the next.
+    /// Says that a failure ended all promises to those who take part now, whoever serves them next.
+    pub(crate) fn spoil(&self) {
+        self.words()[WORD_SPOILED].store(1, Ordering::SeqCst);
+    }
+
+    /// Whether the present generation began because changes were lost.
+    pub(crate) fn was_lost(&self) -> bool {
+        self.words()[WORD_LOST].load(Ordering::SeqCst) != 0
+    }
+
+    /// Begins a new generation if there are changes that no commit covers, which are given up in the name of all who took
+    /// part so far, or if a failure ended all promises to them. Done in part by a process that was killed, it is done again
+    /// by the next.
     pub(crate) fn lose_epoch(&self) {
-        if self.is_uncovered() {
-            self.words()[WORD_GENERATION].fetch_add(1, Ordering::SeqCst);
+        let (words, lost) = (self.words(), self.is_uncovered());
+        if lost || words[WORD_SPOILED].load(Ordering::SeqCst) != 0 {
+            words[WORD_LOST].store(lost.into(), Ordering::SeqCst);
+            words[WORD_GENERATION].fetch_add(1, Ordering::SeqCst);
+            // Last what says whether anything was lost.
+            words[WORD_SPOILED].store(0, Ordering::SeqCst);
             self.cover(self.begun());
         }
     }
@@ -255,11 +273,16 @@ impl Board {
         self.half(slot * 16 + HALF_CHANNELS).store(count as u32, Ordering::SeqCst);
     }
 
-    /// Makes all channels of a slot free again, whose process is gone and which nobody serves.
+    /// Makes all channels of a slot free again, whose process is gone and which nobody serves, and gives their memory back.
     pub(crate) fn clear(&self, slot: usize) {
         self.set_attached(slot, false);
+        for channel in (0..CHANNELS).map(|index| self.channel(slot, index)) {
+            channel.set_state(FREE);
+            if channel.number % CHANNELS < self.channels(slot) {
+                channel.release(0);
+            }
+        }
         self.set_channels(slot, 0);
-        (0..CHANNELS).for_each(|index| self.channel(slot, index).set_state(FREE));
     }
 
     pub(crate) fn channel(&self, slot: usize, index: usize) -> Channel<'_> {
@@ -356,6 +379,12 @@ impl Channel<'_> {
     pub(crate) fn call(&self) {
         self.set_state(CALLED);
         self.ring();
+    }
+
+    /// Takes a call back that nobody has begun with, so that nobody does it long after it was given up.
+    pub(crate) fn withdraw(&self) {
+        // If it is under way, what becomes of it is not known, and the channel is not used again.
+        let _ = self.half(HALF_STATE).compare_exchange(CALLED, FREE, Ordering::SeqCst, Ordering::SeqCst);
     }
 
     /// Has the server look at the channel.

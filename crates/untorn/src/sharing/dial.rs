@@ -41,6 +41,11 @@ pub(crate) struct Connection {
     pub(crate) server: OwnedFd,
 }
 
+/// A time as `poll(2)` takes it.
+pub(crate) fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() }
+}
+
 /// Makes a descriptor readable.
 pub(crate) fn ring(bell: &OwnedFd) {
     // It fails only where the count is at its limit, and then it is readable.
@@ -111,7 +116,7 @@ pub(crate) fn ask(
         }
         let mut waits = vec![PollFd::new(socket, PollFlags::IN)];
         waits.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop, PollFlags::IN)));
-        let _ = poll(&mut waits, Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 }));
+        let _ = poll(&mut waits, Some(&timespec(Duration::from_millis(100))));
         if waits.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
             return Err(Trouble::Again("it is being left".to_owned()));
         }

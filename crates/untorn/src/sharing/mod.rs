@@ -7,6 +7,7 @@ pub(crate) mod berths;
 pub(crate) mod board;
 pub(crate) mod dial;
 pub(crate) mod gate;
+pub(crate) mod listener;
 pub(crate) mod page;
 pub(crate) mod place;
 pub(crate) mod wire;

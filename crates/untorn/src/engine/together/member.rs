@@ -19,8 +19,10 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::sharing::board::{Board, CHANNELS, Channel, FREE, MOST, VERSION, Words};
 use crate::sharing::dial::{Trouble, ask, bell, connect, ring, with_handle};
+use crate::sharing::listener::Listener;
 use crate::sharing::place::Place;
 use crate::sharing::wire::{Kind as Says, Message};
+use crate::sys::socket;
 
 /// How long to look for a server when there seems to be one.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -109,7 +111,7 @@ fn begin(path: &Path, place: &Arc<Place>, options: &Options, opener: &Opener) ->
     let identity = super::words_of(engine.identity()?);
     let board = Arc::new(Board::create(identity, &terms).map_err(failed)?);
     let service = Arc::new(Service::new(engine, Arc::clone(&board)));
-    let server = Server::new(place, &board, Ok(Arc::clone(&service)))?;
+    let server = Server::new(Listener::new(place)?, place, &board, Arc::clone(&service));
     place.attach()?;
     board.set_attached(place.slot(), true);
     let member = Member::new(path, place, board, agreed, opener).map_err(failed)?;
@@ -235,10 +237,15 @@ impl Member {
         channel.ask(Words { kind: kind as u64, a, b, c: 0, len, generation: self.generation });
         channel.call();
         if !channel.await_answer(|| self.cut_off().is_some()) {
-            // Whoever may serve it yet, the channel is not used again.
+            // The channel is not used again.
+            channel.withdraw();
             return Err(self.poisoned(self.cut_off().cloned().unwrap_or_default()));
         }
         let result = call::result(channel, operation, &self.path).map(|words| take(channel, words));
+        if let Some(why) = self.cut_off() {
+            // Whoever serves may have taken this process for gone, and the answer's bytes away while they were read.
+            return Err(self.poisoned(why.clone()));
+        }
         channel.set_state(FREE);
         if allocated > KEPT {
             channel.release(KEPT);
@@ -306,8 +313,20 @@ impl Member {
     pub(super) fn leave(&self) {
         ring(&self.stop);
         if let Some(thread) = lock(&self.thread).take() {
-            // There is no panic in it that is not caught in a call.
+            // A panic in it was caught there.
             let _ = thread.join();
+        }
+        if self.service.get().is_none() {
+            // No call is under way any more. First this, for the server looks whether it was so when the line ends.
+            self.place.detach();
+        }
+        self.hang_up();
+    }
+
+    /// Ends the connection to the process that serves, also where a forked child still has it.
+    fn hang_up(&self) {
+        if let Some(line) = lock(&self.line).take() {
+            socket::shut_down(line.as_fd());
         }
     }
 }

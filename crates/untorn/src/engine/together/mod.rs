@@ -41,7 +41,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use self::call::Kind;
 use self::member::Member;
-use self::service::{LOST, Service};
+use self::service::{Service, why_new_generation};
 use super::{Engine, Info, Piece, Recovery};
 use crate::error::{Error, Result};
 use crate::medium::Identity;
@@ -142,7 +142,7 @@ impl Together {
     #[cold]
     fn refusal(&self) -> Error {
         if self.owner == incarnation() {
-            self.member.poisoned(LOST.to_owned())
+            self.member.poisoned(why_new_generation(&self.member.board))
         } else {
             Error::Forked { path: self.path.clone() }
         }
@@ -192,6 +192,7 @@ impl Together {
         self.finished.store(true, Ordering::Relaxed);
         self.member.leave();
         let Some(service) = self.member.service() else { return standing };
+        service.note_poison();
         if self.member.has_others() {
             service.sync()?;
         }
@@ -230,7 +231,7 @@ impl Engine for Together {
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         loop {
             if let Some(service) = self.here()? {
-                return service.engine().read(offset, dst);
+                return service.read(offset, dst);
             }
             self.check(offset, dst.len() as u64)?;
             let numbers = (offset, dst.len() as u64);
@@ -245,7 +246,7 @@ impl Engine for Together {
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
         loop {
             if let Some(service) = self.here()? {
-                return service.write(pieces, || ()).0;
+                return service.write(pieces, &mut None, || ());
             }
             let table = call::table(pieces);
             let bytes = pieces.iter().fold(table.len(), |bytes, piece| bytes.saturating_add(piece.bytes.len()));
@@ -264,7 +265,7 @@ impl Engine for Together {
     }
 
     fn deploy(&self, offset: u64, len: u64) -> Result<()> {
-        let here = |service: &Service| service.engine().deploy(offset, len).map(|()| 0);
+        let here = |service: &Service| service.deploy(offset, len).map(|()| 0);
         self.ask((Kind::Deploy, "deploy"), (offset, len), here).map(drop)
     }
 
@@ -273,12 +274,12 @@ impl Engine for Together {
     }
 
     fn resize(&self, len: u64) -> Result<()> {
-        let here = |service: &Service| service.resize(len, || ()).0.map(|()| 0);
+        let here = |service: &Service| service.resize(len, &mut None, || ()).map(|()| 0);
         self.ask((Kind::Resize, "resize"), (len, 0), here).map(drop)
     }
 
     fn reclaim(&self) -> Result<u64> {
-        self.ask((Kind::Reclaim, "reclaim"), (0, 0), |service| service.engine().reclaim())
+        self.ask((Kind::Reclaim, "reclaim"), (0, 0), Service::reclaim)
     }
 
     fn info(&self) -> Info {
@@ -290,7 +291,7 @@ impl Engine for Together {
     }
 
     fn close(&self) -> Result<()> {
-        self.finish(|service| service.engine().close())
+        self.finish(Service::close)
     }
 
     fn settle(&self) -> Result<()> {
@@ -299,7 +300,7 @@ impl Engine for Together {
             // Whoever serves has it open.
             return Err(in_use());
         }
-        self.finish(|service| if self.member.has_others() { Err(in_use()) } else { service.engine().settle() })
+        self.finish(|service| if self.member.has_others() { Err(in_use()) } else { service.settle() })
     }
 }
 
@@ -310,6 +311,9 @@ impl Drop for Together {
             return std::mem::forget(Arc::clone(&self.member));
         }
         self.member.leave();
+        if let Some(service) = self.member.service() {
+            service.note_poison();
+        }
         if let Some(service) = self.member.service()
             && !self.finished.load(Ordering::Relaxed)
             && self.member.has_others()

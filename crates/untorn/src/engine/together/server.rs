@@ -5,21 +5,25 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::service::{Service, serve};
-use crate::error::Result;
 use crate::sharing::board::{BEGUN, Board, CHANNELS, VERSION};
+use crate::sharing::dial::timespec;
+use crate::sharing::listener::Listener;
 use crate::sharing::place::{MEMBERS, Place};
 use crate::sharing::wire::{Came, Kind, Message, receive};
 use crate::sys::socket;
 
-/// The open file, or why there is none.
-pub(super) type Opened = std::result::Result<Arc<Service>, String>;
+/// How long a connection waits when there was no descriptor for it.
+const SHORTAGE: Duration = Duration::from_millis(10);
+/// How often to look whether those are alive that take part and have no connection.
+const ROUND: Duration = Duration::from_secs(1);
 
-/// A connection.
+/// A connection. Dropping it ends it also where a forked child still has the descriptor.
 struct Peer {
     socket: OwnedFd,
     /// Told apart from later ones.
@@ -27,6 +31,12 @@ struct Peer {
     /// The slot of the process behind it, once it takes part.
     slot: Option<usize>,
     ended: bool,
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        socket::shut_down(self.socket.as_fd());
+    }
 }
 
 /// The threads that do the calls of one process. Dropping it waits for the calls under way.
@@ -43,10 +53,10 @@ impl Crew {
     }
 
     /// Sees to it that there is a thread for each of the first `count` channels.
-    fn grow(&mut self, service: &Opened, count: usize) -> io::Result<()> {
+    fn grow(&mut self, service: &Arc<Service>, count: usize) -> io::Result<()> {
         for index in self.threads.len()..count.min(CHANNELS) {
             let (board, slot, stop) = (Arc::clone(&self.board), self.slot, Arc::clone(&self.stop));
-            let service = service.clone();
+            let service = Arc::clone(service);
             let work = move || {
                 let channel = board.channel(slot, index);
                 let mut bytes = Vec::new();
@@ -77,8 +87,10 @@ impl Drop for Crew {
 pub(super) struct Server {
     place: Arc<Place>,
     board: Arc<Board>,
-    service: Opened,
-    listener: OwnedFd,
+    service: Arc<Service>,
+    listener: Listener,
+    /// A connection could not be accepted just now.
+    deaf: bool,
     peers: Vec<Peer>,
     next_token: u64,
     /// By slot.
@@ -87,27 +99,25 @@ pub(super) struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        // The calls under way are done and answered. Then the listener goes, and last the connections: those whose connection
+        // ends look for the next server, which listens at the same name.
         self.crews.clear();
-        // In this order: those whose connection ends look for the next server, which listens at the same name.
-        self.place.unlink();
     }
 }
 
 impl Server {
-    /// Begins to listen; nobody is served before [`run`](Server::run). The place says that this process may serve.
-    ///
-    /// # Errors
-    /// [`Error::Io`](crate::error::Error::Io).
-    pub(super) fn new(place: &Arc<Place>, board: &Arc<Board>, service: Opened) -> Result<Self> {
-        Ok(Server {
-            listener: place.listen()?,
+    /// Nobody is served before [`attend`](Server::attend) and [`run`](Server::run). The place says that this process may.
+    pub(super) fn new(listener: Listener, place: &Arc<Place>, board: &Arc<Board>, service: Arc<Service>) -> Self {
+        Server {
             place: Arc::clone(place),
             board: Arc::clone(board),
             service,
+            listener,
+            deaf: false,
             peers: Vec::new(),
             next_token: 0,
             crews: (0..MEMBERS).map(|_| None).collect(),
-        })
+        }
     }
 
     /// Does again what a server that was killed may have done without saying so, before anybody can look. What it had begun
@@ -149,31 +159,45 @@ impl Server {
             for token in heard {
                 self.hear(token);
             }
-            // Closing a connection is what tells its process to come back, if it is there.
-            for peer in self.peers.extract_if(.., |peer| peer.ended).collect::<Vec<_>>() {
-                let Some(slot) = peer.slot else { continue };
-                if !self.place.is_alive(slot) && !self.peers.iter().any(|other| other.slot == Some(slot)) {
+            // Ending a connection is what tells its process to come back, if it is there.
+            self.peers.retain(|peer| !peer.ended);
+            for slot in self.strays() {
+                if !self.place.is_alive(slot) {
                     self.release(slot);
                 }
             }
         }
     }
 
+    /// Those that take part and have no connection: about to come back, about to end, or gone. A killed process may lose its
+    /// connection a moment before it loses the lock that says it is alive.
+    fn strays(&self) -> Vec<usize> {
+        let served = (0..MEMBERS).filter(|slot| *slot != self.place.slot() && self.crews[*slot].is_some());
+        served.filter(|slot| !self.peers.iter().any(|peer| peer.slot == Some(*slot))).collect()
+    }
+
     fn wait(&self, stop: &OwnedFd) -> (bool, bool, Vec<u64>) {
-        let mut fds: Vec<PollFd<'_>> = [stop.as_fd(), self.listener.as_fd()]
-            .into_iter()
-            .chain(self.peers.iter().map(|peer| peer.socket.as_fd()))
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-            .collect();
-        // An interruption is a turn with nothing to do.
-        let _ = poll(&mut fds, None);
+        // A connection that cannot be accepted keeps the listener readable: without a pause this would be a busy loop.
+        let interest = if self.deaf { PollFlags::empty() } else { PollFlags::IN };
+        let mut fds = vec![PollFd::new(stop, PollFlags::IN), PollFd::new(&self.listener, interest)];
+        fds.extend(self.peers.iter().map(|peer| PollFd::new(&peer.socket, PollFlags::IN)));
+        let limit = match (self.deaf, self.strays().is_empty()) {
+            (true, _) => Some(SHORTAGE),
+            (false, false) => Some(ROUND),
+            (false, true) => None,
+        };
+        // The end of the time, or an interruption, is a turn with nothing to do.
+        let _ = poll(&mut fds, limit.map(timespec).as_ref());
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let heard = self.peers.iter().zip(&ready[2..]).filter(|(_, ready)| **ready).map(|(peer, _)| peer.token);
-        (ready[0], ready[1], heard.collect())
+        (ready[0], self.deaf || ready[1], heard.collect())
     }
 
     fn accept(&mut self) {
-        while let Ok(Some(socket)) = socket::accept(self.listener.as_fd()) {
+        loop {
+            let accepted = self.listener.accept();
+            self.deaf = accepted.is_err();
+            let Ok(Some(socket)) = accepted else { return };
             self.next_token += 1;
             let mine = rustix::process::geteuid().as_raw();
             match socket::peer(socket.as_fd()) {
@@ -224,10 +248,10 @@ impl Server {
     }
 
     fn welcome(&mut self, token: u64, message: &Message, slot: usize) {
-        let refused = match &self.service {
-            _ if message.a != VERSION => Some(format!("it is shared by processes with version {VERSION} of sharing")),
-            Err(cause) => Some(cause.clone()),
-            Ok(service) => service.engine().writable().err().map(|error| error.to_string()),
+        let refused = if message.a == VERSION {
+            self.service.engine().writable().err().map(|error| error.to_string())
+        } else {
+            Some(format!("it is shared by processes with version {VERSION} of sharing"))
         };
         if let Some(why) = refused {
             return self.say(token, &refusal(why), false);

@@ -76,6 +76,8 @@ fn await_change(come: impl Fn() -> bool) {
 const HANGS: Duration = Duration::from_secs(300);
 
 static DIE_AT: AtomicU32 = AtomicU32::new(0);
+/// Where a process panics, once.
+static PANIC_AT: AtomicU32 = AtomicU32::new(0);
 
 /// Ends this process if it is to end here, and tells the parent that it serves, if that is what it waits for.
 pub(super) fn reach(point: Point) {
@@ -84,8 +86,22 @@ pub(super) fn reach(point: Point) {
     {
         std::fs::File::create(file.with_extension("serving")).unwrap();
     }
+    if PANIC_AT.compare_exchange(point as u32, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        panic!("as it was told to");
+    }
     if DIE_AT.load(Ordering::SeqCst) == point as u32 {
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
+}
+
+/// The errno with which this process fails to open the file again.
+static CANNOT_OPEN: AtomicU32 = AtomicU32::new(0);
+
+/// Fails if this process is to.
+pub(super) fn open_again(path: &Path) -> crate::Result<()> {
+    match CANNOT_OPEN.load(Ordering::SeqCst) {
+        0 => Ok(()),
+        errno => Err(Error::io("open", path, std::io::Error::from_raw_os_error(errno as i32))),
     }
 }
 
@@ -106,6 +122,8 @@ pub(super) fn dawdle(stop: &AtomicBool) {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
+
+mod trouble;
 
 const ROLE: &str = "UNTORN_TEST_TOGETHER";
 
@@ -184,14 +202,21 @@ fn a_puppet() {
     let (durability, path) = role.split_once(' ').unwrap();
     let file = options(durability.parse().unwrap()).open(path).unwrap();
     println!("puppet: open");
+    let mut file = Some(file);
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
+        if line == "leave" {
+            file = None;
+            println!("puppet: 0");
+            continue;
+        }
+        let file = file.as_ref().unwrap();
         if line.starts_with("also ") {
             // In a thread of its own, which answers when it likes.
             let file = file.clone();
             std::thread::spawn(move || obey(&file, Path::new(""), &line[5..]));
         } else {
-            obey(&file, Path::new(path), &line);
+            obey(file, Path::new(path), &line);
         }
     }
 }
@@ -222,6 +247,14 @@ fn obey(file: &AtomicFile, path: &Path, line: &str) {
                 STAGE.set(path.to_owned()).unwrap();
                 Ok(0)
             }
+            "panic-at" => {
+                PANIC_AT.store(number as u32, Ordering::SeqCst);
+                Ok(0)
+            }
+            "cannot-open" => {
+                CANNOT_OPEN.store(number as u32, Ordering::SeqCst);
+                Ok(0)
+            }
             "die-at" => {
                 DIE_AT.store(number as u32, Ordering::SeqCst);
                 Ok(0)
@@ -234,6 +267,10 @@ fn obey(file: &AtomicFile, path: &Path, line: &str) {
             Err(error) => println!("puppet: {error}"),
         }
     }
+}
+
+fn memory_dir() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
 fn create(dir: &tempfile::TempDir, engine: EngineKind, durability: Durability) -> std::path::PathBuf {
@@ -252,7 +289,7 @@ fn value(file: &AtomicFile) -> u64 {
 fn a_call_is_done_once_wherever_the_serving_processes_die() {
     for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
         for point in POINTS {
-            let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+            let dir = memory_dir();
             let path = create(&dir, engine, Durability::PerWrite);
             let mut first = Puppet::new(&path, Durability::PerWrite);
             let mut second = Puppet::new(&path, Durability::PerWrite);
@@ -294,7 +331,7 @@ fn a_call_is_done_once_wherever_the_serving_processes_die() {
 fn a_lost_epoch_is_told_to_all_until_they_open_the_file_again() {
     for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
         for point in [Point::Written, Point::Synced, Point::Answering] {
-            let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+            let dir = memory_dir();
             let path = create(&dir, engine, Durability::PerCommit);
             let mut first = Puppet::new(&path, Durability::PerCommit);
             let mut second = Puppet::new(&path, Durability::PerCommit);
@@ -341,7 +378,7 @@ fn a_lost_epoch_is_told_to_all_until_they_open_the_file_again() {
 #[test]
 fn an_epoch_with_nothing_in_it_is_not_lost() {
     for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
-        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let dir = memory_dir();
         let path = create(&dir, engine, Durability::PerCommit);
         let mut first = Puppet::new(&path, Durability::PerCommit);
         let mut second = Puppet::new(&path, Durability::PerCommit);
@@ -368,7 +405,7 @@ fn an_epoch_with_nothing_in_it_is_not_lost() {
 #[test]
 fn what_a_dead_server_had_begun_comes_before_all_else() {
     for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
-        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let dir = memory_dir();
         let path = create(&dir, engine, Durability::PerWrite);
         let mut first = Puppet::new(&path, Durability::PerWrite);
         let mut second = Puppet::new(&path, Durability::PerWrite);
@@ -394,7 +431,7 @@ fn what_a_dead_server_had_begun_comes_before_all_else() {
 #[test]
 fn a_channel_opened_between_two_servers_is_served() {
     for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
-        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let dir = memory_dir();
         let path = create(&dir, engine, Durability::PerWrite);
         let mut first = Puppet::new(&path, Durability::PerWrite);
         let mut second = Puppet::new(&path, Durability::PerWrite);
