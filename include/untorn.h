@@ -234,10 +234,11 @@ typedef struct untorn_tx untorn_tx;
  * another one takes its place. Nothing is lost then with PER_WRITE. With
  * PER_COMMIT, if it is killed while the epoch may have something in it, every
  * call of every process that took part fails with UNTORN_EPOISONED until it has
- * closed its handles and opened the file again, at the last commit. The engine,
- * the durability and all else that shapes how the file works have to be the same
- * or left to those who came first, or opening fails with UNTORN_EBUSY and both
- * values in the message. Not with UNTORN_READ_ONLY. Processes of one user, which
+ * closed its handles and opened the file again, at the last commit; so it does
+ * after a failure that poisoned the file in the one that had it open. What is
+ * left at its default of the engine, the durability and all else that shapes how
+ * the file works is as those who came first have it; any other value that is not
+ * theirs fails with UNTORN_EBUSY and both values in the message. Not with UNTORN_READ_ONLY. Processes of one user, which
  * trust each other. untorn_share is for plain memory. */
 #define UNTORN_SHARED 64
 

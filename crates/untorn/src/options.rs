@@ -433,13 +433,23 @@ impl Options {
     /// commit. What a process wrote to the epoch stays in it when another one is killed, or when it closes or drops its
     /// last handle; if it had the file open, it commits the epoch of the others first.
     ///
-    /// Without a process that can be asked, [`info`](crate::AtomicFile::info) tells the state at opening. A process that forks
-    /// children which live on without `exec` keeps the file from the next one when it is killed, until they have ended.
+    /// A failure that poisons the file, as a flush that failed, poisons it for all that took part then, whichever of them serves
+    /// next. A process that has to open the file and cannot (for want of descriptors, say) leaves that to the others; after a
+    /// second its own calls are [`Error::Poisoned`] until it has dropped its handles and opened the file again.
+    ///
+    /// Without a process that can be asked, [`info`](crate::AtomicFile::info) tells the state at opening. When a process is killed
+    /// that has forked children which live on without `exec`, they keep the file from the next one: the others wait for their
+    /// end for 30 seconds, and then their calls are [`Error::Poisoned`], with nothing lost that was durable. Each process finds
+    /// the file at the path that it opened it by: if it is moved while it is shared, all goes on until the process ends that has
+    /// it open, and then the handles of the others are poisoned; what stands at the path by then is left as it is.
     ///
     /// They meet in the directory of sidecars beside the file, so all of them have to be processes of one user, which trust
-    /// each other. The engine, the durability and every other option that shapes how the file works must be the same, or be
-    /// left to those who came first; otherwise opening is refused with [`Error::InUse`], which names both values. A handle for
-    /// reading only cannot be shared.
+    /// each other. A program must not open the files there whose names end in `.lock`, for closing one gives its locks back.
+    /// Each of engine, durability, [`order`](Options::order), [`read_policy`](Options::read_policy),
+    /// [`log_policy`](Options::log_policy), [`redo_from`](Options::redo_from), [`log_size`](Options::log_size),
+    /// [`checkpointers`](Options::checkpointers), [`max_len`](Options::max_len) and [`on_lost_page`](Options::on_lost_page) is
+    /// as those who came first have it if it is not set here, or to its default; any other value that differs from theirs is
+    /// refused with [`Error::InUse`], which names both. A handle for reading only cannot be shared.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {

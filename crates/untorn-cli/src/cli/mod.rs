@@ -237,7 +237,8 @@ pub(crate) struct Look {
 /// Whether others may have the file open.
 #[derive(Debug, Args)]
 pub(crate) struct Sharing {
-    /// Join the processes that have the file open for sharing; without any, open it so that they can come.
+    /// Join the processes that have the file open for sharing, with the options they have; without any, open it so that they can
+    /// come.
     #[arg(long)]
     pub(crate) shared: bool,
 }

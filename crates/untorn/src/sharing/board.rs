@@ -550,6 +550,47 @@ mod tests {
     }
 
     #[test]
+    fn a_failure_is_told_to_all_who_took_part() {
+        let board = Board::create([0; 4], "").unwrap();
+        board.spoil();
+        assert_eq!(board.generation(), 0, "as long as the same process serves");
+        board.lose_epoch();
+        assert_eq!((board.generation(), board.was_lost()), (1, false));
+        board.lose_epoch();
+        assert_eq!(board.generation(), 1, "once is enough");
+        board.spoil();
+        board.begin_change();
+        board.lose_epoch();
+        assert_eq!((board.generation(), board.was_lost()), (2, true));
+    }
+
+    #[test]
+    fn what_a_slot_had_is_given_back_with_it() {
+        let board = Board::create([0; 4], "").unwrap();
+        let mut bytes = [0; 3];
+        let channels = [0, CHANNELS - 1].map(|index| board.channel(5, index));
+        for channel in channels {
+            channel.allocate(1 << 20).unwrap();
+            channel.put(9000, b"abc");
+            channel.call();
+        }
+        board.set_attached(5, true);
+        board.set_channels(5, CHANNELS);
+        // A call that was given up is nobody's any more; one that is under way is the server's.
+        channels[0].withdraw();
+        assert_eq!(channels[0].state(), FREE);
+        channels[1].set_state(BEGUN);
+        channels[1].withdraw();
+        assert_eq!(channels[1].state(), BEGUN);
+        board.clear(5);
+        assert_eq!((board.is_attached(5), board.channels(5)), (false, 0));
+        for channel in channels {
+            channel.get(9000, &mut bytes);
+            assert_eq!((channel.state(), bytes), (FREE, [0; 3]), "its memory was not given back");
+        }
+    }
+
+    #[test]
     fn what_is_no_board_is_refused() {
         let small = SharedPages::create("untorn-test", 4096, 4096).unwrap();
         assert!(Board::join(small.file().try_clone_to_owned().unwrap()).is_err());

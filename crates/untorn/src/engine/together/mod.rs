@@ -22,9 +22,18 @@
 //! new *generation*: the calls of all that took part before fail with [`Error::Poisoned`], those under way too, until the
 //! program closes its handles and opens the file again. A process that leaves commits the epoch for the others first.
 //!
-//! A process that is stopped (SIGSTOP, a debugger) and not killed keeps its part: if it serves, the others wait for it. So
-//! does one that was killed, for the files, as long as a child that it forked lives: the lock of the sidecar is the child's
-//! too.
+//! # What a failure ends, and for whom
+//! A failure that poisons the file in the process that serves is noted on the board before anybody is told: the next to take
+//! over begins a new generation then too, or a handle that was told so would work again.
+//!
+//! A process that cannot take over (no descriptors, no memory, no permission, another file at the path, a bug) says nothing of
+//! the others. It tries for a second, or not at all where trying again is no use, and then is *cut off*: its calls fail, and it
+//! gives its part up, so nobody waits for it to serve. Each of the others tries for itself.
+//!
+//! A process that is stopped (SIGSTOP, a debugger) and not killed keeps its part: if it serves, the others wait for it. One
+//! that was killed keeps the files as long as a child that it forked lives, for the lock of the sidecar is the child's too; the
+//! others wait for 30 s, and are cut off then. One that leaves unlocks the sidecar and shuts its connections down, whoever
+//! inherited the descriptors.
 
 mod call;
 mod member;

@@ -228,3 +228,21 @@ fn take(bytes: &mut Vec<u8>, len: u64, path: &Path) -> Result<()> {
     bytes.resize(len, 0);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::together::tests::trouble::{WRITE, failing, put_call};
+
+    #[test]
+    fn a_call_that_panics_keeps_its_pages_until_it_is_answered() {
+        let (board, service) = failing(true);
+        let channel = board.channel(0, 0);
+        put_call(channel, WRITE, 0);
+        let mut held = None;
+        let answered = || answer(&service, channel, channel.asked(), &mut Vec::new(), &mut held);
+        assert!(catch_unwind(AssertUnwindSafe(answered)).is_err());
+        assert_eq!(channel.state(), BEGUN);
+        assert!(held.is_some(), "another change of them could come between this one and its being done again");
+    }
+}

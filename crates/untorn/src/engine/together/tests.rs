@@ -123,7 +123,7 @@ pub(super) fn dawdle(stop: &AtomicBool) {
     }
 }
 
-mod trouble;
+pub(super) mod trouble;
 
 const ROLE: &str = "UNTORN_TEST_TOGETHER";
 

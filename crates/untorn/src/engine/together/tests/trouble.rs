@@ -197,14 +197,14 @@ impl Engine for Failing {
     }
 }
 
-fn failing(panics: bool) -> (Arc<Board>, Service) {
+pub(in crate::engine::together) fn failing(panics: bool) -> (Arc<Board>, Service) {
     let board = Arc::new(Board::create([0; 4], "").unwrap());
     let engine = Box::new(Failing { panics, poisoned: AtomicBool::new(false) });
     (Arc::clone(&board), Service::new(engine, board))
 }
 
-/// Has a call done, as another process would; the error it ends with, if it does.
-fn call(service: &Service, board: &Board, channel: Channel<'_>, kind: u64, generation: u64) -> crate::Result<u64> {
+/// Puts a call in place, as another process would.
+pub(in crate::engine::together) fn put_call(channel: Channel<'_>, kind: u64, generation: u64) {
     let table = crate::engine::together::call::table(&[Piece { offset: 0, bytes: b"x" }]);
     channel.allocate(4096).unwrap();
     channel.put(0, &table);
@@ -212,12 +212,17 @@ fn call(service: &Service, board: &Board, channel: Channel<'_>, kind: u64, gener
     let (a, len) = if kind == 2 { (1, table.len() as u64 + 1) } else { (0, 0) };
     channel.ask(Words { kind, a, len, generation, ..Words::default() });
     channel.call();
+}
+
+/// Has a call done; the error it ends with, if it does.
+fn call(service: &Service, board: &Board, channel: Channel<'_>, kind: u64, generation: u64) -> crate::Result<u64> {
+    put_call(channel, kind, generation);
     serve(service, board, channel, &mut Vec::new());
     assert_eq!(channel.state(), DONE);
     crate::engine::together::call::result(channel, "write", Path::new("/a/file")).map(|words| words.a)
 }
 
-const WRITE: u64 = 2;
+pub(in crate::engine::together) const WRITE: u64 = 2;
 const SYNC: u64 = 4;
 
 #[test]
