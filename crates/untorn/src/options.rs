@@ -439,7 +439,7 @@ impl Options {
     ///
     /// Without a process that can be asked, [`info`](crate::AtomicFile::info) tells the state at opening. When a process is killed
     /// that has forked children which live on without `exec`, they keep the file from the next one: the others wait for their
-    /// end for 30 seconds, and then their calls are [`Error::Poisoned`], with nothing lost that was durable. Each process finds
+    /// end for some 30 seconds, and then their calls are [`Error::Poisoned`], with nothing lost that was durable. Each process finds
     /// the file at the path that it opened it by: if it is moved while it is shared, all goes on until the process ends that has
     /// it open, and then the handles of the others are poisoned; what stands at the path by then is left as it is.
     ///

@@ -121,12 +121,13 @@ fn a_process_that_is_told_what_to_do() {
             "reclaim" => open().reclaim().map(|_| "done".to_owned()),
             "info" => Ok(format!("{:?}", open().info())),
             "time" => Ok(costs(open())),
-            // A child that lives on with all that this process has open, until this process ends.
+            // A child that lives on with all that this process has open, as long as a file is there.
             "fork" => {
+                let file = Path::new(path).with_extension("heir");
                 common::system::in_forked_child(|| {
-                    let signal = Some(rustix::process::Signal::KILL);
-                    rustix::process::set_parent_process_death_signal(signal).unwrap();
-                    std::thread::sleep(Duration::from_secs(600));
+                    (0..60_000)
+                        .take_while(|_| file.exists())
+                        .for_each(|_| std::thread::sleep(Duration::from_millis(10)));
                     0
                 });
                 Ok("done".to_owned())
@@ -404,6 +405,7 @@ fn who_leaves_is_missed_also_while_a_child_of_its_lives() {
     for engine in ENGINES {
         let dir = memory_dir();
         let path = create(dir.path(), engine, Durability::PerWrite);
+        File::create(path.with_extension("heir")).unwrap();
         let mut puppets: Vec<Puppet> = (0..4).map(|_| Puppet::new(&path, Durability::PerWrite)).collect();
         // The first serves, and then whichever comes next; the last does neither.
         for turn in [0, 1, 2] {
@@ -418,6 +420,30 @@ fn who_leaves_is_missed_also_while_a_child_of_its_lives() {
         drop(file);
         // It takes nobody for a process that shares it still.
         assert_eq!(puppets[3].tell("settle"), "done", "{engine}");
+    }
+}
+
+#[test]
+fn a_child_of_a_killed_process_keeps_the_file_until_it_ends() {
+    let _limit = limit(60, "processes that fork and are killed");
+    for engine in ENGINES {
+        let dir = memory_dir();
+        let path = create(dir.path(), engine, Durability::PerWrite);
+        let heir = path.with_extension("heir");
+        File::create(&heir).unwrap();
+        let mut first = Puppet::new(&path, Durability::PerWrite);
+        let mut others = [0, 1].map(|_| Puppet::new(&path, Durability::PerWrite));
+        assert_eq!(others[0].tell("write 5000 9000 1"), "done");
+        assert_eq!(first.tell("fork"), "done");
+        first.kill();
+        for (puppet, words) in others.iter_mut().zip(["read 5000 9000 1", "write 20000 100 2"]) {
+            writeln!(puppet.stdin, "{words}").unwrap();
+        }
+        // Both wait for it, and neither is told that anything was lost.
+        std::fs::remove_file(&heir).unwrap();
+        assert_eq!(others[0].answer(), "same", "{engine}");
+        assert_eq!(others[1].answer(), "done", "{engine}");
+        assert_eq!(others[0].tell("read 20000 100 2"), "same", "{engine}");
     }
 }
 

@@ -32,7 +32,7 @@
 //!
 //! A process that is stopped (SIGSTOP, a debugger) and not killed keeps its part: if it serves, the others wait for it. One
 //! that was killed keeps the files as long as a child that it forked lives, for the lock of the sidecar is the child's too; the
-//! others wait for 30 s, and are cut off then. One that leaves unlocks the sidecar and shuts its connections down, whoever
+//! others wait for some 30 s, and are cut off then. One that leaves unlocks the sidecar and shuts its connections down, whoever
 //! inherited the descriptors.
 
 mod call;

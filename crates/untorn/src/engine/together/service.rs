@@ -80,8 +80,9 @@ impl Service {
         }
     }
 
+    /// Reads what there is no short way for; see [`Engine::try_read`].
     pub(super) fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.noted(self.engine.read_at(offset, dst))
+        self.noted(self.engine.read(offset, dst))
     }
 
     /// Writes all pieces as one. `begin` is called when no other change of these pages is under way, and before this one is.
@@ -186,7 +187,9 @@ fn answer<'a>(
     let number = |result: Result<u64>| result.map(|a| Words { a, ..Words::default() });
     let result = match Kind::from_word(words.kind) {
         Some(Kind::Read) => take(bytes, words.b, engine.path()).and_then(|()| {
-            service.read(words.a, bytes)?;
+            if !engine.try_read(words.a, bytes) {
+                service.read(words.a, bytes)?;
+            }
             channel.put(0, bytes);
             number(Ok(0))
         }),

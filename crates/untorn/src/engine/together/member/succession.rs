@@ -68,7 +68,8 @@ impl Row {
     fn is_enough(&mut self, hope: Duration) -> bool {
         self.count += 1;
         let since = self.since.get_or_insert_with(Instant::now).elapsed();
-        hope.is_zero() || self.count >= ATTEMPTS && since >= hope
+        // Of a file that is kept each attempt takes long, and all others wait for it.
+        hope.is_zero() || since >= hope && (hope == DYING || self.count >= ATTEMPTS)
     }
 
     /// How long to leave it to others.
