@@ -117,7 +117,8 @@ fn check(file: &AtomicFile) -> untorn::Result<u64> {
     Ok(head)
 }
 
-/// Hears what a process appended, until it ends, and notes the highest number, and the longest anybody waited.
+/// Hears what a process appended, until it ends, and notes the highest number, and how long the longest append took: some 32
+/// calls, with what is checked, each of which may have to wait for two processes to get a CPU.
 fn hear(child: &mut Child, highest: &Arc<AtomicU64>, longest: &Arc<AtomicU64>) -> std::thread::JoinHandle<()> {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let (highest, longest) = (Arc::clone(highest), Arc::clone(longest));
@@ -181,7 +182,7 @@ fn ordered_writes_of_processes_killed_at_random_are_neither_torn_nor_lost() {
             }
         }
         eprintln!(
-            "{engine}, durable at each {durability}: {} appended, {rounds} kills, longest wait {} us",
+            "{engine}, durable at each {durability}: {} appended, {rounds} kills, longest append {} us",
             highest.load(Ordering::SeqCst),
             longest.load(Ordering::SeqCst)
         );
