@@ -227,6 +227,20 @@ typedef struct untorn_tx untorn_tx;
 /* With HYBRID_LOG, no thread of the library's own carries committed bytes from
  * the log to the file: writers do, when the log is full, and untorn_close. */
 #define UNTORN_NO_CHECKPOINTERS 32
+/* Other processes that open the file with this flag may have it open at once;
+ * for untorn_open. Each reads what the others write, and untorn_sync commits the
+ * open epoch of all. One of them has the file open and does the calls of the
+ * others, which makes these slower and limits one call to 128 MiB; when it ends
+ * another one takes its place. Nothing is lost then with PER_WRITE. With
+ * PER_COMMIT, if it is killed while the epoch may have something in it, every
+ * call of every process that took part fails with UNTORN_EPOISONED until it has
+ * closed its handles and opened the file again, at the last commit; so it does
+ * after a failure that poisoned the file in the one that had it open. What is
+ * left at its default of the engine, the durability and all else that shapes how
+ * the file works is as those who came first have it; any other value that is not
+ * theirs fails with UNTORN_EBUSY and both values in the message. Not with UNTORN_READ_ONLY. Processes of one user, which
+ * trust each other. untorn_share is for plain memory. */
+#define UNTORN_SHARED 64
 
 /* How to open a file. Start from UNTORN_OPTIONS_INIT; a field of zero has its
  * default. The struct grows at its end; the size field tells a library which
@@ -246,7 +260,7 @@ typedef struct untorn_options {
     /* UNTORN_READ_GATHER or UNTORN_READ_DEPLOY. */
     uint32_t read_policy;
     /* UNTORN_READ_ONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_NO_VERIFY,
-     * UNTORN_LOST_PAGE_SIGNAL, UNTORN_NO_CHECKPOINTERS, or'ed. */
+     * UNTORN_LOST_PAGE_SIGNAL, UNTORN_NO_CHECKPOINTERS, UNTORN_SHARED, or'ed. */
     uint32_t flags;
     /* Zero. */
     uint32_t reserved;

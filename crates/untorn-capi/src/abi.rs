@@ -108,6 +108,8 @@ constants! {
     UNTORN_LOST_PAGE_SIGNAL = 16;
     /// Flag: hybrid log, no thread checkpoints.
     UNTORN_NO_CHECKPOINTERS = 32;
+    /// Other processes that say so too may have the file open at once.
+    UNTORN_SHARED = 64;
     /// Stripes of neighbours.
     UNTORN_STRIPES_CONSECUTIVE = 1;
     /// Stripes of pages far apart.

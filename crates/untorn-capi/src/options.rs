@@ -125,6 +125,7 @@ fn translate(c: &untorn_options) -> Result<Options> {
     if flag(abi::UNTORN_LOST_PAGE_SIGNAL) {
         options = options.on_lost_page(LostPage::Signal);
     }
+    options = options.shared(flag(abi::UNTORN_SHARED));
     Ok(options.read_only(flag(abi::UNTORN_READ_ONLY)).verify(!flag(abi::UNTORN_NO_VERIFY)))
 }
 
@@ -160,7 +161,8 @@ const FLAGS: i64 = abi::UNTORN_READ_ONLY
     | abi::UNTORN_EXCL
     | abi::UNTORN_NO_VERIFY
     | abi::UNTORN_LOST_PAGE_SIGNAL
-    | abi::UNTORN_NO_CHECKPOINTERS;
+    | abi::UNTORN_NO_CHECKPOINTERS
+    | abi::UNTORN_SHARED;
 
 /// Opens or creates the file as the options say.
 pub(crate) fn open(path: &Path, c: &untorn_options) -> Result<AtomicFile> {

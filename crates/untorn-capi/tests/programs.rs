@@ -40,6 +40,13 @@ fn native_functions_do_what_the_header_says() {
 }
 
 #[test]
+fn several_processes_share_a_file_as_the_header_says() {
+    for_both_libraries(&test_program("several.c"), |program, files| {
+        assert_eq!(succeed(program.arg(files)), "", "the library prints nothing");
+    });
+}
+
+#[test]
 fn maps_do_what_the_header_says() {
     for_both_libraries(&test_program("map.c"), may_be_skipped);
 }

@@ -166,3 +166,22 @@ fn doctor_explains_itself() {
     }
     assert_eq!(untorn(&["doctor", "--json"]).expect(0).json()["path"], ".");
 }
+
+#[test]
+fn verbs_join_the_processes_that_share_a_file() {
+    let place = Place::created(10_000);
+    let file = untorn::Options::new().shared(true).open(place.name()).unwrap();
+    untorn_with(&["write", place.name(), "--offset", "4090"], b"alone").expect(74);
+    untorn_with(&["write", place.name(), "--offset", "4090", "--shared"], b"together").expect(0);
+    let mut bytes = [0; 8];
+    file.read_at(&mut bytes, 4090).unwrap();
+    assert_eq!(&bytes, b"together");
+    file.write_at(b"T", 4090).unwrap();
+    let read = untorn(&["read", place.name(), "--offset", "4090", "--len", "8", "--shared"]).expect(0).text();
+    assert_eq!(read, "Together");
+    untorn_with(&["apply", place.name(), "--shared"], b"{\"offset\":0,\"hex\":\"41\"}\n").expect(0);
+    untorn(&["resize", place.name(), "--len", "20000", "--shared"]).expect(0);
+    file.read_at(&mut bytes[..1], 0).unwrap();
+    assert_eq!((bytes[0], file.len()), (b'A', 20_000));
+    file.settle().unwrap();
+}

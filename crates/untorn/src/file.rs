@@ -16,7 +16,8 @@ use crate::transaction::Transaction;
 /// handles to one state. Reads and writes are atomic against each other, over any number of pages.
 ///
 /// Dropping the last handle without [`close`](AtomicFile::close) discards the open epoch, as a crash would: a program
-/// that panics halfway must not commit half.
+/// that panics halfway must not commit half. (The epoch of a file that other processes share is theirs too: it goes on, see
+/// [`Options::shared`](crate::Options::shared).)
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {

@@ -234,6 +234,15 @@ pub(crate) struct Look {
     pub(crate) form: Form,
 }
 
+/// Whether others may have the file open.
+#[derive(Debug, Args)]
+pub(crate) struct Sharing {
+    /// Join the processes that have the file open for sharing, with the options they have; without any, open it so that they can
+    /// come.
+    #[arg(long)]
+    pub(crate) shared: bool,
+}
+
 /// Arguments of `write`.
 #[derive(Debug, Args)]
 pub(crate) struct Write {
@@ -242,6 +251,8 @@ pub(crate) struct Write {
     /// Where the first byte goes.
     #[arg(long, value_name = "N", value_parser = size::parse, default_value = "0")]
     pub(crate) offset: u64,
+    #[command(flatten)]
+    pub(crate) sharing: Sharing,
     #[command(flatten)]
     pub(crate) form: Form,
 }
@@ -257,6 +268,8 @@ pub(crate) struct Read {
     /// How many bytes [default: to the end of the file].
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) len: Option<u64>,
+    #[command(flatten)]
+    pub(crate) sharing: Sharing,
 }
 
 /// Arguments of `apply`.
@@ -264,6 +277,8 @@ pub(crate) struct Read {
 pub(crate) struct Apply {
     /// The file.
     pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) sharing: Sharing,
     #[command(flatten)]
     pub(crate) form: Form,
 }
@@ -276,6 +291,8 @@ pub(crate) struct Resize {
     /// The new length: bytes, or with K, M, G, T (powers of 1024).
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) len: u64,
+    #[command(flatten)]
+    pub(crate) sharing: Sharing,
     #[command(flatten)]
     pub(crate) form: Form,
 }

@@ -64,7 +64,7 @@ pub(crate) fn write(args: &cli::Write) -> Result<Exit> {
         );
         return Err(Failure::usage_at(&args.file, message));
     }
-    let commit = with_file(&args.file, |file| {
+    let commit = with_file(&args.file, args.sharing.shared, |file| {
         file.write_at(&bytes, args.offset)?;
         Ok(file.sync()?)
     })?;
@@ -83,7 +83,7 @@ pub(crate) fn write(args: &cli::Write) -> Result<Exit> {
 
 /// Changes the length.
 pub(crate) fn resize(args: &cli::Resize) -> Result<Exit> {
-    let (old, info) = with_file(&args.file, |file| {
+    let (old, info) = with_file(&args.file, args.sharing.shared, |file| {
         let old = file.len();
         file.resize(args.len)?;
         Ok((old, file.info()))
@@ -107,8 +107,8 @@ pub(crate) fn open(path: &Path) -> Result<AtomicFile> {
 
 /// Opens a file, changes it, and closes it cleanly, also after an error: a refused request must not leave a file behind
 /// that needs recovery.
-pub(crate) fn with_file<T>(path: &Path, change: impl FnOnce(&AtomicFile) -> Result<T>) -> Result<T> {
-    let file = open(path)?;
+pub(crate) fn with_file<T>(path: &Path, shared: bool, change: impl FnOnce(&AtomicFile) -> Result<T>) -> Result<T> {
+    let file = progress::attach(Options::new().shared(shared)).open(path)?;
     let result = change(&file);
     let closed = file.close();
     // Of two errors the first is the cause.

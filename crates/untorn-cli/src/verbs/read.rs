@@ -12,7 +12,9 @@ const CHUNK: u64 = 1 << 20;
 
 /// Copies a range to standard output.
 pub(crate) fn run(args: &Read) -> Result<Exit> {
-    let file = progress::attach(Options::new().read_only(true)).open(&args.file)?;
+    // Sharers may all write: it joins them as one of them, and writes nothing.
+    let shared = args.sharing.shared;
+    let file = progress::attach(Options::new().read_only(!shared).shared(shared)).open(&args.file)?;
     let file_len = file.len();
     let len = args.len.unwrap_or_else(|| file_len.saturating_sub(args.offset));
     // The whole range is checked before the first byte goes out: a reader must not take half for all.

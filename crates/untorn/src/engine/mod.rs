@@ -21,6 +21,7 @@ mod reflection;
 mod registry;
 pub(crate) mod snapshot;
 pub(crate) mod standing;
+mod together;
 
 /// One contiguous part of an atomic write.
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +125,8 @@ pub(crate) struct Shared {
     pub(crate) engine: Box<dyn Engine>,
     /// No further handle of this process may have it.
     exclusive: bool,
+    /// Other processes may have it open too.
+    several: bool,
     /// Goes after the engine has let go of everything; the registry waits for that before it opens the file anew.
     lease: registry::Lease,
 }
@@ -213,15 +216,12 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> 
         let detected = medium::detect(path)?;
         let mut replaced = false;
         let shared = registry::shared(path, detected.identity, options, || {
-            let engine = match detected.kind {
-                MediumKind::PersistentMemory | MediumKind::AssumedPmem => engine_on(
-                    Arc::new(Latched::new(Dax::new(detected.kind).on_lost_page(options.lost_page))),
-                    path,
-                    options,
-                ),
-                MediumKind::Block | MediumKind::Volatile => {
-                    engine_on(Arc::new(Latched::new(PageCache::new().on_lost_page(options.lost_page))), path, options)
-                }
+            let engine = if options.shared {
+                let (kind, place) = (detected.kind, path.clone());
+                let opener = Arc::new(move |options: &Options| engine_at(kind, &place, options));
+                together::open(path, detected.identity, options, opener)
+            } else {
+                engine_at(detected.kind, path, options)
             }?;
             replaced = engine.identity()? != detected.identity;
             if replaced { Err(in_flux(path)) } else { Ok(engine) }
@@ -231,6 +231,18 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> 
         }
     }
     Err(in_flux(path))
+}
+
+/// The engine on the medium that a file was found on.
+fn engine_at(kind: MediumKind, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    match kind {
+        MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
+            engine_on(Arc::new(Latched::new(Dax::new(kind).on_lost_page(options.lost_page))), path, options)
+        }
+        MediumKind::Block | MediumKind::Volatile => {
+            engine_on(Arc::new(Latched::new(PageCache::new().on_lost_page(options.lost_page))), path, options)
+        }
+    }
 }
 
 fn in_flux(path: &Path) -> Error {
@@ -270,8 +282,13 @@ pub(crate) fn abandon(shared: sync::Arc<Shared>, error: &Error) {
 
 pub(crate) fn open_on<M: Medium>(medium: M, path: &Path, options: &Options) -> Result<sync::Arc<Shared>> {
     options.validate(path)?;
+    if options.shared {
+        let what = "a file on a medium of the program's own is not shared with other processes".to_owned();
+        return Err(Error::Invalid { path: path.to_owned(), what });
+    }
     let engine = engine_on(Arc::new(Latched::new(medium)), path, options)?;
-    Ok(sync::Arc::new(Shared { engine, exclusive: options.exclusive, lease: registry::Lease::default() }))
+    let (exclusive, lease) = (options.exclusive, registry::Lease::default());
+    Ok(sync::Arc::new(Shared { engine, exclusive, several: false, lease }))
 }
 
 pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &Options) -> Result<sync::Arc<Shared>> {

@@ -111,6 +111,12 @@ impl Registry {
                 let holder = "this process already, and a map shares its file with no other handle".to_owned();
                 return Err(Error::InUse { path: path.to_owned(), holder });
             }
+            if options.shared != shared.several {
+                let how =
+                    if shared.several { "shared with other processes" } else { "not shared with other processes" };
+                let holder = format!("this process already, {how}, and its handles are all of one kind");
+                return Err(Error::InUse { path: path.to_owned(), holder });
+            }
             if !shared.engine.accepts(options) {
                 let holder = "this process, with other options".to_owned();
                 return Err(Error::InUse { path: path.to_owned(), holder });
@@ -123,7 +129,7 @@ impl Registry {
         }
         let engine = open()?;
         let lease = Lease { _held: entry.held.clone(), place: Arc::downgrade(&place), process: self.process };
-        let shared = Arc::new(Shared { engine, exclusive: options.exclusive, lease });
+        let shared = Arc::new(Shared { engine, exclusive: options.exclusive, several: options.shared, lease });
         entry.shared = Arc::downgrade(&shared);
         Ok(shared)
     }

@@ -46,6 +46,9 @@ impl Options {
                 "what a map commits is logged as redo: it stores to nothing before the commit that could be undone",
             );
         }
+        if self.shared {
+            return refuse("an AtomicMap belongs to one process; plain stores of several are committed by a SharedMap");
+        }
         let mut options = self.clone();
         if !self.read_only {
             options.engine = EngineKind::HybridLog;

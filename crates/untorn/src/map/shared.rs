@@ -207,7 +207,7 @@ impl Options {
     /// missing where the kernel or the process's rights do not allow it (userfaultfd, Linux 5.19).
     pub fn share_map(&self, path: impl AsRef<Path>) -> Result<SharedMap> {
         let path = path.as_ref();
-        let options = self.for_map(path)?;
+        let options = self.clone().shared(false).for_map(path)?;
         if options.read_only {
             let what = "a shared map is for storing; AtomicMap and AtomicFile read a file that nobody writes";
             return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });

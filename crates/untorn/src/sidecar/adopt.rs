@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::attach::{is_named, take_lock};
 use super::superblock::Superblock;
-use super::{barriers, directory, parent, path as sidecar_path, spill_path, uuid_text};
+use super::{barriers, directory, is_meeting_place, parent, path as sidecar_path, spill_path, uuid_text};
 use crate::error::{Error, Result};
 use crate::medium::{Access, Identity, LockKind, MarkState, Medium, MediumFile};
 
@@ -24,7 +24,7 @@ pub(super) fn adopt<M: Medium>(
 ) -> Result<()> {
     let dir = directory(path);
     let (mut original, mut in_use) = (None, None);
-    for name in medium.list(&dir)? {
+    for name in medium.list(&dir)?.into_iter().filter(|name| !is_meeting_place(name)) {
         let candidate = dir.join(name);
         // What cannot be opened or read as a sidecar is not the one looked for.
         let Ok(side) = medium.open(&candidate, Access::ReadWrite, 0) else { continue };

@@ -13,6 +13,7 @@ pub(crate) mod retirement;
 pub(crate) mod space;
 pub(crate) mod superblock;
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::log::record::LINE;
@@ -97,6 +98,12 @@ pub(crate) fn parent(data: &Path) -> PathBuf {
 /// The sidecar of the data file with this inode number.
 pub(crate) fn path(data: &Path, inode: u64) -> PathBuf {
     directory(data).join(inode.to_string())
+}
+
+/// Whether a name in the directory of sidecars is that of a lock file with which processes meet that share a file. Nobody may
+/// open one to look what it is: a process that closes any descriptor of it loses its locks.
+fn is_meeting_place(name: &OsStr) -> bool {
+    [".calls.lock", ".share.lock"].iter().any(|end| name.as_encoded_bytes().ends_with(end.as_bytes()))
 }
 
 /// Where records too large for a lane are put.

@@ -75,6 +75,15 @@ impl SharedPages {
         super::file::uninterrupted(|| rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, offset, len))
     }
 
+    /// Gives the memory of a range back: it reads as zeros, and has to be allocated again.
+    ///
+    /// # Errors
+    /// Those of `fallocate(2)`.
+    pub(crate) fn release(&self, offset: u64, len: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        super::file::uninterrupted(|| rustix::fs::fallocate(&self.file, flags, offset, len))
+    }
+
     /// Bytes of the file.
     ///
     /// # Errors

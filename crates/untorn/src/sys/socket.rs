@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 /// The most descriptors that come with a message.
@@ -49,6 +49,13 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Ends a connection, or the listening, also for whoever inherited the descriptor: closing alone does that only when the last
+/// of them is closed.
+pub(crate) fn shut_down(socket: BorrowedFd<'_>) {
+    // ENOTCONN, if it has ended already.
+    let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }
 
 fn socket() -> io::Result<OwnedFd> {

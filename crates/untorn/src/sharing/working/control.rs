@@ -21,12 +21,11 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 
+use crate::sharing::place::MEMBERS;
 use crate::sys::shared::SharedPages;
 
 /// Bytes of a page.
 pub(super) const PAGE: usize = 4096;
-/// The most processes.
-pub(super) const MEMBERS: usize = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"untornWC");
 /// Of the block's layout and of the messages; processes of different versions don't share.

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::backing::Cut;
-use super::control::{CLOSED, COPYING, MEMBERS, OPEN, PAGE};
+use super::control::{CLOSED, COPYING, OPEN, PAGE};
 use super::server::Server;
 use crate::error::{Error, Result};
+use crate::sharing::place::MEMBERS;
 
 /// Pages between two dirty ones that are protected along with them, which they are already: that costs less than another
 /// call (100 ns a page, 1.7 µs a call).

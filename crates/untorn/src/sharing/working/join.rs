@@ -1,59 +1,26 @@
 //! Becoming one of the processes that share a working copy, and staying one when the serving process changes.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-
 use super::backing::Opener;
 use super::control::{Control, PAGE, VERSION};
-use super::place::Place;
 use super::server::{Serving, begin, name};
-use super::wire::{Came, Kind, Message, receive};
 use crate::error::{Error, Result};
+use crate::sharing::dial::{Connection, Trouble, ask, connect, with_handle};
+use crate::sharing::place::Place;
+use crate::sharing::wire::{Kind, Message};
 use crate::sys::shared::SharedPages;
-use crate::sys::socket;
 use crate::sys::userfault::Userfault;
 
 /// How long to look for a server when there seems to be one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a server may take to answer before it is taken for one that nobody is behind any more.
-const ANSWER: Duration = Duration::from_secs(1);
-
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_micros(500);
-
-/// Why an attempt did not succeed.
-pub(super) enum Trouble {
-    /// Another one may.
-    Again(String),
-    /// No other one will.
-    Never(String),
-}
-
-impl Trouble {
-    fn io(what: &str, error: &io::Error) -> Self {
-        let text = format!("{what}: {error}");
-        match error.raw_os_error().map(Errno::from_raw_os_error) {
-            // Nobody listens, or not any more, or too many ask at once.
-            Some(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::PIPE | Errno::CONNRESET | Errno::INTR) => {
-                Trouble::Again(text)
-            }
-            _ => Trouble::Never(text),
-        }
-    }
-}
-
-/// A connection to the process that serves, and a handle of that process.
-pub(super) struct Connection {
-    pub(super) socket: OwnedFd,
-    pub(super) server: OwnedFd,
-}
 
 /// What a process that takes part has.
 pub(super) struct Joined {
@@ -148,56 +115,4 @@ pub(super) fn come_back(
     let back = Message::new(Kind::Return, place.slot() as u64, base as u64, 0).text(name(control));
     let ready = ask(&socket, &back, &[tracker.fd()], Kind::Ready, Some(stop))?;
     with_handle(socket, ready)
-}
-
-fn connect(place: &Place) -> std::result::Result<OwnedFd, Trouble> {
-    let socket = place.connect().map_err(|error| Trouble::io("connecting to the process that serves it", &error))?;
-    let (user, process) = socket::peer(socket.as_fd()).map_err(|error| Trouble::io("asking whose it is", &error))?;
-    if user != rustix::process::geteuid().as_raw() {
-        return Err(Trouble::Never(format!("user {user} shares it, and only processes of one user can")));
-    }
-    if !place.may_serve(process) {
-        // A process forked from a dead server keeps the socket that nobody listens at any more.
-        return Err(Trouble::Again("the process that served it is gone".to_owned()));
-    }
-    Ok(socket)
-}
-
-fn with_handle(socket: OwnedFd, ready: (Message, Vec<OwnedFd>)) -> std::result::Result<Connection, Trouble> {
-    match ready.1.into_iter().next() {
-        Some(server) => Ok(Connection { socket, server }),
-        None => Err(Trouble::Never("the kernel has no handles of processes (Linux 5.3 has)".to_owned())),
-    }
-}
-
-/// Asks, and waits for the answer.
-fn ask(
-    socket: &OwnedFd,
-    message: &Message,
-    fds: &[BorrowedFd<'_>],
-    wanted: Kind,
-    stop: Option<BorrowedFd<'_>>,
-) -> std::result::Result<(Message, Vec<OwnedFd>), Trouble> {
-    message.send(socket.as_fd(), fds).map_err(|error| Trouble::io("asking the process that serves it", &error))?;
-    let since = Instant::now();
-    loop {
-        match receive(socket.as_fd()) {
-            Came::Message(answer, fds) if answer.kind == wanted => return Ok((answer, fds)),
-            Came::Message(answer, _) if answer.kind == Kind::Refused && answer.a != 0 => {
-                return Err(Trouble::Never(answer.text));
-            }
-            Came::Message(answer, _) => return Err(Trouble::Again(format!("it answered {:?}", answer.kind))),
-            Came::End => return Err(Trouble::Again("the process that serves it went away".to_owned())),
-            Came::Nothing if since.elapsed() > ANSWER => {
-                return Err(Trouble::Again("the process that serves it does not answer".to_owned()));
-            }
-            Came::Nothing => {}
-        }
-        let mut waits = vec![PollFd::new(socket, PollFlags::IN)];
-        waits.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop, PollFlags::IN)));
-        let _ = poll(&mut waits, Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 }));
-        if waits.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
-            return Err(Trouble::Again("it is being left".to_owned()));
-        }
-    }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::control::{Control, PAGE};
-use super::wire;
+use crate::sharing::wire;
 use crate::sys::socket::{Line, send};
 use crate::sys::userfault::Userfault;
 use crate::sys::{fault, incarnation};

@@ -12,12 +12,13 @@ use rustix::io::Errno;
 
 use super::backing::Opener;
 use super::control::Control;
-use super::join::{Connection, Trouble, come_back};
+use super::join::come_back;
 use super::keeper::Keeper;
-use super::place::Place;
 use super::server::{Serving, take_over};
-use super::wire::{Came, INVALID, Kind, Message, POISONED, receive};
 use crate::error::{Error, Result};
+use crate::sharing::dial::{Connection, Trouble};
+use crate::sharing::place::Place;
+use crate::sharing::wire::{Came, INVALID, Kind, Message, POISONED, receive};
 use crate::sys::fault::Watch;
 use crate::sys::shared::SharedPages;
 use crate::sys::socket::Line;

@@ -57,11 +57,9 @@ mod cut;
 mod join;
 mod keeper;
 mod member;
-mod place;
 mod server;
 #[cfg(test)]
 mod tests;
-mod wire;
 
 use std::ops::Range;
 use std::path::Path;
@@ -74,9 +72,10 @@ pub(crate) use backing::{Backing, Cut, Opener};
 use self::control::PAGE;
 use self::keeper::Keeper;
 use self::member::{Asked, Member, lock};
-use self::place::Place;
-use self::wire::Kind;
 use crate::error::{Error, Result};
+use crate::sharing::dial;
+use crate::sharing::place::Place;
+use crate::sharing::wire::Kind;
 use crate::sys::fault::Watch;
 use crate::sys::incarnation;
 use crate::sys::socket::Line;
@@ -118,7 +117,7 @@ impl WorkingCopy {
             cut_off: Arc::clone(&cut_off),
             idle: AtomicU32::new(0),
         };
-        let stop = server::bell().map_err(failed)?;
+        let stop = dial::bell().map_err(failed)?;
         let watch = Watch::kept(pages.address(), pages.reserved(), Box::new(keeper())).map_err(failed)?;
         let member = Arc::new(Member {
             keeper: keeper(),
@@ -271,7 +270,7 @@ impl Drop for WorkingCopy {
             // If it can't be said the end of the connection says it.
             let _ = self.member.request(Kind::Leave, "leave", 0);
         }
-        server::ring(&self.member.stop);
+        dial::ring(&self.member.stop);
         if let Some(watcher) = self.watcher.take() {
             let _ = watcher.join();
         }

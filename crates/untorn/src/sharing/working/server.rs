@@ -10,14 +10,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::backing::{Backing, Cut, Opener};
-use super::control::{CLOSED, Control, MEMBERS, OPEN, PAGE, VERSION};
-use super::place::Place;
-use super::wire::{Came, INVALID, Kind, Message, POISONED, receive};
+use super::control::{CLOSED, Control, OPEN, PAGE, VERSION};
 use crate::error::{Error, Result};
+use crate::sharing::dial::{bell, ring};
+use crate::sharing::place::{MEMBERS, Place};
+use crate::sharing::wire::{Came, INVALID, Kind, Message, POISONED, receive};
 use crate::sys::shared::SharedPages;
 use crate::sys::socket;
 use crate::sys::userfault::Userfault;
@@ -112,16 +113,6 @@ impl Drop for Serving {
             let _ = thread.join();
         }
     }
-}
-
-/// Makes a descriptor readable.
-pub(super) fn ring(bell: &OwnedFd) {
-    // It fails only where the count is at its limit, and then it is readable.
-    let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
-}
-
-pub(super) fn bell() -> io::Result<OwnedFd> {
-    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 /// Begins a new working copy of what the opener opens and serves it. The place says that nobody else takes part.
@@ -368,7 +359,7 @@ impl Server {
                 Err(why) => self.say(token, &Message::new(Kind::Refused, 0, 1, 0).text(why), &[]),
             },
             // Nobody says these to a server.
-            Kind::Welcome | Kind::Ready | Kind::Refused | Kind::Done | Kind::Failed => {
+            Kind::Welcome | Kind::Ready | Kind::Refused | Kind::Done | Kind::Failed | Kind::Channel => {
                 if let Some(peer) = self.peer(token) {
                     peer.ended = true;
                 }

@@ -14,7 +14,7 @@ macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $number:literal,)+) => {
         /// What a message says.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(super) enum Kind { $($(#[$doc])* $name = $number,)+ }
+        pub(crate) enum Kind { $($(#[$doc])* $name = $number,)+ }
 
         impl Kind {
             fn from_word(word: u64) -> Option<Self> {
@@ -52,36 +52,38 @@ kinds! {
     Done = 12,
     /// The answer: it failed, and why. `b` is [`POISONED`], [`INVALID`], or 0 with the errno in `a`.
     Failed = 13,
+    /// To the server: I have opened another channel of the board.
+    Channel = 14,
 }
 
 /// Nothing more is promised; the text is the cause.
-pub(super) const POISONED: u64 = 1;
+pub(crate) const POISONED: u64 = 1;
 /// What was asked for cannot be; the text says why.
-pub(super) const INVALID: u64 = 2;
+pub(crate) const INVALID: u64 = 2;
 
 /// A message.
 #[derive(Clone, Debug)]
-pub(super) struct Message {
-    pub(super) kind: Kind,
-    pub(super) id: u64,
-    pub(super) a: u64,
-    pub(super) b: u64,
-    pub(super) text: String,
+pub(crate) struct Message {
+    pub(crate) kind: Kind,
+    pub(crate) id: u64,
+    pub(crate) a: u64,
+    pub(crate) b: u64,
+    pub(crate) text: String,
 }
 
 impl Message {
-    pub(super) fn new(kind: Kind, id: u64, a: u64, b: u64) -> Self {
+    pub(crate) fn new(kind: Kind, id: u64, a: u64, b: u64) -> Self {
         Message { kind, id, a, b, text: String::new() }
     }
 
-    pub(super) fn text(mut self, text: impl Into<String>) -> Self {
+    pub(crate) fn text(mut self, text: impl Into<String>) -> Self {
         self.text = text.into();
         self
     }
 
     /// # Errors
     /// Those of [`socket::send`].
-    pub(super) fn send(&self, to: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(crate) fn send(&self, to: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut bytes = words(self.kind, self.id, self.a, self.b).to_vec();
         let longest = LONGEST - WORDS;
         bytes.extend_from_slice(&self.text.as_bytes()[..self.text.len().min(longest)]);
@@ -90,7 +92,7 @@ impl Message {
 }
 
 /// The one message that a signal handler sends.
-pub(super) fn fill(page: u64) -> [u8; WORDS] {
+pub(crate) fn fill(page: u64) -> [u8; WORDS] {
     words(Kind::Fill, 0, page, 0)
 }
 
@@ -103,7 +105,7 @@ fn words(kind: Kind, id: u64, a: u64, b: u64) -> [u8; WORDS] {
 }
 
 /// What came.
-pub(super) enum Came {
+pub(crate) enum Came {
     Message(Message, Vec<OwnedFd>),
     Nothing,
     /// The other end is gone, or talks nonsense.
@@ -111,7 +113,7 @@ pub(super) enum Came {
 }
 
 /// Takes the next message, if there is one.
-pub(super) fn receive(from: BorrowedFd<'_>) -> Came {
+pub(crate) fn receive(from: BorrowedFd<'_>) -> Came {
     let mut bytes = [0; LONGEST];
     match socket::receive(from, &mut bytes) {
         Ok(Received::Message(len, fds)) => {

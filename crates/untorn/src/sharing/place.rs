@@ -12,9 +12,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 
-use super::control::MEMBERS;
 use crate::error::{Error, Result};
 use crate::sys::{incarnation, locks, socket};
+
+/// The most processes.
+pub(crate) const MEMBERS: usize = 64;
 
 const SERVER: u64 = 0;
 const SLOTS: u64 = 64;
@@ -32,7 +34,7 @@ fn open_files() -> MutexGuard<'static, Vec<Identity>> {
 }
 
 /// A meeting place, with the slot that this process has there.
-pub(super) struct Place {
+pub(crate) struct Place {
     /// The name that errors give.
     path: PathBuf,
     dir: OwnedFd,
@@ -47,7 +49,7 @@ impl Place {
     ///
     /// # Errors
     /// [`Error::InUse`] if this process is there already, or there are too many; [`Error::Io`].
-    pub(super) fn open(file: &Path, dir: &Path, name: &str) -> Result<Self> {
+    pub(crate) fn open(file: &Path, dir: &Path, name: &str) -> Result<Self> {
         let path = file.to_owned();
         let failed = |what: &'static str| {
             let path = path.clone();
@@ -83,12 +85,12 @@ impl Place {
         Err(Error::InUse { path: place.path.clone(), holder })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// This process's slot.
-    pub(super) fn slot(&self) -> usize {
+    pub(crate) fn slot(&self) -> usize {
         self.slot
     }
 
@@ -106,22 +108,22 @@ impl Place {
     ///
     /// # Errors
     /// [`Error::Io`] where the file system has no locks.
-    pub(super) fn try_serve(&self) -> Result<bool> {
+    pub(crate) fn try_serve(&self) -> Result<bool> {
         self.try_lock(SERVER)
     }
 
     /// Gives it back.
-    pub(super) fn serve_no_more(&self) {
+    pub(crate) fn serve_no_more(&self) {
         locks::unlock_byte(self.lock(), SERVER);
     }
 
     /// The number of the process that serves, 0 if it has none here.
-    pub(super) fn server(&self) -> i32 {
+    pub(crate) fn server(&self) -> i32 {
         locks::holder(self.lock(), SERVER, 1).ok().flatten().unwrap_or(0).max(0)
     }
 
     /// Whether a process may be the one that serves, by its number, as far as that can be told.
-    pub(super) fn may_serve(&self, process: i32) -> bool {
+    pub(crate) fn may_serve(&self, process: i32) -> bool {
         match locks::holder(self.lock(), SERVER, 1) {
             // Its own lock is the only one that a process is not told of.
             Ok(None) => process <= 0 || process == rustix::process::getpid().as_raw_pid(),
@@ -134,25 +136,25 @@ impl Place {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub(super) fn attach(&self) -> Result<()> {
+    pub(crate) fn attach(&self) -> Result<()> {
         // Nobody else locks the byte of this slot.
         self.try_lock(ATTACHED + self.slot as u64).map(drop)
     }
 
     /// Takes that back.
-    pub(super) fn detach(&self) {
+    pub(crate) fn detach(&self) {
         locks::unlock_byte(self.lock(), ATTACHED + self.slot as u64);
     }
 
     /// Whether the process of a slot takes part.
-    pub(super) fn is_alive(&self, slot: usize) -> bool {
+    pub(crate) fn is_alive(&self, slot: usize) -> bool {
         // Where it can't be told a process may be alive.
         slot == self.slot
             || locks::holder(self.lock(), ATTACHED + slot as u64, 1).map_or(true, |holder| holder.is_some())
     }
 
     /// Whether any other process takes part.
-    pub(super) fn has_others(&self) -> bool {
+    pub(crate) fn has_others(&self) -> bool {
         locks::holder(self.lock(), ATTACHED, MEMBERS as u64).map_or(true, |holder| holder.is_some())
     }
 
@@ -160,7 +162,7 @@ impl Place {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub(super) fn listen(&self) -> Result<OwnedFd> {
+    pub(crate) fn listen(&self) -> Result<OwnedFd> {
         // Whoever listened there before is gone.
         self.unlink();
         socket::listen(self.dir.as_fd(), &self.socket)
@@ -168,7 +170,7 @@ impl Place {
     }
 
     /// Removes the socket's name.
-    pub(super) fn unlink(&self) {
+    pub(crate) fn unlink(&self) {
         let _ = rustix::fs::unlinkat(&self.dir, &self.socket, AtFlags::empty());
     }
 
@@ -176,7 +178,7 @@ impl Place {
     ///
     /// # Errors
     /// Those of `connect(2)`.
-    pub(super) fn connect(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
         socket::connect(self.dir.as_fd(), &self.socket)
     }
 }

@@ -1,0 +1,161 @@
+//! On what terms processes share a file: the options that all of them have to agree on.
+
+use std::str::FromStr;
+
+use crate::engine::Info;
+use crate::options::Options;
+
+/// What is said of an option that nobody set.
+const ANY: &str = "any";
+
+/// The terms as a text: those of a file that was opened with these options, and turned out to be so.
+pub(super) fn of(options: &Options, info: &Info) -> String {
+    let mut options = options.clone();
+    (options.engine, options.durability) = (info.engine, Some(info.durability));
+    list(&options).map(|(name, value)| format!("{name}={value}\n")).concat()
+}
+
+const ENGINE: &str = "engine";
+const DURABILITY: &str = "durability";
+const ORDER: &str = "order";
+const READ_POLICY: &str = "read policy";
+const LOG_POLICY: &str = "logging policy";
+const REDO_FROM: &str = "share of writes from which on redo is logged";
+const LOG_SIZE: &str = "log size";
+const CHECKPOINTERS: &str = "number of checkpointers";
+const MAX_LEN: &str = "greatest length";
+const LOST_PAGE: &str = "way to learn of a lost page";
+
+/// The options with their values, in an order that stays.
+fn list(options: &Options) -> [(&'static str, String); 10] {
+    [
+        (ENGINE, options.engine.to_string()),
+        (DURABILITY, options.durability.map_or(ANY, crate::options::Durability::as_str).to_owned()),
+        (ORDER, options.order.to_string()),
+        (READ_POLICY, options.read_policy.to_string()),
+        (LOG_POLICY, options.log_policy.to_string()),
+        (REDO_FROM, options.redo_from.to_string()),
+        (LOG_SIZE, options.log_size.to_string()),
+        (CHECKPOINTERS, options.checkpointers.to_string()),
+        (MAX_LEN, options.max_len.map_or(ANY.to_owned(), |len| len.to_string())),
+        (LOST_PAGE, options.lost_page.to_string()),
+    ]
+}
+
+/// Takes what is not said in options, or said to be as it is by default, from the terms.
+///
+/// # Errors
+/// In words, what the two do not agree on.
+pub(super) fn agree(terms: &str, options: &Options) -> Result<Options, String> {
+    for ((name, wanted), (_, default)) in list(options).into_iter().zip(list(&Options::new())) {
+        let found = value(terms, name).unwrap_or(ANY);
+        if wanted != default && wanted != found {
+            let found = if found == ANY { "not set" } else { found };
+            return Err(format!("it shares the file with {name} {found}, and here {wanted} is asked for"));
+        }
+    }
+    let mut agreed = options.clone();
+    agreed.engine = taken(terms, ENGINE)?;
+    agreed.durability = Some(taken(terms, DURABILITY)?);
+    agreed.order = taken(terms, ORDER)?;
+    agreed.read_policy = taken(terms, READ_POLICY)?;
+    agreed.log_policy = taken(terms, LOG_POLICY)?;
+    agreed.redo_from = taken(terms, REDO_FROM)?;
+    agreed.log_size = taken(terms, LOG_SIZE)?;
+    agreed.checkpointers = taken(terms, CHECKPOINTERS)?;
+    agreed.max_len = if value(terms, MAX_LEN) == Some(ANY) { None } else { Some(taken(terms, MAX_LEN)?) };
+    agreed.lost_page = taken(terms, LOST_PAGE)?;
+    // These were about the first opening: nothing that was committed since may be given up by a later one. The program's
+    // function was called for the handle that it asked for, in a thread of its own.
+    (agreed.trust, agreed.adopt, agreed.progress) = (None, false, None);
+    Ok(agreed)
+}
+
+fn taken<T: FromStr>(terms: &str, name: &str) -> Result<T, String> {
+    value(terms, name).and_then(|word| word.parse().ok()).ok_or_else(|| format!("its {name} is not known here"))
+}
+
+fn value<'a>(terms: &'a str, name: &str) -> Option<&'a str> {
+    terms.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Recovery;
+    use crate::options::{Durability, EngineKind, LogPolicy, LostPage, Order, ReadPolicy, Trust};
+
+    fn info() -> Info {
+        Info {
+            engine: EngineKind::HybridLog,
+            len: 0,
+            commit: 0,
+            durability: Durability::PerCommit,
+            layout: None,
+            sidecar: None,
+            reflected_pages: 0,
+            reflected_slices: 0,
+            recovery: Recovery::default(),
+        }
+    }
+
+    /// Options of which none is as it is by default.
+    fn peculiar() -> Options {
+        Options::new()
+            .engine(EngineKind::HybridLog)
+            .durability(Durability::PerCommit)
+            .order(Order::TwoFence)
+            .read_policy(ReadPolicy::Deploy)
+            .log_policy(LogPolicy::Redo)
+            .redo_from(9)
+            .log_size(1 << 20)
+            .checkpointers(3)
+            .max_len(1 << 30)
+            .on_lost_page(LostPage::Signal)
+    }
+
+    #[test]
+    fn what_is_not_said_is_taken_over() {
+        let terms = of(&peculiar(), &info());
+        let called = std::sync::Arc::new(());
+        let mine = Options::new().trust(Trust::File).adopt(true).progress({
+            let called = called.clone();
+            move |_| drop(called.clone())
+        });
+        let agreed = agree(&terms, &mine).unwrap();
+        assert_eq!(list(&agreed), list(&peculiar()));
+        assert_eq!((agreed.trust, agreed.adopt), (None, false));
+        drop(mine);
+        assert_eq!(
+            std::sync::Arc::strong_count(&called),
+            1,
+            "it would be called in a thread that is not the program's"
+        );
+        // With what it gives it is agreed with again, and states the same.
+        assert_eq!(of(&agreed, &info()), terms);
+        assert!(terms.len() <= 1024 && agree(&terms, &agreed).is_ok());
+        assert_eq!(agree(&of(&Options::new(), &info()), &Options::new()).unwrap().max_len, None);
+    }
+
+    #[test]
+    fn each_option_that_differs_is_refused_with_both_values() {
+        let terms = of(&Options::new(), &info());
+        let new = Options::new;
+        for (options, both) in [
+            (new().engine(EngineKind::Reflection), ["hybrid-log", "reflection"]),
+            (new().durability(Durability::PerWrite), ["commit", "write"]),
+            (new().order(Order::TwoFence), ["one-fence", "two-fence"]),
+            (new().read_policy(ReadPolicy::Deploy), ["gather", "deploy"]),
+            (new().log_policy(LogPolicy::Redo), ["hybrid", "redo"]),
+            (new().redo_from(9), ["5", "9"]),
+            (new().log_size(1 << 20), ["68719476736", "1048576"]),
+            (new().checkpointers(3), ["2", "3"]),
+            (new().max_len(77), ["not set", "77"]),
+            (new().on_lost_page(LostPage::Signal), ["fail", "signal"]),
+        ] {
+            let why = agree(&terms, &options).unwrap_err();
+            assert!(both.iter().all(|value| why.contains(value)), "{why}");
+        }
+        assert!(agree("", &new()).is_err(), "terms that name no engine");
+    }
+}
