@@ -131,6 +131,35 @@ pub(crate) fn demote_all(call: &CStr) -> Result<(), c_int> {
     ask_to_demote(call, None, Request { number: 1, ..Request::default() })
 }
 
+/// A name of a file is about to be removed.
+///
+/// # Errors
+/// That of bringing to it what was written, where that has to be.
+pub(crate) fn about_to_be_removed(status: &stat) -> Result<(), c_int> {
+    if is_regular(status) && may_be_managed(status.st_dev, status.st_ino) {
+        ask(Operation::Leave, None, of_file(status))?;
+    }
+    Ok(())
+}
+
+/// A descriptor of a file that is about to be opened with `flags`, if the server has its only description: opening it would have
+/// to wait until what was written is durable there. The file is regular, and `open` would succeed.
+pub(crate) fn reopened(status: &stat, flags: c_int) -> Option<c_int> {
+    if !may_be_managed(status.st_dev, status.st_ino) || raw::is_limited() {
+        return None;
+    }
+    let fd = client::ask_for_descriptor(&Request { operation: Operation::Reopen as u32, flags, ..of_file(status) })?;
+    // The C library's streams of these numbers would go past us.
+    let flagged = flags & libc::O_CLOEXEC != 0 || raw::fcntl(fd, libc::F_SETFD, 0).is_ok();
+    if fd <= libc::STDERR_FILENO || !flagged {
+        let _ = raw::close(fd);
+        return None;
+    }
+    known::note(fd);
+    see();
+    Some(fd)
+}
+
 fn ask_to_demote(call: &CStr, fd: Option<c_int>, request: Request) -> Result<(), c_int> {
     let name = call.to_bytes_with_nul();
     let piece = [iovec { iov_base: name.as_ptr().cast_mut().cast(), iov_len: name.len() }];

@@ -16,13 +16,8 @@ pub(crate) type Keys = HashSet<(u64, u64)>;
 /// While this looks, a process may hand its descriptors to a child and close its own, or leave its children to this one: so it
 /// goes on until there is no process that it has not looked into.
 pub(crate) fn held(wanted: &Keys) -> Keys {
-    held_by_others(wanted, None)
-}
-
-/// The same, without what one process has open, which is about to end.
-pub(crate) fn held_by_others(wanted: &Keys, except: Option<u32>) -> Keys {
     let mut found = Keys::new();
-    let mut seen: HashSet<u32> = except.into_iter().collect();
+    let mut seen: HashSet<u32> = HashSet::new();
     loop {
         let new: Vec<u32> = descendants().into_iter().filter(|process| seen.insert(*process)).collect();
         found.extend(held_by(&new, wanted));

@@ -80,7 +80,7 @@ import sqlite3, sys
 connection = sqlite3.connect('app.managed', isolation_level=None)
 connection.execute('pragma journal_mode=' + sys.argv[1])
 connection.execute('pragma synchronous=full')
-connection.execute('pragma locking_mode=exclusive')
+connection.execute('pragma locking_mode=' + sys.argv[2])
 connection.execute('create table if not exists t(batch integer, item integer, filling blob)')
 batch = 0
 while True:
@@ -105,9 +105,13 @@ print(connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0])
 
 #[test]
 fn sqlite_loses_no_transaction_to_a_kill() {
-    for (number, journal) in ["delete", "truncate", "wal", "persist", "wal", "delete"].into_iter().enumerate() {
+    let journals = ["delete", "truncate", "wal", "persist", "wal", "delete", "truncate", "delete"];
+    for (number, journal) in journals.into_iter().enumerate() {
         let place = Place::new();
-        let script = ["sh", "-c", "echo $$; exec python3 -c \"$0\" \"$1\"", TRANSACTIONS, journal].map(OsStr::new);
+        // Where it is not exclusive, the journal is opened and closed, or removed, with each transaction.
+        let locking = if number < 4 { "exclusive" } else { "normal" };
+        let run = "echo $$; exec python3 -c \"$0\" \"$1\" \"$2\"";
+        let script = ["sh", "-c", run, TRANSACTIONS, journal, locking].map(OsStr::new);
         let mut child = place.under(&built().layer, &script).stdout(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         let process = said.next().unwrap();

@@ -456,6 +456,24 @@ impl CachedFile {
         self.cache.demote(&self.file)
     }
 
+    /// Notes, durably, that the last name of the file is about to be removed: then it may be removed without being demoted, and
+    /// what the log has of it needs no flush of its device first. Until the removal is durable a crash may bring the file back,
+    /// and a replay what was written to it; if the file is gone, a replay does without it.
+    ///
+    /// False if that cannot be, and the file has to be [demoted](CachedFile::demote): the log has nothing of it, it was demoted
+    /// already, or its file system does not tell a file from an earlier one with the same inode number.
+    ///
+    /// # Errors
+    /// Those of [`sync`](CachedFile::sync).
+    pub fn leave(&self) -> Result<bool> {
+        self.cache.leave(&self.file)
+    }
+
+    /// Whether the file has, durably, all that was written so far, and the log nothing of it any more.
+    pub fn is_settled(&self) -> bool {
+        self.cache.is_settled(&self.file)
+    }
+
     /// Whether it was [demoted](CachedFile::demote).
     pub fn is_demoted(&self) -> bool {
         self.file.is_demoted()

@@ -4,7 +4,9 @@
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
 use super::calls;
-use crate::layer::{boosts, demote_all, demote_file, fail, has_last_name_in, is_covered, refuse_at, text};
+use crate::layer::{
+    about_to_be_removed, boosts, demote_all, demote_file, fail, has_last_name_in, is_covered, refuse_at, text,
+};
 use crate::path::Path;
 use crate::raw;
 use crate::settings::settings;
@@ -23,13 +25,13 @@ unsafe fn elsewhere(from: (c_int, *const c_char), to: (c_int, *const c_char), fo
     // SAFETY: the caller's.
     let new = unsafe { text(to.1) }?;
     let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
-    let file = raw::stat_at(from.0, old, flags).ok()?;
+    let file = raw::stat_at(from.0, old.as_ptr(), flags).ok()?;
     if !is_covered(&file) {
         return None;
     }
     let directory = |at: c_int, path: &CStr| {
         let parent = Path::parent(path)?;
-        let status = raw::stat_at(at, parent.as_c_str(), 0).ok()?;
+        let status = raw::stat_at(at, parent.as_c_str().as_ptr(), 0).ok()?;
         Some((status.st_dev, status.st_ino))
     };
     let (before, after) = (directory(from.0, old), directory(to.0, new));
@@ -48,9 +50,25 @@ unsafe fn elsewhere(from: (c_int, *const c_char), to: (c_int, *const c_char), fo
 unsafe fn settled(call: &CStr, directory: c_int, path: *const c_char) -> Option<c_int> {
     // SAFETY: the caller's.
     let path = unsafe { text(path) }?;
-    let status = raw::stat_at(directory, path, libc::AT_SYMLINK_NOFOLLOW).ok()?;
+    let status = raw::stat_at(directory, path.as_ptr(), libc::AT_SYMLINK_NOFOLLOW).ok()?;
     let outcome =
         if status.st_mode & libc::S_IFMT == libc::S_IFDIR { demote_all(call) } else { demote_file(call, &status) };
+    outcome.err().map(|errno| fail(errno) as c_int)
+}
+
+/// Where files are boosted: before a name is removed. What the call fails with, if what was written cannot be brought to the file.
+///
+/// # Safety
+/// The path is null or a string that ends in a zero.
+unsafe fn leaves(directory: c_int, path: *const c_char) -> Option<c_int> {
+    // SAFETY: the caller's.
+    let path = unsafe { text(path) }?;
+    let status = raw::stat_at(directory, path.as_ptr(), libc::AT_SYMLINK_NOFOLLOW).ok()?;
+    let outcome = if status.st_mode & libc::S_IFMT == libc::S_IFDIR {
+        demote_all(c"unlink")
+    } else {
+        about_to_be_removed(&status)
+    };
     outcome.err().map(|errno| fail(errno) as c_int)
 }
 
@@ -85,15 +103,15 @@ unsafe fn removed(directory: c_int, path: *const c_char) -> Option<c_int> {
     settings()?;
     if boosts() {
         // SAFETY: the caller's.
-        return unsafe { settled(c"unlink", directory, path) };
+        return unsafe { leaves(directory, path) };
     }
     // SAFETY: the caller's.
     let path = unsafe { text(path) }?;
-    let file = raw::stat_at(directory, path, libc::AT_SYMLINK_NOFOLLOW).ok()?;
+    let file = raw::stat_at(directory, path.as_ptr(), libc::AT_SYMLINK_NOFOLLOW).ok()?;
     if file.st_nlink < 2 {
         return None;
     }
-    let parent = raw::stat_at(directory, Path::parent(path)?.as_c_str(), 0).ok()?;
+    let parent = raw::stat_at(directory, Path::parent(path)?.as_c_str().as_ptr(), 0).ok()?;
     if !has_last_name_in(&file, &parent) {
         return None;
     }

@@ -102,7 +102,7 @@ unsafe fn about_to_set_at(directory: c_int, path: *const c_char, flags: c_int) -
     // SAFETY: the caller's.
     let Some(path): Option<&CStr> = (unsafe { text(path) }) else { return about_to_set(directory) };
     let flags = flags & (libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH);
-    let status = raw::stat_at(directory, path, flags).ok()?;
+    let status = raw::stat_at(directory, path.as_ptr(), flags).ok()?;
     demote_file(c"setting times", &status).err().map(|errno| fail(errno) as c_int)
 }
 
@@ -127,7 +127,7 @@ unsafe fn set_at(result: c_int, directory: c_int, path: *const c_char, flags: c_
     }
     // SAFETY: the caller's.
     let Some(path): Option<&CStr> = (unsafe { text(path) }) else { return set(result, directory) };
-    let status = raw::stat_at(directory, path, flags & (libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH));
+    let status = raw::stat_at(directory, path.as_ptr(), flags & (libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH));
     match status.and_then(|status| times_were_set(&status)) {
         Ok(()) => result,
         Err(errno) => fail(errno) as c_int,

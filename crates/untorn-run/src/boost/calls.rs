@@ -71,7 +71,13 @@ impl Boost {
             let Some(end) = at.checked_add(bytes.len() as u64).filter(|end| *end < FAR) else {
                 return self.left_to_the_kernel(file, "write: far away");
             };
-            match file.write(bytes, at) {
+            let mut written = file.write(bytes, at);
+            if written == Err(NO_LINE) {
+                // Files that nobody has open any more may have lines.
+                self.look_after_resting(true);
+                written = file.write(bytes, at);
+            }
+            match written {
                 Err(errno) if errno == NO_LINE => return self.left_to_the_kernel(file, NO_LINE_IN_WORDS),
                 written => written?,
             }
@@ -115,7 +121,12 @@ impl Boost {
             if len >= FAR {
                 return self.left_to_the_kernel(file, "ftruncate: far away");
             }
-            match file.set_len(len) {
+            let mut done = file.set_len(len);
+            if done == Err(NO_LINE) {
+                self.look_after_resting(true);
+                done = file.set_len(len);
+            }
+            match done {
                 Err(errno) if errno == NO_LINE => self.left_to_the_kernel(file, NO_LINE_IN_WORDS),
                 done => done,
             }

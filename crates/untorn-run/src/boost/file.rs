@@ -8,9 +8,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{OFlags, Timespec, Timestamps};
 use untorn::medium::{Descriptor, give_lease_back, has_lease, mark_description, take_lease};
 use untorn::{CachedFile, Error, WriteCache};
-use untorn_wire::MARK;
+use untorn_wire::{MARK, PLAIN};
 
-use crate::descriptor::{flags, path_of, writable};
+use crate::descriptor::{flags, move_to, path_of, writable};
 use crate::files::Key;
 use crate::managed::{Errno, io_errno, libc_errno};
 
@@ -34,18 +34,28 @@ pub(super) struct Plain {
     pub(super) path: PathBuf,
 }
 
-pub(super) struct Boosted {
-    key: Key,
-    path: PathBuf,
+/// What the server has of a file that is not plain.
+struct Hold {
     /// The program's own description, which has the lease.
     own: OwnedFd,
     file: CachedFile,
+}
+
+pub(super) struct Boosted {
+    key: Key,
+    path: PathBuf,
+    /// None of a plain file.
+    hold: Option<Hold>,
     /// When its bytes were last changed, if they were since it was opened.
     changed: Option<Time>,
     /// Whether the kernel may have what is not durable, of which the log knows nothing: what the opening truncated, what was written
     /// before it, attributes. The log has the file synced once, when it gets the first of it.
     unsynced: bool,
     state: State,
+    /// A descriptor of it was closed, and it was not opened since: it may be that nobody holds it any more.
+    resting: bool,
+    /// How often it was opened.
+    openings: u64,
 }
 
 impl Boosted {
@@ -86,21 +96,30 @@ impl Boosted {
         let boosted = Boosted {
             key: (status.st_dev, status.st_ino),
             path: path.to_owned(),
-            own,
-            file,
+            hold: None,
             changed: None,
             unsynced: true,
             state: State::Boosted,
+            resting: false,
+            openings: 1,
         };
         // Until the lease was there, somebody may have changed the length.
-        match boosted.file.refresh() {
-            Ok(()) => Ok(boosted),
+        match file.refresh() {
+            Ok(()) => Ok(Boosted { hold: Some(Hold { own, file }), ..boosted }),
             Err(error) => {
                 // Nothing was written yet.
-                let _ = give_lease_back(boosted.own.as_fd());
+                let _ = give_lease_back(own.as_fd());
                 Err(error.to_string())
             }
         }
+    }
+
+    fn hold(&self) -> Result<&Hold, Errno> {
+        self.hold.as_ref().ok_or(PLAIN)
+    }
+
+    fn file(&self) -> Result<&CachedFile, Errno> {
+        Ok(&self.hold()?.file)
     }
 
     pub(super) fn key(&self) -> Key {
@@ -117,30 +136,30 @@ impl Boosted {
 
     /// Whether somebody waits to open it, or had it opened without waiting any longer.
     pub(super) fn is_wanted(&self) -> bool {
-        self.state == State::Boosted && !has_lease(self.own.as_fd())
+        self.state == State::Boosted && self.hold.as_ref().is_some_and(|hold| !has_lease(hold.own.as_fd()))
     }
 
     pub(super) fn len(&self) -> Result<u64, Errno> {
-        self.file.len().map_err(errno)
+        self.file()?.len().map_err(errno)
     }
 
     /// At most `number` bytes from `offset`.
     pub(super) fn read(&self, offset: u64, number: u64) -> Result<Vec<u8>, Errno> {
         let number = self.len()?.saturating_sub(offset).min(number);
         let mut bytes = vec![0; usize::try_from(number).map_err(|_| libc_errno(rustix::io::Errno::INVAL))?];
-        let count = self.file.read_at(&mut bytes, offset).map_err(errno)?;
+        let count = self.file()?.read_at(&mut bytes, offset).map_err(errno)?;
         bytes.truncate(count);
         Ok(bytes)
     }
 
     pub(super) fn write(&mut self, bytes: &[u8], offset: u64) -> Result<(), Errno> {
-        self.file.write_at(bytes, offset).map_err(errno)?;
+        self.file()?.write_at(bytes, offset).map_err(errno)?;
         self.note();
         Ok(())
     }
 
     pub(super) fn set_len(&mut self, len: u64) -> Result<(), Errno> {
-        self.file.set_len(len).map_err(errno)?;
+        self.file()?.set_len(len).map_err(errno)?;
         self.note();
         Ok(())
     }
@@ -156,10 +175,10 @@ impl Boosted {
     pub(super) fn sync(&mut self) -> Result<(), Errno> {
         if self.unsynced {
             // Not by a call of one's own: the log must hear of a flush that fails, which the kernel tells once.
-            self.file.sync_file().map_err(errno)?;
+            self.file()?.sync_file().map_err(errno)?;
             self.unsynced = false;
         }
-        self.file.sync().map_err(errno)
+        self.file()?.sync().map_err(errno)
     }
 
     /// Attributes of the file were set, by the kernel.
@@ -167,13 +186,62 @@ impl Boosted {
         self.unsynced = true;
     }
 
-    /// With the kernel, all that was written.
-    pub(super) fn hand_over(&self) -> Result<(), Errno> {
+    /// A descriptor of it was closed: all that was written is with the kernel, for whoever looks at it without opening it.
+    pub(super) fn rest(&mut self) -> Result<(), Errno> {
         match self.state {
-            State::Boosted => self.file.hand_over().map_err(errno),
+            State::Boosted => {
+                self.file()?.hand_over().map_err(errno)?;
+                self.restore_times();
+                self.resting = true;
+                Ok(())
+            }
             State::Plain => Ok(()),
             State::Failed(errno) => Err(errno),
         }
+    }
+
+    /// How often it was opened, if it may be that nobody holds it any more.
+    pub(super) fn rests_since(&self) -> Option<u64> {
+        (self.resting && self.state == State::Boosted).then_some(self.openings)
+    }
+
+    /// Whether it has, durably, all that was written to it.
+    pub(super) fn is_settled(&self) -> bool {
+        self.file().is_ok_and(CachedFile::is_settled)
+    }
+
+    /// How many names it has.
+    pub(super) fn names(&self) -> Result<u64, Errno> {
+        let status = rustix::fs::fstat(&self.hold()?.own).map_err(libc_errno)?;
+        #[allow(clippy::useless_conversion)] // Not of the same width everywhere.
+        Ok(status.st_nlink.into())
+    }
+
+    /// It is about to lose the only name it has. False if it has to be a plain one first.
+    pub(super) fn leave(&self) -> Result<bool, Errno> {
+        let Hold { own, file } = self.hold()?;
+        // The log looks for it in this directory, and for the removal too.
+        let there = path_of(own)?;
+        if self.names()? != 1 || there != self.path {
+            return Ok(false);
+        }
+        file.leave().map_err(errno)
+    }
+
+    /// The description, for whoever opens the file again with `flags`, as if newly opened; `None` if it is not what they would get.
+    /// The caller knows that nobody else holds it.
+    pub(super) fn reopen(&mut self, wanted: OFlags) -> Result<Option<OwnedFd>, Errno> {
+        // What `open` looks at and does not keep, or what says nothing about the description.
+        let passing = OFlags::CREATE | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::LARGEFILE;
+        let own = &self.hold()?.own;
+        if wanted - passing != flags(own)? - passing || self.names()? == 0 {
+            return Ok(None);
+        }
+        let copy = own.try_clone().map_err(|error| io_errno(&error))?;
+        move_to(own, 0)?;
+        self.resting = false;
+        self.openings += 1;
+        Ok(Some(copy))
     }
 
     /// Length and time of the last change, where they differ from the kernel's.
@@ -184,23 +252,30 @@ impl Boosted {
 
     /// Brings everything to the file, durably, and gives the lease back, and the mark with it.
     pub(super) fn make_plain(&mut self) -> Result<(), Errno> {
-        let drained = self.file.demote().map_err(errno);
-        if drained.is_ok() {
-            self.restore_times();
-        }
-        // If it fails the kernel took the lease back; the mark is cleared by whichever of the two.
-        let given_back = give_lease_back(self.own.as_fd()).map_err(|error| io_errno(&error));
+        let drained = self.file()?.demote().map_err(errno);
         if let Err(errno) = drained {
             // Whoever waits goes on, to what a crash would have left; whoever wrote is told.
+            let own = self.hold()?.own.as_fd();
+            let _ = give_lease_back(own);
+            let _ = mark_description(own, MARK);
             self.state = State::Failed(errno);
-            let _ = mark_description(self.own.as_fd(), MARK);
             return Err(errno);
         }
-        if let Err(errno) = given_back {
-            tracing::warn!(errno, path = %self.path.display(), "a lease could not be given back");
-        }
-        self.state = State::Plain;
+        self.restore_times();
+        self.let_go();
         Ok(())
+    }
+
+    /// Gives the lease back, and the mark with it. What the log has of the file, it still brings to it.
+    pub(super) fn let_go(&mut self) {
+        self.state = State::Plain;
+        let Some(Hold { own, file }) = self.hold.take() else { return };
+        // The log's copy of the description goes before the lease, which lets others in: they find no other but theirs.
+        drop(file);
+        // If it fails the kernel took the lease back; the mark is cleared by whichever of the two.
+        if let Err(error) = give_lease_back(own.as_fd()) {
+            tracing::warn!(%error, path = %self.path.display(), "a lease could not be given back");
+        }
     }
 
     /// Bytes went home later than the program wrote them.
@@ -210,7 +285,8 @@ impl Boosted {
         let changed = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
         let times = Timestamps { last_access: omit, last_modification: changed };
         // A lease is for the owner, so it may; where it may not, the time is that of the last byte's arrival.
-        let _ = rustix::fs::futimens(&self.own, &times);
+        let Some(hold) = &self.hold else { return };
+        let _ = rustix::fs::futimens(&hold.own, &times);
     }
 }
 

@@ -13,13 +13,16 @@
 //! 5. A file that cannot be drained keeps its mark without a lease, and every call on it fails: the kernel has stale bytes of it.
 //!    The log keeps its writes.
 //! 6. What is written has the guarantee of the log when the call, or the sync, returns, whether its process lives on or not.
-//! 7. Who holds a file is asked of the kernel (`holders`). When nobody does any more it is demoted like any other, and let go of.
+//! 7. Who holds a file is asked of the kernel (`holders`). A file that nobody may hold any more *rests* (`rest`): all of it is with
+//!    the kernel, and the server keeps the description with its lease, until the file has it durably too. So nobody else changes it
+//!    while a replay could still write over it; and who opens it again in the run is given the description.
 //!
-//! Locks, in the order in which they are taken: a file's, the table's, the board's. None is held while anything is opened, for the
+//! Locks, in the order in which they are taken: a file's, that of descriptions about to be closed, the table's, the board's. None is held while anything is opened, for the
 //! server's own opening may have to wait for a lease of the server's.
 
 mod calls;
 mod file;
+mod rest;
 mod service;
 
 use std::collections::HashMap;
@@ -37,6 +40,7 @@ use untorn::medium::unblock;
 use untorn_wire::{MARK, PLAIN};
 
 use self::file::{Boosted, State};
+use self::rest::Resting;
 use crate::board::Board;
 use crate::files::{Key, lock};
 use crate::holders::{self, Keys};
@@ -50,6 +54,10 @@ pub(crate) struct Boost {
     processes: Processes,
     table: Mutex<HashMap<Key, Arc<Mutex<Boosted>>>>,
     board: Mutex<Board>,
+    /// Files that nobody may hold any more.
+    resting: Arc<Resting>,
+    /// Held while a description is let go of. Whoever waits for its lease is waked before that is done.
+    closing: Mutex<()>,
     /// The run is over.
     closed: AtomicBool,
     ledger: Ledger,
@@ -66,6 +74,8 @@ impl Boost {
             processes: Processes::default(),
             table: Mutex::default(),
             board: Mutex::new(board),
+            resting: Arc::default(),
+            closing: Mutex::default(),
             closed: AtomicBool::new(false),
             ledger: Ledger::default(),
         });
@@ -83,6 +93,7 @@ impl Boost {
                 boost.yield_leases();
             }
         })?;
+        boost.watch_over_resting()?;
         Ok(boost)
     }
 
@@ -100,7 +111,10 @@ impl Boost {
             let mut file = lock(&file);
             if file.is_wanted() {
                 // Whoever has it is told by its next call.
-                let _ = self.demote(&mut file, "opened a second time");
+                let _ = match file.rests_since() {
+                    Some(_) if holders::held(&Keys::from([file.key()])).is_empty() => self.release(&mut file),
+                    _ => self.demote(&mut file, "opened a second time"),
+                };
             }
         }
     }
@@ -112,6 +126,8 @@ impl Boost {
     fn opened(&self, descriptor: &OwnedFd) -> Result<bool, Errno> {
         let status = rustix::fs::fstat(descriptor).map_err(libc_errno)?;
         let key = (status.st_dev, status.st_ino);
+        // It may have waited for a description that is about to be gone, and is in the table for as long.
+        drop(lock(&self.closing));
         if let Some(known) = self.find(key) {
             // It was opened without waiting: the kernel lost patience with us. Or it failed.
             self.demote(&mut lock(&known), "opened a second time")?;
@@ -159,6 +175,7 @@ impl Boost {
     }
 
     fn make_plain(&self, file: &mut Boosted) -> Result<(), Errno> {
+        let _closing = lock(&self.closing);
         let outcome = file.make_plain();
         match outcome {
             Ok(()) => self.forget(file.key()),
@@ -180,15 +197,15 @@ impl Boost {
         }
     }
 
-    /// Lets go of a file if nobody holds it any more but, if given, a process that is about to end.
+    /// Lets go of a file if nobody holds it any more.
     ///
     /// # Errors
     /// Why it could not be drained.
-    fn let_go(&self, key: Key, ending: Option<u32>) -> Result<(), Errno> {
+    fn let_go(&self, key: Key) -> Result<(), Errno> {
         let Some(file) = self.find(key) else { return Ok(()) };
         let mut file = lock(&file);
-        if !holders::held_by_others(&Keys::from([key]), ending).is_empty() {
-            return file.hand_over();
+        if !holders::held(&Keys::from([key])).is_empty() {
+            return Ok(());
         }
         self.release(&mut file)
     }
@@ -201,19 +218,23 @@ impl Boost {
             State::Failed(errno) => return Err(errno),
             State::Boosted => {}
         }
+        if file.names() == Ok(0) {
+            self.forsake(file);
+            return Ok(());
+        }
         // Not counted among the demoted: it was boosted to its end.
         self.make_plain(file)
     }
 
-    /// Lets go of all that nobody holds but, if given, a process that is about to end.
-    fn let_go_of_unheld(&self, ending: Option<u32>) {
+    /// Lets go of all that nobody holds.
+    fn let_go_of_unheld(&self) {
         let keys: Keys = lock(&self.table).keys().copied().collect();
         if keys.is_empty() {
             return;
         }
-        let held = holders::held_by_others(&keys, ending);
+        let held = holders::held(&keys);
         for key in keys.difference(&held) {
-            if let Err(errno) = self.let_go(*key, ending) {
+            if let Err(errno) = self.let_go(*key) {
                 tracing::warn!(errno, "a file could not be drained");
             }
         }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use rustix::fs::OFlags;
 use untorn_wire::{Operation, PLAIN, Reply};
 
 use super::Boost;
@@ -29,7 +30,7 @@ impl Service for Boost {
         let key = (request.device, request.inode);
         match operation {
             Operation::Open => return Ok(managed(self.opened(call.descriptor()?)?)),
-            Operation::Closed => self.let_go(key, None)?,
+            Operation::Closed => self.descriptor_closed(key)?,
             Operation::Read => return Ok(bytes(self.read(call.descriptor()?, request)?)),
             Operation::Write => {
                 self.write(call.descriptor()?, request, &call.payload)?;
@@ -54,7 +55,17 @@ impl Service for Boost {
             Operation::Exit => {
                 self.processes.exits(process);
                 // Before the process is gone, for whoever waits for its end may look at the file without opening it.
-                self.let_go_of_unheld(Some(process));
+                self.process_ends();
+            }
+            Operation::Leave => self.leave(key)?,
+            Operation::Reopen => {
+                let flags = OFlags::from_bits_retain(request.flags as u32);
+                let description = self.reopen(key, flags)?;
+                let found = description.is_some();
+                if let Some(description) = description {
+                    call.pass(description);
+                }
+                return Ok(managed(found));
             }
             Operation::Times => self.attributes_were_set(key),
             Operation::Managed => return Ok(managed(self.find(key).is_some())),
@@ -67,11 +78,15 @@ impl Service for Boost {
     fn forsaken_by(&self, _: u32) {}
 
     fn sweep(&self) {
-        self.let_go_of_unheld(None);
+        self.let_go_of_unheld();
     }
 
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        self.let_go_of_unheld(None);
+        self.let_go_of_unheld();
+        // What is left is of files that have no name any more, or that failed, which was reported.
+        if let Err(error) = self.cache.drain() {
+            tracing::warn!(%error, "the log is not empty at the end");
+        }
     }
 }

@@ -96,6 +96,11 @@ impl<M: Medium> Cache<M> {
         Ok(true)
     }
 
+    /// Returns when no drain is under way.
+    pub(super) fn await_drain(&self) {
+        drop(locked(&self.drain));
+    }
+
     /// Drains a batch, if there is one.
     pub(crate) fn drain_some(&self) -> Result<()> {
         let mut drain = locked(&self.drain);

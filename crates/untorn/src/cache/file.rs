@@ -325,6 +325,8 @@ impl<M: Medium> Cache<M> {
         let _gate = exclusive(&file.gate);
         if !file.demoted.load(Ordering::Acquire) {
             self.drain_file(file)?;
+            // A drain that is about to end has the file open no longer than that.
+            self.await_drain();
             file.demoted.store(true, Ordering::Release);
         }
         Ok(())

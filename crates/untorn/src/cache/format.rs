@@ -280,12 +280,15 @@ pub(super) struct TableLine {
     pub(super) identity: Identity,
     /// All its entries were replayed, though not those of other files.
     pub(super) replayed: bool,
+    /// Its last name was about to be removed: if a replay does not find it, that is what became of it.
+    pub(super) leaving: bool,
     /// Where it was when it was attached. A hint, never taken for it without a look at the identity.
     pub(super) path: PathBuf,
 }
 
 const LIVE: u32 = 1;
 const REPLAYED: u32 = 2;
+const LEAVING: u32 = 3;
 
 impl TableLine {
     /// Its bytes for this place. The path fits, which is seen to when a file is attached.
@@ -299,7 +302,12 @@ impl TableLine {
             inode: self.identity.inode.into(),
             generation: self.identity.generation.into(),
             birth: self.identity.birth.into(),
-            state: if self.replayed { REPLAYED } else { LIVE }.into(),
+            state: match (self.replayed, self.leaving) {
+                (true, _) => REPLAYED,
+                (false, true) => LEAVING,
+                (false, false) => LIVE,
+            }
+            .into(),
             path_len: (path.len() as u32).into(),
             reserved: [0; 32],
             check: 0.into(),
@@ -317,7 +325,7 @@ impl TableLine {
         let mut blank = *bytes;
         blank[88..96].fill(0);
         let path = raw.path.get(..raw.path_len.get() as usize)?;
-        let known = matches!(raw.state.get(), LIVE | REPLAYED);
+        let known = matches!(raw.state.get(), LIVE | REPLAYED | LEAVING);
         if raw.uid.get() == 0 || !known || raw.seq.get() >= MAX_NUMBER || sum(seal.at(at), &blank) != raw.check.get() {
             return None;
         }
@@ -328,8 +336,8 @@ impl TableLine {
             birth: raw.birth.get(),
         };
         let path = PathBuf::from(OsStr::from_bytes(path));
-        let (uid, seq, replayed) = (raw.uid.get(), raw.seq.get(), raw.state.get() == REPLAYED);
-        Some(TableLine { uid, seq, identity, replayed, path })
+        let (uid, seq, state) = (raw.uid.get(), raw.seq.get(), raw.state.get());
+        Some(TableLine { uid, seq, identity, replayed: state == REPLAYED, leaving: state == LEAVING, path })
     }
 
     /// The line of a slot, and which copy it is: of two the valid one with the higher sequence number.

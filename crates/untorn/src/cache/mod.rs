@@ -28,6 +28,9 @@
 //! 6. Entries name files by a number, and the file table gives each number an identity, before the first entry has it; and
 //!    before that the file has its name, and what it held, durably. A replay writes to no file of another identity, whatever its
 //!    name. The log knows nothing of names: who renames or removes a file has it demoted before, which leaves no entries of it.
+//!    Or, before the last name of a file is removed, the log notes that it is *leaving*. Its entries stay: until the removal is
+//!    durable the file may be back after a crash, and has to hold what was acknowledged then. A replay that does not find it
+//!    makes it durable that it is gone, before it gives its entries up.
 //! 7. Who goes past the log, with a write larger than it or a file that others use too, does so when the tail has passed
 //!    every entry of the file, so that no replay ever writes over it.
 //! 8. A file that fails is drained no more: its calls fail, its entries stay. If they are in the way, they are written once
@@ -90,6 +93,8 @@ pub(crate) mod barriers {
         TABLE = "cache.table";
         /// An entry is durable before it is seen and before its write returns.
         ENTRY = "cache.entry";
+        /// The log does without a file before that can be gone.
+        LEAVING = "cache.leaving";
         /// All entries written before a sync are durable when it returns.
         SYNC = "cache.sync";
         /// Where durability is left to a sync: an operation is whole in the log before half of it can be in the file.
@@ -104,6 +109,8 @@ pub(crate) mod barriers {
         PAST = "cache.past";
         /// What was replayed is durable in its file before the log is given up.
         REPLAYED_FILE = "cache.replay.file";
+        /// A file that was removed stays so before the log has nothing more of it.
+        GONE = "cache.replay.gone";
         /// A log that is kept says which files have their entries, before these are used again.
         KEPT = "cache.replay.kept";
     }
@@ -179,6 +186,8 @@ pub(crate) trait AnyCache: Send + Sync {
     fn sync_file(&self, file: &Managed) -> Result<()>;
     fn refresh(&self, file: &Managed) -> Result<()>;
     fn demote(&self, file: &Managed) -> Result<()>;
+    fn leave(&self, file: &Managed) -> Result<bool>;
+    fn is_settled(&self, file: &Managed) -> bool;
     fn drain(&self) -> Result<()>;
     fn drain_some(&self) -> Result<()>;
     fn sync_all(&self) -> Result<()>;
@@ -232,6 +241,14 @@ impl<M: Medium> AnyCache for Open<M> {
 
     fn demote(&self, file: &Managed) -> Result<()> {
         self.0.demote(file)
+    }
+
+    fn leave(&self, file: &Managed) -> Result<bool> {
+        self.0.leave(file)
+    }
+
+    fn is_settled(&self, file: &Managed) -> bool {
+        self.0.is_settled(file)
     }
 
     fn drain(&self) -> Result<()> {

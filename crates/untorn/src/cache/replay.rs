@@ -22,6 +22,8 @@ pub enum Fate {
     Replayed,
     /// They are in the file since an earlier replay, which could not bring all others to theirs.
     Already,
+    /// The file was about to be removed, and is not there any more: nobody will miss them.
+    Removed,
     /// The file was not found, or what has its name is another file. They are kept.
     Missing(String),
     /// The file could not be written to. They are kept.
@@ -31,7 +33,7 @@ pub enum Fate {
 impl Fate {
     /// Whether nothing is left to do for the file.
     pub fn is_final(&self) -> bool {
-        matches!(self, Fate::Replayed | Fate::Already)
+        matches!(self, Fate::Replayed | Fate::Already | Fate::Removed)
     }
 }
 
@@ -194,11 +196,28 @@ impl<M: Medium> Replayer<'_, M> {
         } else {
             match self.search(line) {
                 Ok(Some((path, slow))) => (target.path, target.slow) = (path, Some(slow)),
+                Ok(None) if line.leaving => target.fate = self.removed(&target.path),
                 Ok(None) => target.fate = self.missing(&target.path),
                 Err(error) => target.fate = Fate::Failed(error.to_string()),
             }
         }
         self.targets.insert(uid, target);
+    }
+
+    /// A file that is not there any more must not be back after a crash, when the log may have nothing of it.
+    fn removed(&self, path: &Path) -> Fate {
+        let durable = || -> Result<()> {
+            for dir in path.ancestors().skip(1) {
+                self.place.sync_dir(barriers::GONE, dir)?;
+                if self.place.exists(dir)? {
+                    break;
+                }
+                // Its directory was removed after it, and has to stay so too.
+            }
+            Ok(())
+        };
+        let durable = if self.dry { Ok(()) } else { durable() };
+        durable.map_or_else(|error| Fate::Failed(error.to_string()), |()| Fate::Removed)
     }
 
     fn missing(&self, path: &Path) -> Fate {

@@ -151,11 +151,8 @@ impl<M: Medium> Cache<M> {
         // The copy that does not count is written over, and must be whole before the other one is: that one serves only if
         // this one is damaged later, so it may become durable whenever it does. Where durability is left to a sync, so is
         // that of a number's meaning: entries whose number means nothing were not synced.
-        self.put_line(file, line, uid, false)
-            .and_then(|()| if self.ring.is_per_write() { self.ring.persist(barriers::TABLE) } else { Ok(()) })
-            .and_then(|()| self.put_line(file, line, uid, true))
-            .map_err(|error| self.standing.poison(error))?;
-        self.ring.medium.order();
+        let whole = || if self.ring.is_per_write() { self.ring.persist(barriers::TABLE) } else { Ok(()) };
+        self.put_lines(file, line, uid, false, whole)?;
         *own = Some(line);
         let mut registry = locked(&self.registry);
         if let Some(file) = registry.files.get(&key(&file.identity)).cloned() {
@@ -165,11 +162,49 @@ impl<M: Medium> Cache<M> {
         Ok(uid)
     }
 
-    /// Stores a line: the copy whose turn it is, or the other.
-    fn put_line(&self, file: &Managed, line: Line, uid: u64, second: bool) -> Result<()> {
+    /// Notes, durably, that the file's last name is about to be removed. Its entries stay, for the name may be back after a crash;
+    /// if it is not, a replay does without the file. False if that is for the caller to see to, by demoting it: the log has
+    /// nothing of it, or the next file with its inode number could be taken for it.
+    pub(crate) fn leave(&self, file: &Managed) -> Result<bool> {
+        self.standing.writable()?;
+        file.standing()?;
+        let mut own = locked(&file.line);
+        let Some(line) = *own else { return Ok(false) };
+        if file.is_demoted() || file.identity.generation == 0 {
+            return Ok(false);
+        }
+        let line = Line { seq: line.seq + 1, ..line };
+        // Also where durability is left to a sync: the removal may be durable whenever the kernel likes, and of what was synced
+        // before the log must not say then that it is missing.
+        let durable = || self.ring.persist(barriers::LEAVING);
+        self.put_lines(file, line, file.uid.load(Ordering::Acquire), true, durable)?;
+        *own = Some(line);
+        Ok(true)
+    }
+
+    /// Stores both copies of a line, the second after `whole` made sure of the first.
+    fn put_lines(
+        &self,
+        file: &Managed,
+        line: Line,
+        uid: u64,
+        leaving: bool,
+        whole: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let path = file.path().to_owned();
-        let entry = TableLine { uid, seq: line.seq, identity: file.identity, replayed: false, path };
-        let at = self.ring.geometry.table_at(line.slot, (line.seq + u64::from(second)) % 2);
-        self.ring.file.write(at, &entry.encode(self.ring.seal, at))
+        let entry = TableLine { uid, seq: line.seq, identity: file.identity, replayed: false, leaving, path };
+        let put = |copy: u64| {
+            let at = self.ring.geometry.table_at(line.slot, copy % 2);
+            self.ring.file.write(at, &entry.encode(self.ring.seal, at))
+        };
+        let both = put(line.seq).and_then(|()| whole()).and_then(|()| put(line.seq + 1));
+        both.map_err(|error| self.standing.poison(error))?;
+        self.ring.medium.order();
+        Ok(())
+    }
+
+    /// Whether the tail has passed all that the log had of a file.
+    pub(crate) fn is_settled(&self, file: &Managed) -> bool {
+        file.last.load(Ordering::Acquire) <= self.ring.tail()
     }
 }

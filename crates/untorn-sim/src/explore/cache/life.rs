@@ -299,10 +299,11 @@ impl<'a> Life<'a> {
             content.resize(content.len().max(1), 0);
             content[0] = DIRECT;
         }
-        self.model = Model::of(self.context.config.durability, &state);
-        states.push(state.clone());
+        self.model.restart(&state);
+        let after = Allowed { states: self.model.allowed(), missing: false, torn: None };
+        states.extend(after.states.iter().cloned());
         // The log is kept meanwhile.
-        self.crash(&Allowed { states, missing: false, torn: None }, &Allowed::one(&state))?;
+        self.crash(&Allowed { states, missing: false, torn: None }, &after)?;
         self.recorder.arm(true);
         self.reopen()
     }
@@ -315,7 +316,7 @@ impl<'a> Life<'a> {
         if let Some(difference) = allowed.difference(&seen) {
             return Err(Finding::new(format!("after a failed flush, the log {difference}")));
         }
-        self.model = Model::of(self.context.config.durability, &seen);
+        self.model.restart(&seen);
         Ok(())
     }
 

@@ -162,6 +162,18 @@ impl Subject {
                 self.medium.unlink(path(name))?;
                 self.medium.sync_dir(DIRECT_SYNC, Path::new("/"))
             }
+            Op::Leave(name) => {
+                let leaves = match self.files.remove(&name) {
+                    Some(File::Cached(file)) if file.leave()? => true,
+                    Some(File::Cached(file)) => {
+                        file.demote()?;
+                        false
+                    }
+                    _ => false,
+                };
+                self.medium.unlink(path(name))?;
+                if leaves { Ok(()) } else { self.medium.sync_dir(DIRECT_SYNC, Path::new("/")) }
+            }
             Op::Demote(name) => {
                 let Some(File::Cached(file)) = self.files.get(&name) else { return Ok(()) };
                 file.demote()
