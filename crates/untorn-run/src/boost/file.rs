@@ -231,10 +231,8 @@ impl Boosted {
     /// The description, for whoever opens the file again with `flags`, as if newly opened; `None` if it is not what they would get.
     /// The caller knows that nobody else holds it.
     pub(super) fn reopen(&mut self, wanted: OFlags) -> Result<Option<OwnedFd>, Errno> {
-        // What `open` looks at and does not keep, or what says nothing about the description.
-        let passing = OFlags::CREATE | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::LARGEFILE;
         let own = &self.hold()?.own;
-        if wanted - passing != flags(own)? - passing || self.names()? == 0 {
+        if !is_as_opened(flags(own)?, wanted) || self.names()? == 0 {
             return Ok(None);
         }
         let copy = own.try_clone().map_err(|error| io_errno(&error))?;
@@ -290,6 +288,15 @@ impl Boosted {
     }
 }
 
+/// Whether a description is what `open` with the flags `wanted` would make.
+fn is_as_opened(found: OFlags, wanted: OFlags) -> bool {
+    // What `open` looks at and does not keep, or what says nothing about the description.
+    let passing = OFlags::CREATE | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::LARGEFILE;
+    // The kernel shows it of a description with a lease.
+    let asynchronous = OFlags::from_bits_retain(0o20_000);
+    wanted - passing == found - passing - asynchronous
+}
+
 /// What a program is told of an error of the library.
 fn errno(error: Error) -> Errno {
     tracing::warn!(%error, "a boosted file");
@@ -301,4 +308,33 @@ fn errno(error: Error) -> Errno {
 
 fn words(errno: Errno) -> String {
     std::io::Error::from_raw_os_error(errno).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_description_with_a_lease_is_as_it_was_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = File::options().read(true).write(true).create_new(true).open(dir.path().join("f")).unwrap();
+        let file = OwnedFd::from(file);
+        let start = Instant::now();
+        // Other tests start processes, which have a copy until they are another program. The signal is ignored by default.
+        while let Err(error) = take_lease(file.as_fd(), 23) {
+            assert!(start.elapsed() < Duration::from_secs(60), "{error}");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let found = flags(&file).unwrap();
+        let other = OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        assert!(is_as_opened(found, OFlags::RDWR) && is_as_opened(found, OFlags::RDWR | other));
+        for wanted in [OFlags::WRONLY, OFlags::RDONLY, OFlags::RDWR | OFlags::APPEND, OFlags::RDWR | OFlags::DSYNC] {
+            assert!(!is_as_opened(found, wanted), "{wanted:?}");
+        }
+        give_lease_back(file.as_fd()).unwrap();
+    }
 }

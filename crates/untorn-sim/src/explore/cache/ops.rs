@@ -352,6 +352,10 @@ impl Generator {
         if let Some(name) = model.demoted.first().filter(|_| model.durability == Durability::PerCommit) {
             return Op::Attach(*name);
         }
+        // What becomes of a name that may be back shows only in the next session.
+        if !model.leaving.is_empty() && self.rng.one_in(4) {
+            return Op::Reopen;
+        }
         let there: Vec<u8> = visible.keys().copied().filter(|name| !model.stuck.contains(name)).collect();
         if there.is_empty() && absent.is_empty() {
             return Op::Reopen;
@@ -370,12 +374,12 @@ impl Generator {
         let tag = 1 + self.rng.below(200) as u8;
         let len = *self.rng.pick(&LENGTHS);
         match self.rng.below(30) {
-            0..=11 => Op::Write(file, *self.rng.pick(&OFFSETS), len, tag),
+            0..=10 => Op::Write(file, *self.rng.pick(&OFFSETS), len, tag),
+            11 => Op::Leave(file),
             12..=14 => Op::Append(file, len, tag),
             15..=16 => Op::SetLen(file, *self.rng.pick(&OFFSETS)),
             17..=18 if !absent.is_empty() => Op::Rename(file, *self.rng.pick(&absent)),
-            19 if self.rng.one_in(3) => Op::Unlink(file),
-            19 => Op::Leave(file),
+            19 => Op::Unlink(file),
             20..=21 => Op::Sync(file),
             22 => Op::HandOver(file),
             23 if model.demoted.contains(&file) => Op::Attach(file),

@@ -12,8 +12,9 @@ use super::config::Config;
 use super::ops::{BEFORE, NAMES, Op, State};
 use crate::medium::SimMedium;
 
-/// The log of every run.
-pub(super) const LOG: &str = "/log";
+/// The log of every run, in a directory of its own: what makes its name durable does nothing for those of the files.
+pub(super) const LOG: &str = "/fast/log";
+const FAST: &str = "/fast";
 
 /// A byte that is written to a file while the log is kept for another.
 pub(super) const DIRECT: u8 = 255;
@@ -71,6 +72,10 @@ enum File {
 impl Subject {
     pub(super) fn create(config: &Config, medium: &SimMedium) -> Result<Self> {
         let place = Arc::new(OnMedium(medium.clone()));
+        if !medium.list(Path::new("/"))?.iter().any(|name| name == "fast") {
+            medium.create_dir(Path::new(FAST))?;
+        }
+        medium.sync_dir(DIRECT_SYNC, Path::new("/"))?;
         let cache = match config.canary {
             true => None,
             false => Some(options(config).create_on(medium.clone(), place.clone(), LOG)?),
@@ -213,10 +218,13 @@ impl Subject {
 
     /// All there is, as a program sees it; or what is wrong with it.
     pub(super) fn read(&self) -> Result<std::result::Result<State, String>> {
-        for name in self.medium.list(Path::new("/"))? {
-            let known = |known: &str| name == known.trim_start_matches('/');
-            if !known(LOG) && !name.to_string_lossy().ends_with(".new") && !NAMES.iter().any(|name| known(name)) {
-                return Ok(Err(format!("a file {name:?} was left behind")));
+        for dir in ["/", FAST] {
+            for name in self.medium.list(Path::new(dir))? {
+                let path = Path::new(dir).join(&name);
+                let known = [LOG, FAST].iter().chain(&NAMES).any(|known| path == Path::new(known));
+                if !known && !name.to_string_lossy().ends_with(".new") {
+                    return Ok(Err(format!("a file {name:?} was left behind")));
+                }
             }
         }
         let mut state = State::new();
