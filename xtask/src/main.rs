@@ -11,8 +11,10 @@ mod explore;
 #[cfg(target_arch = "x86_64")]
 mod faults;
 mod fuzz;
+mod inject;
 mod loom;
 mod nightly;
+mod programs;
 mod tidy;
 
 /// The project's own chores.
@@ -40,8 +42,12 @@ enum Verb {
     FaultsVictim(faults::Victim),
     /// Run the fuzz targets, each for some seconds.
     Fuzz(fuzz::Arguments),
+    /// Damage protected files by the thousand, and check what is found and repaired.
+    Inject(inject::Arguments),
     /// Run the models of the lock-free code through their interleavings.
     Loom(loom::Arguments),
+    /// Run programs that people have bare and under `untorn run`, and compare what they do.
+    Programs(programs::Arguments),
     /// Check the house rules that no compiler checks.
     Tidy,
 }
@@ -56,7 +62,9 @@ fn main() -> ExitCode {
         #[cfg(target_arch = "x86_64")]
         Verb::FaultsVictim(arguments) => faults::victim(&arguments),
         Verb::Fuzz(arguments) => fuzz::run(&root(), &arguments),
+        Verb::Inject(arguments) => inject::run(&arguments),
         Verb::Loom(arguments) => loom::run(&root(), &arguments),
+        Verb::Programs(arguments) => programs::run(&root(), &arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {
             eprintln!("tidy: cannot read the repository: {error}");
             ExitCode::from(74)

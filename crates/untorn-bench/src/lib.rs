@@ -49,6 +49,7 @@ mod cpu;
 mod error;
 mod machine;
 mod measure;
+mod model;
 mod offsets;
 mod plot;
 mod raw;

@@ -94,6 +94,16 @@ pub struct CopyRow {
     /// untorn to those.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bare_ratio: Option<f64>,
+    /// Accesses a second of a model of the engine's protocol: of writes the same bytes and fences with no code around
+    /// them, of reads a copy between two looks at a word of the page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_ops_per_s: Option<f64>,
+    /// The model to raw: what the protocol allows on this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_ratio: Option<f64>,
+    /// untorn to the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share_of_model: Option<f64>,
     /// Of several threads: untorn's gain over one thread, to raw's gain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scaling_vs_raw: Option<f64>,
@@ -324,6 +334,8 @@ impl Row {
                 ("ratio", Some(two(row.ratio))),
                 ("quartiles", Some(format!("{:.2}-{:.2}", row.ratio_low, row.ratio_high))),
                 ("bare ratio", row.bare_ratio.map(two)),
+                ("model ratio", row.model_ratio.map(two)),
+                ("of model", row.share_of_model.map(two)),
                 ("cpu ratio", row.log_policy.map(|_| two(row.cpu_ratio))),
                 ("scaling/raw", row.scaling_vs_raw.map(two)),
                 ("scaling/bare", row.scaling_vs_bare.map(two)),

@@ -43,13 +43,22 @@ pub(crate) fn file_len(args: &Args, kind: MediumKind) -> u64 {
     args.file_len.unwrap_or(default)
 }
 
+/// Writes every page once.
+fn write_raw(file: &impl Raw, len: u64) -> Result<()> {
+    let page = [0x5a; PAGE as usize];
+    (0..len).step_by(PAGE as usize).try_for_each(|offset| file.write(&page, offset))?;
+    file.fence()?;
+    Ok(())
+}
+
 impl<'a, T: Target> Rig<'a, T> {
-    /// Makes the directory and the raw file and writes every page of it. There is to be room for so many files beside it.
-    pub(crate) fn new(target: T, args: &'a Args, dir: &Path, files: u64) -> Result<Self> {
+    /// Makes the directory and the raw file and writes every page of it. There is to be room for so many files beside it, and for
+    /// so many raw ones.
+    pub(crate) fn new(target: T, args: &'a Args, dir: &Path, files: u64, raws: u64) -> Result<Self> {
         let file_len = file_len(args, target.kind());
-        // The raw file, and for each file under test the file, a reflection page for each of its pages, or as much log,
+        // The raw files, and for each file under test the file, a reflection page for each of its pages, or as much log,
         // and some room to spare.
-        let need = file_len + files * (2 * file_len + file_len / 16 + (32 << 20));
+        let need = (1 + raws) * file_len + files * (2 * file_len + file_len / 16 + (32 << 20));
         let space = rustix::fs::statvfs(dir).map_err(|source| Error::io("look at the free space of", dir, source))?;
         let free = space.f_bavail * space.f_frsize;
         if free < need {
@@ -58,12 +67,15 @@ impl<'a, T: Target> Rig<'a, T> {
         let made = tempfile::Builder::new().prefix("untorn-bench-").tempdir_in(dir);
         let made = made.map_err(|source| Error::io("create a directory in", dir, source))?;
         let raw = target.raw(&made.path().join("raw"), file_len)?;
-        let page = [0x5a; PAGE as usize];
-        for offset in (0..file_len).step_by(PAGE as usize) {
-            raw.write(&page, offset)?;
-        }
-        raw.fence()?;
+        write_raw(&raw, file_len)?;
         Ok(Rig { target, args, raw, file_len, dir: made })
+    }
+
+    /// One more raw file, every page of which is in memory.
+    pub(crate) fn beside(&self, name: &str, len: u64) -> Result<T::Raw> {
+        let file = self.target.raw(&self.place(name), len)?;
+        write_raw(&file, len)?;
+        Ok(file)
     }
 
     /// Where a file of this name would be.

@@ -81,7 +81,7 @@ fn options(given: &untorn_redundancy_options) -> Result<ProtectOptions> {
     match i64::from(given.flags) {
         0 if given.period_ms != 0 => Ok(options.period(Duration::from_millis(given.period_ms))),
         0 => Ok(options),
-        abi::UNTORN_COVER_ON_DEMAND if given.period_ms == 0 => Ok(options.period(Duration::ZERO)),
+        abi::UNTORN_COVER_ON_DEMAND if given.period_ms == 0 => Ok(options.on_demand()),
         abi::UNTORN_COVER_ON_DEMAND => Err(Failure::invalid("UNTORN_COVER_ON_DEMAND has no period_ms")),
         _ => Err(unknown("flags", given.flags)),
     }

@@ -104,6 +104,7 @@ fn the_report_says_what_went_through_the_log_and_what_was_left_to_the_kernel() {
     let files = report["files"].as_array().unwrap();
     let written: Vec<_> = files.iter().map(|file| (file["writes"].as_u64(), file["bytes_written"].as_u64())).collect();
     assert_eq!(written, [(Some(2), Some(12)), (Some(1), Some(6))], "{report}");
+    assert_eq!(files.iter().map(|file| file["commits"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(0)], "{report}");
     let demoted: Vec<_> = report["demoted"]
         .as_array()
         .unwrap()
@@ -127,7 +128,7 @@ fn the_words_say_it_too() {
     assert_eq!(run.text(), "done\n");
     let log = place.log().canonicalize().unwrap();
     let run = run.names(&format!("untorn: log {}: ", log.display())).names("2 files managed");
-    let run = run.names("a.managed: opened 1 times, 0 reads, 2 writes of 12 bytes\n");
+    let run = run.names("a.managed: opened 1 times, 0 reads, 2 writes of 12 bytes, 1 syncs\n");
     run.names("left to the kernel 1 times").names("b.managed (mmap)").names("c.managed (open: O_APPEND)");
 }
 

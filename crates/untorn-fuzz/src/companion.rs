@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
-use std::time::Duration;
 
 use twox_hash::XxHash3_64;
 use untorn::medium::{Access, Medium, MediumClass, MediumFile};
@@ -69,7 +68,7 @@ static HONEST: LazyLock<Vec<Honest>> = LazyLock::new(|| {
 });
 
 fn by_hand() -> ProtectOptions {
-    ProtectOptions::new().period(Duration::ZERO)
+    ProtectOptions::new().on_demand()
 }
 
 fn build(layout: StripeLayout, checksum: Checksum, clean: bool) -> Result<Honest> {

@@ -1,6 +1,7 @@
 //! What the layer does for each call, whatever its name: tell whether it is about a managed file, and ask the server.
 
 use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{iovec, stat};
 use untorn_wire::{MARK, Operation, PLAIN, Reply, Request};
@@ -215,6 +216,14 @@ pub(crate) fn adopt(fd: c_int, atomic: bool, truncate: bool) -> Result<bool, c_i
     Ok(true)
 }
 
+/// Whether the kernel reads and writes for this process by itself.
+static ASYNCHRONOUS: AtomicBool = AtomicBool::new(false);
+
+/// No file that this process opens is boosted from now on. What it has open is to be demoted after this.
+pub(crate) fn boost_no_more() {
+    ASYNCHRONOUS.store(true, Ordering::SeqCst);
+}
+
 /// Has a regular file's descriptor that was just opened boosted, if that is to be and can be. The server marks it.
 fn boost(fd: c_int) -> Result<bool, c_int> {
     // The C library's streams of these numbers would go past us.
@@ -222,7 +231,11 @@ fn boost(fd: c_int) -> Result<bool, c_int> {
         return Ok(false);
     }
     let flags = raw::fcntl(fd, libc::F_GETFL, 0)?;
-    if flags & libc::O_ACCMODE == libc::O_RDONLY || raw::is_limited() || !is_chosen(fd) {
+    if ASYNCHRONOUS.load(Ordering::Relaxed)
+        || flags & libc::O_ACCMODE == libc::O_RDONLY
+        || raw::is_limited()
+        || !is_chosen(fd)
+    {
         return Ok(false);
     }
     if raw::file_system(fd).is_ok_and(|kind| NO_FILES.contains(&kind)) {
@@ -232,6 +245,11 @@ fn boost(fd: c_int) -> Result<bool, c_int> {
     if boosted {
         known::note(fd);
         see();
+    }
+    // Asked last: either this sees it, or whoever demotes all files finds this one among them.
+    if boosted && ASYNCHRONOUS.load(Ordering::SeqCst) {
+        demote(c"io_uring_setup", fd)?;
+        return Ok(false);
     }
     Ok(boosted)
 }

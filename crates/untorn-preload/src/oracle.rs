@@ -5,6 +5,7 @@
 //! while the layer itself calls the C library. For the rest it sends SIGSYS; the handler makes the call in the program's place.
 //! It watches the thread that the process began with, and a forked child's.
 
+use core::cell::Cell;
 use core::ffi::{c_int, c_long, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::os::unix::ffi::OsStringExt;
@@ -12,6 +13,7 @@ use std::sync::OnceLock;
 
 use crate::layer::is_marked;
 use crate::raw::{self, word};
+use crate::real::Real;
 
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 const ALLOW: u8 = 0;
@@ -23,21 +25,32 @@ static SELECTOR: AtomicU8 = AtomicU8::new(ALLOW);
 static ARMED: AtomicBool = AtomicBool::new(false);
 static REPORT: OnceLock<Vec<u8>> = OnceLock::new();
 
+std::thread_local! {
+    /// Whether this is the thread that is watched. No other may set the selector, which is that thread's.
+    static WATCHED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// The layer calls the C library, until this is dropped.
 pub(crate) struct Pass {
-    before: u8,
+    /// Of the watched thread.
+    before: Option<u8>,
 }
 
 impl Pass {
     pub(crate) fn new() -> Self {
-        Pass { before: SELECTOR.swap(ALLOW, Ordering::Relaxed) }
+        let watched = ARMED.load(Ordering::Relaxed) && WATCHED.get();
+        Pass { before: watched.then(|| SELECTOR.swap(ALLOW, Ordering::Relaxed)) }
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        let after = if ARMED.load(Ordering::Relaxed) { BLOCK } else { self.before };
-        SELECTOR.store(after, Ordering::Relaxed);
+        let Some(before) = self.before else { return };
+        if before == ALLOW {
+            // While nothing was watched the program may have blocked all signals.
+            unblock();
+        }
+        SELECTOR.store(BLOCK, Ordering::Relaxed);
     }
 }
 
@@ -67,7 +80,33 @@ pub(crate) fn set_up() {
     arm();
 }
 
+/// Where SIGSYS is blocked, the next call that it is sent for ends the program.
+fn unblock() {
+    let only: u64 = 1 << (libc::SIGSYS - 1);
+    let arguments = [libc::SIG_UNBLOCK as usize, &raw const only as usize, 0, 8, 0, 0];
+    // SAFETY: a mask that lives as long as the call.
+    let _ = unsafe { raw::call(libc::SYS_rt_sigprocmask, arguments) };
+}
+
+/// `sigaction`: SIGSYS stays ours, also where the call is not watched.
+///
+/// # Safety
+/// The program's, or null.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sigaction(signal: c_int, action: *const c_void, old: *mut c_void) -> c_int {
+    static REAL: Real = Real::new(c"sigaction");
+    if signal == libc::SIGSYS && ARMED.load(Ordering::Relaxed) {
+        return 0;
+    }
+    // SAFETY: the C library's function of that name has this signature.
+    let function: unsafe extern "C" fn(c_int, *const c_void, *mut c_void) -> c_int =
+        unsafe { core::mem::transmute(REAL.address()) };
+    // SAFETY: the caller's arguments, handed on; watched, if anything is.
+    unsafe { function(signal, action, old) }
+}
+
 fn arm() {
+    unblock();
     let gate = raw::gate as *const () as usize;
     let action = Action {
         handler: handle as *const () as usize,
@@ -81,6 +120,7 @@ fn arm() {
     let arguments = [PR_SET_SYSCALL_USER_DISPATCH, 1, gate, raw::GATE, SELECTOR.as_ptr() as usize, 0];
     // SAFETY: the selector lives as long as the process.
     if unsafe { raw::call(libc::SYS_prctl, arguments) } == 0 {
+        WATCHED.set(true);
         ARMED.store(true, Ordering::Relaxed);
         SELECTOR.store(BLOCK, Ordering::Relaxed);
     }
@@ -221,6 +261,52 @@ unsafe extern "C" fn handle(_signal: c_int, information: *mut libc::siginfo_t, c
         registers[libc::REG_RAX as usize] = unsafe { act(arguments) };
         return;
     }
+    // One that waits is to be interrupted by the signals that the program has not blocked; here all are.
+    let waits = WAITING.contains(&number);
+    if waits {
+        // SAFETY: the kernel's mask, of 8 bytes.
+        unsafe { set_mask((&raw const (*context).uc_sigmask).cast()) };
+    }
     // SAFETY: the program's call, made for it.
     registers[libc::REG_RAX as usize] = unsafe { raw::call(number, arguments) } as i64;
+    if waits {
+        // SAFETY: a mask of 8 bytes.
+        unsafe { set_mask(&raw const ALL_SIGNALS) };
+    }
+}
+
+static ALL_SIGNALS: u64 = u64::MAX;
+
+/// Calls that may wait for long.
+const WAITING: [c_long; 23] = [
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_openat,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_select,
+    libc::SYS_pselect6,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_pause,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_flock,
+    libc::SYS_fcntl,
+];
+
+/// # Safety
+/// A mask of 8 bytes.
+unsafe fn set_mask(mask: *const u64) {
+    // SAFETY: the caller's.
+    let _ = unsafe { raw::call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, mask as usize, 0, 8, 0, 0]) };
 }

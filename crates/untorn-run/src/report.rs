@@ -4,12 +4,18 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+
+/// A path as text: what is not Unicode in it is replaced, for JSON has no way to say it.
+fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
 
 /// What became of one managed file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FileReport {
     /// Where it was first opened.
+    #[serde(serialize_with = "lossy")]
     pub path: PathBuf,
     /// How often it was opened.
     pub opens: u64,
@@ -19,7 +25,7 @@ pub struct FileReport {
     pub writes: u64,
     /// Bytes written.
     pub bytes_written: u64,
-    /// Epochs that were committed.
+    /// Epochs that were committed; where a log is in front of the file, syncs of it that the log served.
     pub commits: u64,
     /// Epochs that were dropped because one that wrote in them was killed.
     pub discarded: u64,
@@ -33,6 +39,7 @@ pub struct Refused {
     /// Why.
     pub why: String,
     /// The file, where it is known.
+    #[serde(serialize_with = "lossy")]
     pub path: PathBuf,
 }
 
@@ -42,6 +49,7 @@ pub struct Demoted {
     /// The call that was not to be served otherwise, or what else happened.
     pub why: String,
     /// The file.
+    #[serde(serialize_with = "lossy")]
     pub path: PathBuf,
 }
 

@@ -132,6 +132,25 @@ fn what_cannot_be_served_finds_a_plain_file() {
 }
 
 #[test]
+fn a_process_with_asynchronous_calls_of_the_kernel_has_plain_files() {
+    for (why, call) in [
+        ("io_setup", "io_setup(1, ctypes.byref(ctypes.c_long(0)))"),
+        ("io_uring_setup", "io_uring_setup(4, ctypes.create_string_buffer(120))"),
+        ("io_uring_setup", "io_uring_queue_init(4, ctypes.create_string_buffer(1000), 0)"),
+        ("io_uring_setup", "syscall(425, 4, ctypes.create_string_buffer(120))"),
+    ] {
+        let place = Place::new();
+        let later = "other = os.open('later.managed', os.O_RDWR | os.O_CREAT)\nassert os.write(other, b'later') == 5";
+        let program = format!("{BEGIN}import ctypes; ctypes.CDLL(None).{call}\n{later}");
+        succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
+        assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first", "after {why}");
+        assert_eq!(place.demoted(), [why]);
+        let report = place.report();
+        assert_eq!(report["files"].as_array().unwrap().len(), 1, "{report}");
+    }
+}
+
+#[test]
 fn descriptors_that_are_shared_share_an_offset_and_all_that_is_written() {
     let place = Place::new();
     let then = "

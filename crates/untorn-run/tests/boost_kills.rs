@@ -6,8 +6,20 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use common::{BEGIN, Place, Talk, built, succeed, text};
+
+/// How often each test kills: `UNTORN_KILLS`, or once in each of its ways.
+fn kills() -> usize {
+    std::env::var("UNTORN_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(8)
+}
+
+/// So that repeated kills hit other instants.
+fn wait_a_little(number: usize) {
+    thread::sleep(Duration::from_micros((number / 8 * 7919 % 97 * 100) as u64));
+}
 
 /// Writes blocks of one byte each, changes the length now and then, and says after each call which that was.
 const WRITER: &str = "
@@ -48,13 +60,15 @@ sys.stdout.buffer.write(file)
 /// after a replay.
 #[test]
 fn what_was_acknowledged_is_in_the_file_after_a_kill_and_a_replay() {
-    for (number, calls) in [1_usize, 7, 40, 90, 150, 230].into_iter().enumerate() {
+    for number in 0..kills() {
+        let calls = [1, 7, 40, 90, 150, 230][number % 6];
         let place = Place::new();
         let script = ["sh", "-c", "echo $$; exec python3 -c \"$0\"", WRITER].map(OsStr::new);
         let mut child = place.under(&built().layer, &script).stdout(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         let victim = said.next().unwrap();
         let before = said.nth(calls - 1).expect("the writer ended by itself");
+        wait_a_little(number);
         let serves = number % 2 == 0;
         let whom = if serves { child.id().to_string() } else { victim };
         succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"", &whom]));
@@ -106,16 +120,18 @@ print(connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0])
 #[test]
 fn sqlite_loses_no_transaction_to_a_kill() {
     let journals = ["delete", "truncate", "wal", "persist", "wal", "delete", "truncate", "delete"];
-    for (number, journal) in journals.into_iter().enumerate() {
+    for number in 0..kills() {
+        let journal = journals[number % journals.len()];
         let place = Place::new();
         // Where it is not exclusive, the journal is opened and closed, or removed, with each transaction.
-        let locking = if number < 4 { "exclusive" } else { "normal" };
+        let locking = if number % journals.len() < 4 { "exclusive" } else { "normal" };
         let run = "echo $$; exec python3 -c \"$0\" \"$1\" \"$2\"";
         let script = ["sh", "-c", run, TRANSACTIONS, journal, locking].map(OsStr::new);
         let mut child = place.under(&built().layer, &script).stdout(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         let process = said.next().unwrap();
-        let before = said.nth(number * 5 + 3).expect("the program ended by itself");
+        let before = said.nth(number % 6 * 5 + 3).expect("the program ended by itself");
+        wait_a_little(number);
         // Now and then the one that serves goes first. A program whose files are all plain by then would not even notice.
         let launcher = child.id().to_string();
         let both = if number % 2 == 0 { [&launcher, &process] } else { [&process, &launcher] };

@@ -278,7 +278,9 @@ impl World {
         let inode = self.inode(number);
         let Inode { log, volatile, durable, .. } = inode;
         if block::distrust(log, call, volatile, durable, offset, len) {
+            // What stayed was written again, and all of it made durable: the file's time with it.
             inode.modified = call;
+            inode.durable_modified = call;
             self.version += 1;
         }
     }

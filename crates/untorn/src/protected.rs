@@ -19,8 +19,6 @@ use crate::error::{Error, Result};
 use crate::medium::{self, Latched, PageCache};
 use crate::redundancy::{self, Coverage, Mode, RepairReport, Scrub, ScrubReport};
 
-const PAGE: u64 = 4096;
-
 /// A file whose pages have checksums and parity, kept up to date behind the program's stores.
 ///
 /// They lie in a file beside it, in the directory `.untorn`. A page that was damaged (by a device that lost or misdirected a
@@ -92,7 +90,9 @@ impl Protected {
     }
 
     /// Tells that bytes will be stored to, before they are. Their pages are not covered before the answer is dropped: drop it
-    /// when the stores are made. The first announcement of a page since it was covered costs a flush.
+    /// when the stores are made. The first announcement of a page since it was covered costs a flush. With a
+    /// [period](ProtectOptions::period) of 0 the pages are compared with their checksums first, and repaired if need be, and
+    /// they are covered when the answer is dropped.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -111,16 +111,16 @@ impl Protected {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; those of writing and flushing. Nothing may be stored then.
+    /// [`Error::OutOfRange`]; those of writing and flushing; with a period of 0 [`Error::Corrupt`] for a page that is damaged
+    /// beyond repair, unless the whole of it is to be stored to. Nothing may be stored then.
     pub fn announce(&self, bytes: Range<u64>) -> Result<Stores<'_>> {
         let file_len = self.service.len();
         if bytes.start > bytes.end || bytes.end > file_len {
             let len = bytes.end.saturating_sub(bytes.start);
             return Err(Error::OutOfRange { path: self.path().to_owned(), offset: bytes.start, len, file_len });
         }
-        let pages = if bytes.is_empty() { 0..0 } else { bytes.start / PAGE..bytes.end.div_ceil(PAGE) };
-        self.service()?.announce(pages.clone())?;
-        Ok(Stores { protected: self, pages })
+        self.service()?.announce(bytes.clone())?;
+        Ok(Stores { protected: self, bytes })
     }
 
     /// Covers everything that was stored to before the call.
@@ -198,7 +198,7 @@ impl Protected {
 #[must_use = "the stores are to be made before this is dropped"]
 pub struct Stores<'a> {
     protected: &'a Protected,
-    pages: Range<u64>,
+    bytes: Range<u64>,
 }
 
 impl Stores<'_> {
@@ -206,25 +206,29 @@ impl Stores<'_> {
     ///
     /// # Errors
     /// Those of [`Protected::sync`].
-    pub fn cover(self) -> Result<()> {
-        let protected = self.protected;
-        drop(self);
-        protected.sync()
+    pub fn cover(mut self) -> Result<()> {
+        // Nothing is left to the drop.
+        let bytes = std::mem::take(&mut self.bytes);
+        self.protected.service()?.release(bytes)?;
+        self.protected.sync()
     }
 }
 
 impl Drop for Stores<'_> {
     fn drop(&mut self) {
         // In a forked child there is nothing to release.
-        if let Ok(service) = self.protected.service() {
-            service.release(self.pages.clone());
+        if let Ok(service) = self.protected.service()
+            && let Err(error) = service.release(self.bytes.clone())
+        {
+            // The redundancy remembers it, and every later call fails.
+            tracing::error!(path = %self.protected.path().display(), %error, "covering failed");
         }
     }
 }
 
 impl fmt::Debug for Stores<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stores").field("pages", &self.pages).finish()
+        f.debug_struct("Stores").field("bytes", &self.bytes).finish()
     }
 }
 

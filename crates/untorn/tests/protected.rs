@@ -62,7 +62,7 @@ fn scrub(place: &Place) -> Vec<Damage> {
 }
 
 fn by_hand() -> ProtectOptions {
-    ProtectOptions::new().period(Duration::ZERO)
+    ProtectOptions::new().on_demand()
 }
 
 /// What happens to a page at rest.

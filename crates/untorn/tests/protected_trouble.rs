@@ -65,7 +65,7 @@ fn rot(path: &Path, change: impl FnOnce(&File)) {
 }
 
 fn by_hand() -> ProtectOptions {
-    ProtectOptions::new().period(Duration::ZERO)
+    ProtectOptions::new().on_demand()
 }
 
 fn page(number: usize) -> PageRange {
@@ -304,4 +304,23 @@ fn stores_that_leave_no_trace_in_the_file_s_time_are_not_taken_for_damage() {
         assert!(place.bytes()[..5 * PAGE] == stored[..5 * PAGE] && place.bytes()[6 * PAGE..] == stored[6 * PAGE..]);
         assert_eq!(&place.bytes()[5 * PAGE..][..13], b"after the end");
     }
+}
+
+#[test]
+fn a_superblock_that_is_damaged_while_the_file_is_open_is_found_and_written_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("table");
+    fs::write(&path, vec![3; 8 * PAGE]).unwrap();
+    let protected = by_hand().open(&path).unwrap();
+    protected.sync().unwrap();
+    let side = File::options().read(true).write(true).open(protected.coverage().unwrap().companion).unwrap();
+    for copy in [0, 1] {
+        side.write_all_at(&[0xEE; 8], copy * PAGE as u64 + 1000).unwrap();
+        let report = protected.repair().unwrap();
+        assert_eq!(report.scrub.damage, [Damage::Table { offset: copy * PAGE as u64 }]);
+        assert_eq!((report.rebuilt, report.lost.len()), (1, 0));
+        assert!(protected.scrub().unwrap().is_clean());
+    }
+    drop(protected);
+    by_hand().open(&path).unwrap().close().unwrap();
 }

@@ -95,7 +95,7 @@ impl Case {
         fs::write(&path, pattern(LEN, 1)).unwrap();
         set_modified(&path);
         let options = ProtectOptions::new().stripe(2).layout(self.layout).checksum(self.checksum);
-        let protected = options.period(Duration::ZERO).open(&path).unwrap();
+        let protected = options.on_demand().open(&path).unwrap();
         // What the kernel did not let go of just then was written again, with another time, which the open noted. What follows
         // writes both copies of the superblock anew.
         set_modified(&path);

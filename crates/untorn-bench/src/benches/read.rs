@@ -5,6 +5,7 @@ use untorn::{AtomicFile, Durability, EngineKind, ReadPolicy};
 use super::{Case, FILE, Progress, Setup, count, has_background, is_pmem};
 use crate::error::Result;
 use crate::measure::{Arm, Plan, interleave};
+use crate::model::Looks;
 use crate::offsets::{Offsets, Region};
 use crate::raw::{Raw, Target};
 use crate::report::{CopyRow, Row};
@@ -95,20 +96,28 @@ fn time<T: Target>(
 ) -> Result<Vec<CopyRow>> {
     let engine = file.info().engine;
     let mut rows = Vec::new();
+    let looks = Looks::new(rig.file_len);
     for (index, case) in cases.iter().enumerate() {
         step(&case.describe(&format!("{engine}, {}, {}", state.name(), setup.read_policy)));
         if state == State::Deployed || index == 0 {
             state.prepare(rig, file)?;
         }
-        let mut plan = state.fit(rig, case, rig.timed(case.threads, case.size, 2, false));
+        let mut plan = state.fit(rig, case, rig.timed(case.threads, case.size, 3, false));
         plan.background = has_background(engine);
         let batch = state.batch(rig, &plan);
-        let arms = [
+        let mut arms = vec![
             Arm::new(batch, |buf, offset| file.read_at(buf, offset), || Ok(())),
             Arm::new(batch, |buf, offset| rig.raw.read(buf, offset), || Ok(())),
         ];
+        // A model of gathering would be the engine.
+        if state == State::Settled {
+            arms.push(Arm::new(batch, |buf, offset| looks.read(&rig.raw, buf, offset), || Ok(())));
+        }
         let series = interleave(&plan, &arms, |thread, round| state.walk(rig, case, &plan, thread, round))?;
         let mut row = setup.row(engine, case, &series);
+        if let Some(model) = series.get(2) {
+            row.compare_to_model(&series[0], &series[1], model);
+        }
         row.state = Some(state.name());
         row.read_policy = Some(setup.read_policy.as_str());
         rows.push(row);

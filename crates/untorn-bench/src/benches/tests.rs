@@ -87,7 +87,11 @@ fn atomic_write_on_persistent_memory() {
     let dir = tempfile::tempdir().unwrap();
     let json = report(MediumKind::AssumedPmem, "atomic-write", &small(dir.path()));
     check_copies(&json, 2 * 2 * 2 * 2);
-    assert!(json["rows"].as_array().unwrap().iter().all(|row| row["durability"] == "write"));
+    for row in json["rows"].as_array().unwrap() {
+        assert_eq!(row["durability"], "write");
+        assert!(row["bare_ratio"].is_null() && row["model_ops_per_s"].is_number());
+        assert!(row["model_ratio"].as_f64().unwrap() > 0.0 && row["share_of_model"].as_f64().unwrap() > 0.0);
+    }
     assert!(json["notes"][0].as_str().unwrap().contains("not durable"));
 }
 
@@ -96,7 +100,9 @@ fn atomic_write_on_a_block_medium_commits_each() {
     let dir = tempfile::tempdir().unwrap();
     let json = report(MediumKind::Volatile, "atomic-write", &small(dir.path()));
     check_copies(&json, 2 * 2 * 2);
-    assert!(json["rows"].as_array().unwrap().iter().all(|row| row["commit_every"] == 1));
+    assert!(
+        json["rows"].as_array().unwrap().iter().all(|row| row["commit_every"] == 1 && row["model_ratio"].is_null())
+    );
 }
 
 #[test]
@@ -107,6 +113,7 @@ fn atomic_commit_has_a_bare_arm() {
     for row in json["rows"].as_array().unwrap() {
         assert_eq!(row["commit_every"], 4);
         assert!(row["bare_ops_per_s"].is_number() && row["bare_ratio"].is_number());
+        assert!(row["model_ops_per_s"].is_number() && row["share_of_model"].is_number());
     }
 }
 
@@ -122,6 +129,9 @@ fn atomic_read_reads_settled_gathered_and_deployed_pages() {
         .map(|row| (row["state"].as_str().unwrap(), row["read_policy"].as_str().unwrap()))
         .collect();
     assert_eq!(Vec::from_iter(states), [("reflected", "deploy"), ("reflected", "gather"), ("settled", "gather")]);
+    for row in json["rows"].as_array().unwrap() {
+        assert_eq!(row["model_ratio"].is_number(), row["state"] == "settled");
+    }
     for row in json["rows"].as_array().unwrap().iter().filter(|row| row["state"] == "settled") {
         assert_eq!((row["fences_per_op"].as_f64(), row["bytes_per_op"].as_f64()), (Some(0.0), Some(0.0)));
     }
@@ -329,7 +339,7 @@ fn nothing_is_made_for_arguments_that_cannot_run_or_do_not_fit() {
 fn a_failing_run_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let args = small(dir.path());
-    let rig = Rig::new(Block(MediumKind::Volatile), &args, dir.path(), 1).unwrap();
+    let rig = Rig::new(Block(MediumKind::Volatile), &args, dir.path(), 1, 0).unwrap();
     assert!(!is_empty(dir.path()));
     let fresh = |options: Options| rig.fresh(FILE, &options);
     assert!(fresh(Options::new().max_len(1)).is_err() || fresh(Options::new().record_area(0, 0)).is_err());
@@ -364,7 +374,7 @@ fn counted_media_serve_engines() {
     let dir = tempfile::tempdir().unwrap();
     let args = small(dir.path());
     fn written<T: Target>(target: T, args: &Args, dir: &Path) -> u64 {
-        let rig = Rig::new(target, args, dir, 1).unwrap();
+        let rig = Rig::new(target, args, dir, 1, 0).unwrap();
         let options = Options::new();
         rig.fresh(FILE, &options).unwrap().close().unwrap();
         let (file, counters) = rig.counted(FILE, &options).unwrap();

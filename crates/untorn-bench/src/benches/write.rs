@@ -3,14 +3,16 @@
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use untorn::{AtomicFile, Durability, EngineKind};
+use untorn::{AtomicFile, Durability, EngineKind, LogPolicy};
 
 use super::{Case, FILE, Progress, Setup, count, has_background, is_pmem};
 use crate::error::Result;
-use crate::measure::{Arm, interleave};
+use crate::measure::{Arm, Series, interleave};
+use crate::model::Model;
 use crate::raw::{Raw, Target};
-use crate::report::Row;
+use crate::report::{CopyRow, Row};
 use crate::rig::Rig;
+use crate::stats::{median, pairwise};
 
 /// `atomic-write`: each write durable before the next.
 pub(super) fn each<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
@@ -38,6 +40,7 @@ fn run<T: Target>(
         done += 1;
     };
     let mut rows = Vec::new();
+    let model = is_pmem(rig.target).then(|| Model::new(rig)).transpose()?;
     for setup in &setups {
         step("writing every page once");
         let file = rig.fresh(FILE, &setup.options(rig.args))?;
@@ -45,10 +48,15 @@ fn run<T: Target>(
         let mut timed = Vec::new();
         for case in cases {
             step(&case.describe(&setup.describe(engine)));
-            let arms = arms(rig, &file, durability, commit_every);
+            let mut arms = arms(rig, &file, durability, commit_every);
+            let bound = model.as_ref().filter(|_| Model::<T::Raw>::fits(case.size));
+            let bound = bound.and_then(|model| protocol(rig, model, setup, engine, durability, commit_every));
+            let has_model = bound.is_some();
+            arms.extend(bound);
             let plan = rig.timed(case.threads, case.size, arms.len(), has_background(engine));
             let series = interleave(&plan, &arms, |thread, round| case.walk(rig.args, rig.file_len, thread, round))?;
             let mut row = setup.row(engine, case, &series);
+            compare(&mut row, &series, has_model);
             row.commit_every = commit_every.or((durability == Durability::PerCommit).then_some(1));
             timed.push(row);
         }
@@ -120,6 +128,46 @@ fn arms<'a, T: Target>(
             ),
             Arm::new(every, |buf, offset| raw.write(buf, offset), || raw.fence()),
         ],
+    }
+}
+
+/// The model of what an engine stores, where there is one.
+fn protocol<'a, T: Target>(
+    rig: &'a Rig<'_, T>,
+    model: &'a Model<T::Raw>,
+    setup: &Setup,
+    engine: EngineKind,
+    durability: Durability,
+    commit_every: Option<u32>,
+) -> Option<Arm<'a>> {
+    let (home, order) = (&rig.raw, setup.order);
+    // Undo stores as much, but has to fence before the first store to each block.
+    let redoes = engine == EngineKind::HybridLog && setup.log_policy != Some(LogPolicy::Undo);
+    let commit = move || model.commit(home, order);
+    match (engine, commit_every, durability) {
+        (EngineKind::Reflection, None, Durability::PerWrite) => {
+            let write = move |buf: &mut [u8], offset| model.reflect(home, order, buf, offset);
+            Some(Arm::new(rig.batch(), write, || Ok(())))
+        }
+        (EngineKind::Reflection, Some(every), _) => {
+            Some(Arm::new(every, |buf, offset| model.reflect_later(home, buf, offset), commit))
+        }
+        (_, Some(every), _) if redoes => Some(Arm::new(every, |buf, offset| model.log(buf, offset), commit)),
+        _ => None,
+    }
+}
+
+/// Adds to a row what the arms behind the first two say.
+fn compare(row: &mut CopyRow, series: &[Series], has_model: bool) {
+    let (ours, raw) = (&series[0], &series[1]);
+    let (bare, model) = match &series[2..] {
+        [model] if has_model => (None, Some(model)),
+        others => (others.first(), others.get(1)),
+    };
+    row.bare_ops_per_s = bare.map(|bare| median(&bare.per_s));
+    row.bare_ratio = bare.map(|bare| pairwise(&ours.per_s, &bare.per_s).median);
+    if let Some(model) = model {
+        row.compare_to_model(ours, raw, model);
     }
 }
 

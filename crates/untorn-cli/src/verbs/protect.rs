@@ -16,7 +16,7 @@ const LISTED: usize = 10;
 
 /// Gives a file checksums and parity, or brings those it has up to date.
 pub(crate) fn protect(args: &cli::Protect) -> Result<Exit> {
-    let mut options = ProtectOptions::new().period(std::time::Duration::ZERO).batch(args.batch);
+    let mut options = ProtectOptions::new().on_demand().batch(args.batch);
     if let Some(pages) = args.stripe {
         options = options.stripe(pages);
     }

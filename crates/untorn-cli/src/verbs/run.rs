@@ -125,9 +125,8 @@ fn words(report: &Report, mode: RunMode) -> String {
             file.bytes_written
         );
         // A log has no epochs.
-        if mode == RunMode::Atomic {
-            let _ = write!(text, ", {} commits", file.commits);
-        }
+        let synced = if mode == RunMode::Atomic { "commits" } else { "syncs" };
+        let _ = write!(text, ", {} {synced}", file.commits);
         if file.discarded > 0 {
             let _ = write!(text, ", {} epochs dropped for processes that were killed", file.discarded);
         }

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -300,6 +301,34 @@ static void streams_and_copies(void) {
     lseek(fd, 1, SEEK_SET);
     SAY(sendfile(out, fd, NULL, 4));
     show(out); show(fd);
+    off_t to = 20;
+    int ends[2];
+    from = 1;
+    SAY(copy_file_range(fd, &from, out, &to, 3, 0)); SAY(from); SAY(to);
+    lseek(fd, 2, SEEK_SET);
+    SAY(copy_file_range(fd, NULL, out, NULL, 100000, 0));
+    SAY(copy_file_range(fd, NULL, out, NULL, 5, 0));
+    show(out); show(fd);
+    from = 0, to = 4;
+    SAY(copy_file_range(out, &from, out, &to, 5, 0)); SAY(from);
+    SAY(copy_file_range(out, &from, out, &to, 4, 0)); SAY(to);
+    from = -1;
+    SAY(copy_file_range(fd, &from, out, NULL, 5, 0));
+    SAY(copy_file_range(fd, NULL, out, NULL, 5, 1));
+    int odd = open("copy.managed", O_RDONLY);
+    SAY(copy_file_range(fd, NULL, odd, NULL, 5, 0)); SAY(close(odd));
+    odd = open("copy.managed", O_WRONLY | O_APPEND);
+    SAY(copy_file_range(fd, NULL, odd, NULL, 5, 0));
+    SAY(copy_file_range(odd, NULL, fd, NULL, 5, 0)); SAY(close(odd));
+    odd = open(".", O_RDONLY);
+    SAY(copy_file_range(odd, NULL, fd, NULL, 5, 0)); SAY(close(odd));
+    SAY(pipe(ends));
+    SAY(copy_file_range(fd, NULL, ends[1], NULL, 5, 0)); SAY(close(ends[0])); SAY(close(ends[1]));
+    odd = open("plain", O_RDWR | O_CREAT, 0644);
+    from = 3;
+    SAY(copy_file_range(out, &from, odd, NULL, 10, 0)); SAY(ftruncate(odd, 6)); to = 30;
+    from = 0;
+    SAY(copy_file_range(odd, &from, out, &to, 10, 0)); show(out); SAY(close(odd));
     char *mapped = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
     printf("   %.7s\n", mapped);
     mapped[0] = 'Z';
@@ -318,6 +347,54 @@ static void streams_and_copies(void) {
     printf("back again\n");
     show(out);
     SAY(close(out));
+}
+
+static void standard_streams_reopened(void) {
+    fflush(stdout);
+    int kept = dup(1);
+    FILE *again = freopen("reopened.managed", "w", stdout);
+    printf("first %d\n", again == stdout);
+    again = freopen("reopened.managed", "a", stdout);
+    printf("second %d %d\n", again == stdout, fileno(stdout));
+    fflush(stdout);
+    dup2(kept, 1);
+    close(kept);
+    printf("back again\n");
+    int in = dup(0), fd = open("reopened.managed", O_RDWR);
+    show(fd);
+    SAY(close(fd));
+    char line[32];
+    SAY(freopen("reopened.managed", "r", stdin) == stdin);
+    while (fgets(line, sizeof line, stdin)) printf("   %s", line);
+    clearerr(stdin);
+    dup2(in, 0);
+    SAY(close(in));
+}
+
+static void by_number(void) {
+    int fd = syscall(SYS_openat, AT_FDCWD, "numbers.managed", O_RDWR | O_CREAT | O_TRUNC, 0644), ends[2];
+    SAY(syscall(SYS_write, fd, "some bytes", 10));
+    struct iovec pieces[2] = {{"one ", 4}, {"two", 3}};
+    SAY(syscall(SYS_pwritev, fd, pieces, 2, 20L, 0L));
+    SAY(syscall(SYS_ftruncate, fd, 25L));
+    struct stat status;
+    SAY(syscall(SYS_fstat, fd, &status)); SAY(status.st_size);
+    SAY(syscall(SYS_newfstatat, AT_FDCWD, "numbers.managed", &status, 0)); SAY(status.st_size);
+    struct statx extended;
+    SAY(syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_SIZE, &extended)); SAY(extended.stx_size);
+    char a[4], b[8];
+    struct iovec into[2] = {{a, 4}, {b, 8}};
+    SAY(syscall(SYS_preadv, fd, into, 2, 18L, 0L));
+    printf("   %.2s\n", b);
+    long from = 0, to = 30;
+    SAY(syscall(SYS_copy_file_range, fd, &from, fd, &to, 10L, 0L));
+    SAY(syscall(SYS_fallocate, fd, 0, 0L, 50L));
+    SAY(syscall(SYS_lseek, fd, 0L, SEEK_SET));
+    show(fd);
+    char *mapped = (char *)syscall(SYS_mmap, NULL, 4096L, PROT_READ, MAP_PRIVATE, fd, 0L);
+    printf("   %.4s\n", mapped);
+    SAY(munmap(mapped, 4096));
+    SAY(syscall(SYS_close, fd));
 }
 
 static void modes_of_streams(void) {
@@ -397,6 +474,8 @@ int main(int count, char **arguments) {
     threads();
     names();
     streams_and_copies();
+    standard_streams_reopened();
+    by_number();
     modes_of_streams();
     standard_output();
     sync();

@@ -20,7 +20,6 @@ int main(void) {
     say("shared mapping", (long)mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
     say("read-only shared mapping", (long)mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0));
     say("splice", splice(fd, NULL, ends[1], NULL, 5, 0));
-    say("copy_file_range", copy_file_range(fd, NULL, fd, NULL, 5, 0));
     struct aiocb operation = {.aio_fildes = fd, .aio_buf = "x", .aio_nbytes = 1};
     say("aio_write", aio_write(&operation));
     say("clone", ioctl(fd, 0x40049409, fd));

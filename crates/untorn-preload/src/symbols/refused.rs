@@ -1,11 +1,11 @@
 //! What cannot be served: told no, and reported; or, where files are boosted, left to the kernel, once they are plain.
 
-use core::ffi::{CStr, c_int, c_long, c_uint, c_void};
+use core::ffi::{CStr, c_int, c_uint, c_void};
 
 use libc::{aiocb, off_t, sigevent, size_t, ssize_t};
 
-use super::{calls, data, messages, processes};
-use crate::layer::{boosts, demote, demote_all, demoted, fail, managed, refuse, served};
+use super::{calls, data};
+use crate::layer::{boost_no_more, boosts, demote_all, demoted, fail, managed, refuse};
 use crate::raw::{self, word};
 use crate::settings::{seen, settings};
 
@@ -107,100 +107,9 @@ fn fill(fd: c_int, into: usize, len: usize, offset: off_t) -> Result<(), c_int> 
 /// Bytes of a private mapping that are read by one call.
 const AT_A_TIME: usize = 64 << 20;
 
-const FICLONE: u64 = 0x4004_9409;
-const FICLONERANGE: u64 = 0x4020_940d;
+pub(super) const FICLONE: u64 = 0x4004_9409;
+pub(super) const FICLONERANGE: u64 = 0x4020_940d;
 const FIDEDUPERANGE: u64 = 0xc018_9436;
-
-/// System calls by number. Those of a managed descriptor that have a function of their own go through it.
-fn by_number(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long> {
-    settings()?;
-    if number == libc::SYS_io_uring_setup || number == libc::SYS_io_setup {
-        return Some(fail(libc::ENOSYS));
-    }
-    if number == libc::SYS_exit_group {
-        processes::end(a as c_int);
-    }
-    if boosts()
-        && seen()
-        && let Some(failed) = boosted_by_number(number, [a, b, c, d, e, 0])
-    {
-        return Some(failed);
-    }
-    let fd = a as c_int;
-    if !seen() || !managed(fd) {
-        return None;
-    }
-    match number {
-        libc::SYS_read => served(data::read_at(fd, b as *mut c_void, c, -1)),
-        libc::SYS_write => served(data::write_at(fd, b as *const c_void, c, -1)),
-        libc::SYS_pread64 => {
-            served(data::explicit(d as off_t).and_then(|at| data::read_at(fd, b as *mut c_void, c, at)))
-        }
-        libc::SYS_pwrite64 => {
-            served(data::explicit(d as off_t).and_then(|at| data::write_at(fd, b as *const c_void, c, at)))
-        }
-        libc::SYS_lseek => served(data::seek(fd, b as off_t, c as c_int)),
-        libc::SYS_ftruncate => served(data::set_length(fd, b as off_t)),
-        libc::SYS_fsync | libc::SYS_fdatasync => served(data::commit(fd)),
-        libc::SYS_fallocate if !boosts() => served(data::allocate(fd, b as c_int, c as off_t, d as off_t)),
-        libc::SYS_readv
-        | libc::SYS_writev
-        | libc::SYS_preadv
-        | libc::SYS_pwritev
-        | libc::SYS_preadv2
-        | libc::SYS_pwritev2
-        | libc::SYS_sendfile
-        | libc::SYS_copy_file_range
-        | libc::SYS_splice
-        | libc::SYS_tee
-        | libc::SYS_sync_file_range
-            if !boosts() =>
-        {
-            Some(fail(refuse(c"syscall", c"by number, past the C library", fd)))
-        }
-        libc::SYS_close | libc::SYS_close_range => None,
-        libc::SYS_dup | libc::SYS_fstat if !boosts() => None,
-        // What begins with a descriptor of ours.
-        _ if boosts() => demoted(c"syscall", &[fd]),
-        _ => None,
-    }
-}
-
-/// What a system call by number that is not about its first argument fails with, where files are boosted.
-fn boosted_by_number(number: c_long, [_, b, c, _, e, _]: [usize; 6]) -> Option<c_long> {
-    let outcome = match number {
-        // Those that have a second descriptor.
-        libc::SYS_sendfile => demote(c"syscall", b as c_int),
-        libc::SYS_splice | libc::SYS_copy_file_range => demote(c"syscall", c as c_int),
-        libc::SYS_ioctl if b as u64 == FICLONE => demote(c"syscall", c as c_int),
-        libc::SYS_ioctl if b as u64 == FICLONERANGE && c != 0 => {
-            // SAFETY: the program's argument, a structure that begins with the descriptor.
-            demote(c"syscall", unsafe { (c as *const i64).read_unaligned() } as c_int)
-        }
-        libc::SYS_mmap => demote(c"mmap", e as c_int),
-        // SAFETY: the program's message.
-        libc::SYS_sendmsg => return unsafe { messages::passing(b as *const libc::msghdr) },
-        libc::SYS_execve | libc::SYS_execveat => processes::hand_down(c"exec", false),
-        // Which file that is, nobody has to find out.
-        libc::SYS_sendmmsg
-        | libc::SYS_renameat
-        | libc::SYS_renameat2
-        | libc::SYS_unlinkat
-        | libc::SYS_utimensat
-        | libc::SYS_newfstatat
-        | libc::SYS_statx => demote_all(c"syscall"),
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_rename
-        | libc::SYS_unlink
-        | libc::SYS_stat
-        | libc::SYS_lstat
-        | libc::SYS_utime
-        | libc::SYS_utimes
-        | libc::SYS_futimesat => demote_all(c"syscall"),
-        _ => Ok(()),
-    };
-    outcome.err().map(fail)
-}
 
 /// Before a limit is set, where files are boosted: how long a file may get is a question to the kernel. What the call fails with, if
 /// what was written could not be brought to the files.
@@ -211,7 +120,32 @@ fn limited(resource: c_uint) -> Option<c_int> {
     demote_all(c"setrlimit").err().map(|errno| fail(errno) as c_int)
 }
 
+/// Before a program gets asynchronous I/O of the kernel, which nobody sees it use: told no; or, where files are boosted, none of its
+/// files is from now on. The errno of what the call fails with.
+pub(super) fn asynchronous(call: &CStr) -> Option<c_int> {
+    settings()?;
+    if boosts() {
+        boost_no_more();
+        return demote_all(call).err();
+    }
+    let _ = refuse(call, LATER, -1);
+    Some(libc::ENOSYS)
+}
+
+/// The same for libraries that return the errno, negative.
+fn library(call: &CStr) -> Option<c_int> {
+    asynchronous(call).map(|errno| -errno)
+}
+
 calls! {
+    // Of libaio and liburing, which set up what the kernel then does to any descriptor, by calls that nobody sees.
+    [io_setup io_queue_init](most: c_int, context: *mut c_void) -> c_int = library(c"io_setup");
+    [io_uring_setup](entries: c_uint, parameters: *mut c_void) -> c_int = library(c"io_uring_setup");
+    [io_uring_queue_init](entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int = library(c"io_uring_setup");
+    [io_uring_queue_init_params](entries: c_uint, ring: *mut c_void, parameters: *mut c_void) -> c_int = library(c"io_uring_setup");
+    [io_uring_queue_init_mem](
+        entries: c_uint, ring: *mut c_void, parameters: *mut c_void, memory: *mut c_void, len: size_t
+    ) -> c_int = library(c"io_uring_setup");
     [setrlimit setrlimit64](resource: c_uint, limit: *const c_void) -> c_int = limited(resource);
     [prlimit prlimit64](process: libc::pid_t, resource: c_uint, limit: *const c_void, old: *mut c_void) -> c_int =
         if limit.is_null() { None } else { limited(resource) };
@@ -264,6 +198,4 @@ calls! {
     [lio_listio lio_listio64](mode: c_int, list: *const *const aiocb, count: c_int, event: *mut sigevent) -> c_int =
         // SAFETY: the program's list, of that length.
         if seen() { number(unsafe { any_of(list, count) }) } else { None };
-    [syscall](number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long =
-        by_number(number, [a, b, c, d, e, f]);
 }

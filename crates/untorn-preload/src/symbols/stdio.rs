@@ -5,7 +5,7 @@
 //! `stdout` and `stderr` name such a stream, and the C library's own, to which a program may have kept a pointer, is cut off
 //! from its descriptor: what is not passed on fails, and harms nothing.
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
@@ -213,8 +213,8 @@ unsafe fn reopened(path: *const c_char, mode: *const c_char, file: *mut FILE) ->
         return None;
     }
     // SAFETY: the caller's.
-    if let Some(refused) = unsafe { not_reopened(path, mode) } {
-        return Some(refused);
+    if let Some(answer) = unsafe { reopened_managed(path, mode, file) } {
+        return Some(answer);
     }
     let ours = stand_in(file).unwrap_or(file);
     let fd = number_of(ours)?;
@@ -231,11 +231,11 @@ unsafe fn reopened(path: *const c_char, mode: *const c_char, file: *mut FILE) ->
     Some(real!(freopen(path: *const c_char, mode: *const c_char, own: *mut FILE) -> *mut FILE))
 }
 
-/// The refusal of a managed file for a stream that is open.
+/// `freopen` with a managed file, which a standard stream may become: ours stands in its place then. Any other is told no.
 ///
 /// # Safety
-/// Both are null or strings that end in a zero.
-unsafe fn not_reopened(path: *const c_char, mode: *const c_char) -> Option<*mut FILE> {
+/// Both are null or strings that end in a zero; the stream is one.
+unsafe fn reopened_managed(path: *const c_char, mode: *const c_char, file: *mut FILE) -> Option<*mut FILE> {
     // SAFETY: the caller's.
     let name = unsafe { text(path) }?;
     // SAFETY: the caller's.
@@ -249,10 +249,14 @@ unsafe fn not_reopened(path: *const c_char, mode: *const c_char) -> Option<*mut 
         _ => {}
     }
     let fd = open::open_for_stream(path, flags & !libc::O_TRUNC)?.ok()?;
-    let refused = managed(fd).then(|| {
+    if managed(fd) {
+        let standard = standard_of(file).filter(|place| flags & libc::O_ACCMODE == mode_of(*place).1);
+        if let Some(place) = standard {
+            return Some(stand_for(place, file, fd, flags));
+        }
         fail(refuse(c"freopen", c"a stream that is open cannot become one of a managed file", fd));
-        null_mut()
-    });
+    }
+    let refused = managed(fd).then_some(null_mut());
     // SAFETY: opened above.
     unsafe { descriptors::close(fd) };
     if flags & libc::O_EXCL != 0 {
@@ -261,6 +265,43 @@ unsafe fn not_reopened(path: *const c_char, mode: *const c_char) -> Option<*mut 
         let _ = unsafe { libc::unlink(path) };
     }
     refused
+}
+
+/// The number of a standard stream, be it the C library's or ours in its place.
+fn standard_of(file: *mut FILE) -> Option<usize> {
+    let is = |all: &[AtomicPtr<FILE>; 3]| all.iter().position(|each| each.load(Ordering::Relaxed) == file);
+    if file.is_null() { None } else { is(&OWN).or_else(|| is(&IN_PLACE)) }
+}
+
+/// How a standard stream is used: as a mode of `fopen`, and as a flag of `open`.
+fn mode_of(place: usize) -> (&'static CStr, c_int) {
+    if place == 0 { (c"r", libc::O_RDONLY) } else { (c"w", libc::O_WRONLY) }
+}
+
+/// Makes a standard stream one of a managed descriptor that was just opened.
+fn stand_for(place: usize, file: *mut FILE, fd: c_int, flags: c_int) -> *mut FILE {
+    // What is pending belongs to what it was.
+    let current = stand_in(file).unwrap_or(file);
+    real!(fflush(current: *mut FILE) -> c_int);
+    let truncated = if flags & libc::O_TRUNC == 0 { Ok(0) } else { data::set_length(fd, 0) };
+    let number = place as c_int;
+    if fd != number {
+        // SAFETY: takes numbers.
+        unsafe { descriptors::dup3(fd, number, flags & libc::O_CLOEXEC) };
+        // SAFETY: opened for this.
+        unsafe { descriptors::close(fd) };
+    }
+    swap(place);
+    // SAFETY: the variable of the C library; the stream is one.
+    let now = unsafe { *variable(place) };
+    real!(clearerr(now: *mut FILE) -> c_int);
+    match truncated {
+        Ok(_) => now,
+        Err(errno) => {
+            fail(errno);
+            null_mut()
+        }
+    }
 }
 
 /// The descriptor of a stream of ours.
@@ -296,7 +337,7 @@ fn swap(fd: usize) {
         unsafe { *variable(fd) = own };
         return;
     }
-    let mode = if fd == 0 { c"r" } else { c"w" };
+    let (mode, _) = mode_of(fd);
     // SAFETY: a mode.
     let file = unsafe { make(number, mode.as_ptr()) };
     if !file.is_null() {
@@ -413,95 +454,4 @@ calls! {
         stand_in(file).map(|file| real!(fputc(byte: c_int, file: *mut FILE) -> c_int));
     [fflush fflush_unlocked](file: *mut FILE) -> c_int =
         stand_in(file).map(|file| real!(fflush(file: *mut FILE) -> c_int));
-    [vdprintf](fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int = print(fd, format, arguments);
-    [__vdprintf_chk](fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int =
-        print(fd, format, arguments);
-}
-
-/// `vdprintf`, by way of memory.
-fn print(fd: c_int, format: *const c_char, arguments: *mut c_void) -> Option<c_int> {
-    if boosts() || !managed(fd) {
-        return demoted(c"dprintf", &[fd]).map(|failed| failed as c_int);
-    }
-    let mut made: *mut c_char = null_mut();
-    let into = &raw mut made;
-    let count = real!(vasprintf(into: *mut *mut c_char, format: *const c_char, arguments: *mut c_void) -> c_int);
-    if count < 0 {
-        return Some(count);
-    }
-    let written = data::write_at(fd, made.cast_const().cast(), count as size_t, -1);
-    // SAFETY: made by the C library for us.
-    unsafe { libc::free(made.cast()) };
-    Some(crate::layer::returned(written) as c_int)
-}
-
-/// `dprintf`: its arguments as a list, as the calling convention has them.
-///
-/// # Safety
-/// As for `printf(3)`.
-#[cfg(target_arch = "x86_64")]
-#[unsafe(no_mangle)]
-#[unsafe(naked)]
-pub(crate) unsafe extern "C" fn dprintf() {
-    core::arch::naked_asm!(
-        "sub rsp, 216",
-        "mov [rsp + 48], rdx",
-        "mov [rsp + 56], rcx",
-        "mov [rsp + 64], r8",
-        "mov [rsp + 72], r9",
-        "movaps [rsp + 80], xmm0",
-        "movaps [rsp + 96], xmm1",
-        "movaps [rsp + 112], xmm2",
-        "movaps [rsp + 128], xmm3",
-        "movaps [rsp + 144], xmm4",
-        "movaps [rsp + 160], xmm5",
-        "movaps [rsp + 176], xmm6",
-        "movaps [rsp + 192], xmm7",
-        "mov dword ptr [rsp + 8], 16",
-        "mov dword ptr [rsp + 12], 48",
-        "lea rax, [rsp + 224]",
-        "mov [rsp + 16], rax",
-        "lea rax, [rsp + 32]",
-        "mov [rsp + 24], rax",
-        "lea rdx, [rsp + 8]",
-        "call {vdprintf}",
-        "add rsp, 216",
-        "ret",
-        vdprintf = sym vdprintf,
-    )
-}
-
-/// `__dprintf_chk`: the same, with a flag before the format.
-///
-/// # Safety
-/// As for `printf(3)`.
-#[cfg(target_arch = "x86_64")]
-#[unsafe(no_mangle)]
-#[unsafe(naked)]
-pub(crate) unsafe extern "C" fn __dprintf_chk() {
-    core::arch::naked_asm!(
-        "sub rsp, 216",
-        "mov [rsp + 56], rcx",
-        "mov [rsp + 64], r8",
-        "mov [rsp + 72], r9",
-        "movaps [rsp + 80], xmm0",
-        "movaps [rsp + 96], xmm1",
-        "movaps [rsp + 112], xmm2",
-        "movaps [rsp + 128], xmm3",
-        "movaps [rsp + 144], xmm4",
-        "movaps [rsp + 160], xmm5",
-        "movaps [rsp + 176], xmm6",
-        "movaps [rsp + 192], xmm7",
-        "mov dword ptr [rsp + 8], 24",
-        "mov dword ptr [rsp + 12], 48",
-        "lea rax, [rsp + 224]",
-        "mov [rsp + 16], rax",
-        "lea rax, [rsp + 32]",
-        "mov [rsp + 24], rax",
-        "lea rcx, [rsp + 8]",
-        "call {vdprintf}",
-        "add rsp, 216",
-        "ret",
-        vdprintf = sym __vdprintf_chk,
-    )
 }

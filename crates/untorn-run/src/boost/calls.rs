@@ -89,7 +89,7 @@ impl Boost {
                 report.bytes_written += bytes.len() as u64;
             });
             if request.flags & synchronous != 0 || flags.contains(OFlags::DSYNC) {
-                file.sync()?;
+                self.synced(file)?;
             }
             Ok(())
         })
@@ -135,7 +135,13 @@ impl Boost {
 
     /// `fsync` and its kin.
     pub(super) fn sync(&self, descriptor: &OwnedFd) -> Result<(), Errno> {
-        self.with(descriptor, |file| file.sync())
+        self.with(descriptor, |file| self.synced(file))
+    }
+
+    fn synced(&self, file: &mut Boosted) -> Result<(), Errno> {
+        file.sync()?;
+        self.ledger.of(file.path(), |report| report.commits += 1);
+        Ok(())
     }
 
     /// Attributes of a file were set. Where it was its times, it was demoted before.

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Protected;
 use super::service::Service;
 use super::threads::Threads;
-use super::{PAGE, Protected};
 use crate::error::{Error, Result};
 use crate::medium::{self, Dax, Latched, Medium, MediumKind, PageCache};
 use crate::redundancy::{Checksum, Damage, Mode, Redundancy, Settings, StripeLayout, Tracker};
@@ -19,6 +19,9 @@ use crate::sys::{mappings, page_size};
 /// The shortest time between two stores that a file's modification time tells apart, and more: kernels note it by a clock
 /// that ticks as seldom as 100 times a second.
 const TICK: Duration = Duration::from_millis(20);
+
+/// Bytes of a page, whatever those of the system are.
+const PAGE: u64 = 4096;
 
 /// What is called with each damage that the scrub in the background comes upon.
 pub(super) type DamageFn = Arc<dyn Fn(&Damage) + Send + Sync>;
@@ -38,7 +41,8 @@ pub(super) type DamageFn = Arc<dyn Fn(&Damage) + Send + Sync>;
 #[derive(Clone)]
 pub struct ProtectOptions {
     settings: Settings,
-    pub(super) period: Duration,
+    /// `None` is when somebody asks for it, 0 at once.
+    pub(super) period: Option<Duration>,
     pub(super) scrub_every: Option<Duration>,
     pub(super) scrub_rate: Option<u64>,
     pub(super) on_damage: Option<DamageFn>,
@@ -48,7 +52,7 @@ impl Default for ProtectOptions {
     fn default() -> Self {
         ProtectOptions {
             settings: Settings { batch: Settings::BATCH, ..Settings::default() },
-            period: Duration::from_secs(1),
+            period: Some(Duration::from_secs(1)),
             scrub_every: None,
             scrub_rate: None,
             on_damage: None,
@@ -91,11 +95,39 @@ impl ProtectOptions {
         self
     }
 
-    /// How often a thread covers what was stored to. With 0 there is none: stores are covered when
-    /// [`Protected::sync`] or [`Stores::cover`](super::Stores::cover) is called.
+    /// How often a thread covers what was stored to.
+    ///
+    /// With 0 there is no thread and no delay: a page is covered when its [`Stores`](super::Stores) are dropped, by the
+    /// difference that they made to it. That takes four flushes for each announcement, and memory for what its pages held. It is
+    /// for stores that are [announced](Protected::announce); those to a [mapping](ProtectOptions::mapping) are found
+    /// afterwards only, and with 0 it is refused.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("table");
+    /// # std::fs::write(&path, vec![7; 1 << 16]).unwrap();
+    /// use std::os::unix::fs::FileExt;
+    /// let file = std::fs::File::options().write(true).open(&path).unwrap();
+    /// let protected = untorn::ProtectOptions::new().period(std::time::Duration::ZERO).open(&path)?;
+    /// let stores = protected.announce(100..105)?;
+    /// file.write_all_at(b"hello", 100).unwrap();
+    /// drop(stores);
+    /// assert_eq!(protected.coverage()?.uncovered, 0);
+    /// protected.close()?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn period(mut self, period: Duration) -> Self {
-        self.period = period;
+        self.period = Some(period);
+        self
+    }
+
+    /// Has no thread cover what was stored to: [`Protected::sync`], [`Stores::cover`](super::Stores::cover) and
+    /// [`Protected::close`] do.
+    #[must_use]
+    pub fn on_demand(mut self) -> Self {
+        self.period = None;
         self
     }
 
@@ -128,7 +160,8 @@ impl ProtectOptions {
     }
 
     /// Protects a file to which all stores are [announced](Protected::announce), until it is closed or dropped. What is not
-    /// covered yet will be covered by the first [`sync`](Protected::sync), or after the first period.
+    /// covered yet will be covered by the first [`sync`](Protected::sync), or after the first period; if that is 0, before
+    /// this returns.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an empty file, one that has an engine or another length than when it was protected, and for
@@ -136,7 +169,22 @@ impl ProtectOptions {
     /// process; [`Error::Corrupt`] if neither copy of the superblock is whole.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Protected> {
         let path = &medium::resolve(path.as_ref())?;
-        self.start_at(on(path)?, path, Mode::Announced)
+        self.start_at(on(path)?, path, self.announced())
+    }
+
+    /// How stores that are announced are covered.
+    fn announced(&self) -> Mode {
+        if self.period == Some(Duration::ZERO) { Mode::Synchronous } else { Mode::Announced }
+    }
+
+    /// Refuses to cover at once what is found afterwards.
+    fn check_period(&self, path: &Path) -> Result<()> {
+        if self.period != Some(Duration::ZERO) {
+            return Ok(());
+        }
+        let what = "stores to a mapping are found after they were made, so they cannot be covered at once; choose a period, or \
+                    open it with `open` and announce them";
+        Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() })
     }
 
     /// Protects the file that the program has mapped at `address`: the whole of it, shared. Stores of this process through
@@ -145,8 +193,9 @@ impl ProtectOptions {
     /// stored last is unknown.
     ///
     /// # Errors
-    /// Those of [`open`](ProtectOptions::open); [`Error::Invalid`] if there is no such mapping, on persistent memory, and where
-    /// the kernel cannot track stores (it takes Linux 6.7 and a process that may use userfaultfd): announce them there.
+    /// Those of [`open`](ProtectOptions::open); [`Error::Invalid`] if there is no such mapping, with a period of 0, on persistent
+    /// memory, and where the kernel cannot track stores (it takes Linux 6.7 and a process that may use userfaultfd):
+    /// announce them there.
     pub fn mapping(&self, address: *const u8, len: usize) -> Result<Protected> {
         let found = mappings::around(address as usize);
         let found = found.map_err(|error| Error::io("read", Path::new("/proc/self/maps"), error))?;
@@ -157,6 +206,7 @@ impl ProtectOptions {
         if std::os::unix::fs::MetadataExt::ino(&metadata) != inode {
             return Err(invalid(&path, "another file has this name by now; map it anew".to_owned()));
         }
+        self.check_period(&path)?;
         let page = page_size();
         let rounded = len.next_multiple_of(page);
         let whole = addresses.start == address as usize && offset == 0 && len as u64 >= metadata.len();
@@ -194,19 +244,20 @@ impl ProtectOptions {
     /// # Errors
     /// As there.
     pub fn open_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>) -> Result<Protected> {
-        self.start(medium, path.as_ref(), Mode::Announced)
+        self.start(medium, path.as_ref(), self.announced())
     }
 
     /// The same for a file whose stores this tracker finds.
     ///
     /// # Errors
-    /// As there.
+    /// As there; [`Error::Invalid`] with a period of 0.
     pub fn track_on<M: Medium>(
         &self,
         medium: M,
         path: impl AsRef<Path>,
         tracker: Arc<dyn Tracker>,
     ) -> Result<Protected> {
+        self.check_period(path.as_ref())?;
         self.start(medium, path.as_ref(), Mode::Tracked(tracker))
     }
 

@@ -11,8 +11,8 @@ use crate::redundancy::{Coverage, Redundancy, RepairReport, Scrub, ScrubReport};
 pub(super) trait Service: Send + Sync {
     fn path(&self) -> &Path;
     fn len(&self) -> u64;
-    fn announce(&self, pages: Range<u64>) -> Result<()>;
-    fn release(&self, pages: Range<u64>);
+    fn announce(&self, bytes: Range<u64>) -> Result<()>;
+    fn release(&self, bytes: Range<u64>) -> Result<()>;
     fn cover(&self) -> Result<u64>;
     fn coverage(&self) -> Result<Coverage>;
     fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport>;
@@ -30,12 +30,12 @@ impl<M: Medium> Service for Redundancy<M> {
         Redundancy::len(self)
     }
 
-    fn announce(&self, pages: Range<u64>) -> Result<()> {
-        Redundancy::announce(self, pages)
+    fn announce(&self, bytes: Range<u64>) -> Result<()> {
+        Redundancy::announce(self, bytes)
     }
 
-    fn release(&self, pages: Range<u64>) {
-        Redundancy::release(self, pages);
+    fn release(&self, bytes: Range<u64>) -> Result<()> {
+        Redundancy::release(self, bytes)
     }
 
     fn cover(&self) -> Result<u64> {

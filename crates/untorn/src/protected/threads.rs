@@ -55,8 +55,8 @@ impl Threads {
 
     pub(super) fn start(service: &Arc<dyn Service>, options: &ProtectOptions) -> Result<Self> {
         let mut threads = Threads::none();
-        if !options.period.is_zero() {
-            let (stop, service, period) = (threads.stop.clone(), service.clone(), options.period);
+        if let Some(period) = options.period.filter(|period| !period.is_zero()) {
+            let (stop, service) = (threads.stop.clone(), service.clone());
             threads.spawn("untorn-cover", service.clone(), move || cover(&stop, &*service, period))?;
         }
         if let Some(pause) = options.scrub_every {

@@ -6,9 +6,18 @@ use std::time::Instant;
 use super::format::Left;
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::Result;
-use crate::medium::{Medium, MediumFile};
+use crate::medium::{Barrier, Medium, MediumFile};
 use crate::sidecar::PAGE;
 use crate::simd::xor;
+
+/// The barriers of one way to cover.
+pub(super) struct Sites {
+    pub(super) data: Barrier,
+    pub(super) tables: Barrier,
+    pub(super) marks: Barrier,
+}
+
+const SITES: Sites = Sites { data: barriers::COVER_DATA, tables: barriers::COVER_TABLES, marks: barriers::COVER_MARKS };
 
 /// The bytes of one stripe, as they are read once and then checked, summed and folded.
 pub(super) struct Stripe {
@@ -108,7 +117,7 @@ impl<M: Medium> Redundancy<M> {
 
     /// Notes the file's time, now that all that was announced is made.
     fn note_quiet(&self, inner: &mut Inner) -> Result<()> {
-        self.pages.sync(barriers::QUIET)?;
+        self.pages.sync(barriers::QUIET_DATA)?;
         inner.superblock.stamp = self.pages.stamp()?;
         inner.superblock.left = Left::Announced;
         self.write_superblock(inner, barriers::QUIET)?;
@@ -166,26 +175,42 @@ impl<M: Medium> Redundancy<M> {
             covered.extend(fresh);
         }
         if parities.is_empty() {
-            // Marks of what cannot be covered: else a scrub would find the medium not to hold what memory says.
-            if inner.tables.write(&self.side)? {
-                self.medium.fence(barriers::COVER_MARKS, &[&self.side])?;
-            }
+            // Else a scrub would find the medium not to hold what memory says.
+            self.write_marks(inner)?;
             return Ok(0);
         }
-        self.pages.sync(barriers::COVER_DATA)?;
-        for (stripe, parity) in &parities {
+        self.publish(inner, &parities, covered, &SITES)
+    }
+
+    /// Writes marks of what cannot be covered, if there are new ones.
+    pub(super) fn write_marks(&self, inner: &mut Inner) -> Result<()> {
+        let any = inner.tables.write(&self.side)?;
+        if any { self.medium.fence(barriers::COVER_MARKS, &[&self.side]) } else { Ok(()) }
+    }
+
+    /// Makes durable what pages hold, then the parity and the checksums that speak of it, then that these do: in that order
+    /// a crash leaves the marks, or what they say no longer.
+    pub(super) fn publish(
+        &self,
+        inner: &mut Inner,
+        parities: &[(u64, Vec<u8>)],
+        mut covered: Vec<u64>,
+        sites: &Sites,
+    ) -> Result<u64> {
+        self.pages.sync(sites.data)?;
+        for (stripe, parity) in parities {
             self.side.write(self.geometry.parity_at(*stripe), parity)?;
         }
         inner.tables.write(&self.side)?;
-        if matches!(self.mode, Mode::Announced) {
+        if self.mode.is_announced() {
             // What was announced and is made has not changed the file's time since.
             inner.superblock.stamp = self.pages.stamp()?;
             if inner.storing.is_empty() {
                 inner.superblock.left = Left::Announced;
             }
-            self.write_superblock(inner, barriers::COVER_TABLES)?;
+            self.write_superblock(inner, sites.tables)?;
         }
-        self.medium.fence(barriers::COVER_TABLES, &[&self.side])?;
+        self.medium.fence(sites.tables, &[&self.side])?;
         // What came up as stored to since it was read keeps its mark, and is covered by the next pass.
         covered.retain(|page| !inner.stored.has(*page));
         for &page in &covered {
@@ -193,13 +218,13 @@ impl<M: Medium> Redundancy<M> {
             inner.tables.set_uncovered(page, false);
         }
         inner.tables.write(&self.side)?;
-        self.medium.fence(barriers::COVER_MARKS, &[&self.side])?;
+        self.medium.fence(sites.marks, &[&self.side])?;
         Ok(covered.len() as u64)
     }
 
     /// Restores a page that was not stored to and differs all the same, before its stripe gets other parity. That can be done
     /// where it is the only one and the others have the bytes that the old parity speaks of.
-    fn restore(&self, inner: &mut Inner, stripe: u64, read: &mut Stripe, bad: &[usize]) -> Result<bool> {
+    pub(super) fn restore(&self, inner: &mut Inner, stripe: u64, read: &mut Stripe, bad: &[usize]) -> Result<bool> {
         let [nth] = bad else { return Ok(false) };
         let page = read.pages[*nth];
         let Some(bytes) = self.rebuild(inner, stripe, read, *nth)? else { return Ok(false) };

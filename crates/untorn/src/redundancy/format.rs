@@ -270,15 +270,29 @@ impl Superblock {
 
     /// Whether the medium holds this version.
     pub(super) fn is_whole<F: MediumFile>(&self, side: &F) -> Result<bool> {
-        let mut bytes = [0; PAGE as usize];
-        side.read_stored(self.seq % 2 * PAGE, &mut bytes)?;
-        Ok(sealed(&bytes) && bytes[56..64] == self.seq.to_le_bytes())
+        holds(side, self.seq)
+    }
+
+    /// Which copies are whole on the medium: that of this version, and that of the one before.
+    pub(super) fn whole_copies<F: MediumFile>(&self, side: &F) -> Result<[bool; 2]> {
+        let mut whole = [false; 2];
+        for seq in [self.seq, self.seq.saturating_sub(1)] {
+            whole[(seq % 2) as usize] = holds(side, seq)?;
+        }
+        Ok(whole)
     }
 
     /// What ties a table block to this file.
     pub(super) fn tie(&self) -> u64 {
         u64::from_le_bytes(self.uuid[..8].try_into().expect("eight bytes of sixteen"))
     }
+}
+
+/// Whether the medium holds this version of a superblock.
+fn holds<F: MediumFile>(side: &F, seq: u64) -> Result<bool> {
+    let mut bytes = [0; PAGE as usize];
+    side.read_stored(seq % 2 * PAGE, &mut bytes)?;
+    Ok(sealed(&bytes) && bytes[56..64] == seq.to_le_bytes())
 }
 
 /// One block of a table: checksums of consecutive pages, and which of them are uncovered.

@@ -55,6 +55,11 @@ impl Geometry {
         page * PAGE..((page + 1) * PAGE).min(self.len)
     }
 
+    /// The pages that have any of these bytes.
+    pub(super) fn pages_of(&self, bytes: &Range<u64>) -> Range<u64> {
+        if bytes.is_empty() { 0..0 } else { bytes.start / PAGE..bytes.end.div_ceil(PAGE) }
+    }
+
     /// Blocks of the table of data pages.
     pub(super) fn data_blocks(&self) -> u64 {
         self.pages().div_ceil(ENTRIES)

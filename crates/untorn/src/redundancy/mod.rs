@@ -26,12 +26,17 @@
 //! 6. A repair is written in place. Until it is done the page goes on differing from its checksum, whatever a crash leaves of
 //!    it, while neither parity nor the other pages of the stripe are touched: so it is done again. Because it changes the
 //!    file's time, by which 5 would disbelieve everything, the superblock names the page first.
+//! 7. Where stores are covered as soon as they are made, parity changes by the difference between what a page held when it
+//!    was announced and what it holds then, see [`delta`]. The first was what its checksum speaks of, so parity goes on
+//!    speaking of every other page as it was covered, whatever that page holds by now.
 //!
 //! Where pages are read from is behind [`Pages`], and how stores are found out behind [`Tracker`], so that an engine, of
 //! which a page's truth may lie in its sidecar, can take the place of both.
 
+mod announce;
 mod bits;
 mod cover;
+mod delta;
 mod format;
 mod layout;
 mod open;
@@ -49,7 +54,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use bits::Bits;
-use format::{Left, Superblock};
+use format::Superblock;
 use layout::Geometry;
 use table::Tables;
 
@@ -101,9 +106,20 @@ pub(crate) mod barriers {
         REPAIR_DONE = "redundancy.repair.done";
         /// Repaired redundancy is durable before its repair is reported, and before the next version of it is written.
         REPAIR_SIDE = "redundancy.repair.side";
-        /// What was announced and made is durable before its time is noted as one that is known; and that is, before the next
-        /// version of the superblock is written over the other copy.
+        /// What one store changed is durable before anything says that it is covered.
+        DELTA_DATA = "redundancy.delta.data";
+        /// Its checksum and the parity that it changed are durable before its mark is cleared.
+        DELTA_TABLES = "redundancy.delta.tables";
+        /// The cleared mark is durable before the next store's is written over the version of the block before.
+        DELTA_MARKS = "redundancy.delta.marks";
+        /// What was announced and made is durable before its time is noted as one that is known: a crash that takes it back
+        /// takes the time back too, and all that is damaged would be disbelieved.
+        QUIET_DATA = "redundancy.quiet.data";
+        /// The time that is known is durable before the next version of the superblock is written over the other copy.
         QUIET = "redundancy.quiet";
+        /// Both copies of the tables hold the same version before the superblock says that they do: of a closed file, a copy
+        /// that is older than the other is a version that came back.
+        CLOSE_TWINS = "redundancy.close.twins";
         /// That the file was closed is durable before anybody is told.
         CLOSE = "redundancy.close";
     }
@@ -133,10 +149,19 @@ pub(crate) enum Mode {
     Look,
     /// Nobody stores to the file, and none of it is read.
     Report,
-    /// Stores are announced.
+    /// Stores are announced, and covered some time after they were made.
     Announced,
+    /// Stores are announced, and covered as soon as they are made.
+    Synchronous,
     /// Stores are looked up.
     Tracked(Arc<dyn Tracker>),
+}
+
+impl Mode {
+    /// Whether who stores says so before.
+    fn is_announced(&self) -> bool {
+        matches!(self, Mode::Announced | Mode::Synchronous)
+    }
 }
 
 /// What a new companion file shall be like; `None` is what an existing one is like, or the default.
@@ -179,6 +204,8 @@ struct Inner {
     stored: Bits,
     /// Pages that somebody is storing to, and how many do.
     storing: BTreeMap<u64, u32>,
+    /// Of these, what they held when they were announced, and were covered with, where stores are covered at once.
+    before: BTreeMap<u64, Box<[u8]>>,
     /// Pages of which it cannot be said whether they are damaged.
     unknown: BTreeSet<u64>,
     /// The same, as of when the file was opened: they are covered as they are, and still to be told of.
@@ -227,47 +254,6 @@ impl<M: Medium> Redundancy<M> {
         let (there, behind) = bytes.split_at_mut((range.end - range.start) as usize);
         behind.fill(0);
         self.pages.read_stored(range.start, there)
-    }
-
-    /// Marks pages uncovered, durably, before they are stored to. They are not covered until they are
-    /// [released](Redundancy::release).
-    pub(crate) fn announce(&self, pages: Range<u64>) -> Result<()> {
-        let mut inner = self.usable()?;
-        let inner = &mut *inner;
-        let mut fresh = false;
-        for page in pages.clone() {
-            fresh |= !inner.tables.uncovered().has(page);
-            inner.tables.set_uncovered(page, true);
-        }
-        let quiet = inner.superblock.left == Left::Announced && !pages.is_empty();
-        if fresh || quiet {
-            let mut written = inner.tables.write(&self.side).map(drop);
-            if quiet {
-                // Until this is durable nobody stores, so it need not come before the marks or behind them.
-                inner.superblock.left = Left::Storing;
-                written = written.and_then(|()| self.write_superblock(inner, barriers::ANNOUNCE));
-            }
-            let durable = written.and_then(|()| self.medium.fence(barriers::ANNOUNCE, &[&self.side]));
-            self.note_failure(inner, durable)?;
-        }
-        for page in pages {
-            inner.stored.put(page, true);
-            *inner.storing.entry(page).or_default() += 1;
-        }
-        Ok(())
-    }
-
-    /// Tells that the stores of an [announcement](Redundancy::announce) were made.
-    pub(crate) fn release(&self, pages: Range<u64>) {
-        let mut inner = self.lock();
-        for page in pages {
-            if let std::collections::btree_map::Entry::Occupied(mut storing) = inner.storing.entry(page) {
-                *storing.get_mut() -= 1;
-                if *storing.get() == 0 {
-                    storing.remove();
-                }
-            }
-        }
     }
 
     /// What is covered now.

@@ -60,7 +60,8 @@ enum Belief {
 }
 
 impl<M: Medium> Redundancy<M> {
-    /// Opens the redundancy of a file. If it has none it is made, unless it is only to be looked at; nothing is covered then.
+    /// Opens the redundancy of a file. If it has none it is made, unless it is only to be looked at; nothing is covered then,
+    /// save where stores are covered at once.
     ///
     /// # Errors
     /// [`Error::InUse`] while somebody has it open; [`Error::SidecarMismatch`] for that of another file; [`Error::Corrupt`] if
@@ -87,7 +88,7 @@ impl<M: Medium> Redundancy<M> {
         }
         // What the next line writes again is not a write that nobody told of.
         let untouched = data.stamp()? == superblock.stamp;
-        if superblock.left != Left::Closed && matches!(mode, Mode::Announced) {
+        if superblock.left != Left::Closed && mode.is_announced() {
             // Nobody else does this: a mapping that a program stores to meanwhile must not be written over with what it held a
             // moment ago. Of pages that are not marked, a flush that failed has left none.
             data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
@@ -97,6 +98,7 @@ impl<M: Medium> Redundancy<M> {
         let inner = Inner {
             stored: Bits::new(geometry.pages()),
             storing: BTreeMap::new(),
+            before: BTreeMap::new(),
             unknown: BTreeSet::new(),
             were_unknown: Vec::new(),
             stuck: BTreeSet::new(),
@@ -124,6 +126,10 @@ impl<M: Medium> Redundancy<M> {
             opened.judge(&read, untouched)?;
         }
         opened.take_over()?;
+        if matches!(opened.mode, Mode::Synchronous) {
+            // Then whatever nobody is storing to is covered, from the beginning.
+            opened.cover()?;
+        }
         Ok(opened)
     }
 
@@ -234,7 +240,7 @@ impl<M: Medium> Redundancy<M> {
     fn take_over(&self) -> Result<()> {
         let left = match &self.mode {
             Mode::Look | Mode::Report => return Ok(()),
-            Mode::Announced => Left::Announced,
+            Mode::Announced | Mode::Synchronous => Left::Announced,
             Mode::Tracked(_) => Left::Tracked,
         };
         let mut inner = self.lock();
@@ -271,11 +277,9 @@ impl<M: Medium> Redundancy<M> {
         // Marks of what could not be covered, of which only page tables knew.
         let Inner { stored, tables, .. } = &mut *inner;
         stored.iter().for_each(|page| tables.set_uncovered(page, true));
-        inner.tables.write(&self.side)?;
-        self.medium.fence(barriers::CLOSE, &[&self.side])?;
+        self.write_marks(&mut inner)?;
         inner.tables.write_twins(&self.side)?;
-        // Of a closed file, a copy that is older than the other is a version that came back.
-        self.medium.fence(barriers::CLOSE, &[&self.side])?;
+        self.medium.fence(barriers::CLOSE_TWINS, &[&self.side])?;
         inner.superblock.left = Left::Closed;
         inner.superblock.stamp = self.pages.stamp()?;
         self.write_superblocks(&mut inner, barriers::CLOSE)

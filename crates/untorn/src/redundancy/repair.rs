@@ -18,8 +18,12 @@ impl<M: Medium> Redundancy<M> {
     /// The state, unless something failed before.
     pub(super) fn usable(&self) -> Result<MutexGuard<'_, Inner>> {
         let inner = self.lock();
+        self.unless_failed(&inner).map(|()| inner)
+    }
+
+    pub(super) fn unless_failed(&self, inner: &Inner) -> Result<()> {
         match &inner.failed {
-            None => Ok(inner),
+            None => Ok(()),
             Some(cause) => Err(Error::Poisoned { path: self.path.clone(), cause: cause.clone() }),
         }
     }
@@ -105,6 +109,11 @@ impl<M: Medium> Redundancy<M> {
     /// is being stored to by now is left to whoever does, and covered as he leaves it.
     pub(super) fn put_back(&self, inner: &mut Inner, pages: &[(u64, Vec<u8>)]) -> Result<Vec<u64>> {
         inner.superblock.intents = pages.iter().map(|(page, _)| *page).collect();
+        let left = inner.superblock.left;
+        if left == Left::Announced && self.mode.is_announced() {
+            // Other pages may be damaged too, and are not named: a crash must not have the file's time speak against them.
+            inner.superblock.left = Left::Storing;
+        }
         self.write_superblock(inner, barriers::REPAIR_INTENT)?;
         self.medium.fence(barriers::REPAIR_INTENT, &[&self.side])?;
         // The flush took its time, and a mapping may be stored to without a word.
@@ -120,6 +129,7 @@ impl<M: Medium> Redundancy<M> {
         }
         self.pages.sync(barriers::REPAIR_DATA)?;
         inner.superblock.intents.clear();
+        inner.superblock.left = left;
         if inner.superblock.left != Left::Tracked && inner.unknown.is_empty() {
             // All other pages are known to be as they were, so the time that only this repair changed is believed again.
             inner.superblock.stamp = self.pages.stamp()?;

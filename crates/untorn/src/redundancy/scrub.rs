@@ -75,6 +75,10 @@ impl<M: Medium> Redundancy<M> {
             let offset = self.geometry.block_at(block, copy);
             Damage::Table { offset }
         }));
+        if !matches!(self.mode, Mode::Look | Mode::Report) {
+            // They are written seldom, so damage would go on until the other copy is damaged too.
+            inner.superblocks = inner.superblock.whole_copies(&self.side)?;
+        }
         let superblocks = (0_u64..).zip(inner.superblocks).filter(|(_, whole)| !whole);
         report.damage.extend(superblocks.map(|(copy, _)| Damage::Table { offset: copy * PAGE }));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());

@@ -74,6 +74,11 @@ pub(crate) fn in_forked_child(body: impl FnOnce() -> i32) -> Child {
 }
 
 impl Child {
+    /// Kills it, wherever it is.
+    pub(crate) fn kill(&self) {
+        rustix::process::kill_process(self.0, rustix::process::Signal::KILL).unwrap();
+    }
+
     /// The child's exit code; `None` if a signal ended it.
     pub(crate) fn wait(self) -> Option<i32> {
         let options = rustix::process::WaitOptions::empty();

@@ -13,15 +13,42 @@ use super::super::scripted::{Case, Scripted};
 use super::super::shared::Shared;
 use super::life;
 
+/// How stores are found out, and when they are covered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// They are announced, and covered when the script says so.
+    Announced,
+    /// They are announced, and covered when they are made.
+    Synchronous,
+    /// They are found by a tracker that forgets with its process.
+    Tracked,
+}
+
+impl Way {
+    const WORDS: [(Way, &'static str); 3] =
+        [(Way::Announced, "announced"), (Way::Synchronous, "synchronous"), (Way::Tracked, "tracked")];
+}
+
 /// One point of the space of configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Config {
     pub(super) medium: MediumClass,
-    /// Stores are found by a tracker that forgets with its process; else they are announced.
-    pub(super) tracked: bool,
+    pub(super) way: Way,
     pub(super) layout: StripeLayout,
     /// The program that must be convicted.
     pub(super) canary: bool,
+}
+
+impl Config {
+    /// Whether stores are found by a tracker.
+    pub(super) fn is_tracked(&self) -> bool {
+        self.way == Way::Tracked
+    }
+
+    /// Whether stores are covered when they are made.
+    pub(super) fn is_synchronous(&self) -> bool {
+        self.way == Way::Synchronous
+    }
 }
 
 impl Scripted for Config {
@@ -39,11 +66,11 @@ impl Scripted for Config {
     }
 
     fn all(media: &[MediumClass], canary: bool) -> Vec<Config> {
-        let ways: &[bool] = if canary { &[false] } else { &[false, true] };
+        let ways: &[Way] = if canary { &[Way::Announced] } else { &[Way::Announced, Way::Tracked, Way::Synchronous] };
         let mut all = Vec::new();
-        for &tracked in ways {
+        for &way in ways {
             for layout in [StripeLayout::Consecutive, StripeLayout::Spread] {
-                all.extend(media.iter().map(|&medium| Config { medium, tracked, layout, canary }));
+                all.extend(media.iter().map(|&medium| Config { medium, way, layout, canary }));
             }
         }
         all
@@ -53,7 +80,7 @@ impl Scripted for Config {
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let engine = if self.canary { "careless" } else { "redundancy" };
-        let way = if self.tracked { "tracked" } else { "announced" };
+        let way = Way::WORDS.iter().find(|(way, _)| *way == self.way).map_or("", |(_, word)| word);
         write!(f, "{}/{engine}/{way}/{}", medium_word(self.medium), self.layout)
     }
 }
@@ -73,11 +100,11 @@ impl FromStr for Config {
                 "careless" => true,
                 other => return Err(format!("{other:?} is neither redundancy nor careless")),
             },
-            tracked: match way {
-                "announced" => false,
-                "tracked" => true,
-                other => return Err(format!("{other:?} is no way to find stores; use announced or tracked")),
-            },
+            way: Way::WORDS
+                .iter()
+                .find(|(_, word)| *word == way)
+                .map(|(way, _)| *way)
+                .ok_or_else(|| format!("{way:?} is no way to find stores; use announced, synchronous or tracked"))?,
             layout: layout.parse()?,
         })
     }
@@ -90,6 +117,6 @@ mod tests {
 
     #[test]
     fn a_case_survives_its_token() {
-        tokens_survive::<Config>(8, 4);
+        tokens_survive::<Config>(12, 4);
     }
 }

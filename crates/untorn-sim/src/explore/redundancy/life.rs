@@ -142,7 +142,8 @@ impl<'a> Life<'a> {
         let mut generator = Generator {
             rng,
             spread: config.layout == untorn::StripeLayout::Spread,
-            fails: config.medium == MediumClass::Block && !config.tracked && !config.canary,
+            fails: config.medium == MediumClass::Block && !config.is_tracked() && !config.canary,
+            synchronous: config.is_synchronous(),
             rots: !config.canary,
         };
         for step in 0..untested + tested {
@@ -169,6 +170,7 @@ impl<'a> Life<'a> {
         let failed = |error: untorn::Error| Finding::new(format!("{op} failed: {error}"));
         match op {
             Op::Store(pages) => {
+                let before = self.model.hopeless.clone();
                 for (page, _) in pages {
                     during.stored.insert(*page);
                     let stripe = generator.stripe_of(*page);
@@ -179,11 +181,18 @@ impl<'a> Life<'a> {
                 // What becomes of a damaged page beside a page that is being stored to is anybody's guess already.
                 during.model.hopeless = self.model.hopeless.clone();
                 during.model.hopeless.extend(during.stored.iter().filter(|page| self.model.rotten.contains_key(page)));
+                if self.context.config.is_synchronous() {
+                    // Once it is made, the difference is in the parity, and the damaged page still is too.
+                    self.model.hopeless = before;
+                }
                 self.store(pages).map_err(failed)?;
                 for (page, _) in pages {
                     self.model.rotten.remove(page);
                     self.model.hopeless.remove(page);
                     self.model.fresh.insert(*page);
+                }
+                if self.context.config.is_synchronous() {
+                    self.covered()?;
                 }
             }
             Op::Cover => self.cover()?,
@@ -196,6 +205,22 @@ impl<'a> Life<'a> {
                 self.protected = None;
                 // A table block may be torn, and with it what is known of the pages in it.
                 during.model.hopeless.extend(self.model.rotten.keys());
+                self.reopen(false)?;
+            }
+            Op::StoreFails(nth, page, tag) => {
+                during.stored.insert(*page);
+                self.recorder.trip(*nth, mix(self.seed ^ mix(self.phases)));
+                let result = guarded("storing", || self.store(&[(*page, *tag)]))?;
+                // Of what fails while it is covered the next call tells.
+                let result = result.and_then(|()| self.protected().coverage().map(drop));
+                if result.is_ok() == self.recorder.tripped() {
+                    return Err(Finding::new(format!("{op}: {result:?}")));
+                }
+                self.protected = None;
+                // A table block may be torn, and with it what is known of the pages in it.
+                during.model.hopeless.extend(self.model.rotten.keys());
+                self.model.rotten.remove(page);
+                self.model.hopeless.remove(page);
                 self.reopen(false)?;
             }
             Op::Rot(page) => {
@@ -218,7 +243,7 @@ impl<'a> Life<'a> {
             Op::Scrub => self.scrub()?,
             Op::Repair => self.repair()?,
             Op::Reopen { clean } => {
-                if !clean && self.context.config.tracked {
+                if !clean && self.context.config.is_tracked() {
                     // Whether they are damaged is unknown from here on.
                     during.model.hopeless.extend(self.model.rotten.keys());
                 }
@@ -239,6 +264,10 @@ impl<'a> Life<'a> {
                 self.model.rotten.insert(*page, truth);
                 self.model.hopeless.insert(*page);
                 during = Expected { stored: BTreeSet::from([*other]), ..self.expected() };
+                if self.context.config.is_synchronous() {
+                    // It is not stuck at all.
+                    self.model.hopeless.remove(page);
+                }
                 for tag in [*tag, 1 - tag.min(&1)] {
                     self.store(&[(*other, tag)]).map_err(failed)?;
                     self.model.fresh.insert(*other);
@@ -272,7 +301,7 @@ impl<'a> Life<'a> {
         let file = self.medium.open(Path::new(PATH), Access::ReadWrite, LEN as u64)?;
         let (protected, memory) = self.protected.as_ref().expect("the file is protected while a script runs");
         let at = range(page);
-        let told = !self.context.config.tracked && !self.context.config.canary;
+        let told = !self.context.config.is_tracked() && !self.context.config.canary;
         let stores = if told { Some(protected.announce(at.start as u64..at.end as u64)?) } else { None };
         memory.note(page);
         file.store(at.start as u64, bytes)?;
@@ -291,7 +320,7 @@ impl<'a> Life<'a> {
     }
 
     fn reopen(&mut self, clean: bool) -> Found<()> {
-        let forgets = !clean && self.protected.is_some() && self.context.config.tracked;
+        let forgets = !clean && self.protected.is_some() && self.context.config.is_tracked();
         self.end(clean)?;
         self.open()?;
         let coverage = self.protected().coverage().map_err(|error| Finding::new(format!("no coverage: {error}")))?;

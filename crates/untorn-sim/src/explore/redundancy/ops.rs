@@ -33,6 +33,8 @@ pub(super) enum Op {
     Cover,
     /// The same while the nth flush fails; then the process ends, and the file is opened again.
     CoverFails(u32),
+    /// Stores to a page while the nth flush fails; then the process ends, and the file is opened again.
+    StoreFails(u32, u64, u64),
     /// A page is damaged at rest.
     Rot(u64),
     /// A page of the companion file is, by its number.
@@ -57,6 +59,7 @@ impl fmt::Display for Op {
             Op::Store(pages) => write!(f, "store (page, tag) {pages:?}"),
             Op::Cover => write!(f, "cover"),
             Op::CoverFails(nth) => write!(f, "cover while flush {nth} fails, open"),
+            Op::StoreFails(nth, page, tag) => write!(f, "store {tag} to page {page} while flush {nth} fails, open"),
             Op::Rot(page) => write!(f, "page {page} is damaged"),
             Op::RotSide(page) => write!(f, "page {page} of the companion file is damaged"),
             Op::Scrub => write!(f, "scrub"),
@@ -106,6 +109,8 @@ pub(super) struct Generator {
     pub(super) spread: bool,
     /// Whether flushes may fail.
     pub(super) fails: bool,
+    /// Whether stores are covered when they are made.
+    pub(super) synchronous: bool,
     /// Whether what happens at rest is looked into at all.
     pub(super) rots: bool,
 }
@@ -134,6 +139,9 @@ impl Generator {
                     pages.insert(page, self.rng.below(TAGS));
                 }
                 Op::Store(pages.into_iter().collect())
+            }
+            6 | 7 if self.fails && self.synchronous && calm(self, model) => {
+                Op::StoreFails(1 + self.rng.below(4) as u32, page, self.rng.below(TAGS))
             }
             6 | 7 if self.fails && !model.fresh.is_empty() => Op::CoverFails(1 + self.rng.below(3) as u32),
             6..9 => Op::Cover,

@@ -1,0 +1,105 @@
+//! `dprintf` and its kin.
+
+use core::ffi::{c_char, c_int, c_void};
+use core::ptr::null_mut;
+
+use libc::size_t;
+
+use super::{calls, data};
+use crate::layer::{boosts, demoted, managed};
+use crate::real::real;
+
+// SAFETY (of all below): the program's strings, which end in a zero, and its arguments.
+calls! {
+    [vdprintf](fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int = print(fd, format, arguments);
+    [__vdprintf_chk](fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int =
+        print(fd, format, arguments);
+}
+
+/// `vdprintf`, by way of memory.
+fn print(fd: c_int, format: *const c_char, arguments: *mut c_void) -> Option<c_int> {
+    if boosts() || !managed(fd) {
+        return demoted(c"dprintf", &[fd]).map(|failed| failed as c_int);
+    }
+    let mut made: *mut c_char = null_mut();
+    let into = &raw mut made;
+    let count = real!(vasprintf(into: *mut *mut c_char, format: *const c_char, arguments: *mut c_void) -> c_int);
+    if count < 0 {
+        return Some(count);
+    }
+    let written = data::write_at(fd, made.cast_const().cast(), count as size_t, -1);
+    // SAFETY: made by the C library for us.
+    unsafe { libc::free(made.cast()) };
+    Some(crate::layer::returned(written) as c_int)
+}
+
+/// `dprintf`: its arguments as a list, as the calling convention has them.
+///
+/// # Safety
+/// As for `printf(3)`.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn dprintf() {
+    core::arch::naked_asm!(
+        "sub rsp, 216",
+        "mov [rsp + 48], rdx",
+        "mov [rsp + 56], rcx",
+        "mov [rsp + 64], r8",
+        "mov [rsp + 72], r9",
+        "movaps [rsp + 80], xmm0",
+        "movaps [rsp + 96], xmm1",
+        "movaps [rsp + 112], xmm2",
+        "movaps [rsp + 128], xmm3",
+        "movaps [rsp + 144], xmm4",
+        "movaps [rsp + 160], xmm5",
+        "movaps [rsp + 176], xmm6",
+        "movaps [rsp + 192], xmm7",
+        "mov dword ptr [rsp + 8], 16",
+        "mov dword ptr [rsp + 12], 48",
+        "lea rax, [rsp + 224]",
+        "mov [rsp + 16], rax",
+        "lea rax, [rsp + 32]",
+        "mov [rsp + 24], rax",
+        "lea rdx, [rsp + 8]",
+        "call {vdprintf}",
+        "add rsp, 216",
+        "ret",
+        vdprintf = sym vdprintf,
+    )
+}
+
+/// `__dprintf_chk`: the same, with a flag before the format.
+///
+/// # Safety
+/// As for `printf(3)`.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn __dprintf_chk() {
+    core::arch::naked_asm!(
+        "sub rsp, 216",
+        "mov [rsp + 56], rcx",
+        "mov [rsp + 64], r8",
+        "mov [rsp + 72], r9",
+        "movaps [rsp + 80], xmm0",
+        "movaps [rsp + 96], xmm1",
+        "movaps [rsp + 112], xmm2",
+        "movaps [rsp + 128], xmm3",
+        "movaps [rsp + 144], xmm4",
+        "movaps [rsp + 160], xmm5",
+        "movaps [rsp + 176], xmm6",
+        "movaps [rsp + 192], xmm7",
+        "mov dword ptr [rsp + 8], 24",
+        "mov dword ptr [rsp + 12], 48",
+        "lea rax, [rsp + 224]",
+        "mov [rsp + 16], rax",
+        "lea rax, [rsp + 32]",
+        "mov [rsp + 24], rax",
+        "lea rcx, [rsp + 8]",
+        "call {vdprintf}",
+        "add rsp, 216",
+        "ret",
+        vdprintf = sym __vdprintf_chk,
+    )
+}

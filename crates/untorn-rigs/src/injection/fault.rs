@@ -1,0 +1,82 @@
+//! What a device does to a page, and to which.
+
+use std::fmt;
+
+use untorn_sim::Rng;
+
+/// What is damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A page of the data file.
+    Data,
+    /// One copy of a table block, with the checksums.
+    Checksums,
+    /// The parity page of a stripe.
+    Parity,
+    /// One copy of the superblock.
+    Superblock,
+}
+
+impl Part {
+    /// All of them.
+    pub const ALL: [Part; 4] = [Part::Data, Part::Checksums, Part::Parity, Part::Superblock];
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Part::Data => "data",
+            Part::Checksums => "checksums",
+            Part::Parity => "parity",
+            Part::Superblock => "superblock",
+        })
+    }
+}
+
+/// What happens to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A bit is another.
+    Flip,
+    /// An older version is back.
+    Lost,
+    /// Another page was written here.
+    Misdirected,
+    /// It reads as zeros.
+    Zeroed,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 4] = [Kind::Flip, Kind::Lost, Kind::Misdirected, Kind::Zeroed];
+
+    /// What the device returns in place of `here`; `older` is what it returned before the last write, `other` any other
+    /// page.
+    pub(super) fn of(self, here: &[u8], older: &[u8], other: &[u8], rng: &mut Rng) -> Vec<u8> {
+        let mut bytes = here.to_vec();
+        match self {
+            Kind::Flip => {
+                let at = rng.below(bytes.len() as u64) as usize;
+                bytes[at] ^= 1 << rng.below(8);
+            }
+            Kind::Lost => bytes.copy_from_slice(older),
+            Kind::Misdirected => {
+                let len = bytes.len().min(other.len());
+                bytes[..len].copy_from_slice(&other[..len]);
+            }
+            Kind::Zeroed => bytes.fill(0),
+        }
+        bytes
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Kind::Flip => "flip",
+            Kind::Lost => "lost",
+            Kind::Misdirected => "misdirected",
+            Kind::Zeroed => "zeroed",
+        })
+    }
+}

@@ -1,0 +1,225 @@
+//! Damage to protected files, by the thousand: what is found of it, what is given back, and that nothing else is touched.
+//!
+//! A file of a real file system is protected, stored to, covered and closed. Then some of its pages, or parts of its
+//! companion file, are given other bytes, as a device would that flips a bit, loses a write, puts a page in another's
+//! place, or returns zeros: never more than one page of a stripe, or one copy of a block. A repair must name each of them
+//! and nothing else, and leave the file and its redundancy as they were. Where everything in the companion file is, and
+//! what it means, the rig works out by itself from `docs/format.md`.
+//!
+//! Besides, a file is scrubbed while a program stores to it at random; there must be no alarm at all.
+
+mod fault;
+mod shape;
+mod subject;
+mod watch;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use untorn::medium::{Dax, MediumKind, PageCache};
+use untorn::{ProtectOptions, Protected};
+
+pub use fault::{Kind, Part};
+pub use watch::Watch;
+
+use crate::error::{Error, Result};
+use subject::Subject;
+
+/// What the files are taken to lie on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A disk, behind the page cache.
+    Disk,
+    /// Memory that is taken for persistent, as `UNTORN_ASSUME_PMEM=1` has it.
+    Memory,
+}
+
+/// Pages of a small file.
+const SMALL: u64 = 32;
+
+impl Place {
+    /// Both.
+    pub const ALL: [Place; 2] = [Place::Disk, Place::Memory];
+
+    fn open(self, options: &ProtectOptions, path: &Path) -> Result<Protected> {
+        let opened = match self {
+            Place::Disk => options.open_on(PageCache::new(), path),
+            Place::Memory => options.open_on(Dax::new(MediumKind::AssumedPmem), path),
+        };
+        done("protect", opened)
+    }
+
+    /// A handle of somebody who repairs.
+    fn look(self, path: &Path) -> Result<Protected> {
+        let opened = match self {
+            Place::Disk => ProtectOptions::new().look_on(PageCache::new(), path),
+            Place::Memory => ProtectOptions::new().look_on(Dax::new(MediumKind::AssumedPmem), path),
+        };
+        done("look at", opened)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Place::Disk => "disk",
+            Place::Memory => "pmem",
+        })
+    }
+}
+
+/// What is done.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Damages of each kind to each part, on each place.
+    pub cases: u64,
+    /// Every random decision follows from it.
+    pub seed: u64,
+    /// Where the files lie.
+    pub dir: PathBuf,
+    /// Pages of a file.
+    pub pages: u64,
+    /// For how long, on each place, a file is scrubbed while a program stores to it; for a hundred stores at least.
+    pub watch: Duration,
+    /// Threads.
+    pub jobs: usize,
+}
+
+/// What became of one kind of damage to one part.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Where.
+    pub place: Place,
+    /// To what.
+    pub part: Part,
+    /// What kind.
+    pub kind: Kind,
+    /// Damages that changed at least a bit.
+    pub injected: u64,
+    /// Of these, how many a scrub named.
+    pub found: u64,
+    /// How many a repair gave back, byte for byte.
+    pub restored: u64,
+    /// How many were given other bytes than they had.
+    pub wrong: u64,
+    /// Good pages and blocks that were changed.
+    pub spoiled: u64,
+    /// Good pages and blocks that were accused, by the scrub or by the one behind the repair.
+    pub alarms: u64,
+}
+
+impl Row {
+    fn new(place: Place, part: Part, kind: Kind) -> Self {
+        Row { place, part, kind, injected: 0, found: 0, restored: 0, wrong: 0, spoiled: 0, alarms: 0 }
+    }
+
+    /// Whether all is as it should be.
+    pub fn clean(&self) -> bool {
+        // A superblock that lost its last write leaves the one before it, which says the same: nothing is wrong with that.
+        let told = self.found == self.injected || self.part == Part::Superblock && self.kind == Kind::Lost;
+        told && self.restored == self.injected && self.wrong == 0 && self.spoiled == 0 && self.alarms == 0
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { place, part, kind, injected, found, restored, wrong, spoiled, alarms } = self;
+        write!(
+            f,
+            "{place:4} {part:10} {kind:11} {injected:6} injected {found:6} found {restored:6} restored {wrong} wrong \
+             {spoiled} spoiled {alarms} false alarms"
+        )
+    }
+}
+
+/// What came of it all.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// One for each place, part and kind.
+    pub rows: Vec<Row>,
+    /// One for each place.
+    pub watches: Vec<Watch>,
+}
+
+impl Outcome {
+    /// Whether all is as it should be.
+    pub fn clean(&self) -> bool {
+        self.rows.iter().all(Row::clean) && self.watches.iter().all(|watch| watch.alarms == 0)
+    }
+}
+
+/// Injects everything. `tell` is given each row when it is done.
+///
+/// # Errors
+/// Those of the system, and of untorn where it could not do what it was asked.
+pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome> {
+    let kinds = |(place, part)| Kind::ALL.map(|kind| (place, part, kind));
+    let parts = |place| Part::ALL.map(|part| (place, part));
+    let all: Vec<_> = Place::ALL.into_iter().flat_map(parts).flat_map(kinds).collect();
+    let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        let work = || {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(&(place, part, kind)) = all.get(index) else { return };
+                let row = inject(settings, index as u64, place, part, kind);
+                if let Ok(row) = &row {
+                    tell(&row.to_string());
+                }
+                rows.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((index, row));
+            }
+        };
+        for _ in 0..settings.jobs.max(1) {
+            scope.spawn(work);
+        }
+    });
+    let mut rows = rows.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    rows.sort_by_key(|(index, _)| *index);
+    let rows = rows.into_iter().map(|(_, row)| row).collect::<Result<_>>()?;
+    let watches = std::thread::scope(|scope| {
+        let watching = Place::ALL.map(|place| scope.spawn(move || watch::watch(settings, place)));
+        watching.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(died()))).collect::<Result<_>>()
+    })?;
+    Ok(Outcome { rows, watches })
+}
+
+fn died() -> Error {
+    Error::failed("watch a file", "the thread that did panicked")
+}
+
+/// One kind of damage to one part, in rounds.
+fn inject(settings: &Settings, index: u64, place: Place, part: Part, kind: Kind) -> Result<Row> {
+    let mut row = Row::new(place, part, kind);
+    // A round takes one copy of each block, and each scrub reads all pages: most of these rounds are on small files.
+    let (large, small) = (settings.pages, settings.pages.min(SMALL));
+    let files = match part {
+        Part::Data | Part::Parity => vec![(large, settings.cases)],
+        Part::Checksums => vec![(large, settings.cases / 8), (small, settings.cases)],
+        Part::Superblock => vec![(small, settings.cases)],
+    };
+    for (pages, until) in files {
+        let mut subject = Subject::new(&Settings { pages, ..settings.clone() }, index, place)?;
+        let mut round = 0;
+        while row.injected < until {
+            if round % 4 == 0 {
+                subject.store(round % 8 == 0)?;
+            }
+            let most = until - row.injected;
+            subject.strike(&mut row, most)?;
+            round += 1;
+        }
+    }
+    Ok(row)
+}
+
+/// What untorn says, as the rig's own.
+fn done<T>(what: &str, result: untorn::Result<T>) -> Result<T> {
+    result.map_err(|error| Error::failed(format!("{what} a file"), error.to_string()))
+}
+
+fn io<T>(what: &str, result: std::io::Result<T>) -> Result<T> {
+    result.map_err(|source| Error::Io { what: what.to_owned(), source })
+}

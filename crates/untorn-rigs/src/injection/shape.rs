@@ -1,0 +1,88 @@
+//! Where everything is in a companion file, by `docs/format.md` and by nothing of untorn's.
+
+use std::ops::Range;
+
+use untorn::StripeLayout;
+
+pub(super) const PAGE: u64 = 4096;
+/// Checksums of one table block.
+const ENTRIES: u64 = 500;
+/// Bytes of the two superblocks.
+const SUPERBLOCKS: u64 = 2 * PAGE;
+
+/// The shape of a protected file and its companion.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    /// Bytes of the data file.
+    pub(super) len: u64,
+    /// Data pages of a stripe.
+    pub(super) stripe: u64,
+    pub(super) layout: StripeLayout,
+}
+
+impl Shape {
+    pub(super) fn pages(&self) -> u64 {
+        self.len.div_ceil(PAGE)
+    }
+
+    pub(super) fn stripes(&self) -> u64 {
+        self.pages().div_ceil(self.stripe)
+    }
+
+    /// The pages of a stripe.
+    pub(super) fn members(&self, stripe: u64) -> Vec<u64> {
+        let all = 0..self.stripe;
+        let page = |nth| match self.layout {
+            StripeLayout::Consecutive => stripe * self.stripe + nth,
+            StripeLayout::Spread => stripe + nth * self.stripes(),
+        };
+        all.map(page).filter(|page| *page < self.pages()).collect()
+    }
+
+    /// Bytes of a page of the data file.
+    pub(super) fn page(&self, page: u64) -> Range<u64> {
+        page * PAGE..((page + 1) * PAGE).min(self.len)
+    }
+
+    /// Table blocks, of which there are two copies.
+    pub(super) fn blocks(&self) -> u64 {
+        self.pages().div_ceil(ENTRIES) + self.stripes().div_ceil(ENTRIES)
+    }
+
+    /// Where a copy of a block is in the companion file.
+    pub(super) fn block_at(&self, block: u64, copy: u64) -> u64 {
+        SUPERBLOCKS + (copy * self.blocks() + block) * PAGE
+    }
+
+    /// Where a stripe's parity is.
+    pub(super) fn parity_at(&self, stripe: u64) -> u64 {
+        SUPERBLOCKS + (2 * self.blocks() + stripe) * PAGE
+    }
+
+    /// Whether two versions of the page of the companion file at `at` say the same, as they must as long as nothing is stored:
+    /// a block's version and its seal change whenever it is written, and superblocks note scrubs and the file's time.
+    pub(super) fn agree(&self, at: u64, a: &[u8], b: &[u8]) -> bool {
+        let same = |ranges: &[Range<usize>]| ranges.iter().all(|range| a[range.clone()] == b[range.clone()]);
+        match at {
+            0..SUPERBLOCKS => same(&[0..56, 64..120, 168..4088]),
+            _ if at < self.parity_at(0) => same(&[0..8, 16..4088]),
+            _ => a == b,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_stripes_are_all_pages() {
+        for layout in [StripeLayout::Consecutive, StripeLayout::Spread] {
+            let shape = Shape { len: 41 * PAGE + 5, stripe: 4, layout };
+            let mut pages: Vec<u64> = (0..shape.stripes()).flat_map(|stripe| shape.members(stripe)).collect();
+            pages.sort_unstable();
+            assert_eq!(pages, (0..42).collect::<Vec<_>>());
+            assert_eq!((shape.page(41).end, shape.blocks(), shape.parity_at(0)), (shape.len, 2, 6 * PAGE));
+        }
+    }
+}

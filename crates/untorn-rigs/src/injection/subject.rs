@@ -1,0 +1,292 @@
+//! One protected file, what it is to hold, and what it held before.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use untorn::{Checksum, Damage, PageRange, ProtectOptions, RepairReport, StripeLayout};
+use untorn_sim::Rng;
+
+use super::fault::Part;
+use super::shape::{PAGE, Shape};
+use super::{Kind, Place, Row, Settings, done, io};
+use crate::error::{Error, Result};
+
+/// Pages that are stored to in a round.
+const STORES: u64 = 16;
+
+/// A file, and each page of it as it was written before the last time.
+struct Versions {
+    path: PathBuf,
+    now: Vec<u8>,
+    older: Vec<u8>,
+}
+
+impl Versions {
+    /// Takes what the file holds now for the last version of every page that differs.
+    fn refresh(&mut self) -> Result<()> {
+        let found = io("read a file", fs::read(&self.path))?;
+        if self.now.len() != found.len() {
+            self.older.clone_from(&found);
+        } else {
+            let pages = self.older.chunks_mut(PAGE as usize).zip(self.now.chunks(PAGE as usize));
+            for ((older, now), found) in pages.zip(found.chunks(PAGE as usize)) {
+                if now != found {
+                    older.copy_from_slice(now);
+                }
+            }
+        }
+        self.now = found;
+        Ok(())
+    }
+}
+
+/// A place that was damaged, and what is there instead.
+struct Victim {
+    at: u64,
+    bytes: Vec<u8>,
+    /// What is to be said of it.
+    told: Damage,
+}
+
+pub(super) struct Subject {
+    _dir: tempfile::TempDir,
+    place: Place,
+    shape: Shape,
+    options: ProtectOptions,
+    data: Versions,
+    side: Versions,
+    rng: Rng,
+}
+
+impl Subject {
+    /// A file of random bytes, all of which were written twice, protected.
+    pub(super) fn new(settings: &Settings, index: u64, place: Place) -> Result<Self> {
+        let dir = io("make a directory", tempfile::tempdir_in(&settings.dir))?;
+        let path = dir.path().join("protected");
+        let mut rng = Rng::derive(settings.seed, index);
+        // Its last page is short. Each shape comes with each kind of damage.
+        let (layout, checksum) = match (index / 4 + index) % 2 {
+            0 => (StripeLayout::Consecutive, Checksum::Crc32c),
+            _ => (StripeLayout::Spread, Checksum::Xxh3),
+        };
+        let shape = Shape { len: settings.pages * PAGE - 1000, stripe: 4, layout };
+        let mut bytes = vec![0; shape.len as usize];
+        rng.fill(&mut bytes);
+        io("write a file", fs::write(&path, &bytes))?;
+        let options = ProtectOptions::new().stripe(shape.stripe as u32).layout(layout).checksum(checksum);
+        done("close", place.open(&options.clone().on_demand(), &path)?.close())?;
+        let coverage = done("ask for the coverage of", place.look(&path)?.coverage())?;
+        let versions = |path: &Path| Versions { path: path.to_owned(), now: Vec::new(), older: Vec::new() };
+        let (mut data, mut side) = (versions(&path), versions(&coverage.companion));
+        data.refresh()?;
+        side.refresh()?;
+        let mut subject = Subject { _dir: dir, place, shape, options, data, side, rng };
+        subject.store_to(&(0..settings.pages).collect(), false)?;
+        Ok(subject)
+    }
+
+    /// Stores to some pages, has them covered, and closes the file.
+    pub(super) fn store(&mut self, synchronous: bool) -> Result<()> {
+        let pages = (0..STORES).map(|_| self.rng.below(self.shape.pages())).collect();
+        self.store_to(&pages, synchronous)
+    }
+
+    fn store_to(&mut self, pages: &BTreeSet<u64>, synchronous: bool) -> Result<()> {
+        let options = self.options.clone();
+        let options = if synchronous { options.period(Duration::ZERO) } else { options.on_demand() };
+        let protected = self.place.open(&options, &self.data.path)?;
+        let file = io("open a file", File::options().write(true).open(&self.data.path))?;
+        for &page in pages {
+            let range = self.shape.page(page);
+            let mut bytes = vec![0; (range.end - range.start) as usize];
+            self.rng.fill(&mut bytes);
+            let stores = done("announce a store to", protected.announce(range.clone()))?;
+            io("write to a file", file.write_all_at(&bytes, range.start))?;
+            drop(stores);
+            let uncovered = done("ask for the coverage of", protected.coverage())?.uncovered;
+            if synchronous && uncovered > 0 {
+                return Err(Error::failed("cover a store at once", format!("{uncovered} pages are not covered")));
+            }
+        }
+        done("close", protected.close())?;
+        self.data.refresh()?;
+        self.side.refresh()
+    }
+
+    /// Damages some of a part, at most so many, has it repaired, and counts what comes of it.
+    pub(super) fn strike(&mut self, row: &mut Row, most: u64) -> Result<()> {
+        let victims = self.victims(row.part, row.kind, most);
+        self.strike_at(row, &victims)
+    }
+
+    fn strike_at(&mut self, row: &mut Row, victims: &[Victim]) -> Result<()> {
+        let struck = if row.part == Part::Data { &self.data } else { &self.side };
+        damage(&struck.path, victims)?;
+        let report = done("repair", self.place.look(&self.data.path)?.repair())?;
+        let after = done("scrub", self.place.look(&self.data.path)?.scrub())?;
+        if report.scrub.skipped + after.skipped > 0 {
+            return Err(Error::failed("damage covered pages", format!("{} are not covered", after.skipped)));
+        }
+        row.injected += victims.len() as u64;
+        let told = |victim: &Victim| report.scrub.damage.iter().any(|damage| is_of(damage, &victim.told));
+        row.found += victims.iter().filter(|victim| told(victim)).count() as u64;
+        let false_alarm = |damage: &&Damage| !victims.iter().any(|victim| is_of(damage, &victim.told));
+        row.alarms += report.scrub.damage.iter().filter(false_alarm).count() as u64 + after.damage.len() as u64;
+        self.judge(row, victims, &report)?;
+        self.data.refresh()?;
+        self.side.refresh()
+    }
+
+    /// Compares both files with what they held before they were damaged.
+    fn judge(&self, row: &mut Row, victims: &[Victim], report: &RepairReport) -> Result<()> {
+        for (file, is_data) in [(&self.data, true), (&self.side, false)] {
+            let struck = is_data == (row.part == Part::Data);
+            let found = io("read a file", fs::read(&file.path))?;
+            if found.len() != file.now.len() {
+                return Err(Error::failed("repair a file", "its length is another"));
+            }
+            for (nth, (found, now)) in found.chunks(PAGE as usize).zip(file.now.chunks(PAGE as usize)).enumerate() {
+                let at = nth as u64 * PAGE;
+                let same = if is_data { found == now } else { self.shape.agree(at, found, now) };
+                let victim = victims.iter().find(|victim| struck && victim.at == at);
+                match victim {
+                    Some(_) if same => row.restored += 1,
+                    // What was left as the device has it is neither restored nor wrong.
+                    Some(victim) if victim.bytes == found => {}
+                    Some(_) => row.wrong += 1,
+                    None if same => {}
+                    None => row.spoiled += 1,
+                }
+            }
+        }
+        if !report.lost.is_empty() || !report.unknown.is_empty() {
+            let what = format!("lost {:?}, unknown {:?}", report.lost, report.unknown);
+            return Err(Error::failed("repair one page of a stripe", what));
+        }
+        Ok(())
+    }
+
+    /// Places of a part to be damaged: one page of a stripe, one copy of a block. What the damage would leave as it is, is
+    /// none.
+    fn victims(&mut self, part: Part, kind: Kind, most: u64) -> Vec<Victim> {
+        let shape = self.shape;
+        let mut places: Vec<(u64, u64, Damage)> = Vec::new();
+        // Half of the stripes: what is beside a damaged one must be left alone.
+        let stripes: Vec<u64> = (0..shape.stripes()).filter(|_| self.rng.one_in(2)).collect();
+        match part {
+            Part::Data => {
+                for stripe in stripes {
+                    let range = shape.page(*self.rng.pick(&shape.members(stripe)));
+                    let len = range.end - range.start;
+                    places.push((range.start, len, Damage::Page(PageRange { offset: range.start, len })));
+                }
+            }
+            Part::Checksums => {
+                for block in 0..shape.blocks() {
+                    let offset = shape.block_at(block, self.rng.below(2));
+                    places.push((offset, PAGE, Damage::Table { offset }));
+                }
+            }
+            Part::Parity => {
+                for stripe in stripes {
+                    places.push((shape.parity_at(stripe), PAGE, Damage::Parity { stripe }));
+                }
+            }
+            Part::Superblock => {
+                let offset = self.rng.below(2) * PAGE;
+                places.push((offset, PAGE, Damage::Table { offset }));
+            }
+        }
+        let mut victims = Vec::new();
+        for (at, len, told) in places {
+            let struck = if part == Part::Data { &self.data } else { &self.side };
+            let range = at as usize..(at + len) as usize;
+            let here = &struck.now[range.clone()];
+            let from = if self.rng.one_in(2) { &self.data.now } else { &self.side.now };
+            let pages: Vec<&[u8]> = from.chunks(PAGE as usize).collect();
+            let other = self.rng.pick(&pages);
+            let bytes = kind.of(here, &struck.older[range], other, &mut self.rng);
+            if bytes != here && (victims.len() as u64) < most {
+                victims.push(Victim { at, bytes, told });
+            }
+        }
+        victims
+    }
+}
+
+/// Whether this is what is to be said. Of two superblocks that are no two in a row, it cannot be told which is the one.
+fn is_of(damage: &Damage, told: &Damage) -> bool {
+    match (damage, told) {
+        (Damage::Table { offset: a }, Damage::Table { offset: b }) if *a < 2 * PAGE && *b < 2 * PAGE => true,
+        _ => damage == told,
+    }
+}
+
+/// Does what a device would: the bytes change, the file's time does not.
+fn damage(path: &Path, victims: &[Victim]) -> Result<()> {
+    let file = io("open a file", File::options().read(true).write(true).open(path))?;
+    let modified = io("ask for the time of a file", file.metadata().and_then(|metadata| metadata.modified()))?;
+    for victim in victims {
+        io("damage a file", file.write_all_at(&victim.bytes, victim.at))?;
+    }
+    io("set the time of a file", file.set_modified(modified))?;
+    io("flush a file", file.sync_all())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subject(dir: &Path, place: Place) -> (Subject, Row) {
+        let dir = dir.to_owned();
+        let settings = Settings { cases: 1, seed: 1, dir, pages: 16, watch: Duration::ZERO, jobs: 1 };
+        (Subject::new(&settings, 0, place).unwrap(), Row::new(place, Part::Data, Kind::Flip))
+    }
+
+    /// A page of the data file, with other bytes or with those that it has.
+    fn victim(subject: &Subject, page: u64, changed: bool) -> Victim {
+        let range = subject.shape.page(page);
+        let (offset, len) = (range.start, range.end - range.start);
+        let mut bytes = subject.data.now[range.start as usize..range.end as usize].to_vec();
+        bytes[9] ^= u8::from(changed);
+        Victim { at: offset, bytes, told: Damage::Page(PageRange { offset, len }) }
+    }
+
+    #[test]
+    fn damage_that_nobody_ordered_is_convicted() {
+        let dir = tempfile::tempdir().unwrap();
+        for place in Place::ALL {
+            let (mut subject, mut row) = subject(dir.path(), place);
+            let victims = [victim(&subject, 5, true)];
+            subject.strike_at(&mut row, &victims).unwrap();
+            assert!(row.clean() && row.injected == 1, "{row}");
+            damage(&subject.data.path, &[victim(&subject, 9, true)]).unwrap();
+            subject.strike_at(&mut row, &victims).unwrap();
+            assert_eq!((row.found, row.restored, row.alarms, row.clean()), (2, 2, 1, false), "{row}");
+        }
+    }
+
+    #[test]
+    fn a_page_that_was_changed_is_convicted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut subject, mut row) = subject(dir.path(), Place::Disk);
+        let before = subject.data.now.clone();
+        subject.store_to(&BTreeSet::from([9]), false).unwrap();
+        subject.data.now = before;
+        let victims = [victim(&subject, 5, true)];
+        subject.strike_at(&mut row, &victims).unwrap();
+        assert_eq!((row.restored, row.spoiled, row.alarms, row.clean()), (1, 1, 0, false), "{row}");
+    }
+
+    #[test]
+    fn damage_that_is_not_named_is_convicted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut subject, mut row) = subject(dir.path(), Place::Disk);
+        let victims = [victim(&subject, 5, false)];
+        subject.strike_at(&mut row, &victims).unwrap();
+        assert_eq!((row.injected, row.found, row.clean()), (1, 0, false), "{row}");
+    }
+}

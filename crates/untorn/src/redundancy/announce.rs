@@ -1,0 +1,76 @@
+//! Stores that are announced: their pages are marked before the stores are made, and can be covered once they are.
+
+use std::collections::btree_map::Entry;
+use std::ops::Range;
+
+use super::format::Left;
+use super::{Mode, Redundancy, barriers};
+use crate::error::Result;
+use crate::medium::Medium;
+
+impl<M: Medium> Redundancy<M> {
+    /// Marks the pages of these bytes uncovered, durably, before they are stored to. They are not covered until they are
+    /// [released](Redundancy::release).
+    ///
+    /// # Errors
+    /// Those of writing and flushing; where stores are covered at once, those of [`remember`](Redundancy::remember) too.
+    /// Nothing may be stored then.
+    pub(crate) fn announce(&self, bytes: Range<u64>) -> Result<()> {
+        let mut inner = self.usable()?;
+        let inner = &mut *inner;
+        let pages = self.geometry.pages_of(&bytes);
+        let before = match self.mode {
+            Mode::Synchronous => self.remember(inner, &bytes)?,
+            _ => Vec::new(),
+        };
+        let mut fresh = false;
+        for page in pages.clone() {
+            fresh |= !inner.tables.uncovered().has(page);
+            inner.tables.set_uncovered(page, true);
+        }
+        let quiet = inner.superblock.left == Left::Announced && !pages.is_empty();
+        if fresh || quiet {
+            let mut written = inner.tables.write(&self.side).map(drop);
+            if quiet {
+                // Until this is durable nobody stores, so it need not come before the marks or behind them.
+                inner.superblock.left = Left::Storing;
+                written = written.and_then(|()| self.write_superblock(inner, barriers::ANNOUNCE));
+            }
+            let durable = written.and_then(|()| self.medium.fence(barriers::ANNOUNCE, &[&self.side]));
+            self.note_failure(inner, durable)?;
+        }
+        for page in pages {
+            inner.stored.put(page, true);
+            *inner.storing.entry(page).or_default() += 1;
+        }
+        inner.before.extend(before);
+        Ok(())
+    }
+
+    /// Tells that the stores of an [announcement](Redundancy::announce) were made. Where they are covered at once, they
+    /// are, save in pages that somebody else is still storing to.
+    ///
+    /// # Errors
+    /// Those of covering. The stores are made and their pages marked whatever it says.
+    pub(crate) fn release(&self, bytes: Range<u64>) -> Result<()> {
+        let mut inner = self.lock();
+        let mut made = Vec::new();
+        for page in self.geometry.pages_of(&bytes) {
+            if let Entry::Occupied(mut storing) = inner.storing.entry(page) {
+                *storing.get_mut() -= 1;
+                if *storing.get() == 0 {
+                    storing.remove();
+                    made.push(page);
+                }
+            }
+        }
+        if !matches!(self.mode, Mode::Synchronous) || made.is_empty() {
+            return Ok(());
+        }
+        self.unless_failed(&inner)?;
+        let result = self.cover_differences(&mut inner, &made);
+        let is_done = self.note_failure(&mut inner, result)?;
+        drop(inner);
+        if is_done { Ok(()) } else { self.cover().map(drop) }
+    }
+}

@@ -1,0 +1,121 @@
+//! The synchronous mode: stores are covered when they are released, by the difference that they made.
+//!
+//! What a page holds is kept when it is announced, and compared with its checksum, so nothing damaged is built upon. When
+//! its stores are made, its stripe's parity changes by the exclusive or of what the page held and what it holds. The other
+//! pages of the stripe are not read, and what they hold by now does not count: parity goes on speaking of what they were
+//! covered with, also of one that was damaged since, which can be given back as before.
+//!
+//! Source: the delta parity of Pangolin, to which Vilamb (§2.4, §4) compares itself.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ops::Range;
+use std::time::Instant;
+
+use super::cover::Sites;
+use super::{Inner, Redundancy, barriers};
+use crate::error::{Error, Result};
+use crate::medium::{Medium, MediumFile};
+use crate::sidecar::PAGE;
+use crate::simd::xor;
+
+const SITES: Sites = Sites { data: barriers::DELTA_DATA, tables: barriers::DELTA_TABLES, marks: barriers::DELTA_MARKS };
+
+impl<M: Medium> Redundancy<M> {
+    /// What covered pages hold that are about to be stored to, after a look whether they are damaged: then they are repaired
+    /// first.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a page that is damaged, cannot be given back and is to be stored to in part: the rest of it
+    /// would be covered as it is. Those of reading and of repair.
+    pub(super) fn remember(&self, inner: &mut Inner, bytes: &Range<u64>) -> Result<Vec<(u64, Box<[u8]>)>> {
+        let pages = self.geometry.pages_of(bytes);
+        // Of many pages whole stripes are stored to: to cover those takes no more reads and less memory.
+        let are_few = pages.end - pages.start <= self.batch;
+        let mut before = Vec::new();
+        for page in pages {
+            let range = self.geometry.bytes_of(page);
+            let is_whole = bytes.start <= range.start && range.end <= bytes.end;
+            // What others are storing to is remembered, or to be covered with its stripe, as is what is uncovered.
+            let is_known = inner.storing.contains_key(&page) || inner.tables.uncovered().has(page);
+            if is_known || is_whole && !are_few {
+                continue;
+            }
+            let mut held = vec![0; PAGE as usize];
+            self.read(page, &mut held)?;
+            if self.checksum.of(&held) != inner.tables.sum(page) {
+                let healed = self.heal(inner, page, &mut held);
+                if !self.note_failure(inner, healed)? {
+                    if is_whole {
+                        continue;
+                    }
+                    let what = "the page is damaged and parity cannot give it back; store the whole page anew, or restore \
+                                the file from a backup";
+                    let (path, offset) = (self.path.clone(), Some(range.start));
+                    return Err(Error::Corrupt { path, offset, what: what.to_owned() });
+                }
+            }
+            if are_few {
+                before.push((page, held.into_boxed_slice()));
+            }
+        }
+        Ok(before)
+    }
+
+    /// Repairs a damaged page, if it can be, and puts its bytes in `held`.
+    fn heal(&self, inner: &mut Inner, page: u64, held: &mut [u8]) -> Result<bool> {
+        let stripe = self.geometry.stripe_of(page);
+        let mut read = self.read_stripe(stripe, false)?;
+        let Some(nth) = read.pages.iter().position(|member| *member == page) else { return Ok(false) };
+        if !self.restore(inner, stripe, &mut read, &[nth])? {
+            return Ok(false);
+        }
+        held.copy_from_slice(read.bytes(nth));
+        Ok(true)
+    }
+
+    /// Covers pages whose stores were made, of which it is known what they held. False if pages of their stripes are left,
+    /// which can be covered only with the whole stripe.
+    pub(super) fn cover_differences(&self, inner: &mut Inner, made: &[u64]) -> Result<bool> {
+        let mut parities: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        let mut covered = Vec::new();
+        for &page in made {
+            let Some(before) = inner.before.remove(&page) else { continue };
+            let stripe = self.geometry.stripe_of(page);
+            let parity = match parities.entry(stripe) {
+                Entry::Occupied(parity) => parity.into_mut(),
+                Entry::Vacant(place) => {
+                    let mut parity = vec![0; PAGE as usize];
+                    self.side.read(self.geometry.parity_at(stripe), &mut parity)?;
+                    if self.checksum.of(&parity) != inner.tables.parity_sum(stripe) {
+                        // It is damaged. All pages of the stripe together make another.
+                        continue;
+                    }
+                    place.insert(parity)
+                }
+            };
+            // What is stored from here on is announced anew, and covered again.
+            inner.stored.put(page, false);
+            let mut after = vec![0; PAGE as usize];
+            self.read(page, &mut after)?;
+            xor(parity, &before);
+            xor(parity, &after);
+            inner.tables.set_sum(page, self.checksum.of(&after));
+            inner.stuck.remove(&page);
+            covered.push(page);
+        }
+        for (&stripe, parity) in &parities {
+            inner.tables.set_parity_sum(stripe, self.checksum.of(parity));
+        }
+        if !covered.is_empty() {
+            let parities: Vec<_> = parities.into_iter().collect();
+            self.publish(inner, &parities, covered, &SITES)?;
+            if inner.tables.uncovered().count() == 0 {
+                inner.whole_at = Instant::now();
+            }
+        }
+        let is_left =
+            |page: &u64| self.geometry.members(self.geometry.stripe_of(*page)).any(|member| inner.stored.has(member));
+        Ok(!made.iter().any(is_left))
+    }
+}

@@ -1,0 +1,8 @@
+# Puts one key after another, each by a process of its own, and says each number once it is acknowledged. Goes on where an earlier
+# one was killed.
+echo $$
+n=$(cat ../acknowledged)
+while n=$((n + 1)); do
+    ldb --db=db --create_if_missing put "$(printf %06d $n)" "value $n $(seq -s, 40)" >"$ASIDE/put" 2>&1 || exit 1
+    echo $n
+done

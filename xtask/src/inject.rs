@@ -1,0 +1,111 @@
+//! `cargo xtask inject`: damage to protected files, by the thousand.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde_json::json;
+use untorn_rigs::injection::{self, Outcome, Settings};
+
+/// Damages pages, checksums and parity of protected files as a device might: flips bits, brings older versions back, puts
+/// pages in the place of others, returns zeros. Each must be found and repaired, byte for byte, and nothing else accused or
+/// touched; nor anything at all while a program stores. On the page cache of a real file system, and on memory taken for
+/// persistent. The exit code is 0 only if it was so.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Damages of each kind to each part, on each medium
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    cases: u64,
+    /// Every random decision follows from it
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Pages of a file
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(8..1 << 20))]
+    pages: u64,
+    /// Seconds for which a file is scrubbed while a program stores to it, on each medium
+    #[arg(long, value_name = "S", default_value_t = 10)]
+    watch: u64,
+    /// Where the files lie; the temporary directory without it
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Threads
+    #[arg(long, value_name = "N", default_value_t = available_parallelism().map_or(1, usize::from))]
+    jobs: usize,
+    /// Print one JSON object before the last line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    let start = Instant::now();
+    let settings = Settings {
+        cases: arguments.cases,
+        seed: arguments.seed,
+        dir: arguments.dir.clone().unwrap_or_else(std::env::temp_dir),
+        pages: arguments.pages,
+        watch: Duration::from_secs(arguments.watch),
+        jobs: arguments.jobs,
+    };
+    let outcome = match injection::run(&settings, &|row| println!("{row}")) {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            eprintln!("inject: {error}");
+            return ExitCode::from(74);
+        }
+    };
+    for watch in &outcome.watches {
+        println!(
+            "{:4} {} stores, {} scrubs that compared {} pages meanwhile: {} false alarms",
+            watch.place, watch.stores, watch.scrubs, watch.compared, watch.alarms
+        );
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    if arguments.json {
+        println!("{}", to_json(arguments.seed, &outcome, seconds));
+    }
+    let sum = |of: fn(&injection::Row) -> u64| outcome.rows.iter().map(of).sum::<u64>();
+    println!(
+        "injected {}, found {}, restored {}, wrongly restored {}, spoiled {}, false alarms {}; {seconds:.0} s",
+        sum(|row| row.injected),
+        sum(|row| row.found),
+        sum(|row| row.restored),
+        sum(|row| row.wrong),
+        sum(|row| row.spoiled),
+        sum(|row| row.alarms) + outcome.watches.iter().map(|watch| watch.alarms).sum::<u64>(),
+    );
+    if outcome.clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn to_json(seed: u64, outcome: &Outcome, seconds: f64) -> serde_json::Value {
+    let rows = outcome.rows.iter().map(|row| {
+        json!({
+            "place": row.place.to_string(),
+            "part": row.part.to_string(),
+            "kind": row.kind.to_string(),
+            "injected": row.injected,
+            "found": row.found,
+            "restored": row.restored,
+            "wrong": row.wrong,
+            "spoiled": row.spoiled,
+            "false_alarms": row.alarms,
+        })
+    });
+    let watches = outcome.watches.iter().map(|watch| {
+        json!({
+            "place": watch.place.to_string(),
+            "stores": watch.stores,
+            "scrubs": watch.scrubs,
+            "pages_compared": watch.compared,
+            "false_alarms": watch.alarms,
+        })
+    });
+    json!({
+        "seed": seed,
+        "rows": rows.collect::<Vec<_>>(),
+        "watches": watches.collect::<Vec<_>>(),
+        "seconds": seconds,
+        "clean": outcome.clean(),
+    })
+}

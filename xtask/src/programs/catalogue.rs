@@ -1,0 +1,139 @@
+//! The programs: what each needs, and what mode atomic tells it no to.
+
+use super::quiet;
+
+/// A script of `xtask/programs`, and what is known of it.
+pub(super) struct Program {
+    pub(super) name: &'static str,
+    /// The script, and an argument for it.
+    pub(super) script: (&'static str, &'static str),
+    /// What it calls: commands of the shell that succeed where it is there, and the package that has it.
+    pub(super) needs: &'static [(&'static str, &'static str)],
+    /// The calls that mode atomic tells it no to, as its report names them. The program must get over that, unless it says so in a
+    /// line that ends in `: told no`.
+    pub(super) told_no: &'static [&'static str],
+    /// Whether every byte of every file it leaves must be the same. Some write times, or where they ran, into their files.
+    pub(super) files: bool,
+}
+
+const PYTHON: (&str, &str) = ("python3 -c 'import test.test_io'", "libpython3-testsuite");
+const SQLITE: (&str, &str) = ("command -v sqlite3", "sqlite3");
+
+const fn python(name: &'static str, file: &'static str, told_no: &'static [&'static str]) -> Program {
+    Program { name, script: ("python.sh", file), needs: &[PYTHON], told_no, files: false }
+}
+
+pub(super) const CATALOGUE: &[Program] = &[
+    python("python-tarfile", "test_tarfile", &[]),
+    python("python-zipfile", "test_zipfile", &[]),
+    python("python-io", "test_io", &[]),
+    python("python-fileio", "test_fileio", &[]),
+    python("python-mmap", "test_mmap", &["mmap"]),
+    python("python-os", "test_os", &["splice"]),
+    python("python-shutil", "test_shutil", &[]),
+    python("python-posix", "test_posix", &[]),
+    python("python-sqlite3", "test_sqlite3", &[]),
+    python("python-tempfile", "test_tempfile", &[]),
+    Program {
+        name: "fio",
+        script: ("fio.sh", ""),
+        needs: &[("command -v fio", "fio")],
+        told_no: &[],
+        files: false, // Each block has the time in it.
+    },
+    Program {
+        name: "fio-asynchronous",
+        script: ("fio_asynchronous.sh", ""),
+        needs: &[("command -v fio", "fio")],
+        told_no: &["aio_write", "io_setup", "io_uring_setup"],
+        files: false,
+    },
+    Program {
+        name: "stress-ng",
+        script: ("stress.sh", ""),
+        needs: &[("command -v stress-ng", "stress-ng")],
+        told_no: &[],
+        files: true,
+    },
+    Program { name: "git", script: ("git.sh", ""), needs: &[("command -v git", "git")], told_no: &[], files: true },
+    Program {
+        name: "coreutils",
+        script: ("coreutils.sh", ""),
+        needs: &[
+            ("command -v ed", "ed"),
+            ("command -v patch", "patch"),
+            ("command -v perl", "perl"),
+            ("command -v bzip2", "bzip2"),
+            ("command -v xz", "xz-utils"),
+        ],
+        told_no: &["ioctl"], // `cp` copies otherwise then.
+        files: true,
+    },
+    Program {
+        name: "archives",
+        script: ("archives.sh", ""),
+        needs: &[
+            ("command -v rsync", "rsync"),
+            ("command -v cpio", "cpio"),
+            ("command -v zip", "zip"),
+            ("command -v unzip", "unzip"),
+        ],
+        told_no: &["ioctl"], // `cp` copies otherwise then.
+        files: true,
+    },
+    Program { name: "sqlite", script: ("sqlite.sh", ""), needs: &[SQLITE], told_no: &[], files: false },
+    Program { name: "sqlite-wal", script: ("sqlite_wal.sh", ""), needs: &[SQLITE], told_no: &["mmap"], files: false },
+    Program {
+        name: "sqlite-wal-exclusive",
+        script: ("sqlite_wal_exclusive.sh", ""),
+        needs: &[SQLITE],
+        told_no: &[],
+        files: false,
+    },
+    Program {
+        name: "rocksdb",
+        script: ("rocksdb.sh", ""),
+        needs: &[("command -v db_bench && command -v ldb", "rocksdb-tools")],
+        told_no: &[],
+        files: false,
+    },
+    Program {
+        name: "lmdb",
+        script: ("lmdb.sh", ""),
+        needs: &[("command -v mdb_load", "lmdb-utils")],
+        told_no: &["mmap"],
+        files: false,
+    },
+    Program { name: "dbm", script: ("dbm.sh", ""), needs: &[], told_no: &[], files: false },
+    Program {
+        name: "builds",
+        script: ("builds.sh", ""),
+        needs: &[("command -v make", "make")],
+        told_no: &["mmap"], // The Rust compiler reads a file then.
+        files: true,
+    },
+    Program {
+        name: "node",
+        script: ("node.sh", ""),
+        needs: &[("command -v node", "nodejs")],
+        told_no: &[],
+        files: true,
+    },
+    Program {
+        name: "editors",
+        script: ("editors.sh", ""),
+        needs: &[("command -v vim", "vim")],
+        told_no: &[],
+        files: true,
+    },
+];
+
+/// The packages of what is missing for some programs.
+pub(super) fn missing(programs: &[&Program]) -> Vec<&'static str> {
+    let there = |check: &str| quiet("sh").args(["-c", check]).output().is_ok_and(|output| output.status.success());
+    let needs = programs.iter().flat_map(|program| program.needs);
+    let mut missing: Vec<_> = needs.filter(|(check, _)| !there(check)).map(|(_, package)| *package).collect();
+    missing.sort_unstable();
+    missing.dedup();
+    missing
+}

@@ -1,0 +1,186 @@
+//! `cargo xtask programs`: programs that people have, bare and under `untorn run` in each of its modes.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use clap::Args;
+
+mod catalogue;
+mod kills;
+mod outcome;
+
+use catalogue::{CATALOGUE, Program};
+use outcome::{Mode, Outcome, differences};
+
+/// Runs programs that nobody wrote for untorn bare and under `untorn run` in both modes, and compares what they say, how they end
+/// and every file they leave. The layer is the test build that reports what slips past it. The exit code is 0 only if nothing
+/// differs but what mode atomic tells no to, and 69 where a program is missing.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Only these
+    #[arg(value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(CATALOGUE.iter().map(|program| program.name)))]
+    names: Vec<String>,
+    /// Programs at once
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    jobs: usize,
+    /// Kill each of the programs that can tell what they acknowledged so many times, too
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    kills: u32,
+    /// The directory with the tool and the layer, instead of building them; escapes are found only by a layer with the feature
+    /// `oracle`
+    #[arg(long, value_name = "DIR")]
+    built: Option<PathBuf>,
+    /// Keep the directories that the programs ran in below this one
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+}
+
+/// The exit code where a program is missing.
+const UNAVAILABLE: u8 = 69;
+
+/// What is run.
+struct Built {
+    untorn: PathBuf,
+    layer: PathBuf,
+    scripts: PathBuf,
+}
+
+pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
+    let wanted =
+        |program: &&Program| arguments.names.is_empty() || arguments.names.iter().any(|name| name == program.name);
+    let chosen: Vec<_> = CATALOGUE.iter().filter(wanted).collect();
+    let missing = catalogue::missing(&chosen);
+    if !missing.is_empty() {
+        eprintln!(
+            "programs: missing here: {}; install them with `apt-get install {}`",
+            missing.join(", "),
+            missing.join(" ")
+        );
+        return ExitCode::from(UNAVAILABLE);
+    }
+    match compare(root, arguments, &chosen) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("programs: {error}");
+            ExitCode::from(74)
+        }
+    }
+}
+
+fn build(root: &Path) -> io::Result<Built> {
+    let target = crate::target(root, "");
+    let cargo = |arguments: &[&str], into: &Path| {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(root).arg("build").args(arguments).arg("--target-dir").arg(into);
+        if cargo.status()?.success() { Ok(()) } else { Err(io::Error::other("the build failed")) }
+    };
+    cargo(&["--quiet", "--release", "--package", "untorn-cli"], &target)?;
+    // Where the tests have theirs.
+    let oracle = target.join("layer-oracle");
+    cargo(&["--quiet", "--package", "untorn-preload", "--features", "oracle"], &oracle)?;
+    Ok(Built {
+        untorn: target.join("release/untorn"),
+        layer: oracle.join("debug/libuntorn_preload.so"),
+        scripts: root.join("xtask/programs"),
+    })
+}
+
+/// Whether no program did otherwise than bare.
+fn compare(root: &Path, arguments: &Arguments, chosen: &[&Program]) -> io::Result<bool> {
+    let built = match &arguments.built {
+        Some(directory) => {
+            let directory = directory.canonicalize()?;
+            let layer = directory.join("libuntorn_preload.so");
+            Built { untorn: directory.join("untorn"), layer, scripts: root.join("xtask/programs") }
+        }
+        None => build(root)?,
+    };
+    let start = Instant::now();
+    let at = Place::new(arguments.keep.as_deref())?;
+    let (next, same, failed) = (AtomicUsize::new(0), AtomicBool::new(true), Mutex::new(None));
+    thread::scope(|scope| {
+        for _ in 0..arguments.jobs.max(1) {
+            scope.spawn(|| {
+                while let Some(program) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match one(&built, program, &at.path) {
+                        Ok((report, is_same)) => {
+                            print!("{report}");
+                            same.fetch_and(is_same, Ordering::Relaxed);
+                        }
+                        Err(error) => {
+                            let error = io::Error::new(error.kind(), format!("{}: {error}", program.name));
+                            failed.lock().map(|mut failed| *failed = Some(error)).unwrap_or_default();
+                        }
+                    }
+                }
+            });
+        }
+    });
+    if let Some(error) = failed.into_inner().unwrap_or_default() {
+        return Err(error);
+    }
+    let mut same = same.into_inner();
+    if arguments.kills > 0 {
+        same &= kills::run(&built, arguments.kills, &at.path)?;
+    }
+    let verdict =
+        if same { "each as it is bare" } else { "NOT AS THEY ARE BARE, OR NOT WHAT THEY ACKNOWLEDGED; see above" };
+    println!("{} programs in {:.0} s: {verdict}", chosen.len(), start.elapsed().as_secs_f64());
+    Ok(same)
+}
+
+/// Runs a program three times. What there is to say of it, and whether it was the same each time.
+fn one(built: &Built, program: &Program, at: &Path) -> io::Result<(String, bool)> {
+    let bare = Outcome::of(built, program, Mode::Bare, at)?;
+    let mut report = format!("{:20} bare {:5.1} s", program.name, bare.seconds);
+    let mut found = Vec::new();
+    for mode in [Mode::Atomic, Mode::Boost] {
+        let outcome = Outcome::of(built, program, mode, at)?;
+        report.push_str(&format!("; {} {:5.1} s, {}", mode.name(), outcome.seconds, outcome.words()));
+        found.extend(differences(program, mode, &bare, &outcome));
+    }
+    report.push('\n');
+    for difference in &found {
+        report.push_str(&format!("    {difference}\n"));
+    }
+    Ok((report, found.is_empty()))
+}
+
+/// Where the programs run.
+struct Place {
+    path: PathBuf,
+    kept: bool,
+}
+
+impl Place {
+    fn new(keep: Option<&Path>) -> io::Result<Self> {
+        let path = match keep {
+            Some(keep) => keep.to_owned(),
+            None => std::env::temp_dir().join(format!("untorn-programs-{}", std::process::id())),
+        };
+        std::fs::create_dir_all(&path)?;
+        Ok(Place { path: path.canonicalize()?, kept: keep.is_some() })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.kept {
+            // It is a temporary directory, whatever is left of it.
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// A command that reads nothing.
+fn quiet(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.stdin(Stdio::null());
+    command
+}

@@ -1,0 +1,253 @@
+//! One run of one program, and what distinguishes it from another.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::catalogue::Program;
+use super::{Built, quiet};
+
+/// How a program is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    Bare,
+    Atomic,
+    Boost,
+}
+
+impl Mode {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Mode::Bare => "bare",
+            Mode::Atomic => "atomic",
+            Mode::Boost => "boost",
+        }
+    }
+}
+
+/// What there is in a directory.
+#[derive(Debug, PartialEq, Eq)]
+enum Entry {
+    File(u32, Vec<u8>),
+    Link(PathBuf),
+    Other,
+}
+
+/// What a program said, how it ended, and what it left.
+pub(super) struct Outcome {
+    code: Option<i32>,
+    out: String,
+    err: String,
+    files: BTreeMap<PathBuf, Entry>,
+    /// What `untorn run --json` said of it.
+    report: Value,
+    /// What slipped past the layer.
+    escapes: String,
+    pub(super) seconds: f64,
+}
+
+/// A program that takes longer than this many seconds hangs.
+const PATIENCE: &str = "600";
+
+impl Outcome {
+    /// Runs a program in a directory of its own.
+    pub(super) fn of(built: &Built, program: &Program, mode: Mode, at: &Path) -> io::Result<Self> {
+        // The same in each mode, for some programs write into their files where these are.
+        let (kept, at) = (at.join(format!("{}-{}", program.name, mode.name())), at.join(program.name));
+        let (files, aside) = (at.join("files"), at.join("aside"));
+        // Of an earlier run that was kept.
+        for old in [&kept, &at] {
+            let _ = fs::remove_dir_all(old);
+        }
+        fs::create_dir_all(&files)?;
+        fs::create_dir_all(&aside)?;
+        let escapes = aside.join("escapes");
+        let mut command = quiet("timeout");
+        command.args(["--kill-after=5", PATIENCE]);
+        if mode != Mode::Bare {
+            under(&mut command, built, mode, &aside)?;
+            command.env("UNTORN_PRELOAD_ORACLE", &escapes);
+        }
+        // The report is on standard output, so the program's own is elsewhere, bare too.
+        command.args(["sh", "-c", "exec >\"$ASIDE/out\" 2>\"$ASIDE/err\"; exec sh -e \"$0\" \"$@\""]);
+        command.arg(built.scripts.join(program.script.0)).arg(program.script.1).current_dir(&files);
+        command.env("ASIDE", &aside).env("PROGRAMS", &built.scripts).env("TMPDIR", &aside).env("LC_ALL", "C.UTF-8");
+        let start = Instant::now();
+        let output = command.output()?;
+        let seconds = start.elapsed().as_secs_f64();
+        fs::write(aside.join("launcher"), &output.stderr)?;
+        let report =
+            if mode == Mode::Bare { Value::Null } else { serde_json::from_slice(&output.stdout).unwrap_or_default() };
+        let read = |name: &str| fs::read(aside.join(name)).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let mut found = BTreeMap::new();
+        tree(&files, Path::new(""), &mut found)?;
+        let outcome = Outcome {
+            code: output.status.code(),
+            out: read("out")?,
+            err: read("err")? + &String::from_utf8_lossy(&output.stderr),
+            files: found,
+            report,
+            escapes: fs::read_to_string(&escapes).unwrap_or_default(),
+            seconds,
+        };
+        fs::rename(&at, kept)?;
+        Ok(outcome)
+    }
+
+    fn sum(&self, of: &str) -> u64 {
+        let files = self.report["files"].as_array().into_iter().flatten();
+        files.filter_map(|file| file[of].as_u64()).sum()
+    }
+
+    /// The calls that were told no.
+    fn told_no(&self) -> Vec<&str> {
+        let refused = self.report["refused"].as_array().into_iter().flatten();
+        let mut calls: Vec<_> = refused.filter_map(|entry| entry[0]["call"].as_str()).collect();
+        calls.dedup();
+        calls
+    }
+
+    /// What was served.
+    pub(super) fn words(&self) -> String {
+        let files = self.report["files"].as_array().map_or(0, Vec::len);
+        let demoted = self.report["demoted"].as_array().into_iter().flatten().filter_map(|entry| entry[1].as_u64());
+        let (demoted, writes) = (demoted.sum::<u64>(), self.sum("writes"));
+        let mut words = format!("{files} files, {writes} writes");
+        if demoted > 0 {
+            words.push_str(&format!(", {demoted} demoted"));
+        }
+        for call in self.told_no() {
+            words.push_str(&format!(", no {call}"));
+        }
+        words
+    }
+}
+
+/// The command line of the tool, up to the program.
+pub(super) fn under(command: &mut Command, built: &Built, mode: Mode, aside: &Path) -> io::Result<()> {
+    command.arg(&built.untorn).args(["run", "--json", "--mode", mode.name(), "--layer"]).arg(&built.layer);
+    if mode == Mode::Boost {
+        command.args(["--log-size", "16M", "--log"]).arg(aside.join("log"));
+        believe(command, aside)?;
+    }
+    command.args(["--match", "./**", "--"]);
+    Ok(())
+}
+
+/// Where temporary files are in memory, so is the log.
+pub(super) fn believe(command: &mut Command, aside: &Path) -> io::Result<()> {
+    if !untorn::doctor(aside).map_err(io::Error::other)?.durable {
+        command.env("UNTORN_ASSUME_PMEM", "1");
+    }
+    Ok(())
+}
+
+/// What is in a directory, and in those in it.
+fn tree(root: &Path, at: &Path, into: &mut BTreeMap<PathBuf, Entry>) -> io::Result<()> {
+    for entry in fs::read_dir(root.join(at))? {
+        let entry = entry?;
+        let name = at.join(entry.file_name());
+        let kind = entry.file_type()?;
+        let found = if kind.is_dir() {
+            tree(root, &name, into)?;
+            Entry::Other
+        } else if kind.is_symlink() {
+            Entry::Link(fs::read_link(entry.path())?)
+        } else if kind.is_file() {
+            Entry::File(entry.metadata()?.permissions().mode(), fs::read(entry.path())?)
+        } else {
+            Entry::Other
+        };
+        into.insert(name, found);
+    }
+    Ok(())
+}
+
+/// What a program did otherwise under a mode, in words; nothing if nothing.
+pub(super) fn differences(program: &Program, mode: Mode, bare: &Outcome, found: &Outcome) -> Vec<String> {
+    let mut all = Vec::new();
+    let mut say = |what: String| all.push(format!("{}: {what}", mode.name()));
+    let told_no: &[&str] = if mode == Mode::Atomic { program.told_no } else { &[] };
+    for call in found.told_no() {
+        if !told_no.contains(&call) {
+            say(format!("{call} was told no"));
+        }
+    }
+    if let Some(call) = told_no.iter().find(|call| !found.told_no().contains(call)) {
+        say(format!("{call} was to be told no, and was not: that is progress, which the catalogue is to say"));
+    }
+    if !found.escapes.is_empty() {
+        say(format!("slipped past the layer: {}", found.escapes.replace('\n', "; ")));
+    }
+    if found.report["processes"].as_u64().unwrap_or(0) == 0 {
+        say(format!("the run has no report; it said: {}", found.err.trim()));
+    }
+    for failure in found.report["failures"].as_array().into_iter().flatten() {
+        say(format!("failed: {failure}"));
+    }
+    if found.report["files"].as_array().is_none_or(Vec::is_empty) {
+        say("no file was managed, so nothing was tried".to_owned());
+    }
+    let stopped = !told_no.is_empty() && found.out.lines().any(|line| line.ends_with(TOLD_NO));
+    lines("said", &bare.out, &found.out, stopped, &mut say);
+    // A program that was told no says so in words of its own, and ends as it likes.
+    if !stopped {
+        lines("complained", &bare.err, &found.err, false, &mut say);
+        if bare.code != found.code {
+            say(format!("ended with {:?}, bare with {:?}", found.code, bare.code));
+        }
+        if program.files {
+            files(&bare.files, &found.files, &mut say);
+        }
+    }
+    if found.files.keys().any(|path| path.file_name().is_some_and(|name| name == ".untorn")) {
+        say("a sidecar was left behind".to_owned());
+    }
+    all
+}
+
+/// How a line ends that says of a part of a program that it was told no.
+const TOLD_NO: &str = ": told no";
+
+/// Lines that differ; those that a program said because it was told no may.
+fn lines(what: &str, bare: &str, found: &str, told_no: bool, say: &mut impl FnMut(String)) {
+    let allowed = |line: &str| told_no && (line.ends_with(TOLD_NO) || line.starts_with("exit: "));
+    let (bare, found): (Vec<_>, Vec<_>) = (bare.lines().collect(), found.lines().collect());
+    if bare.len() != found.len() {
+        say(format!("{what} {} lines, bare {}", found.len(), bare.len()));
+    }
+    let differ = bare.iter().zip(&found).filter(|(bare, found)| bare != found && !allowed(found));
+    for (bare, found) in differ.take(MOST) {
+        say(format!("{what} {found:?}, bare {bare:?}"));
+    }
+    for more in found.iter().skip(bare.len()).take(MOST) {
+        say(format!("{what} {more:?}"));
+    }
+}
+
+/// So many differences of a kind are told.
+const MOST: usize = 20;
+
+fn files(bare: &BTreeMap<PathBuf, Entry>, found: &BTreeMap<PathBuf, Entry>, say: &mut impl FnMut(String)) {
+    for path in bare.keys().filter(|path| !found.contains_key(*path)).take(MOST) {
+        say(format!("{} is missing", path.display()));
+    }
+    for path in found.keys().filter(|path| !bare.contains_key(*path)).take(MOST) {
+        say(format!("{} is not there bare", path.display()));
+    }
+    let both = bare.iter().filter_map(|(path, entry)| Some((path, entry, found.get(path)?)));
+    for (path, bare, found) in both.filter(|(_, bare, found)| bare != found).take(MOST) {
+        let words = |entry: &Entry| match entry {
+            Entry::File(mode, bytes) => format!("{} bytes, mode {mode:o}", bytes.len()),
+            Entry::Link(to) => format!("a link to {}", to.display()),
+            Entry::Other => "no file".to_owned(),
+        };
+        say(format!("{} differs: {}, bare {}", path.display(), words(found), words(bare)));
+    }
+}
