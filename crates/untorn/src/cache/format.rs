@@ -140,7 +140,7 @@ struct RawFile {
     birth: U64,
     state: U32,
     path_len: U32,
-    reserved: [u8; 32],
+    parents: [U64; PARENTS],
     check: U64,
     path: [u8; MAX_PATH],
 }
@@ -282,9 +282,15 @@ pub(super) struct TableLine {
     pub(super) replayed: bool,
     /// Its last name was about to be removed: if a replay does not find it, that is what became of it.
     pub(super) leaving: bool,
+    /// The inode numbers of its directory, of the one with that, and so on, as far as there is room and the file system goes; 0
+    /// where there is none. If the file is not found, they say whether that is because its file system is not there.
+    pub(super) parents: [u64; PARENTS],
     /// Where it was when it was attached. A hint, never taken for it without a look at the identity.
     pub(super) path: PathBuf,
 }
+
+/// Directories above a file that its line has.
+pub(super) const PARENTS: usize = 4;
 
 const LIVE: u32 = 1;
 const REPLAYED: u32 = 2;
@@ -309,7 +315,7 @@ impl TableLine {
             }
             .into(),
             path_len: (path.len() as u32).into(),
-            reserved: [0; 32],
+            parents: self.parents.map(U64::new),
             check: 0.into(),
             path: [0; MAX_PATH],
         };
@@ -337,7 +343,8 @@ impl TableLine {
         };
         let path = PathBuf::from(OsStr::from_bytes(path));
         let (uid, seq, state) = (raw.uid.get(), raw.seq.get(), raw.state.get());
-        Some(TableLine { uid, seq, identity, replayed: state == REPLAYED, leaving: state == LEAVING, path })
+        let (replayed, leaving, parents) = (state == REPLAYED, state == LEAVING, raw.parents.map(U64::get));
+        Some(TableLine { uid, seq, identity, replayed, leaving, parents, path })
     }
 
     /// The line of a slot, and which copy it is: of two the valid one with the higher sequence number.

@@ -36,6 +36,8 @@
 //! 8. A file that fails is drained no more: its calls fail, its entries stay. If they are in the way, they are written once
 //!    more at the head, durably, before the tail passes them, and keep their place in the order.
 //!
+//! A file may instead be written *through*, to log and kernel in one call, and be read without the log: see [`through`].
+//!
 //! # Locks, in the order in which they are taken
 //! Claims on entries (the only wait for room, with nothing held); a file's gate; its line in the table; its length; its stripes,
 //! ascending; or instead of the last: the drain; the registry; a stripe. The drain takes no gate, so who waits for it with
@@ -51,6 +53,7 @@ mod replay;
 mod ring;
 mod scan;
 mod table;
+mod through;
 mod worker;
 
 use std::path::Path;
@@ -99,6 +102,8 @@ pub(crate) mod barriers {
         SYNC = "cache.sync";
         /// Where durability is left to a sync: an operation is whole in the log before half of it can be in the file.
         AHEAD = "cache.drain.ahead";
+        /// Where durability is left to a sync: the log has it that a file is to be shorter, and all before, before it is.
+        CUT = "cache.through.cut";
         /// What was drained is durable in the file before its entries are free.
         FILE = "cache.drain.file";
         /// The log says what is free before it is written over.
@@ -175,11 +180,11 @@ pub(crate) struct Open<M: Medium>(pub(crate) Arc<Cache<M>>);
 /// What handles ask of a cache, whatever its medium.
 pub(crate) trait AnyCache: Send + Sync {
     fn path(&self) -> &Path;
-    fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path) -> Result<Arc<Managed>>;
+    fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path, through: bool) -> Result<Arc<Managed>>;
     fn detach(&self, file: &Arc<Managed>);
     fn len(&self, file: &Managed) -> Result<u64>;
     fn read(&self, file: &Managed, offset: u64, dst: &mut [u8]) -> Result<usize>;
-    fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<u64>;
+    fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<(u64, usize)>;
     fn set_len(&self, file: &Managed, len: u64) -> Result<()>;
     fn sync(&self, file: &Managed) -> Result<()>;
     fn hand_over(&self, file: &Managed) -> Result<()>;
@@ -188,6 +193,7 @@ pub(crate) trait AnyCache: Send + Sync {
     fn demote(&self, file: &Managed) -> Result<()>;
     fn leave(&self, file: &Managed) -> Result<bool>;
     fn is_settled(&self, file: &Managed) -> bool;
+    fn standing(&self, file: &Managed) -> Result<()>;
     fn drain(&self) -> Result<()>;
     fn drain_some(&self) -> Result<()>;
     fn sync_all(&self) -> Result<()>;
@@ -199,8 +205,8 @@ impl<M: Medium> AnyCache for Open<M> {
         self.0.standing.path()
     }
 
-    fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path) -> Result<Arc<Managed>> {
-        self.0.attach(slow, path)
+    fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path, through: bool) -> Result<Arc<Managed>> {
+        self.0.attach(slow, path, through)
     }
 
     fn detach(&self, file: &Arc<Managed>) {
@@ -215,7 +221,7 @@ impl<M: Medium> AnyCache for Open<M> {
         self.0.read(file, offset, dst)
     }
 
-    fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<u64> {
+    fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<(u64, usize)> {
         self.0.write(file, at, src)
     }
 
@@ -249,6 +255,11 @@ impl<M: Medium> AnyCache for Open<M> {
 
     fn is_settled(&self, file: &Managed) -> bool {
         self.0.is_settled(file)
+    }
+
+    fn standing(&self, file: &Managed) -> Result<()> {
+        self.0.standing.writable()?;
+        file.standing()
     }
 
     fn drain(&self) -> Result<()> {

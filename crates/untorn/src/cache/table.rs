@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::file::Managed;
-use super::format::{MAX_PATH, TableLine};
+use super::format::{MAX_PATH, PARENTS, TableLine};
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
 use crate::medium::{Identity, Medium, MediumFile, SlowFile};
@@ -53,7 +53,7 @@ impl Registry {
 
 impl<M: Medium> Cache<M> {
     /// A handle of a file, which may be known already.
-    pub(crate) fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path) -> Result<Arc<Managed>> {
+    pub(crate) fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path, through: bool) -> Result<Arc<Managed>> {
         self.standing.writable()?;
         if path.as_os_str().len() > MAX_PATH || !path.is_absolute() {
             let what = format!("the log takes absolute paths of up to {MAX_PATH} bytes; use the file without it");
@@ -74,9 +74,13 @@ impl<M: Medium> Cache<M> {
                 return Err(Error::Invalid { path: path.to_owned(), what });
             }
             let file = match &known {
+                Some(file) if file.through != through => {
+                    let what = "it is attached already, and for being written to the other way".to_owned();
+                    return Err(Error::Invalid { path: path.to_owned(), what });
+                }
                 Some(file) => file,
                 None => {
-                    let file = Arc::new(Managed::new(slow.clone(), identity, path.to_owned(), slow.len()?));
+                    let file = Arc::new(Managed::new(slow.clone(), identity, path.to_owned(), slow.len()?, through));
                     registry.files.entry(key(&identity)).or_insert(file)
                 }
             };
@@ -143,10 +147,14 @@ impl<M: Medium> Cache<M> {
         // be as new as this call.
         let dir = file.path().parent().unwrap_or(Path::new("/"));
         let there = file.slow.sync(barriers::BEFORE).and_then(|()| self.place.sync_dir(barriers::NAME, dir));
-        if let Err(error) = there {
-            file.fail(&error);
-            locked(&self.registry).free.push(line);
-            return Err(error);
+        let there = there.and_then(|()| self.parents(file.path()));
+        match there {
+            Ok(parents) => drop(file.parents.set(parents)),
+            Err(error) => {
+                file.fail(&error);
+                locked(&self.registry).free.push(line);
+                return Err(error);
+            }
         }
         // The copy that does not count is written over, and must be whole before the other one is: that one serves only if
         // this one is damaged later, so it may become durable whenever it does. Where durability is left to a sync, so is
@@ -160,6 +168,20 @@ impl<M: Medium> Cache<M> {
         }
         file.uid.store(uid, Ordering::Release);
         Ok(uid)
+    }
+
+    /// The directories that a path leads through, from the last: those of its file system.
+    fn parents(&self, path: &Path) -> Result<[u64; PARENTS]> {
+        let mut parents = [0; PARENTS];
+        let mut device = None;
+        for (parent, dir) in parents.iter_mut().zip(path.ancestors().skip(1)) {
+            let Some((on, inode)) = self.place.directory(dir)? else { break };
+            if *device.get_or_insert(on) != on {
+                break;
+            }
+            *parent = inode;
+        }
+        Ok(parents)
     }
 
     /// Notes, durably, that the file's last name is about to be removed. Its entries stay, for the name may be back after a crash;
@@ -192,7 +214,8 @@ impl<M: Medium> Cache<M> {
         whole: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let path = file.path().to_owned();
-        let entry = TableLine { uid, seq: line.seq, identity: file.identity, replayed: false, leaving, path };
+        let parents = file.parents.get().copied().unwrap_or_default();
+        let entry = TableLine { uid, seq: line.seq, identity: file.identity, replayed: false, leaving, parents, path };
         let put = |copy: u64| {
             let at = self.ring.geometry.table_at(line.slot, copy % 2);
             self.ring.file.write(at, &entry.encode(self.ring.seal, at))

@@ -39,6 +39,10 @@ impl SlowPlace for Hiding {
         self.place.candidates(dir, inode)
     }
 
+    fn directory(&self, dir: &Path) -> Result<Option<(u64, u64)>> {
+        self.place.directory(dir)
+    }
+
     fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
         self.place.sync_dir(barrier, dir)
     }
@@ -59,6 +63,7 @@ fn path(name: u8) -> &'static Path {
 pub(super) struct Subject {
     /// `None` for the canary.
     cache: Option<WriteCache>,
+    through: bool,
     files: BTreeMap<u8, File>,
     place: Arc<OnMedium<SimMedium>>,
     medium: SimMedium,
@@ -80,7 +85,7 @@ impl Subject {
             true => None,
             false => Some(options(config).create_on(medium.clone(), place.clone(), LOG)?),
         };
-        Ok(Subject { cache, files: BTreeMap::new(), place, medium: medium.clone() })
+        Ok(Subject { cache, through: config.through, files: BTreeMap::new(), place, medium: medium.clone() })
     }
 
     pub(super) fn open(config: &Config, medium: &SimMedium) -> Result<Self> {
@@ -89,7 +94,8 @@ impl Subject {
             true => None,
             false => Some(options(config).open_on(medium.clone(), place.clone(), LOG)?),
         };
-        let mut subject = Subject { cache, files: BTreeMap::new(), place, medium: medium.clone() };
+        let (through, files) = (config.through, BTreeMap::new());
+        let mut subject = Subject { cache, through, files, place, medium: medium.clone() };
         for name in 0..NAMES.len() as u8 {
             if let Some(file) = subject.place.open(path(name))? {
                 subject.attach(name, file)?;
@@ -124,6 +130,7 @@ impl Subject {
 
     fn attach(&mut self, name: u8, file: Arc<dyn SlowFile>) -> Result<()> {
         let file = match &self.cache {
+            Some(cache) if self.through => File::Cached(cache.attach_through(file, path(name))?),
             Some(cache) => File::Cached(cache.attach_slow(file, path(name))?),
             None => File::Plain(file),
         };
@@ -204,6 +211,16 @@ impl Subject {
             },
             Op::Reopen | Op::ReopenFails(_) | Op::ReopenMissing(_) => Ok(()),
         }
+    }
+
+    /// Syncs what the kernel has of the files.
+    pub(super) fn sync_shown(&self) -> Result<()> {
+        for name in self.files.keys() {
+            if let Some(file) = self.place.open(path(*name))? {
+                file.sync(DIRECT_SYNC)?;
+            }
+        }
+        Ok(())
     }
 
     /// Names of files that have failed; `None` if the log has.
