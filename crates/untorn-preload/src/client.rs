@@ -165,16 +165,12 @@ pub(crate) fn ask(request: &Request, fd: Option<c_int>, out: Memory<'_>, into: M
     ask_for(&mut Exchange { request, fd, out, into, taken: None })
 }
 
-/// Makes a request whose answer may carry a descriptor, which is closed on `exec`.
-pub(crate) fn ask_for_descriptor(request: &Request) -> Option<c_int> {
+/// Makes a request whose answer may carry a descriptor, which is closed on `exec`. One may have come without the rest of the answer,
+/// and the answer without it.
+pub(crate) fn ask_for_descriptor(request: &Request) -> (Result<Reply, c_int>, Option<c_int>) {
     let mut exchange = Exchange { request, fd: None, out: Memory::NONE, into: Memory::NONE, taken: None };
-    // Without the answer the descriptor alone is of no use, but it is ours.
-    let answered = ask_for(&mut exchange).is_ok();
-    let fd = exchange.taken?;
-    if !answered {
-        let _ = raw::close(fd);
-    }
-    answered.then_some(fd)
+    let reply = ask_for(&mut exchange);
+    (reply, exchange.taken)
 }
 
 fn ask_for(exchange: &mut Exchange<'_>) -> Result<Reply, c_int> {

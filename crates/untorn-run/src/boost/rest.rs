@@ -1,5 +1,5 @@
-//! Files at rest: closed, all of them with the kernel, not yet durable there. The server has the one description that is left, and
-//! its lease keeps everybody else away until the file is durable; then it is let go of, which costs nothing any more.
+//! Files at rest: closed, and not yet durable. The server has the one description that is left, and its lease keeps everybody else
+//! away until the file is durable; then it is let go of, which costs nothing any more.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 
 use super::Boost;
-use super::file::{Boosted, State};
+use super::file::State;
 use crate::files::{Key, lock};
 use crate::holders::{self, Keys};
 use crate::managed::Errno;
@@ -63,27 +63,26 @@ impl Boost {
         Ok(())
     }
 
-    /// A descriptor of a file was closed. When this returns all that was written is with the kernel.
-    ///
-    /// # Errors
-    /// Why it could not be brought there.
-    pub(super) fn descriptor_closed(&self, key: Key) -> Result<(), Errno> {
-        let Some(file) = self.find(key) else { return Ok(()) };
-        lock(&file).rest()?;
+    /// A descriptor of a file was closed.
+    pub(super) fn descriptor_closed(&self, key: Key) {
+        let Some(file) = self.find(key) else { return };
+        lock(&file).rest();
         if self.resting.add(key) >= MOST {
             self.look_after_resting(true);
         }
-        Ok(())
     }
 
-    /// A process is about to end, and with it its descriptors.
-    pub(super) fn process_ends(&self) {
+    /// A process has ended, and with it its descriptors. A name that it was about to remove may have stayed.
+    pub(super) fn process_ended(&self) {
         for file in self.all() {
             let mut file = lock(&file);
-            match file.rest() {
-                Ok(()) => drop(self.resting.add(file.key())),
-                Err(errno) => tracing::warn!(errno, "a file could not be drained"),
+            if file.stays()
+                && let Err(errno) = self.demote(&mut file, "a removal that did not take place")
+            {
+                tracing::warn!(errno, "a file could not be synced");
             }
+            file.rest();
+            self.resting.add(file.key());
         }
     }
 
@@ -116,21 +115,14 @@ impl Boost {
             if file.rests_since() != Some(since) {
                 continue;
             }
-            if all || file.is_settled() || file.names() == Ok(0) {
+            if all || file.is_settled() || file.has_failed() || file.names() == Ok(0) {
                 if let Err(errno) = self.release(&mut file) {
-                    tracing::warn!(errno, "a file could not be drained");
+                    tracing::warn!(errno, "a file could not be synced");
                 }
             } else {
                 self.resting.add(key);
             }
         }
-    }
-
-    /// Lets go of a file that nobody holds and that has no name: it need not be durable, for nobody can open it again. What the log
-    /// has of it goes to it all the same, in case that the name is back after a crash.
-    pub(super) fn forsake(&self, file: &mut Boosted) {
-        file.let_go();
-        self.forget(file.key());
     }
 
     /// A file is about to lose its name: its last one, or it is made a plain file.
@@ -162,7 +154,10 @@ impl Boost {
         }
         let description = file.reopen(flags)?;
         if description.is_some() {
-            self.ledger.of(file.path(), |report| report.opens += 1);
+            self.ledger.of(file.path(), |report| {
+                report.opens += 1;
+                report.reopens += 1;
+            });
         }
         Ok(description)
     }

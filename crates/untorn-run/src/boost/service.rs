@@ -6,7 +6,7 @@ use rustix::fs::OFlags;
 use untorn_wire::{Operation, PLAIN, Reply};
 
 use super::Boost;
-use crate::connection::{Answer, Call, bytes, status, value};
+use crate::connection::{Answer, Call, value};
 use crate::managed::{Errno, libc_errno};
 use crate::processes::Processes;
 use crate::report::Ledger;
@@ -26,21 +26,15 @@ impl Service for Boost {
     }
 
     fn answer(&self, operation: Operation, call: &Call<'_>) -> Result<Answer, Errno> {
-        let (process, request) = (call.process, &call.request);
+        let request = &call.request;
         let key = (request.device, request.inode);
         match operation {
             Operation::Open => return Ok(managed(self.opened(call.descriptor()?)?)),
-            Operation::Closed => self.descriptor_closed(key)?,
-            Operation::Read => return Ok(bytes(self.read(call.descriptor()?, request)?)),
-            Operation::Write => {
-                self.write(call.descriptor()?, request, &call.payload)?;
-                return Ok(value(call.payload.len() as i64));
-            }
-            Operation::Seek => return Ok(value(self.seek(call.descriptor()?, request)?)),
+            Operation::Closed => self.descriptor_closed(key),
+            Operation::Write => return Ok(value(self.write(call.descriptor()?, request, &call.payload)?)),
             Operation::SetLength => self.set_length(call.descriptor()?, request.number)?,
             Operation::Commit => self.sync(call.descriptor()?)?,
             Operation::CommitAll => self.cache.sync().map_err(|error| error.errno())?,
-            Operation::Status => return Ok(status(self.status(key)?)),
             Operation::Demote if request.number != 0 => self.demote_all(&call.name())?,
             Operation::Demote => {
                 let key = match call.descriptor() {
@@ -51,11 +45,6 @@ impl Service for Boost {
                     Err(_) => key,
                 };
                 self.demote_key(key, &call.name())?;
-            }
-            Operation::Exit => {
-                self.processes.exits(process);
-                // Before the process is gone, for whoever waits for its end may look at the file without opening it.
-                self.process_ends();
             }
             Operation::Leave => self.leave(key)?,
             Operation::Reopen => {
@@ -78,7 +67,7 @@ impl Service for Boost {
     fn forsaken_by(&self, _: u32) {}
 
     fn sweep(&self) {
-        self.let_go_of_unheld();
+        self.process_ended();
     }
 
     fn close(&self) {
