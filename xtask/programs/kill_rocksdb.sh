@@ -3,6 +3,7 @@
 echo $$
 n=$(cat ../acknowledged)
 while n=$((n + 1)); do
-    ldb --db=db --create_if_missing put "$(printf %06d $n)" "value $n $(seq -s, 40)" >"$ASIDE/put" 2>&1 || exit 1
+    # With the pipe on another descriptor, so that its end is the end of this process too.
+    ldb --db=db --create_if_missing put "$(printf %06d $n)" "value $n $(seq -s, 40)" 3>&1 >"$ASIDE/put" 2>&1 || exit 1
     echo $n
 done

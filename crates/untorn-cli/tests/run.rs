@@ -332,7 +332,7 @@ fn the_report_says_what_was_served_and_what_was_refused() {
     assert_eq!(report["files"][0]["bytes_written"], 5);
     let refused: Vec<&str> =
         report["refused"].as_array().unwrap().iter().map(|entry| entry[0]["call"].as_str().unwrap()).collect();
-    for call in ["mmap", "splice", "aio_write", "ioctl", "open", "rename or link", "unlink", "fcntl"] {
+    for call in ["mmap", "splice", "vmsplice", "aio_write", "ioctl", "open", "rename or link", "unlink", "fcntl"] {
         assert!(refused.contains(&call), "{call} is not in {refused:?}");
     }
 }
@@ -345,12 +345,15 @@ c = ctypes.CDLL(None, use_errno=True)
 assert c.io_setup(1, ctypes.byref(ctypes.c_long(0))) == -errno.ENOSYS
 assert c.io_uring_queue_init(4, ctypes.create_string_buffer(1000), 0) == -errno.ENOSYS
 assert c.syscall(425, 4, ctypes.create_string_buffer(120)) == -1 and ctypes.get_errno() == errno.ENOSYS
+how = (ctypes.c_uint64 * 3)(2, 0, 8)
+assert c.syscall(437, -100, b'f.managed', how, ctypes.c_long(24)) == -1 and ctypes.get_errno() == errno.ENOSYS
 ";
     let at = tempfile::tempdir().unwrap();
     let mut untorn = Command::new(UNTORN);
     untorn.current_dir(at.path()).args(["run", "--stats", "--match", "*.managed", "--layer"]).arg(&layers().0);
     let said = text(&succeed(untorn.args(["--", "python3", "-c", program])).stderr);
     assert!(said.contains("refused 1 times: io_setup") && said.contains("refused 2 times: io_uring_setup"), "{said}");
+    assert!(said.contains("refused 1 times: openat2"), "{said}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A test build reports every system call on a managed descriptor that did not come from the layer (Syscall User Dispatch,
-//! prctl(2)). One line for each, in the file that `UNTORN_PRELOAD_ORACLE` names: the process, the call's number, the descriptor.
+//! prctl(2)). One line for each, in the file that `UNTORN_PRELOAD_ORACLE` names: the process, the call's number, the descriptor. A
+//! process that cannot be watched says so there.
 //!
 //! The kernel lets calls through that come from the layer's one system call instruction, and of the others those that are made
 //! while the layer itself calls the C library. For the rest it sends SIGSYS; the handler makes the call in the program's place.
@@ -116,13 +117,21 @@ fn arm() {
     };
     let arguments = [libc::SIGSYS as usize, &raw const action as usize, 0, 8, 0, 0];
     // SAFETY: an action of that form, whose functions live as long as the process.
-    let _ = unsafe { raw::call(libc::SYS_rt_sigaction, arguments) };
+    let handled = unsafe { raw::result(libc::SYS_rt_sigaction, arguments) };
     let arguments = [PR_SET_SYSCALL_USER_DISPATCH, 1, gate, raw::GATE, SELECTOR.as_ptr() as usize, 0];
     // SAFETY: the selector lives as long as the process.
-    if unsafe { raw::call(libc::SYS_prctl, arguments) } == 0 {
-        WATCHED.set(true);
-        ARMED.store(true, Ordering::Relaxed);
-        SELECTOR.store(BLOCK, Ordering::Relaxed);
+    match handled.and_then(|_| unsafe { raw::result(libc::SYS_prctl, arguments) }) {
+        Ok(_) => {
+            WATCHED.set(true);
+            ARMED.store(true, Ordering::Relaxed);
+            SELECTOR.store(BLOCK, Ordering::Relaxed);
+        }
+        // Nobody looks, so nobody may say that nothing slipped past.
+        Err(errno) => {
+            let mut line = *b"process 0000000000 is not watched: errno 0000\n";
+            fill(&mut line, [(18, raw::getpid() as usize), (45, errno as usize)]);
+            append(&line);
+        }
     }
 }
 
@@ -172,13 +181,14 @@ fn escaped(number: c_long, arguments: [usize; 6]) -> Option<c_int> {
 }
 
 fn report(number: c_long, fd: c_int) {
-    let Some(path) = REPORT.get() else { return };
-    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
-    let arguments = [word(libc::AT_FDCWD), path.as_ptr() as usize, word(flags), 0o666, 0, 0];
-    // SAFETY: the path ends in a zero.
-    let Ok(to) = (unsafe { raw::result(libc::SYS_openat, arguments) }) else { return };
     let mut line = *b"process 0000000000 call 0000 descriptor 0000\n";
-    for (end, mut value) in [(18, raw::getpid() as usize), (28, number as usize), (44, fd as usize)] {
+    fill(&mut line, [(18, raw::getpid() as usize), (28, number as usize), (44, fd as usize)]);
+    append(&line);
+}
+
+/// Puts numbers in the place of the zeros that end before an index each.
+fn fill<const COUNT: usize>(line: &mut [u8], numbers: [(usize, usize); COUNT]) {
+    for (end, mut value) in numbers {
         let mut at = end;
         while value > 0 && line[at - 1] == b'0' {
             at -= 1;
@@ -186,6 +196,15 @@ fn report(number: c_long, fd: c_int) {
             value /= 10;
         }
     }
+}
+
+/// Appends a line to the report.
+fn append(line: &[u8]) {
+    let Some(path) = REPORT.get() else { return };
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
+    let arguments = [word(libc::AT_FDCWD), path.as_ptr() as usize, word(flags), 0o666, 0, 0];
+    // SAFETY: the path ends in a zero.
+    let Ok(to) = (unsafe { raw::result(libc::SYS_openat, arguments) }) else { return };
     // SAFETY: the line's own bytes.
     let _ = unsafe { raw::call(libc::SYS_write, [to, line.as_ptr() as usize, line.len(), 0, 0, 0]) };
     let _ = raw::close(to as c_int);

@@ -184,6 +184,60 @@ fn a_page_that_two_store_to_is_covered_when_the_second_is_done() {
 }
 
 #[test]
+fn a_damaged_page_is_repaired_while_a_page_beside_it_is_stored_to() {
+    let mut place = Place::new(8 * PAGE);
+    let protected = at_once().open(&place.path).unwrap();
+    place.rot(1);
+    let beside = protected.announce(2 * PAGE as u64..3 * PAGE as u64).unwrap();
+    place.write(2 * PAGE, &[3; 2000]);
+    let stores = protected.announce(PAGE as u64 + 100..PAGE as u64 + 110).unwrap();
+    assert!(place.is_as_stored(), "before anything is stored");
+    place.write(PAGE + 100, b"0123456789");
+    place.write(2 * PAGE + 2000, &[4; 100]);
+    drop(stores);
+    assert_eq!(uncovered(&protected), 1);
+    // The same on request, and of a page that is announced in no part.
+    place.rot(0);
+    let report = protected.repair().unwrap();
+    assert_eq!((&report.repaired[..], &report.lost[..]), (&[page(0)][..], &[][..]));
+    assert!(place.is_as_stored());
+    // Two of a stripe are one too many.
+    place.rot(0);
+    place.rot(3);
+    let report = protected.repair().unwrap();
+    assert_eq!((&report.repaired[..], &report.lost[..]), (&[][..], &[page(0), page(3)][..]));
+    place.store(&protected, 0, &[5; PAGE]);
+    drop(beside);
+    assert_eq!(protected.repair().unwrap().lost, [page(3)]);
+    place.store(&protected, 3 * PAGE, &[6; PAGE]);
+    assert_eq!(uncovered(&protected), 0);
+    assert!(place.is_as_stored() && protected.scrub().unwrap().is_clean());
+    protected.close().unwrap();
+}
+
+#[test]
+fn a_damaged_page_beside_more_stores_than_a_batch_can_still_be_given_back() {
+    // Which pages are damaged and which are stored to. Consecutive, one whole stripe is stored to and two in part; spread,
+    // two of three in part.
+    let cases = [(StripeLayout::Consecutive, [0, 10], 2..10), (StripeLayout::Spread, [3, 10], 0..2)];
+    for (layout, rotten, stored) in cases {
+        let mut place = Place::new(12 * PAGE);
+        let protected = at_once().layout(layout).batch(1).open(&place.path).unwrap();
+        rotten.into_iter().for_each(|number| place.rot(number));
+        for (first, last) in [(0, 0), (100, PAGE - 7)] {
+            let at = stored.start * PAGE + first;
+            place.store(&protected, at, &vec![first as u8 ^ 9; stored.len() * PAGE - first - last]);
+            let coverage = protected.coverage().unwrap();
+            assert_eq!((coverage.uncovered, &coverage.lost[..]), (0, &[][..]), "{layout}");
+        }
+        assert_eq!(protected.repair().unwrap().repaired.len(), 2, "{layout}");
+        assert!(place.is_as_stored(), "{layout}");
+        assert!(protected.scrub().unwrap().is_clean(), "{layout}");
+        protected.close().unwrap();
+    }
+}
+
+#[test]
 fn damaged_parity_is_made_anew_by_the_next_store() {
     let mut place = Place::new(8 * PAGE);
     let protected = at_once().open(&place.path).unwrap();

@@ -16,6 +16,9 @@ pub(super) struct Program {
     pub(super) files: bool,
 }
 
+/// What is run only if it is named: Debian's package of CPython's tests leaves this one out.
+pub(super) const ON_REQUEST: &str = "python-sqlite3";
+
 const PYTHON: (&str, &str) = ("python3 -c 'import test.test_io'", "libpython3-testsuite");
 const SQLITE: (&str, &str) = ("command -v sqlite3", "sqlite3");
 
@@ -32,7 +35,10 @@ pub(super) const CATALOGUE: &[Program] = &[
     python("python-os", "test_os", &["splice"]),
     python("python-shutil", "test_shutil", &[]),
     python("python-posix", "test_posix", &[]),
-    python("python-sqlite3", "test_sqlite3", &[]),
+    Program {
+        needs: &[("python3 -c 'import test.test_sqlite3'", "a Python with all of its tests")],
+        ..python(ON_REQUEST, "test_sqlite3", &[])
+    },
     python("python-tempfile", "test_tempfile", &[]),
     Program {
         name: "fio",

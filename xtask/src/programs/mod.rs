@@ -22,7 +22,7 @@ use outcome::{Mode, Outcome, differences};
 /// differs but what mode atomic tells no to, and 69 where a program is missing.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Only these
+    /// Only these; without a name all but python-sqlite3, which Debian does not have
     #[arg(value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(CATALOGUE.iter().map(|program| program.name)))]
     names: Vec<String>,
     /// Programs at once
@@ -51,8 +51,10 @@ struct Built {
 }
 
 pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
-    let wanted =
-        |program: &&Program| arguments.names.is_empty() || arguments.names.iter().any(|name| name == program.name);
+    let wanted = |program: &&Program| match arguments.names.as_slice() {
+        [] => program.name != catalogue::ON_REQUEST,
+        names => names.iter().any(|name| name == program.name),
+    };
     let chosen: Vec<_> = CATALOGUE.iter().filter(wanted).collect();
     let missing = catalogue::missing(&chosen);
     if !missing.is_empty() {

@@ -53,7 +53,7 @@ pub(super) struct Outcome {
 }
 
 /// A program that takes longer than this many seconds hangs.
-const PATIENCE: &str = "600";
+const PATIENCE: &str = "1800";
 
 impl Outcome {
     /// Runs a program in a directory of its own.

@@ -350,6 +350,9 @@ static void streams_and_copies(void) {
 }
 
 static void standard_streams_reopened(void) {
+    int numbered = open("numbered.managed", O_RDWR | O_CREAT, 0644);
+    SAY(write(numbered, "1\n2\n3", 5));
+    SAY(close(numbered));
     fflush(stdout);
     int kept = dup(1);
     FILE *again = freopen("reopened.managed", "w", stdout);
@@ -367,35 +370,29 @@ static void standard_streams_reopened(void) {
     SAY(freopen("reopened.managed", "r", stdin) == stdin);
     while (fgets(line, sizeof line, stdin)) printf("   %s", line);
     clearerr(stdin);
+    /* What was read ahead or put back belongs to what the stream was. */
+    SAY(freopen("reopened.managed", "r", stdin) == stdin);
+    SAY(fgets(line, sizeof line, stdin) == line);
+    SAY(ungetc('q', stdin));
+    SAY(freopen("numbered.managed", "r", stdin) == stdin);
+    while (fgets(line, sizeof line, stdin)) printf("   %s", line);
+    clearerr(stdin);
     dup2(in, 0);
     SAY(close(in));
+    /* Appending begins at the end, for the stream and for its descriptor. */
+    fflush(stdout);
+    kept = dup(1);
+    freopen("numbered.managed", "a", stdout);
+    long told = ftell(stdout), offset = lseek(1, 0, SEEK_CUR);
+    printf("appended\n");
+    long after = ftell(stdout);
+    fflush(stdout);
+    dup2(kept, 1);
+    close(kept);
+    SAY(told); SAY(offset); SAY(after);
 }
 
-static void by_number(void) {
-    int fd = syscall(SYS_openat, AT_FDCWD, "numbers.managed", O_RDWR | O_CREAT | O_TRUNC, 0644), ends[2];
-    SAY(syscall(SYS_write, fd, "some bytes", 10));
-    struct iovec pieces[2] = {{"one ", 4}, {"two", 3}};
-    SAY(syscall(SYS_pwritev, fd, pieces, 2, 20L, 0L));
-    SAY(syscall(SYS_ftruncate, fd, 25L));
-    struct stat status;
-    SAY(syscall(SYS_fstat, fd, &status)); SAY(status.st_size);
-    SAY(syscall(SYS_newfstatat, AT_FDCWD, "numbers.managed", &status, 0)); SAY(status.st_size);
-    struct statx extended;
-    SAY(syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_SIZE, &extended)); SAY(extended.stx_size);
-    char a[4], b[8];
-    struct iovec into[2] = {{a, 4}, {b, 8}};
-    SAY(syscall(SYS_preadv, fd, into, 2, 18L, 0L));
-    printf("   %.2s\n", b);
-    long from = 0, to = 30;
-    SAY(syscall(SYS_copy_file_range, fd, &from, fd, &to, 10L, 0L));
-    SAY(syscall(SYS_fallocate, fd, 0, 0L, 50L));
-    SAY(syscall(SYS_lseek, fd, 0L, SEEK_SET));
-    show(fd);
-    char *mapped = (char *)syscall(SYS_mmap, NULL, 4096L, PROT_READ, MAP_PRIVATE, fd, 0L);
-    printf("   %.4s\n", mapped);
-    SAY(munmap(mapped, 4096));
-    SAY(syscall(SYS_close, fd));
-}
+#include "numbers.h"
 
 static void modes_of_streams(void) {
     FILE *file = fopen(FILE_NAME, "w");
@@ -476,6 +473,7 @@ int main(int count, char **arguments) {
     streams_and_copies();
     standard_streams_reopened();
     by_number();
+    more_by_number();
     modes_of_streams();
     standard_output();
     sync();

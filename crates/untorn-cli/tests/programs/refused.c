@@ -8,6 +8,8 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 static void say(const char *what, long result) {
@@ -23,6 +25,9 @@ int main(void) {
     struct aiocb operation = {.aio_fildes = fd, .aio_buf = "x", .aio_nbytes = 1};
     say("aio_write", aio_write(&operation));
     say("clone", ioctl(fd, 0x40049409, fd));
+    struct iovec piece = {"x", 1};
+    say("vmsplice by number", syscall(SYS_vmsplice, fd, &piece, 1L, 0L));
+    say("clone by number", syscall(SYS_ioctl, fd, 0x40049409L, (long)fd));
     say("unnamed file", open("d/../x.managed/..", O_TMPFILE | O_RDWR, 0600) == -1 ? open(".", O_TMPFILE | O_RDWR | 01000000000, 0600) : -2);
     say("rename elsewhere", rename("f.managed", "d/f.managed"));
     say("link elsewhere", link("f.managed", "d/f.managed"));

@@ -6,7 +6,7 @@ use libc::{iovec, mode_t, off_t};
 
 use super::refused::{self, asynchronous};
 use super::{calls, data, descriptors, messages, names, open, processes, status, zero_copy};
-use crate::layer::{boosts, demote, demote_all, demoted, fail, managed, served};
+use crate::layer::{boosts, demote, demote_all, demoted, fail, managed, refuse, served};
 use crate::settings::{seen, settings};
 
 /// System calls by number. Those of a managed descriptor that have a function of their own go through it.
@@ -83,7 +83,46 @@ fn by_name(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Option<c_long> {
         // SAFETY: see above.
         libc::SYS_openat => c_long::from(unsafe { open::openat(fd, at, c as c_int, d as mode_t) }),
         // SAFETY: see above.
+        libc::SYS_openat2 => return unsafe { openat2(fd, at, c as *const OpenHow, d) },
+        // SAFETY: see above.
+        libc::SYS_open_by_handle_at => {
+            // SAFETY: see above.
+            c_long::from(unsafe { open::open_by_handle_at(fd, b as *mut c_void, c as c_int) })
+        }
+        // SAFETY: see above.
+        libc::SYS_truncate => c_long::from(unsafe { data::truncate(path, b as off_t) }),
+        // SAFETY: see above.
         libc::SYS_close => c_long::from(unsafe { descriptors::close(fd) }),
+        libc::SYS_close_range => {
+            // SAFETY: see above.
+            c_long::from(unsafe { descriptors::close_range(a as c_uint, b as c_uint, c as c_int) })
+        }
+        // SAFETY: see above.
+        libc::SYS_dup => c_long::from(unsafe { descriptors::dup(fd) }),
+        // SAFETY: see above.
+        libc::SYS_dup3 => c_long::from(unsafe { descriptors::dup3(fd, b as c_int, c as c_int) }),
+        // SAFETY: see above.
+        libc::SYS_fcntl => c_long::from(unsafe { descriptors::fcntl(fd, b as c_int, c) }),
+        // The kernel takes the lower half of the request.
+        // SAFETY: see above.
+        libc::SYS_ioctl => c_long::from(unsafe { refused::ioctl(fd, u64::from(b as u32), c) }),
+        // SAFETY: see above.
+        libc::SYS_syncfs => c_long::from(unsafe { data::syncfs(fd) }),
+        libc::SYS_sync => {
+            // SAFETY: see above.
+            unsafe { data::sync() };
+            0
+        }
+        // Without a path it is about the descriptor, which is a function of its own in the C library.
+        // SAFETY: see above.
+        libc::SYS_utimensat if b == 0 && d == 0 && fd >= 0 => {
+            // SAFETY: see above.
+            c_long::from(unsafe { status::futimens(fd, c as *const _) })
+        }
+        libc::SYS_utimensat if b != 0 => {
+            // SAFETY: see above.
+            c_long::from(unsafe { status::utimensat(fd, at, c as *const _, d as c_int) })
+        }
         // SAFETY: see above.
         libc::SYS_readv => (unsafe { data::readv(fd, vector, count) }) as c_long,
         // SAFETY: see above.
@@ -120,6 +159,8 @@ fn by_name(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Option<c_long> {
         }
         // SAFETY: see above.
         libc::SYS_tee => (unsafe { refused::tee(fd, b as c_int, c, d as c_uint) }) as c_long,
+        // SAFETY: see above.
+        libc::SYS_vmsplice => (unsafe { refused::vmsplice(fd, vector, c, d as c_uint) }) as c_long,
         libc::SYS_mmap => {
             // SAFETY: see above.
             (unsafe { refused::mmap(a as *mut c_void, b, c as c_int, d as c_int, e as c_int, f as off_t) }) as c_long
@@ -141,6 +182,21 @@ fn by_name(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Option<c_long> {
         libc::SYS_open => c_long::from(unsafe { open::open(path, b as c_int, c as mode_t) }),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: see above.
+        libc::SYS_creat => c_long::from(unsafe { open::creat(path, b as mode_t) }),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: see above.
+        libc::SYS_dup2 => c_long::from(unsafe { descriptors::dup2(fd, b as c_int) }),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: see above.
+        libc::SYS_futimesat => c_long::from(unsafe { status::futimesat(fd, at, c as *const _) }),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: see above.
+        libc::SYS_utimes => c_long::from(unsafe { status::utimes(path, b as *const _) }),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: see above.
+        libc::SYS_utime => c_long::from(unsafe { status::utime(path, b as *const _) }),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: see above.
         libc::SYS_rename => c_long::from(unsafe { names::rename(path, at) }),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: see above.
@@ -151,6 +207,42 @@ fn by_name(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Option<c_long> {
         _ => return None,
     };
     Some(result)
+}
+
+/// What `openat2` takes (openat2(2)).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct OpenHow {
+    flags: u64,
+    mode: u64,
+    resolve: u64,
+}
+
+/// `openat2`, which the C library has no function for: as `openat` where that means the same. How a path is resolved `openat` cannot
+/// say, and what the kernel opens would be unmanaged; programs use `openat` where they are told that there is no such call.
+///
+/// # Safety
+/// `path` is null or ends in a zero, `how` is null or has `len` bytes.
+unsafe fn openat2(directory: c_int, path: *const c_char, how: *const OpenHow, len: usize) -> Option<c_long> {
+    if how.is_null() || len < size_of::<OpenHow>() {
+        // The kernel says what is wrong with it.
+        return None;
+    }
+    // SAFETY: the caller's; it may stand anywhere.
+    let asked = unsafe { how.read_unaligned() };
+    // What the kernel does not know either, it refuses itself.
+    let flags = c_int::try_from(asked.flags).ok()?;
+    let directories_only = flags & libc::O_DIRECTORY != 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE;
+    if flags & libc::O_PATH != 0 || directories_only {
+        // Nothing that has bytes is opened.
+        return None;
+    }
+    if asked.resolve != 0 || len > size_of::<OpenHow>() {
+        let _ = refuse(c"openat2", c"says how to resolve a path, which openat cannot", -1);
+        return Some(fail(libc::ENOSYS));
+    }
+    // SAFETY: the caller's.
+    Some(c_long::from(unsafe { open::openat(directory, path, flags, asked.mode as mode_t) }))
 }
 
 /// Whether a system call changes neither bytes nor length of a file that its first argument stands for.

@@ -1,6 +1,6 @@
 //! What cannot be served: told no, and reported; or, where files are boosted, left to the kernel, once they are plain.
 
-use core::ffi::{CStr, c_int, c_uint, c_void};
+use core::ffi::{CStr, c_int, c_long, c_uint, c_void};
 
 use libc::{aiocb, off_t, sigevent, size_t, ssize_t};
 
@@ -132,20 +132,58 @@ pub(super) fn asynchronous(call: &CStr) -> Option<c_int> {
     Some(libc::ENOSYS)
 }
 
-/// The same for libraries that return the errno, negative.
-fn library(call: &CStr) -> Option<c_int> {
-    asynchronous(call).map(|errno| -errno)
+/// The same for libraries that return the errno, negative. A library that only a plugin has (`dlopen(3)` with `RTLD_LOCAL`) is not
+/// found from here: then the kernel is asked, whose call of that number is all that the function is.
+fn library(call: &CStr, known: bool, number: c_long, arguments: [usize; 2]) -> Option<c_int> {
+    if let Some(errno) = asynchronous(call) {
+        return Some(-errno);
+    }
+    // SAFETY: the program's arguments, which the kernel's call of that number takes in this order.
+    (!known).then(|| (unsafe { raw::call(number, [arguments[0], arguments[1], 0, 0, 0, 0]) }) as c_int)
+}
+
+/// The same where the library does more than the call: told no, which programs take for a kernel without it.
+fn ring(known: bool) -> Option<c_int> {
+    const SETUP: &CStr = c"io_uring_setup";
+    if let Some(errno) = asynchronous(SETUP) {
+        return Some(-errno);
+    }
+    if known {
+        return None;
+    }
+    let _ = refuse(SETUP, c"liburing is a plugin's own, where it is not found from outside", -1);
+    Some(-libc::ENOSYS)
+}
+
+/// Whether there is a function of this name besides the layer's.
+fn is_known(name: &CStr) -> bool {
+    // SAFETY: the name ends in a zero.
+    !(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }).is_null()
 }
 
 calls! {
     // Of libaio and liburing, which set up what the kernel then does to any descriptor, by calls that nobody sees.
-    [io_setup io_queue_init](most: c_int, context: *mut c_void) -> c_int = library(c"io_setup");
-    [io_uring_setup](entries: c_uint, parameters: *mut c_void) -> c_int = library(c"io_uring_setup");
-    [io_uring_queue_init](entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int = library(c"io_uring_setup");
-    [io_uring_queue_init_params](entries: c_uint, ring: *mut c_void, parameters: *mut c_void) -> c_int = library(c"io_uring_setup");
+    [io_setup](most: c_int, context: *mut c_void) -> c_int =
+        library(c"io_setup", is_known(c"io_setup"), libc::SYS_io_setup, [word(most), context as usize]);
+    [io_queue_init](most: c_int, context: *mut c_void) -> c_int = 'call: {
+        let known = is_known(c"io_queue_init");
+        if !known {
+            if most <= 0 {
+                break 'call Some(-libc::EINVAL);
+            }
+            // SAFETY: the program's, for one word, which the kernel wants to be zero.
+            unsafe { context.cast::<usize>().write_unaligned(0) };
+        }
+        library(c"io_setup", known, libc::SYS_io_setup, [word(most), context as usize])
+    };
+    [io_uring_setup](entries: c_uint, parameters: *mut c_void) -> c_int =
+        library(c"io_uring_setup", is_known(c"io_uring_setup"), libc::SYS_io_uring_setup, [entries as usize, parameters as usize]);
+    [io_uring_queue_init](entries: c_uint, queue: *mut c_void, flags: c_uint) -> c_int = ring(is_known(c"io_uring_queue_init"));
+    [io_uring_queue_init_params](entries: c_uint, queue: *mut c_void, parameters: *mut c_void) -> c_int =
+        ring(is_known(c"io_uring_queue_init_params"));
     [io_uring_queue_init_mem](
-        entries: c_uint, ring: *mut c_void, parameters: *mut c_void, memory: *mut c_void, len: size_t
-    ) -> c_int = library(c"io_uring_setup");
+        entries: c_uint, queue: *mut c_void, parameters: *mut c_void, memory: *mut c_void, len: size_t
+    ) -> c_int = ring(is_known(c"io_uring_queue_init_mem"));
     [setrlimit setrlimit64](resource: c_uint, limit: *const c_void) -> c_int = limited(resource);
     [prlimit prlimit64](process: libc::pid_t, resource: c_uint, limit: *const c_void, old: *mut c_void) -> c_int =
         if limit.is_null() { None } else { limited(resource) };
@@ -180,7 +218,7 @@ calls! {
             let source = match request {
                 FICLONE => argument as c_int,
                 // SAFETY: the program's argument, a structure that begins with the descriptor.
-                FICLONERANGE => unsafe { *(argument as *const i64) as c_int },
+                FICLONERANGE if argument != 0 => unsafe { *(argument as *const i64) as c_int },
                 _ => -1,
             };
             number(no(c"ioctl", c"clones blocks", &[fd, source]))

@@ -283,7 +283,14 @@ fn stand_for(place: usize, file: *mut FILE, fd: c_int, flags: c_int) -> *mut FIL
     // What is pending belongs to what it was.
     let current = stand_in(file).unwrap_or(file);
     real!(fflush(current: *mut FILE) -> c_int);
+    // And what was read ahead, or put back: a flush keeps that.
+    // SAFETY: a stream.
+    unsafe { __fpurge(current) };
     let truncated = if flags & libc::O_TRUNC == 0 { Ok(0) } else { data::set_length(fd, 0) };
+    if flags & libc::O_APPEND != 0 {
+        // Where the C library's own begins, whose mode ours does not have.
+        let _ = data::seek(fd, 0, libc::SEEK_END);
+    }
     let number = place as c_int;
     if fd != number {
         // SAFETY: takes numbers.

@@ -98,8 +98,13 @@ impl ProtectOptions {
     /// How often a thread covers what was stored to.
     ///
     /// With 0 there is no thread and no delay: a page is covered when its [`Stores`](super::Stores) are dropped, by the
-    /// difference that they made to it. That takes four flushes for each announcement, and memory for what its pages held. It is
-    /// for stores that are [announced](Protected::announce); those to a [mapping](ProtectOptions::mapping) are found
+    /// difference that they made to it, and a page that is damaged beside it can be given back all the while. That takes four
+    /// flushes for each announcement, and until it is dropped memory for what its pages held, as many bytes as are announced.
+    /// Where that is more than a [batch](ProtectOptions::batch), stripes all of whose pages are announced take no memory, and
+    /// three more flushes for each batch of them. With [`StripeLayout::Spread`] such stripes are few: announce what is large
+    /// in parts.
+    ///
+    /// It is for stores that are [announced](Protected::announce); those to a [mapping](ProtectOptions::mapping) are found
     /// afterwards only, and with 0 it is refused.
     ///
     /// ```

@@ -12,7 +12,7 @@ use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::time::Instant;
 
-use super::cover::Sites;
+use super::cover::{Sites, Stripe};
 use super::{Inner, Redundancy, barriers};
 use crate::error::{Error, Result};
 use crate::medium::{Medium, MediumFile};
@@ -30,15 +30,23 @@ impl<M: Medium> Redundancy<M> {
     /// would be covered as it is. Those of reading and of repair.
     pub(super) fn remember(&self, inner: &mut Inner, bytes: &Range<u64>) -> Result<Vec<(u64, Box<[u8]>)>> {
         let pages = self.geometry.pages_of(bytes);
-        // Of many pages whole stripes are stored to: to cover those takes no more reads and less memory.
-        let are_few = pages.end - pages.start <= self.batch;
+        // A stripe all of which is stored to speaks of nothing else. Of many pages, to cover such a stripe as a whole takes
+        // fewer reads and no memory. What is beside a page of any other stripe can be given back only as long as it is known
+        // what the page held, however many they are.
+        let are_many = pages.end - pages.start > self.batch;
+        let is_alone =
+            |page: u64| self.geometry.members(self.geometry.stripe_of(page)).all(|member| pages.contains(&member));
         let mut before = Vec::new();
-        for page in pages {
+        for page in pages.clone() {
             let range = self.geometry.bytes_of(page);
             let is_whole = bytes.start <= range.start && range.end <= bytes.end;
             // What others are storing to is remembered, or to be covered with its stripe, as is what is uncovered.
             let is_known = inner.storing.contains_key(&page) || inner.tables.uncovered().has(page);
-            if is_known || is_whole && !are_few {
+            if is_known {
+                continue;
+            }
+            let is_kept = !(are_many && is_alone(page));
+            if is_whole && !is_kept {
                 continue;
             }
             let mut held = vec![0; PAGE as usize];
@@ -55,7 +63,7 @@ impl<M: Medium> Redundancy<M> {
                     return Err(Error::Corrupt { path, offset, what: what.to_owned() });
                 }
             }
-            if are_few {
+            if is_kept {
                 before.push((page, held.into_boxed_slice()));
             }
         }
@@ -66,12 +74,24 @@ impl<M: Medium> Redundancy<M> {
     fn heal(&self, inner: &mut Inner, page: u64, held: &mut [u8]) -> Result<bool> {
         let stripe = self.geometry.stripe_of(page);
         let mut read = self.read_stripe(stripe, false)?;
+        self.take_back(inner, &mut read);
         let Some(nth) = read.pages.iter().position(|member| *member == page) else { return Ok(false) };
         if !self.restore(inner, stripe, &mut read, &[nth])? {
             return Ok(false);
         }
         held.copy_from_slice(read.bytes(nth));
         Ok(true)
+    }
+
+    /// Puts what pages that are being stored to were covered with, of which parity goes on speaking, in the place of what
+    /// they hold by now.
+    pub(super) fn take_back(&self, inner: &Inner, read: &mut Stripe) {
+        for nth in 0..read.pages.len() {
+            let page = read.pages[nth];
+            if let Some(before) = inner.before.get(&page) {
+                read.replace(nth, before, inner.tables.sum(page));
+            }
+        }
     }
 
     /// Covers pages whose stores were made, of which it is known what they held. False if pages of their stripes are left,

@@ -28,7 +28,9 @@
 //!    file's time, by which 5 would disbelieve everything, the superblock names the page first.
 //! 7. Where stores are covered as soon as they are made, parity changes by the difference between what a page held when it
 //!    was announced and what it holds then, see [`delta`]. The first was what its checksum speaks of, so parity goes on
-//!    speaking of every other page as it was covered, whatever that page holds by now.
+//!    speaking of every other page as it was covered, whatever that page holds by now. Only of a stripe all of whose pages
+//!    are announced together it need not be kept. While it is kept, a damaged page beside it is repaired with it; a crash
+//!    before that is done leaves what it would have left anyway, damage beside an uncovered page.
 //!
 //! Where pages are read from is behind [`Pages`], and how stores are found out behind [`Tracker`], so that an engine, of
 //! which a page's truth may lie in its sidecar, can take the place of both.

@@ -65,9 +65,10 @@ impl<M: Medium> Redundancy<M> {
         for stripe in stripes {
             let found = self.accuse(inner, stripe)?;
             let mut read = self.read_stripe(stripe, true)?;
+            self.take_back(inner, &mut read);
             if let [page] = found.damaged[..]
                 && let Some(nth) = read.pages.iter().position(|member| *member == page)
-                && found.uncovered.is_empty()
+                && found.uncovered.iter().all(|page| inner.before.contains_key(page))
                 && found.unknown.is_empty()
                 && let Some(bytes) = self.rebuild(inner, stripe, &read, nth)?
             {

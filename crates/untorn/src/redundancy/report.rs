@@ -112,8 +112,8 @@ pub struct RepairReport {
     pub repaired: Vec<PageRange>,
     /// Parity pages and copies of tables that were written anew.
     pub rebuilt: u64,
-    /// Pages that parity cannot give back: their stripe has lost more than one, or is not covered. While there is one,
-    /// nothing is repaired.
+    /// Pages that parity cannot give back: their stripe has lost more than one, or is not covered, save for stores that are
+    /// covered [at once](crate::ProtectOptions::period) and not made yet. While there is one, nothing is repaired.
     pub lost: Vec<PageRange>,
     /// Pages of which it cannot be said whether they are damaged. They are left alone.
     pub unknown: Vec<PageRange>,

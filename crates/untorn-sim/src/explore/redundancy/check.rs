@@ -74,6 +74,8 @@ pub(super) struct Expected {
     pub(super) model: Model,
     /// Pages that the operation under way stores to, if any.
     pub(super) stored: BTreeSet<u64>,
+    /// Whether a flush of it failed.
+    pub(super) failed: bool,
     /// Pages that somebody else wrote.
     pub(super) foreign: BTreeSet<u64>,
     /// Whether there may be no companion file yet.
@@ -174,7 +176,8 @@ fn again(config: &Config, medium: &SimMedium, expected: &Expected, now: &[Vec<u8
     }
     let settled = contents(medium);
     // Of a page that was being stored to, a failed flush may have left in the cache what the medium does not have.
-    let may_change = |page: &u64| expected.model.rotten.contains_key(page) || expected.stored.contains(page);
+    let may_change =
+        |page: &u64| expected.model.rotten.contains_key(page) || expected.failed && expected.stored.contains(page);
     if (0..).zip(settled.iter().zip(now)).any(|(page, (is, was))| is != was && !may_change(&page)) {
         return wrong("covering changed the file".to_owned());
     }

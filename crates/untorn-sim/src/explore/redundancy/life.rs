@@ -82,7 +82,7 @@ impl<'a> Life<'a> {
 
     fn expected(&self) -> Expected {
         let model = self.model.clone();
-        Expected { model, stored: BTreeSet::new(), foreign: BTreeSet::new(), unprotected: false }
+        Expected { model, stored: BTreeSet::new(), failed: false, foreign: BTreeSet::new(), unprotected: false }
     }
 
     /// Opens the file, which may not be protected yet.
@@ -209,6 +209,7 @@ impl<'a> Life<'a> {
             }
             Op::StoreFails(nth, page, tag) => {
                 during.stored.insert(*page);
+                during.failed = true;
                 self.recorder.trip(*nth, mix(self.seed ^ mix(self.phases)));
                 let result = guarded("storing", || self.store(&[(*page, *tag)]))?;
                 // Of what fails while it is covered the next call tells.
