@@ -147,16 +147,38 @@ impl<'a> Memory<'a> {
     }
 }
 
+/// A request, with what goes along and what comes back.
+struct Exchange<'a> {
+    request: &'a Request,
+    fd: Option<c_int>,
+    out: Memory<'a>,
+    into: Memory<'a>,
+    /// A descriptor that the answer carried.
+    taken: Option<c_int>,
+}
+
 /// Makes a request and takes the answer. A server that is gone is EIO.
 ///
 /// # Errors
 /// The errno of the answer; EFAULT for memory that is not the program's.
 pub(crate) fn ask(request: &Request, fd: Option<c_int>, out: Memory<'_>, into: Memory<'_>) -> Result<Reply, c_int> {
+    ask_for(&mut Exchange { request, fd, out, into, taken: None })
+}
+
+/// Makes a request whose answer may carry a descriptor, which is closed on `exec`. One may have come without the rest of the answer,
+/// and the answer without it.
+pub(crate) fn ask_for_descriptor(request: &Request) -> (Result<Reply, c_int>, Option<c_int>) {
+    let mut exchange = Exchange { request, fd: None, out: Memory::NONE, into: Memory::NONE, taken: None };
+    let reply = ask_for(&mut exchange);
+    (reply, exchange.taken)
+}
+
+fn ask_for(exchange: &mut Exchange<'_>) -> Result<Reply, c_int> {
     let settings = settings().ok_or(libc::EIO)?;
     let _quiet = Quiet::new();
     let reply = match pool() {
-        Some(pool) if owns(pool) => ask_over(pool, settings, request, fd, out, into),
-        _ => ask_once(settings, request, fd, out, into),
+        Some(pool) if owns(pool) => ask_over(pool, settings, exchange),
+        _ => ask_once(settings, exchange),
     }?;
     if reply.errno == 0 { Ok(reply) } else { Err(reply.errno) }
 }
@@ -186,27 +208,14 @@ fn owns(pool: &Pool) -> bool {
     pool.owner.load(Ordering::Relaxed) == process
 }
 
-fn ask_once(
-    settings: &Settings,
-    request: &Request,
-    fd: Option<c_int>,
-    out: Memory<'_>,
-    into: Memory<'_>,
-) -> Result<Reply, c_int> {
+fn ask_once(settings: &Settings, wanted: &mut Exchange<'_>) -> Result<Reply, c_int> {
     let socket = connect(settings)?;
-    let outcome = exchange(socket, request, fd, out, into);
+    let outcome = exchange(socket, wanted);
     let _ = raw::close(socket);
     outcome.map_err(Broken::errno)
 }
 
-fn ask_over(
-    pool: &Pool,
-    settings: &Settings,
-    request: &Request,
-    fd: Option<c_int>,
-    out: Memory<'_>,
-    into: Memory<'_>,
-) -> Result<Reply, c_int> {
+fn ask_over(pool: &Pool, settings: &Settings, wanted: &mut Exchange<'_>) -> Result<Reply, c_int> {
     let (number, slot) = acquire(pool);
     let outcome = loop {
         let kept = slot.socket.load(Ordering::Relaxed) - 1;
@@ -222,7 +231,7 @@ fn ask_over(
                 Err(errno) => break Err(errno),
             }
         };
-        match exchange(socket, request, fd, out, into) {
+        match exchange(socket, wanted) {
             Ok(reply) => break Ok(reply),
             Err(broken) => {
                 slot.socket.store(0, Ordering::Relaxed);
@@ -286,19 +295,14 @@ impl Broken {
     }
 }
 
-fn exchange(
-    socket: c_int,
-    request: &Request,
-    fd: Option<c_int>,
-    out: Memory<'_>,
-    into: Memory<'_>,
-) -> Result<Reply, Broken> {
+fn exchange(socket: c_int, wanted: &mut Exchange<'_>) -> Result<Reply, Broken> {
+    let Exchange { request, fd, out, into, .. } = *wanted;
     let header = iovec { iov_base: request.as_bytes().as_ptr().cast_mut().cast(), iov_len: size_of::<Request>() };
     let mut pass = fd;
     transfer(libc::SYS_sendmsg, socket, header, out, out.limit, &mut pass)?;
     let mut reply = Reply::new_zeroed();
     let header = iovec { iov_base: reply.as_mut_bytes().as_mut_ptr().cast(), iov_len: size_of::<Reply>() };
-    transfer(libc::SYS_recvmsg, socket, header, Memory::NONE, 0, &mut None)?;
+    transfer(libc::SYS_recvmsg, socket, header, Memory::NONE, 0, &mut wanted.taken)?;
     let payload = usize::try_from(reply.payload).unwrap_or(usize::MAX);
     if payload > into.limit {
         return Err(Broken { errno: libc::EIO, unsent: false, ours: true });
@@ -308,7 +312,8 @@ fn exchange(
     Ok(reply)
 }
 
-/// Sends or receives all of `header` and of the first `count` bytes of `memory`.
+/// Sends or receives all of `header` and of the first `count` bytes of `memory`. `pass` goes along with what is sent, or is what
+/// came along with what is received.
 fn transfer(
     call: libc::c_long,
     socket: c_int,
@@ -334,18 +339,23 @@ fn transfer(
         let mut message: msghdr = unsafe { core::mem::zeroed() };
         message.msg_iov = pieces.as_mut_ptr();
         message.msg_iovlen = used as _;
-        if pass.is_some() {
+        if pass.is_some() || call == libc::SYS_recvmsg {
             message.msg_control = (&raw mut control).cast();
             message.msg_controllen = size_of::<Control>() as _;
         }
-        let arguments = [word(socket), &raw const message as usize, word(libc::MSG_NOSIGNAL), 0, 0, 0];
-        // SAFETY: the message and its header are ours, and live; of memory that the program named the kernel finds out whether
+        let flags = libc::MSG_NOSIGNAL | if call == libc::SYS_recvmsg { libc::MSG_CMSG_CLOEXEC } else { 0 };
+        let arguments = [word(socket), &raw mut message as usize, word(flags), 0, 0, 0];
+        // SAFETY: the message and its headers are ours, and live; of memory that the program named the kernel finds out whether
         // it is the program's.
         match unsafe { raw::result(call, arguments) } {
             Ok(0) => return Err(Broken { errno: libc::EIO, unsent: false, ours: true }),
             Ok(moved) => {
                 done += moved;
-                *pass = None;
+                if call == libc::SYS_sendmsg {
+                    *pass = None;
+                } else if message.msg_controllen >= control.len as _ && control.is_descriptor() {
+                    *pass = Some(control.fd);
+                }
             }
             Err(libc::EINTR) => {}
             Err(errno) => {
@@ -372,5 +382,11 @@ impl Control {
     fn of(fd: c_int) -> Self {
         let len = size_of::<usize>() + 3 * size_of::<c_int>();
         Control { len, level: libc::SOL_SOCKET, kind: libc::SCM_RIGHTS, fd, padding: 0 }
+    }
+
+    /// Whether a descriptor came, after the kernel has filled it in.
+    fn is_descriptor(&self) -> bool {
+        let len = size_of::<usize>() + 3 * size_of::<c_int>();
+        (self.len, self.level, self.kind) == (len, libc::SOL_SOCKET, libc::SCM_RIGHTS) && self.fd >= 0
     }
 }

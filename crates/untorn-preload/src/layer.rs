@@ -132,6 +132,48 @@ pub(crate) fn demote_all(call: &CStr) -> Result<(), c_int> {
     ask_to_demote(call, None, Request { number: 1, ..Request::default() })
 }
 
+/// A name of a file is about to be removed; if it stays, the file is to be demoted.
+///
+/// # Errors
+/// That of bringing to it what was written, where that has to be.
+pub(crate) fn about_to_be_removed(status: &stat) -> Result<(), c_int> {
+    if is_regular(status) && may_be_managed(status.st_dev, status.st_ino) {
+        ask(Operation::Leave, None, of_file(status))?;
+    }
+    Ok(())
+}
+
+/// A descriptor of a file that is about to be opened with `flags`, if the server has its only description: opening it would have
+/// to wait until what was written is durable there. The file is regular, and `open` would succeed.
+pub(crate) fn reopened(status: &stat, flags: c_int) -> Option<c_int> {
+    if !may_be_managed(status.st_dev, status.st_ino) || raw::is_limited() {
+        return None;
+    }
+    let request = Request { operation: Operation::Reopen as u32, flags, ..of_file(status) };
+    let (reply, fd) = client::ask_for_descriptor(&request);
+    let usable = |fd: &c_int| {
+        // The C library's streams of these numbers would go past us.
+        *fd > libc::STDERR_FILENO && (flags & libc::O_CLOEXEC != 0 || raw::fcntl(*fd, libc::F_SETFD, 0).is_ok())
+    };
+    match fd.filter(|fd| reply.is_ok() && usable(fd)) {
+        Some(fd) => {
+            known::note(fd);
+            see();
+            Some(fd)
+        }
+        None => {
+            if let Some(fd) = fd {
+                let _ = raw::close(fd);
+            }
+            // The server takes it for open again. It never came here if this process has as many descriptors as it may.
+            if fd.is_some() || reply.is_ok_and(|reply| reply.managed == 1) {
+                let _ = was_closed(status);
+            }
+            None
+        }
+    }
+}
+
 fn ask_to_demote(call: &CStr, fd: Option<c_int>, request: Request) -> Result<(), c_int> {
     let name = call.to_bytes_with_nul();
     let piece = [iovec { iov_base: name.as_ptr().cast_mut().cast(), iov_len: name.len() }];
@@ -274,7 +316,7 @@ pub(crate) fn about_to_close(fd: c_int) -> Option<stat> {
     if managed(fd) { raw::fstat(fd).ok() } else { None }
 }
 
-/// A descriptor of a file was closed. If it was the last, this commits what was written.
+/// A descriptor of a file was closed. If it was the last, this commits what was written, or lets the file rest.
 ///
 /// # Errors
 /// That of the commit.
@@ -284,7 +326,8 @@ pub(crate) fn was_closed(status: &stat) -> Result<(), c_int> {
 
 /// This process ends because it wants to.
 pub(crate) fn exits() {
-    if seen() {
+    // Where files are boosted what was written stays written, however the process ends.
+    if seen() && !boosts() {
         let _ = ask(Operation::Exit, None, Request::default());
     }
 }

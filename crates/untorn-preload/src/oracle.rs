@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::os::unix::ffi::OsStringExt;
 use std::sync::OnceLock;
 
-use crate::layer::is_marked;
+use crate::layer::{boosts, is_marked};
 use crate::raw::{self, word};
 use crate::real::Real;
 
@@ -160,6 +160,22 @@ fn escaped(number: c_long, arguments: [usize; 6]) -> Option<c_int> {
         libc::SYS_splice | libc::SYS_copy_file_range => &[0, 2],
         libc::SYS_mmap if arguments[3] as c_int & libc::MAP_ANONYMOUS == 0 => &[4],
         _ => &[],
+    };
+    // Where files are boosted, what only reads is the kernel's.
+    let places = match number {
+        _ if !boosts() => places,
+        libc::SYS_read
+        | libc::SYS_pread64
+        | libc::SYS_readv
+        | libc::SYS_preadv
+        | libc::SYS_preadv2
+        | libc::SYS_lseek
+        | libc::SYS_fstat
+        | libc::SYS_sync_file_range => &[],
+        libc::SYS_sendfile => &[0],
+        libc::SYS_splice | libc::SYS_copy_file_range => &[2],
+        libc::SYS_mmap if arguments[3] as c_int & libc::MAP_TYPE == libc::MAP_PRIVATE => &[],
+        _ => places,
     };
     places.iter().map(|place| arguments[*place] as c_int).find(|fd| is_marked(*fd))
 }

@@ -2,7 +2,7 @@
 
 #[cfg(target_arch = "aarch64")]
 use core::arch::asm;
-use core::ffi::{c_int, c_long};
+use core::ffi::{c_char, c_int, c_long};
 use core::mem::MaybeUninit;
 
 use libc::{stat, timespec};
@@ -152,14 +152,21 @@ pub(crate) fn file_system(fd: c_int) -> Result<i64, c_int> {
     Ok(unsafe { status.assume_init() }.f_type)
 }
 
-/// `fstatat` of a path of ours, which ends in a zero.
-pub(crate) fn stat_at(directory: c_int, path: &core::ffi::CStr, flags: c_int) -> Result<stat, c_int> {
+/// `fstatat`. The kernel checks the path.
+pub(crate) fn stat_at(directory: c_int, path: *const c_char, flags: c_int) -> Result<stat, c_int> {
     let mut status = MaybeUninit::<stat>::zeroed();
-    let arguments = [word(directory), path.as_ptr() as usize, status.as_mut_ptr() as usize, word(flags), 0, 0];
-    // SAFETY: the path ends in a zero, and the kernel fills a structure of this size.
+    let arguments = [word(directory), path as usize, status.as_mut_ptr() as usize, word(flags), 0, 0];
+    // SAFETY: the kernel fills a structure of this size.
     unsafe { result(libc::SYS_newfstatat, arguments) }?;
     // SAFETY: zeroed, and filled by the kernel; every bit pattern is one.
     Ok(unsafe { status.assume_init() })
+}
+
+/// Whether `open` would grant these rights to a file by its path.
+pub(crate) fn may(directory: c_int, path: *const c_char, rights: c_int, flags: c_int) -> bool {
+    let arguments = [word(directory), path as usize, word(rights), word(flags | libc::AT_EACCESS), 0, 0];
+    // SAFETY: the kernel checks the path.
+    unsafe { result(libc::SYS_faccessat2, arguments) }.is_ok()
 }
 
 pub(crate) fn pread(fd: c_int, into: &mut [u8], offset: u64) -> Result<usize, c_int> {

@@ -1,14 +1,18 @@
 //! One connection of one process: requests in, answers out.
 
-use std::io::{self, IoSliceMut, Read, Write};
+use std::cell::Cell;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::io::Errno as Sys;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
 use untorn_wire::{MOST, Operation, Reply, Request};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -31,14 +35,18 @@ pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, process: u32,
         if payload.len() as u64 != request.payload {
             return Ok(());
         }
-        let call = Call { service, process, known, request, descriptor, payload };
+        let call = Call { service, process, known, request, descriptor, payload, passed: Cell::new(None) };
         let (reply, bytes) = match call.answer() {
             Ok(answer) => answer,
             Err(errno) => (Reply { errno, ..Reply::default() }, Vec::new()),
         };
         // Before the answer: until then the caller's own reference is not the last one, and a lock on it lives on with ours.
-        drop(call);
-        socket.write_all(Reply { payload: bytes.len() as u64, ..reply }.as_bytes())?;
+        let passed = call.finish();
+        let reply = Reply { payload: bytes.len() as u64, ..reply };
+        match passed {
+            Some(passed) => send_with(&socket, reply.as_bytes(), &passed)?,
+            None => socket.write_all(reply.as_bytes())?,
+        }
         socket.write_all(&bytes)?;
     }
     Ok(())
@@ -73,6 +81,21 @@ fn receive(socket: &mut UnixStream) -> io::Result<Option<(Request, Option<OwnedF
     Ok(Some((request, descriptor)))
 }
 
+/// Sends bytes, and with the first of them a descriptor.
+fn send_with(mut socket: &UnixStream, bytes: &[u8], passed: &OwnedFd) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [passed.as_fd()];
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let count = loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Err(Sys::INTR) => {}
+            sent => break sent?,
+        }
+    };
+    socket.write_all(bytes.get(count..).unwrap_or_default())
+}
+
 /// A request, with what came along.
 pub(crate) struct Call<'a> {
     service: &'a dyn Service,
@@ -82,6 +105,8 @@ pub(crate) struct Call<'a> {
     pub(crate) request: Request,
     descriptor: Option<OwnedFd>,
     pub(crate) payload: Vec<u8>,
+    /// The descriptor that the answer carries.
+    passed: Cell<Option<OwnedFd>>,
 }
 
 /// An answer, and the bytes that go along.
@@ -113,6 +138,16 @@ impl Call<'_> {
     /// The descriptor that the call was made with.
     pub(crate) fn descriptor(&self) -> Result<&OwnedFd, Errno> {
         self.descriptor.as_ref().ok_or(libc_errno(Sys::BADF))
+    }
+
+    /// Has the answer carry a descriptor.
+    pub(crate) fn pass(&self, descriptor: OwnedFd) {
+        self.passed.set(Some(descriptor));
+    }
+
+    /// Lets go of what came along; what the answer carries.
+    fn finish(self) -> Option<OwnedFd> {
+        self.passed.into_inner()
     }
 
     fn answer(&self) -> Result<Answer, Errno> {

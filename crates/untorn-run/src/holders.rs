@@ -4,6 +4,8 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process;
 
 use rustix::io::Errno;
@@ -16,13 +18,8 @@ pub(crate) type Keys = HashSet<(u64, u64)>;
 /// While this looks, a process may hand its descriptors to a child and close its own, or leave its children to this one: so it
 /// goes on until there is no process that it has not looked into.
 pub(crate) fn held(wanted: &Keys) -> Keys {
-    held_by_others(wanted, None)
-}
-
-/// The same, without what one process has open, which is about to end.
-pub(crate) fn held_by_others(wanted: &Keys, except: Option<u32>) -> Keys {
     let mut found = Keys::new();
-    let mut seen: HashSet<u32> = except.into_iter().collect();
+    let mut seen: HashSet<u32> = HashSet::new();
     loop {
         let new: Vec<u32> = descendants().into_iter().filter(|process| seen.insert(*process)).collect();
         found.extend(held_by(&new, wanted));
@@ -35,16 +32,14 @@ pub(crate) fn held_by_others(wanted: &Keys, except: Option<u32>) -> Keys {
 fn held_by(processes: &[u32], wanted: &Keys) -> Keys {
     let mut found = Keys::new();
     for process in processes {
-        let of_process = format!("/proc/{process}/fd");
-        let entries = match fs::read_dir(&of_process) {
+        let entries = match descriptors(*process) {
             Ok(entries) => entries,
             // It has ended meanwhile.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) if is_gone(&error) => continue,
             Err(_) => return wanted.clone(),
         };
         for entry in entries {
-            let Ok(entry) = entry else { continue };
-            match rustix::fs::stat(entry.path()) {
+            match rustix::fs::stat(&entry) {
                 Ok(status) if wanted.contains(&(status.st_dev, status.st_ino)) => {
                     found.insert((status.st_dev, status.st_ino));
                 }
@@ -58,6 +53,29 @@ fn held_by(processes: &[u32], wanted: &Keys) -> Keys {
         }
     }
     found
+}
+
+/// The descriptors of a process, as paths. Its threads share them; the first may have ended, and has none then.
+fn descriptors(process: u32) -> io::Result<Vec<PathBuf>> {
+    let of = |task: &Path| -> io::Result<Vec<PathBuf>> {
+        Ok(fs::read_dir(task.join("fd"))?.flatten().map(|entry| entry.path()).collect())
+    };
+    let found = of(Path::new(&format!("/proc/{process}")))?;
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    for task in fs::read_dir(format!("/proc/{process}/task"))?.flatten() {
+        match of(&task.path()) {
+            Ok(found) if found.is_empty() => {}
+            Err(error) if is_gone(&error) => {}
+            found => return found,
+        }
+    }
+    Ok(found)
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || Errno::from_io_error(error) == Some(Errno::SRCH)
 }
 
 /// All processes below this one. Orphans count, since the launcher is their reaper.

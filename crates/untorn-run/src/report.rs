@@ -19,7 +19,9 @@ pub struct FileReport {
     pub path: PathBuf,
     /// How often it was opened.
     pub opens: u64,
-    /// Calls that read.
+    /// How often of these the file was open still, and nothing was waited for.
+    pub reopens: u64,
+    /// Calls that read; where a log is in front of the file these are the kernel's own, and nobody counts them.
     pub reads: u64,
     /// Calls that wrote.
     pub writes: u64,

@@ -77,7 +77,7 @@ fn whoever_opens_a_file_finds_what_was_written_and_the_file_is_plain_from_then_o
     assert_eq!(place.demoted(), ["opened a second time"]);
 }
 
-/// Each is done with a file that has writes in the log only, and shows them.
+/// Each is done with a file whose writes are in the log.
 #[test]
 fn what_cannot_be_served_finds_a_plain_file() {
     let cases = [
@@ -86,20 +86,25 @@ fn what_cannot_be_served_finds_a_plain_file() {
             "mmap",
             "import mmap; m = mmap.mmap(fd, 5); m[0:1] = b'F'; assert os.pread(fd, 5, 0) == b'First'; m[0:1] = b'f'",
         ),
-        ("sendfile", "r, w = os.pipe(); assert os.sendfile(w, fd, 0, 5) == 5; assert os.read(r, 9) == b'first'"),
-        ("copy_file_range", "to = os.open('g', os.O_RDWR | os.O_CREAT); assert os.copy_file_range(fd, to, 5, 0) == 5"),
-        ("splice", "r, w = os.pipe(); assert os.splice(fd, w, 5, 0) == 5; assert os.read(r, 9) == b'first'"),
+        (
+            "sendfile",
+            "g = os.open('g', os.O_RDWR | os.O_CREAT); os.write(g, b'first'); assert os.sendfile(fd, g, 0, 5) == 5; os.ftruncate(fd, 5)",
+        ),
+        (
+            "copy_file_range",
+            "g = os.open('g', os.O_RDWR | os.O_CREAT); os.write(g, b'first'); assert os.copy_file_range(g, fd, 5, 0, 0) == 5",
+        ),
+        ("splice", "r, w = os.pipe(); os.write(w, b'first'); assert os.splice(r, fd, 5, offset_dst=0) == 5"),
         (
             "fdopen",
             "import ctypes; c = ctypes.CDLL(None); c.fdopen.restype = ctypes.c_void_p; assert c.fdopen(os.dup(fd), b'r')",
         ),
         ("rename", "os.rename('f.managed', 'g'); os.rename('g', 'f.managed')"),
-        ("unlink", "os.link('f.managed', 'g'); os.unlink('g')"),
+        ("link", "os.link('f.managed', 'g'); os.unlink('g')"),
+        ("unlink", "import ctypes; assert ctypes.CDLL(None).unlinkat(-100, b'f.managed', 0x200) == -1"),
         ("flock", "import fcntl; fcntl.flock(fd, fcntl.LOCK_EX)"),
         ("fcntl", "import fcntl; fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND); os.write(fd, b''); os.lseek(fd, 0, 0)"),
         ("posix_fallocate", "os.posix_fallocate(fd, 0, 5)"),
-        ("setting times", "os.utime(fd, (5, 5)); os.fsync(fd); assert os.stat('f.managed').st_mtime == 5"),
-        ("lseek to data or a hole", "assert os.lseek(fd, 0, os.SEEK_HOLE) == 5"),
         ("exec", "os.set_inheritable(fd, True); assert os.spawnlp(os.P_WAIT, 'true', 'true') == 0"),
         ("system", "os.set_inheritable(fd, True); os.system(f'echo > /dev/null <&{fd}')"),
         (
@@ -129,6 +134,35 @@ fn what_cannot_be_served_finds_a_plain_file() {
         assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first", "after {why}");
         assert!(place.demoted().iter().any(|found| found == why), "{why}: {:?}", place.demoted());
     }
+}
+
+/// Each is the kernel's, which has all that was written, and none makes the file a plain one.
+#[test]
+fn what_only_reads_leaves_a_file_as_it_is() {
+    let place = Place::new();
+    let more = "
+import ctypes, mmap
+for round in range(3):
+    content = b'first' + b'.' * round
+    assert os.fstat(fd).st_size == len(content) and os.stat('f.managed').st_size == len(content)
+    assert os.pread(fd, 99, 0) == content and os.preadv(fd, [bytearray(9)], 0) == len(content)
+    assert os.lseek(fd, 0, os.SEEK_SET) == 0 and os.read(fd, 3) == b'fir' and os.lseek(fd, 0, os.SEEK_CUR) == 3
+    assert os.lseek(fd, 0, os.SEEK_HOLE) == len(content) and os.lseek(fd, 0, os.SEEK_DATA) == 0
+    assert mmap.mmap(fd, 5, flags=mmap.MAP_PRIVATE)[:] == b'first'
+    r, w = os.pipe()
+    assert os.sendfile(w, fd, 0, 5) == 5 and os.read(r, 9) == b'first'
+    assert os.splice(fd, w, 5, offset_src=0) == 5 and os.read(r, 9) == b'first'
+    to = os.open('g', os.O_RDWR | os.O_CREAT)
+    assert os.copy_file_range(fd, to, 5, 0) == 5
+    os.utime(fd, (5, 5))
+    os.fsync(fd)
+    assert os.stat('f.managed').st_mtime == 5
+    os.lseek(fd, 0, os.SEEK_END)
+    assert os.write(fd, b'.') == 1 and os.stat('f.managed').st_mtime > 5
+";
+    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), format!("{BEGIN}{more}").as_ref()]));
+    assert_eq!(place.demoted(), [""; 0]);
+    assert_eq!(place.report()["files"][0]["writes"], 4, "{}", place.report());
 }
 
 #[test]
@@ -269,8 +303,9 @@ fn a_program_without_its_server_fails_also_when_the_kernel_took_the_lease_back()
     let more = "
 copy = os.dup(fd)
 print(os.getpid(), fd); sys.stdin.readline()
-for call in [lambda: os.write(fd, b'never'), lambda: os.write(copy, b'never'), lambda: os.pread(copy, 9, 0),
-             lambda: os.fsync(fd), lambda: os.ftruncate(fd, 1)]:
+assert os.pread(copy, 9, 0) == b'first'
+for call in [lambda: os.write(fd, b'never'), lambda: os.write(copy, b'never'), lambda: os.fsync(fd),
+             lambda: os.ftruncate(fd, 1)]:
     try:
         call()
     except OSError as error:
@@ -283,7 +318,7 @@ for call in [lambda: os.write(fd, b'never'), lambda: os.write(copy, b'never'), l
     talk.child.wait().unwrap();
     give_lease_back(descriptor.as_fd()).unwrap();
     talk.say();
-    for _ in 0..5 {
+    for _ in 0..4 {
         talk.hear(&rustix::io::Errno::IO.raw_os_error().to_string());
     }
     assert!(talk.from.next().is_none());

@@ -13,12 +13,12 @@ use common::{BEGIN, Place, Talk, built, succeed, text};
 
 /// How often each test kills: `UNTORN_KILLS`, or once in each of its ways.
 fn kills() -> usize {
-    std::env::var("UNTORN_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(6)
+    std::env::var("UNTORN_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(8)
 }
 
 /// So that repeated kills hit other instants.
 fn wait_a_little(number: usize) {
-    thread::sleep(Duration::from_micros((number / 6 * 7919 % 97 * 100) as u64));
+    thread::sleep(Duration::from_micros((number / 8 * 7919 % 97 * 100) as u64));
 }
 
 /// Writes blocks of one byte each, changes the length now and then, and says after each call which that was.
@@ -94,7 +94,7 @@ import sqlite3, sys
 connection = sqlite3.connect('app.managed', isolation_level=None)
 connection.execute('pragma journal_mode=' + sys.argv[1])
 connection.execute('pragma synchronous=full')
-connection.execute('pragma locking_mode=exclusive')
+connection.execute('pragma locking_mode=' + sys.argv[2])
 connection.execute('create table if not exists t(batch integer, item integer, filling blob)')
 batch = 0
 while True:
@@ -119,10 +119,14 @@ print(connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0])
 
 #[test]
 fn sqlite_loses_no_transaction_to_a_kill() {
+    let journals = ["delete", "truncate", "wal", "persist", "wal", "delete", "truncate", "delete"];
     for number in 0..kills() {
-        let journal = ["delete", "truncate", "wal", "persist", "wal", "delete"][number % 6];
+        let journal = journals[number % journals.len()];
         let place = Place::new();
-        let script = ["sh", "-c", "echo $$; exec python3 -c \"$0\" \"$1\"", TRANSACTIONS, journal].map(OsStr::new);
+        // Where it is not exclusive, the journal is opened and closed, or removed, with each transaction.
+        let locking = if number % journals.len() < 4 { "exclusive" } else { "normal" };
+        let run = "echo $$; exec python3 -c \"$0\" \"$1\" \"$2\"";
+        let script = ["sh", "-c", run, TRANSACTIONS, journal, locking].map(OsStr::new);
         let mut child = place.under(&built().layer, &script).stdout(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         let process = said.next().unwrap();

@@ -88,6 +88,11 @@ pub enum Operation {
     /// What the program is about to do cannot be served: the file of the descriptor, or else (`device`, `inode`), is to be a plain
     /// one before, or all files if `number` is 1. The payload says in which call.
     Demote = 16,
+    /// The file (`device`, `inode`) is about to lose the name that it has; its last one, or the file is a plain one from then on.
+    Leave = 17,
+    /// The file (`device`, `inode`) is about to be opened with `flags`. If the server has the only description of it left, opened
+    /// with the same, the answer is `managed` and carries it, its offset 0.
+    Reopen = 18,
 }
 
 impl Operation {
@@ -96,7 +101,7 @@ impl Operation {
         use Operation::*;
         let all = [
             Hello, Open, Closed, Read, Write, Seek, SetLength, Allocate, Commit, CommitAll, Status, Times, Refused,
-            Exit, Managed, Demote,
+            Exit, Managed, Demote, Leave, Reopen,
         ];
         all.into_iter().find(|operation| *operation as u32 == number)
     }
@@ -146,11 +151,11 @@ mod tests {
 
     #[test]
     fn every_operation_is_found_by_its_number() {
-        for number in 1..=16 {
+        for number in 1..=18 {
             assert_eq!(Operation::of(number).map(|operation| operation as u32), Some(number));
         }
         assert_eq!(Operation::of(0), None);
-        assert_eq!(Operation::of(17), None);
+        assert_eq!(Operation::of(19), None);
     }
 
     #[test]

@@ -311,7 +311,36 @@ impl WriteCache {
     /// # Errors
     /// As there.
     pub fn attach_slow(&self, file: Arc<dyn SlowFile>, path: &Path) -> Result<CachedFile> {
-        let file = self.cache.attach(file, path)?;
+        let file = self.cache.attach(file, path, false)?;
+        Ok(CachedFile { cache: Arc::clone(&self.cache), file })
+    }
+
+    /// The same for a file that is written *through*: each write is in the log, and then in the file too, when the call returns, so
+    /// that others may read the file without the log. It has the log's durability, and the file's own speed of reading, but takes
+    /// the time of both to write. How much is written is for the file to say ([`CachedFile::write_some`]).
+    ///
+    /// Others must not write to it, for a replay would write over that. Under [`Durability::PerCommit`] a crash may leave a part of
+    /// a write that was not synced, as of any file.
+    ///
+    /// # Errors
+    /// As there; [`Error::Invalid`] for a file that is attached already and not written through.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger"));
+    /// use std::sync::Arc;
+    /// use untorn::medium::Descriptor;
+    /// let cache = untorn::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
+    /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
+    /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
+    /// let file = cache.attach_through(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
+    /// file.write_at(b"paid: 100", 0)?;
+    /// assert_eq!(std::fs::read(&path).map_err(io)?, b"paid: 100");
+    /// # Ok(()) }
+    /// ```
+    pub fn attach_through(&self, file: Arc<dyn SlowFile>, path: &Path) -> Result<CachedFile> {
+        let file = self.cache.attach(file, path, true)?;
         Ok(CachedFile { cache: Arc::clone(&self.cache), file })
     }
 
@@ -393,7 +422,26 @@ impl CachedFile {
     /// [`Error::Poisoned`] once the file or the log has failed; [`Error::Io`] with ENFILE if the log has entries of as many
     /// files as it can.
     pub fn write_at(&self, src: &[u8], offset: u64) -> Result<()> {
-        self.cache.write(&self.file, At::Offset(offset), src).map(drop)
+        self.write_all(src, At::Offset(offset)).map(drop)
+    }
+
+    /// Writes as much of `src` at `offset` as there is room for in the file, and returns how many bytes that were. It is all of
+    /// them, but for a file that is written through ([`WriteCache::attach_through`]): then it is what its file system takes. That is
+    /// there as a whole after a crash, or nothing of `src`; but while the call has not returned, all of `src` may be.
+    ///
+    /// # Errors
+    /// Those of [`write_at`](CachedFile::write_at); [`Error::Io`] if nothing was written, and the file then is as it was.
+    pub fn write_some(&self, src: &[u8], offset: u64) -> Result<usize> {
+        self.cache.write(&self.file, At::Offset(offset), src).map(|(_, count)| count)
+    }
+
+    /// Until all of it is written, or there is an error. Where it is.
+    fn write_all(&self, src: &[u8], at: At) -> Result<u64> {
+        let (offset, mut done) = self.cache.write(&self.file, at, src)?;
+        while done < src.len() {
+            done += self.cache.write(&self.file, At::Offset(offset + done as u64), &src[done..])?.1;
+        }
+        Ok(offset)
     }
 
     /// Writes at the end, wherever that is when the write takes place, and returns the offset.
@@ -401,7 +449,7 @@ impl CachedFile {
     /// # Errors
     /// Those of [`write_at`](CachedFile::write_at).
     pub fn append(&self, src: &[u8]) -> Result<u64> {
-        self.cache.write(&self.file, At::End, src)
+        self.write_all(src, At::End)
     }
 
     /// Changes the length; what is added reads as zeros.
@@ -431,7 +479,7 @@ impl CachedFile {
     }
 
     /// Hands everything written so far to the kernel, where other programs see it: before a lock is released or the file is
-    /// closed. It waits for no device.
+    /// closed. It waits for no device. A file that is written through has it all already.
     ///
     /// # Errors
     /// Those of [`sync`](CachedFile::sync).
@@ -454,6 +502,32 @@ impl CachedFile {
     /// Those of [`sync`](CachedFile::sync).
     pub fn demote(&self) -> Result<()> {
         self.cache.demote(&self.file)
+    }
+
+    /// Notes, durably, that the last name of the file is about to be removed: then it may be removed without being demoted, and
+    /// what the log has of it needs no flush of its device first. Until the removal is durable a crash may bring the file back,
+    /// and a replay what was written to it; if the file is gone, a replay does without it.
+    ///
+    /// False if that cannot be, and the file has to be [demoted](CachedFile::demote): the log has nothing of it, it was demoted
+    /// already, or its file system does not tell a file from an earlier one with the same inode number.
+    ///
+    /// # Errors
+    /// Those of [`sync`](CachedFile::sync).
+    pub fn leave(&self) -> Result<bool> {
+        self.cache.leave(&self.file)
+    }
+
+    /// Whether the file has, durably, all that was written so far, and the log nothing of it any more.
+    pub fn is_settled(&self) -> bool {
+        self.cache.is_settled(&self.file)
+    }
+
+    /// Whether the file can still be written to.
+    ///
+    /// # Errors
+    /// The failure of the file, if there was one since it was attached, or of the log.
+    pub fn standing(&self) -> Result<()> {
+        self.cache.standing(&self.file)
     }
 
     /// Whether it was [demoted](CachedFile::demote).

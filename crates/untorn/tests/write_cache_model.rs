@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use untorn::medium::{Dax, Kernel, MediumKind, PageCache};
+use untorn::medium::{Dax, Descriptor, Kernel, MediumKind, PageCache};
 use untorn::{CacheOptions, CachedFile, Durability, WriteCache};
 
 const FILES: usize = 3;
@@ -75,6 +75,8 @@ struct World {
     dir: tempfile::TempDir,
     options: CacheOptions,
     pmem: bool,
+    /// Files that are written through.
+    through: [bool; FILES],
     cache: Option<WriteCache>,
     handles: BTreeMap<usize, CachedFile>,
     paths: Vec<PathBuf>,
@@ -88,7 +90,7 @@ fn bytes(byte: u8, len: usize) -> Vec<u8> {
 }
 
 impl World {
-    fn new(pmem: bool, durability: Durability, entry: u32, slots: u64) -> Self {
+    fn new(pmem: bool, through: [bool; FILES], durability: Durability, entry: u32, slots: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let size = 3 * 4096 + 4 * 8192 + slots * u64::from(entry + 64);
         let options = CacheOptions::new().size(size).entry_size(entry).max_files(4).durability(durability);
@@ -99,6 +101,7 @@ impl World {
             dir,
             options,
             pmem,
+            through,
             cache,
             handles: BTreeMap::new(),
             paths,
@@ -127,9 +130,13 @@ impl World {
     }
 
     fn attach(&mut self, file: usize) {
-        let plain = std::fs::File::open(&self.paths[file]).unwrap();
+        let (plain, path) = (std::fs::File::open(&self.paths[file]).unwrap(), &self.paths[file]);
         let cache = self.cache.as_ref().unwrap();
-        self.handles.insert(file, cache.attach(plain.as_fd(), &self.paths[file]).unwrap());
+        let attached = match self.through[file] {
+            true => cache.attach_through(Arc::new(Descriptor::reopen(plain.as_fd(), path).unwrap()), path),
+            false => cache.attach(plain.as_fd(), path),
+        };
+        self.handles.insert(file, attached.unwrap());
     }
 
     fn create(&mut self, file: usize) {
@@ -231,6 +238,9 @@ impl World {
             let mut dst = vec![0xee; model.len() + 10];
             assert_eq!(handle.read_at(&mut dst, 0).unwrap(), model.len());
             assert_eq!(&dst[..model.len()], &model[..]);
+            if self.through[*file] {
+                assert_eq!(std::fs::read(&self.paths[*file]).unwrap(), *model, "what other programs see");
+            }
         }
     }
 }
@@ -243,10 +253,11 @@ proptest! {
         per_write in any::<bool>(),
         entry in prop::sample::select(vec![64u32, 256, 4096]),
         slots in 8u64..80,
+        through in any::<[bool; FILES]>(),
         ops in prop::collection::vec(op(), 1..60),
     ) {
         let durability = if per_write { Durability::PerWrite } else { Durability::PerCommit };
-        let mut world = World::new(pmem, durability, entry, slots);
+        let mut world = World::new(pmem, through, durability, entry, slots);
         for op in &ops {
             world.apply(op);
             world.compare();

@@ -137,8 +137,8 @@ pub(crate) enum Verb {
     /// file is closed for good, or not at all. Calls that cannot be served so fail with ENOTSUP.
     ///
     /// With `--mode boost`, what the program writes goes to the log, where it is durable when the call returns or at its next
-    /// fsync (`--durability`); the files have it later. Files that cannot be served so are left to the kernel, as without
-    /// untorn. After a crash `untorn replay LOG`, or the next run with the log, brings to the files what they lack: until then,
+    /// fsync (`--durability`), and to the files, which are synced later. Files that cannot be served so are left to the kernel,
+    /// as without untorn. After a crash `untorn replay LOG`, or the next run with the log, brings to the files what they lack: until then,
     /// leave them alone.
     ///
     /// Ends with the program's own code.

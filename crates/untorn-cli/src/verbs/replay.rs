@@ -72,6 +72,7 @@ fn fate(file: &ReplayedFile) -> (&'static str, Option<&str>) {
     match &file.fate {
         Fate::Replayed => ("replayed", None),
         Fate::Already => ("replayed-before", None),
+        Fate::Removed => ("removed", None),
         Fate::Missing(why) => ("missing", Some(why)),
         Fate::Failed(why) => ("failed", Some(why)),
         // The enum may grow.

@@ -130,6 +130,14 @@ fn commit_all() -> Result<i64, c_int> {
     }
 }
 
+/// A managed descriptor's result; `None` goes on to the C library. Where files are boosted the kernel has all that was written, so
+/// what only reads is the kernel's.
+macro_rules! if_read {
+    ($fd:ident, $served:expr) => {
+        if !boosts() && managed($fd) { $served } else { None }
+    };
+}
+
 /// A managed descriptor's result; `None` goes on to the C library.
 macro_rules! if_managed {
     ($fd:ident, $served:expr) => {
@@ -139,13 +147,13 @@ macro_rules! if_managed {
 
 calls! {
     [read __read](fd: c_int, into: *mut c_void, count: size_t) -> ssize_t =
-        if_managed!(fd, size(read_at(fd, into, count, -1)));
+        if_read!(fd, size(read_at(fd, into, count, -1)));
     [__read_chk](fd: c_int, into: *mut c_void, count: size_t, room: size_t) -> ssize_t =
-        if_managed!(fd, if count > room { None } else { size(read_at(fd, into, count, -1)) });
+        if_read!(fd, if count > room { None } else { size(read_at(fd, into, count, -1)) });
     [pread pread64 __pread64](fd: c_int, into: *mut c_void, count: size_t, offset: off_t) -> ssize_t =
-        if_managed!(fd, size(explicit(offset).and_then(|offset| read_at(fd, into, count, offset))));
+        if_read!(fd, size(explicit(offset).and_then(|offset| read_at(fd, into, count, offset))));
     [__pread_chk __pread64_chk](fd: c_int, into: *mut c_void, count: size_t, offset: off_t, room: size_t) -> ssize_t =
-        if_managed!(fd, if count > room { None } else {
+        if_read!(fd, if count > room { None } else {
             size(explicit(offset).and_then(|offset| read_at(fd, into, count, offset)))
         });
     [write __write](fd: c_int, from: *const c_void, count: size_t) -> ssize_t =
@@ -154,13 +162,13 @@ calls! {
         if_managed!(fd, size(explicit(offset).and_then(|offset| write_at(fd, from, count, offset))));
     [readv](fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
         // SAFETY: the program's vector, of that length.
-        if_managed!(fd, size((unsafe { pieces(vector, count) }).and_then(|all| read_pieces(fd, all, -1, 0))));
+        if_read!(fd, size((unsafe { pieces(vector, count) }).and_then(|all| read_pieces(fd, all, -1, 0))));
     [writev](fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
         // SAFETY: the program's vector, of that length.
         if_managed!(fd, size((unsafe { pieces(vector, count) }).and_then(|all| write_pieces(fd, all, -1, 0))));
     [preadv preadv64](fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t =
         // SAFETY: the program's vector, of that length.
-        if_managed!(fd, size((unsafe { pieces(vector, count) })
+        if_read!(fd, size((unsafe { pieces(vector, count) })
             .and_then(|all| read_pieces(fd, all, explicit(offset)?, 0))));
     [pwritev pwritev64](fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t =
         // SAFETY: the program's vector, of that length.
@@ -168,14 +176,14 @@ calls! {
             .and_then(|all| write_pieces(fd, all, explicit(offset)?, 0))));
     [preadv2 preadv64v2](fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
         // SAFETY: the program's vector, of that length.
-        if_managed!(fd, size((unsafe { pieces(vector, count) })
+        if_read!(fd, size((unsafe { pieces(vector, count) })
             .and_then(|all| read_pieces(fd, all, explicit_or_own(offset)?, flags))));
     [pwritev2 pwritev64v2](fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
         // SAFETY: the program's vector, of that length.
         if_managed!(fd, size((unsafe { pieces(vector, count) })
             .and_then(|all| write_pieces(fd, all, explicit_or_own(offset)?, flags))));
     [lseek lseek64 __lseek](fd: c_int, offset: off_t, whence: c_int) -> off_t =
-        if_managed!(fd, served(seek(fd, offset, whence)));
+        if_read!(fd, served(seek(fd, offset, whence)));
     [ftruncate ftruncate64](fd: c_int, len: off_t) -> c_int =
         if_managed!(fd, number(set_length(fd, len)));
     [truncate truncate64](path: *const libc::c_char, len: off_t) -> c_int =
@@ -197,7 +205,7 @@ calls! {
         if_managed!(fd, number(commit(fd)));
     // A hint: it promises nothing, and so commits nothing.
     [sync_file_range](fd: c_int, offset: off_t, len: off_t, flags: libc::c_uint) -> c_int =
-        if_managed!(fd, number(if offset < 0 || len < 0 || flags > 7 { Err(libc::EINVAL) } else { Ok(0) }));
+        if_read!(fd, number(if offset < 0 || len < 0 || flags > 7 { Err(libc::EINVAL) } else { Ok(0) }));
     [syncfs](fd: c_int) -> c_int =
         if seen() && commit_all().is_err() { number(Err(libc::EIO)) } else { None };
 }

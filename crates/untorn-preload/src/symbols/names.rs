@@ -4,9 +4,12 @@
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
 use super::calls;
-use crate::layer::{boosts, demote_all, demote_file, fail, has_last_name_in, is_covered, refuse_at, text};
+use crate::layer::{
+    about_to_be_removed, boosts, demote_all, demote_file, fail, has_last_name_in, is_covered, refuse_at, text,
+};
 use crate::path::Path;
 use crate::raw;
+use crate::real::real;
 use crate::settings::settings;
 
 const HERE: c_int = libc::AT_FDCWD;
@@ -16,20 +19,24 @@ const HERE: c_int = libc::AT_FDCWD;
 /// # Safety
 /// Both paths are null or strings that end in a zero.
 unsafe fn elsewhere(from: (c_int, *const c_char), to: (c_int, *const c_char), follow: bool) -> Option<c_int> {
-    // Where files are boosted, one more name does no harm.
-    settings().filter(|settings| !settings.boost)?;
+    settings()?;
+    if boosts() {
+        // A removal of what was its only name may have been announced.
+        // SAFETY: the caller's.
+        return unsafe { settled(c"link", from.0, from.1, follow) };
+    }
     // SAFETY: the caller's.
     let old = unsafe { text(from.1) }?;
     // SAFETY: the caller's.
     let new = unsafe { text(to.1) }?;
     let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
-    let file = raw::stat_at(from.0, old, flags).ok()?;
+    let file = raw::stat_at(from.0, old.as_ptr(), flags).ok()?;
     if !is_covered(&file) {
         return None;
     }
     let directory = |at: c_int, path: &CStr| {
         let parent = Path::parent(path)?;
-        let status = raw::stat_at(at, parent.as_c_str(), 0).ok()?;
+        let status = raw::stat_at(at, parent.as_c_str().as_ptr(), 0).ok()?;
         Some((status.st_dev, status.st_ino))
     };
     let (before, after) = (directory(from.0, old), directory(to.0, new));
@@ -45,13 +52,43 @@ unsafe fn elsewhere(from: (c_int, *const c_char), to: (c_int, *const c_char), fo
 ///
 /// # Safety
 /// The path is null or a string that ends in a zero.
-unsafe fn settled(call: &CStr, directory: c_int, path: *const c_char) -> Option<c_int> {
+unsafe fn settled(call: &CStr, directory: c_int, path: *const c_char, follow: bool) -> Option<c_int> {
     // SAFETY: the caller's.
     let path = unsafe { text(path) }?;
-    let status = raw::stat_at(directory, path, libc::AT_SYMLINK_NOFOLLOW).ok()?;
+    let flags = if follow { libc::AT_EMPTY_PATH } else { libc::AT_EMPTY_PATH | libc::AT_SYMLINK_NOFOLLOW };
+    let status = raw::stat_at(directory, path.as_ptr(), flags).ok()?;
     let outcome =
         if status.st_mode & libc::S_IFMT == libc::S_IFDIR { demote_all(call) } else { demote_file(call, &status) };
     outcome.err().map(|errno| fail(errno) as c_int)
+}
+
+/// Where files are boosted: removes a name by `call`. The log is told before; if the name stays, the file is made a plain one, for the
+/// log takes it that it is gone if it is not where it was. What the call returns.
+///
+/// # Safety
+/// The path is null or a string that ends in a zero.
+unsafe fn removing(directory: c_int, path: *const c_char, call: impl FnOnce() -> c_int) -> c_int {
+    // SAFETY: the caller's.
+    let status =
+        unsafe { text(path) }.and_then(|path| raw::stat_at(directory, path.as_ptr(), libc::AT_SYMLINK_NOFOLLOW).ok());
+    let Some(status) = status else { return call() };
+    let told = if status.st_mode & libc::S_IFMT == libc::S_IFDIR {
+        demote_all(c"unlink")
+    } else {
+        about_to_be_removed(&status)
+    };
+    if let Err(errno) = told {
+        return fail(errno) as c_int;
+    }
+    let result = call();
+    if result != 0 {
+        // SAFETY: the address is this thread's own.
+        let errno = unsafe { *raw::errno() };
+        // If that fails, the next call on the file says so.
+        let _ = demote_file(c"unlink", &status);
+        return fail(errno) as c_int;
+    }
+    result
 }
 
 /// The refusal of a new place for a name, if it is to be refused.
@@ -61,9 +98,9 @@ unsafe fn settled(call: &CStr, directory: c_int, path: *const c_char) -> Option<
 unsafe fn renamed(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: c_uint) -> Option<c_int> {
     if boosts() {
         // SAFETY: the caller's.
-        let failed = unsafe { settled(c"rename", from.0, from.1) };
+        let failed = unsafe { settled(c"rename", from.0, from.1, false) };
         // SAFETY: the caller's.
-        return failed.or_else(|| unsafe { settled(c"rename", to.0, to.1) });
+        return failed.or_else(|| unsafe { settled(c"rename", to.0, to.1, false) });
     }
     // SAFETY: the caller's.
     let refused = unsafe { elsewhere(from, to, false) };
@@ -83,17 +120,13 @@ unsafe fn renamed(from: (c_int, *const c_char), to: (c_int, *const c_char), flag
 /// The path is null or a string that ends in a zero.
 unsafe fn removed(directory: c_int, path: *const c_char) -> Option<c_int> {
     settings()?;
-    if boosts() {
-        // SAFETY: the caller's.
-        return unsafe { settled(c"unlink", directory, path) };
-    }
     // SAFETY: the caller's.
     let path = unsafe { text(path) }?;
-    let file = raw::stat_at(directory, path, libc::AT_SYMLINK_NOFOLLOW).ok()?;
+    let file = raw::stat_at(directory, path.as_ptr(), libc::AT_SYMLINK_NOFOLLOW).ok()?;
     if file.st_nlink < 2 {
         return None;
     }
-    let parent = raw::stat_at(directory, Path::parent(path)?.as_c_str(), 0).ok()?;
+    let parent = raw::stat_at(directory, Path::parent(path)?.as_c_str().as_ptr(), 0).ok()?;
     if !has_last_name_in(&file, &parent) {
         return None;
     }
@@ -112,12 +145,30 @@ calls! {
     [renameat2](from: c_int, old: *const c_char, to: c_int, new: *const c_char, flags: c_uint) -> c_int =
         // SAFETY: see above.
         unsafe { renamed((from, old), (to, new), flags) };
-    [unlink remove](path: *const c_char) -> c_int =
+    [unlink](path: *const c_char) -> c_int = if boosts() {
+        let call = || real!(unlink(path: *const c_char) -> c_int);
         // SAFETY: see above.
-        unsafe { removed(HERE, path) };
-    [unlinkat](directory: c_int, path: *const c_char, flags: c_int) -> c_int =
+        Some(unsafe { removing(HERE, path, call) })
+    } else {
         // SAFETY: see above.
-        unsafe { removed(directory, path) };
+        unsafe { removed(HERE, path) }
+    };
+    [remove](path: *const c_char) -> c_int = if boosts() {
+        let call = || real!(remove(path: *const c_char) -> c_int);
+        // SAFETY: see above.
+        Some(unsafe { removing(HERE, path, call) })
+    } else {
+        // SAFETY: see above.
+        unsafe { removed(HERE, path) }
+    };
+    [unlinkat](directory: c_int, path: *const c_char, flags: c_int) -> c_int = if boosts() {
+        let call = || real!(unlinkat(directory: c_int, path: *const c_char, flags: c_int) -> c_int);
+        // SAFETY: see above.
+        Some(unsafe { removing(directory, path, call) })
+    } else {
+        // SAFETY: see above.
+        unsafe { removed(directory, path) }
+    };
     [link](old: *const c_char, new: *const c_char) -> c_int =
         // SAFETY: see above.
         unsafe { elsewhere((HERE, old), (HERE, new), false) };

@@ -4,7 +4,7 @@ use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
 use libc::{iovec, mode_t, off_t};
 
-use super::refused::{self, FICLONE, FICLONERANGE, asynchronous};
+use super::refused::{self, asynchronous};
 use super::{calls, data, descriptors, messages, names, open, processes, status, zero_copy};
 use crate::layer::{boosts, demote, demote_all, demoted, fail, managed, refuse, served};
 use crate::settings::{seen, settings};
@@ -31,6 +31,9 @@ fn by_number(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Option<c_long> {
     }
     let fd = a as c_int;
     if !seen() || !managed(fd) {
+        return None;
+    }
+    if boosts() && reads(number) {
         return None;
     }
     match number {
@@ -242,29 +245,47 @@ unsafe fn openat2(directory: c_int, path: *const c_char, how: *const OpenHow, le
     Some(c_long::from(unsafe { open::openat(directory, path, flags, asked.mode as mode_t) }))
 }
 
+/// Whether a system call changes neither bytes nor length of a file that its first argument stands for.
+fn reads(number: c_long) -> bool {
+    matches!(
+        number,
+        libc::SYS_read
+            | libc::SYS_pread64
+            | libc::SYS_readv
+            | libc::SYS_preadv
+            | libc::SYS_preadv2
+            | libc::SYS_lseek
+            | libc::SYS_fadvise64
+            | libc::SYS_readahead
+            | libc::SYS_sync_file_range
+            | libc::SYS_splice
+            | libc::SYS_copy_file_range
+    )
+}
+
 /// What a system call by number that is not about its first argument fails with, where files are boosted.
-fn boosted_by_number(number: c_long, [_, b, c, _, e, _]: [usize; 6]) -> Option<c_long> {
+fn boosted_by_number(number: c_long, [_, b, c, d, e, _]: [usize; 6]) -> Option<c_long> {
     let outcome = match number {
         // Those that have a second descriptor.
-        libc::SYS_sendfile => demote(c"syscall", b as c_int),
         libc::SYS_splice | libc::SYS_copy_file_range => demote(c"syscall", c as c_int),
-        libc::SYS_ioctl if b as u64 == FICLONE => demote(c"syscall", c as c_int),
-        libc::SYS_ioctl if b as u64 == FICLONERANGE && c != 0 => {
-            // SAFETY: the program's argument, a structure that begins with the descriptor.
-            demote(c"syscall", unsafe { (c as *const i64).read_unaligned() } as c_int)
-        }
-        libc::SYS_mmap => demote(c"mmap", e as c_int),
+        libc::SYS_mmap if d as c_int & libc::MAP_TYPE != libc::MAP_PRIVATE => demote(c"mmap", e as c_int),
         // SAFETY: the program's message.
         libc::SYS_sendmsg => return unsafe { messages::passing(b as *const libc::msghdr) },
         libc::SYS_execve | libc::SYS_execveat => processes::hand_down(c"exec", false),
         // Which file that is, nobody has to find out.
-        libc::SYS_sendmmsg | libc::SYS_renameat | libc::SYS_renameat2 | libc::SYS_unlinkat | libc::SYS_utimensat => {
-            demote_all(c"syscall")
-        }
+        libc::SYS_sendmmsg
+        | libc::SYS_renameat
+        | libc::SYS_renameat2
+        | libc::SYS_unlinkat
+        | libc::SYS_linkat
+        | libc::SYS_utimensat => demote_all(c"syscall"),
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_rename | libc::SYS_unlink | libc::SYS_utime | libc::SYS_utimes | libc::SYS_futimesat => {
-            demote_all(c"syscall")
-        }
+        libc::SYS_rename
+        | libc::SYS_unlink
+        | libc::SYS_link
+        | libc::SYS_utime
+        | libc::SYS_utimes
+        | libc::SYS_futimesat => demote_all(c"syscall"),
         _ => Ok(()),
     };
     outcome.err().map(fail)

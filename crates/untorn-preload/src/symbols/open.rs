@@ -6,10 +6,10 @@ use libc::mode_t;
 use untorn_wire::O_ATOMIC;
 
 use super::{calls, stdio};
-use crate::layer::{adopt, boosts, demote_file, fail, is_chosen, is_regular, refuse, text};
+use crate::layer::{adopt, boosts, demote_file, fail, is_chosen, is_regular, refuse, reopened, text};
 use crate::raw;
 use crate::real::real;
-use crate::settings::settings;
+use crate::settings::{may_be_managed, settings};
 
 /// What distinguishes `O_TMPFILE` from `O_DIRECTORY`.
 const TMPFILE: c_int = libc::O_TMPFILE & !libc::O_DIRECTORY;
@@ -53,6 +53,9 @@ fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) ->
 /// Opens a file where files are boosted: as the kernel does it. It waits for the server if that has the file.
 fn open_boosted(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     let open = || real!(openat(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int);
+    if let Some(fd) = opened_again(directory, path, flags) {
+        return fd;
+    }
     let mut fd = open();
     while fd < 0 {
         // SAFETY: the address is this thread's own.
@@ -64,7 +67,7 @@ fn open_boosted(directory: c_int, path: *const c_char, flags: c_int, mode: mode_
             _ => break,
         };
         // SAFETY: the kernel took the path for one.
-        let status = unsafe { text(path) }.and_then(|path| raw::stat_at(directory, path, 0).ok());
+        let status = unsafe { text(path) }.and_then(|path| raw::stat_at(directory, path.as_ptr(), 0).ok());
         let Some(status) = status.filter(is_regular) else { break };
         if let Err(errno) = demote_file(c"open", &status) {
             return fail(errno) as c_int;
@@ -85,6 +88,24 @@ fn open_boosted(directory: c_int, path: *const c_char, flags: c_int, mode: mode_
             fail(errno) as c_int
         }
     }
+}
+
+/// Opens a file that the server has still open.
+fn opened_again(directory: c_int, path: *const c_char, flags: c_int) -> Option<c_int> {
+    let others = libc::O_EXCL | libc::O_TRUNC | TMPFILE | libc::O_PATH | libc::O_DIRECTORY;
+    if flags & libc::O_ACCMODE == libc::O_RDONLY || flags & others != 0 {
+        return None;
+    }
+    let follow = if flags & libc::O_NOFOLLOW != 0 { libc::AT_SYMLINK_NOFOLLOW } else { 0 };
+    let status = raw::stat_at(directory, path, follow).ok().filter(is_regular)?;
+    if !may_be_managed(status.st_dev, status.st_ino) {
+        return None;
+    }
+    let rights = if flags & libc::O_ACCMODE == libc::O_RDWR { libc::R_OK | libc::W_OK } else { libc::W_OK };
+    if !raw::may(directory, path, rights, follow) {
+        return None;
+    }
+    reopened(&status, flags)
 }
 
 /// A file without a name can be given one later, amid an epoch; one that cannot is gone after a crash.

@@ -107,8 +107,8 @@ fn fill(fd: c_int, into: usize, len: usize, offset: off_t) -> Result<(), c_int> 
 /// Bytes of a private mapping that are read by one call.
 const AT_A_TIME: usize = 64 << 20;
 
-pub(super) const FICLONE: u64 = 0x4004_9409;
-pub(super) const FICLONERANGE: u64 = 0x4020_940d;
+const FICLONE: u64 = 0x4004_9409;
+const FICLONERANGE: u64 = 0x4020_940d;
 const FIDEDUPERANGE: u64 = 0xc018_9436;
 
 /// Before a limit is set, where files are boosted: how long a file may get is a question to the kernel. What the call fails with, if
@@ -189,14 +189,20 @@ calls! {
         if limit.is_null() { None } else { limited(resource) };
     [splice](
         from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, count: size_t, flags: c_uint
-    ) -> ssize_t = size(no(c"splice", PAST, &[from, to]));
+    ) -> ssize_t = if boosts() {
+        size(demoted(c"splice", &[to]))
+    } else {
+        size(no(c"splice", PAST, &[from, to]))
+    };
     [tee](from: c_int, to: c_int, count: size_t, flags: c_uint) -> ssize_t = size(no(c"tee", PAST, &[from, to]));
     [vmsplice](fd: c_int, vector: *const libc::iovec, count: size_t, flags: c_uint) -> ssize_t =
         size(no(c"vmsplice", PAST, &[fd]));
     [mmap mmap64](
         place: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t
     ) -> *mut c_void = if boosts() {
-        let failed = if flags & libc::MAP_ANONYMOUS == 0 { demoted(c"mmap", &[fd]) } else { None };
+        // What is written to a private one stays there. A shared one may be made writable later.
+        let writes = flags & libc::MAP_ANONYMOUS == 0 && flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
+        let failed = if writes { demoted(c"mmap", &[fd]) } else { None };
         failed.map(|_| libc::MAP_FAILED)
     } else if flags & libc::MAP_ANONYMOUS == 0 && managed(fd) {
         Some(copied(place, len, protection, flags, fd, offset).unwrap_or_else(|errno| {
@@ -207,7 +213,7 @@ calls! {
         None
     };
     [ioctl](fd: c_int, request: u64, argument: usize) -> c_int = match request {
-        FICLONE | FICLONERANGE | FIDEDUPERANGE if seen() => {
+        FICLONE | FICLONERANGE | FIDEDUPERANGE if seen() && !boosts() => {
             // The source is the argument, or the first member of what it points to.
             let source = match request {
                 FICLONE => argument as c_int,
@@ -219,7 +225,7 @@ calls! {
         }
         // About the descriptor, or a terminal.
         libc::TCGETS | libc::FIOCLEX | libc::FIONCLEX | libc::FIONBIO => None,
-        // Where the bytes are, for one.
+        // To clone the blocks of another file, for one.
         _ if boosts() => number(demoted(c"ioctl", &[fd])),
         _ => None,
     };

@@ -5,7 +5,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use libc::{size_t, stat as Status, statx as Extended, timespec, timeval, utimbuf};
 
 use super::calls;
-use crate::layer::{boosts, demote, demote_file, fail, is_regular, managed, overlay, text, times_were_set};
+use crate::layer::{boosts, fail, is_regular, managed, overlay, text, times_were_set};
 use crate::raw;
 use crate::real::real;
 use crate::settings::settings;
@@ -18,7 +18,7 @@ const HERE: c_int = libc::AT_FDCWD;
 /// If `call` returns 0, `status` was filled by the kernel.
 unsafe fn covered(call: impl Fn() -> c_int, status: *mut Status) -> c_int {
     let result = call();
-    if result != 0 || settings().is_none() {
+    if result != 0 || settings().is_none() || boosts() {
         return result;
     }
     // SAFETY: the kernel just filled it, so it is the program's memory.
@@ -42,10 +42,9 @@ unsafe fn covered(call: impl Fn() -> c_int, status: *mut Status) -> c_int {
     }
 }
 
-/// Whether the server may know more of a descriptor's file than the kernel.
+/// Whether the server may know more of a descriptor's file than the kernel. Where files are boosted the kernel knows all.
 fn may_differ(fd: c_int) -> bool {
-    // One that was opened with `O_PATH` has no mark, and its opening does not wait for a lease.
-    managed(fd) || boosts() && raw::fcntl(fd, raw::GETSIG, 0) == Err(libc::EBADF)
+    !boosts() && managed(fd)
 }
 
 /// The same for `statx`.
@@ -54,7 +53,7 @@ fn may_differ(fd: c_int) -> bool {
 /// If `call` returns 0, `status` was filled by the kernel.
 unsafe fn covered_extended(call: impl Fn() -> c_int, status: *mut Extended) -> c_int {
     let result = call();
-    if result != 0 || settings().is_none() {
+    if result != 0 || settings().is_none() || boosts() {
         return result;
     }
     // SAFETY: the kernel just filled it, so it is the program's memory.
@@ -82,30 +81,6 @@ unsafe fn covered_extended(call: impl Fn() -> c_int, status: *mut Extended) -> c
     }
 }
 
-/// Before a call that sets the times of a descriptor's file, where files are boosted: what is brought to a file later would set them
-/// again. What the call fails with, if that fails.
-fn about_to_set(fd: c_int) -> Option<c_int> {
-    if !boosts() {
-        return None;
-    }
-    demote(c"setting times", fd).err().map(|errno| fail(errno) as c_int)
-}
-
-/// The same of a path's file.
-///
-/// # Safety
-/// `path` is null or a string that ends in a zero.
-unsafe fn about_to_set_at(directory: c_int, path: *const c_char, flags: c_int) -> Option<c_int> {
-    if !boosts() {
-        return None;
-    }
-    // SAFETY: the caller's.
-    let Some(path): Option<&CStr> = (unsafe { text(path) }) else { return about_to_set(directory) };
-    let flags = flags & (libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH);
-    let status = raw::stat_at(directory, path, flags).ok()?;
-    demote_file(c"setting times", &status).err().map(|errno| fail(errno) as c_int)
-}
-
 /// After a call that set the times, or other attributes, of a descriptor's file.
 fn set(result: c_int, fd: c_int) -> c_int {
     if result == 0
@@ -127,7 +102,7 @@ unsafe fn set_at(result: c_int, directory: c_int, path: *const c_char, flags: c_
     }
     // SAFETY: the caller's.
     let Some(path): Option<&CStr> = (unsafe { text(path) }) else { return set(result, directory) };
-    let status = raw::stat_at(directory, path, flags & (libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH));
+    let status = raw::stat_at(directory, path.as_ptr(), flags & (libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH));
     match status.and_then(|status| times_were_set(&status)) {
         Ok(()) => result,
         Err(errno) => fail(errno) as c_int,
@@ -190,42 +165,26 @@ calls! {
         unsafe { covered_extended(call, status) }
     });
     [futimens](fd: c_int, times: *const timespec) -> c_int =
-        about_to_set(fd).or_else(|| Some(set(real!(futimens(fd: c_int, times: *const timespec) -> c_int), fd)));
+        Some(set(real!(futimens(fd: c_int, times: *const timespec) -> c_int), fd));
     [futimes](fd: c_int, times: *const timeval) -> c_int =
-        about_to_set(fd).or_else(|| Some(set(real!(futimes(fd: c_int, times: *const timeval) -> c_int), fd)));
-    [utimensat](directory: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int = 'call: {
-        // SAFETY: see above.
-        if let Some(failed) = unsafe { about_to_set_at(directory, path, flags) } {
-            break 'call Some(failed);
-        }
+        Some(set(real!(futimes(fd: c_int, times: *const timeval) -> c_int), fd));
+    [utimensat](directory: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int = {
         let result =
             real!(utimensat(directory: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int);
         // SAFETY: see above.
         Some(unsafe { set_at(result, directory, path, flags) })
     };
-    [futimesat](directory: c_int, path: *const c_char, times: *const timeval) -> c_int = 'call: {
-        // SAFETY: see above.
-        if let Some(failed) = unsafe { about_to_set_at(directory, path, 0) } {
-            break 'call Some(failed);
-        }
+    [futimesat](directory: c_int, path: *const c_char, times: *const timeval) -> c_int = {
         let result = real!(futimesat(directory: c_int, path: *const c_char, times: *const timeval) -> c_int);
         // SAFETY: see above.
         Some(unsafe { set_at(result, directory, path, 0) })
     };
-    [utimes](path: *const c_char, times: *const timeval) -> c_int = 'call: {
-        // SAFETY: see above.
-        if let Some(failed) = unsafe { about_to_set_at(HERE, path, 0) } {
-            break 'call Some(failed);
-        }
+    [utimes](path: *const c_char, times: *const timeval) -> c_int = {
         let result = real!(utimes(path: *const c_char, times: *const timeval) -> c_int);
         // SAFETY: see above.
         Some(unsafe { set_at(result, HERE, path, 0) })
     };
-    [utime](path: *const c_char, times: *const utimbuf) -> c_int = 'call: {
-        // SAFETY: see above.
-        if let Some(failed) = unsafe { about_to_set_at(HERE, path, 0) } {
-            break 'call Some(failed);
-        }
+    [utime](path: *const c_char, times: *const utimbuf) -> c_int = {
         let result = real!(utime(path: *const c_char, times: *const utimbuf) -> c_int);
         // SAFETY: see above.
         Some(unsafe { set_at(result, HERE, path, 0) })

@@ -240,7 +240,7 @@ unsafe fn reopened_managed(path: *const c_char, mode: *const c_char, file: *mut 
     let name = unsafe { text(path) }?;
     // SAFETY: the caller's.
     let flags = flags_of(unsafe { text(mode) }?.to_bytes())?;
-    match raw::stat_at(libc::AT_FDCWD, name, 0) {
+    match raw::stat_at(libc::AT_FDCWD, name.as_ptr(), 0) {
         // Opened just once: the other end of a FIFO would notice.
         Ok(status) if !is_regular(&status) => return None,
         // Nothing is opened.

@@ -164,7 +164,7 @@ fn copy_range(from: End, to: End, count: size_t, flags: c_uint) -> Result<ssize_
 calls! {
     [sendfile sendfile64](out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t =
         if boosts() {
-            demoted(c"sendfile", &[out, from]).map(|failed| failed as ssize_t)
+            demoted(c"sendfile", &[out]).map(|failed| failed as ssize_t)
         } else if managed(out) || managed(from) {
             // SAFETY: null is no offset.
             let to = unsafe { End::new(out, null_mut()) };
@@ -177,7 +177,7 @@ calls! {
     [copy_file_range](
         from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, count: size_t, flags: c_uint
     ) -> ssize_t = if boosts() {
-        demoted(c"copy_file_range", &[from, to]).map(|failed| failed as ssize_t)
+        demoted(c"copy_file_range", &[to]).map(|failed| failed as ssize_t)
     } else if managed(from) || managed(to) {
         // SAFETY: null, or the program's offset.
         let from = unsafe { End::new(from, from_at) };

@@ -1,16 +1,15 @@
-//! The calls of programs on boosted files. Each is one critical section of its file.
+//! The calls of programs on boosted files that change bytes or lengths, and syncs. Each is one critical section of its file.
 
 use std::os::fd::OwnedFd;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno as Sys;
-use untorn_wire::{MOST, PLAIN, Request};
+use untorn_wire::{PLAIN, Request};
 
 use super::Boost;
-use super::file::{Boosted, Time};
+use super::file::Boosted;
 use crate::descriptor::{
-    RWF_APPEND, RWF_DSYNC, RWF_HINTS, RWF_NOAPPEND, RWF_SYNC, SEEK_DATA, SEEK_HOLE, fail, flags, move_to, position,
-    sought, writable,
+    RWF_APPEND, RWF_DSYNC, RWF_HINTS, RWF_NOAPPEND, RWF_SYNC, fail, flags, move_to, position, writable,
 };
 use crate::files::{Key, lock};
 use crate::managed::Errno;
@@ -23,30 +22,11 @@ const NO_LINE: Errno = Sys::NFILE.raw_os_error();
 const NO_LINE_IN_WORDS: &str = "write: the log has as many files as it can have";
 
 impl Boost {
-    /// Reads, and moves the descriptor's offset where it is used.
-    pub(super) fn read(&self, descriptor: &OwnedFd, request: &Request) -> Result<Vec<u8>, Errno> {
-        self.with(descriptor, |file| {
-            if flags(descriptor)? & OFlags::RWMODE == OFlags::WRONLY {
-                return fail(Sys::BADF);
-            }
-            if request.flags & !RWF_HINTS != 0 {
-                return self.left_to_the_kernel(file, "flags of preadv2");
-            }
-            let at = match u64::try_from(request.offset) {
-                Ok(offset) => offset,
-                Err(_) => position(descriptor)?,
-            };
-            let bytes = file.read(at, request.number.min(MOST))?;
-            if request.offset < 0 && !bytes.is_empty() {
-                move_to(descriptor, at + bytes.len() as u64)?;
-            }
-            self.ledger.of(file.path(), |report| report.reads += 1);
-            Ok(bytes)
-        })
-    }
-
     /// Writes, and moves the descriptor's offset where it is used.
-    pub(super) fn write(&self, descriptor: &OwnedFd, request: &Request, bytes: &[u8]) -> Result<(), Errno> {
+    ///
+    /// The program's other threads may read and seek meanwhile, which the kernel does without asking. An offset that somebody moved
+    /// during the write stays where they moved it, as if they had done so after it.
+    pub(super) fn write(&self, descriptor: &OwnedFd, request: &Request, bytes: &[u8]) -> Result<i64, Errno> {
         self.with(descriptor, |file| {
             let flags = flags(descriptor)?;
             if !writable(flags) {
@@ -61,31 +41,37 @@ impl Boost {
                 return self.left_to_the_kernel(file, "flags of pwritev2");
             }
             if bytes.is_empty() {
-                return Ok(());
+                return Ok(0);
             }
             let at = match u64::try_from(request.offset) {
                 _ if appends => file.len()?,
                 Ok(offset) => offset,
                 Err(_) => position(descriptor)?,
             };
-            let Some(end) = at.checked_add(bytes.len() as u64).filter(|end| *end < FAR) else {
+            if at.checked_add(bytes.len() as u64).is_none_or(|end| end >= FAR) {
                 return self.left_to_the_kernel(file, "write: far away");
-            };
-            match file.write(bytes, at) {
+            }
+            let mut written = file.write(bytes, at);
+            if written == Err(NO_LINE) {
+                // Files that nobody has open any more may have lines.
+                self.look_after_resting(true);
+                written = file.write(bytes, at);
+            }
+            let count = match written {
                 Err(errno) if errno == NO_LINE => return self.left_to_the_kernel(file, NO_LINE_IN_WORDS),
                 written => written?,
-            }
-            if request.offset < 0 {
-                move_to(descriptor, end)?;
+            };
+            if request.offset < 0 && (appends || position(descriptor)? == at) {
+                move_to(descriptor, at + count as u64)?;
             }
             self.ledger.of(file.path(), |report| {
                 report.writes += 1;
-                report.bytes_written += bytes.len() as u64;
+                report.bytes_written += count as u64;
             });
-            if request.flags & synchronous != 0 || flags.contains(OFlags::DSYNC) {
+            if request.flags & synchronous != 0 {
                 self.synced(file)?;
             }
-            Ok(())
+            Ok(count as i64)
         })
     }
 
@@ -93,18 +79,6 @@ impl Boost {
     fn left_to_the_kernel<T>(&self, file: &mut Boosted, why: &str) -> Result<T, Errno> {
         self.demote(file, why)?;
         Err(PLAIN)
-    }
-
-    /// `lseek`.
-    pub(super) fn seek(&self, descriptor: &OwnedFd, request: &Request) -> Result<i64, Errno> {
-        self.with(descriptor, |file| {
-            if matches!(request.flags, SEEK_DATA | SEEK_HOLE) {
-                return self.left_to_the_kernel(file, "lseek to data or a hole");
-            }
-            let at = sought(descriptor, request, file.len()?)?;
-            move_to(descriptor, at)?;
-            Ok(at as i64)
-        })
     }
 
     pub(super) fn set_length(&self, descriptor: &OwnedFd, len: u64) -> Result<(), Errno> {
@@ -115,7 +89,12 @@ impl Boost {
             if len >= FAR {
                 return self.left_to_the_kernel(file, "ftruncate: far away");
             }
-            match file.set_len(len) {
+            let mut done = file.set_len(len);
+            if done == Err(NO_LINE) {
+                self.look_after_resting(true);
+                done = file.set_len(len);
+            }
+            match done {
                 Err(errno) if errno == NO_LINE => self.left_to_the_kernel(file, NO_LINE_IN_WORDS),
                 done => done,
             }
@@ -133,18 +112,11 @@ impl Boost {
         Ok(())
     }
 
-    /// Attributes of a file were set. Where it was its times, it was demoted before.
+    /// Attributes of a file were set.
     pub(super) fn attributes_were_set(&self, key: Key) {
         if let Some(file) = self.find(key) {
             lock(&file).attributes_were_set();
         }
-    }
-
-    /// Length and time of the last change of a file, where they differ from the kernel's.
-    pub(super) fn status(&self, key: Key) -> Result<Option<(u64, Time)>, Errno> {
-        let Some(file) = self.find(key) else { return Ok(None) };
-        let file = lock(&file);
-        file.overlay()
     }
 
     /// Demotes a file before the layer goes on to the kernel with a call.

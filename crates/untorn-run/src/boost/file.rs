@@ -3,28 +3,24 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{OFlags, Timespec, Timestamps};
+use rustix::fs::OFlags;
 use untorn::medium::{Descriptor, give_lease_back, has_lease, mark_description, take_lease};
 use untorn::{CachedFile, Error, WriteCache};
-use untorn_wire::MARK;
+use untorn_wire::{MARK, PLAIN};
 
-use crate::descriptor::{flags, path_of, writable};
+use crate::descriptor::{flags, move_to, path_of, writable};
 use crate::files::Key;
 use crate::managed::{Errno, io_errno, libc_errno};
-
-/// A time: seconds and nanoseconds since the epoch.
-pub(super) type Time = (i64, i64);
 
 /// Who serves a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// The log, by the server.
+    /// Its writes the server, by way of the log.
     Boosted,
     /// The kernel, for good.
     Plain,
-    /// Nobody: what is in the log could not be brought to it.
+    /// Nobody serves its writes: what is in the log could not be made durable in it.
     Failed(Errno),
 }
 
@@ -34,18 +30,30 @@ pub(super) struct Plain {
     pub(super) path: PathBuf,
 }
 
-pub(super) struct Boosted {
-    key: Key,
-    path: PathBuf,
+/// What the server has of a file that is not plain.
+struct Hold {
     /// The program's own description, which has the lease.
     own: OwnedFd,
     file: CachedFile,
-    /// When its bytes were last changed, if they were since it was opened.
-    changed: Option<Time>,
+}
+
+pub(super) struct Boosted {
+    key: Key,
+    path: PathBuf,
+    /// None of a plain file.
+    hold: Option<Hold>,
+    /// Whether the log has had something of it.
+    logged: bool,
+    /// Its only name was about to be removed.
+    leaving: bool,
     /// Whether the kernel may have what is not durable, of which the log knows nothing: what the opening truncated, what was written
     /// before it, attributes. The log has the file synced once, when it gets the first of it.
     unsynced: bool,
     state: State,
+    /// A descriptor of it was closed, and it was not opened since: it may be that nobody holds it any more.
+    resting: bool,
+    /// How often it was opened.
+    openings: u64,
 }
 
 impl Boosted {
@@ -64,8 +72,12 @@ impl Boosted {
             return Err("for reading only".to_owned());
         }
         if flags.contains(OFlags::APPEND) {
-            // The drain writes at offsets, which such a description ignores.
+            // It is written to at offsets, which such a description ignores.
             return Err("O_APPEND".to_owned());
+        }
+        if flags.contains(OFlags::DSYNC) {
+            // Whatever is written by it waits for the device of the file.
+            return Err("O_SYNC".to_owned());
         }
         if flags.contains(OFlags::DIRECT) {
             return Err("O_DIRECT".to_owned());
@@ -78,7 +90,7 @@ impl Boosted {
         let own = copy()?;
         let slow = Descriptor::new(copy()?, path).map_err(|error| error.to_string())?;
         // Before the lease, which keeps also this process from opening the file.
-        let file = cache.attach_slow(Arc::new(slow), path).map_err(|error| error.to_string())?;
+        let file = cache.attach_through(Arc::new(slow), path).map_err(|error| error.to_string())?;
         if file.is_demoted() {
             return Err("the log has let it go".to_owned());
         }
@@ -86,21 +98,31 @@ impl Boosted {
         let boosted = Boosted {
             key: (status.st_dev, status.st_ino),
             path: path.to_owned(),
-            own,
-            file,
-            changed: None,
+            hold: None,
+            logged: false,
+            leaving: false,
             unsynced: true,
             state: State::Boosted,
+            resting: false,
+            openings: 1,
         };
-        // Until the lease was there, somebody may have changed the length.
-        match boosted.file.refresh() {
-            Ok(()) => Ok(boosted),
+        // Nothing that the log may have of it from an earlier opening is to be written over what others wrote since.
+        match file.refresh() {
+            Ok(()) => Ok(Boosted { hold: Some(Hold { own, file }), ..boosted }),
             Err(error) => {
                 // Nothing was written yet.
-                let _ = give_lease_back(boosted.own.as_fd());
+                let _ = give_lease_back(own.as_fd());
                 Err(error.to_string())
             }
         }
+    }
+
+    fn hold(&self) -> Result<&Hold, Errno> {
+        self.hold.as_ref().ok_or(PLAIN)
+    }
+
+    fn file(&self) -> Result<&CachedFile, Errno> {
+        Ok(&self.hold()?.file)
     }
 
     pub(super) fn key(&self) -> Key {
@@ -117,49 +139,40 @@ impl Boosted {
 
     /// Whether somebody waits to open it, or had it opened without waiting any longer.
     pub(super) fn is_wanted(&self) -> bool {
-        self.state == State::Boosted && !has_lease(self.own.as_fd())
+        self.state == State::Boosted && self.hold.as_ref().is_some_and(|hold| !has_lease(hold.own.as_fd()))
     }
 
     pub(super) fn len(&self) -> Result<u64, Errno> {
-        self.file.len().map_err(errno)
+        self.file()?.len().map_err(errno)
     }
 
-    /// At most `number` bytes from `offset`.
-    pub(super) fn read(&self, offset: u64, number: u64) -> Result<Vec<u8>, Errno> {
-        let number = self.len()?.saturating_sub(offset).min(number);
-        let mut bytes = vec![0; usize::try_from(number).map_err(|_| libc_errno(rustix::io::Errno::INVAL))?];
-        let count = self.file.read_at(&mut bytes, offset).map_err(errno)?;
-        bytes.truncate(count);
-        Ok(bytes)
-    }
-
-    pub(super) fn write(&mut self, bytes: &[u8], offset: u64) -> Result<(), Errno> {
-        self.file.write_at(bytes, offset).map_err(errno)?;
+    /// How many of the bytes were written is for the kernel to say.
+    pub(super) fn write(&mut self, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
+        let count = self.file()?.write_some(bytes, offset).map_err(errno)?;
         self.note();
-        Ok(())
+        Ok(count)
     }
 
     pub(super) fn set_len(&mut self, len: u64) -> Result<(), Errno> {
-        self.file.set_len(len).map_err(errno)?;
+        self.file()?.set_len(len).map_err(errno)?;
         self.note();
         Ok(())
     }
 
     fn note(&mut self) {
-        // From then on only attributes are the kernel's.
-        self.unsynced &= self.changed.is_some();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.changed = Some((now.as_secs() as i64, i64::from(now.subsec_nanos())));
+        // Before it has anything of a file the log has the file synced. From then on only attributes are the kernel's.
+        self.unsynced &= self.logged;
+        self.logged = true;
     }
 
     /// Durable, all that was written.
     pub(super) fn sync(&mut self) -> Result<(), Errno> {
         if self.unsynced {
             // Not by a call of one's own: the log must hear of a flush that fails, which the kernel tells once.
-            self.file.sync_file().map_err(errno)?;
+            self.file()?.sync_file().map_err(errno)?;
             self.unsynced = false;
         }
-        self.file.sync().map_err(errno)
+        self.file()?.sync().map_err(errno)
     }
 
     /// Attributes of the file were set, by the kernel.
@@ -167,51 +180,112 @@ impl Boosted {
         self.unsynced = true;
     }
 
-    /// With the kernel, all that was written.
-    pub(super) fn hand_over(&self) -> Result<(), Errno> {
-        match self.state {
-            State::Boosted => self.file.hand_over().map_err(errno),
-            State::Plain => Ok(()),
-            State::Failed(errno) => Err(errno),
-        }
+    /// A descriptor of it was closed, or a process ended.
+    pub(super) fn rest(&mut self) {
+        self.resting = true;
     }
 
-    /// Length and time of the last change, where they differ from the kernel's.
-    pub(super) fn overlay(&self) -> Result<Option<(u64, Time)>, Errno> {
-        let Some(changed) = self.changed.filter(|_| self.state != State::Plain) else { return Ok(None) };
-        Ok(Some((self.len()?, changed)))
+    /// How often it was opened, if it may be that nobody holds it any more.
+    pub(super) fn rests_since(&self) -> Option<u64> {
+        (self.resting && self.state == State::Boosted).then_some(self.openings)
     }
 
-    /// Brings everything to the file, durably, and gives the lease back, and the mark with it.
-    pub(super) fn make_plain(&mut self) -> Result<(), Errno> {
-        let drained = self.file.demote().map_err(errno);
-        if drained.is_ok() {
-            self.restore_times();
+    /// Whether it has, durably, all that was written to it.
+    pub(super) fn is_settled(&self) -> bool {
+        self.file().is_ok_and(CachedFile::is_settled)
+    }
+
+    /// Whether it failed when nobody was there to be told.
+    pub(super) fn has_failed(&self) -> bool {
+        self.file().is_ok_and(|file| file.standing().is_err())
+    }
+
+    /// Whether a removal of its only name was announced that did not take place, or not yet.
+    pub(super) fn stays(&self) -> bool {
+        self.leaving && self.names().is_ok_and(|names| names > 0)
+    }
+
+    /// How many names it has.
+    pub(super) fn names(&self) -> Result<u64, Errno> {
+        let status = rustix::fs::fstat(&self.hold()?.own).map_err(libc_errno)?;
+        #[allow(clippy::useless_conversion)] // Not of the same width everywhere.
+        Ok(status.st_nlink.into())
+    }
+
+    /// It is about to lose the only name it has. False if it has to be a plain one first.
+    pub(super) fn leave(&mut self) -> Result<bool, Errno> {
+        // The log looks for it in this directory, and for the removal too.
+        if self.names()? != 1 || path_of(&self.hold()?.own)? != self.path {
+            return Ok(false);
         }
-        // If it fails the kernel took the lease back; the mark is cleared by whichever of the two.
-        let given_back = give_lease_back(self.own.as_fd()).map_err(|error| io_errno(&error));
-        if let Err(errno) = drained {
-            // Whoever waits goes on, to what a crash would have left; whoever wrote is told.
+        self.leaving = self.file()?.leave().map_err(errno)?;
+        Ok(self.leaving)
+    }
+
+    /// It has no name any more, whoever removed it. False if the log cannot do without it.
+    pub(super) fn has_left(&self) -> Result<bool, Errno> {
+        let file = self.file()?;
+        Ok(file.is_settled() || file.leave().map_err(errno)?)
+    }
+
+    /// The description, for whoever opens the file again with `flags`, as if newly opened; `None` if it is not what they would get.
+    /// The caller knows that nobody else holds it.
+    pub(super) fn reopen(&mut self, wanted: OFlags) -> Result<Option<OwnedFd>, Errno> {
+        let own = &self.hold()?.own;
+        // A replay looks for it where it was opened first.
+        if !is_as_opened(flags(own)?, wanted) || self.names()? == 0 || path_of(own)? != self.path {
+            return Ok(None);
+        }
+        let copy = own.try_clone().map_err(|error| io_errno(&error))?;
+        move_to(own, 0)?;
+        self.resting = false;
+        self.openings += 1;
+        Ok(Some(copy))
+    }
+
+    /// Has everything in the file durably, and nothing of it in the log any more. What is written to it from then on is the kernel's.
+    pub(super) fn settle(&mut self) -> Result<(), Errno> {
+        let settled = self.file()?.demote().map_err(errno);
+        if let Err(errno) = settled {
+            // Whoever waits goes on; whoever wrote is told, for the mark is kept.
+            let own = self.hold()?.own.as_fd();
+            let _ = give_lease_back(own);
+            let _ = mark_description(own, MARK);
             self.state = State::Failed(errno);
-            let _ = mark_description(self.own.as_fd(), MARK);
-            return Err(errno);
         }
-        if let Err(errno) = given_back {
-            tracing::warn!(errno, path = %self.path.display(), "a lease could not be given back");
-        }
-        self.state = State::Plain;
-        Ok(())
+        settled
     }
 
-    /// Bytes went home later than the program wrote them.
-    fn restore_times(&self) {
-        let Some((seconds, nanoseconds)) = self.changed else { return };
-        let omit = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
-        let changed = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
-        let times = Timestamps { last_access: omit, last_modification: changed };
-        // A lease is for the owner, so it may; where it may not, the time is that of the last byte's arrival.
-        let _ = rustix::fs::futimens(&self.own, &times);
+    /// Makes it a plain one: gives the lease back, and the mark with it.
+    pub(super) fn give_back(&mut self) {
+        self.state = State::Plain;
+        let Some(Hold { own, file }) = self.hold.take() else { return };
+        // The log's copy of the description goes before the lease, which lets others in: they find no other but theirs.
+        drop(file);
+        // If it fails the kernel took the lease back; the mark is cleared by whichever of the two.
+        if let Err(error) = give_lease_back(own.as_fd()) {
+            tracing::warn!(%error, path = %self.path.display(), "a lease could not be given back");
+        }
     }
+
+    /// Makes it a plain one that nobody holds. The lease ends with the description: who waits for the lease to execute the file would
+    /// find it open for writing otherwise.
+    pub(super) fn drop_it(&mut self) {
+        self.state = State::Plain;
+        if let Some(Hold { own, file }) = self.hold.take() {
+            drop(file);
+            drop(own);
+        }
+    }
+}
+
+/// Whether a description is what `open` with the flags `wanted` would make.
+fn is_as_opened(found: OFlags, wanted: OFlags) -> bool {
+    // What `open` looks at and does not keep, or what says nothing about the description.
+    let passing = OFlags::CREATE | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::LARGEFILE;
+    // The kernel shows it of a description with a lease.
+    let asynchronous = OFlags::from_bits_retain(0o20_000);
+    wanted - passing == found - passing - asynchronous
 }
 
 /// What a program is told of an error of the library.
@@ -225,4 +299,33 @@ fn errno(error: Error) -> Errno {
 
 fn words(errno: Errno) -> String {
     std::io::Error::from_raw_os_error(errno).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_description_with_a_lease_is_as_it_was_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = File::options().read(true).write(true).create_new(true).open(dir.path().join("f")).unwrap();
+        let file = OwnedFd::from(file);
+        let start = Instant::now();
+        // Other tests start processes, which have a copy until they are another program. The signal is ignored by default.
+        while let Err(error) = take_lease(file.as_fd(), 23) {
+            assert!(start.elapsed() < Duration::from_secs(60), "{error}");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let found = flags(&file).unwrap();
+        let other = OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        assert!(is_as_opened(found, OFlags::RDWR) && is_as_opened(found, OFlags::RDWR | other));
+        for wanted in [OFlags::WRONLY, OFlags::RDONLY, OFlags::RDWR | OFlags::APPEND, OFlags::RDWR | OFlags::DSYNC] {
+            assert!(!is_as_opened(found, wanted), "{wanted:?}");
+        }
+        give_lease_back(file.as_fd()).unwrap();
+    }
 }

@@ -1,26 +1,33 @@
 //! `--mode boost`: what programs write to managed files goes to the log of a [`WriteCache`] (the NVCache paper, §II and III).
 //!
 //! # What makes it sound
-//! 1. A file is *boosted* only while its one open description in the whole system is the program's, which `dup`, `fork` and this
-//!    server share: the kernel says so when it grants the write lease (`file`). Nothing is cached of any other file.
-//! 2. Whoever opens the file else, under untorn or not, or truncates it by its name, is kept waiting by the kernel until the lease
-//!    is given back, and that is done when all that the log has of the file is in it, durably: it is *demoted*, and plain until its
-//!    last descriptor is gone. So bytes that are in the log only are seen by nobody who does not ask this server.
+//! 1. Each write goes to the log and then to the kernel, before it returns. So the kernel shows what was written to whoever looks,
+//!    by whatever call, and reads are its own. The log is there for durability: a replay repeats what did not reach the device.
+//! 2. What a replay would write over must not have been written past the log. So a file is *boosted* only while its one open
+//!    description in the whole system is the program's, which `dup`, `fork` and this server share: the kernel says so when it
+//!    grants the write lease (`file`). Whoever opens the file else, under untorn or not, or truncates it by its name, is kept
+//!    waiting by the kernel until the lease is given back, and that is done when the file has all that the log has of it, durably:
+//!    it is *demoted*, and plain until its last descriptor is gone.
 //! 3. The mark of a boosted description goes with its lease, in one step of the kernel's. A call of the layer that comes too late
 //!    is answered that the file is plain, and goes on to the kernel, which knows everything by then.
-//! 4. What the server does not serve is a reason to demote, which the layer asks for before the call goes on. So the kernel never
-//!    sees a call on a boosted description, but for those that touch neither bytes nor length nor times of the file.
-//! 5. A file that cannot be drained keeps its mark without a lease, and every call on it fails: the kernel has stale bytes of it.
-//!    The log keeps its writes.
+//! 4. What changes bytes or length and is not served is a reason to demote, which the layer asks for before the call goes on. So the
+//!    kernel never sees such a call on a boosted description but this server's.
+//! 5. A file that cannot be synced keeps its mark without a lease, and every write to it fails: what the kernel shows of it may not
+//!    be what a crash leaves. The log keeps its writes.
 //! 6. What is written has the guarantee of the log when the call, or the sync, returns, whether its process lives on or not.
-//! 7. Who holds a file is asked of the kernel (`holders`). When nobody does any more it is demoted like any other, and let go of.
+//! 7. Who holds a file is asked of the kernel (`holders`). A file that nobody may hold any more *rests* (`rest`): the server keeps
+//!    the description with its lease, until all of the file is durable. So nobody else changes it while a replay could still write
+//!    over it; and who opens it again in the run is given the description.
 //!
-//! Locks, in the order in which they are taken: a file's, the table's, the board's. None is held while anything is opened, for the
-//! server's own opening may have to wait for a lease of the server's.
+//! Locks, in the order in which they are taken: a file's, that of descriptions about to be closed, the table's, the board's. None is
+//! held while anything is opened, for the server's own opening may have to wait for a lease of the server's.
 
 mod calls;
 mod file;
+mod rest;
 mod service;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::io;
@@ -37,6 +44,7 @@ use untorn::medium::unblock;
 use untorn_wire::{MARK, PLAIN};
 
 use self::file::{Boosted, State};
+use self::rest::Resting;
 use crate::board::Board;
 use crate::files::{Key, lock};
 use crate::holders::{self, Keys};
@@ -50,6 +58,10 @@ pub(crate) struct Boost {
     processes: Processes,
     table: Mutex<HashMap<Key, Arc<Mutex<Boosted>>>>,
     board: Mutex<Board>,
+    /// Files that nobody may hold any more.
+    resting: Arc<Resting>,
+    /// Held while a description is let go of, which takes no time. Whoever waits for its lease is waked before that is done.
+    closing: Mutex<()>,
     /// The run is over.
     closed: AtomicBool,
     ledger: Ledger,
@@ -66,6 +78,8 @@ impl Boost {
             processes: Processes::default(),
             table: Mutex::default(),
             board: Mutex::new(board),
+            resting: Arc::default(),
+            closing: Mutex::default(),
             closed: AtomicBool::new(false),
             ledger: Ledger::default(),
         });
@@ -83,6 +97,7 @@ impl Boost {
                 boost.yield_leases();
             }
         })?;
+        boost.watch_over_resting()?;
         Ok(boost)
     }
 
@@ -100,7 +115,10 @@ impl Boost {
             let mut file = lock(&file);
             if file.is_wanted() {
                 // Whoever has it is told by its next call.
-                let _ = self.demote(&mut file, "opened a second time");
+                let _ = match file.rests_since() {
+                    Some(_) if holders::held(&Keys::from([file.key()])).is_empty() => self.release(&mut file),
+                    _ => self.demote(&mut file, "opened a second time"),
+                };
             }
         }
     }
@@ -112,6 +130,8 @@ impl Boost {
     fn opened(&self, descriptor: &OwnedFd) -> Result<bool, Errno> {
         let status = rustix::fs::fstat(descriptor).map_err(libc_errno)?;
         let key = (status.st_dev, status.st_ino);
+        // It may have waited for a description that is about to be gone, and is in the table for as long.
+        drop(lock(&self.closing));
         if let Some(known) = self.find(key) {
             // It was opened without waiting: the kernel lost patience with us. Or it failed.
             self.demote(&mut lock(&known), "opened a second time")?;
@@ -153,25 +173,31 @@ impl Boost {
             State::Failed(errno) => return Err(errno),
             State::Boosted => {}
         }
-        self.make_plain(file)?;
+        self.make_plain(file, Boosted::give_back)?;
         self.ledger.demoted(why, file.path());
         Ok(())
     }
 
-    fn make_plain(&self, file: &mut Boosted) -> Result<(), Errno> {
-        let outcome = file.make_plain();
-        match outcome {
-            Ok(()) => self.forget(file.key()),
-            Err(errno) => {
-                let error = io::Error::from_raw_os_error(errno);
-                self.ledger.failure(format!(
-                    "{}: what was written could not be brought to the file: {error}; it is in the log, and `untorn replay` \
-                     brings it to the file once that can be written to",
-                    file.path().display()
-                ));
-            }
+    /// Has everything in the file durably, and then lets go of it.
+    fn make_plain(&self, file: &mut Boosted, let_go: fn(&mut Boosted)) -> Result<(), Errno> {
+        if let Err(errno) = file.settle() {
+            let error = io::Error::from_raw_os_error(errno);
+            self.ledger.failure(format!(
+                "{}: what was written could not be made durable in the file: {error}; it is in the log, and `untorn replay` \
+                 brings it to the file once that can be written to",
+                file.path().display()
+            ));
+            return Err(errno);
         }
-        outcome
+        self.close(file, let_go);
+        Ok(())
+    }
+
+    /// Lets go of a file.
+    fn close(&self, file: &mut Boosted, let_go: fn(&mut Boosted)) {
+        let _closing = lock(&self.closing);
+        let_go(file);
+        self.forget(file.key());
     }
 
     fn forget(&self, key: Key) {
@@ -180,15 +206,15 @@ impl Boost {
         }
     }
 
-    /// Lets go of a file if nobody holds it any more but, if given, a process that is about to end.
+    /// Lets go of a file if nobody holds it any more.
     ///
     /// # Errors
     /// Why it could not be drained.
-    fn let_go(&self, key: Key, ending: Option<u32>) -> Result<(), Errno> {
+    fn let_go(&self, key: Key) -> Result<(), Errno> {
         let Some(file) = self.find(key) else { return Ok(()) };
         let mut file = lock(&file);
-        if !holders::held_by_others(&Keys::from([key]), ending).is_empty() {
-            return file.hand_over();
+        if !holders::held(&Keys::from([key])).is_empty() {
+            return Ok(());
         }
         self.release(&mut file)
     }
@@ -201,19 +227,24 @@ impl Boost {
             State::Failed(errno) => return Err(errno),
             State::Boosted => {}
         }
+        if file.names() == Ok(0) && file.has_left().unwrap_or(false) {
+            // It need not be durable, for nobody can open it again.
+            self.close(file, Boosted::drop_it);
+            return Ok(());
+        }
         // Not counted among the demoted: it was boosted to its end.
-        self.make_plain(file)
+        self.make_plain(file, Boosted::drop_it)
     }
 
-    /// Lets go of all that nobody holds but, if given, a process that is about to end.
-    fn let_go_of_unheld(&self, ending: Option<u32>) {
+    /// Lets go of all that nobody holds.
+    fn let_go_of_unheld(&self) {
         let keys: Keys = lock(&self.table).keys().copied().collect();
         if keys.is_empty() {
             return;
         }
-        let held = holders::held_by_others(&keys, ending);
+        let held = holders::held(&keys);
         for key in keys.difference(&held) {
-            if let Err(errno) = self.let_go(*key, ending) {
+            if let Err(errno) = self.let_go(*key) {
                 tracing::warn!(errno, "a file could not be drained");
             }
         }

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
+use rustix::fs::OFlags;
 use untorn_wire::{Operation, PLAIN, Reply};
 
 use super::Boost;
-use crate::connection::{Answer, Call, bytes, status, value};
+use crate::connection::{Answer, Call, value};
 use crate::managed::{Errno, libc_errno};
 use crate::processes::Processes;
 use crate::report::Ledger;
@@ -25,21 +26,15 @@ impl Service for Boost {
     }
 
     fn answer(&self, operation: Operation, call: &Call<'_>) -> Result<Answer, Errno> {
-        let (process, request) = (call.process, &call.request);
+        let request = &call.request;
         let key = (request.device, request.inode);
         match operation {
             Operation::Open => return Ok(managed(self.opened(call.descriptor()?)?)),
-            Operation::Closed => self.let_go(key, None)?,
-            Operation::Read => return Ok(bytes(self.read(call.descriptor()?, request)?)),
-            Operation::Write => {
-                self.write(call.descriptor()?, request, &call.payload)?;
-                return Ok(value(call.payload.len() as i64));
-            }
-            Operation::Seek => return Ok(value(self.seek(call.descriptor()?, request)?)),
+            Operation::Closed => self.descriptor_closed(key),
+            Operation::Write => return Ok(value(self.write(call.descriptor()?, request, &call.payload)?)),
             Operation::SetLength => self.set_length(call.descriptor()?, request.number)?,
             Operation::Commit => self.sync(call.descriptor()?)?,
             Operation::CommitAll => self.cache.sync().map_err(|error| error.errno())?,
-            Operation::Status => return Ok(status(self.status(key)?)),
             Operation::Demote if request.number != 0 => self.demote_all(&call.name())?,
             Operation::Demote => {
                 let key = match call.descriptor() {
@@ -51,10 +46,15 @@ impl Service for Boost {
                 };
                 self.demote_key(key, &call.name())?;
             }
-            Operation::Exit => {
-                self.processes.exits(process);
-                // Before the process is gone, for whoever waits for its end may look at the file without opening it.
-                self.let_go_of_unheld(Some(process));
+            Operation::Leave => self.leave(key)?,
+            Operation::Reopen => {
+                let flags = OFlags::from_bits_retain(request.flags as u32);
+                let description = self.reopen(key, flags)?;
+                let found = description.is_some();
+                if let Some(description) = description {
+                    call.pass(description);
+                }
+                return Ok(managed(found));
             }
             Operation::Times => self.attributes_were_set(key),
             Operation::Managed => return Ok(managed(self.find(key).is_some())),
@@ -67,11 +67,15 @@ impl Service for Boost {
     fn forsaken_by(&self, _: u32) {}
 
     fn sweep(&self) {
-        self.let_go_of_unheld(None);
+        self.process_ended();
     }
 
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        self.let_go_of_unheld(None);
+        self.let_go_of_unheld();
+        // What is left is of files that have no name any more, or that failed, which was reported.
+        if let Err(error) = self.cache.drain() {
+            tracing::warn!(%error, "the log is not empty at the end");
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! head, with the place in the order that they had, so that a replay comes upon them as before.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -96,6 +97,11 @@ impl<M: Medium> Cache<M> {
         Ok(true)
     }
 
+    /// Returns when no drain is under way.
+    pub(super) fn await_drain(&self) {
+        drop(locked(&self.drain));
+    }
+
     /// Drains a batch, if there is one.
     pub(crate) fn drain_some(&self) -> Result<()> {
         let mut drain = locked(&self.drain);
@@ -141,6 +147,9 @@ impl<M: Medium> Cache<M> {
     pub(crate) fn hand_over(&self, file: &Managed) -> Result<()> {
         self.standing.writable()?;
         file.standing()?;
+        if file.through {
+            return Ok(());
+        }
         let position = file.last.load(Ordering::Acquire);
         let mut round = 0;
         loop {
@@ -191,17 +200,22 @@ impl<M: Medium> Cache<M> {
         if items.is_empty() {
             return Ok(false);
         }
-        if !ring.is_per_write() {
+        let mut by_file: BTreeMap<u64, (Arc<Managed>, Vec<Item>)> = BTreeMap::new();
+        for item in items {
+            let uid = item.operation.uid;
+            match by_file.entry(uid) {
+                Entry::Occupied(known) => known.into_mut().1.push(item),
+                Entry::Vacant(new) => drop(new.insert((self.file_of(uid)?, vec![item]))),
+            }
+        }
+        if !ring.is_per_write() && by_file.values().any(|(file, _)| !file.through) {
             // What reaches the file by halves must be whole in the log.
             ring.persist(barriers::AHEAD).map_err(|error| self.standing.poison(error))?;
         }
-        let mut by_file: BTreeMap<u64, Vec<Item>> = BTreeMap::new();
-        for item in items {
-            by_file.entry(item.operation.uid).or_default().push(item);
-        }
-        for (uid, items) in by_file {
-            let file = self.file_of(uid)?;
-            let delivered = if file.has_failed() { Ok(()) } else { self.deliver_to(&file, &items) };
+        for (uid, (file, items)) in by_file {
+            // What is written through was with the kernel before it was complete.
+            let done = file.has_failed() || file.through;
+            let delivered = if done { Ok(()) } else { self.deliver_to(&file, &items) };
             if let Err(error) = delivered {
                 file.fail(&error);
             }
@@ -297,7 +311,7 @@ impl<M: Medium> Cache<M> {
         // The overlay goes before any tail passes its entries, which others then write over, and after the files have what it
         // shows.
         for item in &settled {
-            if let Some(file) = dirty.get(&item.operation.uid) {
+            if let Some(file) = dirty.get(&item.operation.uid).filter(|file| !file.through) {
                 match item.operation.kind {
                     Kind::Write => {
                         file.forget_changes(item.position);

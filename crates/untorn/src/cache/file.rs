@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::format::Kind;
+use super::format::{Kind, PARENTS};
 use super::overlay::{Overlay, PAGE, pages};
 use super::ring::Operation;
 use super::table::Line;
@@ -19,9 +19,13 @@ pub(crate) struct Managed {
     pub(super) identity: Identity,
     /// Where it was when it was attached.
     path: PathBuf,
+    /// The directories above, once it has a line.
+    pub(super) parents: OnceLock<[u64; PARENTS]>,
+    /// Whether it has every write as soon as the log has: see [`through`](super::through).
+    pub(super) through: bool,
     /// Held shared by whoever goes through the log, exclusively by who goes past it.
-    gate: RwLock<()>,
-    length: RwLock<Length>,
+    pub(super) gate: RwLock<()>,
+    pub(super) length: RwLock<Length>,
     pub(super) overlay: Overlay,
     /// Its line in the file table, once it has one.
     pub(super) line: Mutex<Option<Line>>,
@@ -38,7 +42,7 @@ pub(crate) struct Managed {
 }
 
 /// How long the file is, and how much of the slow file is still what it was.
-struct Length {
+pub(super) struct Length {
     len: u64,
     /// Changes of the length that the slow file has not seen, by position. Beyond the least of them, what the slow file has is
     /// no longer in the file.
@@ -53,20 +57,22 @@ pub(crate) enum At {
     End,
 }
 
-fn shared<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+pub(super) fn shared<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn exclusive<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+pub(super) fn exclusive<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Managed {
-    pub(super) fn new(slow: Arc<dyn SlowFile>, identity: Identity, path: PathBuf, len: u64) -> Self {
+    pub(super) fn new(slow: Arc<dyn SlowFile>, identity: Identity, path: PathBuf, len: u64, through: bool) -> Self {
         Managed {
             slow,
             identity,
             path,
+            parents: OnceLock::new(),
+            through,
             gate: RwLock::default(),
             length: RwLock::new(Length { len, changes: VecDeque::new() }),
             overlay: Overlay::default(),
@@ -116,7 +122,7 @@ impl Managed {
         }
     }
 
-    fn check(&self, offset: u64, len: usize) -> Result<u64> {
+    pub(super) fn check(&self, offset: u64, len: usize) -> Result<u64> {
         // What a file's length may be, so that no sum overflows from here on.
         let end = offset.checked_add(len as u64).filter(|&end| end <= i64::MAX as u64);
         end.ok_or_else(|| {
@@ -129,7 +135,7 @@ impl Managed {
 impl<M: Medium> Cache<M> {
     pub(crate) fn len(&self, file: &Managed) -> Result<u64> {
         self.standing.ours()?;
-        if file.is_demoted() {
+        if file.through || file.is_demoted() {
             return file.slow.len();
         }
         Ok(shared(&file.length).len)
@@ -144,6 +150,9 @@ impl<M: Medium> Cache<M> {
             return file.slow.read(offset, dst);
         }
         let length = shared(&file.length);
+        if file.through {
+            return file.slow.read(offset, dst);
+        }
         let there = length.len.saturating_sub(offset).min(dst.len() as u64);
         let dst = &mut dst[..there as usize];
         let range = pages(offset, there);
@@ -176,7 +185,9 @@ impl<M: Medium> Cache<M> {
 
     /// Writes, and returns where. Durable and seen, all of it or nothing, when this returns; where the guarantee is left to a
     /// sync, seen.
-    pub(crate) fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<u64> {
+    ///
+    /// What goes past the log or through it may be a part of it, of as many bytes as are returned too.
+    pub(crate) fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<(u64, usize)> {
         self.standing.writable()?;
         file.standing()?;
         if let At::Offset(offset) = at {
@@ -184,8 +195,8 @@ impl<M: Medium> Cache<M> {
         }
         if src.is_empty() {
             return match at {
-                At::Offset(offset) => Ok(offset),
-                At::End => self.len(file),
+                At::Offset(offset) => Ok((offset, 0)),
+                At::End => self.len(file).map(|end| (end, 0)),
             };
         }
         let parts = self.ring.geometry.parts(src.len());
@@ -197,6 +208,9 @@ impl<M: Medium> Cache<M> {
         if file.is_demoted() {
             drop((gate, claim));
             return self.write_past(file, at, src);
+        }
+        if file.through {
+            return self.write_through(file, claim, at, src);
         }
         let uid = self.number(file)?;
         // Who makes the file longer, and who asks where it ends, does so alone.
@@ -222,11 +236,11 @@ impl<M: Medium> Cache<M> {
             length.len = length.len.max(end);
         }
         self.completed(first, parts);
-        Ok(offset)
+        Ok((offset, src.len()))
     }
 
     /// Stores an operation and makes it as durable as it has to be.
-    fn log(&self, file: &Managed, claim: Claim<'_, M>, operation: Operation, data: &[u8]) -> Result<u64> {
+    pub(super) fn log(&self, file: &Managed, claim: Claim<'_, M>, operation: Operation, data: &[u8]) -> Result<u64> {
         let first = claim.place();
         let stored = self.ring.put(first, first, operation, data).and_then(|()| self.ring.promise());
         // From here on positions are taken that nothing may ever complete: only a replay tells what is in them.
@@ -236,7 +250,7 @@ impl<M: Medium> Cache<M> {
         Ok(first)
     }
 
-    fn completed(&self, first: u64, parts: u64) {
+    pub(super) fn completed(&self, first: u64, parts: u64) {
         self.ring.complete(first, parts);
         self.worker.note(self.waiting());
     }
@@ -254,6 +268,9 @@ impl<M: Medium> Cache<M> {
         if file.is_demoted() {
             drop((gate, claim));
             return self.set_len_past(file, len);
+        }
+        if file.through {
+            return self.set_len_through(file, claim, len);
         }
         let uid = self.number(file)?;
         let mut length = exclusive(&file.length);
@@ -289,14 +306,17 @@ impl<M: Medium> Cache<M> {
     }
 
     #[cold]
-    fn write_past(&self, file: &Managed, at: At, src: &[u8]) -> Result<u64> {
+    fn write_past(&self, file: &Managed, at: At, src: &[u8]) -> Result<(u64, usize)> {
         self.past(file, |slow| {
             let offset = match at {
                 At::Offset(offset) => offset,
                 At::End => slow.len()?,
             };
             file.check(offset, src.len())?;
-            slow.write(offset, src).map(|()| offset)
+            if file.through {
+                return slow.write_some(offset, src).map(|count| (offset, count));
+            }
+            slow.write(offset, src).map(|()| (offset, src.len()))
         })
     }
 
@@ -325,6 +345,8 @@ impl<M: Medium> Cache<M> {
         let _gate = exclusive(&file.gate);
         if !file.demoted.load(Ordering::Acquire) {
             self.drain_file(file)?;
+            // A drain that is about to end has the file open no longer than that.
+            self.await_drain();
             file.demoted.store(true, Ordering::Release);
         }
         Ok(())
@@ -342,9 +364,9 @@ impl<M: Medium> Cache<M> {
 }
 
 /// Entries that were claimed; given back unless they are placed.
-struct Claim<'a, M: Medium> {
+pub(super) struct Claim<'a, M: Medium> {
     cache: &'a Cache<M>,
-    parts: u64,
+    pub(super) parts: u64,
 }
 
 impl<M: Medium> Claim<'_, M> {

@@ -140,7 +140,7 @@ struct RawFile {
     birth: U64,
     state: U32,
     path_len: U32,
-    reserved: [u8; 32],
+    parents: [U64; PARENTS],
     check: U64,
     path: [u8; MAX_PATH],
 }
@@ -280,12 +280,21 @@ pub(super) struct TableLine {
     pub(super) identity: Identity,
     /// All its entries were replayed, though not those of other files.
     pub(super) replayed: bool,
+    /// Its last name was about to be removed: if a replay does not find it, that is what became of it.
+    pub(super) leaving: bool,
+    /// The inode numbers of its directory, of the one with that, and so on, as far as there is room and the file system goes; 0
+    /// where there is none. If the file is not found, they say whether that is because its file system is not there.
+    pub(super) parents: [u64; PARENTS],
     /// Where it was when it was attached. A hint, never taken for it without a look at the identity.
     pub(super) path: PathBuf,
 }
 
+/// Directories above a file that its line has.
+pub(super) const PARENTS: usize = 4;
+
 const LIVE: u32 = 1;
 const REPLAYED: u32 = 2;
+const LEAVING: u32 = 3;
 
 impl TableLine {
     /// Its bytes for this place. The path fits, which is seen to when a file is attached.
@@ -299,9 +308,14 @@ impl TableLine {
             inode: self.identity.inode.into(),
             generation: self.identity.generation.into(),
             birth: self.identity.birth.into(),
-            state: if self.replayed { REPLAYED } else { LIVE }.into(),
+            state: match (self.replayed, self.leaving) {
+                (true, _) => REPLAYED,
+                (false, true) => LEAVING,
+                (false, false) => LIVE,
+            }
+            .into(),
             path_len: (path.len() as u32).into(),
-            reserved: [0; 32],
+            parents: self.parents.map(U64::new),
             check: 0.into(),
             path: [0; MAX_PATH],
         };
@@ -317,7 +331,7 @@ impl TableLine {
         let mut blank = *bytes;
         blank[88..96].fill(0);
         let path = raw.path.get(..raw.path_len.get() as usize)?;
-        let known = matches!(raw.state.get(), LIVE | REPLAYED);
+        let known = matches!(raw.state.get(), LIVE | REPLAYED | LEAVING);
         if raw.uid.get() == 0 || !known || raw.seq.get() >= MAX_NUMBER || sum(seal.at(at), &blank) != raw.check.get() {
             return None;
         }
@@ -328,8 +342,9 @@ impl TableLine {
             birth: raw.birth.get(),
         };
         let path = PathBuf::from(OsStr::from_bytes(path));
-        let (uid, seq, replayed) = (raw.uid.get(), raw.seq.get(), raw.state.get() == REPLAYED);
-        Some(TableLine { uid, seq, identity, replayed, path })
+        let (uid, seq, state) = (raw.uid.get(), raw.seq.get(), raw.state.get());
+        let (replayed, leaving, parents) = (state == REPLAYED, state == LEAVING, raw.parents.map(U64::get));
+        Some(TableLine { uid, seq, identity, replayed, leaving, parents, path })
     }
 
     /// The line of a slot, and which copy it is: of two the valid one with the higher sequence number.

@@ -28,10 +28,15 @@
 //! 6. Entries name files by a number, and the file table gives each number an identity, before the first entry has it; and
 //!    before that the file has its name, and what it held, durably. A replay writes to no file of another identity, whatever its
 //!    name. The log knows nothing of names: who renames or removes a file has it demoted before, which leaves no entries of it.
+//!    Or, before the last name of a file is removed, the log notes that it is *leaving*. Its entries stay: until the removal is
+//!    durable the file may be back after a crash, and has to hold what was acknowledged then. A replay that does not find it
+//!    makes it durable that it is gone, before it gives its entries up.
 //! 7. Who goes past the log, with a write larger than it or a file that others use too, does so when the tail has passed
 //!    every entry of the file, so that no replay ever writes over it.
 //! 8. A file that fails is drained no more: its calls fail, its entries stay. If they are in the way, they are written once
 //!    more at the head, durably, before the tail passes them, and keep their place in the order.
+//!
+//! A file may instead be written *through*, to log and kernel in one call, and be read without the log: see [`through`].
 //!
 //! # Locks, in the order in which they are taken
 //! Claims on entries (the only wait for room, with nothing held); a file's gate; its line in the table; its length; its stripes,
@@ -48,6 +53,7 @@ mod replay;
 mod ring;
 mod scan;
 mod table;
+mod through;
 mod worker;
 
 use std::path::Path;
@@ -90,10 +96,14 @@ pub(crate) mod barriers {
         TABLE = "cache.table";
         /// An entry is durable before it is seen and before its write returns.
         ENTRY = "cache.entry";
+        /// The log does without a file before that can be gone.
+        LEAVING = "cache.leaving";
         /// All entries written before a sync are durable when it returns.
         SYNC = "cache.sync";
         /// Where durability is left to a sync: an operation is whole in the log before half of it can be in the file.
         AHEAD = "cache.drain.ahead";
+        /// Where durability is left to a sync: the log has it that a file is to be shorter, and all before, before it is.
+        CUT = "cache.through.cut";
         /// What was drained is durable in the file before its entries are free.
         FILE = "cache.drain.file";
         /// The log says what is free before it is written over.
@@ -104,6 +114,8 @@ pub(crate) mod barriers {
         PAST = "cache.past";
         /// What was replayed is durable in its file before the log is given up.
         REPLAYED_FILE = "cache.replay.file";
+        /// A file that was removed stays so before the log has nothing more of it.
+        GONE = "cache.replay.gone";
         /// A log that is kept says which files have their entries, before these are used again.
         KEPT = "cache.replay.kept";
     }
@@ -168,17 +180,20 @@ pub(crate) struct Open<M: Medium>(pub(crate) Arc<Cache<M>>);
 /// What handles ask of a cache, whatever its medium.
 pub(crate) trait AnyCache: Send + Sync {
     fn path(&self) -> &Path;
-    fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path) -> Result<Arc<Managed>>;
+    fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path, through: bool) -> Result<Arc<Managed>>;
     fn detach(&self, file: &Arc<Managed>);
     fn len(&self, file: &Managed) -> Result<u64>;
     fn read(&self, file: &Managed, offset: u64, dst: &mut [u8]) -> Result<usize>;
-    fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<u64>;
+    fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<(u64, usize)>;
     fn set_len(&self, file: &Managed, len: u64) -> Result<()>;
     fn sync(&self, file: &Managed) -> Result<()>;
     fn hand_over(&self, file: &Managed) -> Result<()>;
     fn sync_file(&self, file: &Managed) -> Result<()>;
     fn refresh(&self, file: &Managed) -> Result<()>;
     fn demote(&self, file: &Managed) -> Result<()>;
+    fn leave(&self, file: &Managed) -> Result<bool>;
+    fn is_settled(&self, file: &Managed) -> bool;
+    fn standing(&self, file: &Managed) -> Result<()>;
     fn drain(&self) -> Result<()>;
     fn drain_some(&self) -> Result<()>;
     fn sync_all(&self) -> Result<()>;
@@ -190,8 +205,8 @@ impl<M: Medium> AnyCache for Open<M> {
         self.0.standing.path()
     }
 
-    fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path) -> Result<Arc<Managed>> {
-        self.0.attach(slow, path)
+    fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path, through: bool) -> Result<Arc<Managed>> {
+        self.0.attach(slow, path, through)
     }
 
     fn detach(&self, file: &Arc<Managed>) {
@@ -206,7 +221,7 @@ impl<M: Medium> AnyCache for Open<M> {
         self.0.read(file, offset, dst)
     }
 
-    fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<u64> {
+    fn write(&self, file: &Managed, at: At, src: &[u8]) -> Result<(u64, usize)> {
         self.0.write(file, at, src)
     }
 
@@ -232,6 +247,19 @@ impl<M: Medium> AnyCache for Open<M> {
 
     fn demote(&self, file: &Managed) -> Result<()> {
         self.0.demote(file)
+    }
+
+    fn leave(&self, file: &Managed) -> Result<bool> {
+        self.0.leave(file)
+    }
+
+    fn is_settled(&self, file: &Managed) -> bool {
+        self.0.is_settled(file)
+    }
+
+    fn standing(&self, file: &Managed) -> Result<()> {
+        self.0.standing.writable()?;
+        file.standing()
     }
 
     fn drain(&self) -> Result<()> {

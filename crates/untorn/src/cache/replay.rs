@@ -22,6 +22,8 @@ pub enum Fate {
     Replayed,
     /// They are in the file since an earlier replay, which could not bring all others to theirs.
     Already,
+    /// The file was about to be removed, and is not there any more: nobody will miss them.
+    Removed,
     /// The file was not found, or what has its name is another file. They are kept.
     Missing(String),
     /// The file could not be written to. They are kept.
@@ -31,7 +33,7 @@ pub enum Fate {
 impl Fate {
     /// Whether nothing is left to do for the file.
     pub fn is_final(&self) -> bool {
-        matches!(self, Fate::Replayed | Fate::Already)
+        matches!(self, Fate::Replayed | Fate::Already | Fate::Removed)
     }
 }
 
@@ -194,11 +196,37 @@ impl<M: Medium> Replayer<'_, M> {
         } else {
             match self.search(line) {
                 Ok(Some((path, slow))) => (target.path, target.slow) = (path, Some(slow)),
+                Ok(None) if line.leaving => target.fate = self.removed(&target.path, &line.parents),
                 Ok(None) => target.fate = self.missing(&target.path),
                 Err(error) => target.fate = Fate::Failed(error.to_string()),
             }
         }
         self.targets.insert(uid, target);
+    }
+
+    /// What became of a file that was about to be removed, and is not found.
+    fn removed(&self, path: &Path, parents: &[u64]) -> Fate {
+        self.look_for_removal(path, parents).unwrap_or_else(|error| Fate::Failed(error.to_string()))
+    }
+
+    /// It was removed if its directory is there without it. A file system that is not mounted has neither; in its place is another
+    /// directory, or none. One that was removed too has to have been in the one above it.
+    ///
+    /// The file must not be back after a crash, when the log may have nothing of it.
+    fn look_for_removal(&self, path: &Path, parents: &[u64]) -> Result<Fate> {
+        for (dir, parent) in path.ancestors().skip(1).zip(parents) {
+            let found = self.place.directory(dir)?;
+            if *parent == 0 || found.is_some_and(|(_, inode)| inode != *parent) {
+                break;
+            }
+            if !self.dry {
+                self.place.sync_dir(barriers::GONE, dir)?;
+            }
+            if found.is_some() {
+                return Ok(Fate::Removed);
+            }
+        }
+        Ok(Fate::Missing("its directory is not there, or is another: is its file system mounted?".to_owned()))
     }
 
     fn missing(&self, path: &Path) -> Fate {

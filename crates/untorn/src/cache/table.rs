@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::file::Managed;
-use super::format::{MAX_PATH, TableLine};
+use super::format::{MAX_PATH, PARENTS, TableLine};
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
 use crate::medium::{Identity, Medium, MediumFile, SlowFile};
@@ -53,7 +53,7 @@ impl Registry {
 
 impl<M: Medium> Cache<M> {
     /// A handle of a file, which may be known already.
-    pub(crate) fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path) -> Result<Arc<Managed>> {
+    pub(crate) fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path, through: bool) -> Result<Arc<Managed>> {
         self.standing.writable()?;
         if path.as_os_str().len() > MAX_PATH || !path.is_absolute() {
             let what = format!("the log takes absolute paths of up to {MAX_PATH} bytes; use the file without it");
@@ -74,9 +74,13 @@ impl<M: Medium> Cache<M> {
                 return Err(Error::Invalid { path: path.to_owned(), what });
             }
             let file = match &known {
+                Some(file) if file.through != through => {
+                    let what = "it is attached already, and for being written to the other way".to_owned();
+                    return Err(Error::Invalid { path: path.to_owned(), what });
+                }
                 Some(file) => file,
                 None => {
-                    let file = Arc::new(Managed::new(slow.clone(), identity, path.to_owned(), slow.len()?));
+                    let file = Arc::new(Managed::new(slow.clone(), identity, path.to_owned(), slow.len()?, through));
                     registry.files.entry(key(&identity)).or_insert(file)
                 }
             };
@@ -143,19 +147,20 @@ impl<M: Medium> Cache<M> {
         // be as new as this call.
         let dir = file.path().parent().unwrap_or(Path::new("/"));
         let there = file.slow.sync(barriers::BEFORE).and_then(|()| self.place.sync_dir(barriers::NAME, dir));
-        if let Err(error) = there {
-            file.fail(&error);
-            locked(&self.registry).free.push(line);
-            return Err(error);
+        let there = there.and_then(|()| self.parents(file.path()));
+        match there {
+            Ok(parents) => drop(file.parents.set(parents)),
+            Err(error) => {
+                file.fail(&error);
+                locked(&self.registry).free.push(line);
+                return Err(error);
+            }
         }
         // The copy that does not count is written over, and must be whole before the other one is: that one serves only if
         // this one is damaged later, so it may become durable whenever it does. Where durability is left to a sync, so is
         // that of a number's meaning: entries whose number means nothing were not synced.
-        self.put_line(file, line, uid, false)
-            .and_then(|()| if self.ring.is_per_write() { self.ring.persist(barriers::TABLE) } else { Ok(()) })
-            .and_then(|()| self.put_line(file, line, uid, true))
-            .map_err(|error| self.standing.poison(error))?;
-        self.ring.medium.order();
+        let whole = || if self.ring.is_per_write() { self.ring.persist(barriers::TABLE) } else { Ok(()) };
+        self.put_lines(file, line, uid, false, whole)?;
         *own = Some(line);
         let mut registry = locked(&self.registry);
         if let Some(file) = registry.files.get(&key(&file.identity)).cloned() {
@@ -165,11 +170,64 @@ impl<M: Medium> Cache<M> {
         Ok(uid)
     }
 
-    /// Stores a line: the copy whose turn it is, or the other.
-    fn put_line(&self, file: &Managed, line: Line, uid: u64, second: bool) -> Result<()> {
+    /// The directories that a path leads through, from the last: those of its file system.
+    fn parents(&self, path: &Path) -> Result<[u64; PARENTS]> {
+        let mut parents = [0; PARENTS];
+        let mut device = None;
+        for (parent, dir) in parents.iter_mut().zip(path.ancestors().skip(1)) {
+            let Some((on, inode)) = self.place.directory(dir)? else { break };
+            if *device.get_or_insert(on) != on {
+                break;
+            }
+            *parent = inode;
+        }
+        Ok(parents)
+    }
+
+    /// Notes, durably, that the file's last name is about to be removed. Its entries stay, for the name may be back after a crash;
+    /// if it is not, a replay does without the file. False if that is for the caller to see to, by demoting it: the log has
+    /// nothing of it, or the next file with its inode number could be taken for it.
+    pub(crate) fn leave(&self, file: &Managed) -> Result<bool> {
+        self.standing.writable()?;
+        file.standing()?;
+        let mut own = locked(&file.line);
+        let Some(line) = *own else { return Ok(false) };
+        if file.is_demoted() || file.identity.generation == 0 {
+            return Ok(false);
+        }
+        let line = Line { seq: line.seq + 1, ..line };
+        // Also where durability is left to a sync: the removal may be durable whenever the kernel likes, and of what was synced
+        // before the log must not say then that it is missing.
+        let durable = || self.ring.persist(barriers::LEAVING);
+        self.put_lines(file, line, file.uid.load(Ordering::Acquire), true, durable)?;
+        *own = Some(line);
+        Ok(true)
+    }
+
+    /// Stores both copies of a line, the second after `whole` made sure of the first.
+    fn put_lines(
+        &self,
+        file: &Managed,
+        line: Line,
+        uid: u64,
+        leaving: bool,
+        whole: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let path = file.path().to_owned();
-        let entry = TableLine { uid, seq: line.seq, identity: file.identity, replayed: false, path };
-        let at = self.ring.geometry.table_at(line.slot, (line.seq + u64::from(second)) % 2);
-        self.ring.file.write(at, &entry.encode(self.ring.seal, at))
+        let parents = file.parents.get().copied().unwrap_or_default();
+        let entry = TableLine { uid, seq: line.seq, identity: file.identity, replayed: false, leaving, parents, path };
+        let put = |copy: u64| {
+            let at = self.ring.geometry.table_at(line.slot, copy % 2);
+            self.ring.file.write(at, &entry.encode(self.ring.seal, at))
+        };
+        let both = put(line.seq).and_then(|()| whole()).and_then(|()| put(line.seq + 1));
+        both.map_err(|error| self.standing.poison(error))?;
+        self.ring.medium.order();
+        Ok(())
+    }
+
+    /// Whether the tail has passed all that the log had of a file.
+    pub(crate) fn is_settled(&self, file: &Managed) -> bool {
+        file.last.load(Ordering::Acquire) <= self.ring.tail()
     }
 }

@@ -50,6 +50,15 @@ pub trait SlowFile: Send + Sync + 'static {
     /// Those of `pwrite(2)`.
     fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
 
+    /// Writes as much of `src` at `offset` as there is room for, and returns how many bytes that were: at least one, unless `src` is
+    /// empty.
+    ///
+    /// # Errors
+    /// Those of `pwrite(2)`, if nothing was written.
+    fn write_some(&self, offset: u64, src: &[u8]) -> Result<usize> {
+        self.write(offset, src).map(|()| src.len())
+    }
+
     /// Changes the length; what is added reads as zeros. Durable after [`sync`](SlowFile::sync).
     ///
     /// # Errors
@@ -82,6 +91,13 @@ pub trait SlowPlace: Send + Sync + 'static {
     /// # Errors
     /// Those of `getdents64(2)`.
     fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>>;
+
+    /// Device and inode number of a directory; `None` if nothing has its name. They tell the directory from the one that is there
+    /// while a file system is not mounted.
+    ///
+    /// # Errors
+    /// Those of `stat(2)`.
+    fn directory(&self, dir: &Path) -> Result<Option<(u64, u64)>>;
 
     /// Makes the names in a directory durable.
     ///
@@ -158,6 +174,15 @@ impl SlowFile for Descriptor {
         sys::file::write_all(self.file.as_fd(), src, offset).map_err(failed)
     }
 
+    fn write_some(&self, offset: u64, src: &[u8]) -> Result<usize> {
+        let written = sys::file::uninterrupted(|| rustix::io::pwrite(&self.file, src, offset));
+        match written.map_err(|error| Error::io_at("write to", &self.path, offset, error))? {
+            // What a full file system of some kinds says.
+            0 if !src.is_empty() => Err(Error::io_at("write to", &self.path, offset, Errno::NOSPC)),
+            count => Ok(count),
+        }
+    }
+
     fn set_len(&self, len: u64) -> Result<()> {
         sys::file::uninterrupted(|| rustix::fs::ftruncate(&self.file, len))
             .map_err(|error| Error::io("resize", &self.path, error))
@@ -192,6 +217,14 @@ impl SlowPlace for Kernel {
         let mut names = names::list(dir)?;
         names.retain(is);
         Ok(names)
+    }
+
+    fn directory(&self, dir: &Path) -> Result<Option<(u64, u64)>> {
+        match rustix::fs::stat(dir) {
+            Ok(found) => Ok(Some((found.st_dev, found.st_ino))),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(errno) => Err(Error::io("examine", dir, errno)),
+        }
     }
 
     fn sync_dir(&self, _: Barrier, dir: &Path) -> Result<()> {
@@ -263,6 +296,11 @@ impl<M: Medium> SlowPlace for OnMedium<M> {
 
     fn candidates(&self, dir: &Path, _: u64) -> Result<Vec<OsString>> {
         self.0.list(dir)
+    }
+
+    fn directory(&self, dir: &Path) -> Result<Option<(u64, u64)>> {
+        // It has nothing to mount, and is not asked for a number.
+        Ok(self.0.exists(dir)?.then_some((1, 1)))
     }
 
     fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {

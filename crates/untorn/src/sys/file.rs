@@ -254,7 +254,7 @@ pub(crate) const TMPFS: u64 = 0x0102_1994;
 pub(crate) const RAMFS: u64 = 0x8584_58f6;
 
 /// Calls again what a signal interrupted.
-pub(crate) fn uninterrupted(mut call: impl FnMut() -> rustix::io::Result<()>) -> io::Result<()> {
+pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
             Err(Errno::INTR) => {}

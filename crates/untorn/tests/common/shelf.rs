@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use untorn::medium::{Barrier, Dax, Identity, MediumKind, SlowFile, SlowPlace};
@@ -20,13 +20,16 @@ pub(crate) struct Book {
     pub(crate) bytes: Mutex<Vec<u8>>,
     /// Every write and flush fails.
     pub(crate) broken: AtomicBool,
+    /// It gets no longer than this.
+    pub(crate) room: AtomicUsize,
 }
 
 struct Reader(Arc<Book>);
 
 impl Shelf {
     pub(crate) fn put(&self, path: &str, inode: u64) -> Arc<Book> {
-        let book = Arc::new(Book { inode, bytes: Mutex::default(), broken: AtomicBool::new(false) });
+        let (bytes, broken, room) = (Mutex::default(), AtomicBool::new(false), AtomicUsize::new(usize::MAX));
+        let book = Arc::new(Book { inode, bytes, broken, room });
         self.files.lock().unwrap().insert(PathBuf::from(path), Arc::clone(&book));
         book
     }
@@ -50,6 +53,10 @@ impl Book {
     }
 }
 
+fn full() -> Error {
+    Error::io("write to", Path::new("the shelf"), std::io::Error::from_raw_os_error(28))
+}
+
 impl SlowFile for Reader {
     fn identity(&self) -> Result<Identity> {
         Ok(Identity { device: 1, inode: self.0.inode, generation: 7, birth: 9 })
@@ -68,16 +75,29 @@ impl SlowFile for Reader {
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        let count = self.write_some(offset, src)?;
+        if count == src.len() { Ok(()) } else { Err(full()) }
+    }
+
+    fn write_some(&self, offset: u64, src: &[u8]) -> Result<usize> {
         self.0.check()?;
+        let room = self.0.room.load(Ordering::Relaxed).saturating_sub(offset as usize).min(src.len());
+        if room == 0 && !src.is_empty() {
+            return Err(full());
+        }
+        let src = &src[..room];
         let (mut bytes, offset) = (self.0.bytes.lock().unwrap(), offset as usize);
         let len = bytes.len().max(offset + src.len());
         bytes.resize(len, 0);
         bytes[offset..offset + src.len()].copy_from_slice(src);
-        Ok(())
+        Ok(src.len())
     }
 
     fn set_len(&self, len: u64) -> Result<()> {
         self.0.check()?;
+        if len as usize > self.0.room.load(Ordering::Relaxed) {
+            return Err(full());
+        }
         self.0.bytes.lock().unwrap().resize(len as usize, 0);
         Ok(())
     }
@@ -103,6 +123,10 @@ impl SlowPlace for Shelf {
         Ok(here.map(|(path, _)| path.file_name().unwrap().to_owned()).collect())
     }
 
+    fn directory(&self, _: &Path) -> Result<Option<(u64, u64)>> {
+        Ok(Some((1, 1)))
+    }
+
     fn sync_dir(&self, _: Barrier, _: &Path) -> Result<()> {
         Ok(())
     }
@@ -120,6 +144,10 @@ pub(crate) fn small(slots: u64) -> CacheOptions {
 
 pub(crate) fn attach(cache: &WriteCache, shelf: &Shelf, path: &str) -> CachedFile {
     cache.attach_slow(shelf.open(Path::new(path)).unwrap().unwrap(), Path::new(path)).unwrap()
+}
+
+pub(crate) fn attach_through(cache: &WriteCache, shelf: &Shelf, path: &str) -> CachedFile {
+    cache.attach_through(shelf.open(Path::new(path)).unwrap().unwrap(), Path::new(path)).unwrap()
 }
 
 pub(crate) fn contents(file: &CachedFile) -> Vec<u8> {

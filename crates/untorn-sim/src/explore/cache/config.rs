@@ -17,12 +17,14 @@ use super::life;
 pub(super) struct Config {
     pub(super) medium: MediumClass,
     pub(super) durability: Durability,
+    /// Whether files are written through.
+    pub(super) through: bool,
     /// No log at all: it must be convicted.
     pub(super) canary: bool,
 }
 
 impl Scripted for Config {
-    const WORDS: &'static [&'static str] = &["cache", "no-cache"];
+    const WORDS: &'static [&'static str] = &["cache", "cache-through", "no-cache"];
     const NOUN: &'static str = "write cache";
     const SALT: u64 = 0x6361_6368;
     const STATES: u64 = 1500;
@@ -38,14 +40,22 @@ impl Scripted for Config {
     fn all(media: &[MediumClass], canary: bool) -> Vec<Config> {
         let all = [Durability::PerWrite, Durability::PerCommit];
         let durabilities = if canary { &all[..1] } else { &all };
-        let of = |&durability| media.iter().map(move |&medium| Config { medium, durability, canary });
-        durabilities.iter().flat_map(of).collect()
+        let ways: &[bool] = if canary { &[false] } else { &[false, true] };
+        let of = |&through| {
+            let of = move |&durability| media.iter().map(move |&medium| Config { medium, durability, through, canary });
+            durabilities.iter().flat_map(of)
+        };
+        ways.iter().flat_map(of).collect()
     }
 }
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let engine = if self.canary { "no-cache" } else { "cache" };
+        let engine = match (self.canary, self.through) {
+            (true, _) => "no-cache",
+            (false, true) => "cache-through",
+            (false, false) => "cache",
+        };
         let durability = if self.durability == Durability::PerWrite { "write" } else { "fsync" };
         write!(f, "{}/{engine}/{durability}", medium_word(self.medium))
     }
@@ -62,10 +72,11 @@ impl FromStr for Config {
         Ok(Config {
             medium: medium_of(medium)?,
             canary: match engine {
-                "cache" => false,
+                "cache" | "cache-through" => false,
                 "no-cache" => true,
-                other => return Err(format!("{other:?} is no write cache; use cache or no-cache")),
+                other => return Err(format!("{other:?} is no write cache; use cache, cache-through or no-cache")),
             },
+            through: engine == "cache-through",
             durability: match durability {
                 "write" => Durability::PerWrite,
                 "fsync" => Durability::PerCommit,
@@ -82,6 +93,6 @@ mod tests {
 
     #[test]
     fn a_case_survives_its_token() {
-        tokens_survive::<Config>(4, 2);
+        tokens_survive::<Config>(8, 2);
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use untorn::Durability;
 use untorn::medium::{Barrier, Medium, MediumClass};
 
 use super::super::life::{Effort, Finding, Found, describe, guarded};
@@ -26,11 +27,19 @@ struct Allowed {
     missing: bool,
     /// A file that is being written to past the log, as it was and as it will be: each byte may be either.
     torn: Option<(u8, Vec<u8>, Vec<u8>)>,
+    /// Each byte may be that of any state, or 0 beyond the end of one.
+    mixed: bool,
+    /// A name is being changed.
+    names: bool,
 }
 
 impl Allowed {
     fn one(state: &State) -> Self {
-        Allowed { states: vec![state.clone()], missing: false, torn: None }
+        Allowed::of(vec![state.clone()])
+    }
+
+    fn of(states: Vec<State>) -> Self {
+        Allowed { states, missing: false, torn: None, mixed: false, names: false }
     }
 
     fn digest(&self) -> u64 {
@@ -38,11 +47,28 @@ impl Allowed {
     }
 
     fn difference(&self, found: &State) -> Option<String> {
-        if self.states.contains(found) || self.may_be_torn(found) {
+        if self.states.contains(found) || self.may_be_torn(found) || self.mixed && self.may_be_mixed(found) {
             return None;
         }
         let allowed: Vec<String> = self.states.iter().map(show).collect();
         Some(format!("differs from all it may hold: {}, not {}", show(found), allowed.join(" or ")))
+    }
+
+    fn may_be_mixed(&self, found: &State) -> bool {
+        let names = |state: &State| state.keys().copied().collect::<Vec<u8>>();
+        let mixes = |name: &u8, content: &Vec<u8>| {
+            let torn = self.torn.iter().filter(|(of, ..)| of == name).flat_map(|(_, before, after)| [before, after]);
+            let all: Vec<&Vec<u8>> = self.states.iter().filter_map(|state| state.get(name)).chain(torn).collect();
+            let shortest = all.iter().map(|bytes| bytes.len()).min().unwrap_or(0);
+            let longest = all.iter().map(|bytes| bytes.len()).max().unwrap_or(0);
+            (shortest..=longest).contains(&content.len())
+                && content
+                    .iter()
+                    .enumerate()
+                    .all(|(n, byte)| *byte == 0 && n >= shortest || all.iter().any(|bytes| bytes.get(n) == Some(byte)))
+        };
+        self.states.iter().any(|state| names(state) == names(found))
+            && found.iter().all(|(name, content)| mixes(name, content))
     }
 
     fn may_be_torn(&self, found: &State) -> bool {
@@ -131,7 +157,8 @@ impl<'a> Life<'a> {
         self.recorder.arm(tested);
         let made = guarded("create", || Subject::create(&self.context.config, &self.medium))?;
         self.subject = Some(made.map_err(|error| Finding::new(format!("creating failed: {error}")))?);
-        self.crash(&Allowed { states: vec![State::new()], missing: true, torn: None }, &Allowed::one(&State::new()))
+        let nothing = Allowed::one(&State::new());
+        self.crash(&Allowed { missing: true, ..nothing.clone() }, &nothing)
     }
 
     /// Opens what an earlier life left, which may be any of these states, and keeps what it sees.
@@ -145,12 +172,24 @@ impl<'a> Life<'a> {
         }
         self.log.push("open the log".to_owned());
         self.open()?;
+        self.sync_shown(allowed)?;
         let seen = self.see()?;
         if let Some(difference) = allowed.difference(&seen) {
             return Err(Finding::new(format!("after an open, the log {difference}")));
         }
         self.model = Model::of(self.context.config.durability, &seen);
         self.crash(allowed, &Allowed::one(&seen))
+    }
+
+    /// Where durability is left to a sync and files are written through, they may show what a log has lost that failed. Nobody takes
+    /// it for durable before a sync.
+    fn sync_shown(&self, allowed: &Allowed) -> Found<()> {
+        let subject = self.subject.as_ref().expect("the log was just opened");
+        if !allowed.mixed {
+            return Ok(());
+        }
+        let synced = guarded("syncing the files", || subject.sync_shown())?;
+        synced.map_err(|error| Finding::new(format!("syncing the files failed: {error}")))
     }
 
     /// Runs random operations, the first of them without crashes.
@@ -195,15 +234,27 @@ impl<'a> Life<'a> {
                 states.push(state);
             }
         }
-        let during = Allowed { states, missing: false, torn };
+        let names = matches!(op, Op::Unlink(_) | Op::Leave(_) | Op::Rename(..));
+        let during = Allowed { torn, names, ..self.allowed_of(states) };
         let seen = self.see()?;
         if seen != self.model.visible() {
             let expected = self.model.visible();
             let (seen, expected) = (show(&seen), show(&expected));
             return Err(Finding::new(format!("with no crash, the log shows {seen}, not {expected}")));
         }
-        let after = Allowed { states: self.model.allowed(), missing: false, torn: None };
+        let after = self.allowed();
         self.crash(&during, &after)
+    }
+
+    /// What a crash may leave of these states.
+    fn allowed_of(&self, states: Vec<State>) -> Allowed {
+        let Config { through, durability, .. } = self.context.config;
+        Allowed { mixed: through && durability == Durability::PerCommit, ..Allowed::of(states) }
+    }
+
+    /// What a crash may leave now.
+    fn allowed(&self) -> Allowed {
+        self.allowed_of(self.model.allowed())
     }
 
     fn attempt(&mut self, op: &Op) -> Found<untorn::Result<()>> {
@@ -299,23 +350,25 @@ impl<'a> Life<'a> {
             content.resize(content.len().max(1), 0);
             content[0] = DIRECT;
         }
-        self.model = Model::of(self.context.config.durability, &state);
-        states.push(state.clone());
+        self.model.restart(&state);
+        let after = self.allowed();
+        states.extend(after.states.iter().cloned());
         // The log is kept meanwhile.
-        self.crash(&Allowed { states, missing: false, torn: None }, &Allowed::one(&state))?;
+        self.crash(&self.allowed_of(states), &after)?;
         self.recorder.arm(true);
         self.reopen()
     }
 
     /// Opens the log after a flush of it failed, which may have lost what was not synced.
     fn take_what_is_left(&mut self) -> Found<()> {
-        let allowed = Allowed { states: self.model.allowed(), missing: false, torn: None };
+        let allowed = self.allowed();
         self.open()?;
+        self.sync_shown(&allowed)?;
         let seen = self.see()?;
         if let Some(difference) = allowed.difference(&seen) {
             return Err(Finding::new(format!("after a failed flush, the log {difference}")));
         }
-        self.model = Model::of(self.context.config.durability, &seen);
+        self.model.restart(&seen);
         Ok(())
     }
 
@@ -351,8 +404,9 @@ impl<'a> Life<'a> {
                 let afterlife = self.lives_on(&mut rng);
                 self.check(&point, choice, allowed, afterlife).map_err(|finding| finding.at(&point, choice))?;
             }
-            // What a process that was killed was writing past the log is seen, and not durable before the next sync of the file.
-            let certain = point.before.is_none() || during.torn.is_none();
+            // What a process that was killed was writing past the log is seen, and not durable before the next sync of the file; the
+            // same holds of a name that it was changing.
+            let certain = point.before.is_none() || during.torn.is_none() && !during.names;
             if self.lives_on(&mut rng) && certain {
                 let seed = rng.next_u64();
                 self.next_life(point.state.killed(), allowed, seed).map_err(|mut finding| {

@@ -1,7 +1,8 @@
 //! The same exploration for write caches: several files behind one log.
 //!
 //! One thread uses them. An operation is durable whole or not at all until it returns, and whole from then on; where durability
-//! is left to a sync, of all operations since the last one any may be durable, each whole.
+//! is left to a sync, of all operations since the last one any may be durable, each whole; of files that are written through,
+//! each byte may be what any of them left of it.
 
 use super::report::Violation;
 use super::{Canary, Mutant, Outcome, ProgressFn, Settings, scripted};

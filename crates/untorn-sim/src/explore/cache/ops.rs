@@ -30,6 +30,8 @@ pub(super) enum Op {
     SetLen(u8, u64),
     Rename(u8, u8),
     Unlink(u8),
+    /// An unlink that is not synced, of a file that is not demoted before.
+    Leave(u8),
     Sync(u8),
     SyncAll,
     HandOver(u8),
@@ -69,6 +71,7 @@ impl fmt::Display for Op {
             Op::SetLen(file, len) => write!(f, "resize {} to {len}", name(file)),
             Op::Rename(from, to) => write!(f, "rename {} to {}", name(from), name(to)),
             Op::Unlink(file) => write!(f, "unlink {}", name(file)),
+            Op::Leave(file) => write!(f, "let {} leave", name(file)),
             Op::Sync(file) => write!(f, "sync {}", name(file)),
             Op::SyncAll => write!(f, "sync all"),
             Op::HandOver(file) => write!(f, "hand {} over", name(file)),
@@ -145,6 +148,8 @@ pub(super) struct Model {
     durable: Files,
     unsynced: Vec<Effect>,
     last: u32,
+    /// Files that are gone, and may be back after a crash: by name, with all that each may hold then.
+    leaving: Vec<(u8, Vec<Vec<u8>>)>,
     /// Names whose file has failed: nothing more is done with it before the log is opened anew.
     pub(super) stuck: BTreeSet<u8>,
     /// Names whose file goes past the log.
@@ -158,6 +163,7 @@ impl Model {
             durable: Files::default(),
             unsynced: Vec::new(),
             last: 0,
+            leaving: Vec::new(),
             stuck: BTreeSet::new(),
             demoted: BTreeSet::new(),
         }
@@ -172,6 +178,12 @@ impl Model {
             model.durable.contents.insert(model.last, content.clone());
         }
         model
+    }
+
+    /// The same files from now on, whatever else may be back after a crash.
+    pub(super) fn restart(&mut self, state: &State) {
+        let leaving = std::mem::take(&mut self.leaving);
+        *self = Model { leaving, ..Model::of(self.durability, state) };
     }
 
     fn files(&self) -> Files {
@@ -200,6 +212,15 @@ impl Model {
                 states.push(state);
             }
         }
+        for (name, contents) in &self.leaving {
+            for state in states.clone() {
+                for content in contents {
+                    let mut with = state.clone();
+                    with.insert(*name, content.clone());
+                    states.push(with);
+                }
+            }
+        }
         states
     }
 
@@ -221,7 +242,19 @@ impl Model {
     pub(super) fn apply(&mut self, op: &Op) {
         match *op {
             Op::Demote(name) => drop(self.demoted.insert(name)),
-            Op::Attach(name) | Op::Unlink(name) | Op::Rename(name, _) => drop(self.demoted.remove(&name)),
+            Op::Attach(name) | Op::Unlink(name) | Op::Leave(name) | Op::Rename(name, _) => {
+                self.demoted.remove(&name);
+            }
+            _ => {}
+        }
+        match *op {
+            // Each makes all names durable.
+            Op::Create(..) | Op::Unlink(_) | Op::Rename(..) => self.leaving.clear(),
+            Op::Leave(name) => {
+                let contents: BTreeSet<Vec<u8>> =
+                    self.allowed().iter().filter_map(|state| state.get(&name).cloned()).collect();
+                self.leaving.push((name, contents.into_iter().collect()));
+            }
             _ => {}
         }
         if *op == Op::Reopen {
@@ -240,7 +273,9 @@ impl Model {
             Op::Append(name, len, tag) => Effect::Write(of(name), content(name), vec![*tag; *len as usize]),
             Op::SetLen(name, len) => Effect::SetLen(of(name), *len),
             Op::Rename(from, to) => return self.name(of(from), &Effect::Rename(of(from), *from, *to)),
-            Op::Unlink(name) => return self.name(of(name), &Effect::Unlink(of(name), *name)),
+            Op::Unlink(name) | Op::Leave(name) => {
+                return self.name(of(name), &Effect::Unlink(of(name), *name));
+            }
             Op::Sync(_) | Op::SyncAll | Op::Drain | Op::Reopen => return self.synced(),
             Op::HandOver(_)
             | Op::Demote(_)
@@ -317,6 +352,10 @@ impl Generator {
         if let Some(name) = model.demoted.first().filter(|_| model.durability == Durability::PerCommit) {
             return Op::Attach(*name);
         }
+        // What becomes of a name that may be back shows only in the next session.
+        if !model.leaving.is_empty() && self.rng.one_in(4) {
+            return Op::Reopen;
+        }
         let there: Vec<u8> = visible.keys().copied().filter(|name| !model.stuck.contains(name)).collect();
         if there.is_empty() && absent.is_empty() {
             return Op::Reopen;
@@ -335,7 +374,8 @@ impl Generator {
         let tag = 1 + self.rng.below(200) as u8;
         let len = *self.rng.pick(&LENGTHS);
         match self.rng.below(30) {
-            0..=11 => Op::Write(file, *self.rng.pick(&OFFSETS), len, tag),
+            0..=10 => Op::Write(file, *self.rng.pick(&OFFSETS), len, tag),
+            11 => Op::Leave(file),
             12..=14 => Op::Append(file, len, tag),
             15..=16 => Op::SetLen(file, *self.rng.pick(&OFFSETS)),
             17..=18 if !absent.is_empty() => Op::Rename(file, *self.rng.pick(&absent)),

@@ -12,8 +12,9 @@ use super::config::Config;
 use super::ops::{BEFORE, NAMES, Op, State};
 use crate::medium::SimMedium;
 
-/// The log of every run.
-pub(super) const LOG: &str = "/log";
+/// The log of every run, in a directory of its own: what makes its name durable does nothing for those of the files.
+pub(super) const LOG: &str = "/fast/log";
+const FAST: &str = "/fast";
 
 /// A byte that is written to a file while the log is kept for another.
 pub(super) const DIRECT: u8 = 255;
@@ -38,6 +39,10 @@ impl SlowPlace for Hiding {
         self.place.candidates(dir, inode)
     }
 
+    fn directory(&self, dir: &Path) -> Result<Option<(u64, u64)>> {
+        self.place.directory(dir)
+    }
+
     fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
         self.place.sync_dir(barrier, dir)
     }
@@ -58,6 +63,7 @@ fn path(name: u8) -> &'static Path {
 pub(super) struct Subject {
     /// `None` for the canary.
     cache: Option<WriteCache>,
+    through: bool,
     files: BTreeMap<u8, File>,
     place: Arc<OnMedium<SimMedium>>,
     medium: SimMedium,
@@ -71,11 +77,15 @@ enum File {
 impl Subject {
     pub(super) fn create(config: &Config, medium: &SimMedium) -> Result<Self> {
         let place = Arc::new(OnMedium(medium.clone()));
+        if !medium.list(Path::new("/"))?.iter().any(|name| name == "fast") {
+            medium.create_dir(Path::new(FAST))?;
+        }
+        medium.sync_dir(DIRECT_SYNC, Path::new("/"))?;
         let cache = match config.canary {
             true => None,
             false => Some(options(config).create_on(medium.clone(), place.clone(), LOG)?),
         };
-        Ok(Subject { cache, files: BTreeMap::new(), place, medium: medium.clone() })
+        Ok(Subject { cache, through: config.through, files: BTreeMap::new(), place, medium: medium.clone() })
     }
 
     pub(super) fn open(config: &Config, medium: &SimMedium) -> Result<Self> {
@@ -84,7 +94,8 @@ impl Subject {
             true => None,
             false => Some(options(config).open_on(medium.clone(), place.clone(), LOG)?),
         };
-        let mut subject = Subject { cache, files: BTreeMap::new(), place, medium: medium.clone() };
+        let (through, files) = (config.through, BTreeMap::new());
+        let mut subject = Subject { cache, through, files, place, medium: medium.clone() };
         for name in 0..NAMES.len() as u8 {
             if let Some(file) = subject.place.open(path(name))? {
                 subject.attach(name, file)?;
@@ -119,6 +130,7 @@ impl Subject {
 
     fn attach(&mut self, name: u8, file: Arc<dyn SlowFile>) -> Result<()> {
         let file = match &self.cache {
+            Some(cache) if self.through => File::Cached(cache.attach_through(file, path(name))?),
             Some(cache) => File::Cached(cache.attach_slow(file, path(name))?),
             None => File::Plain(file),
         };
@@ -162,6 +174,18 @@ impl Subject {
                 self.medium.unlink(path(name))?;
                 self.medium.sync_dir(DIRECT_SYNC, Path::new("/"))
             }
+            Op::Leave(name) => {
+                let leaves = match self.files.remove(&name) {
+                    Some(File::Cached(file)) if file.leave()? => true,
+                    Some(File::Cached(file)) => {
+                        file.demote()?;
+                        false
+                    }
+                    _ => false,
+                };
+                self.medium.unlink(path(name))?;
+                if leaves { Ok(()) } else { self.medium.sync_dir(DIRECT_SYNC, Path::new("/")) }
+            }
             Op::Demote(name) => {
                 let Some(File::Cached(file)) = self.files.get(&name) else { return Ok(()) };
                 file.demote()
@@ -189,6 +213,16 @@ impl Subject {
         }
     }
 
+    /// Syncs what the kernel has of the files.
+    pub(super) fn sync_shown(&self) -> Result<()> {
+        for name in self.files.keys() {
+            if let Some(file) = self.place.open(path(*name))? {
+                file.sync(DIRECT_SYNC)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Names of files that have failed; `None` if the log has.
     pub(super) fn failed(&self) -> Option<Vec<u8>> {
         let cache = self.cache.as_ref()?;
@@ -201,10 +235,13 @@ impl Subject {
 
     /// All there is, as a program sees it; or what is wrong with it.
     pub(super) fn read(&self) -> Result<std::result::Result<State, String>> {
-        for name in self.medium.list(Path::new("/"))? {
-            let known = |known: &str| name == known.trim_start_matches('/');
-            if !known(LOG) && !name.to_string_lossy().ends_with(".new") && !NAMES.iter().any(|name| known(name)) {
-                return Ok(Err(format!("a file {name:?} was left behind")));
+        for dir in ["/", FAST] {
+            for name in self.medium.list(Path::new(dir))? {
+                let path = Path::new(dir).join(&name);
+                let known = [LOG, FAST].iter().chain(&NAMES).any(|known| path == Path::new(known));
+                if !known && !name.to_string_lossy().ends_with(".new") {
+                    return Ok(Err(format!("a file {name:?} was left behind")));
+                }
             }
         }
         let mut state = State::new();

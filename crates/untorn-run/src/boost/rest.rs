@@ -1,0 +1,164 @@
+//! Files at rest: closed, and not yet durable. The server has the one description that is left, and its lease keeps everybody else
+//! away until the file is durable; then it is let go of, which costs nothing any more.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+
+use super::Boost;
+use super::file::State;
+use crate::files::{Key, lock};
+use crate::holders::{self, Keys};
+use crate::managed::Errno;
+
+/// Between two looks at them.
+const MOMENT: Duration = Duration::from_millis(50);
+/// So many rest at most: each is a descriptor or two of the server's, and a line of the log's file table.
+const MOST: usize = 64;
+
+/// Files that nobody may hold any more.
+#[derive(Default)]
+pub(super) struct Resting {
+    keys: Mutex<Keys>,
+    /// The first came.
+    some: Condvar,
+}
+
+impl Resting {
+    /// One more; how many there are.
+    fn add(&self, key: Key) -> usize {
+        let mut keys = lock(&self.keys);
+        keys.insert(key);
+        self.some.notify_one();
+        keys.len()
+    }
+
+    fn take(&self) -> Keys {
+        std::mem::take(&mut *lock(&self.keys))
+    }
+
+    fn wait(&self) {
+        let keys = lock(&self.keys);
+        drop(self.some.wait_while(keys, |keys| keys.is_empty()).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Boost {
+    /// Lets go of files at rest as they become durable.
+    pub(super) fn watch_over_resting(self: &Arc<Self>) -> io::Result<()> {
+        let (resting, watched) = (self.resting.clone(), Arc::downgrade(self));
+        thread::Builder::new().name("untorn-rest".to_owned()).spawn(move || {
+            loop {
+                resting.wait();
+                // Nobody waits for it: who wants a file that rests takes it.
+                thread::sleep(MOMENT);
+                let Some(boost) = watched.upgrade() else { return };
+                boost.look_after_resting(false);
+            }
+        })?;
+        Ok(())
+    }
+
+    /// A descriptor of a file was closed.
+    pub(super) fn descriptor_closed(&self, key: Key) {
+        let Some(file) = self.find(key) else { return };
+        lock(&file).rest();
+        if self.resting.add(key) >= MOST {
+            self.look_after_resting(true);
+        }
+    }
+
+    /// A process has ended, and with it its descriptors. A name that it was about to remove may have stayed.
+    pub(super) fn process_ended(&self) {
+        for file in self.all() {
+            let mut file = lock(&file);
+            if file.stays()
+                && let Err(errno) = self.demote(&mut file, "a removal that did not take place")
+            {
+                tracing::warn!(errno, "a file could not be synced");
+            }
+            file.rest();
+            self.resting.add(file.key());
+        }
+    }
+
+    /// Lets go of files at rest that nobody holds: those that are durable, or all of them. Those that somebody is busy with it passes
+    /// over, so the caller may hold one of them.
+    pub(super) fn look_after_resting(&self, all: bool) {
+        let keys = self.resting.take();
+        // Before it is asked who holds them: who opens one later is not among those.
+        let since = |key: &Key| {
+            let file = self.find(*key)?;
+            match file.try_lock() {
+                Ok(file) => Some((*key, file.rests_since()?)),
+                Err(_) => {
+                    self.resting.add(*key);
+                    None
+                }
+            }
+        };
+        let resting: Vec<(Key, u64)> = keys.iter().filter_map(since).collect();
+        if resting.is_empty() {
+            return;
+        }
+        let held = holders::held(&resting.iter().map(|(key, _)| *key).collect());
+        for (key, since) in resting.into_iter().filter(|(key, _)| !held.contains(key)) {
+            let Some(file) = self.find(key) else { continue };
+            let Ok(mut file) = file.try_lock() else {
+                self.resting.add(key);
+                continue;
+            };
+            if file.rests_since() != Some(since) {
+                continue;
+            }
+            if all || file.is_settled() || file.has_failed() || file.names() == Ok(0) {
+                if let Err(errno) = self.release(&mut file) {
+                    tracing::warn!(errno, "a file could not be synced");
+                }
+            } else {
+                self.resting.add(key);
+            }
+        }
+    }
+
+    /// A file is about to lose its name: its last one, or it is made a plain file.
+    ///
+    /// # Errors
+    /// Why it could not be drained.
+    pub(super) fn leave(&self, key: Key) -> Result<(), Errno> {
+        let Some(file) = self.find(key) else { return Ok(()) };
+        let mut file = lock(&file);
+        if file.state() != State::Boosted || !file.leave()? {
+            return self.demote(&mut file, "unlink");
+        }
+        if file.rests_since().is_some() {
+            self.resting.add(key);
+        }
+        Ok(())
+    }
+
+    /// The description of a file that is about to be opened with `flags`, if it rests and whoever opens it would get one like it.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub(super) fn reopen(&self, key: Key, flags: OFlags) -> Result<Option<OwnedFd>, Errno> {
+        let Some(file) = self.find(key) else { return Ok(None) };
+        let mut file = lock(&file);
+        // With its lock, so that nobody else is given it.
+        if file.rests_since().is_none() || file.is_wanted() || !holders::held(&Keys::from([key])).is_empty() {
+            return Ok(None);
+        }
+        let description = file.reopen(flags)?;
+        if description.is_some() {
+            self.ledger.of(file.path(), |report| {
+                report.opens += 1;
+                report.reopens += 1;
+            });
+        }
+        Ok(description)
+    }
+}

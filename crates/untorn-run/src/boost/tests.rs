@@ -1,0 +1,192 @@
+//! Files at rest, with a log that nobody drains: so they rest until somebody does something about it.
+
+use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+use untorn::CacheOptions;
+use untorn_wire::{PLAIN, Request};
+
+use super::Boost;
+use crate::board::Board;
+use crate::files::Key;
+
+struct Place {
+    dir: tempfile::TempDir,
+    boost: Arc<Boost>,
+}
+
+/// Other tests of this process start programs, which have a copy of all descriptors until they are these programs.
+fn await_that(mut what: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !what() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it never happens");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("files")).unwrap();
+        let cache = CacheOptions::new().size(1 << 20).max_files(8).background(false).create(dir.path().join("log"));
+        let board = Board::create(&dir.path().join("board")).unwrap();
+        let boost = Boost::start(cache.unwrap(), board).unwrap();
+        Place { dir, boost }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join("files/f")
+    }
+
+    /// A file that is boosted, with a write that is in the log.
+    fn boosted(&self) -> (OwnedFd, Key) {
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(self.path()).unwrap();
+        let (status, file) = (file.metadata().unwrap(), OwnedFd::from(file));
+        await_that(|| self.boost.opened(&file).unwrap());
+        let request = Request { offset: -1, ..Request::default() };
+        assert_eq!(self.boost.write(&file, &request, b"written"), Ok(7));
+        (file, (status.dev(), status.ino()))
+    }
+
+    /// Closes it, as the program that had it.
+    fn close(&self, file: OwnedFd, key: Key) {
+        drop(file);
+        self.boost.descriptor_closed(key);
+    }
+
+    fn reopen(&self, key: Key) -> Option<OwnedFd> {
+        self.boost.reopen(key, OFlags::RDWR).unwrap()
+    }
+
+    /// Ends as a crash would, as far as the log is concerned, and replays it.
+    fn crash(self) -> (tempfile::TempDir, untorn::Replay) {
+        let Place { dir, mut boost } = self;
+        // The threads have it now and then.
+        loop {
+            match Arc::try_unwrap(boost) {
+                Ok(last) => break drop(last),
+                Err(shared) => boost = shared,
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        let replay = untorn::replay(dir.path().join("log"), None).unwrap();
+        (dir, replay)
+    }
+}
+
+#[test]
+fn a_file_that_is_opened_again_is_given_the_description_that_it_had() {
+    let place = Place::new();
+    let (file, key) = place.boosted();
+    assert!(place.reopen(key).is_none(), "nobody said that it was closed");
+    place.close(file, key);
+    let mut again = None;
+    await_that(|| {
+        again = place.reopen(key);
+        again.is_some()
+    });
+    assert!(place.reopen(key).is_none(), "it was given to two");
+    let again = again.unwrap();
+    assert_eq!(rustix::fs::tell(&again).unwrap(), 0);
+    assert_eq!(place.boost.ledger.report().files[0].reopens, 1);
+    assert_eq!(place.boost.write(&again, &Request::default(), b"W"), Ok(1));
+    // Whoever else opens it waits until it is a plain one.
+    assert_eq!(fs::read(place.path()).unwrap(), b"Written");
+    assert_eq!(place.boost.write(&again, &Request::default(), b"w"), Err(PLAIN));
+}
+
+#[test]
+fn a_file_that_was_moved_meanwhile_is_not_known_by_its_old_name() {
+    let place = Place::new();
+    let (file, key) = place.boosted();
+    place.close(file, key);
+    fs::rename(place.path(), place.path().with_extension("moved")).unwrap();
+    // Now and then it is held, and then it is not looked at: whoever holds it is gone after a moment.
+    await_that(|| crate::holders::held(&crate::holders::Keys::from([key])).is_empty());
+    assert!(place.reopen(key).is_none());
+    fs::rename(place.path().with_extension("moved"), place.path()).unwrap();
+    await_that(|| place.reopen(key).is_some());
+}
+
+/// A process with a thread that goes on after the first of them has ended. What it has open, it has as standard input.
+fn headless(file: &OwnedFd) -> Child {
+    let program = "
+import ctypes, threading, time
+def wait():
+    while 'Z' not in open('/proc/self/stat').read().rsplit(')')[1].split()[0]: time.sleep(0.001)
+    print('headless', flush=True)
+    time.sleep(600)
+threading.Thread(target=wait).start()
+ctypes.CDLL(None).syscall(60 if __import__('platform').machine() == 'x86_64' else 93, 0)
+";
+    let mut command = Command::new("python3");
+    command.args(["-c", program]).stdin(Stdio::from(file.try_clone().unwrap())).stdout(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+#[test]
+fn a_process_whose_first_thread_has_ended_holds_what_it_has_open() {
+    use std::io::{BufRead, BufReader};
+    let place = Place::new();
+    let (file, key) = place.boosted();
+    let mut child = headless(&file);
+    let mut said = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert_eq!(said, "headless\n");
+    place.close(file, key);
+    assert!(place.reopen(key).is_none(), "somebody has it still");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    await_that(|| place.reopen(key).is_some());
+}
+
+#[test]
+fn what_the_log_has_of_a_file_that_somebody_else_removed_is_missed_by_nobody() {
+    let place = Place::new();
+    let (file, key) = place.boosted();
+    fs::remove_file(place.path()).unwrap();
+    place.close(file, key);
+    await_that(|| {
+        place.boost.look_after_resting(true);
+        place.boost.descriptor_closed(key);
+        place.boost.find(key).is_none()
+    });
+    let (_dir, replay) = place.crash();
+    assert!(replay.is_complete(), "{replay:?}");
+}
+
+#[test]
+fn a_removal_that_was_announced_and_did_not_take_place_is_forgotten() {
+    let place = Place::new();
+    let (file, key) = place.boosted();
+    place.boost.leave(key).unwrap();
+    assert!(place.boost.find(key).is_some(), "it is boosted to its end");
+    // Whoever announced it is gone.
+    place.boost.process_ended();
+    assert!(place.boost.find(key).is_none());
+    assert_eq!(place.boost.write(&file, &Request::default(), b"W"), Err(PLAIN));
+    fs::rename(place.path(), place.dir.path().join("elsewhere")).unwrap();
+    let (_dir, replay) = place.crash();
+    assert_eq!(replay.operations, 0, "{replay:?}");
+}
+
+#[test]
+fn an_offset_is_moved_by_what_was_written() {
+    let place = Place::new();
+    let (file, _) = place.boosted();
+    assert_eq!(rustix::fs::tell(&file).unwrap(), 7);
+    let at = Request { offset: 2, ..Request::default() };
+    assert_eq!(place.boost.write(&file, &at, b"I"), Ok(1));
+    assert_eq!(rustix::fs::tell(&file).unwrap(), 7);
+    assert_eq!(place.boost.set_length(&file, 4), Ok(()));
+    let mut bytes = [0; 8];
+    assert_eq!(rustix::io::pread(file.as_fd(), &mut bytes, 0), Ok(4));
+    assert_eq!(&bytes[..4], b"wrIt");
+}
