@@ -1,6 +1,7 @@
 //! One life of a machine with files behind a log: a script of operations, crashed everywhere; what each crash leaves is
 //! recovered and checked, and now and then lives on, to be crashed again.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,10 +28,12 @@ struct Allowed {
     missing: bool,
     /// A file that is being written to past the log, as it was and as it will be: each byte may be either.
     torn: Option<(u8, Vec<u8>, Vec<u8>)>,
-    /// Each byte may be that of any state, or 0 beyond the end of one.
+    /// Each byte may be that of any state, or 0 where a write that was not synced made the file longer.
     mixed: bool,
-    /// A name is being changed.
-    names: bool,
+    /// The length from which on that is so, by name.
+    grown: BTreeMap<u8, usize>,
+    /// Something is being done to a file or to a name without the log.
+    direct: bool,
 }
 
 impl Allowed {
@@ -39,7 +42,7 @@ impl Allowed {
     }
 
     fn of(states: Vec<State>) -> Self {
-        Allowed { states, missing: false, torn: None, mixed: false, names: false }
+        Allowed { states, missing: false, torn: None, mixed: false, grown: BTreeMap::new(), direct: false }
     }
 
     fn digest(&self) -> u64 {
@@ -57,7 +60,10 @@ impl Allowed {
     fn may_be_mixed(&self, found: &State) -> bool {
         let names = |state: &State| state.keys().copied().collect::<Vec<u8>>();
         let mixes = |name: &u8, content: &Vec<u8>| {
-            let torn = self.torn.iter().filter(|(of, ..)| of == name).flat_map(|(_, before, after)| [before, after]);
+            let torn = self.torn.as_ref().filter(|(of, ..)| of == name);
+            let grown = [self.grown.get(name).copied(), torn.map(|(_, before, _)| before.len())];
+            let zeros = grown.into_iter().flatten().min().unwrap_or(usize::MAX);
+            let torn = torn.into_iter().flat_map(|(_, before, after)| [before, after]);
             let all: Vec<&Vec<u8>> = self.states.iter().filter_map(|state| state.get(name)).chain(torn).collect();
             let shortest = all.iter().map(|bytes| bytes.len()).min().unwrap_or(0);
             let longest = all.iter().map(|bytes| bytes.len()).max().unwrap_or(0);
@@ -65,7 +71,7 @@ impl Allowed {
                 && content
                     .iter()
                     .enumerate()
-                    .all(|(n, byte)| *byte == 0 && n >= shortest || all.iter().any(|bytes| bytes.get(n) == Some(byte)))
+                    .all(|(n, byte)| *byte == 0 && n >= zeros || all.iter().any(|bytes| bytes.get(n) == Some(byte)))
         };
         self.states.iter().any(|state| names(state) == names(found))
             && found.iter().all(|(name, content)| mixes(name, content))
@@ -178,7 +184,9 @@ impl<'a> Life<'a> {
             return Err(Finding::new(format!("after an open, the log {difference}")));
         }
         self.model = Model::of(self.context.config.durability, &seen);
-        self.crash(allowed, &Allowed::one(&seen))
+        // The process may have been killed before its removal of a file was durable. It is when the log had more of that file.
+        self.model.may_be_back(&allowed.states);
+        self.crash(allowed, &Allowed::of(self.model.allowed()))
     }
 
     /// Where durability is left to a sync and files are written through, they may show what a log has lost that failed. Nobody takes
@@ -213,8 +221,12 @@ impl<'a> Life<'a> {
     fn operation(&mut self, op: &Op) -> Found<()> {
         self.log.push(op.to_string());
         let before = self.model.allowed();
+        let mut grown = self.model.grown();
         let was = self.model.visible();
         self.model.apply(op);
+        for (name, len) in self.model.grown() {
+            grown.entry(name).and_modify(|least| *least = len.min(*least)).or_insert(len);
+        }
         let torn = op.goes_past(&self.model).map(|name| {
             let of = |state: &State| state.get(&name).cloned().unwrap_or_default();
             (name, of(&was), of(&self.model.visible()))
@@ -234,8 +246,8 @@ impl<'a> Life<'a> {
                 states.push(state);
             }
         }
-        let names = matches!(op, Op::Unlink(_) | Op::Leave(_) | Op::Rename(..));
-        let during = Allowed { torn, names, ..self.allowed_of(states) };
+        let direct = matches!(op, Op::Unlink(_) | Op::Leave(_) | Op::Rename(..));
+        let during = Allowed { torn, direct, grown, ..self.allowed_of(states) };
         let seen = self.see()?;
         if seen != self.model.visible() {
             let expected = self.model.visible();
@@ -249,7 +261,8 @@ impl<'a> Life<'a> {
     /// What a crash may leave of these states.
     fn allowed_of(&self, states: Vec<State>) -> Allowed {
         let Config { through, durability, .. } = self.context.config;
-        Allowed { mixed: through && durability == Durability::PerCommit, ..Allowed::of(states) }
+        let mixed = through && durability == Durability::PerCommit;
+        Allowed { mixed, grown: self.model.grown(), ..Allowed::of(states) }
     }
 
     /// What a crash may leave now.
@@ -344,6 +357,7 @@ impl<'a> Life<'a> {
     /// is still to be replayed, and what is written to the other stays.
     fn kept(&mut self, name: u8) -> Found<()> {
         let mut states = self.model.allowed();
+        let grown = self.model.grown();
         self.model.synced();
         let mut state = self.model.visible();
         if let Some(content) = state.get_mut(&name) {
@@ -354,7 +368,7 @@ impl<'a> Life<'a> {
         let after = self.allowed();
         states.extend(after.states.iter().cloned());
         // The log is kept meanwhile.
-        self.crash(&self.allowed_of(states), &after)?;
+        self.crash(&Allowed { grown, direct: true, ..self.allowed_of(states) }, &after)?;
         self.recorder.arm(true);
         self.reopen()
     }
@@ -404,9 +418,9 @@ impl<'a> Life<'a> {
                 let afterlife = self.lives_on(&mut rng);
                 self.check(&point, choice, allowed, afterlife).map_err(|finding| finding.at(&point, choice))?;
             }
-            // What a process that was killed was writing past the log is seen, and not durable before the next sync of the file; the
-            // same holds of a name that it was changing.
-            let certain = point.before.is_none() || during.torn.is_none() && !during.names;
+            // What a process that was killed was writing past the log, or without one, is seen, and not durable before the next sync
+            // of the file; the same holds of a name that it was changing.
+            let certain = point.before.is_none() || during.torn.is_none() && !during.direct;
             if self.lives_on(&mut rng) && certain {
                 let seed = rng.next_u64();
                 self.next_life(point.state.killed(), allowed, seed).map_err(|mut finding| {

@@ -186,6 +186,33 @@ impl Model {
         *self = Model { leaving, ..Model::of(self.durability, state) };
     }
 
+    /// Files that are not there any more may be back after a crash, with all that one of these states has of each.
+    pub(super) fn may_be_back(&mut self, states: &[State]) {
+        let visible = self.visible();
+        let absent: BTreeSet<u8> = states.iter().flatten().map(|(name, _)| *name).collect();
+        for name in absent.into_iter().filter(|name| !visible.contains_key(name)) {
+            let contents: BTreeSet<Vec<u8>> = states.iter().filter_map(|state| state.get(&name).cloned()).collect();
+            self.leaving.push((name, contents.into_iter().collect()));
+        }
+    }
+
+    /// The least length that each file had when a write, which was not synced, made it longer.
+    pub(super) fn grown(&self) -> BTreeMap<u8, usize> {
+        let mut grown: BTreeMap<u8, usize> = BTreeMap::new();
+        let mut files = self.durable.clone();
+        for effect in &self.unsynced {
+            let before = files.state();
+            files.apply(effect);
+            for (name, content) in files.state() {
+                let was = before.get(&name).map_or(0, Vec::len);
+                if was < content.len() {
+                    grown.entry(name).and_modify(|least| *least = was.min(*least)).or_insert(was);
+                }
+            }
+        }
+        grown
+    }
+
     fn files(&self) -> Files {
         let mut files = self.durable.clone();
         self.unsynced.iter().for_each(|effect| files.apply(effect));
