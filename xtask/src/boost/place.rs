@@ -118,6 +118,8 @@ impl Disk {
         let options = ["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
         done(Command::new("mkfs.ext4").args(options).arg(&disk.image))?;
         done(Command::new("mount").args(["-t", "ext4", "-o", "loop"]).args([&disk.image, &disk.at]))?;
+        // The mount keeps it, and takes it along when it ends, however that is.
+        fs::remove_file(&disk.image)?;
         Ok(disk)
     }
 }
