@@ -71,12 +71,10 @@ impl Boosted {
         if !writable(flags) {
             return Err("for reading only".to_owned());
         }
-        if flags.contains(OFlags::APPEND) {
-            // It is written to at offsets, which such a description ignores.
-            return Err("O_APPEND".to_owned());
-        }
         if flags.contains(OFlags::DSYNC) {
-            // Whatever is written by it waits for the device of the file.
+            // Whatever is written by it waits for the device of the file. The kernel takes the flag off no description, and another
+            // description of the file would cost the lease; nor could one that was opened without the flag be given it when the file
+            // becomes a plain one.
             return Err("O_SYNC".to_owned());
         }
         if flags.contains(OFlags::DIRECT) {
@@ -326,6 +324,8 @@ mod tests {
         for wanted in [OFlags::WRONLY, OFlags::RDONLY, OFlags::RDWR | OFlags::APPEND, OFlags::RDWR | OFlags::DSYNC] {
             assert!(!is_as_opened(found, wanted), "{wanted:?}");
         }
+        assert!(is_as_opened(found | OFlags::APPEND, OFlags::RDWR | OFlags::APPEND | other));
+        assert!(!is_as_opened(found | OFlags::APPEND, OFlags::RDWR));
         give_lease_back(file.as_fd()).unwrap();
     }
 }
