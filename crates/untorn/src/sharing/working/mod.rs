@@ -52,12 +52,14 @@
 //! Processes belong to one user and trust each other: what is shared is memory. A forked child does not have the mapping.
 
 mod backing;
+mod committer;
 mod control;
 mod cut;
 mod join;
 mod keeper;
 mod member;
 mod server;
+mod serving;
 #[cfg(test)]
 mod tests;
 
