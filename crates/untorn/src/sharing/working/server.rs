@@ -139,6 +139,11 @@ impl Server {
     }
 
     fn run(&mut self) {
+        if let Ok(backing) = &self.backing {
+            // The process that served before may have been killed between its commit and this.
+            let (end, present) = (self.control.pages(), self.control.present());
+            backing.tidy(&self.view, &mut backing.tidied().filter(|page| *page < end && present.get(*page)));
+        }
         loop {
             let (stopped, called, committed, heard) = self.wait();
             if committed {
@@ -428,6 +433,10 @@ impl Server {
                 cut.pages.iter().for_each(|page| in_flight.reset(*page));
                 self.control.set_commit(*number);
                 self.committed_len = cut.len;
+                if let Ok(backing) = &self.backing {
+                    let tidied = backing.tidied();
+                    backing.tidy(&self.view, &mut cut.pages.iter().copied().filter(|page| tidied.contains(page)));
+                }
             }
             // The pages differ from the last commit as before.
             Err(_) => self.control.recover(),

@@ -43,7 +43,7 @@ impl Drop for Serving {
 /// Those of the opener; [`Error::Io`], [`Error::Invalid`].
 pub(super) fn begin(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) -> Result<Serving> {
     let failed = |error| Error::io("make a working copy of", place.path(), error);
-    let backing = open(place, opener, DYING)?;
+    let backing = open(place, opener, None, DYING)?;
     let len = backing.len();
     let reserved = reserve.max(len).max(1).div_ceil(PAGE as u64);
     let bytes = reserved.checked_mul(PAGE as u64).and_then(|bytes| usize::try_from(bytes).ok());
@@ -73,7 +73,7 @@ pub(super) fn take_over(
     let file = pages.file().try_clone_to_owned();
     let view = file.and_then(|file| SharedPages::map(file, pages.reserved()));
     let view = view.map_err(|error| Error::io("take over the serving of", place.path(), error))?;
-    let backing = open(place, opener, DYING_FOR_CERTAIN).map_err(|error| {
+    let backing = open(place, opener, Some(control.len()), DYING_FOR_CERTAIN).map_err(|error| {
         // Somebody has to serve, or those who wait for a page wait for ever. What they get is never committed.
         control.poison(&error.to_string());
         error.to_string()
@@ -85,10 +85,10 @@ pub(super) fn take_over(
 }
 
 /// Opens the backing. A process that had it and is dying lets go of one lock after the other, this one last perhaps.
-fn open(place: &Place, opener: &Arc<dyn Opener>, dying: Duration) -> Result<Arc<dyn Backing>> {
+fn open(place: &Place, opener: &Arc<dyn Opener>, len: Option<u64>, dying: Duration) -> Result<Arc<dyn Backing>> {
     let since = Instant::now();
     loop {
-        match catch_unwind(AssertUnwindSafe(|| opener.open())) {
+        match catch_unwind(AssertUnwindSafe(|| opener.open(len))) {
             Ok(Err(Error::InUse { .. })) if since.elapsed() < dying => thread::sleep(Duration::from_millis(2)),
             Ok(opened) => return opened.map(Arc::from),
             // Going on with the panic would leave the others with a process that serves and does not.
