@@ -59,6 +59,12 @@ impl<'a> Channel<'a> {
         self.number % CHANNELS
     }
 
+    /// The slot of its process.
+    #[cfg(test)]
+    pub(crate) fn slot(&self) -> usize {
+        self.number / CHANNELS
+    }
+
     fn half(&self, index: usize) -> &AtomicU32 {
         self.board.half(MEMBERS * 16 + self.number * 16 + index)
     }
