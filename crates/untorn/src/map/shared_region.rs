@@ -23,6 +23,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use self::backing::Committed;
 use self::pages::{ALLOCATED, Layout, States};
@@ -34,6 +35,9 @@ use crate::medium::{self, detect};
 use crate::region::RegionStore;
 use crate::sharing::working::{Opener, WorkingCopy};
 use crate::sidecar;
+
+/// How long another process may take to make a store.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A region as plain memory that several processes store to at once, each seeing the others' stores and allocations.
 ///
@@ -107,11 +111,18 @@ impl SharedRegion {
     /// # Errors
     /// As for [`open`](SharedRegion::open), and those of [`RegionStore::create`] and [`RegionStore::create_region`].
     pub fn open_or_create(store: impl AsRef<Path>, name: &str) -> Result<Self> {
-        match RegionStore::create(store.as_ref()).and_then(RegionStore::close) {
-            // It is there, or another process is making it, or has it open.
-            Err(Error::InUse { .. }) => {}
-            Err(error) if error.errno() == libc::EEXIST => {}
-            made => made?,
+        let since = Instant::now();
+        loop {
+            match RegionStore::create(store.as_ref()).and_then(RegionStore::close) {
+                // Another process is making it.
+                Err(Error::InUse { .. }) if !store.as_ref().exists() && since.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                // It is there, and another process may have it open.
+                Err(Error::InUse { .. }) => break,
+                Err(error) if error.errno() == libc::EEXIST => break,
+                made => break made?,
+            }
         }
         RegionMapOptions::new().shared_region(store.as_ref(), name, true, |opener| Arc::new(opener))
     }
@@ -182,8 +193,8 @@ impl SharedRegion {
         })
     }
 
-    /// Frees a page, which leaves the region with the next commit: its number is not given out before. The pages of other
-    /// processes, and what they map, are theirs to speak of.
+    /// Frees a page, which leaves the region with the next commit: its number is not given out before. That no other process
+    /// still uses it is for the processes to agree on.
     ///
     /// # Errors
     /// [`Error::Invalid`] if it is not allocated; [`Error::Forked`].

@@ -6,7 +6,6 @@ mod cuts;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Instant;
 
 use super::*;
 use crate::region::StoreOptions;
@@ -239,7 +238,7 @@ fn who_takes_over_has_the_same_pages_as_the_dead() {
     }
     let await_word = |notes: &SharedPages, index: usize| {
         while words(notes)[index].load(SeqCst) == 0 {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
     };
     if let Some((dir, point)) = child_of(TEST) {
@@ -299,7 +298,7 @@ fn another_store_at_the_path_is_not_touched() {
     let (path, notes) = (make(dir.path()), notes(dir.path()));
     let mut child = command_in(MODULE, TEST, dir.path(), 0, None).spawn().unwrap();
     while words(&notes)[READY].load(SeqCst) == 0 {
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(1));
     }
     let region = share(&path);
     word(&region, 0).store(1, SeqCst);

@@ -6,7 +6,6 @@ use std::io::Write;
 use std::process::Child;
 use std::sync::atomic::Ordering;
 use std::thread;
-use std::time::Duration;
 
 use super::super::backing::{Committed, Mapped};
 use super::super::pages::{IN_WORD, allocated_in, pages_of};
