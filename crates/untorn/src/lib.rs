@@ -53,7 +53,7 @@ pub use engine::{EngineKind, Info, Piece, Recovery, Report, SidecarReport, State
 pub use error::{Error, Result};
 pub use file::AtomicFile;
 pub use inspect::{inspect, recover};
-pub use map::{AtomicMap, RegionMap, RegionMapOptions, SharedMap};
+pub use map::{AtomicMap, RegionMap, RegionMapOptions, SharedMap, SharedRegion};
 pub use mapped::{MappedFiles, Mapping, Place, View};
 pub use options::{
     DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, Progress, ProgressFn, ReadPolicy, Trust,

@@ -11,6 +11,7 @@
 mod open;
 mod region;
 mod shared;
+mod shared_region;
 mod views;
 
 use std::fmt;
@@ -23,6 +24,7 @@ use rustix::fs::{Mode, OFlags};
 
 pub use self::region::{RegionMap, RegionMapOptions};
 pub use self::shared::SharedMap;
+pub use self::shared_region::SharedRegion;
 use crate::engine::{Engine, Info, Piece, Shared};
 use crate::error::{Error, Result};
 use crate::medium::{MediumKind, detect};
