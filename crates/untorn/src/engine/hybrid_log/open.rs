@@ -14,6 +14,7 @@ use crate::log::record::Seal;
 use crate::medium::{Medium, MediumClass, MediumFile};
 use crate::options::{Durability, EngineKind, Layout, LogPolicy, Options, Trust};
 use crate::sharing::berths::Berths;
+use crate::sharing::calm::CalmBlocks;
 use crate::sharing::gate::lock;
 use crate::sidecar::attach::{Attached, Plan, attach, remove, share};
 use crate::sidecar::data::{open_data, reopen_data};
@@ -112,6 +113,7 @@ impl<M: Medium> Core<M> {
         let blocks = max_len.div_ceil(PAGE);
         Ok(Core {
             standing: Standing::new(path, options.read_only).map_err(out_of_memory)?,
+            calm: CalmBlocks::new(blocks).map_err(out_of_memory)?,
             index: Index::new(blocks).map_err(out_of_memory)?,
             chunks: Chunks::new(class, at, units, side.len(), options.log_size).map_err(out_of_memory)?,
             lanes: Berths::new(LANES).map_err(out_of_memory)?,

@@ -50,6 +50,7 @@ impl<M: Medium> Core<M> {
             self.chunks.put_back(lane.state);
             return Ok(false);
         }
+        self.calm.stir(block);
         let stored = self.store_single(lane.state, block, unit, from, bytes);
         if let Err(error) = stored {
             // No store fails here unless a page of the log is lost.
