@@ -75,7 +75,7 @@ use crate::sharing::gate::Gate;
 use crate::sidecar::attach::Attached;
 use crate::sidecar::ledger::Ledger;
 use crate::sidecar::space::Space;
-use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox, thread_number};
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedBox, thread_number};
 
 /// The barriers of this engine.
 pub(crate) mod barriers {
@@ -164,7 +164,7 @@ struct Core<M: Medium> {
     index: Index,
     chunks: Chunks,
     lanes: Berths<LaneState>,
-    reads: ZeroedArray<ReadCount>,
+    reads: ZeroedBox<[ReadCount; LANES]>,
     /// Pages of the data file known to have space.
     space: Space,
     durability: Durability,
@@ -230,7 +230,7 @@ impl<M: Medium> Core<M> {
     #[inline(always)]
     fn count_read(&self) {
         if self.policy == LogPolicy::Hybrid {
-            self.reads.get(thread_number() % LANES).inspect(|count| count.add());
+            self.reads[thread_number() % LANES].add();
         }
     }
 

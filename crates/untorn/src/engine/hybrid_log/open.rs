@@ -22,7 +22,7 @@ use crate::sidecar::ledger::Ledger;
 use crate::sidecar::space::Space;
 use crate::sidecar::superblock::Left;
 use crate::sidecar::{Geometry, PAGE};
-use crate::sys::sync::{Ordering, ZeroedArray, ZeroedBox};
+use crate::sys::sync::{Ordering, ZeroedBox};
 
 /// The most units a chunk has, 2 MiB, and so the longest entry.
 const MOST_UNITS: u32 = 512;
@@ -117,7 +117,7 @@ impl<M: Medium> Core<M> {
             index: Index::new(blocks).map_err(out_of_memory)?,
             chunks: Chunks::new(class, at, units, side.len(), options.log_size).map_err(out_of_memory)?,
             lanes: Berths::new(LANES).map_err(out_of_memory)?,
-            reads: ZeroedArray::reserve(LANES).map_err(out_of_memory)?,
+            reads: ZeroedBox::new().map_err(out_of_memory)?,
             space: Space::new(blocks).map_err(out_of_memory)?,
             durability: options.durability.unwrap_or(superblock.durability),
             order: options.order,
