@@ -26,7 +26,7 @@
 //!    header or record is sealed with, retires everything in one step.
 //! 7. The length belongs to the epoch: its record gives it.
 //! 8. A block is *calm* only while it is all at home, nothing of the open epoch, and nobody stores there, so that a reader
-//!    need look no further (`sharing::calm`). Every write stirs all blocks of its covers, under their locks, before it
+//!    need look no further (`sharing::calm`). Every write has all blocks of its covers stirred, under their locks, before it
 //!    links an entry or stores to the file. A block becomes calm again under the lock that stands for its cover, when its
 //!    link names nothing that a reader, a checkpoint or the open epoch has use for.
 //!

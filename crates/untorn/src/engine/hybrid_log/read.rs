@@ -201,7 +201,7 @@ impl<M: Medium> Core<M> {
             let head = link.head(block);
             self.calm.calm_down(head..head + (1 << link.class()), &self.head.moves);
             if link.is_redo() && link.class() == 0 {
-                // The next write need not find out either that the entry has gone home.
+                // A link like this says that the block is stirred; and the next write need not find out that it is stale.
                 slot.publish(0, slot.version() + 1);
                 return;
             }
