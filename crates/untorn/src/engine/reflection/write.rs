@@ -173,7 +173,7 @@ impl<M: Medium> Reflection<M> {
         if bitmap == 0 {
             self.state.head().emptied.store(1, Ordering::Relaxed);
         } else {
-            self.state.stir(page);
+            self.state.calm.stir(page);
         }
         state.publish(bitmap, version);
     }
