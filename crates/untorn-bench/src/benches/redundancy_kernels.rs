@@ -23,10 +23,12 @@ const SLICE: usize = 2 << 20;
 const ROUNDS: usize = 201;
 const FEWEST_ROUNDS: usize = 15;
 
-/// What is done with a block of memory.
+/// What is done with a block of memory, and where its parity goes.
+type Kernel = dyn Fn(&[u8], &mut [u8]);
+
 struct Arm {
     way: &'static str,
-    run: Box<dyn Fn(&[u8], &mut [u8])>,
+    run: Box<Kernel>,
 }
 
 pub(super) fn run(args: &Args, len: u64, progress: &mut Progress<'_>) -> Result<Vec<Row>> {
@@ -59,7 +61,7 @@ pub(super) fn run(args: &Args, len: u64, progress: &mut Progress<'_>) -> Result<
             (way.run)(black_box(parity), &pages);
         }),
     });
-    let kernels: [(_, _, Vec<Arm>); 2] =
+    let kernels: [(&'static str, usize, Vec<Arm>); 2] =
         [("crc32c", PAGE, sums.collect()), ("parity", STRIPE * PAGE, parities.collect())];
     let patterns = or_default(&args.patterns, &[Pattern::Sequential, Pattern::Random]);
     let total = (kernels.len() * patterns.len()) as u64;
@@ -68,7 +70,7 @@ pub(super) fn run(args: &Args, len: u64, progress: &mut Progress<'_>) -> Result<
     for &pattern in &patterns {
         for (kernel, size, ways) in &kernels {
             progress(done, total, &format!("{kernel}, {pattern}"));
-            let case = Case { kernel: *kernel, size: *size, pattern, read: &read, ways };
+            let case = Case { kernel, size: *size, pattern, read: &read, ways };
             rows.extend(time(args, share, memory, &case));
             done += 1;
         }
