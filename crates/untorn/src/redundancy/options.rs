@@ -112,6 +112,9 @@ mod tests {
         fn crc32c_is_its_definition(bytes in proptest::collection::vec(any::<u8>(), 0..9000), skip in 0..9_usize) {
             let bytes = &bytes[skip.min(bytes.len())..];
             prop_assert_eq!(Checksum::Crc32c.of(bytes), reference(bytes));
+            for way in crate::simd::crc32c_ways() {
+                prop_assert_eq!(u64::from((way.run)(bytes)), reference(bytes), "{}", way.name);
+            }
         }
     }
 }

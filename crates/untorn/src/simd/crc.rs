@@ -36,6 +36,10 @@ const fn tables() -> [[u32; 256]; 8] {
 
 /// The CRC-32C of some bytes.
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if !std::arch::is_x86_feature_detected!("sse4.2") {
+        return crc32c_portable(bytes);
+    }
     crc32c::crc32c(bytes)
 }
 
@@ -46,6 +50,9 @@ pub(super) fn ways() -> Vec<Way<Crc32c>> {
     if std::arch::is_x86_feature_detected!("sse4.2") {
         ways.push(Way { name: "sse4.2", run: crc32c });
     }
+    // Elsewhere the crate asks the CPU itself.
+    #[cfg(not(target_arch = "x86_64"))]
+    ways.push(Way { name: "native", run: crc32c });
     ways.push(Way { name: "portable", run: crc32c_portable });
     ways
 }
