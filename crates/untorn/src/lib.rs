@@ -43,7 +43,7 @@ mod redundancy;
 mod region;
 mod sharing;
 mod sidecar;
-mod simd;
+pub mod simd;
 mod sys;
 mod transaction;
 mod write_cache;
@@ -58,7 +58,7 @@ pub use mapped::{MappedFiles, Mapping, Place, View};
 pub use options::{
     DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, Progress, ProgressFn, ReadPolicy, Trust,
 };
-pub use protected::{ProtectOptions, Protected, Stores, coverage, repair, scrub, unprotect};
+pub use protected::{ProtectOptions, Protected, Stores, coverage, repair, scrub, track, unprotect};
 pub use redundancy::{
     Checksum, Coverage, Damage, History, PageRange, RepairReport, ScrubReport, StripeLayout, Tracker,
 };

@@ -10,8 +10,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use options::ProtectOptions;
 use options::look;
+pub use options::{ProtectOptions, track};
 use service::Service;
 use threads::Threads;
 

@@ -80,6 +80,11 @@ impl MappedFile {
         self.file.as_fd()
     }
 
+    /// The address of the first byte.
+    pub(super) fn start(&self) -> *const u8 {
+        self.map.at(0)
+    }
+
     #[inline]
     pub(super) fn len(&self) -> u64 {
         // Acquire: whoever sees a new length sees what was stored before it was set.

@@ -202,46 +202,10 @@ impl ProtectOptions {
     /// memory, and where the kernel cannot track stores (it takes Linux 6.7 and a process that may use userfaultfd):
     /// announce them there.
     pub fn mapping(&self, address: *const u8, len: usize) -> Result<Protected> {
-        let found = mappings::around(address as usize);
-        let found = found.map_err(|error| Error::io("read", Path::new("/proc/self/maps"), error))?;
-        let invalid = |path: &Path, what: String| Error::Invalid { path: path.to_owned(), what };
-        let nowhere = || invalid(Path::new("(memory)"), format!("no file is mapped at address {address:p}"));
-        let MappedRange { addresses, shared, offset, inode, path } = found.ok_or_else(nowhere)?;
-        let metadata = std::fs::metadata(&path).map_err(|error| Error::io("open", &path, error))?;
-        if std::os::unix::fs::MetadataExt::ino(&metadata) != inode {
-            return Err(invalid(&path, "another file has this name by now; map it anew".to_owned()));
-        }
-        self.check_period(&path)?;
-        let page = page_size();
-        let rounded = len.next_multiple_of(page);
-        let whole = addresses.start == address as usize && offset == 0 && len as u64 >= metadata.len();
-        if !shared || !whole || rounded > addresses.len() {
-            let what = format!(
-                "what is protected is a shared mapping of a whole file ({} bytes), from its first address on; at {address:p} \
-                 there are {len} bytes of a mapping that begins at byte {offset} of the file",
-                metadata.len()
-            );
-            return Err(invalid(&path, what));
-        }
-        let path = &path;
-        let place = on(path)?;
-        if matches!(&place, On::Memory(_)) && medium::detect(path)?.kind == MediumKind::PersistentMemory {
-            let what = "on persistent memory stores cannot be tracked by write protection; open it with `open` and announce \
-                        them";
-            return Err(invalid(path, what.to_owned()));
-        }
-        let tracking = SharedTracking::new(address as usize, rounded).map_err(|error| {
-            if error.kind() == std::io::ErrorKind::ResourceBusy {
-                let holder = "this process, which has this very mapping protected or watched by userfaultfd".to_owned();
-                return Error::InUse { path: path.clone(), holder };
-            }
-            let what = format!(
-                "stores to its mapping cannot be tracked here ({error}); open it with `open` and announce them"
-            );
-            invalid(path, what)
-        })?;
-        let mode = Mode::Tracked(Arc::new(PageTables { tracking, path: path.clone() }));
-        self.start_at(place, path, mode)
+        let mapped = mapped_at(address)?;
+        self.check_period(&mapped.path)?;
+        let (place, tracker) = tracked(&mapped, address, len)?;
+        self.start_at(place, &mapped.path, Mode::Tracked(tracker))
     }
 
     /// [`open`](ProtectOptions::open) on a medium of one's own: for simulators.
@@ -296,6 +260,64 @@ impl ProtectOptions {
 /// A handle that only looks.
 pub(super) fn look(path: &Path, mode: Mode) -> Result<Protected> {
     ProtectOptions::new().start_at(on(path)?, path, mode)
+}
+
+/// Finds stores to a file that the program has mapped at `address`, as [`ProtectOptions::mapping`] does, and covers nothing:
+/// for who wants to know what finding them costs by itself.
+///
+/// # Errors
+/// Those of finding stores that are there.
+pub fn track(address: *const u8, len: usize) -> Result<Arc<dyn Tracker>> {
+    tracked(&mapped_at(address)?, address, len).map(|(_, tracker)| tracker)
+}
+
+fn invalid(path: &Path, what: String) -> Error {
+    Error::Invalid { path: path.to_owned(), what }
+}
+
+/// What the program has mapped there.
+fn mapped_at(address: *const u8) -> Result<MappedRange> {
+    let found = mappings::around(address as usize);
+    let found = found.map_err(|error| Error::io("read", Path::new("/proc/self/maps"), error))?;
+    let nowhere = || invalid(Path::new("(memory)"), format!("no file is mapped at address {address:p}"));
+    let mapped = found.ok_or_else(nowhere)?;
+    let path = &mapped.path;
+    let metadata = std::fs::metadata(path).map_err(|error| Error::io("open", path, error))?;
+    if std::os::unix::fs::MetadataExt::ino(&metadata) != mapped.inode {
+        return Err(invalid(path, "another file has this name by now; map it anew".to_owned()));
+    }
+    Ok(mapped)
+}
+
+/// What the file lies on, and who finds stores to its mapping from now on.
+fn tracked(mapped: &MappedRange, address: *const u8, len: usize) -> Result<(On, Arc<dyn Tracker>)> {
+    let MappedRange { addresses, shared, offset, path, .. } = mapped;
+    let file_len = std::fs::metadata(path).map_err(|error| Error::io("open", path, error))?.len();
+    let rounded = len.next_multiple_of(page_size());
+    let whole = addresses.start == address as usize && *offset == 0 && len as u64 >= file_len;
+    if !shared || !whole || rounded > addresses.len() {
+        let what = format!(
+            "what is protected is a shared mapping of a whole file ({file_len} bytes), from its first address on; at \
+             {address:p} there are {len} bytes of a mapping that begins at byte {offset} of the file"
+        );
+        return Err(invalid(path, what));
+    }
+    let place = on(path)?;
+    if matches!(&place, On::Memory(_)) && medium::detect(path)?.kind == MediumKind::PersistentMemory {
+        let what =
+            "on persistent memory stores cannot be tracked by write protection; open it with `open` and announce them";
+        return Err(invalid(path, what.to_owned()));
+    }
+    let tracking = SharedTracking::new(address as usize, rounded).map_err(|error| {
+        if error.kind() == std::io::ErrorKind::ResourceBusy {
+            let holder = "this process, which has this very mapping protected or watched by userfaultfd".to_owned();
+            return Error::InUse { path: path.clone(), holder };
+        }
+        let what =
+            format!("stores to its mapping cannot be tracked here ({error}); open it with `open` and announce them");
+        invalid(path, what)
+    })?;
+    Ok((place, Arc::new(PageTables { tracking, path: path.clone() })))
 }
 
 /// What a file lies on.

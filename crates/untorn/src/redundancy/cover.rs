@@ -8,7 +8,7 @@ use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::Result;
 use crate::medium::{Barrier, Medium, MediumFile};
 use crate::sidecar::PAGE;
-use crate::simd::xor;
+use crate::simd::parity;
 
 /// The barriers of one way to cover.
 pub(super) struct Sites {
@@ -33,11 +33,10 @@ impl Stripe {
 
     /// Exclusive or of all pages, but the one that is left out.
     pub(super) fn fold(&self, without: Option<usize>) -> Vec<u8> {
-        let mut parity = vec![0; PAGE as usize];
-        for nth in (0..self.pages.len()).filter(|nth| Some(*nth) != without) {
-            xor(&mut parity, self.bytes(nth));
-        }
-        parity
+        let others = (0..self.pages.len()).filter(|nth| Some(*nth) != without);
+        let mut folded = vec![0; PAGE as usize];
+        parity(&mut folded, &others.map(|nth| self.bytes(nth)).collect::<Vec<_>>());
+        folded
     }
 
     /// Puts other bytes in the place of a page's.
