@@ -56,12 +56,11 @@ pub use inspect::{inspect, recover};
 pub use map::{AtomicMap, RegionMap, RegionMapOptions, SharedMap};
 pub use mapped::{MappedFiles, Mapping, Place, View};
 pub use options::{
-    DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, Progress, ProgressFn, ReadPolicy, Trust,
+    Checksum, Damage, DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, PageRange, Progress,
+    ProgressFn, ProtectOptions, ReadPolicy, StripeLayout, Trust,
 };
-pub use protected::{ProtectOptions, Protected, Stores, coverage, repair, scrub, unprotect};
-pub use redundancy::{
-    Checksum, Coverage, Damage, History, PageRange, RepairReport, ScrubReport, StripeLayout, Tracker,
-};
+pub use protected::{Protected, Stores, coverage, protect, repair, scrub, unprotect};
+pub use redundancy::{Coverage, History, RepairReport, ScrubReport, Tracker};
 pub use region::{Audit, Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
 pub use transaction::Transaction;
 pub use write_cache::{

@@ -170,6 +170,10 @@ impl AtomicMap {
         })
     }
 
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     fn engine(&self) -> &dyn Engine {
         &*self.shared.engine
     }

@@ -6,6 +6,11 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
+mod redundancy;
+
+pub use redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout};
+pub(crate) use redundancy::{DamageFn, Settings};
+
 /// Which engine makes commits atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -217,6 +222,7 @@ pub struct Options {
     /// No other handle of this process may have the file open.
     pub(crate) exclusive: bool,
     pub(crate) shared: bool,
+    pub(crate) redundancy: Option<ProtectOptions>,
     pub(crate) progress: Option<ProgressFn>,
 }
 
@@ -243,6 +249,7 @@ impl Default for Options {
             dirty_tracking: DirtyTracking::Auto,
             exclusive: false,
             shared: false,
+            redundancy: None,
             progress: None,
         }
     }
@@ -268,6 +275,7 @@ impl fmt::Debug for Options {
             .field("lost_page", &self.lost_page)
             .field("dirty_tracking", &self.dirty_tracking)
             .field("shared", &self.shared)
+            .field("redundancy", &self.redundancy)
             .finish_non_exhaustive()
     }
 }
@@ -505,6 +513,12 @@ impl Options {
         }
         if !(4..=1 << 16).contains(&self.slots) {
             return invalid("a lane has 4 to 65536 slots");
+        }
+        if self.redundancy.is_some() && (self.read_only || self.engine == EngineKind::Passthrough) {
+            return invalid("redundancy is kept by who writes, and with an engine that keeps promises");
+        }
+        if self.redundancy.is_some() && self.shared {
+            return invalid("a file that is shared keeps the redundancy it has; protect it before (`untorn protect`)");
         }
         Ok(())
     }
