@@ -9,7 +9,8 @@
 //! - [`WriteCache`]: a log on a fast medium in front of many ordinary files.
 //! - [`Transaction`]: writes to any ranges that commit together.
 //! - [`Options`]: engine, durability, layout.
-//! - [`Protected`]: checksums and parity for a plain file or a mapping of one's own; [`scrub`], [`repair`].
+//! - [`Protected`]: checksums and parity for a plain file or a mapping of one's own, [`Options::redundancy`] for a file with an
+//!   engine; [`protect`](protect()), [`scrub`](scrub()), [`repair`](repair()).
 //! - [`inspect`], [`recover`]: look at a file without changing it; bring it to its last commit.
 //! - [`doctor`]: what can be promised at a path, and why.
 //!

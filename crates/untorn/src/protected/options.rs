@@ -23,7 +23,8 @@ impl ProtectOptions {
     /// this returns.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an empty file, one that has an engine or another length than when it was protected, and for
+    /// [`Error::Invalid`] for an empty file, one that has an engine (see [`Options::redundancy`](crate::Options::redundancy)) or
+    /// another length than when it was protected, and for
     /// options that differ from those it is protected with; [`Error::InUse`] while it is protected by another handle or
     /// process; [`Error::Corrupt`] if neither copy of the superblock is whole.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Protected> {

@@ -19,8 +19,7 @@ pub fn explore(settings: &Settings, progress: ProgressFn<'_>) -> Outcome {
     scripted::explore::<Config>(settings, progress)
 }
 
-/// Mutes each barrier that an engine's stores pass on their way to being covered, and looks for the violation that convicts
-/// the mutant. Those of scrub and repair are convicted by the exploration of [`redundancy`](super::redundancy).
+/// No mutants: what an engine's stores come by are barriers of redundancy, whose [exploration](super::redundancy) convicts them.
 pub fn mutants(settings: &Settings, progress: ProgressFn<'_>) -> Vec<Mutant> {
     scripted::mutants::<Config>(settings, progress)
 }
