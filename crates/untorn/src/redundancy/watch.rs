@@ -3,7 +3,7 @@
 //! An engine reaches storage through its [`Medium`] only. Between it and the medium proper there is this one, of which
 //! nothing is to be said but for the data file: whatever changes bytes of that is announced before, and released when it is
 //! made and seen by other threads. So it is known of every page of the file, with no word from the engine, whether it may
-//! differ from what it was covered with. The sidecar is not watched: see [`Covered`](crate::engine::covered).
+//! differ from what it was covered with. The sidecar is not watched: see `engine::covered`.
 //!
 //! # What makes it sound
 //! 1. Redundancy that a file has is open before the engine writes its first byte, so also before what recovery writes.
