@@ -172,6 +172,10 @@ impl AtomicMap {
         })
     }
 
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     fn engine(&self) -> &dyn Engine {
         &*self.shared.engine
     }

@@ -1,12 +1,15 @@
 //! How a file is opened: engine, durability, layout, and the choices that have a measured default.
 
 mod choices;
+mod redundancy;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use self::choices::{DirtyTracking, Durability, EngineKind, Layout, LogPolicy, LostPage, Order, ReadPolicy, Trust};
+pub use self::redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout};
+pub(crate) use self::redundancy::{DamageFn, Settings};
 use crate::error::{Error, Result};
 
 /// A step of long work: recovery at open, settling.
@@ -59,6 +62,7 @@ pub struct Options {
     /// No other handle of this process may have the file open.
     pub(crate) exclusive: bool,
     pub(crate) shared: bool,
+    pub(crate) redundancy: Option<ProtectOptions>,
     pub(crate) progress: Option<ProgressFn>,
 }
 
@@ -85,6 +89,7 @@ impl Default for Options {
             dirty_tracking: DirtyTracking::Auto,
             exclusive: false,
             shared: false,
+            redundancy: None,
             progress: None,
         }
     }
@@ -110,6 +115,7 @@ impl fmt::Debug for Options {
             .field("lost_page", &self.lost_page)
             .field("dirty_tracking", &self.dirty_tracking)
             .field("shared", &self.shared)
+            .field("redundancy", &self.redundancy)
             .finish_non_exhaustive()
     }
 }
@@ -347,6 +353,12 @@ impl Options {
         }
         if !(4..=1 << 16).contains(&self.slots) {
             return invalid("a lane has 4 to 65536 slots");
+        }
+        if self.redundancy.is_some() && (self.read_only || self.engine == EngineKind::Passthrough) {
+            return invalid("redundancy is kept by who writes, and with an engine that keeps promises");
+        }
+        if self.redundancy.is_some() && self.shared {
+            return invalid("a file that is shared keeps the redundancy it has; protect it before (`untorn protect`)");
         }
         Ok(())
     }

@@ -73,6 +73,9 @@ impl<M: Medium> Redundancy<M> {
         let (mut covered, mut from) = (0, 0);
         loop {
             let mut inner = self.usable()?;
+            if self.is_leaving() {
+                return Ok(covered);
+            }
             let Some((stripes, next)) = self.next_batch(&inner, from) else {
                 if inner.stored.count() == 0 && inner.tables.uncovered().count() == 0 {
                     inner.whole_at = Instant::now();
@@ -225,6 +228,9 @@ impl<M: Medium> Redundancy<M> {
     /// where it is the only one and the others have the bytes that the old parity speaks of.
     pub(super) fn restore(&self, inner: &mut Inner, stripe: u64, read: &mut Stripe, bad: &[usize]) -> Result<bool> {
         let [nth] = bad else { return Ok(false) };
+        if !inner.mends {
+            return Ok(false);
+        }
         let page = read.pages[*nth];
         let Some(bytes) = self.rebuild(inner, stripe, read, *nth)? else { return Ok(false) };
         if self.put_back(inner, &[(page, bytes.clone())])?.is_empty() {
