@@ -231,6 +231,44 @@ assert os.fstat(other).st_size == 11 and os.stat('f.managed').st_size == 11
 }
 
 #[test]
+fn a_file_that_a_replay_could_not_open_is_left_to_the_kernel() {
+    let place = Place::new();
+    // FS_IOC_SETFLAGS with FS_APPEND_FL, which takes root and a file system that has it.
+    let program = "
+import fcntl, os, struct
+fd = os.open('a.managed', os.O_RDWR | os.O_CREAT, 0o644)
+flags = lambda fd, value: fcntl.ioctl(fd, 0x40086602, struct.pack('l', value))
+try:
+    flags(fd, 0x20)
+    append_only = True
+except OSError:
+    append_only = False
+os.close(fd)
+fd = os.open('a.managed', os.O_WRONLY | os.O_APPEND)
+os.write(fd, b'line')
+os.fsync(fd)
+if append_only:
+    flags(fd, 0)
+os.close(fd)
+fd = os.open('m.managed', os.O_RDWR | os.O_CREAT, 0o644)
+os.write(fd, b'before')
+os.fchmod(fd, 0o444)
+os.write(fd, b' after')
+os.fsync(fd)
+print(int(append_only), os.geteuid())
+";
+    let said = succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
+    assert_eq!(text(&fs::read(place.file("a.managed")).unwrap()), "line");
+    assert_eq!(text(&fs::read(place.file("m.managed")).unwrap()), "before after");
+    let demoted = place.demoted();
+    let is_because = |what: &str| demoted.iter().any(|why| why.contains(what));
+    let said = text(&said.stdout);
+    let (append_only, user) = said.trim().split_once(' ').unwrap();
+    assert_eq!(is_because("append-only"), append_only == "1", "{demoted:?}");
+    assert_eq!(is_because("its owner may not read and write it"), user != "0", "{demoted:?}");
+}
+
+#[test]
 fn what_is_appended_goes_to_the_end_by_way_of_the_log() {
     let place = Place::new();
     let program = "

@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Seconds for each time
-    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = positive)]
     seconds: f64,
     /// The directory with the tool and the layer, instead of building them
     #[arg(long, value_name = "DIR")]
@@ -53,6 +53,11 @@ pub(crate) struct Arguments {
     /// Print one JSON object, with every single time
     #[arg(long)]
     json: bool,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| seconds.is_finite() && *seconds > 0.0);
+    seconds.ok_or_else(|| format!("{text:?} is no number of seconds above 0"))
 }
 
 /// The exit code where something that is needed is missing.
@@ -165,7 +170,12 @@ impl One<'_> {
         let mut lines = said.lines();
         let rate = lines.next().and_then(|line| line.parse().ok());
         let rate = rate.ok_or_else(|| io::Error::other(format!("{}: it said {said:?} and no number", self.name)))?;
-        Ok(Some((rate, lines.next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default())))
+        let report = lines.next().and_then(|line| serde_json::from_str(line).ok());
+        match report {
+            // Without one a program that ran plain would look like a boosted one.
+            None if self.arm.log.is_some() => Err(io::Error::other(format!("{}: untorn gave no report", self.name))),
+            report => Ok(Some((rate, report.unwrap_or_default()))),
+        }
     }
 
     fn succeeded(&self, output: &std::process::Output) -> io::Result<()> {

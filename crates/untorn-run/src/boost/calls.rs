@@ -110,9 +110,12 @@ impl Boost {
     }
 
     /// Attributes of a file were set.
-    pub(super) fn attributes_were_set(&self, key: Key) {
-        if let Some(file) = self.find(key) {
-            lock(&file).attributes_were_set();
+    pub(super) fn attributes_were_set(&self, key: Key) -> Result<(), Errno> {
+        let Some(file) = self.find(key) else { return Ok(()) };
+        let mut file = lock(&file);
+        match file.attributes_were_set()? {
+            Some(why) => self.demote(&mut file, &why),
+            None => Ok(()),
         }
     }
 

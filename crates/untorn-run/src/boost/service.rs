@@ -56,7 +56,7 @@ impl Service for Boost {
                 }
                 return Ok(managed(found));
             }
-            Operation::Times => self.attributes_were_set(key),
+            Operation::Times => self.attributes_were_set(key)?,
             Operation::Managed => return Ok(managed(self.find(key).is_some())),
             _ => return Err(PLAIN),
         }
