@@ -1,7 +1,6 @@
 //! One life of a machine with files behind a log: a script of operations, crashed everywhere; what each crash leaves is
 //! recovered and checked, and now and then lives on, to be crashed again.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,95 +12,13 @@ use super::super::life::{Effort, Finding, Found, describe, guarded};
 use super::super::recorder::{Point, Recorder};
 use super::super::scripted::Case;
 use super::super::shared::Shared;
+use super::allowed::{Allowed, show};
 use super::config::Config;
-use super::ops::{Generator, Model, NAMES, Op, State};
+use super::ops::{Generator, Model, Op, State};
 use super::subject::{DIRECT, LOG, Subject};
 use crate::choice::Choice;
 use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
-
-/// What a crash may leave.
-#[derive(Clone, Debug)]
-struct Allowed {
-    states: Vec<State>,
-    /// No log at all.
-    missing: bool,
-    /// A file that is being written to past the log, as it was and as it will be: each byte may be either.
-    torn: Option<(u8, Vec<u8>, Vec<u8>)>,
-    /// Each byte may be that of any state, or 0 where a write that was not synced made the file longer.
-    mixed: bool,
-    /// The length from which on that is so, by name.
-    grown: BTreeMap<u8, usize>,
-    /// Something is being done to a file or to a name without the log.
-    direct: bool,
-}
-
-impl Allowed {
-    fn one(state: &State) -> Self {
-        Allowed::of(vec![state.clone()])
-    }
-
-    fn of(states: Vec<State>) -> Self {
-        Allowed { states, missing: false, torn: None, mixed: false, grown: BTreeMap::new(), direct: false }
-    }
-
-    fn digest(&self) -> u64 {
-        format!("{self:?}").bytes().fold(1, |hash, byte| mix(hash ^ u64::from(byte)))
-    }
-
-    fn difference(&self, found: &State) -> Option<String> {
-        if self.states.contains(found) || self.may_be_torn(found) || self.mixed && self.may_be_mixed(found) {
-            return None;
-        }
-        let allowed: Vec<String> = self.states.iter().map(show).collect();
-        Some(format!("differs from all it may hold: {}, not {}", show(found), allowed.join(" or ")))
-    }
-
-    fn may_be_mixed(&self, found: &State) -> bool {
-        let names = |state: &State| state.keys().copied().collect::<Vec<u8>>();
-        let mixes = |name: &u8, content: &Vec<u8>| {
-            let torn = self.torn.as_ref().filter(|(of, ..)| of == name);
-            let grown = [self.grown.get(name).copied(), torn.map(|(_, before, _)| before.len())];
-            let zeros = grown.into_iter().flatten().min().unwrap_or(usize::MAX);
-            let torn = torn.into_iter().flat_map(|(_, before, after)| [before, after]);
-            let all: Vec<&Vec<u8>> = self.states.iter().filter_map(|state| state.get(name)).chain(torn).collect();
-            let shortest = all.iter().map(|bytes| bytes.len()).min().unwrap_or(0);
-            let longest = all.iter().map(|bytes| bytes.len()).max().unwrap_or(0);
-            (shortest..=longest).contains(&content.len())
-                && content
-                    .iter()
-                    .enumerate()
-                    .all(|(n, byte)| *byte == 0 && n >= zeros || all.iter().any(|bytes| bytes.get(n) == Some(byte)))
-        };
-        self.states.iter().any(|state| names(state) == names(found))
-            && found.iter().all(|(name, content)| mixes(name, content))
-    }
-
-    fn may_be_torn(&self, found: &State) -> bool {
-        let Some((name, before, after)) = &self.torn else { return false };
-        let without =
-            |state: &State| state.iter().filter(|(other, _)| *other != name).map(|(name, _)| *name).collect::<Vec<_>>();
-        let Some(content) = found.get(name) else { return false };
-        let others = |state: &State| {
-            without(state) == without(found)
-                && state.iter().all(|(other, bytes)| other == name || found[other] == *bytes)
-        };
-        let byte = |n: usize, byte: u8| byte == before.get(n).copied().unwrap_or(0) || Some(&byte) == after.get(n);
-        (before.len()..=after.len()).contains(&content.len())
-            && content.iter().enumerate().all(|(n, &found)| byte(n, found))
-            && self.states.iter().any(others)
-    }
-}
-
-/// Files by name, each as runs of one byte.
-fn show(state: &State) -> String {
-    let runs = |bytes: &Vec<u8>| {
-        let runs = bytes.chunk_by(|one, other| one == other).map(|run| format!("{}*{}", run.len(), run[0]));
-        runs.collect::<Vec<_>>().join(" ")
-    };
-    let files = state.iter().map(|(name, bytes)| format!("{}: [{}]", NAMES[usize::from(*name)], runs(bytes)));
-    format!("{{{}}}", files.collect::<Vec<_>>().join(", "))
-}
 
 /// What every life of a case shares.
 struct Context<'a> {
@@ -168,7 +85,8 @@ impl<'a> Life<'a> {
     }
 
     /// Opens what an earlier life left, which may be any of these states, and keeps what it sees.
-    fn begin(&mut self, allowed: &Allowed) -> Found<()> {
+    /// After a kill, what the process did to names may not be durable.
+    fn begin(&mut self, allowed: &Allowed, killed: bool) -> Found<()> {
         self.recorder.arm(true);
         if !self.context.config.canary && !self.medium.exists(Path::new(LOG)).unwrap_or(false) {
             if !allowed.missing {
@@ -184,8 +102,10 @@ impl<'a> Life<'a> {
             return Err(Finding::new(format!("after an open, the log {difference}")));
         }
         self.model = Model::of(self.context.config.durability, &seen);
-        // The process may have been killed before its removal of a file was durable. It is when the log had more of that file.
-        self.model.may_be_back(&allowed.states);
+        if killed {
+            // A removal is durable now if the log had something of the file.
+            self.model.may_be_back(&allowed.states);
+        }
         self.crash(allowed, &Allowed::of(self.model.allowed()))
     }
 
@@ -224,8 +144,8 @@ impl<'a> Life<'a> {
         let mut grown = self.model.grown();
         let was = self.model.visible();
         self.model.apply(op);
-        for (name, len) in self.model.grown() {
-            grown.entry(name).and_modify(|least| *least = len.min(*least)).or_insert(len);
+        for (name, ranges) in self.model.grown() {
+            grown.entry(name).or_default().extend(ranges);
         }
         let torn = op.goes_past(&self.model).map(|name| {
             let of = |state: &State| state.get(&name).cloned().unwrap_or_default();
@@ -353,12 +273,17 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// After a replay that could not bring one file what the log has of it, and was followed by a write to another: only the first
-    /// is still to be replayed, and what is written to the other stays.
+    /// After a replay that could not bring one file what the log has of it, a plain program writes a byte to another, and syncs it: it
+    /// stays, for only the first is still to be replayed.
     fn kept(&mut self, name: u8) -> Found<()> {
-        let mut states = self.model.allowed();
-        let grown = self.model.grown();
+        let replaying = self.allowed();
         self.model.synced();
+        let replayed = self.allowed();
+        self.crash(&replaying, &replayed)?;
+        self.recorder.arm(true);
+        let medium = &self.medium;
+        let written = guarded("writing without the log", || Subject::write_direct(medium, name))?;
+        written.map_err(|error| Finding::new(format!("writing without the log failed: {error}")))?;
         let mut state = self.model.visible();
         if let Some(content) = state.get_mut(&name) {
             content.resize(content.len().max(1), 0);
@@ -366,9 +291,9 @@ impl<'a> Life<'a> {
         }
         self.model.restart(&state);
         let after = self.allowed();
-        states.extend(after.states.iter().cloned());
+        let states = replayed.states.iter().chain(&after.states).cloned().collect();
         // The log is kept meanwhile.
-        self.crash(&Allowed { grown, direct: true, ..self.allowed_of(states) }, &after)?;
+        self.crash(&Allowed { direct: true, ..self.allowed_of(states) }, &after)?;
         self.recorder.arm(true);
         self.reopen()
     }
@@ -423,7 +348,7 @@ impl<'a> Life<'a> {
             let certain = point.before.is_none() || during.torn.is_none() && !during.direct;
             if self.lives_on(&mut rng) && certain {
                 let seed = rng.next_u64();
-                self.next_life(point.state.killed(), allowed, seed).map_err(|mut finding| {
+                self.next_life(point.state.killed(), allowed, true, seed).map_err(|mut finding| {
                     finding.operations.push(format!("— all processes killed, {}", describe(&point)));
                     finding
                 })?;
@@ -446,7 +371,7 @@ impl<'a> Life<'a> {
         self.context.shared.recoveries.fetch_add(1, Ordering::Relaxed);
         let medium = image.boot();
         if afterlife {
-            return self.next_life(medium, allowed, mix(self.seed ^ choice.digest()));
+            return self.next_life(medium, allowed, false, mix(self.seed ^ choice.digest()));
         }
         self.recover(&medium, allowed)
     }
@@ -466,12 +391,12 @@ impl<'a> Life<'a> {
     }
 
     /// Recovery under the eyes of the recorder, so that it is crashed too, then a few more operations.
-    fn next_life(&self, medium: SimMedium, allowed: &Allowed, seed: u64) -> Found<()> {
+    fn next_life(&self, medium: SimMedium, allowed: &Allowed, killed: bool, seed: u64) -> Found<()> {
         let mut life = Life::new(self.context, medium, seed);
         life.generation = self.generation + 1;
         let mut rng = Rng::new(seed);
         let phases = rng.below(4);
-        let result = life.begin(allowed).and_then(|()| life.play(rng, 0, phases));
+        let result = life.begin(allowed, killed).and_then(|()| life.play(rng, 0, phases));
         life.report(result)
     }
 

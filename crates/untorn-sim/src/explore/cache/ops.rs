@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 
 use untorn::Durability;
 
@@ -19,6 +20,9 @@ const MOST_UNSYNCED: usize = 5;
 
 /// All files there are, by name.
 pub(super) type State = BTreeMap<u8, Vec<u8>>;
+
+/// Ranges of files, by name.
+pub(super) type Grown = BTreeMap<u8, Vec<Range<usize>>>;
 
 /// One operation. Files are named by a name's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,9 +200,9 @@ impl Model {
         }
     }
 
-    /// The least length that each file had when a write, which was not synced, made it longer.
-    pub(super) fn grown(&self) -> BTreeMap<u8, usize> {
-        let mut grown: BTreeMap<u8, usize> = BTreeMap::new();
+    /// Where writes that were not synced made each file longer.
+    pub(super) fn grown(&self) -> Grown {
+        let mut grown = Grown::new();
         let mut files = self.durable.clone();
         for effect in &self.unsynced {
             let before = files.state();
@@ -206,7 +210,7 @@ impl Model {
             for (name, content) in files.state() {
                 let was = before.get(&name).map_or(0, Vec::len);
                 if was < content.len() {
-                    grown.entry(name).and_modify(|least| *least = was.min(*least)).or_insert(was);
+                    grown.entry(name).or_default().push(was..content.len());
                 }
             }
         }
