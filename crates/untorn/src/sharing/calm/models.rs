@@ -240,3 +240,31 @@ fn a_block_that_is_cut_off_and_comes_back_is_read_whole() {
         assert_eq!(file.read(), Some(0));
     });
 }
+
+/// Two blocks whose bits are in different words.
+const TWO: [u64; 2] = [0, 64];
+
+#[test]
+fn who_sees_a_write_in_one_block_finds_no_other_of_it_calm() {
+    model("calm blocks: a reader and a writer of two blocks", Some(3), || {
+        let states: [PageState; 2] = [zeroed(), zeroed()];
+        let all = Arc::new((states, CalmBlocks::new(128).unwrap(), zeroed::<Moves>()));
+        let writer = Arc::clone(&all);
+        let writer = thread::spawn(move || {
+            let (states, blocks, _) = &*writer;
+            states.iter().for_each(|state| state.lock(false, relax));
+            for (state, block) in states.iter().zip(TWO) {
+                state.begin_publishing();
+                blocks.stir(block);
+            }
+            states.iter().for_each(|state| state.publish(1, state.version() + 1));
+        });
+        let (states, blocks, moves) = &*all;
+        for (one, other) in [(0, 1), (1, 0)] {
+            if states[one].bitmap() == 1 {
+                assert!(blocks.glimpse(TWO[other], moves.look().unwrap()).is_none(), "half of a write is seen");
+            }
+        }
+        writer.join().unwrap();
+    });
+}
