@@ -10,7 +10,7 @@ use crate::engine::{self, Piece, Shared};
 use crate::error::{Error, Result};
 use crate::medium::{self, Identity, detect};
 use crate::options::Options;
-use crate::sharing::working::{Backing, Cut, Opener, WorkingCopy};
+use crate::sharing::working::{Backing, Cut, Opener, WorkingCopy, cause_of};
 use crate::sidecar;
 use crate::sys::sync;
 
@@ -284,4 +284,11 @@ impl Backing for Logged {
         self.commit.store(commit, std::sync::atomic::Ordering::Release);
         Ok(commit)
     }
+
+    fn poisoned(&self) -> Option<String> {
+        self.shared.engine.writable().err().map(cause_of)
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,7 @@ use crate::engine::snapshot::{PAGE, Page, Stored};
 use crate::error::{Error, Result};
 use crate::medium::{Identity, detect};
 use crate::region::{Region, RegionStore, StoreOptions};
-use crate::sharing::working::{Backing, Cut, Opener};
+use crate::sharing::working::{Backing, Cut, Opener, cause_of};
 use crate::sys::shared::SharedPages;
 
 /// Opens the store and the region for whoever serves.
@@ -202,6 +202,11 @@ impl Backing for Mapped {
         }
         self.commit.store(commit, Ordering::Release);
         Ok(commit)
+    }
+
+    fn poisoned(&self) -> Option<String> {
+        let state = self.state();
+        state.region().and_then(|region| region.region.writable()).err().map(cause_of)
     }
 
     fn tidied(&self) -> std::ops::Range<u64> {

@@ -2,6 +2,7 @@
 //! that makes them children.
 
 mod cuts;
+mod troubles;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

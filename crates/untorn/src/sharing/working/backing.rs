@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::control::PAGE;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sys::shared::SharedPages;
 
 /// A file whose pages are committed together. One process has it open at a time, the one that serves; calls come from two
@@ -27,6 +27,10 @@ pub(crate) trait Backing: Send + Sync {
     /// Whatever kept it from that. The last commit then stands, or the backing has poisoned itself.
     fn commit(&self, cut: &Cut) -> Result<u64>;
 
+    /// Why nobody knows which commit is the last one, if so: after a failed flush, whose error does not say it. What
+    /// [`fill`](Backing::fill) reads then may be older than what the next process finds.
+    fn poisoned(&self) -> Option<String>;
+
     /// Pages of which [`tidy`](Backing::tidy) is to be told.
     fn tidied(&self) -> Range<u64> {
         0..0
@@ -36,6 +40,14 @@ pub(crate) trait Backing: Send + Sync {
     /// that served before: some of their bytes may only have waited for that. What is changed in the memory here counts as
     /// committed; the pages are present.
     fn tidy(&self, _memory: &SharedPages, _pages: &mut dyn Iterator<Item = u64>) {}
+}
+
+/// Why nothing more is promised, in the words of an error that says so.
+pub(crate) fn cause_of(error: Error) -> String {
+    match error {
+        Error::Poisoned { cause, .. } => cause,
+        other => other.to_string(),
+    }
 }
 
 /// Opens what stands behind a working copy. Every process that may come to serve has one.

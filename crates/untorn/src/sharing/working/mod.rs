@@ -69,7 +69,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
-pub(crate) use backing::{Backing, Cut, Opener};
+pub(crate) use backing::{Backing, Cut, Opener, cause_of};
 
 use self::control::PAGE;
 use self::keeper::Keeper;

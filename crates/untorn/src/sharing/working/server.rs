@@ -438,12 +438,28 @@ impl Server {
                     backing.tidy(&self.view, &mut cut.pages.iter().copied().filter(|page| tidied.contains(page)));
                 }
             }
-            // The pages differ from the last commit as before.
-            Err(_) => self.control.recover(),
+            Err(error) => {
+                // First: what is rolled back after this would count as equal to a last commit that nobody knows.
+                if let Some(cause) = self.commit_in_doubt(error) {
+                    self.control.poison(&cause);
+                }
+                // The pages differ from the last commit as before.
+                self.control.recover();
+            }
         }
         self.spare = cut;
         let waiting = self.in_flight.take().unwrap_or_default();
         self.answer_all(&waiting, &result);
+    }
+
+    /// Whether a commit that failed may be durable all the same, and why.
+    fn commit_in_doubt(&self, error: &Error) -> Option<String> {
+        if let Error::Poisoned { cause, .. } = error {
+            return Some(cause.clone());
+        }
+        let backing = self.backing.as_ref().ok()?;
+        let asked = catch_unwind(AssertUnwindSafe(|| backing.poisoned()));
+        asked.unwrap_or_else(|_| Some("the backing panicked".to_owned()))
     }
 
     fn answer_all(&mut self, waiting: &[Request], result: &Result<u64>) {

@@ -80,6 +80,9 @@ impl Backing for Judged {
         }
         Ok(number)
     }
+    fn poisoned(&self) -> Option<String> {
+        self.inner.poisoned()
+    }
     fn tidied(&self) -> Range<u64> {
         self.inner.tidied()
     }
