@@ -10,8 +10,9 @@
 //!    nothing: it becomes allocated only once it is zeros.
 //! 4. Whoever comes to serve opens the store at its last commit, whose pages say what waited for that commit alone: no state
 //!    of the process that served before is needed.
-//! 5. Processes meet at a place of the region and of the store's file, and who serves looks whether it is that file. So no
-//!    page ever goes to another region or store.
+//! 5. Processes meet at a place of the store's file, where they say which region they mean, and who comes to serve looks
+//!    whether it finds that file, that region and its last commit. So no page ever goes to another region or store, and
+//!    nothing is ever mixed with what somebody else has committed.
 
 mod backing;
 mod pages;
@@ -351,8 +352,9 @@ impl RegionMapOptions {
         }
         let reserve = self.reserved_to_share();
         let opener = Committed { store: store.clone(), identity, name: name.to_owned(), create, reserve };
-        // Each region has a place of its own, so that nobody ever serves the pages of another one.
-        let place = format!("{}.region-{:016x}", identity.inode, fingerprint(name));
+        // One place for all regions, so that nobody opens the store for one of them while another one's processes look for
+        // who serves next.
+        let place = format!("{}.region", identity.inode);
         let copy = WorkingCopy::open(&store, &dir, &place, with(opener), 0).map_err(|error| {
             // Only if nothing is in it; if it stays, the error is the one that helps.
             let _ = std::fs::remove_dir(&dir);
@@ -367,14 +369,13 @@ impl RegionMapOptions {
 fn explained(error: Error) -> Error {
     match error {
         Error::InUse { path, holder } if holder == "another process, or this one" => {
-            let holder = format!("{holder}, which has it open or shares another of its regions");
+            let holder = format!("{holder}, which has it open");
+            Error::InUse { path, holder }
+        }
+        Error::InUse { path, holder } if holder == "another handle of this process" => {
+            let holder = format!("{holder}, which shares a region of it, and one process shares one");
             Error::InUse { path, holder }
         }
         other => other,
     }
-}
-
-/// FNV-1a: a name may be too long for one of a file, and have what such a name has not.
-fn fingerprint(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -53,8 +53,10 @@ impl Committed {
         for page in region.pages()?.into_iter().take_while(|page| *page < layout.pages) {
             allocated[(page / IN_WORD) as usize] |= ALLOCATED << (page % IN_WORD * 2);
         }
+        let uid = u128::from_le_bytes(region.region.uid());
+        let uid = [uid as u64, (uid >> 64) as u64];
         let open = Some((region, store));
-        Ok(Mapped { layout, commit: info.commit.into(), state: Mutex::new(State { allocated, open }) })
+        Ok(Mapped { layout, commit: info.commit.into(), uid, state: Mutex::new(State { allocated, open }) })
     }
 }
 
@@ -62,12 +64,18 @@ impl Opener for Committed {
     fn open(&self, len: Option<u64>) -> Result<Box<dyn Backing>> {
         Ok(Box::new(self.open_region(len)?))
     }
+
+    fn part(&self) -> String {
+        format!("region {:?}", self.name)
+    }
 }
 
 /// A region at its last commit.
 pub(super) struct Mapped {
     layout: Layout,
     commit: AtomicU64,
+    /// The region's: one that is made again has another.
+    uid: [u64; 2],
     /// Held during a commit: while one is under way the engine has its pages in part.
     state: Mutex<State>,
 }
@@ -170,6 +178,10 @@ impl Backing for Mapped {
 
     fn last_commit(&self) -> u64 {
         self.commit.load(Ordering::Acquire)
+    }
+
+    fn identity(&self) -> [u64; 2] {
+        self.uid
     }
 
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {

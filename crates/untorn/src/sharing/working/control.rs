@@ -33,7 +33,7 @@ pub(super) const PAGE: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"untornWC");
 /// Of the block's layout and of the messages; processes of different versions don't share.
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 
 // The block begins with two pages of words of 32 bits, each of what changes often in a cache line of its own.
 const GATE: usize = 0;
@@ -53,6 +53,8 @@ const WORD_LEN: usize = 5;
 const WORD_COMMIT: usize = 6;
 const WORD_ROLLING_BACK: usize = 7;
 const WORD_LOST: usize = 8;
+const WORD_COMMITTING: usize = 9;
+const WORD_BACKING: usize = 10;
 const WORD_POISONED: usize = 15;
 const WORD_CAUSE: usize = 16;
 const CAUSE_WORDS: usize = 64;
@@ -241,6 +243,26 @@ impl Control {
 
     pub(super) fn set_commit(&self, number: u64) {
         self.words()[WORD_COMMIT].store(number, Ordering::Release);
+    }
+
+    /// The number that the commit under way has if it succeeds; that of an earlier one, or 0, if none is.
+    pub(super) fn committing(&self) -> u64 {
+        self.words()[WORD_COMMITTING].load(Ordering::SeqCst)
+    }
+
+    pub(super) fn set_committing(&self, number: u64) {
+        self.words()[WORD_COMMITTING].store(number, Ordering::SeqCst);
+    }
+
+    /// Which backing it is.
+    pub(super) fn backing(&self) -> [u64; 2] {
+        [0, 1].map(|index| self.words()[WORD_BACKING + index].load(Ordering::SeqCst))
+    }
+
+    pub(super) fn set_backing(&self, identity: [u64; 2]) {
+        for (index, word) in identity.into_iter().enumerate() {
+            self.words()[WORD_BACKING + index].store(word, Ordering::SeqCst);
+        }
     }
 
     /// Whether some dirty pages have been brought back to the last commit, and others not yet.

@@ -1,6 +1,11 @@
 //! What becomes of a shared region when the store behind it fails, or somebody else gets hold of it.
 
+use std::sync::atomic::AtomicBool;
+
+use super::super::backing::Committed;
 use super::*;
+use crate::medium::PageCache;
+use crate::sharing::working::Backing;
 use crate::sys::ring::FAIL;
 
 const MODULE: &str = "map::shared_region::tests::troubles";
@@ -32,4 +37,119 @@ fn after_a_failed_flush_nothing_is_rolled_back_or_committed() {
     assert!(command_in(MODULE, TEST, dir.path(), 0, None).status().unwrap().success());
     let found = committed(&path);
     assert!([1, 2].iter().any(|value| found == BTreeMap::from([(0, *value), (1, *value)])), "{found:?}");
+}
+
+/// Opens the store for who serves next only when the test says so.
+struct Held(Committed, Arc<AtomicBool>);
+
+impl Opener for Held {
+    fn open(&self, len: Option<u64>) -> Result<Box<dyn Backing>> {
+        let since = Instant::now();
+        while !self.1.load(SeqCst) {
+            assert!(since.elapsed() < patience(), "the test never said so");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.0.open(len)
+    }
+    fn part(&self) -> String {
+        self.0.part()
+    }
+}
+
+/// A child that shares the region, does `commits`, stores, and waits to be killed.
+fn serve(dir: &Path, commits: u64) {
+    let (region, notes) = (share(&dir.join("store")), notes(dir));
+    region.alloc_pages(2).unwrap();
+    for commit in 1..=commits {
+        word(&region, 0).store(commit, SeqCst);
+        assert_eq!(region.pmsync().unwrap(), commit);
+    }
+    word(&region, 1).store(7, SeqCst);
+    words(&notes)[READY].store(1, SeqCst);
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn what_somebody_else_did_while_nobody_served_is_not_mixed_with_the_stores() {
+    const TEST: &str = "what_somebody_else_did_while_nobody_served_is_not_mixed_with_the_stores";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, commits)) = child_of(TEST) {
+        return serve(&dir, commits as u64);
+    }
+    for replaced in [false, true] {
+        let dir = memory_dir();
+        let (path, notes) = (make(dir.path()), notes(dir.path()));
+        let commits = usize::from(!replaced);
+        let mut child = Children(vec![command_in(MODULE, TEST, dir.path(), commits, None).spawn().unwrap()]);
+        await_word(&notes, READY);
+        let go = Arc::new(AtomicBool::new(false));
+        let held = |opener| -> Arc<dyn Opener> { Arc::new(Held(opener, Arc::clone(&go))) };
+        let region = RegionMapOptions::new().shared_region(&path, "r", false, held).unwrap();
+        word(&region, 1).store(8, SeqCst);
+        child.0[0].kill().unwrap();
+        child.0[0].wait().unwrap();
+        let store = StoreOptions::new().open_on(PageCache::new(), &path).unwrap();
+        if replaced {
+            store.delete_region("r").unwrap();
+            store.create_region_of("r", PAGES).unwrap();
+        } else {
+            let other = store.open_region("r").unwrap();
+            other.write_at(&99_u64.to_le_bytes(), 0).unwrap();
+            assert_eq!(other.pmsync().unwrap(), 2);
+        }
+        store.close().unwrap();
+        go.store(true, SeqCst);
+        let error = region.pmsync().unwrap_err();
+        let why = if replaced { "it was replaced by another one" } else { "it is at commit 2" };
+        assert!(matches!(&error, Error::Poisoned { cause, .. } if cause.contains(why)), "{error}");
+        drop(region);
+        let found = if replaced { BTreeMap::new() } else { BTreeMap::from([(0, 99), (1, 0)]) };
+        assert_eq!(committed(&path), found);
+    }
+}
+
+#[test]
+fn one_region_of_a_store_is_shared_at_a_time() {
+    const TEST: &str = "one_region_of_a_store_is_shared_at_a_time";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, which)) = child_of(TEST) {
+        if which == 0 {
+            return serve(&dir, 1);
+        }
+        // While another process serves, and while nobody does.
+        let error = SharedRegion::open(dir.join("store"), "other").unwrap_err();
+        return std::fs::write(dir.join("said"), error.to_string()).unwrap();
+    }
+    let dir = memory_dir();
+    let (path, notes) = (make(dir.path()), notes(dir.path()));
+    let start = |which| command_in(MODULE, TEST, dir.path(), which, None).spawn().unwrap();
+    let mut children = Children(vec![start(0)]);
+    await_word(&notes, READY);
+    let go = Arc::new(AtomicBool::new(false));
+    let held = |opener| -> Arc<dyn Opener> { Arc::new(Held(opener, Arc::clone(&go))) };
+    let region = RegionMapOptions::new().shared_region(&path, "r", false, held).unwrap();
+    children.0.push(start(1));
+    assert!(children.0[1].wait().unwrap().success());
+    let said = std::fs::read_to_string(dir.path().join("said")).unwrap();
+    assert!(said.contains("region \"r\" is shared"), "{said}");
+    word(&region, 0).store(5, SeqCst);
+    children.0[0].kill().unwrap();
+    children.0[0].wait().unwrap();
+    // The store is open nowhere now, until this process may open it.
+    std::fs::remove_file(dir.path().join("said")).unwrap();
+    children.0[1] = start(1);
+    while std::fs::metadata(dir.path().join("said")).is_err() && children.0[1].try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    go.store(true, SeqCst);
+    assert!(children.0[1].wait().unwrap().success());
+    assert!(region.pmsync().unwrap() == 2 && region.is_serving());
+    region.close().unwrap();
+    assert_eq!(committed(&path), BTreeMap::from([(0, 5), (1, 7)]));
 }
