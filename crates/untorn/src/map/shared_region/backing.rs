@@ -205,6 +205,8 @@ impl Backing for Mapped {
         let mut state = self.state();
         let changes = Changes::new(self.layout, &state, cut);
         let region = state.region()?;
+        // What a commit left that ended otherwise than by an error.
+        region.rollback()?;
         let commit = changes.commit(region).inspect_err(|_| {
             // What was allocated and freed for it: the next cut has it again. It fails only for a region that is lost.
             let _ = region.rollback();
