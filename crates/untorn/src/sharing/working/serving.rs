@@ -1,5 +1,6 @@
 //! Coming to serve: beginning a working copy, or going on where another process left it.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -73,6 +74,7 @@ pub(super) fn take_over(
     control.set_gate(if control.rolling_back() { CLOSED } else { OPEN });
     let file = pages.file().try_clone_to_owned();
     let view = file.and_then(|file| SharedPages::map(file, pages.reserved()));
+    let view = view.and_then(|view| note_present(control, &view).map(|()| view));
     let view = view.map_err(|error| Error::io("take over the serving of", place.path(), error))?;
     let opened = open(place, opener, Some(control.len()), DYING_FOR_CERTAIN);
     let backing = opened.map_err(|error| error.to_string()).and_then(|backing| left_alone(control, backing));
@@ -84,6 +86,25 @@ pub(super) fn take_over(
         control.set_commit(backing.last_commit());
     }
     start(place, Arc::clone(control), view, backing, opener.part())
+}
+
+/// Notes pages that were filled by a process that was killed before it could: who looks whether a page is in memory must not
+/// miss one, for what is there may have been of a commit long ago.
+fn note_present(control: &Control, view: &SharedPages) -> io::Result<()> {
+    let (end, present) = (control.pages(), control.present());
+    let mut page = 0;
+    while page < end {
+        if !present.get(page) {
+            let Some(found) = view.memory_from(page * PAGE as u64)? else { break };
+            page = found / PAGE as u64;
+            if page >= end {
+                break;
+            }
+            present.set(page);
+        }
+        page += 1;
+    }
+    Ok(())
 }
 
 /// The backing, if it is as the process left it that had it before. While nobody has it somebody else may open it who does
