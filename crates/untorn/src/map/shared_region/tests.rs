@@ -2,7 +2,7 @@
 //! that makes them children.
 
 mod cuts;
-mod troubles;
+pub(super) mod troubles;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -342,16 +342,25 @@ impl Control {
     /// The thread says that it is in before it looks at the gate, and a cut closes the gate before it looks who is in, all
     /// of it sequentially consistent: one of the two sees the other.
     pub(super) fn enter(&self, slot: usize, page: u64) {
+        self.enter_unless(slot, |gate| self.keeps_out(gate, page));
+    }
+
+    /// The same for any page, as soon as no cut is being made at all. None is begun then before it leaves.
+    pub(super) fn enter_between_cuts(&self, slot: usize) {
+        self.enter_unless(slot, |gate| gate & PHASE != OPEN);
+    }
+
+    fn enter_unless(&self, slot: usize, keeps_out: impl Fn(u32) -> bool) {
         let gate = self.half(GATE);
         loop {
             self.active(slot).fetch_add(1, Ordering::SeqCst);
             let seen = gate.load(Ordering::SeqCst);
-            if !self.keeps_out(seen, page) {
+            if !keeps_out(seen) {
                 return;
             }
             self.leave(slot);
             let mut looked = 0;
-            while gate.load(Ordering::SeqCst) == seen && self.keeps_out(seen, page) {
+            while gate.load(Ordering::SeqCst) == seen && keeps_out(seen) {
                 looked += 1;
                 if looked < SPINS {
                     std::hint::spin_loop();
