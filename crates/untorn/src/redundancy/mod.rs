@@ -207,7 +207,11 @@ struct Inner {
     stored: Bits,
     /// Pages that somebody is storing to, and how many do.
     storing: BTreeMap<u64, u32>,
-    /// Of these, what they held when they were announced, and were covered with, where stores are covered at once.
+    /// How many do what changes the file's time and none of its bytes.
+    stirring: u32,
+    /// Pages that were damaged, could not be given back, and were stored to in part all the same.
+    spoilt: BTreeSet<u64>,
+    /// Of those that are stored to, what they held when they were announced, and were covered with, where stores are covered at once.
     before: BTreeMap<u64, Box<[u8]>>,
     /// Pages of which it cannot be said whether they are damaged.
     unknown: BTreeSet<u64>,
@@ -225,6 +229,13 @@ struct Inner {
     disbelieved: bool,
     /// The first failure, after which nothing more is done.
     failed: Option<String>,
+}
+
+impl Inner {
+    /// Whether nobody is doing anything that changes the file's time.
+    fn is_quiet(&self) -> bool {
+        self.storing.is_empty() && self.stirring == 0
+    }
 }
 
 impl<M: Medium> Redundancy<M> {
@@ -290,7 +301,7 @@ impl<M: Medium> Redundancy<M> {
             in_sidecar: 0,
             believed: !inner.disbelieved,
             unknown: inner.were_unknown.clone(),
-            lost: inner.stuck.iter().copied().collect(),
+            lost: inner.stuck.union(&inner.spoilt).copied().collect(),
             oldest_uncovered: age,
             stripes: self.geometry.stripes(),
             vulnerable_stripes: vulnerable.len() as u64,

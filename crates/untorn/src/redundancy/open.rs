@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::medium::{Access, LockKind, MarkState, Medium, MediumFile};
 use crate::options::Settings;
 use crate::sidecar::attach::{is_named, take_lock};
-use crate::sidecar::{MAX_LEN, PAGE, directory, parent, path as sidecar_path};
+use crate::sidecar::{MAX_LEN, PAGE, directory, parent, path as sidecar_path, uuid_text};
 use crate::simd::xor;
 
 /// The companion file of the data file with this inode number.
@@ -58,9 +58,53 @@ pub(crate) fn remove<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
     Ok(true)
 }
 
+/// What there is beside a file that is about to be opened with an engine.
+pub(super) enum Found {
+    Nothing,
+    /// Its companion, whether or not that can be read.
+    Companion,
+    /// Its companion, made for another length: a crash came while that was being changed, or somebody else changed it.
+    OfAnotherLength,
+}
+
+/// Looks for the companion of a file, changing none. That of a file that is gone, whose inode number went to this one, is set
+/// aside, as an engine does with a sidecar: nobody asked for redundancy of this file, and it is no reason to refuse it.
+pub(super) fn look_beside<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
+    let data = medium.open(path, Access::Read, 0)?;
+    let place = companion(path, data.identity()?.inode);
+    if !medium.exists(&place)? {
+        return Ok(Found::Nothing);
+    }
+    let side = medium.open(&place, Access::ReadWrite, 0)?;
+    // Nobody may hold it, or have it locked, save whoever made it. What is read here never changes as long as it has its name.
+    let Ok((superblock, _)) = Superblock::read(&side, &place) else { return Ok(Found::Companion) };
+    if is_of(&superblock, &data)? {
+        let differs = superblock.geometry.len != data.len();
+        return Ok(if differs { Found::OfAnotherLength } else { Found::Companion });
+    }
+    if !take_lock(&side, LockKind::Exclusive)? {
+        return Err(in_use(path));
+    }
+    if is_named(medium, &place, &side)? {
+        let aside = place.with_extension(format!("redundancy.{}.orphan", uuid_text(&superblock.uuid)));
+        tracing::warn!(path = %path.display(), companion = %aside.display(), "set redundancy of another file aside");
+        medium.rename(&place, &aside)?;
+        medium.sync_dir(barriers::CREATE_NAME, &directory(path))?;
+    }
+    Ok(Found::Nothing)
+}
+
 fn in_use(path: &Path) -> Error {
     let holder = "another process, or this one, which protects it".to_owned();
     Error::InUse { path: path.to_owned(), holder }
+}
+
+/// Of a file that is being opened with an engine.
+struct Engine<F> {
+    /// Whether it is to be taken as it is, see [`Trust`](crate::Trust).
+    trusted: bool,
+    /// The companion file, if it was made just now, locked.
+    made: Option<F>,
 }
 
 /// How far the marks can be believed.
@@ -80,7 +124,7 @@ impl<M: Medium> Redundancy<M> {
     /// neither superblock is whole; [`Error::Invalid`] for a file that has an engine, an empty one, and settings that differ
     /// from what is there; ENOENT, if it is only to be looked at and there is none.
     pub(crate) fn open(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Result<Self> {
-        let opened = Self::attach(medium, path, mode, settings, false)?;
+        let opened = Self::attach(medium, path, mode, settings, None)?;
         opened.begin()?;
         if matches!(opened.mode, Mode::Synchronous) {
             // Then whatever nobody is storing to is covered, from the beginning.
@@ -90,21 +134,39 @@ impl<M: Medium> Redundancy<M> {
     }
 
     /// The same for a file that is being opened with an engine, and before that writes to it. Nothing is changed that is there,
-    /// until the first announcement or until it [begins](Redundancy::begin): the engine may refuse the file. If it is for
-    /// another length it is made anew, and nothing of it is covered.
+    /// until the first announcement or until it [begins](Redundancy::begin): the engine may refuse the file. Only if it is for
+    /// another length it is made anew at once, and nothing of it is covered. Where the file is `trusted`, because somebody says
+    /// so who knows that others wrote to it, no page that differs is taken for damaged.
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn open_beside(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Result<Self> {
-        Self::attach(medium, path, mode, settings, true)
+    pub(super) fn open_beside(
+        medium: Arc<M>,
+        path: &Path,
+        mode: Mode,
+        settings: Settings,
+        trusted: bool,
+        made: Option<M::File>,
+    ) -> Result<Self> {
+        Self::attach(medium, path, mode, settings, Some(Engine { trusted, made }))
     }
 
-    fn attach(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings, beside: bool) -> Result<Self> {
+    fn attach(
+        medium: Arc<M>,
+        path: &Path,
+        mode: Mode,
+        settings: Settings,
+        engine: Option<Engine<M::File>>,
+    ) -> Result<Self> {
+        let (beside, trusted) = (engine.is_some(), engine.as_ref().is_some_and(|engine| engine.trusted));
         let data = medium.open(path, Access::ReadWrite, 0)?;
         let has_engine = check_engine(&*medium, path, &data, &mode, beside)?;
         let inode = data.identity()?.inode;
         let place = companion(path, inode);
-        let (mut side, mut created) = attach(&*medium, path, &place, &data, &mode, &settings)?;
+        let (mut side, mut created) = match engine.and_then(|engine| engine.made) {
+            Some(made) => (made, true),
+            None => attach(&*medium, path, &place, &data, &mode, &settings)?,
+        };
         if !matches!(mode, Mode::Report) {
             data.sync(barriers::ATTACH_DATA)?;
         }
@@ -113,8 +175,7 @@ impl<M: Medium> Redundancy<M> {
         let (mut superblock, mut superblocks) = Superblock::read(&side, &place)?;
         if beside && superblock.geometry.len != data.len() && is_of(&superblock, &data)? {
             // A crash while its length was being changed.
-            create(&*medium, path, &place, &data, data.len(), &superblock.settings(), superblock.history)?;
-            (side, _) = attach(&*medium, path, &place, &data, &mode, &settings)?;
+            side = create(&*medium, path, &place, &data, data.len(), &superblock.settings(), superblock.history)?;
             (superblock, superblocks) = Superblock::read(&side, &place)?;
             created = true;
         }
@@ -140,6 +201,8 @@ impl<M: Medium> Redundancy<M> {
             mends: true,
             stored: Bits::new(geometry.pages()),
             storing: BTreeMap::new(),
+            stirring: 0,
+            spoilt: BTreeSet::new(),
             before: BTreeMap::new(),
             unknown: BTreeSet::new(),
             were_unknown: Vec::new(),
@@ -167,16 +230,18 @@ impl<M: Medium> Redundancy<M> {
             inner: Mutex::new(inner),
         };
         if !created {
-            opened.judge(&read, untouched)?;
+            opened.judge(&read, untouched, trusted)?;
         }
         Ok(opened)
     }
 
     /// Finds out which pages cannot be told to be damaged or not, and restores what it can of lost table blocks.
-    fn judge(&self, read: &Read, untouched: bool) -> Result<()> {
+    fn judge(&self, read: &Read, untouched: bool, trusted: bool) -> Result<()> {
         let mut inner = self.lock();
         let inner = &mut *inner;
         let belief = match inner.superblock.left {
+            // Others wrote to it, and which pages nobody knows: the file counts as it is.
+            _ if trusted => Belief::Only(BTreeSet::new()),
             // Who protects a mapping has it already, and may have stored to it before, without a trace.
             _ if matches!(self.mode, Mode::Tracked(_)) && !self.pages.notes_stores() => Belief::Only(BTreeSet::new()),
             Left::Closed | Left::Announced if untouched => Belief::All,
@@ -316,11 +381,11 @@ impl<M: Medium> Redundancy<M> {
     }
 
     /// Puts a companion file for another length in the place of this one, durably; all of it is marked. This one is of no
-    /// further use.
+    /// further use. The other is locked, so that nobody has it between the two.
     ///
     /// # Errors
     /// Those of creating, writing and flushing.
-    pub(crate) fn renew(&self, len: u64) -> Result<()> {
+    pub(super) fn renew(&self, len: u64) -> Result<M::File> {
         let data = self.medium.open(&self.path, Access::Read, 0)?;
         let superblock = self.lock().superblock.clone();
         create(&*self.medium, &self.path, &self.side_path, &data, len, &superblock.settings(), superblock.history)
@@ -392,7 +457,7 @@ fn attach<M: Medium>(
             if matches!(mode, Mode::Look | Mode::Report) {
                 return Err(Error::io("find the redundancy of", path, Errno::NOENT));
             }
-            create(medium, path, place, data, data.len(), settings, History::default())?;
+            drop(create(medium, path, place, data, data.len(), settings, History::default())?);
             created = true;
         }
         let reserve = side_reserve(data, settings);
@@ -423,7 +488,7 @@ fn side_reserve<F: MediumFile>(data: &F, settings: &Settings) -> u64 {
 }
 
 /// Makes a companion file in which every page is marked uncovered, under another name first, so that a crash leaves a whole
-/// one or none, or the one that it takes the place of.
+/// one or none, or the one that it takes the place of. It is locked.
 fn create<M: Medium>(
     medium: &M,
     path: &Path,
@@ -432,7 +497,7 @@ fn create<M: Medium>(
     len: u64,
     settings: &Settings,
     history: History,
-) -> Result<()> {
+) -> Result<M::File> {
     let stripe = settings.stripe.unwrap_or(Settings::STRIPE);
     if !(1..=Geometry::MAX_STRIPE).contains(&stripe) {
         let what = format!("a stripe has 1 to {} data pages, not {stripe}", Geometry::MAX_STRIPE);
@@ -485,7 +550,8 @@ fn create<M: Medium>(
     made().inspect_err(|_| {
         // If it cannot be removed either, the first error is the one that helps.
         let _ = medium.unlink(&unfinished);
-    })
+    })?;
+    Ok(side)
 }
 
 /// Whether a companion file was made for this file.
@@ -493,6 +559,12 @@ fn is_of<F: MediumFile>(found: &Superblock, data: &F) -> Result<bool> {
     let (theirs, ours) = (found.identity, data.identity()?);
     let differ = |a: u64, b: u64| a != 0 && b != 0 && a != b;
     Ok(theirs.inode == ours.inode && !differ(theirs.generation, ours.generation) && !differ(theirs.birth, ours.birth))
+}
+
+/// Whether a path names the file that is open.
+pub(super) fn is_at<M: Medium>(medium: &M, path: &Path, file: &M::File) -> Result<bool> {
+    let (named, open) = (medium.open(path, Access::Read, 0)?.identity()?, file.identity()?);
+    Ok((named.inode, named.generation, named.birth) == (open.inode, open.generation, open.birth))
 }
 
 /// Whether a companion file is that of this file, as it is now.
