@@ -38,6 +38,7 @@
 mod announce;
 mod bits;
 mod checksum;
+mod companion;
 mod cover;
 mod delta;
 mod format;
@@ -64,8 +65,8 @@ use format::Superblock;
 use layout::Geometry;
 use table::Tables;
 
+pub(crate) use companion::{companion, remove};
 pub use format::History;
-pub(crate) use open::{companion, remove};
 use pages::Pages;
 pub use report::{Coverage, RepairReport, ScrubReport};
 pub(crate) use scrub::Scrub;

@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use super::open::{Found, is_at, look_beside, remove_unlocked};
+use super::companion::{Found, is_at, look_beside, remove_unlocked};
 use super::service::{Beside, Service};
 use super::{Coverage, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
 use crate::error::{Error, Result};
