@@ -104,7 +104,7 @@ pub struct KernelRow {
     pub kernel: &'static str,
     /// "sequential", each place after the one before, or "random".
     pub pattern: &'static str,
-    /// What it uses: "sse4.2", "avx2", "portable" and the like. The first of each kernel is what redundancy uses here.
+    /// What it uses: "x86_64-avx512-vpclmulqdq", "avx2", "portable" and the like. The first of each kernel is what redundancy uses here.
     pub way: &'static str,
     /// What the read uses.
     pub read: &'static str,

@@ -1,5 +1,9 @@
 //! CRC-32C (Castagnoli). Source: RFC 3720, appendix B.4.
 
+use std::sync::LazyLock;
+
+use crc_fast::CrcAlgorithm;
+
 use super::{Crc32c, Way};
 
 /// The polynomial, its bits reversed.
@@ -36,28 +40,17 @@ const fn tables() -> [[u32; 256]; 8] {
 
 /// The CRC-32C of some bytes.
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
-    #[cfg(target_arch = "x86_64")]
-    if !std::arch::is_x86_feature_detected!("sse4.2") {
-        return crc32c_portable(bytes);
-    }
-    crc32c::crc32c(bytes)
+    // Of an algorithm of 32 bits the upper half is zero.
+    crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
 /// See [`crc32c_ways`](super::crc32c_ways).
 pub(super) fn ways() -> Vec<Way<Crc32c>> {
-    let mut ways: Vec<Way<Crc32c>> = Vec::new();
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("sse4.2") {
-        ways.push(Way { name: "sse4.2", run: crc32c });
-    }
-    // Elsewhere the crate asks the CPU itself.
-    #[cfg(not(target_arch = "x86_64"))]
-    ways.push(Way { name: "native", run: crc32c });
-    ways.push(Way { name: "portable", run: crc32c_portable });
-    ways
+    static NAME: LazyLock<String> = LazyLock::new(|| crc_fast::get_calculator_target(CrcAlgorithm::Crc32Iscsi));
+    vec![Way { name: &NAME, run: crc32c }, Way { name: "portable", run: crc32c_portable }]
 }
 
-/// Eight bytes at a time, by tables.
+/// The reference: eight bytes at a time, by tables.
 fn crc32c_portable(bytes: &[u8]) -> u32 {
     let (words, rest) = bytes.as_chunks::<8>();
     let mut crc = u32::MAX;

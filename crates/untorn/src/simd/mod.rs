@@ -17,7 +17,7 @@ pub(crate) use parity::{parity, xor};
 /// One of several ways to compute something. All of them give the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Way<F> {
-    /// What it uses: "sse4.2", "avx2", "portable" and the like.
+    /// What it uses: "x86_64-avx512-vpclmulqdq", "avx2", "portable" and the like.
     pub name: &'static str,
     /// The function.
     pub run: F,

@@ -102,36 +102,14 @@ fn xor_portable(dst: &mut [u8], src: &[u8]) {
 #[inline(always)]
 fn parity_portable(dst: &mut [u8], pages: &[&[u8]]) {
     assert!(pages.iter().all(|page| page.len() == dst.len()), "parity is of pages of one size");
-    // Four at a time go through registers, so that what they come to is stored once.
-    let mut groups = pages.chunks_exact(4);
-    let mut is_first = true;
-    for group in &mut groups {
-        if let [a, b, c, d] = *group {
-            fold_four(dst, a, b, c, d, is_first);
-            is_first = false;
+    // One page after the other: the CPU fetches ahead where memory is read in order, and what is written stays in its
+    // nearest cache meanwhile.
+    match pages.split_first() {
+        None => dst.fill(0),
+        Some((first, rest)) => {
+            dst.copy_from_slice(first);
+            rest.iter().for_each(|page| xor_portable(dst, page));
         }
-    }
-    if is_first {
-        dst.fill(0);
-    }
-    for page in groups.remainder() {
-        xor_portable(dst, page);
-    }
-}
-
-/// `dst` becomes the exclusive or of four pages, and of what it was unless they are the first.
-#[inline(always)]
-fn fold_four(dst: &mut [u8], a: &[u8], b: &[u8], c: &[u8], d: &[u8], is_first: bool) {
-    let (wide, rest) = dst.as_chunks_mut::<LINE>();
-    let [(a, a_rest), (b, b_rest), (c, c_rest), (d, d_rest)] = [a, b, c, d].map(<[u8]>::as_chunks::<LINE>);
-    for ((((dst, a), b), c), d) in wide.iter_mut().zip(a).zip(b).zip(c).zip(d) {
-        let before = if is_first { [0; LINE] } else { *dst };
-        for at in 0..LINE {
-            dst[at] = before[at] ^ a[at] ^ b[at] ^ c[at] ^ d[at];
-        }
-    }
-    for ((((dst, a), b), c), d) in rest.iter_mut().zip(a_rest).zip(b_rest).zip(c_rest).zip(d_rest) {
-        *dst = if is_first { 0 } else { *dst } ^ a ^ b ^ c ^ d;
     }
 }
 

@@ -154,7 +154,7 @@ impl<M: Medium> Core<M> {
         self.fence(barriers::LOG_GROW, &[&self.side])
     }
 
-    /// Takes home what is durable of a range.
+    /// Takes home what is durable of a range, and lets what is home count as calm.
     pub(super) fn checkpoint_range(&self, offset: u64, len: u64) -> Result<()> {
         let (mut block, end) = (offset / PAGE, (offset + len).div_ceil(PAGE));
         while block < end {
@@ -163,11 +163,13 @@ impl<M: Medium> Core<M> {
                 continue;
             };
             let link = Link(slot.bitmap());
+            let head = link.head(block);
             if link.is_redo() {
-                let head = link.head(block);
                 self.checkpoint_cover(head, link)?;
                 block = head + (1 << link.class());
             } else {
+                // Undo has left it at home already; without this its next read would pay for finding out.
+                self.try_to_calm(block, self.slot(head)?, link);
                 block += 1;
             }
         }

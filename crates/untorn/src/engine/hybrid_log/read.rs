@@ -189,8 +189,8 @@ impl<M: Medium> Core<M> {
     }
 
     /// Lets a block, and all others of its cover, count as calm again if they are and if nobody is in the way, so that the
-    /// next reader need look at no slot. `slot` stands for the cover, and had this link.
-    fn try_to_calm(&self, block: u64, slot: &PageState, link: Link) {
+    /// next reader need look at no slot. `slot` stands for the cover, and had this link; and if not, nothing happens.
+    pub(super) fn try_to_calm(&self, block: u64, slot: &PageState, link: Link) {
         // Mostly it is not calm, or the reader would not have come this way; but a neighbour can have sent it here.
         if !self.calm.is_stirred(block) || !self.rests(block, link) || !slot.try_hold() {
             return;
