@@ -34,6 +34,8 @@ struct Slot {
 struct Pool {
     /// The process that the sockets belong to; 0 in a child that has not used it yet.
     owner: AtomicU32,
+    /// The process that may append to the log; 0 in a child that came by no `fork` of the C library's.
+    appender: AtomicU32,
     slots: [Slot; SLOTS],
 }
 
@@ -181,6 +183,19 @@ fn ask_for(exchange: &mut Exchange<'_>) -> Result<Reply, c_int> {
         _ => ask_once(settings, exchange),
     }?;
     if reply.errno == 0 { Ok(reply) } else { Err(reply.errno) }
+}
+
+/// This process may append to the log: its threads are, to the C library, its own.
+pub(crate) fn appends() {
+    if let Some(pool) = pool() {
+        pool.appender.store(raw::getpid(), Ordering::Relaxed);
+    }
+}
+
+/// Whether it may, and is not a child of `vfork`.
+#[inline]
+pub(crate) fn may_append() -> bool {
+    pool().is_some_and(|pool| pool.appender.load(Ordering::Relaxed) == raw::getpid())
 }
 
 /// Whether this is a child of `vfork`, in its parent's memory.

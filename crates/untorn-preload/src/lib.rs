@@ -15,7 +15,10 @@
 //!    Vectors (`readv`), offsets (`sendfile`) and strings are read, as the C library reads them; a wrong one crashes.
 //! 4. A process that has seen no managed descriptor pays for a load of one flag in each call.
 
+mod beside;
 mod client;
+#[cfg(feature = "oracle")]
+mod death;
 mod known;
 mod layer;
 #[cfg(all(feature = "oracle", target_arch = "x86_64"))]

@@ -175,6 +175,11 @@ pub(crate) fn pread(fd: c_int, into: &mut [u8], offset: u64) -> Result<usize, c_
     unsafe { result(libc::SYS_pread64, arguments) }
 }
 
+pub(crate) fn seek(fd: c_int, offset: i64, whence: c_int) -> Result<u64, c_int> {
+    // SAFETY: takes numbers.
+    unsafe { result(libc::SYS_lseek, [word(fd), offset as usize, word(whence), 0, 0, 0]) }.map(|at| at as u64)
+}
+
 pub(crate) fn truncate(fd: c_int, len: u64) -> Result<(), c_int> {
     // SAFETY: takes numbers.
     unsafe { result(libc::SYS_ftruncate, [word(fd), len as usize, 0, 0, 0, 0]) }.map(drop)
@@ -218,6 +223,13 @@ pub(crate) fn wait(word: &core::sync::atomic::AtomicU32, value: u32) {
     let arguments = [word.as_ptr() as usize, private as usize, value as usize, &raw const patience as usize, 0, 0];
     // SAFETY: the word lives on, for it is borrowed; the time is read.
     let _ = unsafe { call(libc::SYS_futex, arguments) };
+}
+
+/// Wakes one that waits for a word, in whatever process.
+pub(crate) fn wake_shared(word: &core::sync::atomic::AtomicU32) {
+    let wake = libc::FUTEX_WAKE as usize;
+    // SAFETY: the word lives on, for it is borrowed.
+    let _ = unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, wake, 1, 0, 0, 0]) };
 }
 
 /// Wakes one that waits for a word.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use untorn_wire::{BOARD, BOARD_BYTES, LAYER, MATCH, MODE, SOCKET, board_bit};
 
-use crate::{client, layer, raw};
+use crate::{beside, client, known, layer, raw};
 
 /// Of a process under untorn.
 pub(crate) struct Settings {
@@ -67,6 +67,8 @@ pub(crate) fn set_up() {
             variables.push([name.as_bytes(), b"=", &value, b"\0"].concat());
         }
     }
+    #[cfg(feature = "oracle")]
+    crate::death::set_up();
     let mut path = board;
     path.push(0);
     client::open_board(&path);
@@ -84,6 +86,10 @@ pub(crate) fn set_up() {
         }
         if layer::is_marked(fd) {
             see();
+            if boost {
+                known::note(fd);
+                beside::set_up();
+            }
         } else if boost {
             // Others may have it too, for whose writes the kernel asks nobody.
         } else if layer::adopt(fd, false, false).is_err() {

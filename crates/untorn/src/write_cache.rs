@@ -12,6 +12,10 @@ use crate::error::{Error, Result};
 use crate::medium::{self, Dax, Descriptor, Kernel, Latched, Medium, MediumKind, PageCache, SlowFile, SlowPlace};
 use crate::options::{Durability, ProgressFn};
 
+mod beside;
+
+pub use self::beside::{SharedLog, Step};
+
 /// A log on a fast medium in front of any number of files on slower ones.
 ///
 /// A write to a [`CachedFile`] goes to the log, and is durable when the call returns ([`Durability::PerWrite`], the default on
@@ -82,6 +86,8 @@ impl Default for CacheOptions {
             batch_max: 10_000,
             max_age: Duration::from_millis(100),
             background: true,
+            shared: false,
+            sync: false,
         };
         CacheOptions { size: 64 << 20, entry: 4096, files: 1024, settings, progress: None }
     }
@@ -187,7 +193,7 @@ impl CacheOptions {
         let place = Arc::new(Kernel);
         match detected.kind {
             MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
-                self.open_with(Dax::new(detected.kind), place, path)
+                self.synced(detected.kind).open_with(Dax::new(detected.kind), place, path)
             }
             MediumKind::Block | MediumKind::Volatile => self.open_with(PageCache::new(), place, path),
         }

@@ -82,7 +82,7 @@ fn options(args: &BoostLog) -> Result<CacheOptions> {
     let size = args.log_size.unwrap_or(SIZE);
     // An eighth of a small log may go to the names of files.
     let files = u32::try_from(size / 8 / PER_FILE).unwrap_or(u32::MAX).clamp(16, 1024);
-    let mut options = CacheOptions::new().size(size).max_files(files).progress(progress::function());
+    let mut options = CacheOptions::new().size(size).max_files(files).shared(true).progress(progress::function());
     if let Some(bytes) = args.entry_size {
         let bytes = u32::try_from(bytes).map_err(|_| Failure::usage("--entry-size: 1M is the most"))?;
         options = options.entry_size(bytes);

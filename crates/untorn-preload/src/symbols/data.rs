@@ -7,9 +7,10 @@ use untorn_wire::{MOST, Operation, Request};
 
 use super::calls;
 use crate::client::Memory;
-use crate::layer::{adopt, ask, ask_with, boosts, demote, demoted, managed, served, text, was_closed};
+use crate::layer::{adopt, ask, ask_with, boosts, demote, demoted, managed, returned, served, text, was_closed};
 use crate::raw::{self, word};
 use crate::settings::{seen, settings};
+use crate::{beside, known};
 
 /// The most pieces that `readv` and `writev` take.
 const MOST_PIECES: c_int = 1024;
@@ -145,6 +146,27 @@ macro_rules! if_managed {
     };
 }
 
+/// What this process appended to the log by itself, or a managed descriptor's result. An offset is given explicitly, or -1.
+macro_rules! if_appended {
+    ($fd:ident, $from:ident, $count:ident, $offset:expr, $served:expr) => {
+        if let Some(written) = appended($fd, $from, $count, $offset) {
+            Some(written)
+        } else if managed($fd) {
+            $served
+        } else {
+            None
+        }
+    };
+}
+
+#[inline]
+fn appended(fd: c_int, from: *const c_void, count: size_t, offset: off_t) -> Option<ssize_t> {
+    if offset < -1 || !known::is_known(fd) {
+        return None;
+    }
+    Some(returned(beside::write(fd, from, count, offset)?) as ssize_t)
+}
+
 calls! {
     [read __read](fd: c_int, into: *mut c_void, count: size_t) -> ssize_t =
         if_read!(fd, size(read_at(fd, into, count, -1)));
@@ -157,9 +179,9 @@ calls! {
             size(explicit(offset).and_then(|offset| read_at(fd, into, count, offset)))
         });
     [write __write](fd: c_int, from: *const c_void, count: size_t) -> ssize_t =
-        if_managed!(fd, size(write_at(fd, from, count, -1)));
+        if_appended!(fd, from, count, -1, size(write_at(fd, from, count, -1)));
     [pwrite pwrite64 __pwrite64](fd: c_int, from: *const c_void, count: size_t, offset: off_t) -> ssize_t =
-        if_managed!(fd, size(explicit(offset).and_then(|offset| write_at(fd, from, count, offset))));
+        if_appended!(fd, from, count, offset, size(explicit(offset).and_then(|offset| write_at(fd, from, count, offset))));
     [readv](fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
         // SAFETY: the program's vector, of that length.
         if_read!(fd, size((unsafe { pieces(vector, count) }).and_then(|all| read_pieces(fd, all, -1, 0))));
@@ -202,7 +224,7 @@ calls! {
             Some(allocate(fd, 0, offset, len).err().unwrap_or(0))
         });
     [fsync fdatasync](fd: c_int) -> c_int =
-        if_managed!(fd, number(commit(fd)));
+        if known::is_known(fd) && beside::is_durable(fd) { Some(0) } else { if_managed!(fd, number(commit(fd))) };
     // A hint: it promises nothing, and so commits nothing.
     [sync_file_range](fd: c_int, offset: off_t, len: off_t, flags: libc::c_uint) -> c_int =
         if_read!(fd, number(if offset < 0 || len < 0 || flags > 7 { Err(libc::EINVAL) } else { Ok(0) }));

@@ -42,6 +42,8 @@ pub(super) struct Boosted {
     path: PathBuf,
     /// None of a plain file.
     hold: Option<Hold>,
+    /// Whether programs may write to it by themselves.
+    beside: bool,
     /// Whether the log has had something of it.
     logged: bool,
     /// Its only name was about to be removed.
@@ -99,6 +101,7 @@ impl Boosted {
             key: (status.st_dev, status.st_ino),
             path: path.to_owned(),
             hold: None,
+            beside: !flags.intersects(OFlags::APPEND | OFlags::DSYNC | OFlags::DIRECT),
             logged: false,
             leaving: false,
             unsynced: true,
@@ -163,6 +166,32 @@ impl Boosted {
         // Before it has anything of a file the log has the file synced. From then on only attributes are the kernel's.
         self.unsynced &= self.logged;
         self.logged = true;
+        self.let_in();
+    }
+
+    /// Lets programs write to it by themselves, if it is one that is written to where the offset says, and only then synced.
+    fn let_in(&self) {
+        if self.beside
+            && self.logged
+            && let Some(hold) = &self.hold
+        {
+            hold.file.let_in(!self.unsynced);
+        }
+    }
+
+    /// The next write by this server has the file to itself.
+    pub(super) fn keep_out(&self) -> Result<(), Errno> {
+        self.file()?.keep_out().map_err(errno)
+    }
+
+    /// The log gets to have nothing of it any more.
+    pub(super) fn take_back(&self) -> Result<(), Errno> {
+        self.file()?.refresh().map_err(errno)
+    }
+
+    /// Writes, bytes and syncs of programs by themselves since the last call.
+    pub(super) fn counts_beside(&self) -> [u64; 3] {
+        self.file().map(CachedFile::counts_beside).unwrap_or_default()
     }
 
     /// Durable, all that was written.
@@ -171,6 +200,7 @@ impl Boosted {
             // Not by a call of one's own: the log must hear of a flush that fails, which the kernel tells once.
             self.file()?.sync_file().map_err(errno)?;
             self.unsynced = false;
+            self.let_in();
         }
         self.file()?.sync().map_err(errno)
     }
@@ -178,6 +208,7 @@ impl Boosted {
     /// Attributes of the file were set, by the kernel.
     pub(super) fn attributes_were_set(&mut self) {
         self.unsynced = true;
+        self.let_in();
     }
 
     /// A descriptor of it was closed, or a process ended.

@@ -195,9 +195,22 @@ impl Boost {
 
     /// Lets go of a file.
     fn close(&self, file: &mut Boosted, let_go: fn(&mut Boosted)) {
+        self.count_beside(file);
         let _closing = lock(&self.closing);
         let_go(file);
         self.forget(file.key());
+    }
+
+    /// Counts what programs wrote to a file by themselves.
+    fn count_beside(&self, file: &Boosted) {
+        let [writes, bytes, syncs] = file.counts_beside();
+        if writes + syncs > 0 {
+            self.ledger.of(file.path(), |report| {
+                report.writes += writes;
+                report.bytes_written += bytes;
+                report.commits += syncs;
+            });
+        }
     }
 
     fn forget(&self, key: Key) {

@@ -1,0 +1,244 @@
+//! Writes and syncs that this process does by itself, where the log is persistent memory: it appends to the log, as the server would
+//! ([`untorn_ring`]). Whatever stands in the way, the server is asked as for any other file.
+//!
+//! # What makes it sound
+//! 1. A file that has a turn in the ledger has one open description in the whole system, so every descriptor of it is one of that,
+//!    and `fstat(2)` tells which file it is.
+//! 2. With the turn in hand no handler of a signal runs, which might write to the same file, nor does the thread end: all signals
+//!    are blocked. What dies nevertheless is known to the kernel.
+//! 3. A child of `vfork` has its parent's memory, and is for its locks the same thread; one of a system call by number is its parent
+//!    to them too. Neither appends: the first has another number than the one that is kept, the second finds none.
+//! 4. The bytes that are summed, and that the kernel gets, are those in the log, whatever other threads do to the program's memory
+//!    meanwhile. That there is such memory the kernel is asked before.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::{ptr, slice};
+
+use libc::{iovec, off_t, stat};
+use untorn_ring::{Appender, HEADER, Ledger, MOST_PARTS, Outcome, Write, append, flush, pieces};
+use untorn_wire::{Operation, Request};
+
+use crate::client;
+use crate::layer::{self, is_regular};
+use crate::raw::{self, Quiet, word};
+
+/// No file of any file system reaches so far that a log would be in front of.
+const FAR: u64 = 1 << 42;
+/// `MAP_SYNC`, with which goes `MAP_SHARED_VALIDATE`.
+const SYNC: c_int = 0x8_0003;
+
+/// The ledger: address and words. Never unmapped; a forked child has it too.
+static WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// The log.
+static LOG: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+/// Whether somebody has seen to it that they are mapped, or found that they cannot be.
+static TRIED: AtomicBool = AtomicBool::new(false);
+
+fn ledger() -> Option<Ledger<'static>> {
+    let words = WORDS.load(Ordering::Acquire);
+    if words.is_null() {
+        return None;
+    }
+    // SAFETY: mapped for good, so many, aligned to a page, and atomic, whoever else stores to them.
+    Ledger::find(unsafe { slice::from_raw_parts(words, COUNT.load(Ordering::Relaxed)) })
+}
+
+/// Maps ledger and log, if the server has them for others. A descriptor of this process is boosted.
+pub(crate) fn set_up() {
+    if TRIED.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    // What tells whether there is memory is not told in the same way by all that calls itself a kernel.
+    if is_readable(ptr::without_provenance(8), 1) || !is_readable((&raw const TRIED).cast(), 1) {
+        return;
+    }
+    let Some(words) = mapped(0, libc::MAP_SHARED, None) else { return };
+    let count = words.1 / size_of::<AtomicU64>();
+    // SAFETY: the mapping just made, which is never unmapped, seen as atomic words by all.
+    let Some(ledger) = Ledger::find(unsafe { slice::from_raw_parts(words.0 as *const AtomicU64, count) }) else {
+        return;
+    };
+    let Some(len) = ledger.terms().geometry.len().and_then(|len| usize::try_from(len).ok()) else { return };
+    let flags = if ledger.is_synced() { SYNC } else { libc::MAP_SHARED };
+    let Some(log) = mapped(1, flags, Some(len)) else { return };
+    flush::adopt(ledger.write_back());
+    LOG.store(log.0 as *mut u8, Ordering::Relaxed);
+    COUNT.store(count, Ordering::Relaxed);
+    // SAFETY: a function for it to call.
+    if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+        return;
+    }
+    client::appends();
+    WORDS.store(words.0 as *mut AtomicU64, Ordering::Release);
+}
+
+extern "C" fn in_child() {
+    client::appends();
+}
+
+/// Asks for the memory of this number and maps it: so many bytes of it, or all. Where, and how many.
+fn mapped(number: u64, flags: c_int, len: Option<usize>) -> Option<(usize, usize)> {
+    let request = Request { operation: Operation::Share as u32, number, ..Request::default() };
+    let (reply, fd) = client::ask_for_descriptor(&request);
+    let fd = fd?;
+    let mapped = reply.ok().and_then(|_| {
+        let all = usize::try_from(raw::fstat(fd).ok()?.st_size).ok()?;
+        let len = len.unwrap_or(all);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let arguments = [0, len, word(protection), word(flags), word(fd), 0];
+        // SAFETY: a new mapping, at no place of importance.
+        let mapped = unsafe { raw::result(libc::SYS_mmap, arguments) }.ok()?;
+        // What lies beyond the end of the file is a SIGBUS.
+        (len <= all).then_some((mapped, len))
+    });
+    // The mapping keeps what it is of open.
+    let _ = raw::close(fd);
+    mapped
+}
+
+/// Whether there is memory of the program's here, for the kernel to read. It copies a mask of signals from an address before it finds
+/// that it is asked for nothing that it knows.
+fn is_readable(from: *const c_void, count: usize) -> bool {
+    const NOTHING: usize = 99;
+    let (start, end) = (from as usize, (from as usize).saturating_add(count));
+    let mut at = start & !7;
+    while at < end {
+        // SAFETY: the kernel checks the address; with this request it changes nothing.
+        if unsafe { raw::call(libc::SYS_rt_sigprocmask, [NOTHING, at, 0, 8, 0, 0]) } != -(libc::EINVAL as isize) {
+            return false;
+        }
+        at = (at & !4095).saturating_add(4096);
+    }
+    true
+}
+
+/// A write that is under way.
+struct Writing {
+    fd: c_int,
+    from: *const u8,
+    log: *mut u8,
+    ledger: Ledger<'static>,
+}
+
+impl Appender for Writing {
+    fn fill(&mut self, at: u64, from: usize, len: usize) -> bool {
+        // SAFETY: the program's memory, which the kernel found readable, and that of the log, at positions that are this write's alone.
+        // What another thread stores to the first meanwhile arrives or not, as in the kernel.
+        unsafe { ptr::copy_nonoverlapping(self.from.wrapping_add(from), self.log.wrapping_add(at as usize), len) };
+        true
+    }
+
+    fn with<R>(&mut self, at: u64, len: usize, look: impl FnOnce(&[u8]) -> R) -> R {
+        // SAFETY: within the log, whose length the ledger gives, at positions that nobody else stores to.
+        look(unsafe { slice::from_raw_parts(self.log.wrapping_add(at as usize), len) })
+    }
+
+    fn store(&mut self, at: u64, header: &[u8; HEADER as usize]) {
+        // SAFETY: as above.
+        unsafe { ptr::copy_nonoverlapping(header.as_ptr(), self.log.wrapping_add(at as usize), header.len()) };
+    }
+
+    fn flush(&mut self, at: u64, len: u64) {
+        // SAFETY: as above.
+        unsafe { flush::flush_lines(self.log.wrapping_add(at as usize), len as usize) };
+    }
+
+    fn fence(&mut self) -> bool {
+        flush::fence();
+        true
+    }
+
+    fn deliver(&mut self, first: u64, write: Write) -> isize {
+        let mut all = [iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MOST_PARTS as usize];
+        let mut used = 0;
+        for (at, len) in pieces(self.ledger.terms().geometry, first, write.len) {
+            let Some(piece) = all.get_mut(used) else { break };
+            *piece = iovec { iov_base: self.log.wrapping_add(at as usize).cast(), iov_len: len };
+            used += 1;
+        }
+        let arguments = match used {
+            1 => [word(self.fd), all[0].iov_base as usize, write.len, write.offset as usize, 0, 0],
+            _ => [word(self.fd), all.as_ptr() as usize, used, write.offset as usize, 0, 0],
+        };
+        let number = if used == 1 { libc::SYS_pwrite64 } else { libc::SYS_pwritev };
+        // SAFETY: bytes of the log.
+        unsafe { raw::call(number, arguments) }
+    }
+
+    #[cfg(feature = "oracle")]
+    fn reaches(&mut self, step: untorn_ring::Step) -> bool {
+        crate::death::reached(step);
+        true
+    }
+}
+
+/// Writes, at the descriptor's own offset if `offset` is negative; `None` if that is for the server.
+pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: off_t) -> Option<Result<i64, c_int>> {
+    let ledger = ledger()?;
+    let geometry = ledger.terms().geometry;
+    if count == 0 || geometry.parts(count) > MOST_PARTS || !client::may_append() {
+        return None;
+    }
+    let status = raw::fstat(fd).ok()?;
+    let turn = ledger.turn_of(status.st_dev, status.st_ino).filter(|turn| turn.is_writable())?;
+    if !is_readable(from, count) {
+        return None;
+    }
+    let quiet = Quiet::new();
+    let outcome = {
+        // The C library's locks call the kernel if they have to wait.
+        #[cfg(all(feature = "oracle", target_arch = "x86_64"))]
+        let _pass = crate::oracle::Pass::new();
+        let turn = turn.lock()?;
+        let usable = turn.turn().is_of(status.st_dev, status.st_ino) && turn.turn().is_writable();
+        if !usable || !ledger.is_open() {
+            return None;
+        }
+        let at = if offset < 0 { raw::seek(fd, 0, libc::SEEK_CUR).ok()? } else { offset as u64 };
+        if at.checked_add(count as u64).is_none_or(|end| end >= FAR) {
+            return None;
+        }
+        let log = LOG.load(Ordering::Relaxed);
+        let mut writing = Writing { fd, from: from.cast(), log, ledger };
+        let outcome = append(&turn, Write { offset: at, len: count }, &mut writing);
+        if let Outcome::Written { said: 1.., .. } = outcome
+            && offset < 0
+            && raw::seek(fd, 0, libc::SEEK_CUR) == Ok(at)
+        {
+            // Unless somebody moved it meanwhile.
+            let written = if let Outcome::Written { said, .. } = outcome { said as u64 } else { 0 };
+            let _ = raw::seek(fd, (at + written) as off_t, libc::SEEK_SET);
+        }
+        outcome
+    };
+    let Outcome::Written { said, .. } = outcome else { return None };
+    if let Some(bell) = ledger.ring() {
+        raw::wake_shared(bell);
+    }
+    drop(quiet);
+    if said != count as isize
+        && let Err(errno) = took_less(&status)
+    {
+        return Some(Err(errno));
+    }
+    Some(if said < 0 { Err(-said as c_int) } else { Ok(said as i64) })
+}
+
+/// The kernel has less than the log: no replay may do the rest.
+#[cold]
+fn took_less(status: &stat) -> Result<(), c_int> {
+    layer::take_back(status)
+}
+
+/// Whether all that was written to a descriptor's file is durable: then there is nothing to sync.
+pub(crate) fn is_durable(fd: c_int) -> bool {
+    let Some(ledger) = ledger() else { return false };
+    let Ok(status) = raw::fstat(fd) else { return false };
+    let turn = ledger.turn_of(status.st_dev, status.st_ino).filter(|turn| turn.is_durable() && ledger.is_open());
+    if let Some(turn) = turn {
+        turn.count_sync();
+    }
+    turn.is_some() && is_regular(&status)
+}

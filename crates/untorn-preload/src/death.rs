@@ -1,0 +1,31 @@
+//! A test build dies where it is told to: `UNTORN_PRELOAD_DEATH` names a step of an append, and after how many of them.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use untorn_ring::Step;
+
+use crate::raw;
+
+/// The step, counted from 1, and how often it is reached before.
+static DEATH: AtomicU64 = AtomicU64::new(0);
+static BEFORE: AtomicU64 = AtomicU64::new(0);
+
+/// Reads what the environment says: the number of the step and the number of times, between them a colon.
+pub(crate) fn set_up() {
+    let Ok(text) = std::env::var(untorn_wire::DEATH) else { return };
+    let mut numbers = text.split(':').map(str::parse::<u64>);
+    if let (Some(Ok(step)), Some(Ok(times))) = (numbers.next(), numbers.next()) {
+        BEFORE.store(times, Ordering::Relaxed);
+        DEATH.store(step + 1, Ordering::Relaxed);
+    }
+}
+
+/// A step is reached.
+pub(crate) fn reached(step: Step) {
+    if DEATH.load(Ordering::Relaxed) != step as u64 + 1 || BEFORE.fetch_sub(1, Ordering::Relaxed) != 0 {
+        return;
+    }
+    let process = raw::getpid() as usize;
+    // SAFETY: takes numbers.
+    let _ = unsafe { raw::call(libc::SYS_kill, [process, libc::SIGKILL as usize, 0, 0, 0, 0]) };
+}
