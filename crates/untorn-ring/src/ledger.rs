@@ -80,8 +80,8 @@ impl Terms {
     /// Words that a ledger takes.
     pub fn words(&self) -> Option<usize> {
         let fits = self.turns <= MOST_TURNS && (self.turns == 0 || self.turns.is_power_of_two());
-        let before = FIXED + turn::WORDS * self.turns;
-        usize::try_from(self.geometry.slots).ok().filter(|_| fits)?.checked_add(before)
+        let before = if fits { FIXED + turn::WORDS * self.turns } else { return None };
+        usize::try_from(self.geometry.slots).ok()?.checked_add(before)
     }
 }
 

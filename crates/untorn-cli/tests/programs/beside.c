@@ -1,0 +1,106 @@
+// Writes by a program that is itself in the way of them: signals, other threads, memory that is none, an exec amid a write.
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int fd;
+static volatile sig_atomic_t handled;
+
+static void must(int right, const char *what) {
+    if (!right) {
+        printf("%s: %s\n", what, strerror(errno));
+        exit(1);
+    }
+}
+
+static void on_signal(int number) {
+    (void)number;
+    int before = errno;
+    char block[512];
+    memset(block, 's', sizeof block);
+    if (pwrite(fd, block, sizeof block, 8192) == (ssize_t)sizeof block && fsync(fd) == 0)
+        handled++;
+    errno = before;
+}
+
+// A handler that runs amid a write of the same file would wait for ever for the turn of it.
+static void signals(void) {
+    char block[4096];
+    memset(block, 'm', sizeof block);
+    signal(SIGALRM, on_signal);
+    struct itimerval every = {{0, 200}, {0, 200}};
+    must(setitimer(ITIMER_REAL, &every, NULL) == 0, "setitimer");
+    while (handled < 100)
+        must(pwrite(fd, block, sizeof block, 0) == (ssize_t)sizeof block, "pwrite");
+    struct itimerval never = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &never, NULL);
+    must(pread(fd, block, 512, 8192) == 512 && block[0] == 's' && block[511] == 's', "pread");
+}
+
+static void memory(void) {
+    char *pages = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    must(pages != MAP_FAILED && munmap(pages + 8192, 4096) == 0, "mmap");
+    memset(pages, 'p', 8192);
+    must(pwrite(fd, pages, 8192, 0) == 8192, "whole");
+    must(pwrite(fd, NULL, 10, 0) == -1 && errno == EFAULT, "null");
+    must(pwrite(fd, pages + 8192, 10, 0) == -1 && errno == EFAULT, "unmapped");
+    must(mprotect(pages, 4096, PROT_NONE) == 0, "mprotect");
+    must(pwrite(fd, pages, 10, 0) == -1 && errno == EFAULT, "protected");
+    must(pwrite(fd, pages + 4090, 100, 0) == -1 && errno == EFAULT, "its first bytes protected");
+    must(pwrite(fd, pages + 4096, 4096, 4096) == 4096, "up to the end");
+    char found[8192];
+    must(pread(fd, found, sizeof found, 0) == (ssize_t)sizeof found, "pread");
+    for (size_t at = 0; at < sizeof found; at++)
+        must(found[at] == 'p', "what was not written is there");
+}
+
+static void *write_on(void *unused) {
+    char block[16384];
+    memset(block, 'w', sizeof block);
+    for (int round = 0;; round++)
+        if (pwrite(fd, block, sizeof block, round % 5 * 1000) != (ssize_t)sizeof block)
+            return unused;
+}
+
+// The kernel ends the other threads of a process that executes another program, wherever they are.
+static void executed(void) {
+    for (int round = 0; round < 20; round++) {
+        pid_t child = fork();
+        must(child >= 0, "fork");
+        if (child == 0) {
+            pthread_t writer;
+            pthread_create(&writer, NULL, write_on, NULL);
+            usleep(1000 + round * 371);
+            execl("/bin/true", "true", (char *)NULL);
+            _exit(1);
+        }
+        int status;
+        must(waitpid(child, &status, 0) == child && status == 0, "the child");
+        must(pwrite(fd, "after", 5, 100) == 5 && fsync(fd) == 0, "after it");
+        char found[5];
+        must(pread(fd, found, 5, 100) == 5 && memcmp(found, "after", 5) == 0, "pread");
+    }
+}
+
+int main(int count, char **arguments) {
+    fd = open("f.managed", O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    must(fd >= 0 && count == 2, "open");
+    // The first write of a file is not its process's own.
+    must(pwrite(fd, "first", 5, 0) == 5, "first");
+    if (!strcmp(arguments[1], "signals"))
+        signals();
+    else if (!strcmp(arguments[1], "memory"))
+        memory();
+    else
+        executed();
+    puts("done");
+    return 0;
+}
