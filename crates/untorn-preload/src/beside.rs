@@ -25,6 +25,8 @@ use crate::raw::{self, Quiet, word};
 
 /// No file of any file system reaches so far that a log would be in front of.
 const FAR: u64 = 1 << 42;
+/// Bytes of one write: the kernel is asked for each page whether it is there.
+const MOST: usize = 256 << 10;
 /// `MAP_SYNC`, with which goes `MAP_SHARED_VALIDATE`.
 const SYNC: c_int = 0x8_0003;
 
@@ -66,16 +68,20 @@ pub(crate) fn set_up() {
     flush::adopt(ledger.write_back());
     LOG.store(log.0 as *mut u8, Ordering::Relaxed);
     COUNT.store(count, Ordering::Relaxed);
-    // SAFETY: a function for it to call.
-    if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
-        return;
-    }
     client::appends();
     WORDS.store(words.0 as *mut AtomicU64, Ordering::Release);
 }
 
+/// When the layer is loaded: has a child of `fork` told apart from others.
+pub(crate) fn watch_forks() {
+    // SAFETY: a function for it to call, which lives as long as the process. Without it children ask the server.
+    let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}
+
 extern "C" fn in_child() {
-    client::appends();
+    if !WORDS.load(Ordering::Relaxed).is_null() {
+        client::appends();
+    }
 }
 
 /// Asks for the memory of this number and maps it: so many bytes of it, or all. Where, and how many.
@@ -178,7 +184,7 @@ impl Appender for Writing {
 pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: off_t) -> Option<Result<i64, c_int>> {
     let ledger = ledger()?;
     let geometry = ledger.terms().geometry;
-    if count == 0 || geometry.parts(count) > MOST_PARTS || !client::may_append() {
+    if count == 0 || count > MOST || geometry.parts(count) > MOST_PARTS || !client::may_append() {
         return None;
     }
     let status = raw::fstat(fd).ok()?;

@@ -77,6 +77,9 @@ pub(crate) fn set_up() {
     if SETTINGS.set(Settings { socket, globs, boost, variables, layer }).is_err() {
         return;
     }
+    if boost {
+        beside::watch_forks();
+    }
     layer::hello();
     // What was inherited: managed already, or opened by a program without the layer, or by `posix_spawn`. Shells keep such
     // descriptors low; one that is handed down by number is low, too.

@@ -88,7 +88,13 @@ pub(crate) fn keep(words: &[AtomicU64]) -> io::Result<()> {
     // SAFETY: a lock that was made.
     match unsafe { libc::pthread_mutex_trylock(lock_of(words)) } {
         0 => Ok(()),
-        errno => Err(io::Error::from_raw_os_error(errno)),
+        errno => {
+            if errno == libc::EOWNERDEAD {
+                // Not made consistent: nobody ever gets it again.
+                give_up(words);
+            }
+            checked(errno)
+        }
     }
 }
 

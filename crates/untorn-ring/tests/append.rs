@@ -188,9 +188,8 @@ fn a_thread_that_ends_with_a_turn_leaves_it_broken() {
     let words = words(terms());
     let ledger = opened(&words);
     let turn = ledger.turn_of(FILE.0, FILE.1).unwrap();
-    thread::scope(|scope| {
-        scope.spawn(|| std::mem::forget(turn.lock().unwrap()));
-    });
+    // Its end is that of the thread, and not only of what it was given to do.
+    thread::scope(|scope| scope.spawn(|| std::mem::forget(turn.lock().unwrap())).join().unwrap());
     assert!(turn.is_writable(), "nobody has looked yet");
     assert!(turn.try_lock().unwrap().is_broken());
     assert!(!turn.is_writable());
@@ -206,14 +205,12 @@ fn the_end_of_the_server_is_known() {
     let words = words(terms());
     let ledger = opened(&words);
     assert!(!ledger.is_open());
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            ledger.open().unwrap();
-            assert!(ledger.is_open());
-            ledger.close();
-            assert!(!ledger.is_open());
-        });
-    });
+    let serve = || {
+        ledger.open().unwrap();
+        assert!(ledger.is_open());
+    };
+    thread::scope(|scope| scope.spawn(serve).join().unwrap());
+    assert!(!ledger.is_open());
     // Opened, and by a thread that is gone.
     assert!(ledger.open().is_err() && !ledger.is_open());
 }

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::process::Command;
 
-use common::{BEGIN, Place, Talk, built, compile, succeed, text};
+use common::{BEGIN, Place, Talk, built, compile, replayed, succeed, text};
 use serde_json::Value;
 
 /// A program whose log is taken for persistent memory, wherever it is.
@@ -35,14 +35,7 @@ fn replay_leaves_what_was_there(place: &Place, talk: Talk) {
     child.wait().unwrap();
     drop((to, from));
     let before = fs::read(place.file("f.managed")).unwrap();
-    // The program's last process holds the log until it has ended.
-    let replay = loop {
-        match untorn::replay(place.log(), None) {
-            Err(untorn::Error::InUse { .. }) => std::thread::yield_now(),
-            replay => break replay.unwrap(),
-        }
-    };
-    assert!(replay.is_complete());
+    assert!(replayed(place).is_complete());
     assert!(fs::read(place.file("f.managed")).unwrap() == before, "the log has another order than the kernel");
 }
 
@@ -90,7 +83,7 @@ fn what_is_in_the_way_of_a_write_does_not_hold_it_up() {
         let place = Place::new();
         let output = succeed(&mut under(&place, &[program.as_os_str(), way.as_ref()]));
         assert_eq!(text(&output.stdout), "done\n", "{way}");
-        assert!(counts(&place)[1] > 2, "{way}: {}", place.report());
+        assert!(counts(&place)[1] > 1, "{way}: {}", place.report());
         assert_eq!(place.report()["failures"], Value::Array(Vec::new()), "{way}");
     }
 }

@@ -165,10 +165,10 @@ impl<M: Medium> Cache<M> {
         let ledger = self.ring.ledger();
         let Some(turn) = ledger.turn_of(file.identity.device, file.identity.inode) else { return Ok(None) };
         let Some(turn) = turn.lock().filter(|turn| turn.turn().is_writable()) else { return Ok(None) };
-        let mut beside = Beside { cache: self, file, src, until, failed: None };
+        let mut beside = Beside { cache: self, file, src, until, failed: None, refused: None };
         let outcome = append(&turn, Write { offset, len: src.len() }, &mut beside);
         if let Some(error) = beside.failed {
-            return Err(error);
+            return Err(self.poison(error));
         }
         match outcome {
             Outcome::Full | Outcome::Nothing => Ok(None),
@@ -178,7 +178,7 @@ impl<M: Medium> Cache<M> {
                 if count < src.len() {
                     self.take_back(file, end)?;
                 }
-                Ok(Some(count))
+                beside.refused.map_or(Ok(Some(count)), Err)
             }
             Outcome::Dead => {
                 turn.break_it();
@@ -194,7 +194,10 @@ struct Beside<'a, M: Medium> {
     file: &'a Managed,
     src: &'a [u8],
     until: Option<Step>,
+    /// What the log said.
     failed: Option<Error>,
+    /// What the file said.
+    refused: Option<Error>,
 }
 
 impl<M: Medium> Beside<'_, M> {
@@ -241,7 +244,7 @@ impl<M: Medium> Appender for Beside<'_, M> {
             Ok(count) => count as isize,
             Err(error) => {
                 let errno = -(error.errno() as isize);
-                self.note(Err(error));
+                self.refused = Some(error);
                 errno
             }
         }
