@@ -3,7 +3,7 @@
 //!
 //! # What makes it sound
 //! 1. A file that has a turn in the ledger has one open description in the whole system, so every descriptor of it is one of that,
-//!    and `fstat(2)` tells which file it is.
+//!    and `statx(2)` tells which file it is.
 //! 2. With the turn in hand no handler of a signal runs, which might write to the same file, nor does the thread end: all signals
 //!    are blocked. What dies nevertheless is known to the kernel.
 //! 3. A child of `vfork` has its parent's memory, and is for its locks the same thread; one of a system call by number is its parent
@@ -15,12 +15,12 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use core::{ptr, slice};
 
-use libc::{iovec, off_t, stat};
+use libc::{iovec, off_t};
 use untorn_ring::{Appender, HEADER, Ledger, MOST_PARTS, Outcome, Write, append, flush, pieces};
 use untorn_wire::{Operation, Request};
 
 use crate::client;
-use crate::layer::{self, is_regular};
+use crate::layer;
 use crate::raw::{self, Quiet, word};
 
 /// No file of any file system reaches so far that a log would be in front of.
@@ -35,6 +35,13 @@ static WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// The log.
 static LOG: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+/// Parts of the log of which this process has all pages, which is cheaper than to find at each store that there is none yet.
+static PRESENT: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+/// Bytes of such a part at least.
+const PART: usize = 256 << 10;
+/// `MADV_POPULATE_WRITE` (Linux 5.14).
+const POPULATE: usize = 23;
+
 /// Whether somebody has seen to it that they are mapped, or found that they cannot be.
 static TRIED: AtomicBool = AtomicBool::new(false);
 
@@ -120,16 +127,35 @@ fn is_readable(from: *const c_void, count: usize) -> bool {
     true
 }
 
+/// Has the kernel map the part of the log with byte `at` at once. Where it does not, it maps page by page.
+#[inline]
+fn populate(log: *mut u8, at: usize, len: usize) {
+    let part = PART.max(len.div_ceil(64 * PRESENT.len()).next_multiple_of(4096));
+    let number = at / part;
+    let Some(word) = PRESENT.get(number / 64) else { return };
+    let bit = 1 << (number % 64);
+    if word.load(Ordering::Relaxed) & bit == 0 {
+        word.fetch_or(bit, Ordering::Relaxed);
+        let start = number * part;
+        let arguments = [log as usize + start, part.min(len - start), POPULATE, 0, 0, 0];
+        // SAFETY: within the mapping of the log, of which no byte is changed.
+        let _ = unsafe { raw::call(libc::SYS_madvise, arguments) };
+    }
+}
+
 /// A write that is under way.
 struct Writing {
     fd: c_int,
     from: *const u8,
     log: *mut u8,
+    /// Bytes of the log.
+    len: usize,
     ledger: Ledger<'static>,
 }
 
 impl Appender for Writing {
     fn fill(&mut self, at: u64, from: usize, len: usize) -> bool {
+        populate(self.log, at as usize, self.len);
         // SAFETY: the program's memory, which the kernel found readable, and that of the log, at positions that are this write's alone.
         // What another thread stores to the first meanwhile arrives or not, as in the kernel.
         unsafe { ptr::copy_nonoverlapping(self.from.wrapping_add(from), self.log.wrapping_add(at as usize), len) };
@@ -187,8 +213,8 @@ pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: off_t)
     if count == 0 || count > MOST || geometry.parts(count) > MOST_PARTS || !client::may_append() {
         return None;
     }
-    let status = raw::fstat(fd).ok()?;
-    let turn = ledger.turn_of(status.st_dev, status.st_ino).filter(|turn| turn.is_writable())?;
+    let (device, inode) = raw::file_of(fd).ok()?;
+    let turn = ledger.turn_of(device, inode).filter(|turn| turn.is_writable())?;
     if !is_readable(from, count) {
         return None;
     }
@@ -198,7 +224,7 @@ pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: off_t)
         #[cfg(all(feature = "oracle", target_arch = "x86_64"))]
         let _pass = crate::oracle::Pass::new();
         let turn = turn.lock()?;
-        let usable = turn.turn().is_of(status.st_dev, status.st_ino) && turn.turn().is_writable();
+        let usable = turn.turn().is_of(device, inode) && turn.turn().is_writable();
         if !usable || !ledger.is_open() {
             return None;
         }
@@ -207,7 +233,8 @@ pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: off_t)
             return None;
         }
         let log = LOG.load(Ordering::Relaxed);
-        let mut writing = Writing { fd, from: from.cast(), log, ledger };
+        let len = geometry.len()? as usize;
+        let mut writing = Writing { fd, from: from.cast(), log, len, ledger };
         let outcome = append(&turn, Write { offset: at, len: count }, &mut writing);
         if let Outcome::Written { said: 1.., .. } = outcome
             && offset < 0
@@ -224,27 +251,19 @@ pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: off_t)
         raw::wake_shared(bell);
     }
     drop(quiet);
+    // The kernel has less than the log: no replay may do the rest.
     if said != count as isize
-        && let Err(errno) = took_less(&status)
+        && let Err(errno) = layer::take_back(device, inode)
     {
         return Some(Err(errno));
     }
     Some(if said < 0 { Err(-said as c_int) } else { Ok(said as i64) })
 }
 
-/// The kernel has less than the log: no replay may do the rest.
-#[cold]
-fn took_less(status: &stat) -> Result<(), c_int> {
-    layer::take_back(status)
-}
-
 /// Whether all that was written to a descriptor's file is durable: then there is nothing to sync.
 pub(crate) fn is_durable(fd: c_int) -> bool {
     let Some(ledger) = ledger() else { return false };
-    let Ok(status) = raw::fstat(fd) else { return false };
-    let turn = ledger.turn_of(status.st_dev, status.st_ino).filter(|turn| turn.is_durable() && ledger.is_open());
-    if let Some(turn) = turn {
-        turn.count_sync();
-    }
-    turn.is_some() && is_regular(&status)
+    let Ok((device, inode)) = raw::file_of(fd) else { return false };
+    let turn = ledger.turn_of(device, inode).filter(|turn| turn.is_durable() && ledger.is_open());
+    turn.inspect(|turn| turn.count_sync()).is_some()
 }

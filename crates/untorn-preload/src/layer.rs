@@ -186,8 +186,9 @@ fn ask_to_demote(call: &CStr, fd: Option<c_int>, request: Request) -> Result<(),
 ///
 /// # Errors
 /// That of bringing to the file what was written before.
-pub(crate) fn take_back(status: &stat) -> Result<(), c_int> {
-    ask(Operation::TakeBack, None, of_file(status)).map(drop)
+#[cold]
+pub(crate) fn take_back(device: u64, inode: u64) -> Result<(), c_int> {
+    ask(Operation::TakeBack, None, Request { device, inode, ..Request::default() }).map(drop)
 }
 
 /// In the mode that demotes: makes the descriptors' files plain ones. What the call fails with, if that fails.
