@@ -88,6 +88,8 @@ pub(crate) fn watch_forks() {
 extern "C" fn in_child() {
     if !WORDS.load(Ordering::Relaxed).is_null() {
         client::appends();
+        // Of what is shared a child has no pages yet.
+        PRESENT.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 }
 

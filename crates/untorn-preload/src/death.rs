@@ -1,4 +1,5 @@
-//! A test build dies where it is told to: `UNTORN_PRELOAD_DEATH` names a step of an append, and after how many of them.
+//! A test build dies where it is told to: `UNTORN_PRELOAD_DEATH` names a step of an append, and after how many of them. With a third
+//! number it sends itself that signal instead of SIGKILL.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,13 +10,17 @@ use crate::raw;
 /// The step, counted from 1, and how often it is reached before.
 static DEATH: AtomicU64 = AtomicU64::new(0);
 static BEFORE: AtomicU64 = AtomicU64::new(0);
+static SIGNAL: AtomicU64 = AtomicU64::new(libc::SIGKILL as u64);
 
-/// Reads what the environment says: the number of the step and the number of times, between them a colon.
+/// Reads what the environment says: the number of the step, the number of times, the signal, with colons between them.
 pub(crate) fn set_up() {
     let Ok(text) = std::env::var(untorn_wire::DEATH) else { return };
     let mut numbers = text.split(':').map(str::parse::<u64>);
     if let (Some(Ok(step)), Some(Ok(times))) = (numbers.next(), numbers.next()) {
         BEFORE.store(times, Ordering::Relaxed);
+        if let Some(Ok(signal)) = numbers.next() {
+            SIGNAL.store(signal, Ordering::Relaxed);
+        }
         DEATH.store(step + 1, Ordering::Relaxed);
     }
 }
@@ -27,5 +32,5 @@ pub(crate) fn reached(step: Step) {
     }
     let process = raw::getpid() as usize;
     // SAFETY: takes numbers.
-    let _ = unsafe { raw::call(libc::SYS_kill, [process, libc::SIGKILL as usize, 0, 0, 0, 0]) };
+    let _ = unsafe { raw::call(libc::SYS_kill, [process, SIGNAL.load(Ordering::Relaxed) as usize, 0, 0, 0, 0]) };
 }

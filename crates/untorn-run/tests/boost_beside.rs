@@ -99,7 +99,7 @@ for child in range(2):
     process = os.fork()
     if process == 0:
         random.seed(child)
-        for number in range(1500):
+        for number in range(600):
             os.pwrite(fd, bytes([random.randrange(256)]) * random.randrange(1, 6000), random.randrange(20000))
             if number % 100 == 0:
                 os.ftruncate(fd, random.randrange(30000))
@@ -211,4 +211,43 @@ except OSError as error:
     talk.child.wait().unwrap();
     talk.say();
     talk.hear("told");
+}
+
+/// What cannot be helped: whoever wants the file of a process that was stopped amid a write waits. Nobody else does.
+#[test]
+fn a_process_that_is_stopped_amid_a_write_holds_up_its_own_file_alone() {
+    let place = Place::new();
+    let more = "
+import signal
+other = os.open('g.managed', os.O_RDWR | os.O_CREAT, 0o644)
+os.write(other, b'other')
+child = os.fork()
+if child == 0:
+    for number in range(10):
+        os.pwrite(fd, bytes([65 + number]) * 5000, 0)
+    os._exit(0)
+assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+print('stopped')
+sys.stdin.readline()
+os.kill(child, signal.SIGCONT)
+assert os.waitpid(child, 0)[1] == 0
+os.pwrite(fd, b'parent', 0)
+assert os.pread(fd, 9999, 0) == b'parent' + b'J' * 4994
+os.pwrite(other, b'O', 0)
+print('done')
+sys.stdin.readline()
+";
+    let mut command = python(&place, &format!("{BEGIN}{more}"));
+    command.env("UNTORN_PRELOAD_DEATH", "3:5:19");
+    let mut talk = Talk::by(command);
+    talk.hear("stopped");
+    let mut waits =
+        Command::new("cat").arg(place.file("f.managed")).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    assert_eq!(text(&fs::read(place.file("g.managed")).unwrap()), "other");
+    assert!(waits.try_wait().unwrap().is_none(), "it was shown half a write");
+    talk.say();
+    talk.hear("done");
+    assert!(waits.wait_with_output().unwrap().status.success());
+    assert_eq!(text(&fs::read(place.file("g.managed")).unwrap()), "Other");
+    talk.end();
 }
