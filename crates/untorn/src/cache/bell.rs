@@ -28,14 +28,8 @@ impl Bell {
             let is_open = opened.is_ok();
             // Whoever started it waits for this.
             let _ = tell.send(opened);
-            while is_open {
-                let rung = ledger.bell().load(Ordering::SeqCst);
-                theirs.worker.wake();
-                if theirs.bell.stop.load(Ordering::SeqCst) {
-                    break;
-                }
-                // Whatever it ends by, the flag and the word are looked at again.
-                let _ = futex::wait(ledger.bell(), futex::Flags::empty(), rung, None);
+            if is_open {
+                listen(&theirs);
             }
             ledger.let_go();
         };
@@ -53,5 +47,19 @@ impl Bell {
         let _ = futex::wake(bell, futex::Flags::empty(), 1);
         // A panic there was reported there.
         let _ = thread.join();
+    }
+}
+
+/// Wakes the draining thread when another process asks for it, until it is stopped.
+fn listen<M: Medium>(cache: &Cache<M>) {
+    let bell = cache.ring.ledger().bell();
+    loop {
+        let rung = bell.load(Ordering::SeqCst);
+        cache.worker.wake();
+        if cache.bell.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        // Whatever it ends by, the flag and the word are looked at again.
+        let _ = futex::wait(bell, futex::Flags::empty(), rung, None);
     }
 }
