@@ -208,8 +208,8 @@ impl Appender for Writing {
     }
 }
 
-/// Writes, at the descriptor's own offset if `offset` is negative; `None` if that is for the server.
-pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: off_t) -> Option<Result<i64, c_int>> {
+/// Writes, at the descriptor's own offset if none is given; `None` if that is for the server.
+pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: Option<u64>) -> Option<Result<i64, c_int>> {
     let ledger = ledger()?;
     let geometry = ledger.terms().geometry;
     if count == 0 || count > MOST || geometry.parts(count) > MOST_PARTS || !client::may_append() {
@@ -230,7 +230,10 @@ pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: off_t)
         if !usable || !ledger.is_open() {
             return None;
         }
-        let at = if offset < 0 { raw::seek(fd, 0, libc::SEEK_CUR).ok()? } else { offset as u64 };
+        let at = match offset {
+            Some(offset) => offset,
+            None => raw::seek(fd, 0, libc::SEEK_CUR).ok()?,
+        };
         if at.checked_add(count as u64).is_none_or(|end| end >= FAR) {
             return None;
         }
@@ -238,13 +241,12 @@ pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: off_t)
         let len = geometry.len()? as usize;
         let mut writing = Writing { fd, from: from.cast(), log, len, ledger };
         let outcome = append(&turn, Write { offset: at, len: count }, &mut writing);
-        if let Outcome::Written { said: 1.., .. } = outcome
-            && offset < 0
+        if let Outcome::Written { said: written @ 1.., .. } = outcome
+            && offset.is_none()
             && raw::seek(fd, 0, libc::SEEK_CUR) == Ok(at)
         {
             // Unless somebody moved it meanwhile.
-            let written = if let Outcome::Written { said, .. } = outcome { said as u64 } else { 0 };
-            let _ = raw::seek(fd, (at + written) as off_t, libc::SEEK_SET);
+            let _ = raw::seek(fd, at as off_t + written as off_t, libc::SEEK_SET);
         }
         outcome
     };

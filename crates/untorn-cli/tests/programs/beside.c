@@ -52,6 +52,7 @@ static void memory(void) {
     must(pwrite(fd, pages, 8192, 0) == 8192, "whole");
     must(pwrite(fd, NULL, 10, 0) == -1 && errno == EFAULT, "null");
     must(pwrite(fd, pages + 8192, 10, 0) == -1 && errno == EFAULT, "unmapped");
+    must(pwrite(fd, pages, 10, -1) == -1 && errno == EINVAL, "before the beginning");
     must(mprotect(pages, 4096, PROT_NONE) == 0, "mprotect");
     must(pwrite(fd, pages, 10, 0) == -1 && errno == EFAULT, "protected");
     must(pwrite(fd, pages + 4090, 100, 0) == -1 && errno == EFAULT, "its first bytes protected");

@@ -146,7 +146,7 @@ macro_rules! if_managed {
     };
 }
 
-/// What this process appended to the log by itself, or a managed descriptor's result. An offset is given explicitly, or -1.
+/// What this process appended to the log by itself, or a managed descriptor's result. `$offset` is an explicit one, or `None`.
 macro_rules! if_appended {
     ($fd:ident, $from:ident, $count:ident, $offset:expr, $served:expr) => {
         if let Some(written) = appended($fd, $from, $count, $offset) {
@@ -160,11 +160,15 @@ macro_rules! if_appended {
 }
 
 #[inline]
-fn appended(fd: c_int, from: *const c_void, count: size_t, offset: off_t) -> Option<ssize_t> {
-    if offset < -1 || !known::is_known(fd) {
+fn appended(fd: c_int, from: *const c_void, count: size_t, offset: Option<off_t>) -> Option<ssize_t> {
+    if !known::is_known(fd) {
         return None;
     }
-    Some(returned(beside::write(fd, from, count, offset)?) as ssize_t)
+    let at = match offset {
+        Some(offset) => Some(u64::try_from(offset).ok()?),
+        None => None,
+    };
+    Some(returned(beside::write(fd, from, count, at)?) as ssize_t)
 }
 
 calls! {
@@ -179,9 +183,9 @@ calls! {
             size(explicit(offset).and_then(|offset| read_at(fd, into, count, offset)))
         });
     [write __write](fd: c_int, from: *const c_void, count: size_t) -> ssize_t =
-        if_appended!(fd, from, count, -1, size(write_at(fd, from, count, -1)));
+        if_appended!(fd, from, count, None, size(write_at(fd, from, count, -1)));
     [pwrite pwrite64 __pwrite64](fd: c_int, from: *const c_void, count: size_t, offset: off_t) -> ssize_t =
-        if_appended!(fd, from, count, offset, size(explicit(offset).and_then(|offset| write_at(fd, from, count, offset))));
+        if_appended!(fd, from, count, Some(offset), size(explicit(offset).and_then(|offset| write_at(fd, from, count, offset))));
     [readv](fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
         // SAFETY: the program's vector, of that length.
         if_read!(fd, size((unsafe { pieces(vector, count) }).and_then(|all| read_pieces(fd, all, -1, 0))));
