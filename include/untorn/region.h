@@ -20,7 +20,8 @@
  *
  * The regions are in a store: a file, named by the environment variable
  * UNTORN_REGION_STORE, which `untorn region` reads too. It is open while a region
- * of it is; one process has a store open at a time.
+ * of it is; one process has a store open at a time, unless the processes share one
+ * of its regions: see REGION_SHARED.
  *
  * pmsync commits everything that changed in a region since the last one: pages
  * stored to, allocated, freed. After a crash at any instant the region is as a
@@ -50,12 +51,34 @@
 extern "C" {
 #endif
 
+/* A flag of region_open: other processes that open the region so have it at once.
+ * Each sees the others' stores, and which pages they allocate and free. A pmsync by
+ * any of them commits all that all of them did up to one instant, while their
+ * threads go on storing; what it does not have stays, for the next one. A process
+ * that is killed leaves what it stored and allocated to the others. One process has
+ * the store open for all; when it ends another one takes its place.
+ *
+ * What differs from a region of one process:
+ * - One region of a store is shared at a time, and the store is not open otherwise.
+ * - Of a region the first 4 GiB can be in memory, at addresses that need not be the
+ *   same in all processes. Pages that are not mapped can be touched; what is stored
+ *   to a page that is not allocated is in no commit.
+ * - pmsync is to be called with threads storing as they like. What is not committed
+ *   is discarded when the last process closes the region.
+ * - free_ppage knows what its own process has mapped.
+ * - SIGBUS is untorn's: a thread that stores must not block it, and a handler for it
+ *   that is installed later has to call the one it replaces.
+ * - A child after fork does not have the memory. The processes are one user's.
+ * - It needs userfaultfd (Linux 5.19): see `untorn doctor`. */
+#define REGION_SHARED 0x40000000
+
 /* Opens a region, and recovers it first if it stands at a crash.
  *
  * name: 1 to 255 bytes of UTF-8 without control characters.
  * flags: O_CREAT: make the region, and the store, if there is none; with O_EXCL:
- *   fail if there is one. Access modes and O_CLOEXEC are accepted and have no
- *   effect: an open region can be read and written.
+ *   fail if there is one. REGION_SHARED: together with other processes; not with
+ *   O_EXCL. Access modes and O_CLOEXEC are accepted and have no effect: an open
+ *   region can be read and written.
  *
  * Returns a descriptor, which is no file descriptor, or -1 with errno; a region
  * opened twice has two descriptors and one state:
@@ -63,7 +86,9 @@ extern "C" {
  *   set, or the store has as many regions as it was made for (1024).
  * ENOENT: no such region, or no store, and no O_CREAT.
  * EEXIST: O_CREAT with O_EXCL, and there is one.
- * EBUSY: another process has the store open.
+ * EBUSY: another process has the store open; or this one has the region open, and
+ *   one of the two with REGION_SHARED; or another region of the store is shared.
+ * EPERM, ENOSYS: REGION_SHARED, and userfaultfd is not to be had.
  * EBADMSG: the store or the region is damaged.
  * EOPNOTSUPP: a store of a newer version, or pages of memory are not 4 KiB.
  * ENOMEM, ENOSPC, EIO and others of the system. */
@@ -140,8 +165,8 @@ int pmunmap(void *va);
  * pmsync is durable, and with them the pages allocated and freed. What it costs
  * grows with the pages that were stored to.
  *
- * No thread may store to the region meanwhile: what it stores may be lost, the
- * commit may have part of it, or be taken back by a crash.
+ * No thread may store to the region meanwhile, unless it is shared: what it stores
+ * may be lost, the commit may have part of it, or be taken back by a crash.
  *
  * Returns 0, or -1 with errno:
  * EBADF: rd is not open.

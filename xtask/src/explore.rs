@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use untorn::EngineKind;
 use untorn::medium::MediumClass;
-use untorn_sim::explore::{self, Outcome, Settings, Violation, cache, redundancy, regions};
+use untorn_sim::explore::{self, Outcome, Settings, Violation, cache, covered, redundancy, regions};
 
 /// Runs an engine over simulated media, crashes it at every call, and checks every recovered state against the contract.
 /// The last line says how many distinct states were seen; the exit code is 0 only if none was wrong, every barrier
@@ -28,7 +28,8 @@ pub(crate) struct Arguments {
     /// Fault model
     #[arg(long, value_enum, default_value_t = Media::Both)]
     medium: Media,
-    /// Engine: one of files; `snapshot`, that of region stores; `cache`, the write cache; or `redundancy`
+    /// Engine: one of files; `snapshot`, that of region stores; `cache`, the write cache; `redundancy`, of plain files; or
+    /// `covered`, redundancy of files that have an engine
     #[arg(long, value_name = "ENGINE", default_value_t = Engine::Files(EngineKind::Reflection))]
     engine: Engine,
     /// Run the mutants and the canary only
@@ -62,6 +63,7 @@ enum Engine {
     Regions,
     Cache,
     Redundancy,
+    Covered,
 }
 
 impl fmt::Display for Engine {
@@ -71,6 +73,7 @@ impl fmt::Display for Engine {
             Engine::Regions => f.pad("snapshot"),
             Engine::Cache => f.pad("cache"),
             Engine::Redundancy => f.pad("redundancy"),
+            Engine::Covered => f.pad("covered"),
         }
     }
 }
@@ -83,6 +86,7 @@ impl FromStr for Engine {
             "snapshot" => Ok(Engine::Regions),
             "cache" => Ok(Engine::Cache),
             "redundancy" => Ok(Engine::Redundancy),
+            "covered" => Ok(Engine::Covered),
             other => other.parse().map(Engine::Files),
         }
     }
@@ -131,6 +135,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         Engine::Redundancy => {
             (redundancy::explore as Explore, redundancy::mutants as Mutants, redundancy::canary as Canaries)
         }
+        Engine::Covered => (covered::explore as Explore, covered::mutants as Mutants, covered::canary as Canaries),
     };
     if !arguments.mutants_only {
         outcome = explore(&settings, &progress);

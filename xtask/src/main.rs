@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod asan;
+mod boost;
 mod dax;
 mod explore;
 #[cfg(target_arch = "x86_64")]
@@ -29,6 +30,8 @@ struct Arguments {
 enum Verb {
     /// Run the library's tests under AddressSanitizer.
     Asan,
+    /// Measure programs that write and sync bare and under `untorn run --mode boost`, side by side.
+    Boost(boost::Arguments),
     /// Cut the power of real kernels over real DAX, and check what recovery makes of it.
     Dax(dax::Arguments),
     /// Crash the engines everywhere and check every state that recovery makes of it.
@@ -55,6 +58,7 @@ enum Verb {
 fn main() -> ExitCode {
     match Arguments::parse().verb {
         Verb::Asan => asan::run(&root()),
+        Verb::Boost(arguments) => boost::run(&root(), &arguments),
         Verb::Dax(arguments) => dax::run(&arguments, &root()),
         Verb::Explore(arguments) => explore::run(&arguments),
         #[cfg(target_arch = "x86_64")]

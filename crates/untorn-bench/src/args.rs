@@ -45,6 +45,44 @@ impl FromStr for Pattern {
     }
 }
 
+/// What a program does with its memory in `redundancy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Workload {
+    /// Reads of records of 1 KiB and updates of 100 bytes of them, the keys by Zipf's law, with the work of a server beside
+    /// each.
+    KeyValue,
+    /// Stores at random places, one after the other.
+    RandomStores,
+}
+
+impl Workload {
+    /// The word the tool and the JSON output use.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Workload::KeyValue => "key-value",
+            Workload::RandomStores => "random-stores",
+        }
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for Workload {
+    type Err = String;
+
+    fn from_str(word: &str) -> std::result::Result<Self, String> {
+        match word {
+            "key-value" => Ok(Workload::KeyValue),
+            "random-stores" => Ok(Workload::RandomStores),
+            _ => Err(format!("{word:?} is no workload; use one of: key-value random-stores")),
+        }
+    }
+}
+
 /// The arguments of a run. An empty list or a `None` stands for the benchmark's own default.
 #[derive(Clone, Debug)]
 pub struct Args {
@@ -77,12 +115,21 @@ pub struct Args {
     /// Blocks written before the commit that `commit-time` measures. Default 10, 1000 and 100000; pages stored to before that of
     /// `map-commit` and `region-flush`, default 1, 10, 100 and 1000; pages of a region in `region-ops`, default 1 and 64.
     pub dirty: Vec<u64>,
-    /// Shares of reads in `hybrid-policy`, in percent. Default 0, 20, 40, 60, 80 and 100.
+    /// Shares of reads in `hybrid-policy`, in percent. Default 0, 20, 40, 60, 80 and 100. In `redundancy` that of the key-value
+    /// workload, default 50.
     pub reads: Vec<u32>,
-    /// Length of the file in bytes. Default 1 GiB on persistent memory, 64 MiB on a block medium.
+    /// Workloads of `redundancy`. Default: both.
+    pub workloads: Vec<Workload>,
+    /// Seconds from one pass to the next in `redundancy`. Default 1 and 30, of random stores 1 and 60.
+    pub periods: Vec<f64>,
+    /// Operations a second that take the processors whole in `redundancy`'s key-value workload; with 0 there is no work beside
+    /// the accesses. Default 20000.
+    pub rate: Option<u64>,
+    /// Length of the file in bytes. Default 1 GiB on persistent memory, 64 MiB on a block medium; of `redundancy` 1 GiB and
+    /// of `redundancy-pass` 4 GiB on both, of `redundancy-kernels` 256 MiB of memory.
     pub file_len: Option<u64>,
     /// Seconds to measure each row for; it sets the number of slices, never below 15 of each arm. In `idle`, the seconds
-    /// to lie idle, default 3.
+    /// to lie idle, default 3; in `redundancy`, the seconds that each row runs at least, default the longest period.
     pub seconds: Option<f64>,
     /// Accesses in each slice and thread at most, where a run must be of a fixed amount instead of a fixed time.
     pub ops: Option<u64>,
@@ -107,6 +154,9 @@ impl Default for Args {
             commit_every: 100,
             dirty: Vec::new(),
             reads: Vec::new(),
+            workloads: Vec::new(),
+            periods: Vec::new(),
+            rate: None,
             file_len: None,
             seconds: None,
             ops: None,
@@ -154,6 +204,9 @@ impl Args {
         if let Some(&reads) = self.reads.iter().find(|&&reads| reads > 100) {
             return Err(Error::usage(format!("{reads} reads of 100 accesses; use 0 to 100")));
         }
+        if let Some(&period) = self.periods.iter().find(|&&period| !(period > 0.0 && period <= 86_400.0)) {
+            return Err(Error::usage(format!("a period of {period} seconds; use more than 0 and at most 86400")));
+        }
         if self.seconds.is_some_and(|seconds| !(seconds > 0.0 && seconds <= 86_400.0)) {
             return Err(Error::usage("the seconds to measure must be above 0 and at most 86400"));
         }
@@ -173,6 +226,10 @@ mod tests {
         for pattern in [Pattern::Random, Pattern::Sequential] {
             assert_eq!(pattern.as_str().parse::<Pattern>(), Ok(pattern));
         }
+        for workload in [Workload::KeyValue, Workload::RandomStores] {
+            assert_eq!(workload.as_str().parse::<Workload>(), Ok(workload));
+        }
+        assert!("sums".parse::<Workload>().unwrap_err().contains("key-value"));
         assert!("backwards".parse::<Pattern>().unwrap_err().contains("sequential"));
     }
 
@@ -189,6 +246,8 @@ mod tests {
         assert!(Args { dirty: vec![2], ..Args::default() }.validate(&[64], &[1], 4096).is_err());
         assert!(Args { dirty: vec![0], ..Args::default() }.validate(&[64], &[1], 4096).is_err());
         assert!(Args { reads: vec![101], ..Args::default() }.validate(&[64], &[1], 4096).is_err());
+        assert!(Args { periods: vec![0.0], ..Args::default() }.validate(&[64], &[1], 4096).is_err());
+        assert!(Args { periods: vec![f64::NAN], ..Args::default() }.validate(&[64], &[1], 4096).is_err());
         assert!(Args { commit_every: 0, ..Args::default() }.validate(&[64], &[1], 4096).is_err());
     }
 }

@@ -14,6 +14,9 @@
 //! | `map-commit` | plain stores and [`AtomicMap::commit`](untorn::AtomicMap::commit) | the same and `msync`, or a flush of the pages' lines |
 //! | `hybrid-policy` | reads and writes under undo, redo and hybrid logging | each other, and raw copies |
 //! | `idle` | a file that is open and left alone | a processor's time |
+//! | `redundancy` | a mapping that is protected | the same that nobody protects |
+//! | `redundancy-pass` | a pass over a file that nobody stored to | a processor's time |
+//! | `redundancy-kernels` | checksums and parity of memory out of the caches | a read of it |
 //! | `group-commit` | threads that write and sync one file on a disk | `pwrite` and `fdatasync` by each |
 //!
 //! Some engines go on working when a call has returned. Between two slices the run waits for that work to end, so no arm
@@ -56,10 +59,14 @@ mod raw;
 mod report;
 mod rig;
 mod stats;
+mod zipf;
 
-pub use args::{Args, Pattern};
+pub use args::{Args, Pattern, Workload};
 pub use benches::{names, run};
 pub use counting::{Counters, Counting, CountingFile, Counts};
 pub use error::{Error, Result};
 pub use machine::Machine;
-pub use report::{CommitRow, CommitTimeRow, CopyRow, IdleRow, MapCommitRow, RegionRow, Report, Row};
+pub use report::{
+    CommitRow, CommitTimeRow, CopyRow, IdleRow, KernelRow, MapCommitRow, PassRow, RedundancyRow, RegionRow, Report,
+    Row, Vulnerable,
+};

@@ -1,11 +1,14 @@
-//! Grouped bars, drawn as SVG.
+//! Grouped bars, and lines over time, drawn as SVG.
 
 use std::error::Error;
 
+use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::report::{Report, Row};
+use crate::report::{RedundancyRow, Report, Row};
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// One bar: the group it stands in, the series that gives its colour, and its height.
 struct Bar {
@@ -67,12 +70,23 @@ fn bar(row: &Row) -> Bar {
         Row::Region(row) => {
             Bar { group: row.workload.to_owned(), series: format!("{} pages", row.pages), height: row.ratio_to_untorn }
         }
+        Row::Redundancy(row) => Bar { height: (row.cpu_overhead * 100.0).max(0.0), ..bar_of(row) },
+        Row::Pass(row) => Bar { group: row.tracking.to_owned(), series: row.what.to_owned(), height: row.cpu_ms },
+        Row::Kernel(row) => {
+            Bar { group: format!("{} of {} B", row.kernel, row.size), series: row.way.to_owned(), height: row.ratio }
+        }
         Row::Idle(row) => Bar {
             group: format!("{} MiB", row.file_len >> 20),
             series: [Some(row.engine), row.log_policy].into_iter().flatten().collect::<Vec<_>>().join(" "),
             height: row.cpu_share * 100.0,
         },
     }
+}
+
+/// Where a row about redundancy stands.
+fn bar_of(row: &RedundancyRow) -> Bar {
+    let series = format!("{} {}", row.workload, row.redundancy);
+    Bar { group: row.period_s.map_or("off".to_owned(), |period| format!("{period} s")), series, height: 0.0 }
 }
 
 /// The distinct values, in the order they come.
@@ -97,34 +111,59 @@ pub(crate) fn svg(report: &Report) -> String {
 }
 
 fn draw(report: &Report, document: &mut String) -> Result<(), Box<dyn Error>> {
-    let bars: Vec<Bar> = report.rows.iter().map(bar).collect();
-    let groups = distinct(&bars, |bar| &bar.group);
-    let series = distinct(&bars, |bar| &bar.series);
-    let is_ratio = report.rows.iter().any(|row| row.as_copy().is_some());
-    let highest = bars.iter().map(|bar| bar.height).filter(|height| height.is_finite()).fold(0.0, f64::max);
-    let least = if is_ratio { 1.05 } else { 1.0 };
-    let top = (highest * 1.05).max(least);
-
-    let height = 420.max(60 + 18 * series.len() as u32);
-    let root = SVGBackend::with_string(document, (1100, height)).into_drawing_area();
-    root.fill(&WHITE)?;
-    let (left, legend) = root.split_horizontally(760);
     let machine = &report.machine;
     let caption = format!("{} on {} ({}, {})", report.bench, machine.medium, machine.fs, machine.cpu);
-    let mut chart = ChartBuilder::on(&left)
-        .caption(caption, ("sans-serif", 20))
-        .margin(12)
-        .x_label_area_size(34)
-        .y_label_area_size(64)
-        .build_cartesian_2d(0.0..groups.len().max(1) as f64, 0.0..top)?;
+    let bars: Vec<Bar> = report.rows.iter().map(bar).collect();
+    let has_one = report.rows.iter().any(|row| matches!(row, Row::Copy(_) | Row::Kernel(_)));
     let label = match report.rows.first() {
         Some(Row::Commit(_)) => "commits a second (median)",
         Some(Row::CommitTime(_)) => "nanoseconds of a commit (median)",
         Some(Row::MapCommit(_)) => "time to that of raw (median)",
         Some(Row::Region(_)) => "rate of the file system to untorn's (median)",
         Some(Row::Idle(_)) => "processor time, % of a core",
+        Some(Row::Redundancy(_)) => "processor time lost, %, by the period",
+        Some(Row::Pass(_)) => "milliseconds of processor time (median)",
+        Some(Row::Kernel(_)) => "time to that of a read (median)",
         Some(Row::Copy(_)) | None => "ratio to raw (median)",
     };
+    let protected: Vec<&RedundancyRow> = report
+        .rows
+        .iter()
+        .filter_map(|row| match row {
+            Row::Redundancy(row) if !row.over_time.is_empty() => Some(&**row),
+            _ => None,
+        })
+        .collect();
+    let panels = if protected.is_empty() { 1 } else { 3 };
+    let height = 420.max(60 + 18 * distinct(&bars, |bar| &bar.series).len() as u32);
+    let root = SVGBackend::with_string(document, (1100, height * panels)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let areas = root.split_evenly((panels as usize, 1));
+    draw_bars(&areas[0], &caption, label, &bars, has_one)?;
+    if let [_, over_time, until_covered] = &areas[..] {
+        draw_exposure(over_time, &protected)?;
+        let covered = |row: &&RedundancyRow| Bar { height: row.full_coverage_s.unwrap_or(0.0) * 1e3, ..bar_of(row) };
+        let bars: Vec<Bar> = protected.iter().map(covered).collect();
+        draw_bars(until_covered, "time to full coverage", "milliseconds, by the period", &bars, false)?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+/// Bars in groups, with a line at 1 where that is the rival.
+fn draw_bars(area: &Area<'_>, caption: &str, label: &str, bars: &[Bar], has_one: bool) -> Result<(), Box<dyn Error>> {
+    let groups = distinct(bars, |bar| &bar.group);
+    let series = distinct(bars, |bar| &bar.series);
+    let highest = bars.iter().map(|bar| bar.height).filter(|height| height.is_finite()).fold(0.0, f64::max);
+    let least = if has_one { 1.05 } else { 1.0 };
+    let top = (highest * 1.05).max(least);
+    let (left, legend) = area.split_horizontally(760);
+    let mut chart = ChartBuilder::on(&left)
+        .caption(caption, ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(34)
+        .y_label_area_size(64)
+        .build_cartesian_2d(0.0..groups.len().max(1) as f64, 0.0..top)?;
     chart
         .configure_mesh()
         .disable_x_mesh()
@@ -143,22 +182,57 @@ fn draw(report: &Report, document: &mut String) -> Result<(), Box<dyn Error>> {
         Some(Rectangle::new([(start, 0.0), (start + width * 0.9, bar.height)], colour(place).filled()))
     });
     chart.draw_series(rectangles)?;
-    if is_ratio {
+    if has_one {
         chart.draw_series([PathElement::new(vec![(0.0, 1.0), (groups.len() as f64, 1.0)], BLACK.stroke_width(1))])?;
     }
-    let font = ("sans-serif", 15).into_font();
-    let centred = font.clone().into_text_style(&root).pos(Pos::new(HPos::Center, VPos::Top));
+    let centred = ("sans-serif", 15).into_text_style(area).pos(Pos::new(HPos::Center, VPos::Top));
     for (index, group) in groups.iter().enumerate() {
+        // In the whole document, of which the area is a part.
         let (x, y) = chart.backend_coord(&(index as f64 + 0.5, 0.0));
-        root.draw(&Text::new((*group).to_owned(), (x, y + 8), centred.clone()))?;
+        let (left, top) = area.get_base_pixel();
+        area.draw(&Text::new((*group).to_owned(), (x - left, y - top + 8), centred.clone()))?;
     }
+    draw_legend(&legend, &series)
+}
+
+fn draw_legend(legend: &Area<'_>, series: &[&str]) -> Result<(), Box<dyn Error>> {
     for (index, name) in series.iter().enumerate() {
         let y = 40 + 18 * index as i32;
         legend.draw(&Rectangle::new([(8, y), (20, y + 12)], colour(index).filled()))?;
-        legend.draw(&Text::new((*name).to_owned(), (26, y), font.clone()))?;
+        legend.draw(&Text::new((*name).to_owned(), (26, y), ("sans-serif", 15).into_font()))?;
     }
-    root.present()?;
     Ok(())
+}
+
+/// The share of stripes that is vulnerable, over two periods.
+fn draw_exposure(area: &Area<'_>, rows: &[&RedundancyRow]) -> Result<(), Box<dyn Error>> {
+    let points = |row: &RedundancyRow| -> Vec<(f64, f64)> {
+        let (period, stripes) = (row.period_s.unwrap_or(1.0), row.stripes.unwrap_or(1).max(1) as f64);
+        row.over_time.iter().map(|at| (at.seconds / period, at.vulnerable_stripes as f64 / stripes * 100.0)).collect()
+    };
+    let lines: Vec<Vec<(f64, f64)>> = rows.iter().map(|row| points(row)).collect();
+    let most = |of: fn(&(f64, f64)) -> f64, least: f64| lines.iter().flatten().map(of).fold(least, f64::max) * 1.05;
+    let (last, highest) = (most(|at| at.0, 2.0), most(|at| at.1, 1.0));
+    let (left, legend) = area.split_horizontally(760);
+    let mut chart = ChartBuilder::on(&left)
+        .caption("vulnerable stripes", ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(34)
+        .y_label_area_size(64)
+        .build_cartesian_2d(0.0..last, 0.0..highest)?;
+    chart
+        .configure_mesh()
+        .x_desc("time, in periods")
+        .y_desc("% of all stripes")
+        .max_light_lines(0)
+        .label_style(("sans-serif", 15))
+        .draw()?;
+    for (index, line) in lines.into_iter().enumerate() {
+        chart.draw_series([PathElement::new(line, colour(index).stroke_width(2))])?;
+    }
+    let names: Vec<String> =
+        rows.iter().map(|row| format!("{}, {} s", row.workload, row.period_s.unwrap_or(0.0))).collect();
+    draw_legend(&legend, &names.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 #[cfg(test)]

@@ -8,6 +8,10 @@ use serde_json::Value;
 use crate::machine::Machine;
 use crate::plot;
 
+mod redundancy;
+
+pub use redundancy::{KernelRow, PassRow, RedundancyRow, Vulnerable};
+
 /// The outcome of a benchmark.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
@@ -39,6 +43,12 @@ pub enum Row {
     Region(RegionRow),
     /// Of a file that nobody uses.
     Idle(IdleRow),
+    /// Of a workload beside redundancy.
+    Redundancy(Box<RedundancyRow>),
+    /// Of a pass over what nobody stored to.
+    Pass(PassRow),
+    /// Of what is computed of pages.
+    Kernel(KernelRow),
 }
 
 /// Copies into or out of a file, against raw ones. Rates are medians over slices; a ratio is the median of the ratios
@@ -347,6 +357,9 @@ impl Row {
                 ("bytes/byte", row.bytes_per_user_byte.map(two)),
                 ("fences/commit", row.fences_per_commit.map(two)),
             ],
+            Row::Redundancy(row) => row.cells(),
+            Row::Pass(row) => row.cells(),
+            Row::Kernel(row) => row.cells(),
             Row::CommitTime(row) => vec![
                 ("engine", Some(row.engine.to_owned())),
                 ("order", Some(row.order.to_owned())),

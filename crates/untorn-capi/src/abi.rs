@@ -132,6 +132,9 @@ constants! {
 
     /// A flag of open: the file is to be mapped atomically.
     O_ATOMIC = 0o1_000_000_000;
+
+    /// A flag of `region_open`: together with other processes.
+    REGION_SHARED = 0x4000_0000;
 }
 
 /// `untorn_error`: why a call failed.

@@ -11,20 +11,102 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use untorn_core::{Error, RegionMap, RegionStore};
+use untorn_core::{Error, RegionMap, RegionStore, SharedRegion};
 
+use crate::abi;
 use crate::errors::{Failure, Result};
 use crate::mapping::{HINTS, errno};
 
 /// Bytes of a page.
 const PAGE: usize = 4096;
 
+/// The flag of `region_open`, as it comes.
+const REGION_SHARED: c_int = abi::REGION_SHARED as c_int;
+
 /// One open region, for all descriptors of it.
 struct Opened {
     store: PathBuf,
     name: String,
     /// Taken out by the call that closes it. Calls on one region take turns here.
-    map: Mutex<Option<RegionMap>>,
+    map: Mutex<Option<Memory>>,
+    /// Whether other processes may have it too.
+    shared: bool,
+}
+
+/// The memory of a region.
+enum Memory {
+    Own(RegionMap),
+    /// With how often this process has each page mapped.
+    Shared(SharedRegion, BTreeMap<u64, u32>),
+}
+
+impl Memory {
+    fn alloc(&mut self) -> Result<u64> {
+        Ok(match self {
+            Memory::Own(map) => map.alloc_page()?,
+            Memory::Shared(region, _) => region.alloc_page()?,
+        })
+    }
+
+    fn free(&mut self, page: u64) -> Result<()> {
+        match self {
+            Memory::Own(map) => map.free_page(page)?,
+            Memory::Shared(_, pins) if pins.contains_key(&page) => {
+                return Err(errno(libc::EBUSY, format!("this process has page {page} mapped; unmap it first")));
+            }
+            Memory::Shared(region, _) => region.free_page(page)?,
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        match self {
+            Memory::Own(map) => map.pmsync()?,
+            Memory::Shared(region, _) => region.pmsync()?,
+        };
+        Ok(())
+    }
+
+    fn pin(&mut self, first: u64, count: u64) -> Result<*mut u8> {
+        match self {
+            Memory::Own(map) => Ok(map.pin(first, count)?),
+            Memory::Shared(region, pins) => {
+                let (offset, len) = (first.saturating_mul(PAGE as u64), count.saturating_mul(PAGE as u64));
+                // Whether they are all there.
+                region.words(offset, usize::try_from(len / 8).unwrap_or(usize::MAX))?;
+                for page in first..first + count {
+                    *pins.entry(page).or_default() += 1;
+                }
+                // It lies within the memory of the region, whose bytes fit an address.
+                Ok(region.as_ptr().wrapping_add(offset as usize))
+            }
+        }
+    }
+
+    fn unpin(&mut self, first: u64, count: u64) -> Result<()> {
+        match self {
+            Memory::Own(map) => map.unpin(first, count)?,
+            Memory::Shared(_, pins) => {
+                for page in first..first + count {
+                    if let Some(times) = pins.get_mut(&page).filter(|times| **times > 1) {
+                        *times -= 1;
+                    } else {
+                        pins.remove(&page);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens a region's memory for this process and others.
+fn share(store: &Path, name: &str, create: bool, exclusive: bool) -> Result<Memory> {
+    if create && exclusive {
+        return Err(Failure::invalid("O_EXCL would be true for one of the processes only; make the region first"));
+    }
+    let opened = if create { SharedRegion::open_or_create(store, name) } else { SharedRegion::open(store, name) };
+    Ok(Memory::Shared(opened?, BTreeMap::new()))
 }
 
 /// A range of pages that a program has at an address.
@@ -71,7 +153,7 @@ pub(crate) fn regions() -> &'static Regions {
 
 impl Opened {
     /// Calls `body` with the map, when every call before it on this region is through.
-    fn with<T>(&self, body: impl FnOnce(&mut RegionMap) -> Result<T>) -> Result<T> {
+    fn with<T>(&self, body: impl FnOnce(&mut Memory) -> Result<T>) -> Result<T> {
         let mut map = self.map.lock().map_err(|_| {
             let message = format!("an earlier call on region {:?} failed inside untorn; close it", self.name);
             errno(libc::EIO, message)
@@ -129,12 +211,15 @@ impl Regions {
     }
 
     pub(crate) fn open(&self, store: &Path, name: &str, flags: c_int) -> Result<c_int> {
-        let known = libc::O_ACCMODE | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
+        let known = libc::O_ACCMODE | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC | REGION_SHARED;
         if flags & !known != 0 {
             let unknown = flags & !known;
-            return Err(Failure::invalid(format!("{unknown:#x} are no flags of a region; pass O_CREAT, O_EXCL or 0")));
+            return Err(Failure::invalid(format!(
+                "{unknown:#x} are no flags of a region; pass O_CREAT, O_EXCL, REGION_SHARED or 0"
+            )));
         }
         let (create, exclusive) = (flags & libc::O_CREAT != 0, flags & libc::O_EXCL != 0);
+        let shared = flags & REGION_SHARED != 0;
         let mut table = self.table();
         let rd =
             (0..).find(|rd| !table.descriptors.contains_key(rd)).ok_or_else(|| errno(libc::EMFILE, "none is left"))?;
@@ -143,7 +228,15 @@ impl Regions {
             Some(_) if create && exclusive => {
                 return Err(errno(libc::EEXIST, format!("there is a region {name:?}, and it is open")));
             }
+            Some(region) if region.shared != shared => {
+                let how = if shared { "without" } else { "with" };
+                return Err(errno(libc::EBUSY, format!("this process has region {name:?} open {how} REGION_SHARED")));
+            }
             Some(region) => region,
+            None if shared => {
+                let map = Mutex::new(Some(share(store, name, create, exclusive)?));
+                Arc::new(Opened { store: store.to_owned(), name: name.to_owned(), map, shared })
+            }
             None => {
                 let of_store = table.store(store, create)?;
                 let opened = match of_store.open_region(name) {
@@ -153,7 +246,8 @@ impl Regions {
                 };
                 match opened.and_then(|region| Ok(region.map()?)) {
                     Ok(map) => {
-                        Arc::new(Opened { store: store.to_owned(), name: name.to_owned(), map: Mutex::new(Some(map)) })
+                        let map = Mutex::new(Some(Memory::Own(map)));
+                        Arc::new(Opened { store: store.to_owned(), name: name.to_owned(), map, shared })
                     }
                     Err(failure) => {
                         // The error of opening is the one that helps.
@@ -193,19 +287,16 @@ impl Regions {
     }
 
     pub(crate) fn alloc(&self, rd: c_int) -> Result<u64> {
-        self.region(rd)?.with(|map| Ok(map.alloc_page()?))
+        self.region(rd)?.with(Memory::alloc)
     }
 
     pub(crate) fn free(&self, rd: c_int, page: i64) -> Result<()> {
         let page = page_of(page)?;
-        self.region(rd)?.with(|map| Ok(map.free_page(page)?))
+        self.region(rd)?.with(|map| map.free(page))
     }
 
     pub(crate) fn sync(&self, rd: c_int) -> Result<()> {
-        self.region(rd)?.with(|map| {
-            map.pmsync()?;
-            Ok(())
-        })
+        self.region(rd)?.with(Memory::sync)
     }
 
     pub(crate) fn map(
@@ -255,7 +346,7 @@ impl Regions {
         let mapped = table.mapped.get_mut(&va.addr()).ok_or_else(none)?;
         // What a call left in the middle can only be closed, and that only once nothing is mapped.
         if let Some(Mapped { region, first, pages }) = mapped.last().filter(|mapped| !mapped.region.map.is_poisoned()) {
-            region.with(|map| Ok(map.unpin(*first, *pages)?))?;
+            region.with(|map| map.unpin(*first, *pages))?;
         }
         mapped.pop();
         if mapped.is_empty() {

@@ -73,6 +73,11 @@ fn region_functions_do_what_the_header_says() {
 }
 
 #[test]
+fn several_processes_share_a_region_as_the_header_says() {
+    for_both_libraries(&test_program("region_shared.c"), may_be_skipped);
+}
+
+#[test]
 fn shared_maps_do_what_the_header_says() {
     for_both_libraries(&test_program("shared.c"), may_be_skipped);
 }

@@ -52,6 +52,31 @@ fn what_a_log_costs_is_reported() {
 }
 
 #[test]
+fn what_redundancy_costs_is_reported_and_drawn() {
+    let place = Place::empty();
+    let dir = place.dir.path().to_str().expect("text");
+    let plot = place.dir.path().join("plot.svg");
+    let bench = |arguments: &[&str]| {
+        let report = ["--plot", plot.to_str().expect("text"), "--json", "--dir", dir];
+        let object = untorn(&[&["bench"], arguments, &report].concat()).expect(0).json();
+        let drawn = std::fs::read_to_string(&plot).expect("the plot was drawn");
+        (object["rows"].as_array().expect("there are rows").clone(), drawn)
+    };
+    let small = ["--workload=key-value", "--reads=50", "--rate=100000", "--period=0.01", "--seconds=0.01", "--len=1M"];
+    let (rows, drawn) = bench(&[&["redundancy"][..], &small].concat());
+    assert_eq!(
+        rows.iter().map(|row| row["redundancy"].as_str()).collect::<Vec<_>>(),
+        ["off", "tracking", "on"].map(Some)
+    );
+    assert!(rows[2]["over_time"].is_array() && rows[2]["cpu_overhead"].is_number(), "{}", rows[2]);
+    assert!(drawn.contains("vulnerable stripes") && drawn.contains("time to full coverage"));
+    let (rows, _) = bench(&["redundancy-pass", "--len=1M", "--seconds=0.01"]);
+    assert!(rows.iter().all(|row| row["cpu_ms"].is_number()));
+    let (rows, _) = bench(&["redundancy-kernels", "--len=1M", "--seconds=0.01", "--pattern=sequential"]);
+    assert!(rows.iter().all(|row| row["pattern"] == "sequential" && row["ratio"].is_number()));
+}
+
+#[test]
 fn what_cannot_run_is_a_usage_error() {
     let place = Place::empty();
     let dir = place.dir.path().to_str().expect("text");
@@ -62,5 +87,6 @@ fn what_cannot_run_is_a_usage_error() {
     bench(&["--ops", "0"]).expect(64);
     bench(&["--dirty", "0"]).expect(64);
     bench(&["--reads", "101"]).expect(64);
+    bench(&["--period", "0"]).expect(64);
     untorn(&["bench", "atomic-write", "--dir", "/nonexistent/dir"]).expect(74).names("/nonexistent/dir");
 }

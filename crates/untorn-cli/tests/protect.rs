@@ -98,8 +98,6 @@ fn the_shape_is_chosen_once() {
 
 #[test]
 fn what_cannot_be_protected_is_refused_with_the_way_out() {
-    let place = Place::created(10_000);
-    untorn(&["protect", place.name()]).expect(64).names("untorn settle");
     let empty = Place::plain(b"");
     untorn(&["protect", empty.name()]).expect(64).names("nothing to protect");
     let plain = plain(3);
@@ -111,9 +109,35 @@ fn what_cannot_be_protected_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn a_protected_file_that_gets_an_engine_is_refused_from_then_on() {
+fn a_protected_file_that_gets_an_engine_stays_protected() {
     let place = plain(4);
     untorn(&["protect", place.name()]).expect(0);
     untorn_with(&["write", place.name()], b"x").expect(0);
-    untorn(&["scrub", place.name()]).expect(64).names("untorn settle");
+    untorn(&["scrub", place.name()]).expect(0);
+    rot(&place, |file| file.write_all_at(b"damage", PAGE + 7).unwrap());
+    untorn(&["scrub", place.name()]).expect(1);
+    untorn(&["repair", place.name()]).expect(0);
+    untorn(&["scrub", place.name()]).expect(0);
+    untorn(&["settle", place.name()]).expect(0);
+    assert_eq!(place.info()["redundancy"]["uncovered"], 0);
+    untorn(&["scrub", place.name()]).expect(0);
+}
+
+#[test]
+fn a_file_with_an_engine_is_protected_and_repaired() {
+    let place = Place::created(10_000);
+    let bytes: Vec<u8> = (0..10_000).map(|at| at as u8).collect();
+    untorn_with(&["write", place.name()], &bytes).expect(0);
+    let made = untorn(&["protect", place.name(), "--stripe=2", "--json"]).expect(0).json();
+    assert_eq!((&made["pages"], &made["uncovered"]), (&3.into(), &0.into()));
+    // What the engine is given later is covered when it lets the file go.
+    untorn_with(&["write", place.name(), "--offset=5000"], b"here").expect(0);
+    rot(&place, |file| file.write_all_at(b"damage", 5001).unwrap());
+    untorn(&["scrub", place.name()]).expect(1);
+    let report = untorn(&["repair", place.name(), "--json"]).expect(0).json();
+    assert_eq!(report["repaired"][0]["offset"], 4096);
+    assert_eq!(untorn(&["read", place.name(), "--offset=5000", "--len=4"]).expect(0).text(), "here");
+    untorn(&["resize", place.name(), "--len=20000"]).expect(0);
+    assert_eq!(place.info()["redundancy"]["pages"], 5);
+    untorn(&["scrub", place.name()]).expect(0);
 }

@@ -314,8 +314,8 @@ pub(crate) fn overlay(status: &stat) -> Result<Option<Reply>, c_int> {
     Ok(Some(ask(Operation::Status, None, of_file(status))?).filter(|reply| reply.managed == 1))
 }
 
-/// The program set a file's times.
-pub(crate) fn times_were_set(status: &stat) -> Result<(), c_int> {
+/// The program set a file's times, or another attribute that a sync makes durable.
+pub(crate) fn attributes_were_set(status: &stat) -> Result<(), c_int> {
     if is_regular(status) && may_be_managed(status.st_dev, status.st_ino) {
         ask(Operation::Times, None, of_file(status))?;
     }

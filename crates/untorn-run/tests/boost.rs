@@ -138,10 +138,10 @@ fn what_cannot_be_served_finds_a_plain_file() {
 
 /// Each is the kernel's, which has all that was written, and none makes the file a plain one.
 #[test]
-fn what_only_reads_leaves_a_file_as_it_is() {
+fn what_changes_neither_bytes_nor_length_leaves_a_file_as_it_is() {
     let place = Place::new();
     let more = "
-import ctypes, mmap
+import ctypes, errno, fcntl, mmap
 for round in range(3):
     content = b'first' + b'.' * round
     assert os.fstat(fd).st_size == len(content) and os.stat('f.managed').st_size == len(content)
@@ -154,6 +154,14 @@ for round in range(3):
     assert os.splice(fd, w, 5, offset_src=0) == 5 and os.read(r, 9) == b'first'
     to = os.open('g', os.O_RDWR | os.O_CREAT)
     assert os.copy_file_range(fd, to, 5, 0) == 5
+    assert fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_ASYNC) == os.O_RDWR
+    try:
+        fcntl.fcntl(fd, 1036, (2).to_bytes(8, sys.byteorder))  # F_SET_RW_HINT
+    except OSError as error:
+        assert error.errno == errno.EINVAL, error
+    # Room is reserved, and nothing of the file changes.
+    assert ctypes.CDLL(None).fallocate(fd, 1, ctypes.c_long(0), ctypes.c_long(1 << 20)) == 0
+    assert os.fstat(fd).st_size == len(content) and os.fstat(fd).st_blocks >= 2048
     os.utime(fd, (5, 5))
     os.fsync(fd)
     assert os.stat('f.managed').st_mtime == 5
@@ -220,6 +228,82 @@ assert os.fstat(other).st_size == 11 and os.stat('f.managed').st_size == 11
     assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first child");
     assert_eq!(place.report()["files"][0]["writes"], 3);
     assert_eq!(place.demoted(), [""; 0]);
+}
+
+#[test]
+fn a_file_that_a_replay_could_not_open_is_left_to_the_kernel() {
+    let place = Place::new();
+    // FS_IOC_SETFLAGS with FS_APPEND_FL, which takes root and a file system that has it.
+    let program = "
+import fcntl, os, struct
+fd = os.open('a.managed', os.O_RDWR | os.O_CREAT, 0o644)
+flags = lambda fd, value: fcntl.ioctl(fd, 0x40086602, struct.pack('l', value))
+try:
+    flags(fd, 0x20)
+    append_only = True
+except OSError:
+    append_only = False
+os.close(fd)
+fd = os.open('a.managed', os.O_WRONLY | os.O_APPEND)
+os.write(fd, b'line')
+os.fsync(fd)
+if append_only:
+    flags(fd, 0)
+os.close(fd)
+fd = os.open('m.managed', os.O_RDWR | os.O_CREAT, 0o644)
+os.write(fd, b'before')
+os.fchmod(fd, 0o444)
+os.write(fd, b' after')
+os.fsync(fd)
+print(int(append_only), os.geteuid())
+";
+    let said = succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
+    assert_eq!(text(&fs::read(place.file("a.managed")).unwrap()), "line");
+    assert_eq!(text(&fs::read(place.file("m.managed")).unwrap()), "before after");
+    let demoted = place.demoted();
+    let is_because = |what: &str| demoted.iter().any(|why| why.contains(what));
+    let said = text(&said.stdout);
+    let (append_only, user) = said.trim().split_once(' ').unwrap();
+    assert_eq!(is_because("append-only"), append_only == "1", "{demoted:?}");
+    assert_eq!(is_because("its owner may not read and write it"), user != "0", "{demoted:?}");
+}
+
+#[test]
+fn what_is_appended_goes_to_the_end_by_way_of_the_log() {
+    let place = Place::new();
+    let program = "
+import fcntl, os
+fd = os.open('f.managed', os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+assert os.write(fd, b'first') == 5 and os.lseek(fd, 0, os.SEEK_CUR) == 5
+flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+assert flags & (os.O_ACCMODE | os.O_APPEND | os.O_ASYNC | os.O_SYNC) == os.O_RDWR | os.O_APPEND, oct(flags)
+assert os.lseek(fd, 1, os.SEEK_SET) == 1 and os.read(fd, 2) == b'ir'
+assert os.write(fd, b' second') == 7 and os.lseek(fd, 0, os.SEEK_CUR) == 12
+# Linux appends that as well, and leaves the offset.
+assert os.pwrite(fd, b'!', 0) == 1 and os.lseek(fd, 0, os.SEEK_CUR) == 12
+assert os.pread(fd, 99, 0) == b'first second!'
+os.ftruncate(fd, 0)
+os.fsync(fd)
+child = os.fork()
+for number in range(100):
+    line = b'%s %d\\n' % (b'parent' if child else b'child', number)
+    assert os.write(fd, line) == len(line)
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+lines = os.pread(fd, 10000, 0).split(b'\\n')
+for who in b'parent', b'child':
+    assert [line for line in lines if line.startswith(who)] == [b'%s %d' % (who, number) for number in range(100)]
+assert len(lines) == 201 and lines[-1] == b''
+os.close(fd)
+# Given back as it was, or opened anew.
+fd = os.open('f.managed', os.O_RDWR | os.O_APPEND)
+assert os.lseek(fd, 0, os.SEEK_CUR) == 0 and os.write(fd, b'last') == 4
+assert os.fstat(fd).st_size == os.lseek(fd, 0, os.SEEK_CUR) and os.pread(fd, 9, os.fstat(fd).st_size - 4) == b'last'
+";
+    succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
+    // All of them: it was never the kernel's.
+    assert_eq!(place.report()["files"][0]["writes"], 204, "{}", place.report());
 }
 
 #[test]

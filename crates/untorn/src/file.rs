@@ -54,6 +54,10 @@ impl AtomicFile {
         AtomicFile { shared }
     }
 
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     #[inline(always)]
     fn engine(&self) -> &dyn Engine {
         &*self.shared.engine

@@ -9,7 +9,8 @@
 //! - [`WriteCache`]: a log on a fast medium in front of many ordinary files.
 //! - [`Transaction`]: writes to any ranges that commit together.
 //! - [`Options`]: engine, durability, layout.
-//! - [`Protected`]: checksums and parity for a plain file or a mapping of one's own; [`scrub`], [`repair`].
+//! - [`Protected`]: checksums and parity for a plain file or a mapping of one's own, [`Options::redundancy`] for a file with an
+//!   engine; [`protect`](protect()), [`scrub`](scrub()), [`repair`](repair()).
 //! - [`inspect`], [`recover`]: look at a file without changing it; bring it to its last commit.
 //! - [`doctor`]: what can be promised at a path, and why.
 //!
@@ -43,7 +44,7 @@ mod redundancy;
 mod region;
 mod sharing;
 mod sidecar;
-mod simd;
+pub mod simd;
 mod sys;
 mod transaction;
 mod write_cache;
@@ -53,15 +54,14 @@ pub use engine::{EngineKind, Info, Piece, Recovery, Report, SidecarReport, State
 pub use error::{Error, Result};
 pub use file::AtomicFile;
 pub use inspect::{inspect, recover};
-pub use map::{AtomicMap, RegionMap, RegionMapOptions, SharedMap};
+pub use map::{AtomicMap, RegionMap, RegionMapOptions, SharedMap, SharedRegion};
 pub use mapped::{MappedFiles, Mapping, Place, View};
 pub use options::{
-    DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, Progress, ProgressFn, ReadPolicy, Trust,
+    Checksum, Damage, DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, PageRange, Progress,
+    ProgressFn, ProtectOptions, ReadPolicy, StripeLayout, Trust,
 };
-pub use protected::{ProtectOptions, Protected, Stores, coverage, repair, scrub, unprotect};
-pub use redundancy::{
-    Checksum, Coverage, Damage, History, PageRange, RepairReport, ScrubReport, StripeLayout, Tracker,
-};
+pub use protected::{Protected, Stores, coverage, protect, repair, scrub, track, unprotect};
+pub use redundancy::{Coverage, History, RepairReport, ScrubReport, Tracker};
 pub use region::{Audit, Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
 pub use transaction::Transaction;
 pub use write_cache::{

@@ -11,6 +11,7 @@
 mod open;
 mod region;
 mod shared;
+mod shared_region;
 mod views;
 
 use std::fmt;
@@ -23,6 +24,7 @@ use rustix::fs::{Mode, OFlags};
 
 pub use self::region::{RegionMap, RegionMapOptions};
 pub use self::shared::SharedMap;
+pub use self::shared_region::SharedRegion;
 use crate::engine::{Engine, Info, Piece, Shared};
 use crate::error::{Error, Result};
 use crate::medium::{MediumKind, detect};
@@ -168,6 +170,10 @@ impl AtomicMap {
             suspects_reads: is_dax,
             read_only: options.read_only,
         })
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     fn engine(&self) -> &dyn Engine {

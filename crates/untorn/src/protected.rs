@@ -1,8 +1,7 @@
 //! [`Protected`]: redundancy for a plain file, or for a mapping that the program made itself.
 
+mod engines;
 mod options;
-mod service;
-mod threads;
 
 use std::fmt;
 use std::ops::Range;
@@ -10,14 +9,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use options::ProtectOptions;
 use options::look;
-use service::Service;
-use threads::Threads;
+pub use options::track;
 
 use crate::error::{Error, Result};
 use crate::medium::{self, Latched, PageCache};
-use crate::redundancy::{self, Coverage, Mode, RepairReport, Scrub, ScrubReport};
+use crate::options::{Options, ProtectOptions};
+use crate::redundancy::{self, Coverage, Mode, RepairReport, Scrub, ScrubReport, Threads, Told};
+use crate::sidecar;
 
 /// A file whose pages have checksums and parity, kept up to date behind the program's stores.
 ///
@@ -54,7 +53,7 @@ use crate::redundancy::{self, Coverage, Mode, RepairReport, Scrub, ScrubReport};
 /// Dropping a handle is like a crash of the process; [`close`](Protected::close) it. In a forked child its calls fail with
 /// [`Error::Forked`].
 pub struct Protected {
-    service: Arc<dyn Service>,
+    service: Arc<dyn Told>,
     threads: Threads,
     /// How long to wait after what notes the file's time.
     tick: Duration,
@@ -76,7 +75,7 @@ impl Protected {
     }
 
     /// What does the work, in the process that it was opened in.
-    fn service(&self) -> Result<&dyn Service> {
+    fn service(&self) -> Result<&dyn Told> {
         if self.threads.are_of_this_process() {
             Ok(&*self.service)
         } else {
@@ -258,7 +257,44 @@ pub fn scrub(
     look(&medium::resolve(path.as_ref())?, Mode::Look)?.scrub_with(rate, progress)
 }
 
-/// Repairs a protected file that nobody has open; see [`Protected::repair`].
+/// Gives a file that nobody has open checksums and parity, or brings those it has up to date; what is covered then. A file that
+/// has an engine is opened with it for that, and has its redundancy kept by every later opening.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("table");
+/// untorn::AtomicFile::create(&path, 1 << 16)?.close()?;
+/// let coverage = untorn::protect(&path, &untorn::ProtectOptions::new())?;
+/// assert_eq!((coverage.pages, coverage.uncovered), (16, 0));
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// Those of [`ProtectOptions::open`], and of [`Options::open`](crate::Options::open) for a file with an engine.
+pub fn protect(path: impl AsRef<Path>, options: &ProtectOptions) -> Result<Coverage> {
+    let path = &medium::resolve(path.as_ref())?;
+    let options = options.clone().on_demand();
+    if !has_sidecar(path)? {
+        let protected = options.open(path)?;
+        protected.sync()?;
+        let coverage = protected.coverage()?;
+        return protected.close().map(|()| coverage);
+    }
+    let file = Options::new().redundancy(options).open(path)?;
+    file.sync_redundancy()?;
+    let coverage = file.coverage()?;
+    file.close()?;
+    coverage.ok_or_else(|| Error::InUse { path: path.clone(), holder: "another process".to_owned() })
+}
+
+fn has_sidecar(path: &Path) -> Result<bool> {
+    let sidecar = sidecar::path(path, medium::detect(path)?.identity.inode);
+    sidecar.try_exists().map_err(|error| Error::io("look for", &sidecar, error))
+}
+
+/// Repairs a protected file that nobody has open; see [`Protected::repair`]. One that has an engine is opened with it, and so
+/// recovered if need be.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -274,7 +310,18 @@ pub fn scrub(
 /// # Errors
 /// Those of [`scrub()`], of writing and of flushing.
 pub fn repair(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
-    look(&medium::resolve(path.as_ref())?, Mode::Look)?.repair_with(progress)
+    let path = &medium::resolve(path.as_ref())?;
+    if !has_sidecar(path)? {
+        return look(path, Mode::Look)?.repair_with(progress);
+    }
+    // Redundancy is not to be made here.
+    if coverage(path)?.is_none() {
+        return Err(Error::io("find the redundancy of", path, rustix::io::Errno::NOENT));
+    }
+    let file = Options::new().redundancy(ProtectOptions::new().on_demand()).open(path)?;
+    let report = file.repair_with(progress)?;
+    file.close()?;
+    Ok(report)
 }
 
 /// Removes the checksums and parity of a file; false if it had none. The file itself is not touched.

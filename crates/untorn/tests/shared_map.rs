@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use common::system::in_forked_child;
 use common::{Rng, limit, memory_dir, seed};
 use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options, SharedMap};
 
@@ -20,6 +21,8 @@ const LEN: u64 = PAGES as u64 * 4096;
 
 /// The file that a process started by these tests is to share, and its number among them.
 const ROLE: &str = "UNTORN_TEST_SHARER";
+/// The file that a process is to serve, and to leave.
+const HEIR: &str = "UNTORN_TEST_HEIR";
 
 /// Opens a map, or says why this machine has none.
 fn share(path: &Path) -> Option<SharedMap> {
@@ -156,6 +159,73 @@ fn what_one_process_stores_another_sees_and_commits() {
     let bytes = std::fs::read(&path).unwrap();
     assert_eq!(&bytes[39 * 4096..][..9], b"from here");
     assert!(u64::from_le_bytes(bytes[..8].try_into().unwrap()) >= 1000);
+}
+
+/// Not a test of its own: a process that serves a map, and on one word leaves it, while a child forked from it lives on with
+/// all that it had open. It ends itself when its standard input does.
+#[test]
+fn a_process_with_an_heir() {
+    let Ok(path) = std::env::var(HEIR) else { return };
+    let map = SharedMap::open(path).unwrap();
+    assert!(map.is_serving());
+    map.write_at(b"from a server", 4096).unwrap();
+    println!("serving");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let heir = in_forked_child(|| {
+        std::thread::sleep(Duration::from_secs(600));
+        0
+    });
+    map.close().unwrap();
+    println!("left");
+    std::io::stdin().read_line(&mut line).unwrap();
+    heir.kill();
+    heir.wait();
+}
+
+/// Closing a socket that a forked child has too tells nobody anything.
+#[test]
+fn who_leaves_the_serving_while_a_forked_child_lives_holds_nobody_up() {
+    let _limit = limit(60, "the others after the serving process has left");
+    let dir = memory_dir();
+    let path = file(dir.path());
+    let Some(map) = share(&path) else { return };
+    map.close().unwrap();
+    let mut server = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_process_with_an_heir", "--nocapture", "--test-threads", "1"])
+        .env(HEIR, &path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+    let mut await_line = |word: &str| assert!(lines.any(|line| line.unwrap().contains(word)), "it ended");
+    await_line("serving");
+    let map = share(&path).unwrap();
+    assert!(!map.is_serving());
+    map.write_at(b"before", 0).unwrap();
+    let mut stdin = server.stdin.take().unwrap();
+    writeln!(stdin, "leave").unwrap();
+    await_line("left");
+    // A page that nobody has loaded yet, a commit, one that joins: all of it needs somebody who serves.
+    map.write_at(b"after", 20 * 4096).unwrap();
+    map.commit().unwrap();
+    assert!(map.is_serving());
+    let bytes = |map: &SharedMap, at: u64, len: usize| {
+        let mut bytes = vec![0; len];
+        map.read_at(&mut bytes, at).unwrap();
+        String::from_utf8(bytes).unwrap()
+    };
+    let mut another = sharer(&path, 3);
+    while map.words(7 * 4096, 1).unwrap()[0].load(Ordering::SeqCst) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    another.kill().unwrap();
+    another.wait().unwrap();
+    assert_eq!([bytes(&map, 4096, 13), bytes(&map, 20 * 4096, 5)], ["from a server", "after"]);
+    drop(stdin);
+    assert!(server.wait().unwrap().success());
+    map.close().unwrap();
 }
 
 #[test]

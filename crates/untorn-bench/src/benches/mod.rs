@@ -6,6 +6,9 @@ mod idle;
 mod map_commit;
 mod policy;
 mod read;
+mod redundancy;
+mod redundancy_kernels;
+mod redundancy_pass;
 mod region_ops;
 mod write;
 
@@ -48,6 +51,9 @@ pub fn names() -> &'static [(&'static str, &'static str)] {
         ("map-commit", "a commit of plain stores into a map, against msync of a mapping or a flush of its lines"),
         ("region-flush", "the same with a region of a store: libpmem's pmem_flush benchmark, ported as the paper did"),
         ("region-ops", "create, allocate, map, unmap, free and delete regions, against files made durable by fsync"),
+        ("redundancy", "workloads on a mapping that is protected, every so many seconds, against one that is not"),
+        ("redundancy-pass", "the processor time of a pass over a file that nobody stored to"),
+        ("redundancy-kernels", "checksums and parity of memory out of the caches, against a read of it"),
         ("idle", "the processor time that an open file takes while nobody uses it"),
         ("group-commit", "threads that write and sync one file on a disk: commits a second, flush rounds a commit"),
     ]
@@ -88,20 +94,40 @@ fn run_on<T: Target>(
         let instead = "choose one on persistent memory, or set UNTORN_ASSUME_PMEM=1: elsewhere the log is always redo";
         return Err(Error::WrongMedium { bench, dir, medium: detected.kind.as_str(), instead });
     }
-    if matches!(bench, "commit-time" | "idle" | "map-commit" | "region-flush" | "region-ops")
-        && args.threads.iter().any(|&threads| threads != 1)
+    if matches!(bench, "redundancy" | "redundancy-pass") && detected.kind == MediumKind::PersistentMemory {
+        let instead = "choose one on a disk or on a tmpfs: here stores to a mapping cannot be found";
+        return Err(Error::WrongMedium { bench, dir, medium: detected.kind.as_str(), instead });
+    }
+    if matches!(
+        bench,
+        "commit-time"
+            | "idle"
+            | "map-commit"
+            | "redundancy-kernels"
+            | "redundancy-pass"
+            | "region-flush"
+            | "region-ops"
+    ) && args.threads.iter().any(|&threads| threads != 1)
     {
         return Err(Error::usage(format!("{bench} is about one thread; leave the number of threads out")));
     }
     // What a commit costs does not grow with the file; what finding the stores costs does.
-    let args = &Args { file_len: args.file_len.or(is_of_pages(bench).then_some(64 << 20)), ..args.clone() };
+    let args = &Args { file_len: args.file_len.or(own_len(bench)), ..args.clone() };
     let cases = Case::all(args, bench);
     let sizes: Vec<usize> = cases.iter().map(|case| case.size).collect();
     let threads: Vec<usize> = cases.iter().map(|case| case.threads).collect();
     args.validate(&sizes, &threads, file_len(args, target.kind()))?;
+    if bench == "redundancy-kernels" {
+        let rows = redundancy_kernels::run(args, file_len(args, target.kind()), progress)?;
+        return Ok(Report { bench, machine: Machine::look(&dir, detected), notes: Vec::new(), rows });
+    }
     progress(0, 1, "writing the raw file");
     // The policies are measured on a file each, all open at once.
-    let files = if bench == "hybrid-policy" { policy::ALL.len() as u64 } else { 1 };
+    let files = match bench {
+        "hybrid-policy" => policy::ALL.len() as u64,
+        "redundancy" => or_default(&args.periods, &[0.0; 2]).len() as u64,
+        _ => 1,
+    };
     // What the protocol alone would reach is measured on files of its own.
     let raws = u64::from(is_pmem(target) && matches!(bench, "atomic-write" | "atomic-commit"));
     let rig = Rig::new(target, args, &dir, files, raws)?;
@@ -114,12 +140,24 @@ fn run_on<T: Target>(
         "region-flush" => map_commit::run::<T, map_commit::Whole>(&rig, &cases, progress)?,
         "region-ops" => region_ops::run(&rig, &Machine::look(&dir, detected).fs, progress)?,
         "hybrid-policy" => policy::run(&rig, &cases, progress)?,
+        "redundancy" => redundancy::run(&rig, &cases, progress)?,
+        "redundancy-pass" => redundancy_pass::run(&rig, progress)?,
         "idle" => idle::run(&rig, progress)?,
         _ => group_commit::run(&rig, &cases, progress)?,
     };
     add_scaling(&mut rows);
     let notes = notes(bench, detected.kind, &rows);
     Ok(Report { bench, machine: Machine::look(&dir, detected), notes, rows })
+}
+
+/// The length of the file, or of memory, of a benchmark that has one of its own.
+fn own_len(bench: &str) -> Option<u64> {
+    match bench {
+        "redundancy" => Some(1 << 30),
+        "redundancy-pass" => Some(4 << 30),
+        "redundancy-kernels" => Some(256 << 20),
+        _ => is_of_pages(bench).then_some(64 << 20),
+    }
 }
 
 /// Whether a benchmark is about pages that are stored to.
@@ -172,6 +210,18 @@ fn notes(bench: &str, kind: MediumKind, rows: &[Row]) -> Vec<String> {
                 .to_owned(),
         );
     }
+    if bench == "redundancy" {
+        notes.push(
+            "overhead: the share of operations a second that is lost to what runs with redundancy off; cpu overhead: of those for \
+             each second of processor time, which other programs disturb less. tracking: stores are found and nothing is \
+             covered. vulnerable: stripes, the mean over two periods. covered after: from the last store, if a pass begins right then"
+                .to_owned(),
+        );
+        return notes;
+    }
+    if bench == "redundancy-pass" {
+        return notes;
+    }
     if bench == "region-ops" {
         notes.push(
             "ratio: the file system's rate to untorn's, 1 or less where untorn is no slower. Files are made durable \
@@ -209,7 +259,8 @@ impl Case {
         let (sizes, threads, patterns) = match bench {
             "group-commit" => (&[256][..], &[1, 2, 4, 8][..], &[Pattern::Random][..]),
             "map-commit" | "region-flush" | "region-ops" => (&[1, 4096][..], &[1][..], &[Pattern::Random][..]),
-            "commit-time" => (&[64][..], &[1][..], &[Pattern::Random][..]),
+            "redundancy" => (&[64][..], &[2][..], &[Pattern::Random][..]),
+            "commit-time" | "redundancy-pass" | "redundancy-kernels" => (&[64][..], &[1][..], &[Pattern::Random][..]),
             "hybrid-policy" | "idle" => (&[4096][..], &[1][..], &[Pattern::Random][..]),
             _ => (&[64, 256, 1024, 4096][..], &[1, 2][..], &[Pattern::Random, Pattern::Sequential][..]),
         };

@@ -44,7 +44,13 @@ fn report(kind: MediumKind, bench: &'static str, args: &Args) -> Value {
     assert!(is_empty(&dir), "the run leaves nothing behind");
     let table = report.to_table();
     assert!(table.lines().count() > report.rows.len(), "{table}");
-    assert!(table.contains(if bench == "idle" { "cpu share" } else { "ratio" }));
+    let heading = match bench {
+        "idle" => "cpu share",
+        "redundancy" => "cpu overhead %",
+        "redundancy-pass" => "cpu ms/GiB",
+        _ => "ratio",
+    };
+    assert!(table.contains(heading), "{table}");
     let svg = report.to_svg();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>") && svg.contains("<rect"), "{svg}");
     let json = report.to_json();
@@ -264,6 +270,94 @@ fn region_ops_compares_what_is_done_with_regions_and_files() {
             }
         }
     }
+}
+
+#[test]
+fn redundancy_is_compared_with_none_and_with_tracking_at_every_period() {
+    for kind in [MediumKind::AssumedPmem, MediumKind::Volatile] {
+        let dir = tempfile::tempdir().unwrap();
+        let (periods, rate) = (vec![0.01, 0.02], Some(1_000_000));
+        let args = Args { sizes: vec![], periods, rate, seconds: Some(0.02), ops: None, ..small(dir.path()) };
+        let json = report(kind, "redundancy", &Args { threads: vec![2], ..args });
+        let rows = json["rows"].as_array().unwrap();
+        let of = |row: &Value| (row["redundancy"].as_str().unwrap().to_owned(), row["period_s"].as_f64());
+        let each =
+            [("off", None), ("tracking", Some(0.01)), ("on", Some(0.01)), ("tracking", Some(0.02)), ("on", Some(0.02))];
+        let each = each.map(|(what, period)| (what.to_owned(), period));
+        assert_eq!(rows.iter().map(of).collect::<Vec<_>>(), [each.clone(), each].concat());
+        assert!(rows[..5].iter().all(|row| row["workload"] == "key-value" && row["offered_per_s"] == 1_000_000));
+        assert!(rows[5..].iter().all(|row| row["workload"] == "random-stores" && row["offered_per_s"].is_null()));
+        for row in rows {
+            assert!(row["ops_per_s"].as_f64().unwrap() > 0.0 && row["cpu_us_per_op"].as_f64().unwrap() > 0.0, "{row}");
+            assert!(row["overhead"].is_number() && row["cpu_overhead"].is_number() && row["threads"] == 2);
+            // Each runs to the end of a pass.
+            assert_eq!(row["passes"].as_u64().unwrap() > 0, row["redundancy"] != "off", "{row}");
+            let over_time = row["over_time"].as_array();
+            assert_eq!(over_time.is_some(), row["redundancy"] == "on");
+            if let Some(looks) = over_time {
+                assert_eq!((looks.len(), &row["stripes"]), (2 * 20 + 2, &16.into()));
+                assert!(looks.iter().all(|look| look["vulnerable_stripes"].as_u64().unwrap() <= 16));
+                // Nobody stores any more then, and everything is covered.
+                assert_eq!(looks.last().unwrap()["uncovered_pages"], 0);
+                assert!(row["full_coverage_s"].as_f64().unwrap() > 0.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pass_over_what_nobody_stored_to_is_timed_by_tracking_method() {
+    for kind in [MediumKind::AssumedPmem, MediumKind::Volatile] {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Args { sizes: vec![], threads: vec![], seconds: Some(0.01), ..small(dir.path()) };
+        let json = report(kind, "redundancy-pass", &args);
+        let rows = json["rows"].as_array().unwrap();
+        let of = |row: &Value| (row["tracking"].as_str().unwrap().to_owned(), row["what"].as_str().unwrap().to_owned());
+        let expected = [("page-tables", "look"), ("page-tables", "pass"), ("announced", "pass")];
+        assert_eq!(rows.iter().map(of).collect::<Vec<_>>(), expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+        for row in rows {
+            assert!(row["cpu_ms"].as_f64().unwrap() >= 0.0 && row["wall_ms"].as_f64().unwrap() > 0.0, "{row}");
+            assert!(row["passes"].as_u64().unwrap() >= 5);
+        }
+    }
+}
+
+#[test]
+fn every_way_of_a_kernel_is_measured_against_a_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = Args { sizes: vec![], threads: vec![], seconds: Some(0.001), ..small(dir.path()) };
+    let json = report(MediumKind::Volatile, "redundancy-kernels", &args);
+    let rows = json["rows"].as_array().unwrap();
+    for (kernel, size, ways) in [
+        ("crc32c", 4096, untorn::simd::crc32c_ways().iter().map(|way| way.name).collect::<Vec<_>>()),
+        ("parity", 16384, untorn::simd::parity_ways().iter().map(|way| way.name).collect()),
+    ] {
+        assert!(ways.contains(&"portable"));
+        for pattern in ["sequential", "random"] {
+            let is_of_it = |row: &&Value| row["kernel"] == kernel && row["pattern"] == pattern;
+            let of_it: Vec<&Value> = rows.iter().filter(is_of_it).collect();
+            assert!(of_it.iter().map(|row| row["way"].as_str().unwrap()).eq(ways.iter().copied()), "{json}");
+            for row in of_it {
+                assert_eq!(row["size"], size);
+                assert!(row["ratio"].as_f64().unwrap() > 0.0 && row["pairs"].as_u64().unwrap() >= 15);
+            }
+        }
+    }
+    let small = Args { file_len: Some(8192), ..args };
+    assert!(matches!(run("redundancy-kernels", &small, &mut |_, _, _| ()).unwrap_err(), Error::Usage { .. }));
+}
+
+#[test]
+fn redundancy_of_a_mapping_is_refused_on_persistent_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut detected = detect(dir.path()).unwrap();
+    detected.kind = MediumKind::PersistentMemory;
+    for bench in ["redundancy", "redundancy-pass"] {
+        let args = Args { threads: vec![], ..small(dir.path()) };
+        let error = run_on(Pmem(detected.kind), bench, &args, &detected, &mut |_, _, _| ()).unwrap_err();
+        assert!(matches!(error, Error::WrongMedium { .. }), "{error}");
+    }
+    assert!(is_empty(dir.path()));
 }
 
 #[test]

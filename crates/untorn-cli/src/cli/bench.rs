@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use untorn::{Durability, EngineKind, LogPolicy, Order};
-use untorn_bench::Pattern;
+use untorn_bench::{Pattern, Workload};
 
 use super::log::LOG_POLICIES;
 use super::{Form, durabilities, engines, words};
@@ -58,13 +58,25 @@ pub(crate) struct Bench {
     /// 1,64].
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     pub(crate) dirty: Vec<u64>,
-    /// Shares of reads in hybrid-policy, separated by commas [default: 0,20,40,60,80,100].
+    /// Shares of reads in hybrid-policy, separated by commas [default: 0,20,40,60,80,100]; that of the key-value workload
+    /// of redundancy [default: 50].
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',')]
     pub(crate) reads: Vec<u32>,
-    /// Length of the file: bytes, or with K, M, G, T (powers of 1024).
+    /// Workloads of redundancy, separated by commas [default: both].
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = words::<Workload>(WORKLOADS))]
+    pub(crate) workload: Vec<Workload>,
+    /// Seconds from one pass of redundancy to the next, separated by commas [default: 1,30; of random stores 1,60].
+    #[arg(long, value_name = "S,...", value_delimiter = ',')]
+    pub(crate) period: Vec<f64>,
+    /// Operations a second that take the processors whole in the key-value workload of redundancy, by the work that each has
+    /// beside its accesses; 0 is none [default: 20000].
+    #[arg(long, value_name = "N")]
+    pub(crate) rate: Option<u64>,
+    /// Length of the file, or of the memory in redundancy-kernels: bytes, or with K, M, G, T (powers of 1024).
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) len: Option<u64>,
-    /// Seconds to measure each row for; of idle, seconds to lie idle.
+    /// Seconds to measure each row for; of idle, seconds to lie idle; of redundancy, seconds that each row runs at least
+    /// [default: the longest period].
     #[arg(long, value_name = "S")]
     pub(crate) seconds: Option<f64>,
     /// Accesses in each slice at most, for a run of a fixed amount instead of a fixed time.
@@ -82,6 +94,7 @@ pub(crate) struct Bench {
 
 const ORDERS: &[&str] = &["one-fence", "two-fence"];
 const PATTERNS: &[&str] = &["random", "sequential"];
+const WORKLOADS: &[&str] = &["key-value", "random-stores"];
 
 fn names() -> PossibleValuesParser {
     untorn_bench::names().iter().map(|(name, what)| PossibleValue::new(*name).help(*what)).into()
@@ -99,5 +112,6 @@ mod tests {
     fn every_word_offered_is_one_the_benchmarks_know() {
         assert!(ORDERS.iter().all(|word| word.parse::<Order>().is_ok()));
         assert!(PATTERNS.iter().all(|word| word.parse::<Pattern>().is_ok()));
+        assert!(WORKLOADS.iter().all(|word| word.parse::<Workload>().is_ok()));
     }
 }

@@ -14,7 +14,7 @@ const STRIPE_LAYOUTS: &[&str] = &["consecutive", "spread"];
 /// Arguments of `protect`.
 #[derive(Debug, Args)]
 pub(crate) struct Protect {
-    /// The file: one without an engine.
+    /// The file. One that has an engine is opened with it, and so recovered if need be.
     pub(crate) file: PathBuf,
     /// Data pages that share a parity page, 1 to 64 [default: 4, or what the file is protected with].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]

@@ -16,7 +16,7 @@ const LISTED: usize = 10;
 
 /// Gives a file checksums and parity, or brings those it has up to date.
 pub(crate) fn protect(args: &cli::Protect) -> Result<Exit> {
-    let mut options = ProtectOptions::new().on_demand().batch(args.batch);
+    let mut options = ProtectOptions::new().batch(args.batch);
     if let Some(pages) = args.stripe {
         options = options.stripe(pages);
     }
@@ -26,10 +26,7 @@ pub(crate) fn protect(args: &cli::Protect) -> Result<Exit> {
     if let Some(checksum) = args.checksum {
         options = options.checksum(checksum);
     }
-    let protected = options.open(&args.file)?;
-    protected.sync()?;
-    let coverage = protected.coverage()?;
-    protected.close()?;
+    let coverage = untorn::protect(&args.file, &options)?;
     let exit = match (coverage.lost.is_empty(), coverage.unknown.is_empty()) {
         (false, _) => Exit::Corrupt,
         (true, false) => Exit::Attention,
@@ -216,6 +213,7 @@ fn object(coverage: &Coverage) -> Value {
         "companion": { "path": coverage.companion.display().to_string(), "bytes": coverage.bytes },
         "pages": coverage.pages,
         "uncovered": coverage.uncovered,
+        "in_sidecar": coverage.in_sidecar,
         "unknown": coverage.unknown,
         "lost": coverage.lost,
         "oldest_uncovered_seconds": coverage.oldest_uncovered.map(|age| age.as_secs_f64()),

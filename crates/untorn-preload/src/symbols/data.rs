@@ -7,7 +7,9 @@ use untorn_wire::{MOST, Operation, Request};
 
 use super::calls;
 use crate::client::Memory;
-use crate::layer::{adopt, ask, ask_with, boosts, demote, demoted, managed, returned, served, text, was_closed};
+use crate::layer::{
+    adopt, ask, ask_with, attributes_were_set, boosts, demote, demoted, managed, returned, served, text, was_closed,
+};
 use crate::raw::{self, word};
 use crate::settings::{seen, settings};
 use crate::{beside, known};
@@ -116,6 +118,16 @@ pub(super) fn allocate(fd: c_int, flags: c_int, offset: off_t, len: off_t) -> Re
     Ok(ask(Operation::Allocate, Some(fd), request)?.value)
 }
 
+/// Reserves room for a boosted file (`FALLOC_FL_KEEP_SIZE`). Neither its bytes nor its length change, so a replay has nothing to do with
+/// it; it is an attribute of the file, which its next sync makes durable.
+fn reserve(fd: c_int, offset: off_t, len: off_t) -> Result<i64, c_int> {
+    let arguments = [word(fd), word(libc::FALLOC_FL_KEEP_SIZE), offset as usize, len as usize, 0, 0];
+    // SAFETY: takes numbers.
+    unsafe { raw::result(libc::SYS_fallocate, arguments) }?;
+    attributes_were_set(&raw::fstat(fd)?)?;
+    Ok(0)
+}
+
 pub(super) fn seek(fd: c_int, offset: off_t, whence: c_int) -> Result<i64, c_int> {
     Ok(ask(Operation::Seek, Some(fd), Request { flags: whence, offset, ..Request::default() })?.value)
 }
@@ -216,7 +228,9 @@ calls! {
         // SAFETY: the program's path.
         if (unsafe { text(path) }).is_some() { truncate_path(path, len) } else { None };
     [fallocate fallocate64](fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int =
-        if_managed!(fd, if boosts() {
+        if_managed!(fd, if boosts() && mode == libc::FALLOC_FL_KEEP_SIZE {
+            number(reserve(fd, offset, len))
+        } else if boosts() {
             demoted(c"fallocate", &[fd]).map(|failed| failed as c_int)
         } else {
             number(allocate(fd, mode, offset, len))

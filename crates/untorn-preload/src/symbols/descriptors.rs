@@ -15,6 +15,10 @@ use crate::{known, raw};
 /// More descriptors than this are not looked at one by one when all from one on are closed.
 const MOST: c_int = 65_536;
 
+/// The first and the last of the commands of `fcntl` that are about hints (linux/fcntl.h).
+const F_GET_RW_HINT: c_int = 1035;
+const F_SET_FILE_RW_HINT: c_int = 1038;
+
 /// The result of a call that has closed a descriptor of a managed file.
 fn closed(result: c_int, file: Option<stat>) -> c_int {
     match file.filter(|_| result >= 0).map(|file| was_closed(&file)) {
@@ -68,6 +72,18 @@ fn copied(call: &core::ffi::CStr, old: c_int, copy: c_int) -> c_int {
         }
         None => copy,
     }
+}
+
+/// The flags of a boosted descriptor; `None` for any other. The kernel shows `O_ASYNC` of a description with a lease, which the program
+/// knows nothing of.
+fn flags_as_opened(fd: c_int) -> Option<c_int> {
+    if !managed(fd) {
+        return None;
+    }
+    Some(match raw::fcntl(fd, libc::F_GETFL, 0) {
+        Ok(flags) => flags & !libc::O_ASYNC,
+        Err(errno) => fail(errno) as c_int,
+    })
 }
 
 fn duplicated(result: c_int, file: Option<stat>) -> c_int {
@@ -142,10 +158,13 @@ calls! {
         Some(duplicated(real!(dup3(old: c_int, new: c_int, flags: c_int) -> c_int), file))
     };
     [fcntl fcntl64 __fcntl](fd: c_int, command: c_int, argument: usize) -> c_int = match command {
+        libc::F_GETFL if boosts() => flags_as_opened(fd),
         // None of these has to do with bytes, with what the mark is made of, or with a lock that is the description's, which this
         // process's end would not end while the server has it.
-        libc::F_GETFD | libc::F_SETFD | libc::F_GETFL | libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW
+        libc::F_GETFD | libc::F_SETFD | libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW
             if boosts() => None,
+        // How long what is written will live, in the program's opinion: of the inode, or of the file.
+        F_GET_RW_HINT..=F_SET_FILE_RW_HINT if boosts() => None,
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if boosts() =>
             Some(copied(c"fcntl", fd, real!(fcntl(fd: c_int, command: c_int, argument: usize) -> c_int))),
         _ if boosts() => demoted(c"fcntl", &[fd]).map(|failed| failed as c_int),

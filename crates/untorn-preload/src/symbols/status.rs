@@ -5,7 +5,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use libc::{size_t, stat as Status, statx as Extended, timespec, timeval, utimbuf};
 
 use super::calls;
-use crate::layer::{boosts, fail, is_regular, managed, overlay, text, times_were_set};
+use crate::layer::{attributes_were_set, boosts, fail, is_regular, managed, overlay, text};
 use crate::raw;
 use crate::real::real;
 use crate::settings::settings;
@@ -85,7 +85,7 @@ unsafe fn covered_extended(call: impl Fn() -> c_int, status: *mut Extended) -> c
 fn set(result: c_int, fd: c_int) -> c_int {
     if result == 0
         && managed(fd)
-        && let Err(errno) = raw::fstat(fd).and_then(|status| times_were_set(&status))
+        && let Err(errno) = raw::fstat(fd).and_then(|status| attributes_were_set(&status))
     {
         return fail(errno) as c_int;
     }
@@ -103,7 +103,7 @@ unsafe fn set_at(result: c_int, directory: c_int, path: *const c_char, flags: c_
     // SAFETY: the caller's.
     let Some(path): Option<&CStr> = (unsafe { text(path) }) else { return set(result, directory) };
     let status = raw::stat_at(directory, path.as_ptr(), flags & (libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH));
-    match status.and_then(|status| times_were_set(&status)) {
+    match status.and_then(|status| attributes_were_set(&status)) {
         Ok(()) => result,
         Err(errno) => fail(errno) as c_int,
     }

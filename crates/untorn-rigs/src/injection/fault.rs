@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use untorn::EngineKind;
 use untorn_sim::Rng;
 
 /// What is damaged.
@@ -15,11 +16,30 @@ pub enum Part {
     Parity,
     /// One copy of the superblock.
     Superblock,
+    /// A page of the data file of the reflection engine.
+    Reflection,
+    /// A page of the data file of the hybrid log.
+    HybridLog,
 }
 
 impl Part {
     /// All of them.
-    pub const ALL: [Part; 4] = [Part::Data, Part::Checksums, Part::Parity, Part::Superblock];
+    pub const ALL: [Part; 6] =
+        [Part::Data, Part::Checksums, Part::Parity, Part::Superblock, Part::Reflection, Part::HybridLog];
+
+    /// The engine that the file has, if it has one.
+    pub(super) fn engine(self) -> Option<EngineKind> {
+        match self {
+            Part::Reflection => Some(EngineKind::Reflection),
+            Part::HybridLog => Some(EngineKind::HybridLog),
+            _ => None,
+        }
+    }
+
+    /// Whether it is of the data file, and not of its companion.
+    pub(super) fn is_data(self) -> bool {
+        matches!(self, Part::Data | Part::Reflection | Part::HybridLog)
+    }
 }
 
 impl fmt::Display for Part {
@@ -29,6 +49,8 @@ impl fmt::Display for Part {
             Part::Checksums => "checksums",
             Part::Parity => "parity",
             Part::Superblock => "superblock",
+            Part::Reflection => "reflection",
+            Part::HybridLog => "hybrid-log",
         })
     }
 }

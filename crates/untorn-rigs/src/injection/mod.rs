@@ -6,6 +6,9 @@
 //! and nothing else, and leave the file and its redundancy as they were. Where everything in the companion file is, and
 //! what it means, the rig works out by itself from `docs/format.md`.
 //!
+//! The same is done to files of both engines, with redundancy: they are stored to by transactions, half of the slices of a page
+//! at a time, and repaired by who opens them with their engine.
+//!
 //! Besides, a file is scrubbed while a program stores to it at random; there must be no alarm at all.
 
 mod fault;
@@ -20,7 +23,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use untorn::medium::{Dax, MediumKind, PageCache};
-use untorn::{ProtectOptions, Protected};
+use untorn::{AtomicFile, Options, ProtectOptions, Protected};
 
 pub use fault::{Kind, Part};
 pub use watch::Watch;
@@ -50,6 +53,14 @@ impl Place {
             Place::Memory => options.open_on(Dax::new(MediumKind::AssumedPmem), path),
         };
         done("protect", opened)
+    }
+
+    fn open_with_engine(self, options: &Options, path: &Path) -> Result<AtomicFile> {
+        let opened = match self {
+            Place::Disk => options.open_on(PageCache::new(), path),
+            Place::Memory => options.open_on(Dax::new(MediumKind::AssumedPmem), path),
+        };
+        done("open", opened)
     }
 
     /// A handle of somebody who repairs.
@@ -196,12 +207,12 @@ fn inject(settings: &Settings, index: u64, place: Place, part: Part, kind: Kind)
     // A round takes one copy of each block, and each scrub reads all pages: most of these rounds are on small files.
     let (large, small) = (settings.pages, settings.pages.min(SMALL));
     let files = match part {
-        Part::Data | Part::Parity => vec![(large, settings.cases)],
+        Part::Data | Part::Parity | Part::Reflection | Part::HybridLog => vec![(large, settings.cases)],
         Part::Checksums => vec![(large, settings.cases / 8), (small, settings.cases)],
         Part::Superblock => vec![(small, settings.cases)],
     };
     for (pages, until) in files {
-        let mut subject = Subject::new(&Settings { pages, ..settings.clone() }, index, place)?;
+        let mut subject = Subject::new(&Settings { pages, ..settings.clone() }, index, place, part)?;
         let mut round = 0;
         while row.injected < until {
             if round % 4 == 0 {

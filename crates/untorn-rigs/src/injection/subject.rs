@@ -6,7 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use untorn::{Checksum, Damage, PageRange, ProtectOptions, RepairReport, StripeLayout};
+use untorn::{
+    Checksum, Damage, EngineKind, Options, PageRange, ProtectOptions, RepairReport, ScrubReport, StripeLayout,
+};
 use untorn_sim::Rng;
 
 use super::fault::Part;
@@ -54,6 +56,8 @@ struct Victim {
 pub(super) struct Subject {
     _dir: tempfile::TempDir,
     place: Place,
+    /// The engine that the file has, if any.
+    engine: Option<EngineKind>,
     shape: Shape,
     options: ProtectOptions,
     data: Versions,
@@ -63,7 +67,7 @@ pub(super) struct Subject {
 
 impl Subject {
     /// A file of random bytes, all of which were written twice, protected.
-    pub(super) fn new(settings: &Settings, index: u64, place: Place) -> Result<Self> {
+    pub(super) fn new(settings: &Settings, index: u64, place: Place, part: Part) -> Result<Self> {
         let dir = io("make a directory", tempfile::tempdir_in(&settings.dir))?;
         let path = dir.path().join("protected");
         let mut rng = Rng::derive(settings.seed, index);
@@ -77,13 +81,20 @@ impl Subject {
         rng.fill(&mut bytes);
         io("write a file", fs::write(&path, &bytes))?;
         let options = ProtectOptions::new().stripe(shape.stripe as u32).layout(layout).checksum(checksum);
-        done("close", place.open(&options.clone().on_demand(), &path)?.close())?;
+        let engine = part.engine();
+        match engine {
+            None => done("close", place.open(&options.clone().on_demand(), &path)?.close())?,
+            Some(engine) => {
+                let options = with_engine(engine, options.clone().on_demand());
+                done("close", place.open_with_engine(&options, &path)?.close())?;
+            }
+        }
         let coverage = done("ask for the coverage of", place.look(&path)?.coverage())?;
         let versions = |path: &Path| Versions { path: path.to_owned(), now: Vec::new(), older: Vec::new() };
         let (mut data, mut side) = (versions(&path), versions(&coverage.companion));
         data.refresh()?;
         side.refresh()?;
-        let mut subject = Subject { _dir: dir, place, shape, options, data, side, rng };
+        let mut subject = Subject { _dir: dir, place, engine, shape, options, data, side, rng };
         subject.store_to(&(0..settings.pages).collect(), false)?;
         Ok(subject)
     }
@@ -97,6 +108,11 @@ impl Subject {
     fn store_to(&mut self, pages: &BTreeSet<u64>, synchronous: bool) -> Result<()> {
         let options = self.options.clone();
         let options = if synchronous { options.period(Duration::ZERO) } else { options.on_demand() };
+        if let Some(engine) = self.engine {
+            self.store_with(&with_engine(engine, options), pages)?;
+            self.data.refresh()?;
+            return self.side.refresh();
+        }
         let protected = self.place.open(&options, &self.data.path)?;
         let file = io("open a file", File::options().write(true).open(&self.data.path))?;
         for &page in pages {
@@ -116,6 +132,41 @@ impl Subject {
         self.side.refresh()
     }
 
+    /// Stores to some pages with the file's engine, half of the slices of each in one commit and all of them in the next.
+    fn store_with(&mut self, options: &Options, pages: &BTreeSet<u64>) -> Result<()> {
+        let file = self.place.open_with_engine(options, &self.data.path)?;
+        for nth in [2, 1] {
+            for &page in pages {
+                let range = self.shape.page(page);
+                let mut transaction = file.transaction();
+                for at in (range.start..range.end).step_by(64 * nth) {
+                    let mut slice = vec![0; 64.min(range.end - at) as usize];
+                    self.rng.fill(&mut slice);
+                    done("write to", transaction.write_at(&slice, at))?;
+                }
+                done("commit to", transaction.commit())?;
+            }
+            done("commit to", file.sync())?;
+            done("cover", file.sync_redundancy())?;
+        }
+        done("close", file.close())
+    }
+
+    /// Has the file repaired, by its engine if it has one. What a scrub named before, and what was done.
+    fn repair(&self) -> Result<(ScrubReport, RepairReport)> {
+        let path = &self.data.path;
+        let Some(engine) = self.engine else {
+            let report = done("repair", self.place.look(path)?.repair())?;
+            return Ok((report.scrub.clone(), report));
+        };
+        let found = done("scrub", self.place.look(path)?.scrub())?;
+        let options = with_engine(engine, ProtectOptions::new().on_demand());
+        let file = self.place.open_with_engine(&options, path)?;
+        let report = done("repair", file.repair())?;
+        done("close", file.close())?;
+        Ok((found, report))
+    }
+
     /// Damages some of a part, at most so many, has it repaired, and counts what comes of it.
     pub(super) fn strike(&mut self, row: &mut Row, most: u64) -> Result<()> {
         let victims = self.victims(row.part, row.kind, most);
@@ -123,18 +174,18 @@ impl Subject {
     }
 
     fn strike_at(&mut self, row: &mut Row, victims: &[Victim]) -> Result<()> {
-        let struck = if row.part == Part::Data { &self.data } else { &self.side };
+        let struck = if row.part.is_data() { &self.data } else { &self.side };
         damage(&struck.path, victims)?;
-        let report = done("repair", self.place.look(&self.data.path)?.repair())?;
+        let (found, report) = self.repair()?;
         let after = done("scrub", self.place.look(&self.data.path)?.scrub())?;
-        if report.scrub.skipped + after.skipped > 0 {
+        if found.skipped + report.scrub.skipped + after.skipped > 0 {
             return Err(Error::failed("damage covered pages", format!("{} are not covered", after.skipped)));
         }
         row.injected += victims.len() as u64;
-        let told = |victim: &Victim| report.scrub.damage.iter().any(|damage| is_of(damage, &victim.told));
+        let told = |victim: &Victim| found.damage.iter().any(|damage| is_of(damage, &victim.told));
         row.found += victims.iter().filter(|victim| told(victim)).count() as u64;
         let false_alarm = |damage: &&Damage| !victims.iter().any(|victim| is_of(damage, &victim.told));
-        row.alarms += report.scrub.damage.iter().filter(false_alarm).count() as u64 + after.damage.len() as u64;
+        row.alarms += found.damage.iter().filter(false_alarm).count() as u64 + after.damage.len() as u64;
         self.judge(row, victims, &report)?;
         self.data.refresh()?;
         self.side.refresh()
@@ -143,7 +194,7 @@ impl Subject {
     /// Compares both files with what they held before they were damaged.
     fn judge(&self, row: &mut Row, victims: &[Victim], report: &RepairReport) -> Result<()> {
         for (file, is_data) in [(&self.data, true), (&self.side, false)] {
-            let struck = is_data == (row.part == Part::Data);
+            let struck = is_data == row.part.is_data();
             let found = io("read a file", fs::read(&file.path))?;
             if found.len() != file.now.len() {
                 return Err(Error::failed("repair a file", "its length is another"));
@@ -177,7 +228,7 @@ impl Subject {
         // Half of the stripes: what is beside a damaged one must be left alone.
         let stripes: Vec<u64> = (0..shape.stripes()).filter(|_| self.rng.one_in(2)).collect();
         match part {
-            Part::Data => {
+            Part::Data | Part::Reflection | Part::HybridLog => {
                 for stripe in stripes {
                     let range = shape.page(*self.rng.pick(&shape.members(stripe)));
                     let len = range.end - range.start;
@@ -202,7 +253,7 @@ impl Subject {
         }
         let mut victims = Vec::new();
         for (at, len, told) in places {
-            let struck = if part == Part::Data { &self.data } else { &self.side };
+            let struck = if part.is_data() { &self.data } else { &self.side };
             let range = at as usize..(at + len) as usize;
             let here = &struck.now[range.clone()];
             let from = if self.rng.one_in(2) { &self.data.now } else { &self.side.now };
@@ -215,6 +266,11 @@ impl Subject {
         }
         victims
     }
+}
+
+/// How a file with this engine is opened.
+fn with_engine(engine: EngineKind, redundancy: ProtectOptions) -> Options {
+    Options::new().engine(engine).redundancy(redundancy)
 }
 
 /// Whether this is what is to be said. Of two superblocks that are no two in a row, it cannot be told which is the one.
@@ -243,7 +299,7 @@ mod tests {
     fn subject(dir: &Path, place: Place) -> (Subject, Row) {
         let dir = dir.to_owned();
         let settings = Settings { cases: 1, seed: 1, dir, pages: 16, watch: Duration::ZERO, jobs: 1 };
-        (Subject::new(&settings, 0, place).unwrap(), Row::new(place, Part::Data, Kind::Flip))
+        (Subject::new(&settings, 0, place, Part::Data).unwrap(), Row::new(place, Part::Data, Kind::Flip))
     }
 
     /// A page of the data file, with other bytes or with those that it has.

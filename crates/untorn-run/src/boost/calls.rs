@@ -8,9 +8,7 @@ use untorn_wire::{PLAIN, Request};
 
 use super::Boost;
 use super::file::Boosted;
-use crate::descriptor::{
-    RWF_APPEND, RWF_DSYNC, RWF_HINTS, RWF_NOAPPEND, RWF_SYNC, fail, flags, move_to, position, writable,
-};
+use crate::descriptor::{RWF_APPEND, RWF_DSYNC, RWF_HINTS, RWF_SYNC, fail, flags, move_to, position, writable};
 use crate::files::{Key, lock};
 use crate::managed::Errno;
 
@@ -33,13 +31,12 @@ impl Boost {
                 return fail(Sys::BADF);
             }
             let synchronous = RWF_DSYNC | RWF_SYNC;
-            let appends = request.flags & RWF_APPEND != 0;
-            if request.flags & !(RWF_HINTS | synchronous | RWF_APPEND) != 0
-                || flags.contains(OFlags::APPEND)
-                || request.flags & RWF_NOAPPEND != 0
-            {
+            if request.flags & !(RWF_HINTS | synchronous | RWF_APPEND) != 0 {
                 return self.left_to_the_kernel(file, "flags of pwritev2");
             }
+            // The kernel appends what is written by such a description, whatever the offset: nobody else makes the file longer, so
+            // that is where the log has it. `RWF_NOAPPEND` was left to the kernel.
+            let appends = request.flags & RWF_APPEND != 0 || flags.contains(OFlags::APPEND);
             if bytes.is_empty() {
                 return Ok(0);
             }
@@ -126,9 +123,12 @@ impl Boost {
     }
 
     /// Attributes of a file were set.
-    pub(super) fn attributes_were_set(&self, key: Key) {
-        if let Some(file) = self.find(key) {
-            lock(&file).attributes_were_set();
+    pub(super) fn attributes_were_set(&self, key: Key) -> Result<(), Errno> {
+        let Some(file) = self.find(key) else { return Ok(()) };
+        let mut file = lock(&file);
+        match file.attributes_were_set()? {
+            Some(why) => self.demote(&mut file, &why),
+            None => Ok(()),
         }
     }
 

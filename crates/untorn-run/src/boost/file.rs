@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
 use untorn::medium::{Descriptor, give_lease_back, has_lease, mark_description, take_lease};
 use untorn::{CachedFile, Error, WriteCache};
 use untorn_wire::{MARK, PLAIN};
@@ -73,12 +73,10 @@ impl Boosted {
         if !writable(flags) {
             return Err("for reading only".to_owned());
         }
-        if flags.contains(OFlags::APPEND) {
-            // It is written to at offsets, which such a description ignores.
-            return Err("O_APPEND".to_owned());
-        }
         if flags.contains(OFlags::DSYNC) {
-            // Whatever is written by it waits for the device of the file.
+            // Whatever is written by it waits for the device of the file. The kernel takes the flag off no description, and another
+            // description of the file would cost the lease; nor could one that was opened without the flag be given it when the file
+            // becomes a plain one.
             return Err("O_SYNC".to_owned());
         }
         if flags.contains(OFlags::DIRECT) {
@@ -88,6 +86,7 @@ impl Boosted {
         if status.st_nlink == 0 {
             return Err("the file has no name by which a replay would find it".to_owned());
         }
+        replayable(descriptor, &status)?;
         let copy = || descriptor.try_clone().map_err(|error| error.to_string());
         let own = copy()?;
         let slow = Descriptor::new(copy()?, path).map_err(|error| error.to_string())?;
@@ -205,10 +204,13 @@ impl Boosted {
         self.file()?.sync().map_err(errno)
     }
 
-    /// Attributes of the file were set, by the kernel.
-    pub(super) fn attributes_were_set(&mut self) {
+    /// Attributes of the file were set, by the kernel. Why it has to be a plain one from now on, if it has.
+    pub(super) fn attributes_were_set(&mut self) -> Result<Option<String>, Errno> {
         self.unsynced = true;
         self.let_in();
+        let Some(Hold { own, .. }) = &self.hold else { return Ok(None) };
+        let status = rustix::fs::fstat(own).map_err(libc_errno)?;
+        Ok(replayable(own, &status).err())
     }
 
     /// A descriptor of it was closed, or a process ended.
@@ -310,6 +312,21 @@ impl Boosted {
     }
 }
 
+/// Refuses what a replay could not open for writing, as the same user, by its name.
+fn replayable(descriptor: &OwnedFd, status: &Stat) -> Result<(), String> {
+    let attributes = rustix::fs::statx(descriptor, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
+    if attributes
+        .is_ok_and(|found| found.stx_attributes.intersects(StatxAttributes::APPEND | StatxAttributes::IMMUTABLE))
+    {
+        return Err("it is append-only or immutable, and a replay writes at offsets".to_owned());
+    }
+    let mode = Mode::from_raw_mode(status.st_mode);
+    if !rustix::process::geteuid().is_root() && !mode.contains(Mode::RUSR | Mode::WUSR) {
+        return Err("its owner may not read and write it, so a replay could not".to_owned());
+    }
+    Ok(())
+}
+
 /// Whether a description is what `open` with the flags `wanted` would make.
 fn is_as_opened(found: OFlags, wanted: OFlags) -> bool {
     // What `open` looks at and does not keep, or what says nothing about the description.
@@ -357,6 +374,8 @@ mod tests {
         for wanted in [OFlags::WRONLY, OFlags::RDONLY, OFlags::RDWR | OFlags::APPEND, OFlags::RDWR | OFlags::DSYNC] {
             assert!(!is_as_opened(found, wanted), "{wanted:?}");
         }
+        assert!(is_as_opened(found | OFlags::APPEND, OFlags::RDWR | OFlags::APPEND | other));
+        assert!(!is_as_opened(found | OFlags::APPEND, OFlags::RDWR));
         give_lease_back(file.as_fd()).unwrap();
     }
 }

@@ -63,7 +63,7 @@ impl Service for Boost {
                 call.pass(which.try_clone_to_owned().map_err(|error| io_errno(&error))?);
             }
             Operation::TakeBack => self.take_back(key)?,
-            Operation::Times => self.attributes_were_set(key),
+            Operation::Times => self.attributes_were_set(key)?,
             Operation::Managed => return Ok(managed(self.find(key).is_some())),
             _ => return Err(PLAIN),
         }

@@ -190,3 +190,31 @@ fn an_offset_is_moved_by_what_was_written() {
     assert_eq!(rustix::io::pread(file.as_fd(), &mut bytes, 0), Ok(4));
     assert_eq!(&bytes[..4], b"wrIt");
 }
+
+#[test]
+fn what_is_appended_is_in_the_log_where_the_kernel_has_it() {
+    let place = Place::new();
+    let file = OwnedFd::from(File::options().read(true).append(true).create(true).open(place.path()).unwrap());
+    await_that(|| place.boost.opened(&file).unwrap());
+    let next = Request { offset: -1, ..Request::default() };
+    assert_eq!(place.boost.write(&file, &next, b"one"), Ok(3));
+    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(1)).unwrap();
+    assert_eq!(place.boost.write(&file, &next, b"two"), Ok(3));
+    assert_eq!(rustix::fs::tell(&file).unwrap(), 6);
+    // Linux appends that too, and leaves the offset where it is.
+    assert_eq!(place.boost.write(&file, &Request::default(), b"three"), Ok(5));
+    assert_eq!(rustix::fs::tell(&file).unwrap(), 6);
+    assert_eq!(place.boost.set_length(&file, 8), Ok(()));
+    assert_eq!(place.boost.write(&file, &next, b"end"), Ok(3));
+    assert_eq!(rustix::fs::tell(&file).unwrap(), 11);
+    let mut bytes = [0; 16];
+    assert_eq!(rustix::io::pread(&file, &mut bytes, 0), Ok(11));
+    assert_eq!(&bytes[..11], b"onetwothend");
+    // As a power cut could, before anything was drained.
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    let path = place.path();
+    drop(file);
+    let (_dir, replay) = place.crash();
+    assert!(replay.is_complete(), "{replay:?}");
+    assert_eq!(fs::read(path).unwrap(), b"onetwothend");
+}

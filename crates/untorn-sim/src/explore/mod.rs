@@ -23,6 +23,7 @@ use crate::rng::{Rng, mix};
 pub mod cache;
 mod case;
 mod config;
+pub mod covered;
 mod life;
 mod model;
 mod ops;
@@ -141,8 +142,8 @@ pub fn explore(settings: &Settings, progress: ProgressFn<'_>) -> Outcome {
 /// A text saying what is wrong with the token.
 pub fn replay(token: &str) -> Result<Option<Violation>, String> {
     hush();
-    if let Some(result) = regions::replay(token).or_else(|| cache::replay(token)).or_else(|| redundancy::replay(token))
-    {
+    let scripted = [regions::replay, cache::replay, redundancy::replay, covered::replay];
+    if let Some(result) = scripted.iter().find_map(|replay| replay(token)) {
         return result;
     }
     let case: Case = token.parse()?;

@@ -5,15 +5,18 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub(crate) use self::inspect::inspect;
 use crate::error::{Error, Result};
 use crate::medium::{self, Barrier, Dax, Identity, Latched, Medium, MediumFile, MediumKind, PageCache};
 pub use crate::options::EngineKind;
 use crate::options::{Durability, Layout, Options};
+use crate::redundancy::{Service, TICK};
 use crate::sidecar::attach::engine_of;
 use crate::sys::sync;
 
+mod covered;
 mod hybrid_log;
 mod inspect;
 mod passthrough;
@@ -172,6 +175,10 @@ pub(crate) trait Engine: Send + Sync {
     fn close(&self) -> Result<()>;
     /// Deploys all and removes the sidecar. Called once, with no other call under way.
     fn settle(&self) -> Result<()>;
+    /// The redundancy of the data file, if this keeps it.
+    fn redundancy(&self) -> Option<&dyn Service> {
+        None
+    }
 }
 
 impl dyn Engine + '_ {
@@ -237,10 +244,12 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> 
 fn engine_at(kind: MediumKind, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
     match kind {
         MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
-            engine_on(Arc::new(Latched::new(Dax::new(kind).on_lost_page(options.lost_page))), path, options)
+            let medium = Dax::new(kind).on_lost_page(options.lost_page);
+            engine_on(Arc::new(Latched::new(medium)), path, options, TICK)
         }
         MediumKind::Block | MediumKind::Volatile => {
-            engine_on(Arc::new(Latched::new(PageCache::new().on_lost_page(options.lost_page))), path, options)
+            let medium = PageCache::new().on_lost_page(options.lost_page);
+            engine_on(Arc::new(Latched::new(medium)), path, options, TICK)
         }
     }
 }
@@ -286,7 +295,7 @@ pub(crate) fn open_on<M: Medium>(medium: M, path: &Path, options: &Options) -> R
         let what = "a file on a medium of the program's own is not shared with other processes".to_owned();
         return Err(Error::Invalid { path: path.to_owned(), what });
     }
-    let engine = engine_on(Arc::new(Latched::new(medium)), path, options)?;
+    let engine = engine_on(Arc::new(Latched::new(medium)), path, options, Duration::ZERO)?;
     let (exclusive, lease) = (options.exclusive, registry::Lease::default());
     Ok(sync::Arc::new(Shared { engine, exclusive, several: false, lease }))
 }
@@ -297,7 +306,15 @@ pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &O
     open_on(medium, path, options)
 }
 
-fn engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+/// The engine of a file, with its redundancy if it has any or is to.
+fn engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options, tick: Duration) -> Result<Box<dyn Engine>> {
+    match covered::watch(&medium, path, options)? {
+        None => bare_engine_on(medium, path, options),
+        Some(watch) => covered::open(watch, options, tick, |medium| bare_engine_on(medium, path, options)).map(boxed),
+    }
+}
+
+fn bare_engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
     let recorded = if options.engine == EngineKind::Passthrough { None } else { engine_of(&*medium, path, options)? };
     // A reader takes the file as it is, whatever engine it asked for.
     let chosen = match (options.engine, recorded) {

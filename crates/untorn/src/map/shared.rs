@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 
 use crate::engine::{self, Piece, Shared};
 use crate::error::{Error, Result};
-use crate::medium::{self, detect};
+use crate::medium::{self, Identity, detect};
 use crate::options::Options;
 use crate::sharing::working::{Backing, Cut, Opener, WorkingCopy};
 use crate::sidecar;
@@ -214,7 +214,7 @@ impl Options {
         }
         options.validate(path)?;
         let path = medium::resolve(path)?;
-        let inode = detect(&path)?.identity.inode;
+        let identity = detect(&path)?.identity;
         let len = std::fs::metadata(&path).map_err(|error| Error::io("examine", &path, error))?.len();
         let dir = sidecar::directory(&path);
         match std::fs::create_dir(&dir) {
@@ -224,8 +224,8 @@ impl Options {
             _ => {}
         }
         let reserve = options.max_len.unwrap_or_else(|| len.saturating_mul(2).max(RESERVE));
-        let opener = Committed { path: path.clone(), options };
-        let copy = WorkingCopy::open(&path, &dir, &format!("{inode}.share"), Arc::new(opener), reserve);
+        let opener = Committed { path: path.clone(), identity, options };
+        let copy = WorkingCopy::open(&path, &dir, &format!("{}.share", identity.inode), Arc::new(opener), reserve);
         let copy = copy.inspect_err(|_| {
             // Only if nothing is in it; if it stays, the error is the one that helps.
             let _ = std::fs::remove_dir(&dir);
@@ -237,11 +237,17 @@ impl Options {
 /// Opens the file for whoever serves.
 struct Committed {
     path: PathBuf,
+    /// The file's: what is found at the path later may be another one.
+    identity: Identity,
     options: Options,
 }
 
 impl Opener for Committed {
-    fn open(&self) -> Result<Box<dyn Backing>> {
+    fn open(&self, _: Option<u64>) -> Result<Box<dyn Backing>> {
+        if detect(&self.path)?.identity != self.identity {
+            let what = "it is another file than the one that is shared".to_owned();
+            return Err(Error::Invalid { path: self.path.clone(), what });
+        }
         let shared = engine::open(&self.path, &self.options)?;
         let commit = shared.engine.info().commit;
         Ok(Box::new(Logged { shared, commit: commit.into() }))

@@ -151,6 +151,14 @@ impl fmt::Debug for DaxFile {
     }
 }
 
+impl DaxFile {
+    /// Where the file is mapped, from its first byte on, shared and for as long as it is open: what a program that protects
+    /// its stores through this mapping tells `ProtectOptions::mapping`.
+    pub fn address(&self) -> *const u8 {
+        self.file.start()
+    }
+}
+
 impl MediumFile for DaxFile {
     #[inline]
     fn len(&self) -> u64 {

@@ -18,6 +18,10 @@ impl<M: Medium> Redundancy<M> {
     pub(crate) fn announce(&self, bytes: Range<u64>) -> Result<()> {
         let mut inner = self.usable()?;
         let inner = &mut *inner;
+        if !inner.begun {
+            let begun = self.take_over(inner);
+            self.note_failure(inner, begun)?;
+        }
         let pages = self.geometry.pages_of(&bytes);
         let before = match self.mode {
             Mode::Synchronous => self.remember(inner, &bytes)?,

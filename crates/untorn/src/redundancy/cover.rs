@@ -8,7 +8,7 @@ use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::Result;
 use crate::medium::{Barrier, Medium, MediumFile};
 use crate::sidecar::PAGE;
-use crate::simd::xor;
+use crate::simd::parity;
 
 /// The barriers of one way to cover.
 pub(super) struct Sites {
@@ -33,11 +33,10 @@ impl Stripe {
 
     /// Exclusive or of all pages, but the one that is left out.
     pub(super) fn fold(&self, without: Option<usize>) -> Vec<u8> {
-        let mut parity = vec![0; PAGE as usize];
-        for nth in (0..self.pages.len()).filter(|nth| Some(*nth) != without) {
-            xor(&mut parity, self.bytes(nth));
-        }
-        parity
+        let others = (0..self.pages.len()).filter(|nth| Some(*nth) != without);
+        let mut folded = vec![0; PAGE as usize];
+        parity(&mut folded, &others.map(|nth| self.bytes(nth)).collect::<Vec<_>>());
+        folded
     }
 
     /// Puts other bytes in the place of a page's.
@@ -74,6 +73,9 @@ impl<M: Medium> Redundancy<M> {
         let (mut covered, mut from) = (0, 0);
         loop {
             let mut inner = self.usable()?;
+            if self.is_leaving() {
+                return Ok(covered);
+            }
             let Some((stripes, next)) = self.next_batch(&inner, from) else {
                 if inner.stored.count() == 0 && inner.tables.uncovered().count() == 0 {
                     inner.whole_at = Instant::now();
@@ -226,6 +228,9 @@ impl<M: Medium> Redundancy<M> {
     /// where it is the only one and the others have the bytes that the old parity speaks of.
     pub(super) fn restore(&self, inner: &mut Inner, stripe: u64, read: &mut Stripe, bad: &[usize]) -> Result<bool> {
         let [nth] = bad else { return Ok(false) };
+        if !inner.mends {
+            return Ok(false);
+        }
         let page = read.pages[*nth];
         let Some(bytes) = self.rebuild(inner, stripe, read, *nth)? else { return Ok(false) };
         if self.put_back(inner, &[(page, bytes.clone())])?.is_empty() {

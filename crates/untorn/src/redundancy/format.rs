@@ -9,9 +9,9 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::layout::Geometry;
-use super::options::{Checksum, StripeLayout};
 use crate::error::{Error, Result};
 use crate::medium::{Identity, MediumFile, Stamp};
+use crate::options::{Checksum, Settings, StripeLayout};
 use crate::sidecar::{MAX_LEN, MAX_NUMBER, PAGE};
 
 /// The bytes of one page.
@@ -280,6 +280,12 @@ impl Superblock {
             whole[(seq % 2) as usize] = holds(side, seq)?;
         }
         Ok(whole)
+    }
+
+    /// What another companion file of the same file shall be like.
+    pub(super) fn settings(&self) -> Settings {
+        let Geometry { stripe, layout, .. } = self.geometry;
+        Settings { stripe: Some(stripe), layout: Some(layout), checksum: Some(self.checksum), batch: Settings::BATCH }
     }
 
     /// What ties a table block to this file.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::format::ENTRIES;
-use super::options::StripeLayout;
+use crate::options::StripeLayout;
 use crate::sidecar::PAGE;
 
 /// The shape of the redundancy of one file.

@@ -32,28 +32,32 @@
 //!    are announced together it need not be kept. While it is kept, a damaged page beside it is repaired with it; a crash
 //!    before that is done leaves what it would have left anyway, damage beside an uncovered page.
 //!
-//! Where pages are read from is behind [`Pages`], and how stores are found out behind [`Tracker`], so that an engine, of
-//! which a page's truth may lie in its sidecar, can take the place of both.
+//! Where pages are read from is behind [`Pages`], and how stores are found out behind [`Tracker`]. An engine's stores to its
+//! data file are announced for it by the medium that it is given, see [`watch`].
 
 mod announce;
 mod bits;
+mod checksum;
 mod cover;
 mod delta;
 mod format;
 mod layout;
 mod open;
-mod options;
 mod pages;
 mod repair;
 mod report;
 mod scrub;
+mod service;
 mod table;
+mod threads;
+mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bits::Bits;
 use format::Superblock;
@@ -62,13 +66,16 @@ use table::Tables;
 
 pub use format::History;
 pub(crate) use open::{companion, remove};
-pub use options::{Checksum, StripeLayout};
 use pages::Pages;
-pub use report::{Coverage, Damage, PageRange, RepairReport, ScrubReport};
+pub use report::{Coverage, RepairReport, ScrubReport};
 pub(crate) use scrub::Scrub;
+pub(crate) use service::{Beside, Service, Told};
+pub(crate) use threads::Threads;
+pub(crate) use watch::{Watch, Watched};
 
 use crate::error::Result;
 use crate::medium::Medium;
+use crate::options::Checksum;
 
 /// The barriers of redundancy.
 pub(crate) mod barriers {
@@ -127,6 +134,10 @@ pub(crate) mod barriers {
     }
 }
 
+/// The shortest time between two stores that a file's modification time tells apart, and more: kernels note it by a clock
+/// that ticks as seldom as 100 times a second.
+pub(crate) const TICK: Duration = Duration::from_millis(20);
+
 /// How stores to a protected mapping are found out.
 ///
 /// Pages are counted from the file's start. What is reported may be too much and never too little.
@@ -166,24 +177,6 @@ impl Mode {
     }
 }
 
-/// What a new companion file shall be like; `None` is what an existing one is like, or the default.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Settings {
-    /// Data pages of a stripe.
-    pub(crate) stripe: Option<u32>,
-    pub(crate) layout: Option<StripeLayout>,
-    pub(crate) checksum: Option<Checksum>,
-    /// Pages covered at a time.
-    pub(crate) batch: u64,
-}
-
-impl Settings {
-    /// Data pages of a stripe where nobody says how many.
-    pub(crate) const STRIPE: u32 = 4;
-    /// Pages covered at a time where nobody says how many.
-    pub(crate) const BATCH: u64 = 1024;
-}
-
 /// The redundancy of one file, open.
 pub(crate) struct Redundancy<M: Medium> {
     medium: Arc<M>,
@@ -195,11 +188,19 @@ pub(crate) struct Redundancy<M: Medium> {
     checksum: Checksum,
     mode: Mode,
     batch: u64,
+    /// The file has an engine, whose sidecar knows the file's time.
+    has_engine: bool,
+    /// Passes and scrubs under way are to end.
+    leaving: AtomicBool,
     inner: Mutex<Inner>,
 }
 
 /// What changes.
 struct Inner {
+    /// Whether the companion file says how stores are found out.
+    begun: bool,
+    /// Whether a pass repairs what it comes upon.
+    mends: bool,
     superblock: Superblock,
     tables: Tables,
     /// Pages that were stored to since they were last read to be covered. All of them are marked.
@@ -235,6 +236,15 @@ impl<M: Medium> Redundancy<M> {
     /// Bytes that are protected.
     pub(crate) fn len(&self) -> u64 {
         self.geometry.len
+    }
+
+    /// Has passes and scrubs under way end soon: the file is about to change.
+    pub(crate) fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -277,6 +287,7 @@ impl<M: Medium> Redundancy<M> {
             bytes: self.geometry.side_len(),
             pages: self.geometry.pages(),
             uncovered: uncovered.len() as u64,
+            in_sidecar: 0,
             believed: !inner.disbelieved,
             unknown: inner.were_unknown.clone(),
             lost: inner.stuck.iter().copied().collect(),

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -14,9 +15,10 @@ use super::format::{History, Left, Superblock};
 use super::layout::Geometry;
 use super::pages::FilePages;
 use super::table::{Read, Scope, Tables};
-use super::{Inner, Mode, Redundancy, Settings, barriers};
+use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
 use crate::medium::{Access, LockKind, MarkState, Medium, MediumFile};
+use crate::options::Settings;
 use crate::sidecar::attach::{is_named, take_lock};
 use crate::sidecar::{MAX_LEN, PAGE, directory, parent, path as sidecar_path};
 use crate::simd::xor;
@@ -24,6 +26,16 @@ use crate::simd::xor;
 /// The companion file of the data file with this inode number.
 pub(crate) fn companion(data: &Path, inode: u64) -> PathBuf {
     sidecar_path(data, inode).with_extension("redundancy")
+}
+
+/// Removes the companion file whoever has it open, if there is one.
+pub(super) fn remove_unlocked<M: Medium>(medium: &M, path: &Path) -> Result<()> {
+    let place = companion(path, medium.open(path, Access::Read, 0)?.identity()?.inode);
+    if !medium.exists(&place)? {
+        return Ok(());
+    }
+    medium.unlink(&place)?;
+    medium.sync_dir(barriers::CREATE_NAME, &directory(path))
 }
 
 /// Removes the companion file; false if there is none.
@@ -68,17 +80,44 @@ impl<M: Medium> Redundancy<M> {
     /// neither superblock is whole; [`Error::Invalid`] for a file that has an engine, an empty one, and settings that differ
     /// from what is there; ENOENT, if it is only to be looked at and there is none.
     pub(crate) fn open(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Result<Self> {
+        let opened = Self::attach(medium, path, mode, settings, false)?;
+        opened.begin()?;
+        if matches!(opened.mode, Mode::Synchronous) {
+            // Then whatever nobody is storing to is covered, from the beginning.
+            opened.cover()?;
+        }
+        Ok(opened)
+    }
+
+    /// The same for a file that is being opened with an engine, and before that writes to it. Nothing is changed that is there,
+    /// until the first announcement or until it [begins](Redundancy::begin): the engine may refuse the file. If it is for
+    /// another length it is made anew, and nothing of it is covered.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn open_beside(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Result<Self> {
+        Self::attach(medium, path, mode, settings, true)
+    }
+
+    fn attach(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings, beside: bool) -> Result<Self> {
         let data = medium.open(path, Access::ReadWrite, 0)?;
-        refuse_engine(&*medium, path, &data)?;
+        let has_engine = check_engine(&*medium, path, &data, &mode, beside)?;
         let inode = data.identity()?.inode;
         let place = companion(path, inode);
-        let (side, created) = attach(&*medium, path, &place, &data, &mode, &settings)?;
+        let (mut side, mut created) = attach(&*medium, path, &place, &data, &mode, &settings)?;
         if !matches!(mode, Mode::Report) {
             data.sync(barriers::ATTACH_DATA)?;
         }
         side.sync(barriers::ATTACH_SIDE)?;
         side.distrust_cache(barriers::ATTACH_CACHE, 0, side.len())?;
-        let (superblock, superblocks) = Superblock::read(&side, &place)?;
+        let (mut superblock, mut superblocks) = Superblock::read(&side, &place)?;
+        if beside && superblock.geometry.len != data.len() && is_of(&superblock, &data)? {
+            // A crash while its length was being changed.
+            create(&*medium, path, &place, &data, data.len(), &superblock.settings(), superblock.history)?;
+            (side, _) = attach(&*medium, path, &place, &data, &mode, &settings)?;
+            (superblock, superblocks) = Superblock::read(&side, &place)?;
+            created = true;
+        }
         agree(path, &place, &superblock, &data, &settings)?;
         let geometry = superblock.geometry;
         if side.len() < geometry.side_len() {
@@ -88,7 +127,8 @@ impl<M: Medium> Redundancy<M> {
         }
         // What the next line writes again is not a write that nobody told of.
         let untouched = data.stamp()? == superblock.stamp;
-        if superblock.left != Left::Closed && mode.is_announced() {
+        // Where the engine was not closed it does this itself; where it was, no flush had failed, and the file's time is noted.
+        if superblock.left != Left::Closed && mode.is_announced() && !beside {
             // Nobody else does this: a mapping that a program stores to meanwhile must not be written over with what it held a
             // moment ago. Of pages that are not marked, a flush that failed has left none.
             data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
@@ -96,6 +136,8 @@ impl<M: Medium> Redundancy<M> {
         let (tables, read) = Tables::read(&side, geometry, superblock.tie(), superblock.left == Left::Closed)?;
         let pages = Box::new(FilePages(data));
         let inner = Inner {
+            begun: false,
+            mends: true,
             stored: Bits::new(geometry.pages()),
             storing: BTreeMap::new(),
             before: BTreeMap::new(),
@@ -120,15 +162,12 @@ impl<M: Medium> Redundancy<M> {
             checksum: inner.superblock.checksum,
             mode,
             batch: settings.batch.max(1),
+            has_engine,
+            leaving: AtomicBool::new(false),
             inner: Mutex::new(inner),
         };
         if !created {
             opened.judge(&read, untouched)?;
-        }
-        opened.take_over()?;
-        if matches!(opened.mode, Mode::Synchronous) {
-            // Then whatever nobody is storing to is covered, from the beginning.
-            opened.cover()?;
         }
         Ok(opened)
     }
@@ -235,16 +274,26 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
-    /// Says how stores are found out from now on. All that is unknown is marked first, for what differs from then on is
-    /// damaged.
-    fn take_over(&self) -> Result<()> {
+    /// Says how stores are found out from now on, if that is still to be said.
+    ///
+    /// # Errors
+    /// Those of writing and flushing.
+    pub(crate) fn begin(&self) -> Result<()> {
+        let mut inner = self.usable()?;
+        if inner.begun {
+            return Ok(());
+        }
+        let begun = self.take_over(&mut inner);
+        self.note_failure(&mut inner, begun)
+    }
+
+    /// All that is unknown is marked first, for what differs from then on is damaged.
+    pub(super) fn take_over(&self, inner: &mut Inner) -> Result<()> {
         let left = match &self.mode {
             Mode::Look | Mode::Report => return Ok(()),
             Mode::Announced | Mode::Synchronous => Left::Announced,
             Mode::Tracked(_) => Left::Tracked,
         };
-        let mut inner = self.lock();
-        let inner = &mut *inner;
         for page in inner.unknown.iter().copied() {
             inner.tables.set_uncovered(page, true);
         }
@@ -261,7 +310,30 @@ impl<M: Medium> Redundancy<M> {
         inner.superblock.stamp = self.pages.stamp()?;
         inner.superblock.intents.clear();
         // Both copies: if one of them is damaged later, the other must not say how it was before.
-        self.write_superblocks(inner, barriers::OPEN)
+        self.write_superblocks(inner, barriers::OPEN)?;
+        inner.begun = true;
+        Ok(())
+    }
+
+    /// Puts a companion file for another length in the place of this one, durably; all of it is marked. This one is of no
+    /// further use.
+    ///
+    /// # Errors
+    /// Those of creating, writing and flushing.
+    pub(crate) fn renew(&self, len: u64) -> Result<()> {
+        let data = self.medium.open(&self.path, Access::Read, 0)?;
+        let superblock = self.lock().superblock.clone();
+        create(&*self.medium, &self.path, &self.side_path, &data, len, &superblock.settings(), superblock.history)
+    }
+
+    /// [`close`](Redundancy::close) of a file that its engine has closed: the engine has noted the file's time, so nothing is
+    /// repaired any more.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn finish(&self) -> Result<()> {
+        self.lock().mends = false;
+        self.close()
     }
 
     /// Covers everything and leaves the file so that later damage is told from later stores. Nobody stores to it meanwhile.
@@ -286,19 +358,21 @@ impl<M: Medium> Redundancy<M> {
     }
 }
 
-/// A file that has an engine keeps the truth of its pages elsewhere.
-fn refuse_engine<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Result<()> {
-    let what = if medium.exists(&sidecar_path(path, data.identity()?.inode))?
-        || matches!(data.mark()?, MarkState::Present(_))
-    {
-        "committed bytes of this file may live in its sidecar, which redundancy does not cover yet; settle it first \
-         (`untorn settle`), or protect a file without one"
+/// Whether a file has an engine, or is being opened with one. Then nobody else may store to it.
+fn check_engine<M: Medium>(medium: &M, path: &Path, data: &M::File, mode: &Mode, beside: bool) -> Result<bool> {
+    let has_engine = beside
+        || medium.exists(&sidecar_path(path, data.identity()?.inode))?
+        || matches!(data.mark()?, MarkState::Present(_));
+    let stores = !matches!(mode, Mode::Look | Mode::Report);
+    let what = if has_engine && !beside && stores {
+        "it has an engine, and only that may store to it; open it as such with `Options::redundancy`, protect it with `untorn \
+         protect`, or settle it first (`untorn settle`)"
     } else if data.is_empty() {
         "an empty file has nothing to protect; give it its length first"
     } else if data.len() > MAX_LEN {
         "no file is so long"
     } else {
-        return Ok(());
+        return Ok(has_engine);
     };
     Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() })
 }
@@ -318,7 +392,7 @@ fn attach<M: Medium>(
             if matches!(mode, Mode::Look | Mode::Report) {
                 return Err(Error::io("find the redundancy of", path, Errno::NOENT));
             }
-            create(medium, path, place, data, settings)?;
+            create(medium, path, place, data, data.len(), settings, History::default())?;
             created = true;
         }
         let reserve = side_reserve(data, settings);
@@ -349,14 +423,22 @@ fn side_reserve<F: MediumFile>(data: &F, settings: &Settings) -> u64 {
 }
 
 /// Makes a companion file in which every page is marked uncovered, under another name first, so that a crash leaves a whole
-/// one or none.
-fn create<M: Medium>(medium: &M, path: &Path, place: &Path, data: &M::File, settings: &Settings) -> Result<()> {
+/// one or none, or the one that it takes the place of.
+fn create<M: Medium>(
+    medium: &M,
+    path: &Path,
+    place: &Path,
+    data: &M::File,
+    len: u64,
+    settings: &Settings,
+    history: History,
+) -> Result<()> {
     let stripe = settings.stripe.unwrap_or(Settings::STRIPE);
     if !(1..=Geometry::MAX_STRIPE).contains(&stripe) {
         let what = format!("a stripe has 1 to {} data pages, not {stripe}", Geometry::MAX_STRIPE);
         return Err(Error::Invalid { path: path.to_owned(), what });
     }
-    let geometry = Geometry { len: data.len(), stripe, layout: settings.layout.unwrap_or_default() };
+    let geometry = Geometry { len, stripe, layout: settings.layout.unwrap_or_default() };
     medium.create_dir(&directory(path))?;
     let mut unfinished = OsString::from(place);
     unfinished.push(".new");
@@ -388,7 +470,7 @@ fn create<M: Medium>(medium: &M, path: &Path, place: &Path, data: &M::File, sett
             left: Left::Announced,
             stamp: data.stamp()?,
             intents: Vec::new(),
-            history: History::default(),
+            history,
         };
         superblock.write(&side)?;
         superblock.write(&side)?;
@@ -406,15 +488,17 @@ fn create<M: Medium>(medium: &M, path: &Path, place: &Path, data: &M::File, sett
     })
 }
 
+/// Whether a companion file was made for this file.
+fn is_of<F: MediumFile>(found: &Superblock, data: &F) -> Result<bool> {
+    let (theirs, ours) = (found.identity, data.identity()?);
+    let differ = |a: u64, b: u64| a != 0 && b != 0 && a != b;
+    Ok(theirs.inode == ours.inode && !differ(theirs.generation, ours.generation) && !differ(theirs.birth, ours.birth))
+}
+
 /// Whether a companion file is that of this file, as it is now.
 fn agree<F: MediumFile>(path: &Path, place: &Path, found: &Superblock, data: &F, settings: &Settings) -> Result<()> {
-    let (theirs, ours) = (found.identity, data.identity()?);
-    let known = |a: u64, b: u64| a != 0 && b != 0;
-    let another = theirs.inode != ours.inode
-        || known(theirs.generation, ours.generation) && theirs.generation != ours.generation
-        || known(theirs.birth, ours.birth) && theirs.birth != ours.birth;
     let invalid = |what: String| Err(Error::Invalid { path: path.to_owned(), what });
-    if another {
+    if !is_of(found, data)? {
         return invalid(format!(
             "the redundancy {} was made for another file, which had the same inode number; remove it with `untorn \
              unprotect`",

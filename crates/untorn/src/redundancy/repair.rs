@@ -7,12 +7,13 @@ use std::sync::MutexGuard;
 
 use super::cover::Stripe;
 use super::format::{Left, MAX_INTENTS};
-use super::report::{Damage, RepairReport};
+use super::report::RepairReport;
 use super::scrub::Scrub;
 use super::table::Scope;
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
 use crate::medium::{Barrier, Medium, MediumFile};
+use crate::options::Damage;
 
 impl<M: Medium> Redundancy<M> {
     /// The state, unless something failed before.
@@ -38,6 +39,10 @@ impl<M: Medium> Redundancy<M> {
     /// # Errors
     /// Those of reading, writing and flushing. That pages are lost is in the report.
     pub(crate) fn repair(&self, how: Scrub<'_>) -> Result<RepairReport> {
+        if self.has_engine && matches!(self.mode, Mode::Look | Mode::Report) {
+            let what = "a repair changes its time, which its sidecar has noted; open it with its engine to repair it";
+            return Err(Error::Invalid { path: self.path.clone(), what: what.to_owned() });
+        }
         let scrub = self.scrub(how)?;
         let mut inner = self.usable()?;
         let result = self.repair_found(&mut inner, scrub);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::format::History;
-use super::options::{Checksum, StripeLayout};
+use crate::options::{Checksum, Damage, PageRange, StripeLayout};
 
 /// How much of a file is covered, now.
 #[derive(Clone, Debug)]
@@ -18,6 +18,9 @@ pub struct Coverage {
     pub pages: u64,
     /// Of these, how many were stored to since they were last covered.
     pub uncovered: u64,
+    /// Pages of which the sidecar has bytes that are not at home, as [`Info::reflected_pages`](crate::Info::reflected_pages)
+    /// has it: these bytes are not covered. Of a file that is not open with an engine it is 0.
+    pub in_sidecar: u64,
     /// False after a crash that left stores untold, and if the file's size or time show a write that nobody told of: a page
     /// that differs from its checksum is then unknown, and not repaired, until the file is protected again.
     pub believed: bool,
@@ -52,35 +55,6 @@ impl Coverage {
         let pages = (self.pages + self.stripes) as f64;
         (self.vulnerable_stripes > 0).then(|| pages / at_risk)
     }
-}
-
-/// Pages of the data file, and where their bytes are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageRange {
-    /// First byte.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u64,
-}
-
-/// What a scrub came upon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Damage {
-    /// A page of the data file differs from its checksum, and nobody stored to it.
-    Page(PageRange),
-    /// A page of the data file differs from its checksum, and it cannot be said whether somebody stored to it.
-    Unknown(PageRange),
-    /// The parity of a stripe is not what it was.
-    Parity {
-        /// The stripe's number.
-        stripe: u64,
-    },
-    /// One of the two copies of a table block or of the superblock is not whole.
-    Table {
-        /// Where it is in the companion file.
-        offset: u64,
-    },
 }
 
 /// The outcome of a scrub.

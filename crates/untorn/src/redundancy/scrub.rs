@@ -7,10 +7,11 @@
 use std::ops::Range;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::report::{Damage, PageRange, ScrubReport};
+use super::report::ScrubReport;
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::Result;
 use crate::medium::{Medium, MediumFile};
+use crate::options::{Damage, PageRange};
 use crate::sidecar::PAGE;
 
 /// How a scrub is done.
@@ -55,7 +56,7 @@ impl<M: Medium> Redundancy<M> {
             }
             done += members * PAGE;
             if stripe % 256 == 0 || stripe + 1 == self.geometry.stripes() {
-                if !(how.progress)(done.min(total), total) {
+                if !(how.progress)(done.min(total), total) || self.is_leaving() {
                     return Ok(report);
                 }
                 let due = how.rate.map(|rate| Duration::from_secs_f64(done as f64 / rate.max(1) as f64));
@@ -63,7 +64,7 @@ impl<M: Medium> Redundancy<M> {
                     && !left.is_zero()
                 {
                     std::thread::sleep(left.min(NAP));
-                    if !(how.progress)(done.min(total), total) {
+                    if !(how.progress)(done.min(total), total) || self.is_leaving() {
                         return Ok(report);
                     }
                 }

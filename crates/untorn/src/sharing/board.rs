@@ -13,14 +13,16 @@
 //! - Changes begun that are not covered by a commit can be told from none: a change is counted before it is made, and is
 //!   covered only by a commit that began when it had ended.
 
+mod channel;
+mod wait;
+
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
-use rustix::thread::futex;
-
+#[cfg(test)]
+pub(crate) use self::channel::DONE;
+pub(crate) use self::channel::{BEGUN, Channel, FREE, Words};
 use super::place::MEMBERS;
 use crate::sys::shared::SharedPages;
 
@@ -39,12 +41,6 @@ const MAGIC: u64 = u64::from_le_bytes(*b"untornBD");
 const HALVES: usize = MEMBERS * 16 * (1 + CHANNELS);
 const HALF_ATTACHED: usize = 0;
 const HALF_CHANNELS: usize = 1;
-const HALF_STATE: usize = 0;
-const HALF_BELL: usize = 1;
-const HALF_SERVER_SLEEPS: usize = 2;
-const HALF_MEMBER_SLEEPS: usize = 3;
-const HALF_SERVER_SPINS: usize = 4;
-const HALF_MEMBER_SPINS: usize = 5;
 
 // Then a page of words of 64 bits that all know, and two cache lines of them for each channel: its call and its answer.
 const WORDS_AT: usize = HALVES * 4;
@@ -69,49 +65,8 @@ const ROOMS_AT: usize = (WORDS_AT + WORDS * 8).next_multiple_of(1 << 16);
 const ROOM: usize = LONGEST + MOST;
 const TOTAL: usize = ROOMS_AT + MEMBERS * CHANNELS * ROOM;
 
-/// Nothing is asked.
-pub(crate) const FREE: u32 = 0;
-/// A call is in place.
-pub(crate) const CALLED: u32 = 1;
-/// It may have changed the file.
-pub(crate) const BEGUN: u32 = 2;
-/// The answer is in place.
-pub(crate) const DONE: u32 = 3;
-
-/// How often a waiter looks again at most before it goes to sleep, which is some 80 µs: longer than waking a thread takes that
-/// has a processor to itself. See [`spin`].
-static SPINS: LazyLock<u32> = LazyLock::new(|| match std::thread::available_parallelism() {
-    // Whoever is waited for has no other processor.
-    Ok(one) if one.get() == 1 => 0,
-    _ => 3000,
-});
-
-/// A waiter for an answer looks at other things that often.
-const GLANCE: Duration = Duration::from_millis(50);
-
-/// The words of a call or an answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Words {
-    /// What is asked, or how it ended.
-    pub(crate) kind: u64,
-    pub(crate) a: u64,
-    pub(crate) b: u64,
-    pub(crate) c: u64,
-    /// Bytes in the channel's room.
-    pub(crate) len: u64,
-    /// The generation that the member belongs to.
-    pub(crate) generation: u64,
-}
-
 /// The board.
 pub(crate) struct Board(SharedPages);
-
-/// A channel of a process.
-#[derive(Clone, Copy)]
-pub(crate) struct Channel<'a> {
-    board: &'a Board,
-    number: usize,
-}
 
 impl Board {
     /// A new board of the file with an identity, opened on terms (a text of up to 1024 bytes).
@@ -278,7 +233,7 @@ impl Board {
         self.set_attached(slot, false);
         for channel in (0..CHANNELS).map(|index| self.channel(slot, index)) {
             channel.set_state(FREE);
-            if channel.number % CHANNELS < self.channels(slot) {
+            if channel.index() < self.channels(slot) {
                 channel.release(0);
             }
         }
@@ -287,200 +242,8 @@ impl Board {
 
     pub(crate) fn channel(&self, slot: usize, index: usize) -> Channel<'_> {
         assert!(slot < MEMBERS && index < CHANNELS);
-        Channel { board: self, number: slot * CHANNELS + index }
+        Channel::new(self, slot * CHANNELS + index)
     }
-}
-
-impl Channel<'_> {
-    fn half(&self, index: usize) -> &AtomicU32 {
-        self.board.half(MEMBERS * 16 + self.number * 16 + index)
-    }
-
-    fn room(&self) -> usize {
-        ROOMS_AT + self.number * ROOM
-    }
-
-    #[inline]
-    pub(crate) fn state(&self) -> u32 {
-        self.half(HALF_STATE).load(Ordering::SeqCst)
-    }
-
-    pub(crate) fn set_state(&self, state: u32) {
-        self.half(HALF_STATE).store(state, Ordering::SeqCst);
-    }
-
-    fn words(&self, at: usize) -> &[AtomicU64] {
-        &self.board.words()[COMMON + self.number * 16 + at..][..8]
-    }
-
-    /// What is asked.
-    pub(crate) fn asked(&self) -> Words {
-        load(self.words(0))
-    }
-
-    pub(crate) fn ask(&self, call: Words) {
-        store(self.words(0), call);
-    }
-
-    /// The answer.
-    pub(crate) fn answered(&self) -> Words {
-        load(self.words(8))
-    }
-
-    pub(crate) fn set_answer(&self, answer: Words) {
-        store(self.words(8), answer);
-    }
-
-    /// Sets the text of an answer, as much of it as there is room for; gives the length.
-    pub(crate) fn set_text(&self, text: &str) -> u64 {
-        let text = &text.as_bytes()[..text.len().min(LONGEST)];
-        self.board.0.copy_in(self.room(), text);
-        text.len() as u64
-    }
-
-    /// The text of an answer.
-    pub(crate) fn text(&self, len: u64) -> String {
-        let mut text = vec![0; (len as usize).min(LONGEST)];
-        self.board.0.copy_out(self.room(), &mut text);
-        String::from_utf8_lossy(&text).into_owned()
-    }
-
-    /// Makes sure that there is memory for so many bytes, and for a text.
-    ///
-    /// # Errors
-    /// Those of `fallocate(2)`.
-    pub(crate) fn allocate(&self, bytes: usize) -> io::Result<()> {
-        self.board.0.allocate(self.room() as u64, (LONGEST + bytes.min(MOST)) as u64)
-    }
-
-    /// Gives memory beyond the first bytes back.
-    pub(crate) fn release(&self, beyond: usize) {
-        if beyond < MOST {
-            // It only costs memory if it fails.
-            let _ = self.board.0.release((self.room() + LONGEST + beyond) as u64, (MOST - beyond) as u64);
-        }
-    }
-
-    /// # Panics
-    /// If that is beyond the room.
-    pub(crate) fn put(&self, at: usize, bytes: &[u8]) {
-        assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= MOST));
-        self.board.0.copy_in(self.room() + LONGEST + at, bytes);
-    }
-
-    /// # Panics
-    /// As for [`put`](Channel::put).
-    pub(crate) fn get(&self, at: usize, into: &mut [u8]) {
-        assert!(at.checked_add(into.len()).is_some_and(|end| end <= MOST));
-        self.board.0.copy_out(self.room() + LONGEST + at, into);
-    }
-
-    /// Gives the call, which is in place, to the server.
-    pub(crate) fn call(&self) {
-        self.set_state(CALLED);
-        self.ring();
-    }
-
-    /// Takes a call back that nobody has begun with, so that nobody does it long after it was given up.
-    pub(crate) fn withdraw(&self) {
-        // If it is under way, what becomes of it is not known, and the channel is not used again.
-        let _ = self.half(HALF_STATE).compare_exchange(CALLED, FREE, Ordering::SeqCst, Ordering::SeqCst);
-    }
-
-    /// Has the server look at the channel.
-    pub(crate) fn ring(&self) {
-        self.half(HALF_BELL).fetch_add(1, Ordering::SeqCst);
-        // Either it is seen asleep here, or it sees the bell before it sleeps.
-        wake(self.half(HALF_BELL), self.half(HALF_SERVER_SLEEPS));
-    }
-
-    /// Waits, as the server, for a call; false if `stop` says so, which is asked whenever the channel was rung.
-    pub(crate) fn await_call(&self, stop: impl Fn() -> bool) -> bool {
-        let bell = self.half(HALF_BELL);
-        loop {
-            let seen = bell.load(Ordering::SeqCst);
-            if stop() {
-                return false;
-            }
-            if matches!(self.state(), CALLED | BEGUN) {
-                return true;
-            }
-            if !spin(self.half(HALF_SERVER_SPINS), || bell.load(Ordering::SeqCst) != seen) {
-                sleep_on(bell, seen, self.half(HALF_SERVER_SLEEPS), None);
-            }
-        }
-    }
-
-    /// Gives the channel back, with the answer in place.
-    pub(crate) fn answer(&self) {
-        self.set_state(DONE);
-        wake(self.half(HALF_STATE), self.half(HALF_MEMBER_SLEEPS));
-    }
-
-    /// Waits, as the member, for the answer; false if `stop` says so, which is asked from time to time.
-    pub(crate) fn await_answer(&self, stop: impl Fn() -> bool) -> bool {
-        loop {
-            if spin(self.half(HALF_MEMBER_SPINS), || self.state() == DONE) {
-                return true;
-            }
-            if stop() {
-                return false;
-            }
-            let seen = self.state();
-            if seen != DONE {
-                // Not for long: a server killed between the answer and the waking wakes nobody.
-                sleep_on(self.half(HALF_STATE), seen, self.half(HALF_MEMBER_SLEEPS), Some(GLANCE));
-            }
-        }
-    }
-}
-
-fn load(words: &[AtomicU64]) -> Words {
-    let word = |index: usize| words[index].load(Ordering::Relaxed);
-    Words { kind: word(0), a: word(1), b: word(2), c: word(3), len: word(4), generation: word(5) }
-}
-
-fn store(into: &[AtomicU64], words: Words) {
-    for (word, value) in into.iter().zip([words.kind, words.a, words.b, words.c, words.len, words.generation]) {
-        word.store(value, Ordering::Relaxed);
-    }
-}
-
-/// Looks for a while whether something has come about.
-///
-/// That pays where the other side runs on another processor (2 µs for a call), and is worse than nothing where it waits for
-/// this one (57 µs, of 25 µs at either side). Nobody can tell which it is, so a waiter remembers how it went: for as long as can
-/// be after a success, shorter and shorter after failures, and every 64th time as long as can be to see whether that has
-/// changed. The word belongs to the waiter, with the count in its upper half.
-fn spin(memory: &AtomicU32, come: impl Fn() -> bool) -> bool {
-    const OFTEN: u32 = 64;
-    let word = memory.load(Ordering::Relaxed);
-    let (turn, most) = (word >> 16, *SPINS);
-    let rounds = if turn % OFTEN == 0 { most } else { (word & 0xffff).min(most) };
-    let come = (0..rounds).any(|_| {
-        std::hint::spin_loop();
-        come()
-    }) || come();
-    let next = if come { most } else { (word & 0xffff).min(rounds) / 4 };
-    memory.store(turn.wrapping_add(1) << 16 | next, Ordering::Relaxed);
-    come
-}
-
-/// Wakes whoever says that it sleeps on a word, which was changed before.
-fn wake(word: &AtomicU32, sleeps: &AtomicU32) {
-    if sleeps.load(Ordering::SeqCst) != 0 {
-        // It fails for no word that is mapped.
-        let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
-    }
-}
-
-/// Sleeps until a word changes, or for the limit. Says so first: see [`wake`].
-fn sleep_on(word: &AtomicU32, seen: u32, sleeps: &AtomicU32, limit: Option<Duration>) {
-    sleeps.store(1, Ordering::SeqCst);
-    let limit = limit.map(|limit| rustix::fs::Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() });
-    // A change, a signal, the limit: the caller looks again whatever it was.
-    let _ = futex::wait(word, futex::Flags::empty(), seen, limit.as_ref());
-    sleeps.store(0, Ordering::SeqCst);
 }
 
 #[cfg(test)]

@@ -66,7 +66,10 @@ impl PageState {
 
     /// Locks the page if it is free, with readers let in.
     pub(crate) fn try_hold(&self) -> bool {
-        self.try_lock(LOCKED)
+        let word = self.word.load(Ordering::Relaxed);
+        // Strong, unlike that of who tries again.
+        word & LOCKED == 0
+            && self.word.compare_exchange(word, word | LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     #[inline]

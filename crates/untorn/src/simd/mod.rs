@@ -1,64 +1,66 @@
-//! What the CPU was found to have, used at run time, beside a portable path that gives the same bytes.
+//! Checksums and parity by what the CPU was found to have, beside a portable path that gives the same.
+//!
+//! Each has several *ways*: those that use instructions of some CPUs, and one that any has. [`crc32c_ways`] and
+//! [`parity_ways`] give those that this CPU can go, the one that is used first, so that they can be held against each other
+//! and measured (`untorn bench redundancy-kernels`).
 //!
 //! # Safety
-//! The one unsafe call runs a function compiled for AVX2, after the CPU was asked whether it has it.
+//! Each unsafe call runs a function compiled for instructions that the CPU was asked for just before.
 #![allow(unsafe_code)]
 
-/// `dst ^= src`, byte for byte.
+mod crc;
+mod parity;
+
+pub(crate) use crc::crc32c;
+pub(crate) use parity::{parity, xor};
+
+/// One of several ways to compute something. All of them give the same.
+#[derive(Clone, Copy, Debug)]
+pub struct Way<F> {
+    /// What it uses: "sse4.2", "avx2", "portable" and the like.
+    pub name: &'static str,
+    /// The function.
+    pub run: F,
+}
+
+/// The CRC-32C of some bytes.
+pub type Crc32c = fn(&[u8]) -> u32;
+
+/// Fills the first with the exclusive or of the others, which are as long as it.
+pub type Parity = fn(&mut [u8], &[&[u8]]);
+
+/// Reads bytes and gives the exclusive or of their words of 8, the last filled up with zeros.
+pub type Read = fn(&[u8]) -> u64;
+
+/// The ways to compute a CRC-32C on this CPU. The first is the one that is used.
 ///
-/// # Panics
-/// If the two are not equally long.
-pub(crate) fn xor(dst: &mut [u8], src: &[u8]) {
-    assert_eq!(dst.len(), src.len(), "parity is of pages of one size");
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the CPU has just been found to have AVX2.
-        return unsafe { xor_avx2(dst, src) };
-    }
-    xor_portable(dst, src);
+/// ```
+/// for way in untorn::simd::crc32c_ways() {
+///     assert_eq!((way.run)(b"123456789"), 0xe306_9283, "{}", way.name);
+/// }
+/// ```
+pub fn crc32c_ways() -> Vec<Way<Crc32c>> {
+    crc::ways()
 }
 
-/// The portable path again, compiled for registers of 32 bytes.
+/// The ways to compute parity on this CPU. The first is the one that is used.
 ///
-/// # Safety
-/// The CPU has AVX2.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn xor_avx2(dst: &mut [u8], src: &[u8]) {
-    xor_portable(dst, src);
+/// ```
+/// for way in untorn::simd::parity_ways() {
+///     let mut parity = [0; 3];
+///     (way.run)(&mut parity, &[&[1, 2, 3], &[1, 1, 1]]);
+///     assert_eq!(parity, [0, 3, 2], "{}", way.name);
+/// }
+/// ```
+pub fn parity_ways() -> Vec<Way<Parity>> {
+    parity::ways()
 }
 
-#[inline(always)]
-fn xor_portable(dst: &mut [u8], src: &[u8]) {
-    let (wide, rest) = dst.as_chunks_mut::<64>();
-    let (from, from_rest) = src.as_chunks::<64>();
-    for (dst, src) in wide.iter_mut().zip(from) {
-        for (dst, src) in dst.iter_mut().zip(src) {
-            *dst ^= src;
-        }
-    }
-    for (dst, src) in rest.iter_mut().zip(from_rest) {
-        *dst ^= src;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn every_path_is_the_plain_one(pairs in proptest::collection::vec(any::<(u8, u8)>(), 0..600), skip in 0..7_usize) {
-            let skip = skip.min(pairs.len());
-            let (a, b): (Vec<u8>, Vec<u8>) = pairs.into_iter().unzip();
-            let expected: Vec<u8> = a.iter().zip(&b).skip(skip).map(|(a, b)| a ^ b).collect();
-            let (mut dispatched, mut portable) = (a.clone(), a);
-            xor(&mut dispatched[skip..], &b[skip..]);
-            xor_portable(&mut portable[skip..], &b[skip..]);
-            prop_assert_eq!(&dispatched[skip..], &expected[..]);
-            prop_assert_eq!(&portable[skip..], &expected[..]);
-        }
-    }
+/// The ways to read memory on this CPU and do nothing else, the widest first: what the others are measured against.
+///
+/// ```
+/// assert_eq!((untorn::simd::read_ways()[0].run)(&[7; 16]), 0);
+/// ```
+pub fn read_ways() -> Vec<Way<Read>> {
+    parity::read_ways()
 }

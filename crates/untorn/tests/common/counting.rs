@@ -47,6 +47,20 @@ impl std::ops::Sub for Counts {
 /// Called with what is about to be done, and to which file.
 type Watcher = Box<dyn Fn(&str, &Path) + Send + Sync>;
 
+/// What happens halfway through something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Halfway<'a> {
+    /// A read of this file that began at this offset.
+    Read(&'a Path, u64),
+    /// A write to this file that began at this offset.
+    Write(&'a Path, u64),
+    /// Somebody waits for another thread.
+    Wait,
+}
+
+/// Called halfway.
+type Halver = Box<dyn Fn(Halfway<'_>) + Send + Sync>;
+
 #[derive(Default)]
 struct Cells {
     fences: AtomicU64,
@@ -65,6 +79,7 @@ struct Cells {
     /// Reads of this many bytes and more rest in the middle; 0 for none that does.
     resting: AtomicU64,
     watcher: OnceLock<Watcher>,
+    halver: OnceLock<Halver>,
 }
 
 fn add(cell: &AtomicU64, n: u64) {
@@ -139,6 +154,11 @@ impl<M: Medium> Counting<M> {
     /// Calls `watcher` before each fence, with the barrier's name, and before each lock, with "lock" and the path.
     pub(crate) fn watch(&self, watcher: impl Fn(&str, &Path) + Send + Sync + 'static) {
         assert!(self.cells.watcher.set(Box::new(watcher)).is_ok(), "one watcher is enough");
+    }
+
+    /// Does every read and write from now on in two halves, and calls `halver` in between; and whenever somebody waits.
+    pub(crate) fn halve(&self, halver: impl Fn(Halfway<'_>) + Send + Sync + 'static) {
+        assert!(self.cells.halver.set(Box::new(halver)).is_ok(), "one is enough");
     }
 
     fn wrap(&self, path: &Path, file: M::File) -> CountingFile<M::File> {
@@ -232,6 +252,9 @@ impl<M: Medium> Medium for Counting<M> {
 
     fn relax(&self, round: u32) {
         add(&self.cells.others, 1);
+        if let Some(halver) = self.cells.halver.get() {
+            halver(Halfway::Wait);
+        }
         self.inner.relax(round);
     }
 }
@@ -268,11 +291,23 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
             std::thread::sleep(30 * self.delay);
             return self.inner.read(offset + first.len() as u64, second);
         }
+        if let Some(halver) = self.cells.halver.get() {
+            let (first, second) = dst.split_at_mut(dst.len() / 2);
+            self.inner.read(offset, first)?;
+            halver(Halfway::Read(&self.path, offset));
+            return self.inner.read(offset + first.len() as u64, second);
+        }
         self.inner.read(offset, dst)
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         add(&self.cells.bytes, src.len() as u64);
+        if let Some(halver) = self.cells.halver.get() {
+            let (first, second) = src.split_at(src.len() / 2);
+            self.inner.write(offset, first)?;
+            halver(Halfway::Write(&self.path, offset));
+            return self.inner.write(offset + first.len() as u64, second);
+        }
         self.inner.write(offset, src)
     }
 

@@ -12,90 +12,13 @@ use super::super::life::{Effort, Finding, Found, describe, guarded};
 use super::super::recorder::{Point, Recorder};
 use super::super::scripted::Case;
 use super::super::shared::Shared;
+use super::allowed::{Allowed, show};
 use super::config::Config;
-use super::ops::{Generator, Model, NAMES, Op, State};
+use super::ops::{Generator, Model, Op, State};
 use super::subject::{DIRECT, LOG, Subject};
 use crate::choice::Choice;
 use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
-
-/// What a crash may leave.
-#[derive(Clone, Debug)]
-struct Allowed {
-    states: Vec<State>,
-    /// No log at all.
-    missing: bool,
-    /// A file that is being written to past the log, as it was and as it will be: each byte may be either.
-    torn: Option<(u8, Vec<u8>, Vec<u8>)>,
-    /// Each byte may be that of any state, or 0 beyond the end of one.
-    mixed: bool,
-    /// A name is being changed.
-    names: bool,
-}
-
-impl Allowed {
-    fn one(state: &State) -> Self {
-        Allowed::of(vec![state.clone()])
-    }
-
-    fn of(states: Vec<State>) -> Self {
-        Allowed { states, missing: false, torn: None, mixed: false, names: false }
-    }
-
-    fn digest(&self) -> u64 {
-        format!("{self:?}").bytes().fold(1, |hash, byte| mix(hash ^ u64::from(byte)))
-    }
-
-    fn difference(&self, found: &State) -> Option<String> {
-        if self.states.contains(found) || self.may_be_torn(found) || self.mixed && self.may_be_mixed(found) {
-            return None;
-        }
-        let allowed: Vec<String> = self.states.iter().map(show).collect();
-        Some(format!("differs from all it may hold: {}, not {}", show(found), allowed.join(" or ")))
-    }
-
-    fn may_be_mixed(&self, found: &State) -> bool {
-        let names = |state: &State| state.keys().copied().collect::<Vec<u8>>();
-        let mixes = |name: &u8, content: &Vec<u8>| {
-            let torn = self.torn.iter().filter(|(of, ..)| of == name).flat_map(|(_, before, after)| [before, after]);
-            let all: Vec<&Vec<u8>> = self.states.iter().filter_map(|state| state.get(name)).chain(torn).collect();
-            let shortest = all.iter().map(|bytes| bytes.len()).min().unwrap_or(0);
-            let longest = all.iter().map(|bytes| bytes.len()).max().unwrap_or(0);
-            (shortest..=longest).contains(&content.len())
-                && content
-                    .iter()
-                    .enumerate()
-                    .all(|(n, byte)| *byte == 0 && n >= shortest || all.iter().any(|bytes| bytes.get(n) == Some(byte)))
-        };
-        self.states.iter().any(|state| names(state) == names(found))
-            && found.iter().all(|(name, content)| mixes(name, content))
-    }
-
-    fn may_be_torn(&self, found: &State) -> bool {
-        let Some((name, before, after)) = &self.torn else { return false };
-        let without =
-            |state: &State| state.iter().filter(|(other, _)| *other != name).map(|(name, _)| *name).collect::<Vec<_>>();
-        let Some(content) = found.get(name) else { return false };
-        let others = |state: &State| {
-            without(state) == without(found)
-                && state.iter().all(|(other, bytes)| other == name || found[other] == *bytes)
-        };
-        let byte = |n: usize, byte: u8| byte == before.get(n).copied().unwrap_or(0) || Some(&byte) == after.get(n);
-        (before.len()..=after.len()).contains(&content.len())
-            && content.iter().enumerate().all(|(n, &found)| byte(n, found))
-            && self.states.iter().any(others)
-    }
-}
-
-/// Files by name, each as runs of one byte.
-fn show(state: &State) -> String {
-    let runs = |bytes: &Vec<u8>| {
-        let runs = bytes.chunk_by(|one, other| one == other).map(|run| format!("{}*{}", run.len(), run[0]));
-        runs.collect::<Vec<_>>().join(" ")
-    };
-    let files = state.iter().map(|(name, bytes)| format!("{}: [{}]", NAMES[usize::from(*name)], runs(bytes)));
-    format!("{{{}}}", files.collect::<Vec<_>>().join(", "))
-}
 
 /// What every life of a case shares.
 struct Context<'a> {
@@ -162,7 +85,8 @@ impl<'a> Life<'a> {
     }
 
     /// Opens what an earlier life left, which may be any of these states, and keeps what it sees.
-    fn begin(&mut self, allowed: &Allowed) -> Found<()> {
+    /// After a kill, what the process did to names may not be durable.
+    fn begin(&mut self, allowed: &Allowed, killed: bool) -> Found<()> {
         self.recorder.arm(true);
         if !self.context.config.canary && !self.medium.exists(Path::new(LOG)).unwrap_or(false) {
             if !allowed.missing {
@@ -178,7 +102,11 @@ impl<'a> Life<'a> {
             return Err(Finding::new(format!("after an open, the log {difference}")));
         }
         self.model = Model::of(self.context.config.durability, &seen);
-        self.crash(allowed, &Allowed::one(&seen))
+        if killed {
+            // A removal is durable now if the log had something of the file.
+            self.model.may_be_back(&allowed.states);
+        }
+        self.crash(allowed, &Allowed::of(self.model.allowed()))
     }
 
     /// Where durability is left to a sync and files are written through, they may show what a log has lost that failed. Nobody takes
@@ -213,8 +141,12 @@ impl<'a> Life<'a> {
     fn operation(&mut self, op: &Op) -> Found<()> {
         self.log.push(op.to_string());
         let before = self.model.allowed();
+        let mut grown = self.model.grown();
         let was = self.model.visible();
         self.model.apply(op);
+        for (name, ranges) in self.model.grown() {
+            grown.entry(name).or_default().extend(ranges);
+        }
         let torn = op.goes_past(&self.model).map(|name| {
             let of = |state: &State| state.get(&name).cloned().unwrap_or_default();
             (name, of(&was), of(&self.model.visible()))
@@ -234,8 +166,8 @@ impl<'a> Life<'a> {
                 states.push(state);
             }
         }
-        let names = matches!(op, Op::Unlink(_) | Op::Leave(_) | Op::Rename(..));
-        let during = Allowed { torn, names, ..self.allowed_of(states) };
+        let direct = matches!(op, Op::Unlink(_) | Op::Leave(_) | Op::Rename(..));
+        let during = Allowed { torn, direct, grown, ..self.allowed_of(states) };
         let seen = self.see()?;
         if seen != self.model.visible() {
             let expected = self.model.visible();
@@ -249,7 +181,8 @@ impl<'a> Life<'a> {
     /// What a crash may leave of these states.
     fn allowed_of(&self, states: Vec<State>) -> Allowed {
         let Config { through, durability, .. } = self.context.config;
-        Allowed { mixed: through && durability == Durability::PerCommit, ..Allowed::of(states) }
+        let mixed = through && durability == Durability::PerCommit;
+        Allowed { mixed, grown: self.model.grown(), ..Allowed::of(states) }
     }
 
     /// What a crash may leave now.
@@ -340,11 +273,17 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// After a replay that could not bring one file what the log has of it, and was followed by a write to another: only the first
-    /// is still to be replayed, and what is written to the other stays.
+    /// After a replay that could not bring one file what the log has of it, a plain program writes a byte to another, and syncs it: it
+    /// stays, for only the first is still to be replayed.
     fn kept(&mut self, name: u8) -> Found<()> {
-        let mut states = self.model.allowed();
+        let replaying = self.allowed();
         self.model.synced();
+        let replayed = self.allowed();
+        self.crash(&replaying, &replayed)?;
+        self.recorder.arm(true);
+        let medium = &self.medium;
+        let written = guarded("writing without the log", || Subject::write_direct(medium, name))?;
+        written.map_err(|error| Finding::new(format!("writing without the log failed: {error}")))?;
         let mut state = self.model.visible();
         if let Some(content) = state.get_mut(&name) {
             content.resize(content.len().max(1), 0);
@@ -352,9 +291,9 @@ impl<'a> Life<'a> {
         }
         self.model.restart(&state);
         let after = self.allowed();
-        states.extend(after.states.iter().cloned());
+        let states = replayed.states.iter().chain(&after.states).cloned().collect();
         // The log is kept meanwhile.
-        self.crash(&self.allowed_of(states), &after)?;
+        self.crash(&Allowed { direct: true, ..self.allowed_of(states) }, &after)?;
         self.recorder.arm(true);
         self.reopen()
     }
@@ -404,12 +343,12 @@ impl<'a> Life<'a> {
                 let afterlife = self.lives_on(&mut rng);
                 self.check(&point, choice, allowed, afterlife).map_err(|finding| finding.at(&point, choice))?;
             }
-            // What a process that was killed was writing past the log is seen, and not durable before the next sync of the file; the
-            // same holds of a name that it was changing.
-            let certain = point.before.is_none() || during.torn.is_none() && !during.names;
+            // What a process that was killed was writing past the log, or without one, is seen, and not durable before the next sync
+            // of the file; the same holds of a name that it was changing.
+            let certain = point.before.is_none() || during.torn.is_none() && !during.direct;
             if self.lives_on(&mut rng) && certain {
                 let seed = rng.next_u64();
-                self.next_life(point.state.killed(), allowed, seed).map_err(|mut finding| {
+                self.next_life(point.state.killed(), allowed, true, seed).map_err(|mut finding| {
                     finding.operations.push(format!("— all processes killed, {}", describe(&point)));
                     finding
                 })?;
@@ -432,7 +371,7 @@ impl<'a> Life<'a> {
         self.context.shared.recoveries.fetch_add(1, Ordering::Relaxed);
         let medium = image.boot();
         if afterlife {
-            return self.next_life(medium, allowed, mix(self.seed ^ choice.digest()));
+            return self.next_life(medium, allowed, false, mix(self.seed ^ choice.digest()));
         }
         self.recover(&medium, allowed)
     }
@@ -452,12 +391,12 @@ impl<'a> Life<'a> {
     }
 
     /// Recovery under the eyes of the recorder, so that it is crashed too, then a few more operations.
-    fn next_life(&self, medium: SimMedium, allowed: &Allowed, seed: u64) -> Found<()> {
+    fn next_life(&self, medium: SimMedium, allowed: &Allowed, killed: bool, seed: u64) -> Found<()> {
         let mut life = Life::new(self.context, medium, seed);
         life.generation = self.generation + 1;
         let mut rng = Rng::new(seed);
         let phases = rng.below(4);
-        let result = life.begin(allowed).and_then(|()| life.play(rng, 0, phases));
+        let result = life.begin(allowed, killed).and_then(|()| life.play(rng, 0, phases));
         life.report(result)
     }
 

@@ -7,6 +7,7 @@
 use super::report::Violation;
 use super::{Canary, Mutant, Outcome, ProgressFn, Settings, scripted};
 
+mod allowed;
 mod config;
 mod life;
 mod ops;

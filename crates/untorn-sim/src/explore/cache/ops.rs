@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 
 use untorn::Durability;
 
@@ -19,6 +20,9 @@ const MOST_UNSYNCED: usize = 5;
 
 /// All files there are, by name.
 pub(super) type State = BTreeMap<u8, Vec<u8>>;
+
+/// Ranges of files, by name.
+pub(super) type Grown = BTreeMap<u8, Vec<Range<usize>>>;
 
 /// One operation. Files are named by a name's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,6 +188,33 @@ impl Model {
     pub(super) fn restart(&mut self, state: &State) {
         let leaving = std::mem::take(&mut self.leaving);
         *self = Model { leaving, ..Model::of(self.durability, state) };
+    }
+
+    /// Files that are not there any more may be back after a crash, with all that one of these states has of each.
+    pub(super) fn may_be_back(&mut self, states: &[State]) {
+        let visible = self.visible();
+        let absent: BTreeSet<u8> = states.iter().flatten().map(|(name, _)| *name).collect();
+        for name in absent.into_iter().filter(|name| !visible.contains_key(name)) {
+            let contents: BTreeSet<Vec<u8>> = states.iter().filter_map(|state| state.get(&name).cloned()).collect();
+            self.leaving.push((name, contents.into_iter().collect()));
+        }
+    }
+
+    /// Where writes that were not synced made each file longer.
+    pub(super) fn grown(&self) -> Grown {
+        let mut grown = Grown::new();
+        let mut files = self.durable.clone();
+        for effect in &self.unsynced {
+            let before = files.state();
+            files.apply(effect);
+            for (name, content) in files.state() {
+                let was = before.get(&name).map_or(0, Vec::len);
+                if was < content.len() {
+                    grown.entry(name).or_default().push(was..content.len());
+                }
+            }
+        }
+        grown
     }
 
     fn files(&self) -> Files {

@@ -105,8 +105,7 @@ impl Subject {
         Ok(subject)
     }
 
-    /// Replays the log, and if it is kept, goes on with a file that was replayed as with any other: writes a byte to it and syncs
-    /// it. The name of that file.
+    /// Replays the log. If it is kept, a file that was replayed all the same.
     ///
     /// With `missing`, that file is not to be found.
     pub(super) fn replay(config: &Config, medium: &SimMedium, missing: Option<u8>) -> Result<Option<u8>> {
@@ -120,13 +119,18 @@ impl Subject {
         }
         for file in replay.files.iter().filter(|file| file.fate == Fate::Replayed) {
             let Some(name) = (0..NAMES.len() as u8).find(|name| path(*name) == file.path) else { continue };
-            if let Some(file) = place.open(path(name))? {
-                file.write(0, &[DIRECT])?;
-                file.sync(DIRECT_SYNC)?;
+            if place.exists(path(name))? {
                 return Ok(Some(name));
             }
         }
         Ok(None)
+    }
+
+    /// Writes a byte to a file and syncs it, as a program that knows of no log.
+    pub(super) fn write_direct(medium: &SimMedium, name: u8) -> Result<()> {
+        let file = OnMedium(medium.clone()).open(path(name))?.expect("it was just replayed");
+        file.write(0, &[DIRECT])?;
+        file.sync(DIRECT_SYNC)
     }
 
     fn attach(&mut self, name: u8, file: Arc<dyn SlowFile>) -> Result<()> {

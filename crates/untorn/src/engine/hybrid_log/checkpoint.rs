@@ -190,7 +190,8 @@ impl<M: Medium> Core<M> {
             slot.unlock();
             return Err(error);
         }
-        // So that reads look no further than the slot.
+        // So that reads look no further than the bit, and writes no further than the slot.
+        self.calm.calm_down(head..head + (1 << link.class()), &self.head.moves);
         self.dissolve(head, link)?;
         drop(lane);
         Ok(())

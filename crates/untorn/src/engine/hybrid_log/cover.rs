@@ -97,6 +97,11 @@ impl Cover {
         (self.head + (1 << self.class)) * PAGE
     }
 
+    /// All its blocks.
+    pub(super) fn blocks(&self) -> std::ops::Range<u64> {
+        self.head..self.head + (1 << self.class)
+    }
+
     /// Bytes of the file as bytes of the cover.
     pub(super) fn extent(&self, offset: u64, len: usize) -> Extent {
         let offset = (offset - self.start()) as u32;
@@ -105,7 +110,7 @@ impl Cover {
 
     fn locked(&self) -> std::ops::Range<u64> {
         match self.logged {
-            Logged::Nothing => self.head..self.head + (1 << self.class),
+            Logged::Nothing => self.blocks(),
             Logged::Open(_) => self.head..self.head + 1,
         }
     }

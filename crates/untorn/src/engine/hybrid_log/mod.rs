@@ -25,6 +25,10 @@
 //! 6. Before anything new is written after a crash, the outcome is made durable, and a new session number, which no older
 //!    header or record is sealed with, retires everything in one step.
 //! 7. The length belongs to the epoch: its record gives it.
+//! 8. A block is *calm* only while it is all at home, nothing of the open epoch, and nobody stores there, so that a reader
+//!    need look no further (`sharing::calm`). Every write has all blocks of its covers stirred, under their locks, before it
+//!    links an entry or stores to the file. A block becomes calm again under the lock that stands for its cover, when its
+//!    link names nothing that a reader, a checkpoint or the open epoch has use for.
 //!
 //! # Locks, in the order in which they are taken
 //! The gate of a resize; a lane (all lanes: commit, resize); the cut gate; slots, ascending. A slot's value changes only under its own lock.
@@ -66,11 +70,12 @@ use crate::log::record::Seal;
 use crate::medium::{Barrier, Identity, Medium, MediumClass, MediumFile, SHORT_READ};
 use crate::options::{Durability, LogPolicy, Options, Order};
 use crate::sharing::berths::{Berth, Berths};
+use crate::sharing::calm::{CalmBlocks, Moves};
 use crate::sharing::gate::Gate;
 use crate::sidecar::attach::Attached;
 use crate::sidecar::ledger::Ledger;
 use crate::sidecar::space::Space;
-use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox, thread_number};
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedBox, thread_number};
 
 /// The barriers of this engine.
 pub(crate) mod barriers {
@@ -114,6 +119,8 @@ type Lane<'a> = Berth<'a, LaneState>;
 struct Head {
     /// Length of the file in bytes, as a program sees it.
     len: AtomicU64,
+    /// What a reader of a calm block goes by.
+    moves: Moves,
     /// Odd while the length changes; grows with each change.
     resizes: AtomicU64,
     /// Held by the thread that changes the length.
@@ -153,10 +160,11 @@ struct Core<M: Medium> {
     data: M::File,
     side: M::File,
     head: ZeroedBox<Head>,
+    calm: CalmBlocks,
     index: Index,
     chunks: Chunks,
     lanes: Berths<LaneState>,
-    reads: ZeroedArray<ReadCount>,
+    reads: ZeroedBox<[ReadCount; LANES]>,
     /// Pages of the data file known to have space.
     space: Space,
     durability: Durability,
@@ -222,7 +230,7 @@ impl<M: Medium> Core<M> {
     #[inline(always)]
     fn count_read(&self) {
         if self.policy == LogPolicy::Hybrid {
-            self.reads.get(thread_number() % LANES).inspect(|count| count.add());
+            self.reads[thread_number() % LANES].add();
         }
     }
 
@@ -263,7 +271,7 @@ impl<M: Medium> Engine for HybridLog<M> {
 
     fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
         let core = &*self.core;
-        if dst.len() <= SHORT_READ { core.read_home_block(offset, dst) } else { core.read_long_home_block(offset, dst) }
+        if dst.len() <= SHORT_READ { core.read_calm(offset, dst) } else { core.read_long_calm(offset, dst) }
     }
 
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {

@@ -14,6 +14,7 @@ use crate::log::record::Seal;
 use crate::medium::{Medium, MediumClass, MediumFile};
 use crate::options::{Durability, EngineKind, Layout, LogPolicy, Options, Trust};
 use crate::sharing::berths::Berths;
+use crate::sharing::calm::CalmBlocks;
 use crate::sharing::gate::lock;
 use crate::sidecar::attach::{Attached, Plan, attach, remove, share};
 use crate::sidecar::data::{open_data, reopen_data};
@@ -21,7 +22,7 @@ use crate::sidecar::ledger::Ledger;
 use crate::sidecar::space::Space;
 use crate::sidecar::superblock::Left;
 use crate::sidecar::{Geometry, PAGE};
-use crate::sys::sync::{Ordering, ZeroedArray, ZeroedBox};
+use crate::sys::sync::{Ordering, ZeroedBox};
 
 /// The most units a chunk has, 2 MiB, and so the longest entry.
 const MOST_UNITS: u32 = 512;
@@ -112,10 +113,11 @@ impl<M: Medium> Core<M> {
         let blocks = max_len.div_ceil(PAGE);
         Ok(Core {
             standing: Standing::new(path, options.read_only).map_err(out_of_memory)?,
+            calm: CalmBlocks::new(blocks).map_err(out_of_memory)?,
             index: Index::new(blocks).map_err(out_of_memory)?,
             chunks: Chunks::new(class, at, units, side.len(), options.log_size).map_err(out_of_memory)?,
             lanes: Berths::new(LANES).map_err(out_of_memory)?,
-            reads: ZeroedArray::reserve(LANES).map_err(out_of_memory)?,
+            reads: ZeroedBox::new().map_err(out_of_memory)?,
             space: Space::new(blocks).map_err(out_of_memory)?,
             durability: options.durability.unwrap_or(superblock.durability),
             order: options.order,

@@ -6,6 +6,7 @@ use super::cover::Link;
 use super::meta::Meta;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, MediumFile, last_in_page};
+use crate::sharing::calm::CalmGlimpse;
 use crate::sharing::page::{Glimpse, PageState};
 use crate::sidecar::PAGE;
 use crate::sys::sync::{Ordering, fence};
@@ -48,43 +49,52 @@ impl Seen<'_> {
 }
 
 impl<M: Medium> Core<M> {
-    /// The common case: bytes of one block with nothing in the log, which stay at home. False if it is another.
+    /// The common case: bytes of one calm block. False if it is another. No more than three words are loaded besides the
+    /// bytes, all of them near; to wait for the block's slot would take as long as to wait for the bytes.
     #[inline(always)]
-    pub(super) fn read_home_block(&self, offset: u64, dst: &mut [u8]) -> bool {
-        let Some((last, resizes)) = self.look_at_len(offset, dst.len()) else { return false };
-        let Some(slot) = self.index.get(last / PAGE) else { return self.read_bare_block(offset, dst) };
-        let Some(glimpse) = slot.glimpse() else { return false };
-        // A cover of several blocks is locked by its first slot, so only a slot that stands for itself will do.
-        let held = Link(glimpse.bitmap).is_at_home_alone()
-            && self.data.try_read(offset, dst)
-            && slot.holds(glimpse)
-            && self.head.resizes.load(Ordering::Relaxed) == resizes;
+    pub(super) fn read_calm(&self, offset: u64, dst: &mut [u8]) -> bool {
+        let Some(last) = last_in_page(offset, dst.len()) else { return false };
+        let Some(glimpse) = self.glimpse_calm(last) else { return false };
+        let held = self.data.try_read(offset, dst) && glimpse.held(&self.head.moves);
         if held {
             self.count_read();
         }
         held
     }
 
-    /// [`read_home_block`](Core::read_home_block) on its own: what its copy calls would make room for itself in a short one
-    /// too.
+    /// [`read_calm`](Core::read_calm) on its own: what its copy calls would make room for itself in a short one too.
     #[inline(never)]
-    pub(super) fn read_long_home_block(&self, offset: u64, dst: &mut [u8]) -> bool {
-        self.read_home_block(offset, dst)
+    pub(super) fn read_long_calm(&self, offset: u64, dst: &mut [u8]) -> bool {
+        self.read_calm(offset, dst)
     }
 
-    /// [`read_home_block`](Core::read_home_block) where nothing was ever written near.
-    #[inline(never)]
-    fn read_bare_block(&self, offset: u64, dst: &mut [u8]) -> bool {
-        let Some((last, resizes)) = self.look_at_len(offset, dst.len()) else { return false };
-        let bare = || self.index.get(last / PAGE).is_none();
-        if !(bare() && self.data.try_read(offset, dst)) {
-            return false;
+    /// What a reader of a calm block has to find unchanged after its copy, by the last byte it reads; `None` if the block is
+    /// not calm, if the file does not have that byte, or if its length is changing.
+    #[inline(always)]
+    fn glimpse_calm(&self, last: u64) -> Option<CalmGlimpse<'_>> {
+        let head = &*self.head;
+        let moves = head.moves.look()?;
+        if last >= head.len.load(Ordering::Acquire) {
+            return None;
         }
-        // The loads of the copy must not move below these.
-        fence(Ordering::Acquire);
-        let held = bare() && self.head.resizes.load(Ordering::Relaxed) == resizes;
+        self.calm.glimpse(last / PAGE, moves)
+    }
+
+    /// Bytes of one block that stays at home, though it is not calm: one that the open epoch has written to under undo, for
+    /// instance. False if it is another.
+    fn read_home_block(&self, offset: u64, dst: &mut [u8]) -> bool {
+        let Some((last, resizes)) = self.look_at_len(offset, dst.len()) else { return false };
+        let block = last / PAGE;
+        let Some(slot) = self.index.get(block) else { return false };
+        let Some(glimpse) = slot.glimpse() else { return false };
+        let link = Link(glimpse.bitmap);
+        // A cover of several blocks is locked by its first slot, so only a slot that stands for itself will do.
+        let held = link.is_at_home_alone()
+            && self.data.try_read(offset, dst)
+            && slot.holds(glimpse)
+            && self.head.resizes.load(Ordering::Relaxed) == resizes;
         if held {
-            self.count_read();
+            self.try_to_calm(block, slot, link);
         }
         held
     }
@@ -101,6 +111,9 @@ impl<M: Medium> Core<M> {
 
     pub(super) fn read_range(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.count_read();
+        if self.read_home_block(offset, dst) {
+            return Ok(());
+        }
         self.read_in_tries(offset, dst).map_err(|error| self.standing.unless_lost(error))
     }
 
@@ -169,19 +182,40 @@ impl<M: Medium> Core<M> {
         if !seen[..count].iter().flatten().all(holds) {
             return Ok(Try::Disturbed);
         }
-        if let [Some(seen)] = &seen[..count] {
-            self.forget_stale(seen);
+        if let [Some(Seen { slot: Some(slot), glimpse, .. })] = &seen[..count] {
+            self.try_to_calm(offset / PAGE, slot, Link(glimpse.bitmap));
         }
         Ok(Try::Whole)
     }
 
-    /// Takes back the link of a block whose entry has gone home, so that the next reader need not look so far.
-    fn forget_stale(&self, seen: &Seen<'_>) {
-        let link = Link(seen.glimpse.bitmap);
-        let Some(slot) = seen.slot.filter(|_| link.is_redo() && link.class() == 0) else { return };
-        let stale = || slot.bitmap() == link.0 && self.live(link, seen.start / PAGE).is_none();
-        if stale() && slot.try_hold() {
-            if stale() { slot.publish(0, slot.version() + 1) } else { slot.unlock() }
+    /// Lets a block, and all others of its cover, count as calm again if they are and if nobody is in the way, so that the
+    /// next reader need look at no slot. `slot` stands for the cover, and had this link.
+    fn try_to_calm(&self, block: u64, slot: &PageState, link: Link) {
+        // Mostly it is not calm, or the reader would not have come this way; but a neighbour can have sent it here.
+        if !self.calm.is_stirred(block) || !self.rests(block, link) || !slot.try_hold() {
+            return;
+        }
+        // Under the lock nobody stores to the cover by way of a slot, nor links an entry of it; and an entry that has gone
+        // home nobody carries again.
+        if Link(slot.bitmap()) == link && self.rests(block, link) {
+            let head = link.head(block);
+            self.calm.calm_down(head..head + (1 << link.class()), &self.head.moves);
+            if link.is_redo() && link.class() == 0 {
+                // A link like this says that the block is stirred; and the next write need not find out that it is stale.
+                slot.publish(0, slot.version() + 1);
+                return;
+            }
+        }
+        slot.unlock();
+    }
+
+    /// Whether what a link names is of no more use: to a reader, because it is at home, or to the open epoch, which is
+    /// likely to write again to what it has written to.
+    fn rests(&self, block: u64, link: Link) -> bool {
+        if link.is_redo() {
+            self.live(link, link.head(block)).is_none()
+        } else {
+            link.is_none() || self.meta(link).epoch.load(Ordering::Acquire) != self.epoch()
         }
     }
 

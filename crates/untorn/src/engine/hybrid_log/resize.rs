@@ -46,11 +46,13 @@ impl<M: Medium> Core<M> {
 
     /// The caller holds every lane.
     fn show_len(&self, len: u64) {
-        // Readers take no lock; they notice the odd count, or afterwards that it moved.
+        // Readers take no lock; they notice the odd counts, or afterwards that they moved.
         self.head.resizes.fetch_add(1, Ordering::AcqRel);
+        self.head.moves.begin();
         self.head.len.store(len, Ordering::Release);
         self.head.longest.fetch_max(len, Ordering::Relaxed);
         self.head.resizes.fetch_add(1, Ordering::AcqRel);
+        self.head.moves.end();
     }
 
     /// Makes the bytes from the end of the file up to `len` zeros, wherever they are. False if the log has no room.

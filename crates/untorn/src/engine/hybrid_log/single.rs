@@ -45,10 +45,15 @@ impl<M: Medium> Core<M> {
         }
         let Some(unit) = self.chunks.take_next(lane.state, self.epoch()) else { return Ok(false) };
         slot.lock(true, self.relax());
-        if !self.is_free(Link(slot.bitmap()), block) {
+        let link = Link(slot.bitmap());
+        if !self.is_free(link, block) {
             slot.unlock_disturbed();
             self.chunks.put_back(lane.state);
             return Ok(false);
+        }
+        if link.is_at_home_alone() {
+            // A redo entry of this block alone has stirred it, and its link goes when the block becomes calm again.
+            self.calm.stir(block);
         }
         let stored = self.store_single(lane.state, block, unit, from, bytes);
         if let Err(error) = stored {

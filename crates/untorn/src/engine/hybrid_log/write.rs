@@ -217,6 +217,8 @@ impl<M: Medium> Core<M> {
     /// if the log has no room.
     fn log(&self, lane: &Lane<'_>, plan: &Plan<'_>) -> Result<Option<Vec<super::cover::Link>>> {
         self.make_space(plan)?;
+        // All of them before the first is published, or a reader could see one part of the write and then miss another.
+        plan.covers.iter().for_each(|cover| self.calm.stir_all(cover.blocks()));
         let links = if self.logs_undo() { self.log_undo(lane, plan)? } else { self.log_redo(lane, plan)? };
         if links.is_some() {
             lane.state.count_write();

@@ -94,7 +94,7 @@ impl<M: Medium> Reflection<M> {
         }
         // With nothing in the open epoch, none of the page is in a commit under way either.
         if state.bitmap() | self.committed_bitmap(page) == 0 {
-            self.state.calm(page);
+            self.state.calm.calm_down(page..page + 1, &self.state.head().moves);
         }
         state.unlock();
     }

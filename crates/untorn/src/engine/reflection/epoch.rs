@@ -78,9 +78,11 @@ impl<M: Medium> Reflection<M> {
         match stored {
             Ok((entries, _)) => {
                 self.medium.order();
+                // None is calm before the first is published, so that no reader sees one and not another.
+                entries.iter().for_each(|entry| self.stir(entry.page, entry.bitmap));
                 for entry in entries {
                     let state = &self.state.pages[entry.page as usize];
-                    self.publish(entry.page, state, entry.bitmap, state.version() + 1);
+                    state.publish(entry.bitmap, state.version() + 1);
                 }
                 Ok(())
             }

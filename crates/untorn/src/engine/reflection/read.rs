@@ -24,7 +24,7 @@ impl<M: Medium> Reflection<M> {
     pub(super) fn read_calm(&self, offset: u64, dst: &mut [u8]) -> bool {
         let Some(last) = last_in_page(offset, dst.len()) else { return false };
         let Some(calm) = self.state.glimpse_calm(offset / PAGE, last) else { return false };
-        self.data.try_read(offset, dst) && self.state.stayed_calm(calm)
+        self.data.try_read(offset, dst) && calm.held(&self.state.head().moves)
     }
 
     /// [`read_calm`](Reflection::read_calm) on its own: what its copy calls would make room for itself in a short one too.

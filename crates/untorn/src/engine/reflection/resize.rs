@@ -73,7 +73,7 @@ impl<M: Medium> Reflection<M> {
         let head = self.state.head();
         // Readers take no lock; they notice the odd count, or afterwards that it moved.
         head.resizes.fetch_add(1, Ordering::AcqRel);
-        head.moves.fetch_add(1, Ordering::AcqRel);
+        head.moves.begin();
         for entry in &entries {
             let page = entry.page as usize;
             self.state.epochs[page].committed.store(entry.bitmap, Ordering::Release);
@@ -91,7 +91,7 @@ impl<M: Medium> Reflection<M> {
         }
         head.len.store(len, Ordering::Release);
         head.resizes.fetch_add(1, Ordering::AcqRel);
-        head.moves.fetch_add(1, Ordering::AcqRel);
+        head.moves.end();
         // Every later record, of whatever lane and page, must be numbered above this one.
         lanes[lane].finish(seq);
         head.floor.store(seq, Ordering::Release);

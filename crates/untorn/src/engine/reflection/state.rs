@@ -4,9 +4,10 @@ use std::io;
 
 use super::layout::pages;
 use crate::log::group::GroupFlush;
+use crate::sharing::calm::{CalmBlocks, CalmGlimpse, Moves};
 use crate::sharing::gate::Gate;
 use crate::sharing::page::PageState;
-use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox, fence};
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox};
 
 /// One of a kind for each open file.
 #[derive(Zeroed)]
@@ -16,8 +17,8 @@ pub(super) struct Head {
     pub(super) len: AtomicU64,
     /// Odd while the length changes; grows with each change.
     pub(super) resizes: AtomicU64,
-    /// What a reader of a calm page goes by: odd while the length changes, grown by 2 before a page counts as calm again.
-    pub(super) moves: AtomicU64,
+    /// What a reader of a calm page goes by.
+    pub(super) moves: Moves,
     /// Every new record is numbered above this: the last cut, or the last record that spoke for the whole file.
     pub(super) floor: AtomicU64,
     /// Pages whose bitmap became 0, for which space can be given back.
@@ -44,24 +45,13 @@ pub(super) struct EpochState {
     pub(super) frozen: AtomicU64,
 }
 
-/// What a reader of a calm page has to find unchanged after its copy.
-#[derive(Clone, Copy)]
-pub(super) struct Calm<'a> {
-    stirred: &'a AtomicU64,
-    /// The page's bit and those of its neighbours.
-    bits: u64,
-    moves: u64,
-}
-
 /// All tables.
 pub(super) struct State {
     head: ZeroedBox<Head>,
     /// What readers go by.
     pub(super) pages: ZeroedArray<PageState>,
-    /// Pages that may have slices in the sidecar or in an epoch, a bit each. The others are *calm*: all their bytes are in
-    /// the data file, and nobody stores there before the bit is set. A reader of a calm page needs no more than this
-    /// bit, which is near where the page's own state would be far: 32 KiB for a file of 1 GiB, and not 4 MiB.
-    stirred: ZeroedArray<AtomicU64>,
+    /// Calm is a page without slices in the sidecar or in an epoch.
+    pub(super) calm: CalmBlocks,
     /// Per-commit mode: what the open epoch and the commit under way need to know of each page.
     pub(super) epochs: ZeroedArray<EpochState>,
     /// Per-commit mode: pages written in the open epoch, a bit each.
@@ -78,7 +68,7 @@ impl State {
         let state = State {
             head: ZeroedBox::new()?,
             pages: ZeroedArray::reserve(count)?,
-            stirred: ZeroedArray::reserve(count.div_ceil(64))?,
+            calm: CalmBlocks::new(max_pages)?,
             epochs: ZeroedArray::reserve(count)?,
             dirty: ZeroedArray::reserve(count.div_ceil(64))?,
             dirty_words: ZeroedArray::reserve(count.div_ceil(64 * 64))?,
@@ -98,54 +88,20 @@ impl State {
         self.pages[page as usize].restore(bitmap);
         self.epochs[page as usize].committed.store(bitmap, Ordering::Relaxed);
         if bitmap != 0 {
-            self.stir(page);
+            self.calm.stir(page);
         }
     }
 
     /// What a reader of a calm page has to find unchanged after its copy; `None` if the page is not calm, if the file does
     /// not have the byte `last`, or if its length is changing.
     #[inline(always)]
-    pub(super) fn glimpse_calm(&self, page: u64, last: u64) -> Option<Calm<'_>> {
+    pub(super) fn glimpse_calm(&self, page: u64, last: u64) -> Option<CalmGlimpse<'_>> {
         let head = self.head();
-        let moves = head.moves.load(Ordering::Acquire);
-        if moves & 1 != 0 || last >= head.len.load(Ordering::Acquire) {
+        let moves = head.moves.look()?;
+        if last >= head.len.load(Ordering::Acquire) {
             return None;
         }
-        let stirred = self.stirred.get((page / 64) as usize)?;
-        let bits = stirred.load(Ordering::Acquire);
-        if bits & 1 << (page % 64) == 0 { Some(Calm { stirred, bits, moves }) } else { None }
-    }
-
-    /// Whether a page was calm from the glimpse until now, so that what was copied meanwhile is what it held. False also
-    /// if a page near it was stirred meanwhile, which is seldom and saves telling the two apart.
-    #[inline(always)]
-    pub(super) fn stayed_calm(&self, glimpse: Calm<'_>) -> bool {
-        // The loads of the copy must not move below these. Nor may the second load below move above the first: whoever
-        // finds a page calm again finds that `moves` has grown.
-        fence(Ordering::Acquire);
-        glimpse.stirred.load(Ordering::Acquire) == glimpse.bits
-            && self.head().moves.load(Ordering::Relaxed) == glimpse.moves
-    }
-
-    /// Makes a page count as stirred, before anything of it is published that is not in the data file.
-    #[inline(always)]
-    pub(super) fn stir(&self, page: u64) {
-        let bit = 1 << (page % 64);
-        if let Some(stirred) = self.stirred.get((page / 64) as usize)
-            && stirred.load(Ordering::Acquire) & bit == 0
-        {
-            stirred.fetch_or(bit, Ordering::AcqRel);
-        }
-    }
-
-    /// Makes a page count as calm again. For the holder of its lock, who has seen that all its bytes are at home and in
-    /// no epoch. A reader that saw the page calm before it was stirred, and sees it calm again after its copy, finds that
-    /// `moves` has grown.
-    pub(super) fn calm(&self, page: u64) {
-        self.head().moves.fetch_add(2, Ordering::AcqRel);
-        if let Some(stirred) = self.stirred.get((page / 64) as usize) {
-            stirred.fetch_and(!(1 << (page % 64)), Ordering::AcqRel);
-        }
+        self.calm.glimpse(page, moves)
     }
 
     /// Notes that a page was written in the open epoch. For holders of a lane only: a commit takes them all.
@@ -183,9 +139,6 @@ fn each_bit(mut set: u64, mut each: impl FnMut(u64)) {
         set &= set - 1;
     }
 }
-
-#[cfg(all(test, loom))]
-mod models;
 
 #[cfg(test)]
 mod tests {

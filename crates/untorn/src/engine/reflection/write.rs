@@ -152,12 +152,12 @@ impl<M: Medium> Reflection<M> {
         let state = |page: u64| -> &PageState { &self.state.pages[page as usize] };
         match committed {
             Ok(record) => {
-                // All pages are marked before the first is published, so that no reader sees one and not another.
-                record.entries.iter().for_each(|entry| state(entry.page).begin_publishing());
-                record
-                    .entries
-                    .iter()
-                    .for_each(|entry| self.publish(entry.page, state(entry.page), entry.bitmap, record.seq));
+                // All pages are marked, and none of them is calm, before the first is published: so no reader sees one and not another.
+                record.entries.iter().for_each(|entry| {
+                    state(entry.page).begin_publishing();
+                    self.stir(entry.page, entry.bitmap);
+                });
+                record.entries.iter().for_each(|entry| state(entry.page).publish(entry.bitmap, record.seq));
                 Ok(record.seq)
             }
             Err(error) => {
@@ -167,14 +167,20 @@ impl<M: Medium> Reflection<M> {
         }
     }
 
-    /// Makes the new bitmap of a page visible and unlocks it.
+    /// Sees to it that readers look at the bitmap of a page that is about to be published.
     #[inline(always)]
-    pub(super) fn publish(&self, page: u64, state: &PageState, bitmap: u64, version: u64) {
+    pub(super) fn stir(&self, page: u64, bitmap: u64) {
         if bitmap == 0 {
             self.state.head().emptied.store(1, Ordering::Relaxed);
         } else {
-            self.state.stir(page);
+            self.state.calm.stir(page);
         }
+    }
+
+    /// Makes the new bitmap of a page visible and unlocks it. Not for one of several pages that are to be seen together.
+    #[inline(always)]
+    pub(super) fn publish(&self, page: u64, state: &PageState, bitmap: u64, version: u64) {
+        self.stir(page, bitmap);
         state.publish(bitmap, version);
     }
 }

@@ -171,7 +171,10 @@ pub(super) fn serve(service: &Service, board: &Board, channel: Channel<'_>, byte
         call::fail(channel, &poisoned(PANICKED.to_owned()));
     }
     #[cfg(test)]
-    super::tests::reach(super::tests::Point::Answering);
+    {
+        super::tests::reach(super::tests::Point::Answering);
+        super::tests::halt(&format!("answering-{}", channel.slot()));
+    }
     channel.answer();
 }
 

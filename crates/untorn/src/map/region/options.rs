@@ -13,6 +13,9 @@ use crate::sys::runs::Runs;
 /// Bytes reserved for a region unless more are asked for.
 const RESERVE: u64 = 1 << 36;
 
+/// The same of a region that is shared, all of which is protected page by page.
+const RESERVE_TO_SHARE: u64 = 1 << 32;
+
 /// How a region is mapped.
 ///
 /// ```
@@ -26,7 +29,7 @@ const RESERVE: u64 = 1 << 36;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct RegionMapOptions {
-    reserve: u64,
+    reserve: Option<u64>,
     dirty_tracking: DirtyTracking,
     lost_page: LostPage,
     /// How pages that are not there are kept from accesses.
@@ -36,7 +39,7 @@ pub struct RegionMapOptions {
 impl Default for RegionMapOptions {
     fn default() -> Self {
         let (dirty_tracking, lost_page) = (DirtyTracking::Auto, LostPage::Fail);
-        RegionMapOptions { reserve: RESERVE, dirty_tracking, lost_page, closing: Closing::Auto }
+        RegionMapOptions { reserve: None, dirty_tracking, lost_page, closing: Closing::Auto }
     }
 }
 
@@ -51,8 +54,12 @@ impl RegionMapOptions {
     /// on. 64 GiB without it: a process has 128 TiB, and a store may have a thousand regions.
     #[must_use]
     pub fn reserve(mut self, bytes: u64) -> Self {
-        self.reserve = bytes;
+        self.reserve = Some(bytes);
         self
+    }
+
+    pub(in super::super) fn reserved_to_share(&self) -> u64 {
+        self.reserve.unwrap_or(RESERVE_TO_SHARE)
     }
 
     /// How stores are found out; the best way there is without it.
@@ -79,7 +86,7 @@ impl RegionMapOptions {
         let len = region.info()?.max_pages.saturating_mul(PAGE);
         let path = region.path();
         let (lost_page, closing, method) = (self.lost_page, self.closing, self.dirty_tracking);
-        let memory = Paged::new(region.name(), self.reserve.min(len), lost_page, closing, method);
+        let memory = Paged::new(region.name(), self.reserve.unwrap_or(RESERVE).min(len), lost_page, closing, method);
         let memory = memory.map_err(|error| Error::io("reserve memory for a region of", path, error))?;
         let (limit, stored, kept) = (len.min(memory.pages() * PAGE), Runs::new(), Runs::new());
         let (parked, pinned) = (BTreeSet::new(), BTreeMap::new());

@@ -1,7 +1,10 @@
 //! What stands behind a working copy.
 
+use std::ops::Range;
+
 use super::control::PAGE;
 use crate::error::Result;
+use crate::sys::shared::SharedPages;
 
 /// A file whose pages are committed together. One process has it open at a time, the one that serves; calls come from two
 /// threads.
@@ -23,20 +26,30 @@ pub(crate) trait Backing: Send + Sync {
     /// # Errors
     /// Whatever kept it from that. The last commit then stands, or the backing has poisoned itself.
     fn commit(&self, cut: &Cut) -> Result<u64>;
+
+    /// Pages of which [`tidy`](Backing::tidy) is to be told.
+    fn tidied(&self) -> Range<u64> {
+        0..0
+    }
+
+    /// Told, with no commit under way and no cut being made, that these pages were committed, or may have been by a process
+    /// that served before: some of their bytes may only have waited for that. What is changed in the memory here counts as
+    /// committed; the pages are present.
+    fn tidy(&self, _memory: &SharedPages, _pages: &mut dyn Iterator<Item = u64>) {}
 }
 
 /// Opens what stands behind a working copy. Every process that may come to serve has one.
 pub(crate) trait Opener: Send + Sync {
-    /// Opens the backing at its last durable commit.
+    /// Opens the backing at its last durable commit. `len` is the length of the working copy, if there is one already.
     ///
     /// # Errors
     /// [`Error::InUse`](crate::error::Error::InUse) while the process that served before is dying: it is tried again for a
     /// second.
-    fn open(&self) -> Result<Box<dyn Backing>>;
+    fn open(&self, len: Option<u64>) -> Result<Box<dyn Backing>>;
 }
 
 impl<F: Fn() -> Result<Box<dyn Backing>> + Send + Sync> Opener for F {
-    fn open(&self) -> Result<Box<dyn Backing>> {
+    fn open(&self, _: Option<u64>) -> Result<Box<dyn Backing>> {
         self()
     }
 }

@@ -14,6 +14,8 @@
 //! Words are set by whoever stores to a page (bits, under the gate) and otherwise changed by the one process that serves.
 //! The only protocol without a lock is the gate's: see [`Control::enter`].
 
+mod bits;
+
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -21,6 +23,8 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 
+pub(super) use self::bits::Bits;
+use self::bits::pages_of;
 use crate::sharing::place::MEMBERS;
 use crate::sys::shared::SharedPages;
 
@@ -74,54 +78,6 @@ pub(super) struct Control {
     memory: SharedPages,
     /// Pages that the address space of each process has room for.
     reserved: u64,
-}
-
-/// A bit for each page.
-pub(super) struct Bits<'a> {
-    words: &'a [AtomicU64],
-    /// A bit for each word that may have a bit set; empty if nobody searches these.
-    summary: &'a [AtomicU64],
-}
-
-impl Bits<'_> {
-    pub(super) fn get(&self, page: u64) -> bool {
-        let (word, bit) = split(page);
-        self.words[word].load(Ordering::SeqCst) & bit != 0
-    }
-
-    /// Sets a bit; whether it was set before.
-    pub(super) fn set(&self, page: u64) -> bool {
-        let (word, bit) = split(page);
-        let before = self.words[word].fetch_or(bit, Ordering::SeqCst);
-        self.summarise(word);
-        before & bit != 0
-    }
-
-    pub(super) fn reset(&self, page: u64) {
-        let (word, bit) = split(page);
-        self.words[word].fetch_and(!bit, Ordering::SeqCst);
-    }
-
-    fn summarise(&self, word: usize) {
-        if let Some(summary) = self.summary.get(word / 64)
-            && summary.load(Ordering::SeqCst) & 1 << (word % 64) == 0
-        {
-            summary.fetch_or(1 << (word % 64), Ordering::SeqCst);
-        }
-    }
-}
-
-fn split(page: u64) -> (usize, u64) {
-    ((page / 64) as usize, 1 << (page % 64))
-}
-
-/// The pages whose bits are set in a word.
-fn pages_of(word: usize, mut bits: u64) -> impl Iterator<Item = u64> {
-    std::iter::from_fn(move || {
-        let bit = (bits != 0).then(|| bits.trailing_zeros())?;
-        bits &= bits - 1;
-        Some(word as u64 * 64 + u64::from(bit))
-    })
 }
 
 /// Where the bitmaps lie in a block for so many pages.

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::backing::Opener;
 use super::control::{Control, PAGE, VERSION};
-use super::server::{Serving, begin, name};
+use super::server::name;
+use super::serving::{Serving, begin};
 use crate::error::{Error, Result};
 use crate::sharing::dial::{Connection, Trouble, ask, connect, with_handle};
 use crate::sharing::place::Place;

@@ -14,7 +14,7 @@ use super::backing::Opener;
 use super::control::Control;
 use super::join::come_back;
 use super::keeper::Keeper;
-use super::server::{Serving, take_over};
+use super::serving::{Serving, take_over};
 use crate::error::{Error, Result};
 use crate::sharing::dial::{Connection, Trouble};
 use crate::sharing::place::Place;

@@ -52,14 +52,16 @@
 //! Processes belong to one user and trust each other: what is shared is memory. A forked child does not have the mapping.
 
 mod backing;
+mod committer;
 mod control;
 mod cut;
 mod join;
 mod keeper;
 mod member;
 mod server;
+mod serving;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::ops::Range;
 use std::path::Path;
@@ -232,6 +234,11 @@ impl WorkingCopy {
         Ok(())
     }
 
+    /// Whether somebody has loaded a page, or stored to it, so that it is in memory.
+    pub(crate) fn has(&self, page: u64) -> bool {
+        self.member.control.present().get(page)
+    }
+
     /// Whether this process is the one that serves just now.
     pub(crate) fn is_serving(&self) -> bool {
         lock(&self.member.serving).is_some()
@@ -252,7 +259,9 @@ impl WorkingCopy {
         self.member.request(kind, operation, a)
     }
 
-    fn check(&self) -> Result<()> {
+    /// # Errors
+    /// [`Error::Forked`] in a forked child, which does not have the memory.
+    pub(crate) fn check(&self) -> Result<()> {
         if self.owner != incarnation() {
             return Err(Error::Forked { path: self.member.place.path().to_owned() });
         }

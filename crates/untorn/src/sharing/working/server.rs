@@ -6,36 +6,38 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-use super::backing::{Backing, Cut, Opener};
-use super::control::{CLOSED, Control, OPEN, PAGE, VERSION};
+use super::backing::{Backing, Cut};
+use super::committer::Committer;
+use super::control::{Control, PAGE, VERSION};
 use crate::error::{Error, Result};
-use crate::sharing::dial::{bell, ring};
+use crate::sharing::dial::timespec;
+use crate::sharing::listener::Listener;
 use crate::sharing::place::{MEMBERS, Place};
 use crate::sharing::wire::{Came, INVALID, Kind, Message, POISONED, receive};
 use crate::sys::shared::SharedPages;
 use crate::sys::socket;
 use crate::sys::userfault::Userfault;
 
-/// How long the backing may say that it is in use when a process that had it may have just died.
-const DYING: Duration = Duration::from_secs(1);
+/// How long a connection waits when there was no descriptor for it.
+const SHORTAGE: Duration = Duration::from_millis(10);
 
-/// The same where one has died for certain: a process gives up its files when it next gets a CPU and has ended the flushes
-/// it had under way, and to take a file for lost that will be free would poison it for all.
-const DYING_FOR_CERTAIN: Duration = Duration::from_secs(30);
-
-/// A connection.
+/// A connection. Dropping it ends it also where a forked child still has the descriptor.
 struct Peer {
     socket: OwnedFd,
     /// Told apart from later ones.
     token: u64,
     ended: bool,
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        socket::shut_down(self.socket.as_fd());
+    }
 }
 
 /// A process that takes part.
@@ -70,7 +72,11 @@ pub(super) struct Server {
     pub(super) spare: Cut,
     #[cfg(test)]
     pub(super) bug: Option<super::tests::Bug>,
-    listener: OwnedFd,
+    // In this order when the server is dropped: nobody new is let in, and then those whose connection ends look for the next
+    // server, which listens at the same name.
+    listener: Listener,
+    /// A connection could not be accepted just now.
+    deaf: bool,
     stop: Arc<OwnedFd>,
     peers: Vec<Peer>,
     next_token: u64,
@@ -80,182 +86,64 @@ pub(super) struct Server {
     committer: Option<Committer>,
 }
 
-/// The thread that calls the backing. It ends with this value, and the backing is nobody's then.
-struct Committer {
-    cuts: Option<Sender<Cut>>,
-    done: Receiver<(Cut, Result<u64>)>,
-    bell: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Committer {
-    fn drop(&mut self) {
-        // What it waits for.
-        self.cuts = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic of the backing was caught there.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// A serving thread of this process; dropping it ends the serving in good order.
-pub(super) struct Serving {
-    stop: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        ring(&self.stop);
-        if let Some(thread) = self.thread.take() {
-            // A panic in it was caught there.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Begins a new working copy of what the opener opens and serves it. The place says that nobody else takes part.
-///
-/// # Errors
-/// Those of the opener; [`Error::Io`], [`Error::Invalid`].
-pub(super) fn begin(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) -> Result<Serving> {
-    let failed = |error| Error::io("make a working copy of", place.path(), error);
-    let backing = open(place, opener, DYING)?;
-    let len = backing.len();
-    let reserved = reserve.max(len).max(1).div_ceil(PAGE as u64);
-    let bytes = reserved.checked_mul(PAGE as u64).and_then(|bytes| usize::try_from(bytes).ok());
-    let Some(bytes) = bytes.filter(|_| reserved <= 1 << 40) else {
-        let what = format!("{reserve} bytes of address space are more than there can be");
-        return Err(Error::Invalid { path: place.path().to_owned(), what });
-    };
-    let control = Control::create(len, reserved).map_err(failed)?;
-    control.set_commit(backing.last_commit());
-    let view = SharedPages::create("untorn-working", len.next_multiple_of(PAGE as u64), bytes).map_err(failed)?;
-    start(place, Arc::new(control), view, Ok(backing))
-}
-
-/// Goes on with the serving where a process left it. The place says that this one may.
-///
-/// # Errors
-/// [`Error::Io`]: then another process has to.
-pub(super) fn take_over(
-    place: &Arc<Place>,
-    control: &Arc<Control>,
-    pages: &SharedPages,
-    opener: &Arc<dyn Opener>,
-) -> Result<Serving> {
-    // Nobody who waits to store has to wait for the rest.
-    control.recover();
-    control.set_gate(if control.rolling_back() { CLOSED } else { OPEN });
-    let file = pages.file().try_clone_to_owned();
-    let view = file.and_then(|file| SharedPages::map(file, pages.reserved()));
-    let view = view.map_err(|error| Error::io("take over the serving of", place.path(), error))?;
-    let backing = open(place, opener, DYING_FOR_CERTAIN).map_err(|error| {
-        // Somebody has to serve, or those who wait for a page wait for ever. What they get is never committed.
-        control.poison(&error.to_string());
-        error.to_string()
-    });
-    if let Ok(backing) = &backing {
-        control.set_commit(backing.last_commit());
-    }
-    start(place, Arc::clone(control), view, backing)
-}
-
-/// Opens the backing. A process that had it and is dying lets go of one lock after the other, this one last perhaps.
-fn open(place: &Place, opener: &Arc<dyn Opener>, dying: Duration) -> Result<Arc<dyn Backing>> {
-    let since = Instant::now();
-    loop {
-        match catch_unwind(AssertUnwindSafe(|| opener.open())) {
-            Ok(Err(Error::InUse { .. })) if since.elapsed() < dying => thread::sleep(Duration::from_millis(2)),
-            Ok(opened) => return opened.map(Arc::from),
-            // Going on with the panic would leave the others with a process that serves and does not.
-            Err(_) => {
-                let cause = "opening it panicked".to_owned();
-                return Err(Error::Poisoned { path: place.path().to_owned(), cause });
-            }
-        }
-    }
-}
-
-fn start(
-    place: &Arc<Place>,
-    control: Arc<Control>,
-    view: SharedPages,
-    backing: std::result::Result<Arc<dyn Backing>, String>,
-) -> Result<Serving> {
-    let failed = |error| Error::io("serve the sharers of", place.path(), error);
-    let filler = Userfault::filling().map_err(failed)?;
-    filler.register_missing(view.address(), view.reserved()).map_err(failed)?;
-    let stop = Arc::new(bell().map_err(failed)?);
-    let committer = match &backing {
-        Ok(backing) => Some(Committer::start(Arc::clone(backing)).map_err(failed)?),
-        Err(_) => None,
-    };
-    let server = Server {
-        committed_len: backing.as_ref().map_or(0, |backing| backing.len()),
-        listener: place.listen()?,
-        place: Arc::clone(place),
-        control,
-        view,
-        filler,
-        backing,
-        seats: (0..MEMBERS).map(|_| None).collect(),
-        spare: Cut::default(),
-        #[cfg(test)]
-        bug: super::tests::Bug::planted(),
-        stop: Arc::clone(&stop),
-        peers: Vec::new(),
-        next_token: 0,
-        queue: VecDeque::new(),
-        in_flight: None,
-        committer,
-    };
-    let thread =
-        thread::Builder::new().name("untorn-server".to_owned()).spawn(move || server.serve()).map_err(failed)?;
-    Ok(Serving { stop, thread: Some(thread) })
-}
-
-impl Committer {
-    fn start(backing: Arc<dyn Backing>) -> io::Result<Self> {
-        let (cuts, to_commit) = channel::<Cut>();
-        let (committed, done) = channel();
-        let bell = Arc::new(bell()?);
-        let ours = Arc::clone(&bell);
-        let thread = thread::Builder::new().name("untorn-committer".to_owned()).spawn(move || {
-            for cut in to_commit {
-                #[cfg(test)]
-                super::tests::reach(super::tests::Point::Committing);
-                let result = catch_unwind(AssertUnwindSafe(|| backing.commit(&cut)));
-                #[cfg(test)]
-                super::tests::reach(super::tests::Point::Committed);
-                let result = result.unwrap_or_else(|_| {
-                    let cause = "the backing panicked".to_owned();
-                    Err(Error::Poisoned { path: Default::default(), cause })
-                });
-                if committed.send((cut, result)).is_err() {
-                    return;
-                }
-                ring(&ours);
-            }
-        })?;
-        Ok(Committer { cuts: Some(cuts), done, bell, thread: Some(thread) })
-    }
-}
-
 impl Server {
-    fn serve(mut self) {
+    /// Nobody is served before [`serve`](Server::serve). The place says that this process may.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(super) fn new(
+        place: &Arc<Place>,
+        control: Arc<Control>,
+        view: SharedPages,
+        backing: std::result::Result<Arc<dyn Backing>, String>,
+        stop: Arc<OwnedFd>,
+    ) -> Result<Self> {
+        let failed = |error| Error::io("serve the sharers of", place.path(), error);
+        let filler = Userfault::filling().map_err(failed)?;
+        filler.register_missing(view.address(), view.reserved()).map_err(failed)?;
+        let committer = match &backing {
+            Ok(backing) => Some(Committer::start(Arc::clone(backing)).map_err(failed)?),
+            Err(_) => None,
+        };
+        Ok(Server {
+            committed_len: backing.as_ref().map_or(0, |backing| backing.len()),
+            listener: Listener::new(place)?,
+            deaf: false,
+            place: Arc::clone(place),
+            control,
+            view,
+            filler,
+            backing,
+            seats: (0..MEMBERS).map(|_| None).collect(),
+            spare: Cut::default(),
+            #[cfg(test)]
+            bug: super::tests::Bug::planted(),
+            stop,
+            peers: Vec::new(),
+            next_token: 0,
+            queue: VecDeque::new(),
+            in_flight: None,
+            committer,
+        })
+    }
+
+    /// Serves until the bell rings, and gives the part back.
+    pub(super) fn serve(mut self) {
         let (place, control) = (Arc::clone(&self.place), Arc::clone(&self.control));
         if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
             control.poison("the serving thread panicked");
         }
         // In this order: who takes over listens at the same name, and opens the same backing.
-        place.unlink();
         drop(self);
         place.serve_no_more();
     }
 
     fn run(&mut self) {
+        if let Ok(backing) = &self.backing {
+            // The process that served before may have been killed between its commit and this.
+            let (end, present) = (self.control.pages(), self.control.present());
+            backing.tidy(&self.view, &mut backing.tidied().filter(|page| *page < end && present.get(*page)));
+        }
         loop {
             let (stopped, called, committed, heard) = self.wait();
             if committed {
@@ -277,8 +165,8 @@ impl Server {
         }
         // Whoever waits for it would ask the next server for another one, which is no harm but for the time.
         if self.in_flight.is_some() {
-            let done = self.committer.as_ref().map(|committer| committer.done.recv());
-            if let Some(Ok((cut, result))) = done {
+            let done = self.committer.as_ref().and_then(Committer::await_done);
+            if let Some((cut, result)) = done {
                 self.finish(cut, result);
             }
         }
@@ -286,25 +174,32 @@ impl Server {
 
     /// Waits for something to do: to stop, a new connection, a commit done, connections with messages.
     fn wait(&self) -> (bool, bool, bool, Vec<u64>) {
-        let bell = self.committer.as_ref().map_or(self.stop.as_fd(), |committer| committer.bell.as_fd());
+        let bell = self.committer.as_ref().map_or(self.stop.as_fd(), Committer::bell);
         let mut fds: Vec<PollFd<'_>> = [self.stop.as_fd(), self.listener.as_fd(), bell]
             .into_iter()
             .chain(self.peers.iter().map(|peer| peer.socket.as_fd()))
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
+        if self.deaf {
+            // A connection that cannot be accepted keeps the listener readable: without a pause this would be a busy loop.
+            fds[1] = PollFd::new(&self.listener, PollFlags::empty());
+        }
         // While somebody is dying, or has yet to come back, time itself is something to do.
         let waits = self.seats.iter().flatten().any(|seat| self.is_lonely(seat));
         let waits = waits || (self.in_flight.is_none() && (!self.queue.is_empty() || self.control.rolling_back()));
-        let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+        let limit = if waits { Some(Duration::from_millis(2)) } else { self.deaf.then_some(SHORTAGE) };
         // An interruption is a turn with nothing to do.
-        let _ = poll(&mut fds, waits.then_some(&limit));
+        let _ = poll(&mut fds, limit.map(timespec).as_ref());
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let heard = self.peers.iter().zip(&ready[3..]).filter(|(_, ready)| **ready).map(|(peer, _)| peer.token);
-        (ready[0], ready[1], ready[2] && self.committer.is_some(), heard.collect())
+        (ready[0], self.deaf || ready[1], ready[2] && self.committer.is_some(), heard.collect())
     }
 
     fn accept(&mut self) {
-        while let Ok(Some(socket)) = socket::accept(self.listener.as_fd()) {
+        loop {
+            let accepted = self.listener.accept();
+            self.deaf = accepted.is_err();
+            let Ok(Some(socket)) = accepted else { return };
             self.next_token += 1;
             let mine = rustix::process::geteuid().as_raw();
             #[cfg(test)]
@@ -485,8 +380,7 @@ impl Server {
             match begun.and_then(|()| self.cut()) {
                 Ok(Some(cut)) => {
                     self.in_flight = Some(waiting);
-                    let cuts = self.committer.as_ref().and_then(|committer| committer.cuts.as_ref());
-                    if cuts.is_none_or(|cuts| cuts.send(cut).is_err()) {
+                    if !self.committer.as_ref().is_some_and(|committer| committer.commit(cut)) {
                         // Its thread is gone, which a panic in the backing does not lead to.
                         let failed = Err(self.poisoned("the committing thread is gone".to_owned()));
                         self.finish(Cut::default(), failed);
@@ -527,10 +421,7 @@ impl Server {
 
     /// Hears of a commit that the backing is done with.
     fn committed(&mut self) {
-        let Some(committer) = &self.committer else { return };
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&committer.bell, &mut count);
-        if let Ok((cut, result)) = committer.done.try_recv() {
+        if let Some((cut, result)) = self.committer.as_ref().and_then(Committer::done) {
             self.finish(cut, result);
         }
     }
@@ -542,6 +433,10 @@ impl Server {
                 cut.pages.iter().for_each(|page| in_flight.reset(*page));
                 self.control.set_commit(*number);
                 self.committed_len = cut.len;
+                if let Ok(backing) = &self.backing {
+                    let tidied = backing.tidied();
+                    backing.tidy(&self.view, &mut cut.pages.iter().copied().filter(|page| tidied.contains(page)));
+                }
             }
             // The pages differ from the last commit as before.
             Err(_) => self.control.recover(),

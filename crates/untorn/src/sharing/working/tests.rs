@@ -3,7 +3,7 @@
 
 mod backing;
 mod costs;
-mod cuts;
+pub(crate) mod cuts;
 mod deaths;
 mod faces;
 
@@ -18,7 +18,7 @@ use crate::sys::shared::SharedPages;
 
 /// Bugs that the tests must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bug {
+pub(crate) enum Bug {
     /// A cut protects nothing.
     NoProtection,
     /// A cut lets stores to its pages through before they are copied.
@@ -29,7 +29,7 @@ pub(super) enum Bug {
 
 /// Where a process can be made to kill itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Point {
+pub(crate) enum Point {
     /// A store has passed the gate.
     Entered = 1,
     /// Its page is dirty, and protected yet.
@@ -52,7 +52,7 @@ pub(super) enum Point {
     RollingBack,
 }
 
-static DIE_AT: AtomicU32 = AtomicU32::new(0);
+pub(crate) static DIE_AT: AtomicU32 = AtomicU32::new(0);
 
 /// Ends this process if it is to end here. Safe in a signal handler.
 pub(super) fn reach(point: Point) {
@@ -73,7 +73,7 @@ impl Bug {
 }
 
 /// Which child of which test this process is, and where.
-fn child_of(test: &str) -> Option<(PathBuf, usize)> {
+pub(crate) fn child_of(test: &str) -> Option<(PathBuf, usize)> {
     let word = std::env::var(CHILD).ok()?;
     let (name, rest) = word.split_once(' ')?;
     let (id, dir) = rest.split_once(' ')?;
@@ -86,8 +86,13 @@ fn spawn(module: &str, test: &str, dir: &Path, id: usize, bug: Option<Bug>) -> C
 }
 
 fn command(module: &str, test: &str, dir: &Path, id: usize, bug: Option<Bug>) -> Command {
+    command_in(&format!("sharing::working::tests::{module}"), test, dir, id, bug)
+}
+
+/// The same of a test of another module of the crate.
+pub(crate) fn command_in(module: &str, test: &str, dir: &Path, id: usize, bug: Option<Bug>) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    let name = format!("sharing::working::tests::{module}::{test}");
+    let name = format!("{module}::{test}");
     command.args(["--exact", &name, "--nocapture", "--test-threads=1"]);
     command.env(CHILD, format!("{test} {id} {}", dir.display()));
     if let Some(bug) = bug {
@@ -99,19 +104,19 @@ fn command(module: &str, test: &str, dir: &Path, id: usize, bug: Option<Bug>) ->
 
 /// How long anybody may stand still. A second is what is promised, and measured with UNTORN_CUTS on a machine that has time
 /// for it; otherwise it is only to be seen that all goes on.
-fn patience() -> Duration {
+pub(crate) fn patience() -> Duration {
     Duration::from_secs(if std::env::var_os("UNTORN_CUTS").is_some() { 1 } else { 120 })
 }
 
 /// Words that the processes of a test share beside the working copy.
-fn notes(dir: &Path) -> SharedPages {
+pub(crate) fn notes(dir: &Path) -> SharedPages {
     let mut options = std::fs::OpenOptions::new();
     let file = options.read(true).write(true).create(true).truncate(false).open(dir.join("notes")).unwrap();
     file.set_len(PAGE as u64).unwrap();
     SharedPages::map(file.into(), PAGE).unwrap()
 }
 
-fn words(notes: &SharedPages) -> &[AtomicU64] {
+pub(crate) fn words(notes: &SharedPages) -> &[AtomicU64] {
     notes.words(0, PAGE / 8)
 }
 
@@ -121,6 +126,6 @@ fn open(dir: &Path, pages: usize) -> WorkingCopy {
 }
 
 /// Whether processes can share plain stores here; says why not.
-fn unavailable() -> bool {
+pub(crate) fn unavailable() -> bool {
     crate::sys::userfault::probe().inspect_err(|why| eprintln!("skipped: {why}")).is_err()
 }

@@ -15,8 +15,8 @@ use crate::sys::shared::SharedPages;
 /// Pages that all processes store to, each ticket to one: ticket t to page t modulo this.
 const COMMON: usize = 48;
 /// Then each thread has two pages: the ticket it is about to store, and the last one it has stored.
-const OWNERS: usize = 8;
-const PAGES: usize = COMMON + 2 * OWNERS;
+pub(crate) const OWNERS: usize = 8;
+pub(crate) const PAGES: usize = COMMON + 2 * OWNERS;
 
 // Words of the notes, beside those of the backing.
 const TICKETS: usize = 0;
@@ -30,7 +30,7 @@ const ACKNOWLEDGED: usize = 48;
 
 /// Stores the next ticket. The stores of all processes are totally ordered: nobody stores ticket t + 1 before ticket t is
 /// stored, and it does not matter who stores it, so nobody has to wait for one that was killed.
-fn step(copy: &WorkingCopy, notes: &SharedPages, me: usize) {
+pub(crate) fn step(copy: &WorkingCopy, notes: &SharedPages, me: usize) {
     let page = |page: usize| &copy.words(page * PAGE, 1)[0];
     let tickets = &words(notes)[TICKETS];
     let ticket = tickets.load(SeqCst) + 1;
@@ -46,7 +46,7 @@ fn step(copy: &WorkingCopy, notes: &SharedPages, me: usize) {
 }
 
 /// Why an image is not the state of one instant, if it isn't.
-pub(super) fn judge(image: &[u8]) -> Option<String> {
+pub(crate) fn judge(image: &[u8]) -> Option<String> {
     if image.len() != PAGES * PAGE {
         return None; // of another test
     }

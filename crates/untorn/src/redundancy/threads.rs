@@ -4,10 +4,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::options::{DamageFn, ProtectOptions};
+use super::Scrub;
 use super::service::Service;
 use crate::error::{Error, Result};
-use crate::redundancy::Scrub;
+use crate::options::{DamageFn, ProtectOptions};
 
 /// The longest wait at a time: what the system takes for a wait has an end.
 const FOR_NOW: Duration = Duration::from_secs(24 * 60 * 60);
@@ -41,7 +41,7 @@ impl Stop {
 }
 
 /// Those of one file. They end when this is dropped.
-pub(super) struct Threads {
+pub(crate) struct Threads {
     /// A forked child has none of them.
     process: u32,
     stop: Arc<Stop>,
@@ -49,11 +49,11 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    pub(super) fn none() -> Self {
+    pub(crate) fn none() -> Self {
         Threads { process: std::process::id(), stop: Arc::default(), running: Vec::new() }
     }
 
-    pub(super) fn start(service: &Arc<dyn Service>, options: &ProtectOptions) -> Result<Self> {
+    pub(crate) fn start(service: &Arc<dyn Service>, options: &ProtectOptions) -> Result<Self> {
         let mut threads = Threads::none();
         if let Some(period) = options.period.filter(|period| !period.is_zero()) {
             let (stop, service) = (threads.stop.clone(), service.clone());
@@ -74,11 +74,11 @@ impl Threads {
         Ok(())
     }
 
-    pub(super) fn are_of_this_process(&self) -> bool {
+    pub(crate) fn are_of_this_process(&self) -> bool {
         self.process == std::process::id()
     }
 
-    pub(super) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         if !self.are_of_this_process() {
             // There is nobody to wait for, and a lock that one of them held will never be let go.
             return std::mem::forget(std::mem::take(&mut self.running));

@@ -1,0 +1,141 @@
+//! `redundancy-kernels`: the checksum of a page and the parity of four, against a read of the same memory and nothing else,
+//! all of it out of the caches: one page after the other, as a scrub has them, and pages anywhere, as a program stores to them.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use untorn::simd::{crc32c_ways, parity_ways, read_ways};
+
+use super::Progress;
+use crate::args::{Args, Pattern, or_default};
+use crate::error::{Error, Result};
+use crate::offsets::{Offsets, Region};
+use crate::report::{KernelRow, Row};
+use crate::stats::{median, pairwise};
+
+const PAGE: usize = 4096;
+/// Pages of a stripe where nobody says how many.
+const STRIPE: usize = 4;
+
+/// Bytes of a slice where nobody says otherwise: long to the clock, short to a neighbour on the processor.
+const SLICE: usize = 2 << 20;
+/// Rounds where nobody says for how long.
+const ROUNDS: usize = 201;
+const FEWEST_ROUNDS: usize = 15;
+
+/// What is done with a block of memory, and where its parity goes.
+type Kernel = dyn Fn(&[u8], &mut [u8]);
+
+struct Arm {
+    way: &'static str,
+    run: Box<Kernel>,
+}
+
+pub(super) fn run(args: &Args, len: u64, progress: &mut Progress<'_>) -> Result<Vec<Row>> {
+    let least = STRIPE * PAGE;
+    if len < least as u64 {
+        return Err(Error::usage(format!("{len} bytes of memory hold no stripe; use {least} or more")));
+    }
+    progress(0, 1, "filling memory");
+    let memory: Vec<u8> = (0..len as usize + PAGE).map(|at| (at / 7) as u8).collect();
+    let start = memory.as_ptr().align_offset(PAGE).min(PAGE);
+    let memory = &memory[start..start + len as usize];
+    // The widest: what the others have to reach.
+    let widest = read_ways()[0];
+    let read = Arm {
+        way: widest.name,
+        run: Box::new(move |bytes, _| {
+            black_box((widest.run)(bytes));
+        }),
+    };
+    let sums = crc32c_ways().into_iter().map(|way| Arm {
+        way: way.name,
+        run: Box::new(move |bytes: &[u8], _: &mut [u8]| {
+            black_box((way.run)(bytes));
+        }),
+    });
+    let parities = parity_ways().into_iter().map(|way| Arm {
+        way: way.name,
+        run: Box::new(move |bytes: &[u8], parity: &mut [u8]| {
+            let pages: [&[u8]; STRIPE] = std::array::from_fn(|nth| &bytes[nth * PAGE..][..PAGE]);
+            (way.run)(black_box(parity), &pages);
+        }),
+    });
+    let kernels: [(&'static str, usize, Vec<Arm>); 2] =
+        [("crc32c", PAGE, sums.collect()), ("parity", STRIPE * PAGE, parities.collect())];
+    let patterns = or_default(&args.patterns, &[Pattern::Sequential, Pattern::Random]);
+    let total = (kernels.len() * patterns.len()) as u64;
+    let share = args.seconds.map(|seconds| seconds / total as f64);
+    let (mut rows, mut done) = (Vec::new(), 0);
+    for &pattern in &patterns {
+        for (kernel, size, ways) in &kernels {
+            progress(done, total, &format!("{kernel}, {pattern}"));
+            let case = Case { kernel, size: *size, pattern, read: &read, ways };
+            rows.extend(time(args, share, memory, &case));
+            done += 1;
+        }
+    }
+    progress(total, total, "done");
+    Ok(rows)
+}
+
+/// One kernel over one walk.
+struct Case<'a> {
+    kernel: &'static str,
+    /// Bytes of a block.
+    size: usize,
+    pattern: Pattern,
+    read: &'a Arm,
+    ways: &'a [Arm],
+}
+
+fn time(args: &Args, seconds: Option<f64>, memory: &[u8], case: &Case<'_>) -> Vec<Row> {
+    let &Case { kernel, size, pattern, read, ways } = case;
+    let blocks = memory.len() / size;
+    let slice = args.ops.unwrap_or((SLICE / size) as u64).min(blocks as u64);
+    let region = Region { base: 0, len: (blocks * size) as u64 };
+    // Every block comes once before the first comes again, whoever's turn it is: by then it has left the caches.
+    let mut walk = Offsets::each_page(pattern, region, size, 0);
+    let mut parity = vec![0; PAGE];
+    let arms: Vec<&Arm> = std::iter::once(read).chain(ways).collect();
+    let mut times = vec![Vec::new(); arms.len()];
+    let start = Instant::now();
+    for round in 0.. {
+        let is_enough = match seconds {
+            Some(seconds) => start.elapsed().as_secs_f64() >= seconds && round > FEWEST_ROUNDS,
+            None => round > ROUNDS,
+        };
+        if is_enough {
+            break;
+        }
+        for turn in 0..arms.len() {
+            let at = if round % 2 == 0 { turn } else { arms.len() - 1 - turn };
+            let begun = Instant::now();
+            for _ in 0..slice {
+                let block = walk.next() as usize;
+                (arms[at].run)(black_box(&memory[block..block + size]), &mut parity);
+            }
+            // The first round warms up the code.
+            if round > 0 {
+                times[at].push(begun.elapsed().as_secs_f64() * 1e9 / slice as f64);
+            }
+        }
+    }
+    let row = |(way, ns): (&Arm, &Vec<f64>)| {
+        let ratio = pairwise(ns, &times[0]);
+        Row::Kernel(KernelRow {
+            kernel,
+            pattern: pattern.as_str(),
+            way: way.way,
+            read: read.way,
+            size,
+            ns: median(ns),
+            read_ns: median(&times[0]),
+            ratio: ratio.median,
+            ratio_low: ratio.low,
+            ratio_high: ratio.high,
+            pairs: ns.len(),
+        })
+    };
+    ways.iter().zip(&times[1..]).map(row).collect()
+}

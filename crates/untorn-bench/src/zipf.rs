@@ -1,0 +1,72 @@
+//! Keys as a key-value store sees them: a few of them most of the time.
+
+use crate::offsets::mix;
+
+/// How uneven: YCSB's constant.
+const THETA: f64 = 0.99;
+
+/// Draws ranks below a limit by Zipf's law, and scatters them over as many keys.
+///
+/// Source: Gray et al., "Quickly generating billion-record synthetic databases", SIGMOD 1994, as YCSB has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Zipf {
+    count: u64,
+    zeta: f64,
+    alpha: f64,
+    eta: f64,
+}
+
+impl Zipf {
+    /// Over so many keys, at least one.
+    pub(crate) fn new(count: u64) -> Self {
+        let zeta = |count: u64| (1..=count).map(|rank| (rank as f64).powf(-THETA)).sum::<f64>();
+        let all = zeta(count);
+        let eta = (1.0 - (2.0 / count as f64).powf(1.0 - THETA)) / (1.0 - zeta(2) / all);
+        Zipf { count, zeta: all, alpha: 1.0 / (1.0 - THETA), eta }
+    }
+
+    /// The rank that a random number stands for; 0 is the one that is drawn most.
+    fn rank(&self, random: u64) -> u64 {
+        // 53 bits are all that the number can hold.
+        let uniform = (random >> 11) as f64 / (1_u64 << 53) as f64;
+        let at = uniform * self.zeta;
+        let rank = if at < 1.0 {
+            0
+        } else if at < 1.0 + 0.5_f64.powf(THETA) {
+            1
+        } else {
+            (self.count as f64 * (self.eta * uniform - self.eta + 1.0).powf(self.alpha)) as u64
+        };
+        rank.min(self.count - 1)
+    }
+
+    /// The key that a random number stands for. Ranks that follow each other have keys far apart.
+    pub(crate) fn key(&self, random: u64) -> u64 {
+        mix(self.rank(random)) % self.count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_ranks_are_drawn_most_of_the_time_and_all_keys_are_below_the_limit() {
+        let zipf = Zipf::new(10_000);
+        let draws: Vec<u64> = (0..100_000).map(|n| zipf.rank(mix(n))).collect();
+        let share = |below: u64| draws.iter().filter(|&&rank| rank < below).count() as f64 / draws.len() as f64;
+        // By the law: of 10,000 the first takes 9.8 %, the first hundred 52 %.
+        assert!((0.08..0.12).contains(&share(1)), "{}", share(1));
+        assert!((0.45..0.60).contains(&share(100)), "{}", share(100));
+        assert!((0..1000).all(|n| zipf.key(mix(n)) < 10_000));
+    }
+
+    #[test]
+    fn one_and_two_keys_are_enough() {
+        for count in [1, 2, 3] {
+            let zipf = Zipf::new(count);
+            assert!((0..1000).chain([u64::MAX]).all(|n| zipf.rank(mix(n)) < count && zipf.key(n) < count));
+        }
+        assert_eq!(Zipf::new(1).rank(u64::MAX), 0);
+    }
+}

@@ -1,0 +1,227 @@
+//! What stands behind a shared region: the store, which the process that serves has open.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::pages::{ALLOCATED, IN_WORD, Layout, allocated_in, let_go, pages_of};
+use crate::engine::snapshot::{PAGE, Page, Stored};
+use crate::error::{Error, Result};
+use crate::medium::{Identity, detect};
+use crate::region::{Region, RegionStore, StoreOptions};
+use crate::sharing::working::{Backing, Cut, Opener};
+use crate::sys::shared::SharedPages;
+
+/// Opens the store and the region for whoever serves.
+pub(super) struct Committed {
+    pub(super) store: PathBuf,
+    /// The store's file: what is found at the path later may be another one.
+    pub(super) identity: Identity,
+    pub(super) name: String,
+    /// Whether the region is made if there is none.
+    pub(super) create: bool,
+    /// Bytes of pages that can be in memory, unless others have said so before.
+    pub(super) reserve: u64,
+}
+
+impl Committed {
+    fn invalid(&self, what: String) -> Error {
+        Error::Invalid { path: self.store.clone(), what }
+    }
+
+    pub(super) fn open_region(&self, len: Option<u64>) -> Result<Mapped> {
+        if detect(&self.store)?.identity != self.identity {
+            return Err(self.invalid("it is another file than the store whose region is shared".to_owned()));
+        }
+        let store = StoreOptions::new().open(&self.store)?;
+        let region = match store.open_region(&self.name) {
+            Err(error) if self.create && len.is_none() && error.errno() == libc::ENOENT => {
+                store.create_region(&self.name)?
+            }
+            opened => opened?,
+        };
+        let info = region.info()?;
+        let layout = match len {
+            Some(len) => Layout::of_len(len),
+            None => Layout { pages: info.max_pages.min(self.reserve.div_ceil(PAGE)).max(1) },
+        };
+        if layout.pages > info.max_pages {
+            return Err(self.invalid(format!("its region {:?} is another one than that which is shared", self.name)));
+        }
+        let mut allocated = vec![0; layout.pages.div_ceil(IN_WORD) as usize];
+        for page in region.pages()?.into_iter().take_while(|page| *page < layout.pages) {
+            allocated[(page / IN_WORD) as usize] |= ALLOCATED << (page % IN_WORD * 2);
+        }
+        let open = Some((region, store));
+        Ok(Mapped { layout, commit: info.commit.into(), state: Mutex::new(State { allocated, open }) })
+    }
+}
+
+impl Opener for Committed {
+    fn open(&self, len: Option<u64>) -> Result<Box<dyn Backing>> {
+        Ok(Box::new(self.open_region(len)?))
+    }
+}
+
+/// A region at its last commit.
+pub(super) struct Mapped {
+    layout: Layout,
+    commit: AtomicU64,
+    /// Held during a commit: while one is under way the engine has its pages in part.
+    state: Mutex<State>,
+}
+
+struct State {
+    /// A word for 32 pages: which of them the last commit has.
+    allocated: Vec<u64>,
+    /// Both, until they are closed.
+    open: Option<(Region, RegionStore)>,
+}
+
+impl Mapped {
+    /// The pages that the store says are there.
+    #[cfg(test)]
+    pub(super) fn pages_of_store(&self) -> Vec<u64> {
+        self.state().region().unwrap().pages().unwrap()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic under it leaves the engine at its last commit, with changes that are rolled back, and so the words.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn region(&self) -> Result<&Region> {
+        let closed = || Error::Poisoned { path: PathBuf::new(), cause: "the store is closed".to_owned() };
+        self.open.as_ref().map(|(region, _)| region).ok_or_else(closed)
+    }
+
+    /// The word that tells of a page, and the page's bit in it.
+    fn allocated(&self, page: u64) -> bool {
+        self.allocated[(page / IN_WORD) as usize] & ALLOCATED << (page % IN_WORD * 2) != 0
+    }
+}
+
+/// What a cut makes of a region.
+struct Changes<'a> {
+    allocated: Vec<u64>,
+    freed: Vec<u64>,
+    /// Words that tell of pages as the cut has them, where that differs.
+    words: BTreeMap<usize, u64>,
+    pages: Vec<(u64, &'a Page)>,
+}
+
+impl<'a> Changes<'a> {
+    fn new(layout: Layout, state: &State, cut: &'a Cut) -> Self {
+        let mut changes =
+            Changes { allocated: Vec::new(), freed: Vec::new(), words: BTreeMap::new(), pages: Vec::new() };
+        let pages = || cut.runs().flat_map(|(offset, bytes)| (offset / PAGE..).zip(bytes.chunks_exact(PAGE as usize)));
+        for (page, bytes) in pages().filter(|(page, _)| *page >= layout.pages) {
+            let first = layout.first_of(page);
+            for (index, word) in bytes.chunks_exact(8).enumerate() {
+                let first = first + index as u64 * IN_WORD;
+                let at = (first / IN_WORD) as usize;
+                let Some(before) = state.allocated.get(at) else { break };
+                // Of the last word some bits are of no page.
+                let within = match layout.pages.saturating_sub(first) {
+                    all if all >= IN_WORD => u64::MAX,
+                    some => (1 << (some * 2)) - 1,
+                };
+                let now = allocated_in(u64::from_le_bytes(word.try_into().unwrap_or_default())) & within;
+                if now != *before {
+                    changes.words.insert(at, now);
+                    changes.allocated.extend(pages_of(first, now & !before));
+                    changes.freed.extend(pages_of(first, before & !now));
+                }
+            }
+        }
+        // Stores to a page that is not there are of no commit.
+        for (page, bytes) in pages().filter(|(page, _)| *page < layout.pages) {
+            let word = changes.words.get(&((page / IN_WORD) as usize));
+            let is_there = match word {
+                Some(word) => word & ALLOCATED << (page % IN_WORD * 2) != 0,
+                None => state.allocated(page),
+            };
+            if let (true, Ok(bytes)) = (is_there, bytes.try_into()) {
+                changes.pages.push((page, bytes));
+            }
+        }
+        changes
+    }
+
+    fn commit(&self, region: &Region) -> Result<u64> {
+        let mut left = &self.allocated[..];
+        while let Some(&first) = left.first() {
+            let row = left.iter().zip(first..).take_while(|(page, next)| *page == next).count();
+            region.alloc_at(first, row as u64)?;
+            left = &left[row..];
+        }
+        self.freed.iter().try_for_each(|page| region.free_page(*page))?;
+        region.region.pmsync(&Stored { pages: self.pages.clone(), check: None })
+    }
+}
+
+impl Backing for Mapped {
+    fn len(&self) -> u64 {
+        self.layout.len()
+    }
+
+    fn last_commit(&self) -> u64 {
+        self.commit.load(Ordering::Acquire)
+    }
+
+    fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let state = self.state();
+        for (page, into) in (offset / PAGE..).zip(into.chunks_mut(PAGE as usize)) {
+            if page >= self.layout.pages {
+                let first = (self.layout.first_of(page) / IN_WORD) as usize;
+                into.fill(0);
+                let words = into.chunks_exact_mut(8).zip(state.allocated.iter().skip(first));
+                words.for_each(|(into, word)| into.copy_from_slice(&word.to_le_bytes()));
+            } else if state.allocated(page) {
+                state.region()?.read_at(into, page * PAGE)?;
+            } else {
+                into.fill(0);
+            }
+        }
+        Ok(())
+    }
+
+    fn commit(&self, cut: &Cut) -> Result<u64> {
+        let mut state = self.state();
+        let changes = Changes::new(self.layout, &state, cut);
+        let region = state.region()?;
+        let commit = changes.commit(region).inspect_err(|_| {
+            // What was allocated and freed for it: the next cut has it again. It fails only for a region that is lost.
+            let _ = region.rollback();
+        })?;
+        for (at, word) in changes.words {
+            state.allocated[at] = word;
+        }
+        self.commit.store(commit, Ordering::Release);
+        Ok(commit)
+    }
+
+    fn tidied(&self) -> std::ops::Range<u64> {
+        self.layout.states()
+    }
+
+    fn tidy(&self, memory: &SharedPages, pages: &mut dyn Iterator<Item = u64>) {
+        let_go(memory, self.layout, &self.state().allocated, pages);
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let Some((region, store)) = self.state().open.take() else { return };
+        let scanning = store.info().is_ok_and(|info| info.scanning);
+        drop(region);
+        if !scanning && let Err(error) = store.close() {
+            // Every commit is as durable as it was; the next open looks for free space itself. If that is still under way
+            // here, nobody is to wait for it.
+            tracing::warn!(%error, "a store was left without its free map");
+        }
+    }
+}

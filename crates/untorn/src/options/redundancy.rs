@@ -1,0 +1,297 @@
+//! What may be chosen about redundancy.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Options;
+
+/// The checksum of a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Checksum {
+    /// CRC-32C (Castagnoli), with the CPU's own instructions where it has them. Any one burst of up to 32 flipped bits is
+    /// noticed for certain, anything else but once in 2³² times.
+    #[default]
+    Crc32c,
+    /// XXH3, 64 bits: damage goes unnoticed once in 2⁶⁴ times.
+    Xxh3,
+}
+
+/// Which pages share a parity page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StripeLayout {
+    /// Neighbours: what a program stores to neighbours costs one parity page.
+    #[default]
+    Consecutive,
+    /// Pages as far from each other as can be: a bad region of a device does not hit a whole stripe.
+    Spread,
+}
+
+impl fmt::Display for Checksum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Checksum::Crc32c => "crc32c",
+            Checksum::Xxh3 => "xxh3",
+        })
+    }
+}
+
+impl FromStr for Checksum {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "crc32c" => Ok(Checksum::Crc32c),
+            "xxh3" => Ok(Checksum::Xxh3),
+            other => Err(format!("{other:?} is no checksum; use crc32c or xxh3")),
+        }
+    }
+}
+
+impl fmt::Display for StripeLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            StripeLayout::Consecutive => "consecutive",
+            StripeLayout::Spread => "spread",
+        })
+    }
+}
+
+impl FromStr for StripeLayout {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "consecutive" => Ok(StripeLayout::Consecutive),
+            "spread" => Ok(StripeLayout::Spread),
+            other => Err(format!("{other:?} is no layout of stripes; use consecutive or spread")),
+        }
+    }
+}
+
+/// What a new companion file shall be like; `None` is what an existing one is like, or the default.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Settings {
+    /// Data pages of a stripe.
+    pub(crate) stripe: Option<u32>,
+    pub(crate) layout: Option<StripeLayout>,
+    pub(crate) checksum: Option<Checksum>,
+    /// Pages covered at a time.
+    pub(crate) batch: u64,
+}
+
+impl Settings {
+    /// Data pages of a stripe where nobody says how many.
+    pub(crate) const STRIPE: u32 = 4;
+    /// Pages covered at a time where nobody says how many.
+    pub(crate) const BATCH: u64 = 1024;
+}
+
+/// Pages of the data file, and where their bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRange {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// What a scrub came upon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Damage {
+    /// A page of the data file differs from its checksum, and nobody stored to it.
+    Page(PageRange),
+    /// A page of the data file differs from its checksum, and it cannot be said whether somebody stored to it.
+    Unknown(PageRange),
+    /// The parity of a stripe is not what it was.
+    Parity {
+        /// The stripe's number.
+        stripe: u64,
+    },
+    /// One of the two copies of a table block or of the superblock is not whole.
+    Table {
+        /// Where it is in the companion file.
+        offset: u64,
+    },
+}
+
+/// What is called with each damage that the scrub in the background comes upon.
+pub(crate) type DamageFn = Arc<dyn Fn(&Damage) + Send + Sync>;
+
+/// How a file is protected.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("table");
+/// # std::fs::write(&path, vec![7; 1 << 16]).unwrap();
+/// use std::time::Duration;
+/// let options = untorn::ProtectOptions::new().stripe(8).period(Duration::from_secs(30));
+/// options.open(&path)?.close()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct ProtectOptions {
+    pub(crate) settings: Settings,
+    /// `None` is when somebody asks for it, 0 at once.
+    pub(crate) period: Option<Duration>,
+    pub(crate) scrub_every: Option<Duration>,
+    pub(crate) scrub_rate: Option<u64>,
+    pub(crate) on_damage: Option<DamageFn>,
+}
+
+impl Default for ProtectOptions {
+    fn default() -> Self {
+        ProtectOptions {
+            settings: Settings { batch: Settings::BATCH, ..Settings::default() },
+            period: Some(Duration::from_secs(1)),
+            scrub_every: None,
+            scrub_rate: None,
+            on_damage: None,
+        }
+    }
+}
+
+impl fmt::Debug for ProtectOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProtectOptions").field("settings", &self.settings).field("period", &self.period).finish()
+    }
+}
+
+impl ProtectOptions {
+    /// Stripes of four consecutive pages, CRC-32C, a period of one second, no scrub in the background. A file that is
+    /// protected already keeps its shape.
+    pub fn new() -> Self {
+        ProtectOptions::default()
+    }
+
+    /// Data pages that share a parity page, 1 to 64. The fewer, the more damage can be repaired, and the more space and
+    /// time it takes.
+    #[must_use]
+    pub fn stripe(mut self, pages: u32) -> Self {
+        self.settings.stripe = Some(pages);
+        self
+    }
+
+    /// Which pages share a parity page.
+    #[must_use]
+    pub fn layout(mut self, layout: StripeLayout) -> Self {
+        self.settings.layout = Some(layout);
+        self
+    }
+
+    /// The checksum of a page.
+    #[must_use]
+    pub fn checksum(mut self, checksum: Checksum) -> Self {
+        self.settings.checksum = Some(checksum);
+        self
+    }
+
+    /// How often a thread covers what was stored to.
+    ///
+    /// With 0 there is no thread and no delay: a page is covered when its [`Stores`](crate::Stores) are dropped, by the
+    /// difference that they made to it, and a page that is damaged beside it can be given back all the while. That takes four
+    /// flushes for each announcement, and until it is dropped memory for what its pages held, as many bytes as are announced.
+    /// Where that is more than a [batch](ProtectOptions::batch), stripes all of whose pages are announced take no memory, and
+    /// three more flushes for each batch of them. With [`StripeLayout::Spread`] such stripes are few: announce what is large
+    /// in parts.
+    ///
+    /// It is for stores that are [announced](crate::Protected::announce); those to a [mapping](ProtectOptions::mapping) are found
+    /// afterwards only, and with 0 it is refused.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("table");
+    /// # std::fs::write(&path, vec![7; 1 << 16]).unwrap();
+    /// use std::os::unix::fs::FileExt;
+    /// let file = std::fs::File::options().write(true).open(&path).unwrap();
+    /// let protected = untorn::ProtectOptions::new().period(std::time::Duration::ZERO).open(&path)?;
+    /// let stores = protected.announce(100..105)?;
+    /// file.write_all_at(b"hello", 100).unwrap();
+    /// drop(stores);
+    /// assert_eq!(protected.coverage()?.uncovered, 0);
+    /// protected.close()?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn period(mut self, period: Duration) -> Self {
+        self.period = Some(period);
+        self
+    }
+
+    /// Has no thread cover what was stored to: [`Protected::sync`](crate::Protected::sync), [`Stores::cover`](crate::Stores::cover) and
+    /// [`Protected::close`](crate::Protected::close) do.
+    #[must_use]
+    pub fn on_demand(mut self) -> Self {
+        self.period = None;
+        self
+    }
+
+    /// Pages that are covered at a time, with two flushes.
+    #[must_use]
+    pub fn batch(mut self, pages: u64) -> Self {
+        self.settings.batch = pages;
+        self
+    }
+
+    /// Has a thread scrub the file, and again this long after it is through. Without it nobody does.
+    #[must_use]
+    pub fn scrub_every(mut self, pause: Duration) -> Self {
+        self.scrub_every = Some(pause);
+        self
+    }
+
+    /// Bytes of the file that a scrub reads in a second, at most. Without it as many as it can.
+    #[must_use]
+    pub fn scrub_rate(mut self, bytes: u64) -> Self {
+        self.scrub_rate = Some(bytes);
+        self
+    }
+
+    /// Is called with each damage that the scrub in the background comes upon, on its thread.
+    #[must_use]
+    pub fn on_damage(mut self, call: impl Fn(&Damage) + Send + Sync + 'static) -> Self {
+        self.on_damage = Some(Arc::new(call));
+        self
+    }
+}
+
+impl Options {
+    /// Keeps checksums and parity of the data file, up to date behind the engine: damage to a page of it is found by
+    /// [`scrub`](crate::AtomicFile::scrub), and [`repair`](crate::AtomicFile::repair) gives its bytes back. A file that has
+    /// them already ([`protect`](crate::protect()), `untorn protect`) keeps them whether or not this is set, with default
+    /// options if it is not. Of several handles of one file the first decides. Not for a handle for reading, nor for a file
+    /// [shared](Options::shared) with other processes, which keeps what it has by the process that has it open.
+    ///
+    /// All pages that the engine stores to are known from its stores, so after a crash each is covered, or known not to be.
+    /// Once a [period](ProtectOptions::period), what is committed and in the sidecar is brought home, and what was stored to is
+    /// covered: the sidecar itself is not. Until then a page is as safe as without redundancy. With a period of 0 all
+    /// that the engine stores to the file is covered at once, which takes several flushes for each store; what it stores to the
+    /// sidecar waits for [`sync_redundancy`](crate::AtomicFile::sync_redundancy), or for the close.
+    ///
+    /// The first store to a page since it was covered costs a flush, so that on a disk a program whose stores are spread over
+    /// many pages is slowed down by it. A new length takes new checksums and parity, all of them: a file that is protected is
+    /// better not grown in small steps.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("ledger");
+    /// use untorn::{Options, ProtectOptions};
+    /// let file = Options::new().redundancy(ProtectOptions::new().stripe(8)).create(&path, 1 << 20)?;
+    /// file.write_at(b"hello", 4000)?;
+    /// file.sync()?;
+    /// file.sync_redundancy()?; // it would be covered after a second anyway
+    /// assert!(file.scrub()?.is_clean());
+    /// file.close()?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn redundancy(mut self, options: ProtectOptions) -> Self {
+        self.redundancy = Some(options);
+        self
+    }
+}

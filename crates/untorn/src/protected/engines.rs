@@ -1,0 +1,111 @@
+//! Redundancy of files that are open with an engine.
+
+use crate::engine::{Engine, Shared};
+use crate::error::{Error, Result};
+use crate::file::AtomicFile;
+use crate::map::AtomicMap;
+use crate::redundancy::{Coverage, RepairReport, Scrub, ScrubReport, Service};
+
+/// The redundancy of an open file.
+fn kept(shared: &Shared) -> Result<&dyn Service> {
+    let engine: &dyn Engine = &*shared.engine;
+    engine.redundancy().ok_or_else(|| {
+        let what = "no redundancy is kept of it by this handle; open it for writing with `Options::redundancy`";
+        Error::Invalid { path: engine.path().to_owned(), what: what.to_owned() }
+    })
+}
+
+fn coverage(shared: &Shared) -> Result<Option<Coverage>> {
+    shared.engine.redundancy().map(|kept| kept.coverage()).transpose()
+}
+
+fn scrub(shared: &Shared) -> Result<ScrubReport> {
+    let kept = kept(shared)?;
+    let report = kept.scrub(Scrub { rate: None, progress: &mut |_, _| true })?;
+    kept.note_scrub()?;
+    Ok(report)
+}
+
+impl AtomicFile {
+    /// Brings home what is committed and in the sidecar only, and covers what was stored to before the call. Of the reflection
+    /// engine under [`Durability::PerCommit`](crate::Durability::PerCommit), what is brought home counts from the next
+    /// [`sync`](AtomicFile::sync) on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a file of which this handle keeps no [redundancy](crate::Options::redundancy), as one that is shared
+    /// and open in another process; those of reading, writing and flushing, after which nothing more is promised.
+    pub fn sync_redundancy(&self) -> Result<()> {
+        kept(self.shared())?.cover().map(drop)
+    }
+
+    /// What is covered now; `None` if this handle keeps no [redundancy](crate::Options::redundancy).
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] after a failure, [`Error::Invalid`] for an empty file.
+    pub fn coverage(&self) -> Result<Option<Coverage>> {
+        coverage(self.shared())
+    }
+
+    /// Reads the data file as the medium holds it, and compares it with its checksums and parity; see
+    /// [`Protected::scrub`](crate::Protected::scrub). It ends early if the file is given another length meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if this handle keeps no redundancy; those of reading. Damage is not an error: it is in the report.
+    pub fn scrub(&self) -> Result<ScrubReport> {
+        scrub(self.shared())
+    }
+
+    /// [Scrubs](AtomicFile::scrub), and repairs what can be repaired, unless some of it cannot be: then nothing is touched. The
+    /// file may be read and written meanwhile.
+    ///
+    /// # Errors
+    /// As there, and those of writing and flushing. What is lost is in the report.
+    pub fn repair(&self) -> Result<RepairReport> {
+        self.repair_with(&mut |_, _| true)
+    }
+
+    /// The same, telling now and then how many of how many bytes were read.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
+        kept(self.shared())?.repair(Scrub { rate: None, progress })
+    }
+}
+
+impl AtomicMap {
+    /// Brings home what is committed and in the log, and covers it. What is not committed is in memory only.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a map of whose file no [redundancy](crate::Options::redundancy) is kept; those of reading, writing
+    /// and flushing, after which nothing more is promised.
+    pub fn sync_redundancy(&self) -> Result<()> {
+        kept(self.shared())?.cover().map(drop)
+    }
+
+    /// What is covered now; `None` if no [redundancy](crate::Options::redundancy) is kept.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] after a failure, [`Error::Invalid`] for an empty file.
+    pub fn coverage(&self) -> Result<Option<Coverage>> {
+        coverage(self.shared())
+    }
+
+    /// Reads the data file as the medium holds it, and compares it with its checksums and parity; see
+    /// [`Protected::scrub`](crate::Protected::scrub).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if no redundancy is kept; those of reading. Damage is not an error: it is in the report.
+    pub fn scrub(&self) -> Result<ScrubReport> {
+        scrub(self.shared())
+    }
+
+    /// [Scrubs](AtomicMap::scrub), and repairs what can be repaired, unless some of it cannot be: then nothing is touched.
+    /// Pages that are in memory as they were damaged are seen repaired too, save those that were stored to.
+    ///
+    /// # Errors
+    /// As there, and those of writing and flushing. What is lost is in the report.
+    pub fn repair(&self) -> Result<RepairReport> {
+        kept(self.shared())?.repair(Scrub { rate: None, progress: &mut |_, _| true })
+    }
+}

@@ -1,0 +1,385 @@
+//! A medium that tells redundancy of every store to one of its files: that of an engine.
+//!
+//! An engine reaches storage through its [`Medium`] only. Between it and the medium proper there is this one, of which
+//! nothing is to be said but for the data file: whatever changes bytes of that is announced before, and released when it is
+//! made and seen by other threads. So it is known of every page of the file, with no word from the engine, whether it may
+//! differ from what it was covered with. The sidecar is not watched: see `engine::covered`.
+//!
+//! # What makes it sound
+//! 1. Redundancy that a file has is open before the engine writes its first byte, so also before what recovery writes.
+//!    Redundancy that it is to have is made when the engine has the file, and so when nobody else has.
+//! 2. All stores to the file are between an announcement and its release, and the companion file is changed to another
+//!    length by nobody but [`Watch::resize`], which keeps all of them out. So invariants 1 and 2 of
+//!    [`redundancy`](super) are those of announced stores.
+//! 3. What stores past the cache leave in buffers of the CPU is not read by others yet. It is ordered before the release, or
+//!    a page would be covered as it was.
+//! 4. Another length is another companion file, in which all is marked. It takes the place of the old one durably before the
+//!    file changes. A crash in between leaves one that is of another length than the file, and that is made anew.
+
+use std::ffi::OsString;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use super::open::remove_unlocked;
+use super::service::{Beside, Service};
+use super::{Coverage, Mode, Redundancy, RepairReport, Scrub, ScrubReport, companion};
+use crate::error::{Error, Result};
+use crate::medium::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+use crate::options::Settings;
+
+/// Watches the stores to one file, and keeps its redundancy.
+pub(crate) struct Watch<M: Medium> {
+    medium: Arc<M>,
+    path: PathBuf,
+    mode: Mode,
+    settings: Settings,
+    kept: RwLock<Kept<M>>,
+}
+
+/// What is kept of the file.
+enum Kept<M: Medium> {
+    /// Nothing: it has no companion file yet.
+    Nothing,
+    /// It is to be protected, and has no bytes.
+    Empty,
+    Open(Box<Redundancy<M>>),
+    /// It got another length, and no companion file of that length.
+    Lost(String),
+}
+
+impl<M: Medium> Watch<M> {
+    /// Watches the file at this path. Nothing is kept of it until it is [bound](Watch::bind).
+    pub(crate) fn new(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Arc<Self> {
+        Arc::new(Watch { medium, path: path.to_owned(), mode, settings, kept: RwLock::new(Kept::Nothing) })
+    }
+
+    /// Whether the file has a companion.
+    pub(crate) fn is_protected(&self) -> Result<bool> {
+        let data = self.medium.open(&self.path, Access::Read, 0)?;
+        self.medium.exists(&companion(&self.path, data.identity()?.inode))
+    }
+
+    /// Opens the redundancy of the file, making it if there is none; from here on stores are announced. The companion file is
+    /// not changed before the first of them, or before [`begin`](Watch::begin): the engine may refuse the file yet.
+    ///
+    /// # Errors
+    /// Those of [`Redundancy::open`].
+    pub(crate) fn bind(&self) -> Result<()> {
+        let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
+        let is_empty = self.medium.open(&self.path, Access::Read, 0)?.is_empty();
+        *kept = if is_empty { Kept::Empty } else { Kept::Open(Box::new(self.open()?)) };
+        Ok(())
+    }
+
+    fn open(&self) -> Result<Redundancy<M>> {
+        Redundancy::open_beside(Arc::clone(&self.medium), &self.path, self.mode.clone(), self.settings)
+    }
+
+    /// Notes in the companion file that stores are announced from now on.
+    ///
+    /// # Errors
+    /// Those of writing and flushing.
+    pub(crate) fn begin(&self) -> Result<()> {
+        match &*self.read() {
+            Kept::Open(redundancy) => redundancy.begin(),
+            _ => Ok(()),
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Kept<M>> {
+        // A panic between two states leaves the one before, whose companion file is another than the file's by length.
+        self.kept.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lost<T>(&self, cause: &str) -> Result<T> {
+        Err(Error::Poisoned { path: self.path.clone(), cause: cause.to_owned() })
+    }
+
+    /// Does something with the redundancy.
+    fn with<T>(&self, work: impl FnOnce(&Redundancy<M>) -> Result<T>) -> Result<T> {
+        match &*self.read() {
+            Kept::Open(redundancy) => work(redundancy),
+            Kept::Lost(cause) => self.lost(cause),
+            Kept::Nothing | Kept::Empty => {
+                let what = "an empty file has nothing to protect; give it its length first".to_owned();
+                Err(Error::Invalid { path: self.path.clone(), what })
+            }
+        }
+    }
+
+    /// Stores to these bytes of the file, and tells.
+    fn told(&self, bytes: Range<u64>, store: impl FnOnce() -> Result<()>) -> Result<()> {
+        match &*self.read() {
+            Kept::Nothing | Kept::Empty => store(),
+            Kept::Lost(cause) => self.lost(cause),
+            Kept::Open(redundancy) => {
+                let bytes = bytes.start..bytes.end.min(redundancy.len());
+                redundancy.announce(bytes.clone())?;
+                let stored = store();
+                self.medium.order();
+                let released = redundancy.release(bytes);
+                stored.and(released)
+            }
+        }
+    }
+
+    /// Changes the length of the file. What is kept of it is kept for the new length, and nothing is covered then.
+    fn resize(&self, file: &M::File, len: u64) -> Result<()> {
+        if file.len() == len {
+            return file.set_len(len);
+        }
+        if let Kept::Open(redundancy) = &*self.read() {
+            // A pass or a scrub under way would have to be waited for.
+            redundancy.leave();
+        }
+        let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
+        let prepared = match &*kept {
+            Kept::Lost(cause) => return self.lost(cause),
+            Kept::Nothing => return file.set_len(len),
+            Kept::Open(redundancy) if len > 0 => redundancy.renew(len),
+            // Of no bytes there is no companion. One that is left would count for what the file is given next.
+            Kept::Open(_) | Kept::Empty => remove_unlocked(&*self.medium, &self.path),
+        };
+        let changed = prepared.and_then(|()| file.set_len(len));
+        // Lets go of the companion of the old length.
+        *kept = Kept::Empty;
+        if file.is_empty() {
+            return changed;
+        }
+        match self.open().and_then(|redundancy| redundancy.begin().map(|()| redundancy)) {
+            Ok(redundancy) => {
+                *kept = Kept::Open(Box::new(redundancy));
+                changed
+            }
+            Err(error) => {
+                *kept = Kept::Lost(error.to_string());
+                changed.and(Err(error))
+            }
+        }
+    }
+}
+
+impl<M: Medium> Service for Watch<M> {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn cover(&self) -> Result<u64> {
+        match &*self.read() {
+            Kept::Empty => Ok(0),
+            _ => self.with(Redundancy::cover),
+        }
+    }
+
+    fn coverage(&self) -> Result<Coverage> {
+        self.with(Redundancy::coverage)
+    }
+
+    fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport> {
+        self.with(|redundancy| redundancy.scrub(how))
+    }
+
+    fn note_scrub(&self) -> Result<()> {
+        self.with(Redundancy::note_scrub)
+    }
+
+    fn repair(&self, how: Scrub<'_>) -> Result<RepairReport> {
+        self.with(|redundancy| redundancy.repair(how))
+    }
+}
+
+impl<M: Medium> Beside for Watch<M> {
+    fn finish(&self) -> Result<()> {
+        match &*self.read() {
+            Kept::Empty => Ok(()),
+            _ => self.with(Redundancy::finish),
+        }
+    }
+}
+
+/// The medium of an engine whose data file is watched.
+pub(crate) struct Watched<M: Medium>(pub(crate) Arc<Watch<M>>);
+
+impl<M: Medium> Watched<M> {
+    fn plain(&self, file: M::File) -> WatchedFile<M> {
+        WatchedFile { file, watch: None }
+    }
+}
+
+impl<M: Medium> Medium for Watched<M> {
+    type File = WatchedFile<M>;
+
+    fn class(&self) -> MediumClass {
+        self.0.medium.class()
+    }
+
+    fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
+        let file = self.0.medium.open(path, access, reserve)?;
+        let watch = (access == Access::ReadWrite && path == self.0.path).then(|| Arc::clone(&self.0));
+        Ok(WatchedFile { file, watch })
+    }
+
+    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
+        Ok(self.plain(self.0.medium.create(path, len, reserve)?))
+    }
+
+    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &Self::File) -> Result<Self::File> {
+        Ok(self.plain(self.0.medium.create_like(path, len, reserve, &like.file)?))
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        self.0.medium.create_dir(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.0.medium.rename(from, to)
+    }
+
+    fn unlink(&self, path: &Path) -> Result<()> {
+        self.0.medium.unlink(path)
+    }
+
+    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
+        self.0.medium.remove_dir_if_empty(path)
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.0.medium.exists(path)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
+        self.0.medium.list(dir)
+    }
+
+    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
+        self.0.medium.sync_dir(barrier, dir)
+    }
+
+    fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
+        match files {
+            [one] => self.0.medium.fence(barrier, &[&one.file]),
+            [one, two] => self.0.medium.fence(barrier, &[&one.file, &two.file]),
+            many => self.0.medium.fence(barrier, &many.iter().map(|file| &file.file).collect::<Vec<_>>()),
+        }
+    }
+
+    fn order(&self) {
+        self.0.medium.order();
+    }
+
+    fn unique(&self) -> Result<[u8; 16]> {
+        self.0.medium.unique()
+    }
+
+    fn relax(&self, round: u32) {
+        self.0.medium.relax(round);
+    }
+}
+
+/// A file of an engine whose data file is watched.
+pub(crate) struct WatchedFile<M: Medium> {
+    file: M::File,
+    /// Of the data file, open for writing.
+    watch: Option<Arc<Watch<M>>>,
+}
+
+impl<M: Medium> WatchedFile<M> {
+    fn told(&self, offset: u64, len: u64, store: impl FnOnce(&M::File) -> Result<()>) -> Result<()> {
+        match &self.watch {
+            None => store(&self.file),
+            Some(watch) => watch.told(offset..offset.saturating_add(len), || store(&self.file)),
+        }
+    }
+}
+
+impl<M: Medium> MediumFile for WatchedFile<M> {
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        self.file.identity()
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        self.file.stamp()
+    }
+
+    fn notes_stores(&self) -> bool {
+        self.file.notes_stores()
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.file.read(offset, dst)
+    }
+
+    #[inline]
+    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
+        self.file.try_read(offset, dst)
+    }
+
+    fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.file.read_stored(offset, dst)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.told(offset, src.len() as u64, |file| file.write(offset, src))
+    }
+
+    fn write_lines(&self, offset: u64, src: &[u8], lines: u64) -> Result<()> {
+        self.told(offset, src.len() as u64, |file| file.write_lines(offset, src, lines))
+    }
+
+    fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.told(offset, src.len() as u64, |file| file.store(offset, src))
+    }
+
+    fn prefetch(&self, offset: u64) {
+        self.file.prefetch(offset);
+    }
+
+    fn prefetch_to_store(&self, offset: u64) {
+        self.file.prefetch_to_store(offset);
+    }
+
+    fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
+        self.file.flush(barrier, offset, len);
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        match &self.watch {
+            None => self.file.set_len(len),
+            Some(watch) => watch.resize(&self.file, len),
+        }
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        // No byte changes, but the file's time may.
+        self.told(offset, len.min(1), |file| file.allocate(offset, len))
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        self.told(offset, len, |file| file.punch(offset, len))
+    }
+
+    fn sync(&self, barrier: Barrier) -> Result<()> {
+        self.file.sync(barrier)
+    }
+
+    fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
+        self.file.distrust_cache(barrier, offset, len)
+    }
+
+    fn mark(&self) -> Result<MarkState> {
+        self.file.mark()
+    }
+
+    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
+        self.file.set_mark(mark)
+    }
+
+    fn try_lock(&self, kind: LockKind) -> Result<bool> {
+        self.file.try_lock(kind)
+    }
+}

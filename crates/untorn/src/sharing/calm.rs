@@ -1,0 +1,201 @@
+//! Calm blocks: those that a reader may copy from the data file after a look at one bit.
+//!
+//! # What holds
+//! While a block is *calm*, all of it that anybody may see is in the data file, of no open epoch, and nobody stores there.
+//! So a reader who finds a block calm before its copy and after it, and finds that it never was anything else in between,
+//! has read what stood there: whole, of one instant, and no older than what any write had left that had returned.
+//!
+//! # Protocol
+//! - Who is about to change a block has its lock, and *stirs* it before anything of the change is published and before the
+//!   first store to the data file. Of several blocks that change together all are stirred before the first is published.
+//! - A block becomes calm again by somebody who has its lock, and has seen that all its bytes are at home and that nobody is
+//!   about to store there. Before the bit is cleared, [`Moves`] grows, so that a reader who saw the block calm before it was
+//!   stirred, and sees it calm after its copy, is not deceived.
+//! - A change of length makes [`Moves`] odd before it begins and even when it is done. Readers believe nothing meanwhile.
+//!
+//! A bit is near where a block's own state would be far: the bits of a file of 1 GiB take 32 KiB, its states 4 MiB. So to
+//! wait for a block's state would take as long as to wait for its bytes.
+
+use std::io;
+use std::ops::Range;
+
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, fence};
+
+/// What a reader goes by besides the bit: odd while the length changes, grown by 2 before a block counts as calm again.
+///
+/// It stands beside the length, which readers look at too.
+#[derive(Debug, Zeroed)]
+#[repr(transparent)]
+pub(crate) struct Moves(AtomicU64);
+
+impl Moves {
+    /// What to find unchanged after a copy; `None` while the length changes. To be asked before the length is looked at.
+    #[inline(always)]
+    pub(crate) fn look(&self) -> Option<u64> {
+        let moves = self.0.load(Ordering::Acquire);
+        if moves & 1 == 0 { Some(moves) } else { None }
+    }
+
+    /// Says that the length is about to change. For one thread at a time.
+    pub(crate) fn begin(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Says that the length has changed.
+    pub(crate) fn end(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// What a reader of a calm block has to find unchanged after its copy.
+#[derive(Clone, Copy)]
+pub(crate) struct CalmGlimpse<'a> {
+    word: &'a AtomicU64,
+    /// The block's bit and those of its neighbours.
+    bits: u64,
+    moves: u64,
+}
+
+impl CalmGlimpse<'_> {
+    /// Whether the block was calm from the glimpse until now, so that what was copied meanwhile is what it held. False also
+    /// if a block near it was stirred meanwhile, which is seldom and saves telling the two apart.
+    #[inline(always)]
+    pub(crate) fn held(self, moves: &Moves) -> bool {
+        // The loads of the copy must not move below these. Nor may the second load below move above the first: whoever
+        // finds a block calm again finds that `moves` has grown.
+        fence(Ordering::Acquire);
+        self.word.load(Ordering::Acquire) == self.bits && moves.0.load(Ordering::Relaxed) == self.moves
+    }
+}
+
+/// Which blocks of a file are calm. At first all are.
+pub(crate) struct CalmBlocks {
+    /// A bit for each block that is not calm.
+    stirred: ZeroedArray<AtomicU64>,
+}
+
+impl CalmBlocks {
+    /// For so many blocks.
+    pub(crate) fn new(blocks: u64) -> io::Result<Self> {
+        Ok(CalmBlocks { stirred: ZeroedArray::reserve(blocks.div_ceil(64) as usize)? })
+    }
+
+    /// What a reader of a block has to find unchanged after its copy; `None` if the block is not calm. `moves` is what the
+    /// reader [looked at](Moves::look) before.
+    #[inline(always)]
+    pub(crate) fn glimpse(&self, block: u64, moves: u64) -> Option<CalmGlimpse<'_>> {
+        let word = self.stirred.get((block / 64) as usize)?;
+        let bits = word.load(Ordering::Acquire);
+        if bits & 1 << (block % 64) == 0 { Some(CalmGlimpse { word, bits, moves }) } else { None }
+    }
+
+    /// Whether a block is not calm, for a guess only.
+    #[inline]
+    pub(crate) fn is_stirred(&self, block: u64) -> bool {
+        let word = self.stirred.get((block / 64) as usize);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) & 1 << (block % 64) != 0)
+    }
+
+    /// Makes a block count as stirred. For the holder of its lock.
+    #[inline(always)]
+    pub(crate) fn stir(&self, block: u64) {
+        self.stir_in((block / 64) as usize, 1 << (block % 64));
+    }
+
+    /// The same for several blocks, for the holder of the lock that stands for all of them.
+    #[inline]
+    pub(crate) fn stir_all(&self, blocks: Range<u64>) {
+        each_word(blocks, |word, bits| self.stir_in(word, bits));
+    }
+
+    #[inline(always)]
+    fn stir_in(&self, word: usize, bits: u64) {
+        // Loaded first: a block is mostly stirred already, and a load takes no cache line away from those who read.
+        if let Some(word) = self.stirred.get(word)
+            && word.load(Ordering::Acquire) & bits != bits
+        {
+            word.fetch_or(bits, Ordering::AcqRel);
+        }
+        // Whoever reads a byte that is stored from here on finds the bit when it looks again. On x86 this costs nothing.
+        fence(Ordering::Release);
+    }
+
+    /// Makes blocks count as calm again. For the holder of the lock that stands for all of them, who has seen that they are.
+    pub(crate) fn calm_down(&self, blocks: Range<u64>, moves: &Moves) {
+        moves.0.fetch_add(2, Ordering::AcqRel);
+        each_word(blocks, |word, bits| {
+            if let Some(word) = self.stirred.get(word) {
+                word.fetch_and(!bits, Ordering::AcqRel);
+            }
+        });
+    }
+}
+
+/// Calls `each` with every word that has bits of these blocks, and with those bits.
+#[inline]
+fn each_word(blocks: Range<u64>, mut each: impl FnMut(usize, u64)) {
+    for word in blocks.start / 64..blocks.end.div_ceil(64) {
+        let (from, to) = (blocks.start.max(word * 64), blocks.end.min(word * 64 + 64));
+        let bits = u64::MAX.checked_shr(64 - (to - from) as u32).unwrap_or(0);
+        each(word as usize, bits << (from % 64));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::sync::zeroed;
+
+    /// Which of the first 200 blocks are calm, as a reader finds them.
+    fn calm_ones(blocks: &CalmBlocks, moves: &Moves) -> Vec<u64> {
+        let look = moves.look().unwrap();
+        (0..200).filter(|&block| blocks.glimpse(block, look).is_some()).collect()
+    }
+
+    #[test]
+    fn ranges_are_stirred_and_calmed_to_the_block() {
+        let moves: Moves = zeroed();
+        for range in [0..1, 3..4, 0..64, 63..65, 64..128, 5..133, 128..200, 7..7] {
+            let blocks = CalmBlocks::new(200).unwrap();
+            blocks.stir_all(range.clone());
+            let rest: Vec<u64> = (0..200).filter(|block| !range.contains(block)).collect();
+            assert_eq!(calm_ones(&blocks, &moves), rest, "{range:?} stirred");
+            assert!((0..200).all(|block| blocks.is_stirred(block) == range.contains(&block)), "{range:?}");
+
+            let blocks = CalmBlocks::new(200).unwrap();
+            (0..200).for_each(|block| blocks.stir(block));
+            blocks.calm_down(range.clone(), &moves);
+            assert_eq!(calm_ones(&blocks, &moves), range.clone().collect::<Vec<_>>(), "{range:?} calmed");
+        }
+    }
+
+    #[test]
+    fn a_block_beyond_all_is_never_calm() {
+        let (blocks, moves) = (CalmBlocks::new(64).unwrap(), zeroed::<Moves>());
+        blocks.stir(64);
+        blocks.calm_down(64..65, &moves);
+        assert!(blocks.glimpse(64, 0).is_none() && blocks.glimpse(u64::MAX, 0).is_none());
+    }
+
+    #[test]
+    fn a_glimpse_ends_with_whatever_happens_near() {
+        let (blocks, moves) = (CalmBlocks::new(64).unwrap(), zeroed::<Moves>());
+        let glimpse = |block| blocks.glimpse(block, moves.look().unwrap()).unwrap();
+        let before = glimpse(3);
+        assert!(before.held(&moves));
+        blocks.stir(3);
+        assert!(!before.held(&moves), "stirred");
+        blocks.calm_down(3..4, &moves);
+        assert!(!before.held(&moves), "stirred and calm again");
+
+        let before = glimpse(3);
+        moves.begin();
+        assert!(!before.held(&moves) && moves.look().is_none(), "the length changes");
+        moves.end();
+        assert!(!before.held(&moves), "the length has changed");
+        assert!(glimpse(3).held(&moves));
+    }
+}

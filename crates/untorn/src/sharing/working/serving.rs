@@ -1,0 +1,115 @@
+//! Coming to serve: beginning a working copy, or going on where another process left it.
+
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::backing::{Backing, Opener};
+use super::control::{CLOSED, Control, OPEN, PAGE};
+use super::server::Server;
+use crate::error::{Error, Result};
+use crate::sharing::dial::{bell, ring};
+use crate::sharing::place::Place;
+use crate::sys::shared::SharedPages;
+
+/// How long the backing may say that it is in use when a process that had it may have just died.
+const DYING: Duration = Duration::from_secs(1);
+
+/// The same where one has died for certain: a process gives up its files when it next gets a CPU and has ended the flushes
+/// it had under way, and to take a file for lost that will be free would poison it for all.
+const DYING_FOR_CERTAIN: Duration = Duration::from_secs(30);
+
+/// A serving thread of this process; dropping it ends the serving in good order.
+pub(super) struct Serving {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        ring(&self.stop);
+        if let Some(thread) = self.thread.take() {
+            // A panic in it was caught there.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Begins a new working copy of what the opener opens and serves it. The place says that nobody else takes part.
+///
+/// # Errors
+/// Those of the opener; [`Error::Io`], [`Error::Invalid`].
+pub(super) fn begin(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) -> Result<Serving> {
+    let failed = |error| Error::io("make a working copy of", place.path(), error);
+    let backing = open(place, opener, None, DYING)?;
+    let len = backing.len();
+    let reserved = reserve.max(len).max(1).div_ceil(PAGE as u64);
+    let bytes = reserved.checked_mul(PAGE as u64).and_then(|bytes| usize::try_from(bytes).ok());
+    let Some(bytes) = bytes.filter(|_| reserved <= 1 << 40) else {
+        let what = format!("{reserve} bytes of address space are more than there can be");
+        return Err(Error::Invalid { path: place.path().to_owned(), what });
+    };
+    let control = Control::create(len, reserved).map_err(failed)?;
+    control.set_commit(backing.last_commit());
+    let view = SharedPages::create("untorn-working", len.next_multiple_of(PAGE as u64), bytes).map_err(failed)?;
+    start(place, Arc::new(control), view, Ok(backing))
+}
+
+/// Goes on with the serving where a process left it. The place says that this one may.
+///
+/// # Errors
+/// [`Error::Io`]: then another process has to.
+pub(super) fn take_over(
+    place: &Arc<Place>,
+    control: &Arc<Control>,
+    pages: &SharedPages,
+    opener: &Arc<dyn Opener>,
+) -> Result<Serving> {
+    // Nobody who waits to store has to wait for the rest.
+    control.recover();
+    control.set_gate(if control.rolling_back() { CLOSED } else { OPEN });
+    let file = pages.file().try_clone_to_owned();
+    let view = file.and_then(|file| SharedPages::map(file, pages.reserved()));
+    let view = view.map_err(|error| Error::io("take over the serving of", place.path(), error))?;
+    let backing = open(place, opener, Some(control.len()), DYING_FOR_CERTAIN).map_err(|error| {
+        // Somebody has to serve, or those who wait for a page wait for ever. What they get is never committed.
+        control.poison(&error.to_string());
+        error.to_string()
+    });
+    if let Ok(backing) = &backing {
+        control.set_commit(backing.last_commit());
+    }
+    start(place, Arc::clone(control), view, backing)
+}
+
+/// Opens the backing. A process that had it and is dying lets go of one lock after the other, this one last perhaps.
+fn open(place: &Place, opener: &Arc<dyn Opener>, len: Option<u64>, dying: Duration) -> Result<Arc<dyn Backing>> {
+    let since = Instant::now();
+    loop {
+        match catch_unwind(AssertUnwindSafe(|| opener.open(len))) {
+            Ok(Err(Error::InUse { .. })) if since.elapsed() < dying => thread::sleep(Duration::from_millis(2)),
+            Ok(opened) => return opened.map(Arc::from),
+            // Going on with the panic would leave the others with a process that serves and does not.
+            Err(_) => {
+                let cause = "opening it panicked".to_owned();
+                return Err(Error::Poisoned { path: place.path().to_owned(), cause });
+            }
+        }
+    }
+}
+
+fn start(
+    place: &Arc<Place>,
+    control: Arc<Control>,
+    view: SharedPages,
+    backing: std::result::Result<Arc<dyn Backing>, String>,
+) -> Result<Serving> {
+    let failed = |error| Error::io("serve the sharers of", place.path(), error);
+    let stop = Arc::new(bell().map_err(failed)?);
+    let server = Server::new(place, control, view, backing, Arc::clone(&stop))?;
+    let thread =
+        thread::Builder::new().name("untorn-server".to_owned()).spawn(move || server.serve()).map_err(failed)?;
+    Ok(Serving { stop, thread: Some(thread) })
+}

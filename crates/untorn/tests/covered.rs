@@ -1,0 +1,284 @@
+//! Redundancy of files that have an engine, over real files: what the engine stores is covered, and what is damaged comes back.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use untorn::{AtomicFile, Damage, Durability, EngineKind, Error, Options, PageRange, ProtectOptions};
+
+const PAGE: u64 = 4096;
+const LEN: u64 = 40 * PAGE + 1000;
+
+struct Place {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ledger");
+        Place { _dir: dir, path }
+    }
+}
+
+/// Every engine, with every durability that it is told apart by.
+fn engines() -> [Options; 3] {
+    let with = |engine, durability| Options::new().engine(engine).durability(durability);
+    [
+        with(EngineKind::Reflection, Durability::PerWrite),
+        with(EngineKind::Reflection, Durability::PerCommit),
+        with(EngineKind::HybridLog, Durability::PerCommit),
+    ]
+}
+
+fn by_hand() -> ProtectOptions {
+    ProtectOptions::new().on_demand()
+}
+
+fn at_once() -> ProtectOptions {
+    ProtectOptions::new().period(Duration::ZERO)
+}
+
+/// Does to a file what a device would: its bytes change, its times stay.
+fn rot(path: &Path, at: u64, bytes: &[u8]) {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    file.write_all_at(bytes, at).unwrap();
+    file.set_modified(modified).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn quiet() -> impl FnMut(u64, u64) -> bool {
+    |_, _| true
+}
+
+fn fill(file: &AtomicFile, seed: u64) -> Vec<u8> {
+    let bytes: Vec<u8> = (0..file.len()).map(|at| ((at / 64 + seed) * 37 % 251) as u8).collect();
+    // Half of each page is written once more, so that the sidecar has slices of it.
+    file.write_at(&bytes, 0).unwrap();
+    for page in 0..file.len() / PAGE {
+        let at = (page * PAGE) as usize;
+        file.write_at(&bytes[at..at + 2048], page * PAGE).unwrap();
+    }
+    file.sync().unwrap();
+    bytes
+}
+
+fn all_of(file: &AtomicFile) -> Vec<u8> {
+    let mut bytes = vec![0; file.len() as usize];
+    file.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+#[test]
+fn damage_is_repaired_while_the_engine_has_the_file_and_after() {
+    for options in engines() {
+        for redundancy in [by_hand(), at_once()] {
+            let place = Place::new();
+            let options = options.clone().redundancy(redundancy);
+            let file = options.create(&place.path, LEN).unwrap();
+            let bytes = fill(&file, 1);
+            file.sync_redundancy().unwrap();
+            file.sync().unwrap();
+            let coverage = file.coverage().unwrap().unwrap();
+            assert_eq!((coverage.pages, coverage.uncovered, coverage.in_sidecar), (41, 0, 0));
+            rot(&place.path, 9 * PAGE + 5, b"damage");
+            let range = PageRange { offset: 9 * PAGE, len: PAGE };
+            assert_eq!(file.scrub().unwrap().damage, [Damage::Page(range)]);
+            assert_eq!(file.repair().unwrap().repaired, [range]);
+            assert_eq!(all_of(&file), bytes);
+            assert!(file.scrub().unwrap().is_clean());
+            file.write_at(b"something else", 17 * PAGE).unwrap();
+            file.close().unwrap();
+            let report = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
+            assert_eq!((report.damage, report.skipped), (Vec::new(), 0));
+            rot(&place.path, 17 * PAGE + 5, b"damage");
+            assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().repaired.len(), 1);
+            let file = options.open(&place.path).unwrap();
+            let mut found = [0; 14];
+            file.read_at(&mut found, 17 * PAGE).unwrap();
+            assert_eq!(&found, b"something else");
+            // A plain protected file from here on.
+            file.settle().unwrap();
+            rot(&place.path, 0, &[!bytes[0]]);
+            assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().repaired.len(), 1);
+            assert_eq!(fs::read(&place.path).unwrap()[..PAGE as usize], bytes[..PAGE as usize]);
+        }
+    }
+}
+
+#[test]
+fn a_protected_file_stays_so_whoever_opens_it() {
+    for options in engines() {
+        let place = Place::new();
+        options.create(&place.path, LEN).unwrap().close().unwrap();
+        assert!(untorn::coverage(&place.path).unwrap().is_none());
+        assert_eq!(untorn::protect(&place.path, &by_hand().stripe(2)).unwrap().uncovered, 0);
+        let file = options.open(&place.path).unwrap();
+        assert!(matches!(untorn::scrub(&place.path, None, &mut quiet()), Err(Error::InUse { .. })));
+        let bytes = fill(&file, 3);
+        file.close().unwrap();
+        let coverage = untorn::coverage(&place.path).unwrap().unwrap();
+        assert_eq!((coverage.uncovered, coverage.stripe, coverage.believed), (0, 2, true));
+        for page in [1, 8, 40] {
+            rot(&place.path, page * PAGE + 3, b"damage");
+        }
+        assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().repaired.len(), 3);
+        assert_eq!(all_of(&options.open(&place.path).unwrap()), bytes);
+    }
+}
+
+#[test]
+fn what_is_dropped_is_covered_or_known_not_to_be() {
+    for options in engines() {
+        let place = Place::new();
+        let options = options.redundancy(by_hand());
+        let file = options.create(&place.path, LEN).unwrap();
+        fill(&file, 1);
+        file.sync_redundancy().unwrap();
+        file.sync().unwrap();
+        file.write_at(&[7; 100], 3 * PAGE).unwrap();
+        file.sync().unwrap();
+        drop(file);
+        let report = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
+        assert!(report.is_clean(), "{report:?}");
+        // What nobody stored to is covered all the while.
+        rot(&place.path, 30 * PAGE, b"damage");
+        let report = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
+        assert_eq!(report.damage, [Damage::Page(PageRange { offset: 30 * PAGE, len: PAGE })]);
+        let file = options.open(&place.path).unwrap();
+        assert_eq!(file.repair().unwrap().repaired.len(), 1);
+        file.sync_redundancy().unwrap();
+        assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0);
+        file.close().unwrap();
+    }
+}
+
+#[test]
+fn another_length_is_covered_anew() {
+    for options in engines() {
+        let place = Place::new();
+        let options = options.redundancy(by_hand().stripe(3));
+        let file = options.create(&place.path, 0).unwrap();
+        assert!(matches!(file.coverage(), Err(Error::Invalid { .. })));
+        file.sync_redundancy().unwrap();
+        for len in [3 * PAGE + 5, 20 * PAGE, 2 * PAGE, 0, 2 * PAGE] {
+            file.resize(len).unwrap();
+            if len > 0 {
+                file.write_at(b"at the end", len - 10).unwrap();
+            }
+            file.sync().unwrap();
+            file.sync_redundancy().unwrap();
+        }
+        file.close().unwrap();
+        let coverage = untorn::coverage(&place.path).unwrap().unwrap();
+        assert_eq!((coverage.pages, coverage.uncovered, coverage.stripe), (2, 0, 3));
+        assert!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().is_clean());
+        rot(&place.path, PAGE + 1, b"damage");
+        assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().repaired.len(), 1);
+        let file = options.open(&place.path).unwrap();
+        assert!(all_of(&file).ends_with(b"at the end"));
+    }
+}
+
+#[test]
+fn threads_write_while_a_thread_covers_and_another_scrubs() {
+    for options in engines() {
+        let place = Place::new();
+        let alarms: Arc<Mutex<Vec<Damage>>> = Arc::default();
+        let told = alarms.clone();
+        let redundancy = ProtectOptions::new()
+            .period(Duration::from_millis(1))
+            .scrub_every(Duration::from_millis(1))
+            .on_damage(move |damage| told.lock().unwrap().push(*damage));
+        let file = options.redundancy(redundancy).create(&place.path, LEN).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..2_u64 {
+                let file = &file;
+                scope.spawn(move || {
+                    for round in 0..300_u64 {
+                        let at = (round * 7919 + thread * 20 * PAGE) % (LEN - 200);
+                        file.write_at(&[round as u8; 200], at).unwrap();
+                        if round % 16 == 0 {
+                            file.sync().unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        file.sync().unwrap();
+        let bytes = all_of(&file);
+        file.close().unwrap();
+        assert_eq!(*alarms.lock().unwrap(), []);
+        assert!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().is_clean());
+        assert_eq!(untorn::coverage(&place.path).unwrap().unwrap().uncovered, 0);
+        rot(&place.path, 20 * PAGE, b"damage");
+        assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().repaired.len(), 1);
+        assert_eq!(all_of(&AtomicFile::open(&place.path).unwrap()), bytes);
+    }
+}
+
+#[test]
+fn a_map_is_covered_behind_its_commits() {
+    let place = Place::new();
+    let options = Options::new().redundancy(by_hand());
+    let mut map = options.create_map(&place.path, LEN).unwrap();
+    map[5 * PAGE as usize..][..9].copy_from_slice(b"committed");
+    map.commit().unwrap();
+    map.sync_redundancy().unwrap();
+    assert_eq!(map.coverage().unwrap().unwrap().uncovered, 0);
+    map[7 * PAGE as usize] = 1;
+    map.commit().unwrap();
+    rot(&place.path, 5 * PAGE, b"damage!!!");
+    assert_eq!(map.repair().unwrap().repaired, [PageRange { offset: 5 * PAGE, len: PAGE }]);
+    assert_eq!(&map[5 * PAGE as usize..][..9], b"committed");
+    assert!(map.scrub().unwrap().is_clean());
+    map.close().unwrap();
+    assert_eq!(untorn::coverage(&place.path).unwrap().unwrap().uncovered, 0);
+    assert_eq!(fs::read(&place.path).unwrap()[7 * PAGE as usize], 1);
+}
+
+#[test]
+fn the_period_covers_by_itself() {
+    let place = Place::new();
+    let redundancy = ProtectOptions::new().period(Duration::from_millis(5));
+    let file = Options::new().redundancy(redundancy).create(&place.path, LEN).unwrap();
+    fill(&file, 1);
+    let start = Instant::now();
+    while file.coverage().unwrap().unwrap().uncovered > 0 {
+        assert!(start.elapsed() < Duration::from_secs(300), "nothing covers it");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn who_may_not_or_does_not_keep_it_is_told() {
+    let place = Place::new();
+    let file = Options::new().create(&place.path, LEN).unwrap();
+    assert!(file.coverage().unwrap().is_none());
+    assert!(matches!(file.sync_redundancy(), Err(Error::Invalid { .. })));
+    file.close().unwrap();
+    assert!(matches!(untorn::repair(&place.path, &mut quiet()), Err(Error::Io { .. })));
+    assert!(matches!(ProtectOptions::new().open(&place.path), Err(Error::Invalid { .. })));
+    let reader = Options::new().read_only(true).redundancy(by_hand());
+    assert!(matches!(reader.open(&place.path), Err(Error::Invalid { .. })));
+    let canary = Options::new().engine(EngineKind::Passthrough).redundancy(by_hand());
+    assert!(matches!(canary.open(&place.path), Err(Error::Invalid { .. })));
+    // It is of no file that somebody else has.
+    let holder = Options::new().open(&place.path).unwrap();
+    assert!(matches!(untorn::protect(&place.path, &by_hand()), Err(Error::InUse { .. })));
+    assert!(untorn::coverage(&place.path).unwrap().is_none());
+    holder.close().unwrap();
+    untorn::protect(&place.path, &by_hand()).unwrap();
+    // Nor is it kept twice.
+    let shared = Options::new().shared(true);
+    assert!(matches!(shared.clone().redundancy(by_hand()).open(&place.path), Err(Error::Invalid { .. })));
+    let shared = shared.open(&place.path).unwrap();
+    shared.write_at(b"shared", 9).unwrap();
+    shared.close().unwrap();
+    assert_eq!(untorn::coverage(&place.path).unwrap().unwrap().uncovered, 0);
+    assert!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().is_clean());
+}

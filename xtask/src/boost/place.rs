@@ -1,0 +1,145 @@
+//! Where programs are measured: the directories and logs, and a disk in memory where none is named.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use untorn_rigs::block::isolated;
+
+/// Bytes of the disk; what is not written of it takes no memory.
+const DISK: u64 = 4 << 30;
+const MEMORY: &str = "/dev/shm";
+
+/// One way in which programs are run.
+pub(super) struct Arm {
+    pub(super) name: &'static str,
+    directory: PathBuf,
+    pub(super) log: Option<Log>,
+}
+
+pub(super) struct Log {
+    pub(super) path: PathBuf,
+    /// Taken for persistent memory, which it is not.
+    pub(super) assumed: bool,
+}
+
+impl Arm {
+    /// Where a program has its files.
+    pub(super) fn files(&self) -> PathBuf {
+        self.directory.join("files")
+    }
+
+    /// As if nothing had been measured yet.
+    pub(super) fn clear(&self) -> io::Result<()> {
+        match fs::remove_dir_all(self.files()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::create_dir(self.files())
+    }
+}
+
+/// All ways, the bare one first. Their directories go with it.
+pub(super) struct Ground {
+    pub(super) arms: Vec<Arm>,
+    made: Vec<PathBuf>,
+}
+
+impl Ground {
+    fn new(disk: &Path, log: Option<&Path>) -> io::Result<Self> {
+        let mut ground = Ground { arms: Vec::new(), made: Vec::new() };
+        let disk = ground.make(disk)?;
+        let memory = ground.make(Path::new(MEMORY))?;
+        let fast = match log {
+            Some(log) => Log { path: ground.make(log)?.join("log"), assumed: false },
+            None => Log { path: memory.join("log"), assumed: true },
+        };
+        let same = Log { path: disk.join("log"), assumed: false };
+        let arm = |name, directory: &Path, log| Arm { name, directory: directory.to_owned(), log };
+        ground.arms = vec![
+            arm("bare", &disk, None),
+            arm("log", &disk, Some(fast)),
+            arm("log on the same disk", &disk, Some(same)),
+            arm("bare in memory", &memory, None),
+        ];
+        Ok(ground)
+    }
+
+    /// A directory of our own.
+    fn make(&mut self, below: &Path) -> io::Result<PathBuf> {
+        let path = below.canonicalize()?.join(format!("untorn-boost-{}-{}", std::process::id(), self.made.len()));
+        fs::create_dir(&path)?;
+        self.made.push(path.clone());
+        Ok(path)
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        for path in &self.made {
+            // Whatever is left of them, it is in the way of nothing.
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+}
+
+/// Runs `work` with all of it in place: on the disk that `dir` is on, or on one that is made in memory and gone afterwards.
+pub(super) fn with_ground<T: Send>(
+    dir: Option<&Path>,
+    log: Option<&Path>,
+    work: impl FnOnce(&Ground) -> io::Result<T> + Send,
+) -> io::Result<T> {
+    if let Some(dir) = dir {
+        return work(&Ground::new(dir, log)?);
+    }
+    let missing = |error: untorn_rigs::Error| io::Error::new(io::ErrorKind::Unsupported, error.to_string());
+    isolated(|| {
+        let disk = Disk::new()?;
+        let ground = Ground::new(&disk.at, log)?;
+        work(&ground)
+    })
+    .map_err(missing)?
+}
+
+/// An ext4 on a loop device, whose file is in memory. Mounted where only this process and its children see it.
+struct Disk {
+    image: PathBuf,
+    at: PathBuf,
+}
+
+impl Disk {
+    fn new() -> io::Result<Self> {
+        let name = |what| Path::new(MEMORY).join(format!("untorn-boost-{what}-{}", std::process::id()));
+        let disk = Disk { image: name("disk"), at: name("mount") };
+        fs::create_dir(&disk.at)?;
+        fs::File::create_new(&disk.image)?.set_len(DISK)?;
+        // Nothing lazy: a thread of the kernel that writes zeros would take its part of the time.
+        let options = ["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
+        done(Command::new("mkfs.ext4").args(options).arg(&disk.image))?;
+        done(Command::new("mount").args(["-t", "ext4", "-o", "loop"]).args([&disk.image, &disk.at]))?;
+        // The mount keeps it, and takes it along when it ends, however that is.
+        fs::remove_file(&disk.image)?;
+        Ok(disk)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // It may not have come so far; and if it is busy still, it ends with this process.
+        let _ = Command::new("umount").arg(&self.at).output();
+        let _ = fs::remove_dir(&self.at);
+        let _ = fs::remove_file(&self.image);
+    }
+}
+
+fn done(command: &mut Command) -> io::Result<()> {
+    let what = command.get_program().to_string_lossy().into_owned();
+    let output = command.output();
+    let failed = |why: String| io::Error::new(io::ErrorKind::Unsupported, format!("{what}: {why}"));
+    let output = output.map_err(|error| failed(error.to_string()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+}
