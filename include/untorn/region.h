@@ -64,7 +64,10 @@ extern "C" {
  *   same in all processes. Pages that are not mapped can be touched; what is stored
  *   to a page that is not allocated is in no commit.
  * - pmsync is to be called with threads storing as they like. What is not committed
- *   is discarded when the last process closes the region.
+ *   is discarded when the last process closes the region. After a failed flush it
+ *   fails in all processes, until all have closed the region. So it does when a
+ *   process that does not share the region changed it in the moment between the
+ *   death of the process that had the store open and the next one's opening it.
  * - free_ppage knows what its own process has mapped.
  * - SIGBUS is untorn's: a thread that stores must not block it, and a handler for it
  *   that is installed later has to call the one it replaces.

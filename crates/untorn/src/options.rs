@@ -234,7 +234,9 @@ impl Options {
         self
     }
 
-    /// Resolves a disagreement between a data file and its sidecar in favour of one side.
+    /// Resolves a disagreement between a data file and its sidecar in favour of one side. Either way
+    /// [redundancy](Options::redundancy) then takes the file as it is: a page that differs from its checksum is covered anew,
+    /// whether another program wrote to it or a device damaged it.
     #[must_use]
     pub fn trust(mut self, side: Trust) -> Self {
         self.trust = Some(side);
@@ -356,6 +358,10 @@ impl Options {
         }
         if self.redundancy.is_some() && (self.read_only || self.engine == EngineKind::Passthrough) {
             return invalid("redundancy is kept by who writes, and with an engine that keeps promises");
+        }
+        let stripe = self.redundancy.as_ref().and_then(|redundancy| redundancy.settings.stripe);
+        if !stripe.is_none_or(|pages| (1..=Settings::MAX_STRIPE).contains(&pages)) {
+            return invalid("a stripe of redundancy has 1 to 64 data pages");
         }
         if self.redundancy.is_some() && self.shared {
             return invalid("a file that is shared keeps the redundancy it has; protect it before (`untorn protect`)");

@@ -149,7 +149,7 @@ impl Protected {
     }
 
     /// The same, reading at most `rate` bytes in a second, and telling now and then how many of how many were read; `false`
-    /// from `progress` ends it.
+    /// from `progress` ends it. It must not call back into this handle.
     ///
     /// # Errors
     /// As there.
@@ -168,7 +168,8 @@ impl Protected {
         self.repair_with(&mut |_, _| true)
     }
 
-    /// The same, telling now and then how many of how many bytes were read.
+    /// The same, telling now and then how many of how many bytes were read. `progress` must not call back into this handle: the
+    /// call may wait for ever.
     ///
     /// # Errors
     /// As there.

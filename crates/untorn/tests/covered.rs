@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use untorn::{AtomicFile, Damage, Durability, EngineKind, Error, Options, PageRange, ProtectOptions};
+use untorn::{AtomicFile, Damage, Durability, EngineKind, Error, Options, PageRange, ProtectOptions, Trust};
 
 const PAGE: u64 = 4096;
 const LEN: u64 = 40 * PAGE + 1000;
@@ -281,4 +281,138 @@ fn who_may_not_or_does_not_keep_it_is_told() {
     shared.close().unwrap();
     assert_eq!(untorn::coverage(&place.path).unwrap().unwrap().uncovered, 0);
     assert!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().is_clean());
+}
+
+/// The companion file of the file at this path.
+fn companion(path: &Path) -> PathBuf {
+    let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
+    path.parent().unwrap().join(format!(".untorn/{inode}.redundancy"))
+}
+
+/// Another program's edit, at a time that no clock gives.
+fn edit(path: &Path, at: u64, bytes: &[u8]) {
+    let file = File::options().write(true).open(path).unwrap();
+    file.write_all_at(bytes, at).unwrap();
+    file.set_modified(std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000)).unwrap();
+}
+
+#[test]
+fn what_the_user_trusts_is_not_repaired_back() {
+    for options in engines() {
+        for side in [Trust::File, Trust::Sidecar] {
+            let place = Place::new();
+            let options = options.clone().redundancy(by_hand());
+            let file = options.create(&place.path, LEN).unwrap();
+            fill(&file, 1);
+            file.sync_redundancy().unwrap();
+            file.sync().unwrap();
+            file.write_at(&[7; 100], 3 * PAGE).unwrap();
+            file.sync().unwrap();
+            drop(file);
+            edit(&place.path, 30 * PAGE, b"edited");
+            assert!(matches!(options.open(&place.path), Err(Error::MixedUse { .. })));
+            let file = options.clone().trust(side).open(&place.path).unwrap();
+            file.sync_redundancy().unwrap();
+            assert!(file.repair().unwrap().repaired.is_empty());
+            let mut found = [0; 6];
+            file.read_at(&mut found, 30 * PAGE).unwrap();
+            assert_eq!(&found, b"edited", "{side:?}");
+            let coverage = file.coverage().unwrap().unwrap();
+            assert_eq!((coverage.uncovered, coverage.unknown), (0, vec![30]));
+            assert!(file.scrub().unwrap().is_clean());
+        }
+    }
+}
+
+#[test]
+fn a_file_cut_short_by_others_is_refused_with_its_redundancy_whole() {
+    for options in engines() {
+        let place = Place::new();
+        let options = options.redundancy(by_hand());
+        let file = options.create(&place.path, LEN).unwrap();
+        fill(&file, 1);
+        file.close().unwrap();
+        let kept = fs::read(companion(&place.path)).unwrap();
+        File::options().write(true).open(&place.path).unwrap().set_len(9 * PAGE).unwrap();
+        assert!(matches!(options.open(&place.path), Err(Error::MixedUse { .. })));
+        assert!(fs::read(companion(&place.path)).unwrap() == kept, "the refused open changed what there was");
+    }
+}
+
+#[test]
+fn redundancy_of_a_file_that_is_gone_is_set_aside() {
+    for options in engines() {
+        let place = Place::new();
+        let gone = place.path.with_file_name("gone");
+        fs::write(&gone, vec![5; LEN as usize]).unwrap();
+        untorn::protect(&gone, &by_hand()).unwrap();
+        let kept = fs::read(companion(&gone)).unwrap();
+        fs::write(&place.path, vec![6; LEN as usize]).unwrap();
+        let stray = companion(&place.path);
+        fs::rename(companion(&gone), &stray).unwrap();
+        let file = options.open(&place.path).unwrap();
+        assert!(file.coverage().unwrap().is_none(), "nobody asked for redundancy");
+        assert!(!stray.exists());
+        let names = fs::read_dir(stray.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
+        let orphan = names.into_iter().find(|name| name.to_str().unwrap().ends_with(".orphan")).unwrap();
+        assert!(fs::read(orphan).unwrap() == kept);
+        file.close().unwrap();
+        let file = options.redundancy(by_hand()).open(&place.path).unwrap();
+        assert_eq!(file.sync_redundancy().map(|_| file.coverage().unwrap().unwrap().uncovered).unwrap(), 0);
+    }
+}
+
+#[test]
+fn an_empty_file_is_scrubbed_and_repaired_in_no_time() {
+    let place = Place::new();
+    let file = Options::new().redundancy(by_hand()).create(&place.path, 0).unwrap();
+    assert!(file.scrub().unwrap().is_clean());
+    assert!(file.repair().unwrap().scrub.is_clean());
+}
+
+#[test]
+fn a_stripe_that_cannot_be_is_refused_before_anything_is_made() {
+    for stripe in [0, 65] {
+        let place = Place::new();
+        let options = Options::new().redundancy(by_hand().stripe(stripe));
+        assert!(matches!(options.create(&place.path, LEN), Err(Error::Invalid { .. })));
+        assert!(!place.path.exists());
+    }
+}
+
+#[test]
+fn damage_that_cannot_be_mended_keeps_nobody_from_the_file() {
+    for options in engines() {
+        let place = Place::new();
+        let file = options.redundancy(at_once().stripe(2)).create(&place.path, LEN).unwrap();
+        fill(&file, 1);
+        file.sync_redundancy().unwrap();
+        rot(&place.path, 8 * PAGE + 2000, b"damage");
+        rot(&place.path, 9 * PAGE + 2000, b"damage");
+        file.write_at(b"stored", 8 * PAGE).unwrap();
+        file.sync().unwrap();
+        // What the sidecar has is brought home by this, whether or not the stripe can be covered.
+        file.sync_redundancy().unwrap();
+        // An engine that stores the whole page anew takes the damage for its own.
+        let lost = file.coverage().unwrap().unwrap().lost;
+        assert!(lost == [8, 9] || lost == [9], "{lost:?} with {:?}", file.info().engine);
+        let mut found = [0; 6];
+        file.read_at(&mut found, 8 * PAGE).unwrap();
+        assert_eq!(&found, b"stored");
+    }
+}
+
+#[test]
+fn a_file_that_was_replaced_leaves_the_redundancy_of_the_other_alone() {
+    for options in engines() {
+        let place = Place::new();
+        let (other, aside) = (place.path.with_file_name("other"), place.path.with_file_name("aside"));
+        options.clone().redundancy(by_hand()).create(&other, LEN).unwrap().close().unwrap();
+        let file = options.redundancy(by_hand()).create(&place.path, LEN).unwrap();
+        fs::rename(&place.path, &aside).unwrap();
+        fs::rename(&other, &place.path).unwrap();
+        let kept = fs::read(companion(&place.path)).unwrap();
+        assert!(file.resize(LEN + 20 * PAGE).and_then(|()| file.close()).is_err());
+        assert!(fs::read(companion(&place.path)).unwrap() == kept);
+    }
 }

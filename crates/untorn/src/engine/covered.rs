@@ -12,7 +12,7 @@
 //! settling, the file is a plain protected one.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{Engine, EngineKind, Info, Piece};
@@ -36,6 +36,8 @@ pub(super) struct Covered {
 struct Work {
     engine: Box<dyn Engine>,
     beside: Arc<dyn Beside>,
+    /// Why the last pass that nobody called for failed, until somebody is told, or another pass goes through.
+    untold: Mutex<Option<Error>>,
 }
 
 /// What watches the file, if it has redundancy or is to have it.
@@ -45,7 +47,7 @@ pub(super) fn watch<M: Medium>(medium: &Arc<M>, path: &Path, options: &Options) 
     }
     let redundancy = options.redundancy.clone().unwrap_or_default();
     let mode = if redundancy.period == Some(Duration::ZERO) { Mode::Synchronous } else { Mode::Announced };
-    let watch = Watch::new(Arc::clone(medium), path, mode, redundancy.settings);
+    let watch = Watch::new(Arc::clone(medium), path, mode, redundancy.settings, options.trust.is_some());
     let is_protected = watch.is_protected()?;
     Ok((is_protected || options.redundancy.is_some()).then_some(watch))
 }
@@ -71,7 +73,7 @@ pub(super) fn open<M: Medium>(
         watch.bind()?;
     }
     watch.begin()?;
-    let work = Arc::new(Work { engine, beside: watch });
+    let work = Arc::new(Work { engine, beside: watch, untold: Mutex::default() });
     let service: Arc<dyn Service> = work.clone();
     let redundancy: ProtectOptions = options.redundancy.clone().unwrap_or_default();
     let threads = Mutex::new(Threads::start(&service, &redundancy)?);
@@ -81,13 +83,20 @@ pub(super) fn open<M: Medium>(
 impl Work {
     /// Brings home what is committed and in the sidecar only.
     fn bring_home(&self) -> Result<()> {
+        let mut last = Ok(());
         for _ in 0..TRIES {
-            match self.engine.deploy(0, self.engine.len()) {
-                Err(Error::OutOfRange { .. }) => {}
-                other => return other,
+            last = self.engine.deploy(0, self.engine.len());
+            if !matches!(last, Err(Error::OutOfRange { .. })) {
+                break;
             }
         }
-        Ok(())
+        last
+    }
+}
+
+impl Work {
+    fn untold(&self) -> MutexGuard<'_, Option<Error>> {
+        self.untold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -99,12 +108,21 @@ impl Service for Work {
     fn cover(&self) -> Result<u64> {
         self.engine.writable()?;
         self.bring_home()?;
-        self.beside.cover()
+        let covered = self.beside.cover()?;
+        *self.untold() = None;
+        Ok(covered)
+    }
+
+    fn failed(&self, error: Error) {
+        *self.untold() = Some(error);
     }
 
     fn coverage(&self) -> Result<Coverage> {
         // In a forked child its locks may be held for ever.
         self.engine.writable()?;
+        if let Some(error) = self.untold().take() {
+            return Err(error);
+        }
         let mut coverage = self.beside.coverage()?;
         coverage.in_sidecar = self.engine.info().reflected_pages;
         Ok(coverage)

@@ -10,7 +10,7 @@ use crate::engine::{self, Piece, Shared};
 use crate::error::{Error, Result};
 use crate::medium::{self, Identity, detect};
 use crate::options::Options;
-use crate::sharing::working::{Backing, Cut, Opener, WorkingCopy};
+use crate::sharing::working::{Backing, Cut, Opener, WorkingCopy, cause_of};
 use crate::sidecar;
 use crate::sys::sync;
 
@@ -81,7 +81,7 @@ impl SharedMap {
         &self.path
     }
 
-    /// Length in bytes, the same in all processes.
+    /// Length in bytes, the same in all processes; 0 in a forked child, which does not have the memory.
     pub fn len(&self) -> usize {
         self.copy.len() as usize
     }
@@ -96,7 +96,7 @@ impl SharedMap {
         self.copy.reserved()
     }
 
-    /// The number of the last commit.
+    /// The number of the last commit; 0 in a forked child.
     pub fn last_commit(&self) -> u64 {
         self.copy.last_commit()
     }
@@ -110,7 +110,9 @@ impl SharedMap {
     /// `count` words of 64 bits from `offset` on, which all processes load and store whole.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless they lie within the length; [`Error::Invalid`] unless `offset` is a multiple of 8.
+    /// [`Error::OutOfRange`] unless they lie within the length; [`Error::Invalid`] unless `offset` is a multiple of 8;
+    /// [`Error::Forked`]; [`Error::Io`] once a page was lost, [`Error::Poisoned`] once the process has lost touch with the
+    /// others.
     pub fn words(&self, offset: u64, count: usize) -> Result<&[AtomicU64]> {
         self.check(offset, count.saturating_mul(8))?;
         if !offset.is_multiple_of(8) {
@@ -122,7 +124,7 @@ impl SharedMap {
     /// Copies bytes out. A store of another thread or process meanwhile may be in the copy in part.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless the whole range lies within the length.
+    /// [`Error::OutOfRange`] unless the whole range lies within the length; otherwise as for [`words`](SharedMap::words).
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.check(offset, buf.len())?;
         self.copy.load(offset as usize, buf);
@@ -132,7 +134,7 @@ impl SharedMap {
     /// Copies bytes in: stores like any other, of which a commit meanwhile may hold the first ones only.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless the whole range lies within the length.
+    /// [`Error::OutOfRange`] unless the whole range lies within the length; otherwise as for [`words`](SharedMap::words).
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check(offset, buf.len())?;
         self.copy.store(offset as usize, buf);
@@ -140,6 +142,7 @@ impl SharedMap {
     }
 
     fn check(&self, offset: u64, len: usize) -> Result<()> {
+        self.copy.check()?;
         engine::check_range(&self.path, offset, len as u64, self.copy.len())
     }
 
@@ -148,7 +151,9 @@ impl SharedMap {
     ///
     /// # Errors
     /// [`Error::Io`] with the reason of the process that serves, [`Error::Invalid`] if what was stored does not fit into the
-    /// log: nothing is committed then, unless the flush failed.
+    /// log: nothing is committed then, unless the flush failed: every call of every process is refused after that, until all
+    /// have left, for nobody knows which commit the file is at. So it is when somebody who does not share the file committed to
+    /// it while no process served it.
     /// [`Error::Poisoned`] when nothing more is promised; [`Error::Forked`].
     pub fn commit(&self) -> Result<u64> {
         self.copy.commit()
@@ -284,4 +289,11 @@ impl Backing for Logged {
         self.commit.store(commit, std::sync::atomic::Ordering::Release);
         Ok(commit)
     }
+
+    fn poisoned(&self) -> Option<String> {
+        self.shared.engine.writable().err().map(cause_of)
+    }
 }
+
+#[cfg(test)]
+mod tests;

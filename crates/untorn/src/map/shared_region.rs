@@ -10,8 +10,9 @@
 //!    nothing: it becomes allocated only once it is zeros.
 //! 4. Whoever comes to serve opens the store at its last commit, whose pages say what waited for that commit alone: no state
 //!    of the process that served before is needed.
-//! 5. Processes meet at a place of the region and of the store's file, and who serves looks whether it is that file. So no
-//!    page ever goes to another region or store.
+//! 5. Processes meet at a place of the store's file, where they say which region they mean, and who comes to serve looks
+//!    whether it finds that file, that region and its last commit. So no page ever goes to another region or store, and
+//!    nothing is ever mixed with what somebody else has committed.
 
 mod backing;
 mod pages;
@@ -26,7 +27,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use self::backing::Committed;
-use self::pages::{ALLOCATED, Layout, States};
+use self::pages::{ALLOCATED, Layout, Refused, States};
 use super::region::RegionMapOptions;
 use super::views::misaligned;
 use crate::engine::snapshot::PAGE;
@@ -77,7 +78,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// What is stored to a page that is not allocated is in no commit. A page that was freed stays in memory, for those who still
 /// look at it, until it is allocated again. An allocation of several pages, as several stores, may be in a commit of another
-/// process in part. Of a process that is killed in the middle of an allocation the pages may be lost to the others until a
+/// process in part. A commit or a rollback waits for the allocations under way: one of very many pages, which clears those of
+/// them that are in memory, takes milliseconds. Of a process that is killed in the middle of an allocation the pages may be lost to the others until a
 /// rollback, or until all have left. A rollback takes back what all processes did, so they have to agree when.
 ///
 /// The processes are one user's and trust each other. SIGBUS must not be blocked in a thread that stores, and a handler for
@@ -143,7 +145,7 @@ impl SharedRegion {
         self.states.layout.pages
     }
 
-    /// The number of the last commit.
+    /// The number of the last commit; 0 in a forked child.
     pub fn last_commit(&self) -> u64 {
         self.copy.last_commit()
     }
@@ -161,7 +163,8 @@ impl SharedRegion {
     /// Allocates a page that is free, as a rule the lowest. It holds zeros.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is none; [`Error::Forked`].
+    /// [`Error::Invalid`] if there is none; [`Error::Forked`]; [`Error::Io`] once a page of the memory was lost, and
+    /// [`Error::Poisoned`] once the process has lost touch with the others.
     pub fn alloc_page(&self) -> Result<u64> {
         self.alloc_pages(1)
     }
@@ -169,10 +172,13 @@ impl SharedRegion {
     /// Allocates `count` pages in a row and returns the first.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if they fit nowhere; [`Error::Forked`].
+    /// [`Error::Invalid`] if they fit nowhere; otherwise as for [`alloc_page`](SharedRegion::alloc_page).
     pub fn alloc_pages(&self, count: u64) -> Result<u64> {
         self.copy.check()?;
-        let found = if count == 0 { None } else { self.states.allocate(&self.copy, None, count).unwrap_or_default() };
+        let found = match count {
+            0 => None,
+            _ => self.states.allocate(&self.copy, None, count).map_err(|refused| self.refusal(refused))?,
+        };
         found.ok_or_else(|| self.invalid(format!("no {count} of its {} pages in a row are free", self.max_pages())))
     }
 
@@ -186,11 +192,16 @@ impl SharedRegion {
         if count == 0 || page.checked_add(count).is_none_or(|end| end > self.max_pages()) {
             return Err(self.invalid(format!("its pages in memory are numbered below {}", self.max_pages())));
         }
-        self.states.allocate(&self.copy, Some(page), count).map(drop).map_err(|taken| {
-            self.invalid(format!(
-                "page {taken} is allocated, or was before the last commit; a freed page is free after the next"
-            ))
-        })
+        self.states.allocate(&self.copy, Some(page), count).map(drop).map_err(|refused| self.refusal(refused))
+    }
+
+    fn refusal(&self, refused: Refused) -> Error {
+        match refused {
+            Refused::Taken(page) => self.invalid(format!(
+                "page {page} is allocated, or was before the last commit; a freed page is free after the next"
+            )),
+            Refused::Lost(error) => error,
+        }
     }
 
     /// Frees a page, which leaves the region with the next commit: its number is not given out before. That no other process
@@ -200,7 +211,10 @@ impl SharedRegion {
     /// [`Error::Invalid`] if it is not allocated; [`Error::Forked`].
     pub fn free_page(&self, page: u64) -> Result<()> {
         self.copy.check()?;
-        if self.states.free(&self.copy, page) { Ok(()) } else { Err(self.absent(page)) }
+        let freed = self.states.free(&self.copy, page);
+        // What was looked at may be the zeros in the place of a lost page.
+        self.copy.check()?;
+        if freed { Ok(()) } else { Err(self.absent(page)) }
     }
 
     /// Whether a page is allocated now.
@@ -209,7 +223,9 @@ impl SharedRegion {
     /// [`Error::Forked`].
     pub fn is_allocated(&self, page: u64) -> Result<bool> {
         self.copy.check()?;
-        Ok(self.states.state(&self.copy, page) == ALLOCATED)
+        let state = self.states.state(&self.copy, page);
+        self.copy.check()?;
+        Ok(state == ALLOCATED)
     }
 
     /// Every page that is allocated, ascending; others may allocate and free meanwhile.
@@ -218,7 +234,9 @@ impl SharedRegion {
     /// [`Error::Forked`].
     pub fn pages(&self) -> Result<Vec<u64>> {
         self.copy.check()?;
-        Ok(self.states.pages(&self.copy))
+        let pages = self.states.pages(&self.copy);
+        self.copy.check()?;
+        Ok(pages)
     }
 
     /// `count` words of 64 bits from `offset` on, which all processes load and store whole.
@@ -270,8 +288,10 @@ impl SharedRegion {
     /// once may share one.
     ///
     /// # Errors
-    /// [`Error::Io`] with the reason of the process that serves: nothing is committed then, unless the flush failed.
-    /// [`Error::Poisoned`] when nothing more is promised; [`Error::Forked`].
+    /// [`Error::Io`] with the reason of the process that serves: nothing is committed then, unless the flush failed:
+    /// commits and rollbacks of every process are refused after that, until all have left, for nobody knows which commit the
+    /// store is at. [`Error::Poisoned`] when nothing more is promised, as then, and when somebody who does not share the
+    /// region changed it while no process served it; [`Error::Io`] once a page of the memory was lost; [`Error::Forked`].
     pub fn pmsync(&self) -> Result<u64> {
         let done = self.copy.commit();
         self.states.look_again();
@@ -312,6 +332,7 @@ impl SharedRegion {
             return Err(Error::OutOfRange { path: self.store.clone(), offset, len, file_len });
         };
         let absent = (offset / PAGE..end.div_ceil(PAGE)).find(|page| self.states.state(&self.copy, *page) != ALLOCATED);
+        self.copy.check()?;
         absent.map_or(Ok(()), |page| Err(self.absent(page)))
     }
 }
@@ -351,8 +372,9 @@ impl RegionMapOptions {
         }
         let reserve = self.reserved_to_share();
         let opener = Committed { store: store.clone(), identity, name: name.to_owned(), create, reserve };
-        // Each region has a place of its own, so that nobody ever serves the pages of another one.
-        let place = format!("{}.region-{:016x}", identity.inode, fingerprint(name));
+        // One place for all regions, so that nobody opens the store for one of them while another one's processes look for
+        // who serves next.
+        let place = format!("{}.region", identity.inode);
         let copy = WorkingCopy::open(&store, &dir, &place, with(opener), 0).map_err(|error| {
             // Only if nothing is in it; if it stays, the error is the one that helps.
             let _ = std::fs::remove_dir(&dir);
@@ -367,14 +389,13 @@ impl RegionMapOptions {
 fn explained(error: Error) -> Error {
     match error {
         Error::InUse { path, holder } if holder == "another process, or this one" => {
-            let holder = format!("{holder}, which has it open or shares another of its regions");
+            let holder = format!("{holder}, which has it open");
+            Error::InUse { path, holder }
+        }
+        Error::InUse { path, holder } if holder == "another handle of this process" => {
+            let holder = format!("{holder}, which shares a region of it, and one process shares one");
             Error::InUse { path, holder }
         }
         other => other,
     }
-}
-
-/// FNV-1a: a name may be too long for one of a file, and have what such a name has not.
-fn fingerprint(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

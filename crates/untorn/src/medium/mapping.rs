@@ -245,8 +245,14 @@ impl MappedFile {
     }
 
     fn change_len(&self, len: u64) {
-        self.len.store(len, Ordering::Release);
-        self.limit(len);
+        // Whoever sees a length may go as far: the limits are never below it, unless a page is lost.
+        if len > self.len.load(Ordering::Relaxed) {
+            self.limit(len);
+            self.len.store(len, Ordering::Release);
+        } else {
+            self.len.store(len, Ordering::Release);
+            self.limit(len);
+        }
     }
 
     /// Whether space was allocated; false where the file system has no such operation. Source: `fallocate(2)`.

@@ -84,6 +84,8 @@ pub(crate) struct Settings {
 impl Settings {
     /// Data pages of a stripe where nobody says how many.
     pub(crate) const STRIPE: u32 = 4;
+    /// The most data pages of a stripe.
+    pub(crate) const MAX_STRIPE: u32 = 64;
     /// Pages covered at a time where nobody says how many.
     pub(crate) const BATCH: u64 = 1024;
 }
@@ -251,7 +253,8 @@ impl ProtectOptions {
         self
     }
 
-    /// Is called with each damage that the scrub in the background comes upon, on its thread.
+    /// Is called with each damage that the scrub in the background comes upon, on its thread. It must not close the file, which
+    /// waits for that thread.
     #[must_use]
     pub fn on_damage(mut self, call: impl Fn(&Damage) + Send + Sync + 'static) -> Self {
         self.on_damage = Some(Arc::new(call));

@@ -64,7 +64,8 @@ impl AtomicFile {
         self.repair_with(&mut |_, _| true)
     }
 
-    /// The same, telling now and then how many of how many bytes were read.
+    /// The same, telling now and then how many of how many bytes were read. `progress` must not call back into this file: its
+    /// length is held meanwhile, and the call may wait for ever.
     ///
     /// # Errors
     /// As there.

@@ -51,6 +51,32 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
+    /// Tells that the file's time may change from now on, though no byte does, until it is [calm](Redundancy::calm).
+    ///
+    /// # Errors
+    /// Those of writing and flushing.
+    pub(super) fn stir(&self) -> Result<()> {
+        let mut inner = self.usable()?;
+        let inner = &mut *inner;
+        if !inner.begun {
+            let begun = self.take_over(inner);
+            self.note_failure(inner, begun)?;
+        }
+        if inner.superblock.left == Left::Announced {
+            inner.superblock.left = Left::Storing;
+            let written = self.write_superblock(inner, barriers::ANNOUNCE);
+            let durable = written.and_then(|()| self.medium.fence(barriers::ANNOUNCE, &[&self.side]));
+            self.note_failure(inner, durable)?;
+        }
+        inner.stirring += 1;
+        Ok(())
+    }
+
+    /// Tells that it will not any more. The next pass notes it.
+    pub(super) fn calm(&self) {
+        self.lock().stirring -= 1;
+    }
+
     /// Tells that the stores of an [announcement](Redundancy::announce) were made. Where they are covered at once, they
     /// are, save in pages that somebody else is still storing to.
     ///

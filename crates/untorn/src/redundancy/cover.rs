@@ -80,7 +80,7 @@ impl<M: Medium> Redundancy<M> {
                 if inner.stored.count() == 0 && inner.tables.uncovered().count() == 0 {
                     inner.whole_at = Instant::now();
                 }
-                if inner.superblock.left == Left::Storing && inner.storing.is_empty() {
+                if inner.superblock.left == Left::Storing && inner.is_quiet() {
                     // Nothing could be covered, of which the file's time would have been noted.
                     let noted = self.note_quiet(&mut inner);
                     self.note_failure(&mut inner, noted)?;
@@ -207,7 +207,7 @@ impl<M: Medium> Redundancy<M> {
         if self.mode.is_announced() {
             // What was announced and is made has not changed the file's time since.
             inner.superblock.stamp = self.pages.stamp()?;
-            if inner.storing.is_empty() {
+            if inner.is_quiet() {
                 inner.superblock.left = Left::Announced;
             }
             self.write_superblock(inner, sites.tables)?;

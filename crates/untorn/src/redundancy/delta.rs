@@ -27,7 +27,7 @@ impl<M: Medium> Redundancy<M> {
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a page that is damaged, cannot be given back and is to be stored to in part: the rest of it
-    /// would be covered as it is. Those of reading and of repair.
+    /// would be covered as it is. Of a file with an engine it is, and told of as lost. Those of reading and of repair.
     pub(super) fn remember(&self, inner: &mut Inner, bytes: &Range<u64>) -> Result<Vec<(u64, Box<[u8]>)>> {
         let pages = self.geometry.pages_of(bytes);
         // A stripe all of which is stored to speaks of nothing else. Of many pages, to cover such a stripe as a whole takes
@@ -55,6 +55,16 @@ impl<M: Medium> Redundancy<M> {
                 let healed = self.heal(inner, page, &mut held);
                 if !self.note_failure(inner, healed)? {
                     if is_whole {
+                        inner.spoilt.remove(&page);
+                        continue;
+                    }
+                    if self.has_engine {
+                        // It may be recovery that stores, without which nobody gets at the rest of the file. The page is covered
+                        // as it will be, as one is that is covered after a period.
+                        if inner.spoilt.insert(page) {
+                            let path = self.path.display();
+                            tracing::error!(%path, page, "a damaged page is stored to; parity cannot give it back");
+                        }
                         continue;
                     }
                     let what = "the page is damaged and parity cannot give it back; store the whole page anew, or restore \

@@ -38,6 +38,7 @@
 mod announce;
 mod bits;
 mod checksum;
+mod companion;
 mod cover;
 mod delta;
 mod format;
@@ -64,8 +65,8 @@ use format::Superblock;
 use layout::Geometry;
 use table::Tables;
 
+pub(crate) use companion::{companion, remove};
 pub use format::History;
-pub(crate) use open::{companion, remove};
 use pages::Pages;
 pub use report::{Coverage, RepairReport, ScrubReport};
 pub(crate) use scrub::Scrub;
@@ -207,7 +208,11 @@ struct Inner {
     stored: Bits,
     /// Pages that somebody is storing to, and how many do.
     storing: BTreeMap<u64, u32>,
-    /// Of these, what they held when they were announced, and were covered with, where stores are covered at once.
+    /// How many do what changes the file's time and none of its bytes.
+    stirring: u32,
+    /// Pages that were damaged, could not be given back, and were stored to in part all the same.
+    spoilt: BTreeSet<u64>,
+    /// Of those that are stored to, what they held when they were announced, and were covered with, where stores are covered at once.
     before: BTreeMap<u64, Box<[u8]>>,
     /// Pages of which it cannot be said whether they are damaged.
     unknown: BTreeSet<u64>,
@@ -225,6 +230,13 @@ struct Inner {
     disbelieved: bool,
     /// The first failure, after which nothing more is done.
     failed: Option<String>,
+}
+
+impl Inner {
+    /// Whether nobody is doing anything that changes the file's time.
+    fn is_quiet(&self) -> bool {
+        self.storing.is_empty() && self.stirring == 0
+    }
 }
 
 impl<M: Medium> Redundancy<M> {
@@ -290,7 +302,7 @@ impl<M: Medium> Redundancy<M> {
             in_sidecar: 0,
             believed: !inner.disbelieved,
             unknown: inner.were_unknown.clone(),
-            lost: inner.stuck.iter().copied().collect(),
+            lost: inner.stuck.union(&inner.spoilt).copied().collect(),
             oldest_uncovered: age,
             stripes: self.geometry.stripes(),
             vulnerable_stripes: vulnerable.len() as u64,

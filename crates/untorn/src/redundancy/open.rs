@@ -1,66 +1,29 @@
-//! Making a companion file, opening one, judging what a crash left, closing it, removing it.
+//! Opening redundancy, judging what a crash left, closing it. The file that it is kept in is of [`companion`](super::companion).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rustix::io::Errno;
-
 use super::bits::Bits;
-use super::format::{History, Left, Superblock};
-use super::layout::Geometry;
+use super::companion::{agree, attach, companion, create, is_of};
+use super::format::{Left, Superblock};
 use super::pages::FilePages;
 use super::table::{Read, Scope, Tables};
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
-use crate::medium::{Access, LockKind, MarkState, Medium, MediumFile};
+use crate::medium::{Access, MarkState, Medium, MediumFile};
 use crate::options::Settings;
-use crate::sidecar::attach::{is_named, take_lock};
-use crate::sidecar::{MAX_LEN, PAGE, directory, parent, path as sidecar_path};
+use crate::sidecar::{MAX_LEN, PAGE, path as sidecar_path};
 use crate::simd::xor;
 
-/// The companion file of the data file with this inode number.
-pub(crate) fn companion(data: &Path, inode: u64) -> PathBuf {
-    sidecar_path(data, inode).with_extension("redundancy")
-}
-
-/// Removes the companion file whoever has it open, if there is one.
-pub(super) fn remove_unlocked<M: Medium>(medium: &M, path: &Path) -> Result<()> {
-    let place = companion(path, medium.open(path, Access::Read, 0)?.identity()?.inode);
-    if !medium.exists(&place)? {
-        return Ok(());
-    }
-    medium.unlink(&place)?;
-    medium.sync_dir(barriers::CREATE_NAME, &directory(path))
-}
-
-/// Removes the companion file; false if there is none.
-///
-/// # Errors
-/// [`Error::InUse`] while somebody has it open.
-pub(crate) fn remove<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
-    let data = medium.open(path, Access::Read, 0)?;
-    let place = companion(path, data.identity()?.inode);
-    if !medium.exists(&place)? {
-        return Ok(false);
-    }
-    let side = medium.open(&place, Access::ReadWrite, 0)?;
-    if !take_lock(&side, LockKind::Exclusive)? {
-        return Err(in_use(path));
-    }
-    medium.unlink(&place)?;
-    medium.sync_dir(barriers::CREATE_NAME, &directory(path))?;
-    medium.remove_dir_if_empty(&directory(path))?;
-    Ok(true)
-}
-
-fn in_use(path: &Path) -> Error {
-    let holder = "another process, or this one, which protects it".to_owned();
-    Error::InUse { path: path.to_owned(), holder }
+/// Of a file that is being opened with an engine.
+struct Engine<F> {
+    /// Whether it is to be taken as it is, see [`Trust`](crate::Trust).
+    trusted: bool,
+    /// The companion file, if it was made just now, locked.
+    made: Option<F>,
 }
 
 /// How far the marks can be believed.
@@ -80,7 +43,7 @@ impl<M: Medium> Redundancy<M> {
     /// neither superblock is whole; [`Error::Invalid`] for a file that has an engine, an empty one, and settings that differ
     /// from what is there; ENOENT, if it is only to be looked at and there is none.
     pub(crate) fn open(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Result<Self> {
-        let opened = Self::attach(medium, path, mode, settings, false)?;
+        let opened = Self::attach(medium, path, mode, settings, None)?;
         opened.begin()?;
         if matches!(opened.mode, Mode::Synchronous) {
             // Then whatever nobody is storing to is covered, from the beginning.
@@ -90,21 +53,39 @@ impl<M: Medium> Redundancy<M> {
     }
 
     /// The same for a file that is being opened with an engine, and before that writes to it. Nothing is changed that is there,
-    /// until the first announcement or until it [begins](Redundancy::begin): the engine may refuse the file. If it is for
-    /// another length it is made anew, and nothing of it is covered.
+    /// until the first announcement or until it [begins](Redundancy::begin): the engine may refuse the file. Only if it is for
+    /// another length it is made anew at once, and nothing of it is covered. Where the file is `trusted`, because somebody says
+    /// so who knows that others wrote to it, no page that differs is taken for damaged.
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn open_beside(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Result<Self> {
-        Self::attach(medium, path, mode, settings, true)
+    pub(super) fn open_beside(
+        medium: Arc<M>,
+        path: &Path,
+        mode: Mode,
+        settings: Settings,
+        trusted: bool,
+        made: Option<M::File>,
+    ) -> Result<Self> {
+        Self::attach(medium, path, mode, settings, Some(Engine { trusted, made }))
     }
 
-    fn attach(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings, beside: bool) -> Result<Self> {
+    fn attach(
+        medium: Arc<M>,
+        path: &Path,
+        mode: Mode,
+        settings: Settings,
+        engine: Option<Engine<M::File>>,
+    ) -> Result<Self> {
+        let (beside, trusted) = (engine.is_some(), engine.as_ref().is_some_and(|engine| engine.trusted));
         let data = medium.open(path, Access::ReadWrite, 0)?;
         let has_engine = check_engine(&*medium, path, &data, &mode, beside)?;
         let inode = data.identity()?.inode;
         let place = companion(path, inode);
-        let (mut side, mut created) = attach(&*medium, path, &place, &data, &mode, &settings)?;
+        let (mut side, mut created) = match engine.and_then(|engine| engine.made) {
+            Some(made) => (made, true),
+            None => attach(&*medium, path, &place, &data, &mode, &settings)?,
+        };
         if !matches!(mode, Mode::Report) {
             data.sync(barriers::ATTACH_DATA)?;
         }
@@ -113,8 +94,7 @@ impl<M: Medium> Redundancy<M> {
         let (mut superblock, mut superblocks) = Superblock::read(&side, &place)?;
         if beside && superblock.geometry.len != data.len() && is_of(&superblock, &data)? {
             // A crash while its length was being changed.
-            create(&*medium, path, &place, &data, data.len(), &superblock.settings(), superblock.history)?;
-            (side, _) = attach(&*medium, path, &place, &data, &mode, &settings)?;
+            side = create(&*medium, path, &place, &data, data.len(), &superblock.settings(), superblock.history)?;
             (superblock, superblocks) = Superblock::read(&side, &place)?;
             created = true;
         }
@@ -140,6 +120,8 @@ impl<M: Medium> Redundancy<M> {
             mends: true,
             stored: Bits::new(geometry.pages()),
             storing: BTreeMap::new(),
+            stirring: 0,
+            spoilt: BTreeSet::new(),
             before: BTreeMap::new(),
             unknown: BTreeSet::new(),
             were_unknown: Vec::new(),
@@ -167,16 +149,18 @@ impl<M: Medium> Redundancy<M> {
             inner: Mutex::new(inner),
         };
         if !created {
-            opened.judge(&read, untouched)?;
+            opened.judge(&read, untouched, trusted)?;
         }
         Ok(opened)
     }
 
     /// Finds out which pages cannot be told to be damaged or not, and restores what it can of lost table blocks.
-    fn judge(&self, read: &Read, untouched: bool) -> Result<()> {
+    fn judge(&self, read: &Read, untouched: bool, trusted: bool) -> Result<()> {
         let mut inner = self.lock();
         let inner = &mut *inner;
         let belief = match inner.superblock.left {
+            // Others wrote to it, and which pages nobody knows: the file counts as it is.
+            _ if trusted => Belief::Only(BTreeSet::new()),
             // Who protects a mapping has it already, and may have stored to it before, without a trace.
             _ if matches!(self.mode, Mode::Tracked(_)) && !self.pages.notes_stores() => Belief::Only(BTreeSet::new()),
             Left::Closed | Left::Announced if untouched => Belief::All,
@@ -316,11 +300,11 @@ impl<M: Medium> Redundancy<M> {
     }
 
     /// Puts a companion file for another length in the place of this one, durably; all of it is marked. This one is of no
-    /// further use.
+    /// further use. The other is locked, so that nobody has it between the two.
     ///
     /// # Errors
     /// Those of creating, writing and flushing.
-    pub(crate) fn renew(&self, len: u64) -> Result<()> {
+    pub(super) fn renew(&self, len: u64) -> Result<M::File> {
         let data = self.medium.open(&self.path, Access::Read, 0)?;
         let superblock = self.lock().superblock.clone();
         create(&*self.medium, &self.path, &self.side_path, &data, len, &superblock.settings(), superblock.history)
@@ -375,155 +359,4 @@ fn check_engine<M: Medium>(medium: &M, path: &Path, data: &M::File, mode: &Mode,
         return Ok(has_engine);
     };
     Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() })
-}
-
-/// Opens and locks the companion file, making it if need be. Whether it was made.
-fn attach<M: Medium>(
-    medium: &M,
-    path: &Path,
-    place: &Path,
-    data: &M::File,
-    mode: &Mode,
-    settings: &Settings,
-) -> Result<(M::File, bool)> {
-    let mut created = false;
-    for _ in 0..16 {
-        if !medium.exists(place)? {
-            if matches!(mode, Mode::Look | Mode::Report) {
-                return Err(Error::io("find the redundancy of", path, Errno::NOENT));
-            }
-            create(medium, path, place, data, data.len(), settings, History::default())?;
-            created = true;
-        }
-        let reserve = side_reserve(data, settings);
-        let side = match medium.open(place, Access::ReadWrite, reserve) {
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => continue,
-            other => other?,
-        };
-        if !take_lock(&side, LockKind::Exclusive)? {
-            return Err(in_use(path));
-        }
-        if is_named(medium, place, &side)? {
-            if created {
-                return Ok((side, true));
-            }
-            // The names that a killed process made may not be durable.
-            medium.sync_dir(barriers::ATTACH_NAMES, &directory(path))?;
-            medium.sync_dir(barriers::ATTACH_NAMES, &parent(path))?;
-            return Ok((side, false));
-        }
-    }
-    Err(in_use(path))
-}
-
-/// The longest a companion file of this file can be.
-fn side_reserve<F: MediumFile>(data: &F, settings: &Settings) -> u64 {
-    let widest = Geometry { len: data.len(), stripe: 1, layout: settings.layout.unwrap_or_default() };
-    widest.side_len()
-}
-
-/// Makes a companion file in which every page is marked uncovered, under another name first, so that a crash leaves a whole
-/// one or none, or the one that it takes the place of.
-fn create<M: Medium>(
-    medium: &M,
-    path: &Path,
-    place: &Path,
-    data: &M::File,
-    len: u64,
-    settings: &Settings,
-    history: History,
-) -> Result<()> {
-    let stripe = settings.stripe.unwrap_or(Settings::STRIPE);
-    if !(1..=Geometry::MAX_STRIPE).contains(&stripe) {
-        let what = format!("a stripe has 1 to {} data pages, not {stripe}", Geometry::MAX_STRIPE);
-        return Err(Error::Invalid { path: path.to_owned(), what });
-    }
-    let geometry = Geometry { len, stripe, layout: settings.layout.unwrap_or_default() };
-    medium.create_dir(&directory(path))?;
-    let mut unfinished = OsString::from(place);
-    unfinished.push(".new");
-    let unfinished = PathBuf::from(unfinished);
-    let side = loop {
-        match medium.create_like(&unfinished, 0, geometry.side_len(), data) {
-            Ok(side) if take_lock(&side, LockKind::Exclusive)? => break side,
-            Ok(_) => return Err(in_use(path)),
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {
-                let left = medium.open(&unfinished, Access::ReadWrite, 0)?;
-                if !take_lock(&left, LockKind::Exclusive)? {
-                    return Err(in_use(path));
-                }
-                medium.unlink(&unfinished)?;
-            }
-            Err(error) => return Err(error),
-        }
-    };
-    let made = || {
-        side.set_len(geometry.side_len())?;
-        // All space at once: a full disk is an error here and not later.
-        side.allocate(0, geometry.side_len())?;
-        let mut superblock = Superblock {
-            uuid: medium.unique()?,
-            seq: 0,
-            identity: data.identity()?,
-            geometry,
-            checksum: settings.checksum.unwrap_or_default(),
-            left: Left::Announced,
-            stamp: data.stamp()?,
-            intents: Vec::new(),
-            history,
-        };
-        superblock.write(&side)?;
-        superblock.write(&side)?;
-        let mut tables = Tables::new(geometry, superblock.tie());
-        tables.write(&side)?;
-        tables.write_twins(&side)?;
-        side.sync(barriers::CREATE_FILE)?;
-        medium.rename(&unfinished, place)?;
-        medium.sync_dir(barriers::CREATE_NAME, &directory(path))?;
-        medium.sync_dir(barriers::CREATE_NAME, &parent(path))
-    };
-    made().inspect_err(|_| {
-        // If it cannot be removed either, the first error is the one that helps.
-        let _ = medium.unlink(&unfinished);
-    })
-}
-
-/// Whether a companion file was made for this file.
-fn is_of<F: MediumFile>(found: &Superblock, data: &F) -> Result<bool> {
-    let (theirs, ours) = (found.identity, data.identity()?);
-    let differ = |a: u64, b: u64| a != 0 && b != 0 && a != b;
-    Ok(theirs.inode == ours.inode && !differ(theirs.generation, ours.generation) && !differ(theirs.birth, ours.birth))
-}
-
-/// Whether a companion file is that of this file, as it is now.
-fn agree<F: MediumFile>(path: &Path, place: &Path, found: &Superblock, data: &F, settings: &Settings) -> Result<()> {
-    let invalid = |what: String| Err(Error::Invalid { path: path.to_owned(), what });
-    if !is_of(found, data)? {
-        return invalid(format!(
-            "the redundancy {} was made for another file, which had the same inode number; remove it with `untorn \
-             unprotect`",
-            place.display()
-        ));
-    }
-    if found.geometry.len != data.len() {
-        return invalid(format!(
-            "it had {} bytes when it was protected and has {} now; remove its redundancy with `untorn unprotect` and protect \
-             it again",
-            found.geometry.len,
-            data.len()
-        ));
-    }
-    let geometry = found.geometry;
-    let asked = (
-        settings.stripe.unwrap_or(geometry.stripe),
-        settings.layout.unwrap_or(geometry.layout),
-        settings.checksum.unwrap_or(found.checksum),
-    );
-    if asked != (geometry.stripe, geometry.layout, found.checksum) {
-        return invalid(format!(
-            "it is protected already, with stripes of {} data pages, {} layout and {}; unprotect it first to change that",
-            geometry.stripe, geometry.layout, found.checksum
-        ));
-    }
-    Ok(())
 }

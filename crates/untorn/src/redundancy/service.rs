@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::{Coverage, Redundancy, RepairReport, Scrub, ScrubReport};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::medium::Medium;
 
 /// Redundancy that is kept, whoever tells of stores.
@@ -12,6 +12,8 @@ pub(crate) trait Service: Send + Sync {
     fn path(&self) -> &Path;
     /// Covers what was stored to before the call; how many pages.
     fn cover(&self) -> Result<u64>;
+    /// Hears of a pass of the thread that failed, for nobody else does. Another may go through.
+    fn failed(&self, _error: Error) {}
     fn coverage(&self) -> Result<Coverage>;
     fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport>;
     /// Notes in the companion file that a scrub went through.

@@ -97,14 +97,23 @@ impl Drop for Threads {
     }
 }
 
+/// Whether every later call fails likewise, and so tells of it.
+fn is_final(error: &Error) -> bool {
+    matches!(error, Error::Poisoned { .. })
+}
+
 fn cover(stop: &Stop, service: &dyn Service, period: Duration) {
     while !stop.wait(period) {
         match service.cover() {
             Ok(0) => {}
             Ok(pages) => tracing::debug!(path = %service.path().display(), pages, "covered"),
             Err(error) => {
-                // The redundancy remembers it, and every later call fails.
-                return tracing::error!(path = %service.path().display(), %error, "covering failed");
+                tracing::error!(path = %service.path().display(), %error, "covering failed");
+                if is_final(&error) {
+                    return;
+                }
+                // A device that was full may have space the next time.
+                service.failed(error);
             }
         }
     }
@@ -124,14 +133,90 @@ fn scrub(stop: &Stop, service: &dyn Service, pause: Duration, rate: Option<u64>,
                     }
                 }
             }
-            Err(error) => return tracing::error!(path = %service.path().display(), %error, "scrubbing failed"),
+            Err(error) => {
+                tracing::error!(path = %service.path().display(), %error, "scrubbing failed");
+                if is_final(&error) {
+                    return;
+                }
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
     use super::*;
+    use crate::redundancy::{Coverage, RepairReport, ScrubReport};
+
+    /// Fails at first, and tells of each call.
+    struct Full(Mutex<(u32, Sender<&'static str>)>);
+
+    impl Full {
+        fn start(options: &ProtectOptions, failures: u32) -> (Threads, Receiver<&'static str>) {
+            let (tell, told) = channel();
+            let service: Arc<dyn Service> = Arc::new(Full(Mutex::new((failures, tell))));
+            (Threads::start(&service, options).unwrap(), told)
+        }
+
+        fn refused() -> Error {
+            Error::Invalid { path: "/full".into(), what: "there is no space".to_owned() }
+        }
+
+        fn tell<T>(&self, word: &'static str, done: T) -> Result<T> {
+            let (failures, tell) = &mut *self.0.lock().unwrap();
+            // Who listens has heard enough by then.
+            let _ = tell.send(word);
+            if *failures == 0 {
+                return Ok(done);
+            }
+            *failures -= 1;
+            Err(Full::refused())
+        }
+    }
+
+    impl Service for Full {
+        fn path(&self) -> &Path {
+            Path::new("/full")
+        }
+
+        fn cover(&self) -> Result<u64> {
+            self.tell("cover", 1)
+        }
+
+        fn failed(&self, error: Error) {
+            assert_eq!(error.to_string(), Full::refused().to_string());
+            let _ = self.0.lock().unwrap().1.send("failed");
+        }
+
+        fn coverage(&self) -> Result<Coverage> {
+            Err(Full::refused())
+        }
+
+        fn scrub(&self, _how: Scrub<'_>) -> Result<ScrubReport> {
+            self.tell("scrub", ScrubReport::default())
+        }
+
+        fn note_scrub(&self) -> Result<()> {
+            Ok(())
+        }
+
+        fn repair(&self, _how: Scrub<'_>) -> Result<RepairReport> {
+            Err(Full::refused())
+        }
+    }
+
+    #[test]
+    fn a_thread_goes_on_after_what_may_heal() {
+        let often = Duration::from_millis(1);
+        let (_threads, told) = Full::start(&ProtectOptions::new().period(often), 2);
+        let calls: Vec<_> = told.iter().take(6).collect();
+        assert_eq!(calls, ["cover", "failed", "cover", "failed", "cover", "cover"]);
+        let (_threads, told) = Full::start(&ProtectOptions::new().on_demand().scrub_every(often), 2);
+        assert_eq!(told.iter().take(4).collect::<Vec<_>>(), ["scrub"; 4]);
+    }
 
     #[test]
     fn a_wait_for_ever_ends_when_all_does_and_a_short_one_by_itself() {

@@ -14,16 +14,17 @@
 //! 3. What stores past the cache leave in buffers of the CPU is not read by others yet. It is ordered before the release, or
 //!    a page would be covered as it was.
 //! 4. Another length is another companion file, in which all is marked. It takes the place of the old one durably before the
-//!    file changes. A crash in between leaves one that is of another length than the file, and that is made anew.
+//!    file changes. A crash in between leaves one that is of another length than the file, and that is made anew
+//!    before the engine's first store: not sooner, for the engine may refuse a file whose length somebody else changed.
 
 use std::ffi::OsString;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use super::open::remove_unlocked;
+use super::companion::{Found, is_at, look_beside, remove_unlocked};
 use super::service::{Beside, Service};
-use super::{Coverage, Mode, Redundancy, RepairReport, Scrub, ScrubReport, companion};
+use super::{Coverage, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
 use crate::error::{Error, Result};
 use crate::medium::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
 use crate::options::Settings;
@@ -34,6 +35,8 @@ pub(crate) struct Watch<M: Medium> {
     path: PathBuf,
     mode: Mode,
     settings: Settings,
+    /// Whether the file counts as it is, whatever checksums say.
+    trusted: bool,
     kept: RwLock<Kept<M>>,
 }
 
@@ -43,6 +46,9 @@ enum Kept<M: Medium> {
     Nothing,
     /// It is to be protected, and has no bytes.
     Empty,
+    /// Its companion is for another length. It stays as it is, and speaks of the file as it was, until the engine has taken
+    /// the file and is about to store to it: a file that somebody cut short is refused, and can be given its bytes back.
+    Stale,
     Open(Box<Redundancy<M>>),
     /// It got another length, and no companion file of that length.
     Lost(String),
@@ -50,14 +56,16 @@ enum Kept<M: Medium> {
 
 impl<M: Medium> Watch<M> {
     /// Watches the file at this path. Nothing is kept of it until it is [bound](Watch::bind).
-    pub(crate) fn new(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Arc<Self> {
-        Arc::new(Watch { medium, path: path.to_owned(), mode, settings, kept: RwLock::new(Kept::Nothing) })
+    pub(crate) fn new(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings, trusted: bool) -> Arc<Self> {
+        Arc::new(Watch { medium, path: path.to_owned(), mode, settings, trusted, kept: RwLock::new(Kept::Nothing) })
     }
 
-    /// Whether the file has a companion.
+    /// Whether the file has a companion. One that was made for another file with its inode number is set aside.
+    ///
+    /// # Errors
+    /// Those of looking, and [`Error::InUse`] while somebody holds such a one.
     pub(crate) fn is_protected(&self) -> Result<bool> {
-        let data = self.medium.open(&self.path, Access::Read, 0)?;
-        self.medium.exists(&companion(&self.path, data.identity()?.inode))
+        Ok(!matches!(look_beside(&*self.medium, &self.path)?, Found::Nothing))
     }
 
     /// Opens the redundancy of the file, making it if there is none; from here on stores are announced. The companion file is
@@ -68,12 +76,41 @@ impl<M: Medium> Watch<M> {
     pub(crate) fn bind(&self) -> Result<()> {
         let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
         let is_empty = self.medium.open(&self.path, Access::Read, 0)?.is_empty();
-        *kept = if is_empty { Kept::Empty } else { Kept::Open(Box::new(self.open()?)) };
+        *kept = if is_empty {
+            Kept::Empty
+        } else if matches!(look_beside(&*self.medium, &self.path)?, Found::OfAnotherLength) {
+            Kept::Stale
+        } else {
+            Kept::Open(Box::new(self.open(None)?))
+        };
         Ok(())
     }
 
-    fn open(&self) -> Result<Redundancy<M>> {
-        Redundancy::open_beside(Arc::clone(&self.medium), &self.path, self.mode.clone(), self.settings)
+    /// Opens the companion file, or the one that was made just now.
+    fn open(&self, made: Option<M::File>) -> Result<Redundancy<M>> {
+        let medium = Arc::clone(&self.medium);
+        Redundancy::open_beside(medium, &self.path, self.mode.clone(), self.settings, self.trusted, made)
+    }
+
+    /// What is kept, after a companion for another length was made anew: the engine has the file by now.
+    fn fresh(&self) -> Result<RwLockReadGuard<'_, Kept<M>>> {
+        let kept = self.read();
+        if !matches!(&*kept, Kept::Stale) {
+            return Ok(kept);
+        }
+        drop(kept);
+        let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
+        if matches!(&*kept, Kept::Stale) {
+            *kept = Kept::Open(Box::new(self.open(None)?));
+        }
+        drop(kept);
+        Ok(self.read())
+    }
+
+    /// Whether there are no bytes to keep anything of. The lock is not held any more: who waits to change what is kept would
+    /// keep out this thread's next look.
+    fn is_empty(&self) -> bool {
+        matches!(&*self.read(), Kept::Empty)
     }
 
     /// Notes in the companion file that stores are announced from now on.
@@ -81,7 +118,7 @@ impl<M: Medium> Watch<M> {
     /// # Errors
     /// Those of writing and flushing.
     pub(crate) fn begin(&self) -> Result<()> {
-        match &*self.read() {
+        match &*self.fresh()? {
             Kept::Open(redundancy) => redundancy.begin(),
             _ => Ok(()),
         }
@@ -98,10 +135,10 @@ impl<M: Medium> Watch<M> {
 
     /// Does something with the redundancy.
     fn with<T>(&self, work: impl FnOnce(&Redundancy<M>) -> Result<T>) -> Result<T> {
-        match &*self.read() {
+        match &*self.fresh()? {
             Kept::Open(redundancy) => work(redundancy),
             Kept::Lost(cause) => self.lost(cause),
-            Kept::Nothing | Kept::Empty => {
+            Kept::Nothing | Kept::Empty | Kept::Stale => {
                 let what = "an empty file has nothing to protect; give it its length first".to_owned();
                 Err(Error::Invalid { path: self.path.clone(), what })
             }
@@ -110,8 +147,9 @@ impl<M: Medium> Watch<M> {
 
     /// Stores to these bytes of the file, and tells.
     fn told(&self, bytes: Range<u64>, store: impl FnOnce() -> Result<()>) -> Result<()> {
-        match &*self.read() {
+        match &*self.fresh()? {
             Kept::Nothing | Kept::Empty => store(),
+            Kept::Stale => self.lost("its companion is for another length, and was not made anew"),
             Kept::Lost(cause) => self.lost(cause),
             Kept::Open(redundancy) => {
                 let bytes = bytes.start..bytes.end.min(redundancy.len());
@@ -124,30 +162,56 @@ impl<M: Medium> Watch<M> {
         }
     }
 
-    /// Changes the length of the file. What is kept of it is kept for the new length, and nothing is covered then.
+    /// Does with the file what changes its time, and no byte.
+    fn stirred(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        match &*self.fresh()? {
+            Kept::Open(redundancy) => {
+                redundancy.stir()?;
+                let done = work();
+                redundancy.calm();
+                done
+            }
+            Kept::Lost(cause) => self.lost(cause),
+            Kept::Nothing | Kept::Empty | Kept::Stale => work(),
+        }
+    }
+
+    /// Changes the length of the file. What is kept of it is kept for the new length, and nothing is covered then. A file whose
+    /// path names another by now stays as it is: it is from there that companions are made, removed and opened.
     fn resize(&self, file: &M::File, len: u64) -> Result<()> {
         if file.len() == len {
             return file.set_len(len);
         }
-        if let Kept::Open(redundancy) = &*self.read() {
+        // What it speaks of must not seem to be of the file, once that has its length again.
+        let kept = self.fresh()?;
+        if !matches!(&*kept, Kept::Nothing | Kept::Lost(_)) && !is_at(&*self.medium, &self.path, file)? {
+            let what =
+                "it has redundancy, and its path names another file by now; give it its name back to change its length";
+            return Err(Error::Invalid { path: self.path.clone(), what: what.to_owned() });
+        }
+        if let Kept::Open(redundancy) = &*kept {
             // A pass or a scrub under way would have to be waited for.
             redundancy.leave();
         }
+        drop(kept);
         let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
         let prepared = match &*kept {
             Kept::Lost(cause) => return self.lost(cause),
-            Kept::Nothing => return file.set_len(len),
-            Kept::Open(redundancy) if len > 0 => redundancy.renew(len),
+            Kept::Nothing | Kept::Stale => return file.set_len(len),
+            Kept::Open(redundancy) if len > 0 => redundancy.renew(len).map(Some),
             // Of no bytes there is no companion. One that is left would count for what the file is given next.
-            Kept::Open(_) | Kept::Empty => remove_unlocked(&*self.medium, &self.path),
+            Kept::Open(_) | Kept::Empty => remove_unlocked(&*self.medium, &self.path).map(|()| None),
         };
-        let changed = prepared.and_then(|()| file.set_len(len));
+        let (made, changed) = match prepared {
+            Ok(made) => (made, file.set_len(len)),
+            Err(error) => (None, Err(error)),
+        };
         // Lets go of the companion of the old length.
         *kept = Kept::Empty;
         if file.is_empty() {
             return changed;
         }
-        match self.open().and_then(|redundancy| redundancy.begin().map(|()| redundancy)) {
+        match self.open(made).and_then(|redundancy| redundancy.begin().map(|()| redundancy)) {
             Ok(redundancy) => {
                 *kept = Kept::Open(Box::new(redundancy));
                 changed
@@ -166,10 +230,7 @@ impl<M: Medium> Service for Watch<M> {
     }
 
     fn cover(&self) -> Result<u64> {
-        match &*self.read() {
-            Kept::Empty => Ok(0),
-            _ => self.with(Redundancy::cover),
-        }
+        if self.is_empty() { Ok(0) } else { self.with(Redundancy::cover) }
     }
 
     fn coverage(&self) -> Result<Coverage> {
@@ -177,24 +238,21 @@ impl<M: Medium> Service for Watch<M> {
     }
 
     fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport> {
-        self.with(|redundancy| redundancy.scrub(how))
+        if self.is_empty() { Ok(ScrubReport::default()) } else { self.with(|redundancy| redundancy.scrub(how)) }
     }
 
     fn note_scrub(&self) -> Result<()> {
-        self.with(Redundancy::note_scrub)
+        if self.is_empty() { Ok(()) } else { self.with(Redundancy::note_scrub) }
     }
 
     fn repair(&self, how: Scrub<'_>) -> Result<RepairReport> {
-        self.with(|redundancy| redundancy.repair(how))
+        if self.is_empty() { Ok(RepairReport::default()) } else { self.with(|redundancy| redundancy.repair(how)) }
     }
 }
 
 impl<M: Medium> Beside for Watch<M> {
     fn finish(&self) -> Result<()> {
-        match &*self.read() {
-            Kept::Empty => Ok(()),
-            _ => self.with(Redundancy::finish),
-        }
+        if self.is_empty() { Ok(()) } else { self.with(Redundancy::finish) }
     }
 }
 
@@ -291,6 +349,13 @@ impl<M: Medium> WatchedFile<M> {
             Some(watch) => watch.told(offset..offset.saturating_add(len), || store(&self.file)),
         }
     }
+
+    fn stirred(&self, work: impl FnOnce(&M::File) -> Result<()>) -> Result<()> {
+        match &self.watch {
+            None => work(&self.file),
+            Some(watch) => watch.stirred(|| work(&self.file)),
+        }
+    }
 }
 
 impl<M: Medium> MediumFile for WatchedFile<M> {
@@ -356,7 +421,7 @@ impl<M: Medium> MediumFile for WatchedFile<M> {
 
     fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         // No byte changes, but the file's time may.
-        self.told(offset, len.min(1), |file| file.allocate(offset, len))
+        self.stirred(|file| file.allocate(offset, len))
     }
 
     fn punch(&self, offset: u64, len: u64) -> Result<()> {
@@ -368,7 +433,8 @@ impl<M: Medium> MediumFile for WatchedFile<M> {
     }
 
     fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
-        self.file.distrust_cache(barrier, offset, len)
+        // What stays in the cache is written over with itself: no byte changes, but the file's time does.
+        self.stirred(|file| file.distrust_cache(barrier, offset, len))
     }
 
     fn mark(&self) -> Result<MarkState> {

@@ -30,6 +30,8 @@ impl Trouble {
             Some(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::PIPE | Errno::CONNRESET | Errno::INTR) => {
                 Trouble::Again(text)
             }
+            // A shortage, which may pass.
+            Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => Trouble::Again(text),
             _ => Trouble::Never(text),
         }
     }
@@ -120,5 +122,17 @@ pub(crate) fn ask(
         if waits.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
             return Err(Trouble::Again("it is being left".to_owned()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shortage_may_pass_and_a_refusal_does_not() {
+        let again = |errno: Errno| matches!(Trouble::io("asking", &errno.into()), Trouble::Again(_));
+        assert!([Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::CONNREFUSED].into_iter().all(again));
+        assert!(![Errno::ACCESS, Errno::PERM, Errno::PROTOTYPE].into_iter().any(again));
     }
 }

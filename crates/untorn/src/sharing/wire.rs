@@ -25,7 +25,8 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// To the server: I have slot `id`, which nobody else has any more, and want to take part. `a` is the version.
+    /// To the server: I have slot `id`, which nobody else has any more, and want to take part. `a` is the version, the
+    /// text what of the file is to be shared.
     Hello = 1,
     /// Back: `a` is how many pages there is room for; with the control block and the memory.
     Welcome = 2,

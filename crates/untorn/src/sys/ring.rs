@@ -192,8 +192,16 @@ fn flush_on_threads(files: &[BorrowedFd<'_>]) -> Vec<io::Result<()>> {
     })
 }
 
+/// Has every flush of a single file fail, in a process that a test has for itself.
+#[cfg(test)]
+pub(crate) static FAIL: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
 /// `fdatasync(2)`, once: EINTR too may be what the write-back of a page ended with.
 fn fdatasync(file: BorrowedFd<'_>) -> io::Result<()> {
+    #[cfg(test)]
+    if FAIL.load(std::sync::atomic::Ordering::SeqCst) {
+        return Err(Errno::IO.into());
+    }
     Ok(rustix::fs::fdatasync(file.as_fd())?)
 }
 

@@ -13,7 +13,8 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use super::{copy, incarnation};
@@ -90,6 +91,18 @@ impl SharedPages {
     /// Those of `fstat(2)`.
     pub(crate) fn file_len(&self) -> io::Result<u64> {
         Ok(u64::try_from(rustix::fs::fstat(&self.file)?.st_size).unwrap_or(0))
+    }
+
+    /// The first byte from an offset on, a multiple of a page, for which the file has memory; `None` if there is none. It
+    /// moves the position of the file, which means nothing otherwise.
+    ///
+    /// # Errors
+    /// Those of `lseek(2)`.
+    pub(crate) fn memory_from(&self, offset: u64) -> io::Result<Option<u64>> {
+        match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
+            Err(Errno::NXIO) => Ok(None),
+            found => Ok(Some(found?)),
+        }
     }
 
     /// Makes the file longer. It can't be made shorter.
@@ -188,7 +201,9 @@ mod tests {
         assert_eq!(bytes, [0, 0, 0, 0, 0, 0, 0, 0, 4, 3, 2, 1, 0, 0, 0, 0]);
         two.copy_in(4100, &[9]);
         assert_eq!(one.words(4096, 1)[0].load(Ordering::Relaxed), 9 << 32);
+        assert_eq!([0, 4096].map(|from| one.memory_from(from).unwrap()), [Some(4096); 2]);
         one.grow(1 << 20).unwrap();
+        assert_eq!(one.memory_from(8192).unwrap(), None);
         assert_eq!(two.file_len().unwrap(), 1 << 20);
         assert!(one.grow(4096).is_err(), "it was made shorter");
     }

@@ -170,7 +170,13 @@ impl<'a> Life<'a> {
                 break;
             }
             let op = self.next(&mut rng);
-            self.operation(&op, step >= untested)?;
+            // What a store past the engine leaves is judged, and nothing else is looked at: else another check may convict it
+            // where the judge is blind.
+            let past = matches!(op, Op::Untold(_));
+            self.operation(&op, past || step >= untested)?;
+            if past {
+                return Ok(());
+            }
         }
         self.recorder.arm(false);
         self.file = None;
@@ -330,7 +336,7 @@ impl<'a> Life<'a> {
                 let lives_on = self.lives_on(&mut rng);
                 self.check(&point, choice, expected, lives_on).map_err(|finding| finding.at(&point, choice))?;
             }
-            if self.lives_on(&mut rng) {
+            if self.lives_on(&mut rng) && !self.context.config.canary {
                 let seed = rng.next_u64();
                 self.next_life(point.state.killed(), expected, seed).map_err(|mut finding| {
                     finding.operations.push(format!("— all processes killed, {}", describe(&point)));
@@ -359,6 +365,9 @@ impl<'a> Life<'a> {
         }
         self.context.shared.recoveries.fetch_add(1, Ordering::Relaxed);
         let seed = mix(self.seed ^ choice.digest());
+        if self.context.config.canary {
+            return judge(&medium, expected);
+        }
         if lives_on {
             return self.next_life(medium, expected, seed);
         }
@@ -433,7 +442,12 @@ fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
             return Ok(());
         }
         // It has another length than its companion, or none at all.
-        Err(untorn::Error::Invalid { .. }) if expected.resizing || expected.unprotected => return Ok(()),
+        Err(untorn::Error::Invalid { what, .. })
+            if (expected.resizing || expected.unprotected)
+                && (what.contains("bytes when it was protected") || what.starts_with("an empty file")) =>
+        {
+            return Ok(());
+        }
         Err(error) => return wrong(format!("looking failed: {error}")),
     };
     let report = guarded("scrubbing", || looked.scrub())?;

@@ -193,6 +193,8 @@ pub(crate) trait AnyRegion: Send + Sync {
     /// The store's file.
     fn path(&self) -> &Path;
     fn info(&self) -> Result<RegionInfo>;
+    /// Of all regions there ever were only this one has it.
+    fn uid(&self) -> [u8; 16];
     /// Allocates pages in a row, from `at` on or where there is room. Returns the first.
     fn alloc(&self, at: Option<u64>, count: u64) -> Result<u64>;
     fn free(&self, logical: u64) -> Result<()>;

@@ -10,7 +10,7 @@ use crate::engine::snapshot::{PAGE, Page, Stored};
 use crate::error::{Error, Result};
 use crate::medium::{Identity, detect};
 use crate::region::{Region, RegionStore, StoreOptions};
-use crate::sharing::working::{Backing, Cut, Opener};
+use crate::sharing::working::{Backing, Cut, Opener, cause_of};
 use crate::sys::shared::SharedPages;
 
 /// Opens the store and the region for whoever serves.
@@ -53,8 +53,10 @@ impl Committed {
         for page in region.pages()?.into_iter().take_while(|page| *page < layout.pages) {
             allocated[(page / IN_WORD) as usize] |= ALLOCATED << (page % IN_WORD * 2);
         }
+        let uid = u128::from_le_bytes(region.region.uid());
+        let uid = [uid as u64, (uid >> 64) as u64];
         let open = Some((region, store));
-        Ok(Mapped { layout, commit: info.commit.into(), state: Mutex::new(State { allocated, open }) })
+        Ok(Mapped { layout, commit: info.commit.into(), uid, state: Mutex::new(State { allocated, open }) })
     }
 }
 
@@ -62,12 +64,18 @@ impl Opener for Committed {
     fn open(&self, len: Option<u64>) -> Result<Box<dyn Backing>> {
         Ok(Box::new(self.open_region(len)?))
     }
+
+    fn part(&self) -> String {
+        format!("region {:?}", self.name)
+    }
 }
 
 /// A region at its last commit.
 pub(super) struct Mapped {
     layout: Layout,
     commit: AtomicU64,
+    /// The region's: one that is made again has another.
+    uid: [u64; 2],
     /// Held during a commit: while one is under way the engine has its pages in part.
     state: Mutex<State>,
 }
@@ -172,6 +180,10 @@ impl Backing for Mapped {
         self.commit.load(Ordering::Acquire)
     }
 
+    fn identity(&self) -> [u64; 2] {
+        self.uid
+    }
+
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let state = self.state();
         for (page, into) in (offset / PAGE..).zip(into.chunks_mut(PAGE as usize)) {
@@ -193,6 +205,8 @@ impl Backing for Mapped {
         let mut state = self.state();
         let changes = Changes::new(self.layout, &state, cut);
         let region = state.region()?;
+        // What a commit left that ended otherwise than by an error.
+        region.rollback()?;
         let commit = changes.commit(region).inspect_err(|_| {
             // What was allocated and freed for it: the next cut has it again. It fails only for a region that is lost.
             let _ = region.rollback();
@@ -202,6 +216,11 @@ impl Backing for Mapped {
         }
         self.commit.store(commit, Ordering::Release);
         Ok(commit)
+    }
+
+    fn poisoned(&self) -> Option<String> {
+        let state = self.state();
+        state.region().and_then(|region| region.region.writable()).err().map(cause_of)
     }
 
     fn tidied(&self) -> std::ops::Range<u64> {

@@ -4,7 +4,7 @@
 //! - A page is in a commit if it is *allocated* in the cut. So stores and allocations are of the same instant, a rollback
 //!   takes both back, and what a killed process allocated is there as what it stored.
 //! - One process at a time has a page: from *free* it becomes *claimed* by one compare-and-exchange, of which one succeeds.
-//!   Only once it holds zeros does it become *allocated*.
+//!   Only once it holds zeros does it become *allocated*. No commit and no rollback comes in between.
 //! - A page that was *freed* is not given out before a commit without it is durable: only the process that serves makes it
 //!   *free*, after that.
 
@@ -12,7 +12,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::engine::snapshot::PAGE;
-use crate::sharing::working::WorkingCopy;
+use crate::error::Error;
+use crate::sharing::working::{BetweenCuts, WorkingCopy};
 use crate::sys::shared::SharedPages;
 
 /// Nobody has it.
@@ -70,6 +71,11 @@ impl Layout {
         (states - self.pages) * IN_PAGE
     }
 
+    /// The pages that have the states of these pages, of which there is one at least.
+    fn states_of(self, pages: &Range<u64>) -> Range<u64> {
+        self.pages + pages.start / IN_PAGE..self.pages + (pages.end - 1) / IN_PAGE + 1
+    }
+
     /// Where the word of a page is, in bytes, and the page's place in it.
     fn place(self, page: u64) -> (usize, u64) {
         ((self.pages * PAGE + page / IN_WORD * 8) as usize, page % IN_WORD * 2)
@@ -113,6 +119,36 @@ pub(super) fn let_go(memory: &SharedPages, layout: Layout, committed: &[u64], st
     }
 }
 
+/// Why pages are not allocated.
+pub(super) enum Refused {
+    /// This one is not free.
+    Taken(u64),
+    /// Nothing can be done any more.
+    Lost(Error),
+}
+
+/// Has stores to a page proceed.
+fn open(copy: &WorkingCopy, now: &BetweenCuts<'_>, page: u64) -> Result<(), Refused> {
+    if now.open(page) {
+        return Ok(());
+    }
+    let lost = || Error::page_lost("store to", copy.path(), page * PAGE);
+    Err(Refused::Lost(copy.check().err().unwrap_or_else(lost)))
+}
+
+/// Makes a page zeros. One that nobody has loaded is, for the last commit has nothing there.
+fn clear(copy: &WorkingCopy, now: &BetweenCuts<'_>, page: u64) -> Result<(), Refused> {
+    let (at, mut bytes) = ((page * PAGE) as usize, [0; PAGE as usize]);
+    if copy.has(page) {
+        copy.load(at, &mut bytes);
+        if bytes.iter().any(|byte| *byte != 0) {
+            open(copy, now, page)?;
+            copy.store(at, &[0; PAGE as usize]);
+        }
+    }
+    Ok(())
+}
+
 /// The states as a process sees them, and changes them.
 pub(super) struct States {
     pub(super) layout: Layout,
@@ -146,8 +182,8 @@ impl States {
     /// Allocates `count` pages in a row, at a place or the first one found; the first of them, or `None` if they are nowhere.
     ///
     /// # Errors
-    /// The page that is not free.
-    pub(super) fn allocate(&self, copy: &WorkingCopy, at: Option<u64>, count: u64) -> Result<Option<u64>, u64> {
+    /// Why not.
+    pub(super) fn allocate(&self, copy: &WorkingCopy, at: Option<u64>, count: u64) -> Result<Option<u64>, Refused> {
         loop {
             let first = match at {
                 Some(first) => first,
@@ -155,61 +191,58 @@ impl States {
                     let from = self.hint.load(Ordering::Relaxed);
                     match self.vacancy(copy, from, count).or_else(|| self.vacancy(copy, 0, count)) {
                         Some(first) => first,
-                        None => return Ok(None),
+                        None => return copy.check().map(|()| None).map_err(Refused::Lost),
                     }
                 }
             };
             match self.claim(copy, first, count) {
-                Ok(true) => {
+                Ok(()) => {
                     if at.is_none() && count == 1 {
                         self.hint.store(first + 1, Ordering::Relaxed);
                     }
                     return Ok(Some(first));
                 }
-                // A rollback took them back, or somebody else was quicker.
-                Ok(false) => {}
-                Err(taken) if at.is_some() => return Err(taken),
-                Err(_) => {}
+                // Somebody else was quicker.
+                Err(Refused::Taken(_)) if at.is_none() => {}
+                Err(refused) => return Err(refused),
             }
         }
     }
 
-    /// Takes pages that are free; false if a rollback by another process came between.
-    fn claim(&self, copy: &WorkingCopy, first: u64, count: u64) -> Result<bool, u64> {
-        let change = |page: u64, from: u64, to: u64| {
-            let (word, shift) = self.word(copy, page);
-            exchange(word, shift, from, to).is_ok()
-        };
-        let give_back = |pages: Range<u64>| pages.for_each(|page| _ = change(page, CLAIMED, FREE));
-        for page in first..first + count {
-            if !change(page, FREE, CLAIMED) {
-                give_back(first..page);
-                return Err(page);
+    /// Takes pages that are free. All of it is between two cuts: a rollback in the middle would give the pages to somebody
+    /// else, while this thread still makes them zeros.
+    fn claim(&self, copy: &WorkingCopy, first: u64, count: u64) -> Result<(), Refused> {
+        let pages = first..first + count;
+        let states = self.layout.states_of(&pages);
+        // Before: who serves fills no page while it waits for a cut.
+        copy.bring_in(states.clone()).map_err(Refused::Lost)?;
+        copy.between_cuts(|now| {
+            let change = |page: u64, from: u64, to: u64| {
+                let (word, shift) = self.word(copy, page);
+                exchange(word, shift, from, to).is_ok()
+            };
+            let give_back = |pages: Range<u64>| pages.for_each(|page| _ = change(page, CLAIMED, FREE));
+            for page in states {
+                open(copy, now, page)?;
             }
-        }
-        (first..first + count).for_each(|page| self.clear(copy, page));
-        for page in first..first + count {
-            if !change(page, CLAIMED, ALLOCATED) {
-                // A commit may have come between as well.
-                for page in first..page {
-                    change(page, ALLOCATED, FREED);
+            for page in pages.clone() {
+                if !change(page, FREE, CLAIMED) {
+                    give_back(first..page);
+                    return Err(Refused::Taken(page));
                 }
-                give_back(page + 1..first + count);
-                return Ok(false);
             }
-        }
-        Ok(true)
-    }
-
-    /// Makes a page zeros. What nobody has loaded is, for the last commit has nothing there.
-    fn clear(&self, copy: &WorkingCopy, page: u64) {
-        let (at, mut bytes) = ((page * PAGE) as usize, [0; PAGE as usize]);
-        if copy.has(page) {
-            copy.load(at, &mut bytes);
-            if bytes.iter().any(|byte| *byte != 0) {
-                copy.store(at, &[0; PAGE as usize]);
+            #[cfg(test)]
+            super::tests::troubles::when_claimed();
+            // That it was the states that were changed, and not zeros in the place of a lost page of them.
+            let cleared = copy.check().map_err(Refused::Lost);
+            let cleared = cleared.and_then(|()| pages.clone().try_for_each(|page| clear(copy, now, page)));
+            if let Err(refused) = cleared {
+                give_back(pages);
+                return Err(refused);
             }
-        }
+            pages.for_each(|page| _ = change(page, CLAIMED, ALLOCATED));
+            copy.check().map_err(Refused::Lost)
+        })
     }
 
     /// The first `count` pages in a row that are free, from a page on.

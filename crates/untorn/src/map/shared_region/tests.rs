@@ -2,6 +2,7 @@
 //! that makes them children.
 
 mod cuts;
+pub(super) mod troubles;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,8 +10,9 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::*;
 use crate::region::StoreOptions;
-use crate::sharing::working::tests::{DIE_AT, Point, child_of, command_in, notes, patience, unavailable, words};
-
+use crate::sharing::working::tests::{
+    Children, DIE_AT, Point, await_word, child_of, command_in, notes, patience, unavailable, words,
+};
 use crate::sys::shared::SharedPages;
 
 const MODULE: &str = "map::shared_region::tests";
@@ -194,7 +196,7 @@ fn what_cannot_be_is_refused() {
     };
     in_use(RegionStore::open(&path).map(drop));
     assert!(in_use(SharedRegion::open(&path, "r").map(drop)).contains("this process"));
-    assert!(in_use(SharedRegion::open(&path, "other").map(drop)).contains("another of its regions"));
+    assert!(in_use(SharedRegion::open(&path, "other").map(drop)).contains("this process"));
     region.alloc_at(PAGES - 1, 1).unwrap();
     for (page, count) in [(PAGES, 1), (PAGES - 2, 3), (u64::MAX, 1), (1, u64::MAX), (0, 0)] {
         assert!(matches!(region.alloc_at(page, count), Err(Error::Invalid { .. })), "{page} {count}");
@@ -236,11 +238,6 @@ fn who_takes_over_has_the_same_pages_as_the_dead() {
     if unavailable() {
         return;
     }
-    let await_word = |notes: &SharedPages, index: usize| {
-        while words(notes)[index].load(SeqCst) == 0 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    };
     if let Some((dir, point)) = child_of(TEST) {
         let (region, notes) = (share(&dir.join("store")), notes(&dir));
         assert_eq!(region.alloc_pages(4).unwrap(), 0);
@@ -258,14 +255,14 @@ fn who_takes_over_has_the_same_pages_as_the_dead() {
     for point in [Point::Protected, Point::Committing, Point::Committed] {
         let dir = memory_dir();
         let (path, notes) = (make(dir.path()), notes(dir.path()));
-        let mut child = command_in(MODULE, TEST, dir.path(), point as usize, None).spawn().unwrap();
+        let mut child = Children(vec![command_in(MODULE, TEST, dir.path(), point as usize, None).spawn().unwrap()]);
         await_word(&notes, READY);
         let region = share(&path);
         assert!(!region.is_serving());
         assert_eq!(region.alloc_page().unwrap(), 4);
         word(&region, 4).store(14, SeqCst);
         words(&notes)[GO].store(1, SeqCst);
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()), Some(9), "not killed");
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.0[0].wait().unwrap()), Some(9), "not killed");
         let since = Instant::now();
         assert_eq!(region.pages().unwrap(), [0, 1, 3, 4, 5], "{point:?}");
         region.pmsync().unwrap();
@@ -296,16 +293,14 @@ fn another_store_at_the_path_is_not_touched() {
     }
     let dir = memory_dir();
     let (path, notes) = (make(dir.path()), notes(dir.path()));
-    let mut child = command_in(MODULE, TEST, dir.path(), 0, None).spawn().unwrap();
-    while words(&notes)[READY].load(SeqCst) == 0 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let mut child = Children(vec![command_in(MODULE, TEST, dir.path(), 0, None).spawn().unwrap()]);
+    await_word(&notes, READY);
     let region = share(&path);
     word(&region, 0).store(1, SeqCst);
     std::fs::rename(&path, dir.path().join("moved")).unwrap();
     make(dir.path());
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.0[0].kill().unwrap();
+    child.0[0].wait().unwrap();
     let error = region.pmsync().unwrap_err();
     assert!(matches!(&error, Error::Poisoned { cause, .. } if cause.contains("another file")), "{error}");
     drop(region);

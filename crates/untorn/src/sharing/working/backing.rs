@@ -1,9 +1,11 @@
 //! What stands behind a working copy.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use super::control::PAGE;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sys::shared::SharedPages;
 
 /// A file whose pages are committed together. One process has it open at a time, the one that serves; calls come from two
@@ -14,6 +16,11 @@ pub(crate) trait Backing: Send + Sync {
 
     /// The number of the last commit.
     fn last_commit(&self) -> u64;
+
+    /// What tells it from another one of the same name.
+    fn identity(&self) -> [u64; 2] {
+        [0; 2]
+    }
 
     /// Reads the last commit from `offset`, a multiple of 4096; all that is asked for lies within [`len`](Backing::len).
     ///
@@ -27,6 +34,10 @@ pub(crate) trait Backing: Send + Sync {
     /// Whatever kept it from that. The last commit then stands, or the backing has poisoned itself.
     fn commit(&self, cut: &Cut) -> Result<u64>;
 
+    /// Why nobody knows which commit is the last one, if so: after a failed flush, whose error does not say it. What
+    /// [`fill`](Backing::fill) reads then may be older than what the next process finds.
+    fn poisoned(&self) -> Option<String>;
+
     /// Pages of which [`tidy`](Backing::tidy) is to be told.
     fn tidied(&self) -> Range<u64> {
         0..0
@@ -38,6 +49,24 @@ pub(crate) trait Backing: Send + Sync {
     fn tidy(&self, _memory: &SharedPages, _pages: &mut dyn Iterator<Item = u64>) {}
 }
 
+/// Why nothing more is promised, in the words of an error that says so.
+pub(crate) fn cause_of(error: Error) -> String {
+    match error {
+        Error::Poisoned { cause, .. } => cause,
+        other => other.to_string(),
+    }
+}
+
+/// Whether a commit that failed may be durable all the same, and why.
+pub(super) fn in_doubt(backing: &std::result::Result<Arc<dyn Backing>, String>, error: &Error) -> Option<String> {
+    if let Error::Poisoned { cause, .. } = error {
+        return Some(cause.clone());
+    }
+    let backing = backing.as_ref().ok()?;
+    let asked = catch_unwind(AssertUnwindSafe(|| backing.poisoned()));
+    asked.unwrap_or_else(|_| Some("the backing panicked".to_owned()))
+}
+
 /// Opens what stands behind a working copy. Every process that may come to serve has one.
 pub(crate) trait Opener: Send + Sync {
     /// Opens the backing at its last durable commit. `len` is the length of the working copy, if there is one already.
@@ -46,6 +75,11 @@ pub(crate) trait Opener: Send + Sync {
     /// [`Error::InUse`](crate::error::Error::InUse) while the process that served before is dying: it is tried again for a
     /// second.
     fn open(&self, len: Option<u64>) -> Result<Box<dyn Backing>>;
+
+    /// What of the file it opens, in words, if that can differ: only those who say the same share a working copy.
+    fn part(&self) -> String {
+        String::new()
+    }
 }
 
 impl<F: Fn() -> Result<Box<dyn Backing>> + Send + Sync> Opener for F {

@@ -33,7 +33,7 @@ pub(super) const PAGE: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"untornWC");
 /// Of the block's layout and of the messages; processes of different versions don't share.
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 
 // The block begins with two pages of words of 32 bits, each of what changes often in a cache line of its own.
 const GATE: usize = 0;
@@ -53,6 +53,8 @@ const WORD_LEN: usize = 5;
 const WORD_COMMIT: usize = 6;
 const WORD_ROLLING_BACK: usize = 7;
 const WORD_LOST: usize = 8;
+const WORD_COMMITTING: usize = 9;
+const WORD_BACKING: usize = 10;
 const WORD_POISONED: usize = 15;
 const WORD_CAUSE: usize = 16;
 const CAUSE_WORDS: usize = 64;
@@ -243,6 +245,26 @@ impl Control {
         self.words()[WORD_COMMIT].store(number, Ordering::Release);
     }
 
+    /// The number that the commit under way has if it succeeds; that of an earlier one, or 0, if none is.
+    pub(super) fn committing(&self) -> u64 {
+        self.words()[WORD_COMMITTING].load(Ordering::SeqCst)
+    }
+
+    pub(super) fn set_committing(&self, number: u64) {
+        self.words()[WORD_COMMITTING].store(number, Ordering::SeqCst);
+    }
+
+    /// Which backing it is.
+    pub(super) fn backing(&self) -> [u64; 2] {
+        [0, 1].map(|index| self.words()[WORD_BACKING + index].load(Ordering::SeqCst))
+    }
+
+    pub(super) fn set_backing(&self, identity: [u64; 2]) {
+        for (index, word) in identity.into_iter().enumerate() {
+            self.words()[WORD_BACKING + index].store(word, Ordering::SeqCst);
+        }
+    }
+
     /// Whether some dirty pages have been brought back to the last commit, and others not yet.
     pub(super) fn rolling_back(&self) -> bool {
         self.words()[WORD_ROLLING_BACK].load(Ordering::SeqCst) != 0
@@ -320,16 +342,25 @@ impl Control {
     /// The thread says that it is in before it looks at the gate, and a cut closes the gate before it looks who is in, all
     /// of it sequentially consistent: one of the two sees the other.
     pub(super) fn enter(&self, slot: usize, page: u64) {
+        self.enter_unless(slot, |gate| self.keeps_out(gate, page));
+    }
+
+    /// The same for any page, as soon as no cut is being made at all. None is begun then before it leaves.
+    pub(super) fn enter_between_cuts(&self, slot: usize) {
+        self.enter_unless(slot, |gate| gate & PHASE != OPEN);
+    }
+
+    fn enter_unless(&self, slot: usize, keeps_out: impl Fn(u32) -> bool) {
         let gate = self.half(GATE);
         loop {
             self.active(slot).fetch_add(1, Ordering::SeqCst);
             let seen = gate.load(Ordering::SeqCst);
-            if !self.keeps_out(seen, page) {
+            if !keeps_out(seen) {
                 return;
             }
             self.leave(slot);
             let mut looked = 0;
-            while gate.load(Ordering::SeqCst) == seen && self.keeps_out(seen, page) {
+            while gate.load(Ordering::SeqCst) == seen && keeps_out(seen) {
                 looked += 1;
                 if looked < SPINS {
                     std::hint::spin_loop();

@@ -58,7 +58,7 @@ pub(super) fn join(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) -
                 None => place.serve_no_more(),
             }
         }
-        match attempt(place) {
+        match attempt(place, &opener.part()) {
             Ok((control, pages, tracker, connection)) => {
                 return Ok(Joined { control, pages, tracker, connection, serving });
             }
@@ -70,9 +70,9 @@ pub(super) fn join(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) -
 
 type Parts = (Arc<Control>, SharedPages, Userfault, Connection);
 
-fn attempt(place: &Place) -> std::result::Result<Parts, Trouble> {
+fn attempt(place: &Place, part: &str) -> std::result::Result<Parts, Trouble> {
     let socket = connect(place)?;
-    let hello = Message::new(Kind::Hello, place.slot() as u64, VERSION, 0);
+    let hello = Message::new(Kind::Hello, place.slot() as u64, VERSION, 0).text(part);
     let (welcome, fds) = ask(&socket, &hello, &[], Kind::Welcome, None)?;
     let fatal = |error: io::Error| Trouble::Never(error.to_string());
     let missing = || Trouble::Never("the serving process gave no memory".to_owned());

@@ -76,6 +76,17 @@ impl Keeper {
         self.control.enter(self.slot, page);
         #[cfg(test)]
         super::tests::reach(super::tests::Point::Entered);
+        let (done, was_writable) = self.let_through(page);
+        self.control.leave(self.slot);
+        let idle = if was_writable { self.idle.fetch_add(1, Ordering::Relaxed) } else { 0 };
+        if !was_writable {
+            self.idle.store(0, Ordering::Relaxed);
+        }
+        done && idle < HOPELESS
+    }
+
+    /// The same for a thread that has passed the gate; and whether they were let through before.
+    fn let_through(&self, page: u64) -> (bool, bool) {
         // Both before the first store can proceed: see the control block.
         self.control.dirty().set(page);
         let was_writable = self.control.writable(self.slot).set(page);
@@ -84,11 +95,28 @@ impl Keeper {
         let done = self.tracker.protect(self.base + page as usize * PAGE, PAGE, false);
         #[cfg(test)]
         super::tests::reach(super::tests::Point::Opened);
-        self.control.leave(self.slot);
-        let idle = if was_writable { self.idle.fetch_add(1, Ordering::Relaxed) } else { 0 };
-        if !was_writable {
-            self.idle.store(0, Ordering::Relaxed);
-        }
-        done.is_ok() && idle < HOPELESS
+        (done.is_ok(), was_writable)
+    }
+
+    /// Does something while no cut is being made, and none begun.
+    pub(super) fn between_cuts<T>(&self, act: impl FnOnce(&BetweenCuts<'_>) -> T) -> T {
+        self.control.enter_between_cuts(self.slot);
+        act(&BetweenCuts(self))
+    }
+}
+
+/// The time between two cuts, which lasts as long as this does: nothing is committed, and nothing rolled back.
+pub(crate) struct BetweenCuts<'a>(&'a Keeper);
+
+impl BetweenCuts<'_> {
+    /// Lets stores of this process to a page through. False if that is not to be had.
+    pub(crate) fn open(&self, page: u64) -> bool {
+        !self.0.cut_off.load(Ordering::Relaxed) && self.0.let_through(page).0
+    }
+}
+
+impl Drop for BetweenCuts<'_> {
+    fn drop(&mut self) {
+        self.0.control.leave(self.0.slot);
     }
 }

@@ -51,7 +51,7 @@ pub(super) struct Asked {
     next: u64,
     waiting: BTreeMap<u64, (Message, Option<Message>)>,
     /// Why there will be no answers any more.
-    cut_off: Option<String>,
+    pub(super) cut_off: Option<String>,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

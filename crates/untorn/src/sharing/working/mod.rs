@@ -65,20 +65,21 @@ pub(crate) mod tests;
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
-pub(crate) use backing::{Backing, Cut, Opener};
+pub(crate) use backing::{Backing, Cut, Opener, cause_of};
 
 use self::control::PAGE;
+pub(crate) use self::keeper::BetweenCuts;
 use self::keeper::Keeper;
 use self::member::{Asked, Member, lock};
 use crate::error::{Error, Result};
 use crate::sharing::dial;
 use crate::sharing::place::Place;
 use crate::sharing::wire::Kind;
-use crate::sys::fault::Watch;
+use crate::sys::fault::{Watch, none_lost};
 use crate::sys::incarnation;
 use crate::sys::socket::Line;
 
@@ -141,9 +142,14 @@ impl WorkingCopy {
         Ok(WorkingCopy { watcher: Some(watcher.map_err(failed)?), member, owner: incarnation(), left: false })
     }
 
-    /// Bytes of the working copy now.
+    /// Bytes of the working copy now; 0 in a forked child, which does not have it.
     pub(crate) fn len(&self) -> u64 {
-        self.member.control.len()
+        if self.is_ours() { self.member.control.len() } else { 0 }
+    }
+
+    /// The file that errors name.
+    pub(crate) fn path(&self) -> &Path {
+        self.member.place.path()
     }
 
     /// Bytes that it can grow to.
@@ -151,9 +157,9 @@ impl WorkingCopy {
         self.member.control.reserved() * PAGE as u64
     }
 
-    /// The number of the last commit.
+    /// The number of the last commit; 0 in a forked child.
     pub(crate) fn last_commit(&self) -> u64 {
-        self.member.control.commit()
+        if self.is_ours() { self.member.control.commit() } else { 0 }
     }
 
     /// The address of the first byte; [`reserved`](WorkingCopy::reserved) bytes belong to the working copy, and those
@@ -227,11 +233,42 @@ impl WorkingCopy {
         let keeper = &self.member.keeper;
         for page in range.start / PAGE as u64..range.end.div_ceil(PAGE as u64) {
             if !(keeper.fetch(page) && keeper.open(page)) {
-                let cause = "there is no process any more that serves it".to_owned();
-                return Err(Error::Poisoned { path: path(), cause });
+                return Err(self.unserved());
             }
         }
         Ok(())
+    }
+
+    fn unserved(&self) -> Error {
+        let cause = "there is no process any more that serves it".to_owned();
+        self.check().err().unwrap_or_else(|| Error::Poisoned { path: self.member.place.path().to_owned(), cause })
+    }
+
+    /// Sees to it that pages are in memory.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`], or [`Error::Io`] of a lost page, if that is not to be had.
+    pub(crate) fn bring_in(&self, pages: Range<u64>) -> Result<()> {
+        for page in pages {
+            if !self.member.keeper.fetch(page) {
+                return Err(self.unserved());
+            }
+        }
+        Ok(())
+    }
+
+    /// Does something while no commit takes its cut, and no rollback takes anything back. Both wait for it, and after five
+    /// seconds fail. It loads from pages only that are in memory, and stores to those only that it has
+    /// [opened](BetweenCuts::open).
+    pub(crate) fn between_cuts<T>(&self, act: impl FnOnce(&BetweenCuts<'_>) -> T) -> T {
+        self.member.keeper.between_cuts(act)
+    }
+
+    /// Has a page that nobody has loaded be lost, as when there is no memory for it.
+    #[cfg(test)]
+    pub(crate) fn lose(&self, page: u64) {
+        self.member.control.poison("there is no memory for a page");
+        self.member.control.set_lost(page);
     }
 
     /// Whether somebody has loaded a page, or stored to it, so that it is in memory.
@@ -241,7 +278,8 @@ impl WorkingCopy {
 
     /// Whether this process is the one that serves just now.
     pub(crate) fn is_serving(&self) -> bool {
-        lock(&self.member.serving).is_some()
+        // In this order: a thread of the parent's may have held the lock when this process was forked.
+        self.is_ours() && lock(&self.member.serving).is_some()
     }
 
     /// Leaves. What this process stored stays; uncommitted stores go when the last process has left.
@@ -260,18 +298,35 @@ impl WorkingCopy {
     }
 
     /// # Errors
-    /// [`Error::Forked`] in a forked child, which does not have the memory.
+    /// [`Error::Forked`] in a forked child, which does not have the memory; [`Error::Io`] once a page was lost, and
+    /// [`Error::Poisoned`] once the process has lost touch with the others: there may be zeros then where something is, of
+    /// which this thread's loads so far are told.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.owner != incarnation() {
-            return Err(Error::Forked { path: self.member.place.path().to_owned() });
+        let path = || self.member.place.path().to_owned();
+        if !self.is_ours() {
+            return Err(Error::Forked { path: path() });
+        }
+        if !none_lost()
+            && let Some(offset) = lock(&self.member.watch).as_ref().and_then(Watch::lost)
+        {
+            return Err(Error::page_lost("load from or store to", &path(), offset));
+        }
+        if self.member.cut_off.load(Ordering::Relaxed) {
+            let cause = lock(&self.member.asked).cut_off.clone();
+            let cause = cause.unwrap_or_else(|| "this process has lost touch with those that share it".to_owned());
+            return Err(Error::Poisoned { path: path(), cause });
         }
         Ok(())
+    }
+
+    fn is_ours(&self) -> bool {
+        self.owner == incarnation()
     }
 }
 
 impl Drop for WorkingCopy {
     fn drop(&mut self) {
-        if self.owner != incarnation() {
+        if !self.is_ours() {
             // A forked child has neither the mapping nor the threads: what it inherited of them stays as it is.
             return std::mem::forget((Arc::clone(&self.member), self.watcher.take()));
         }

@@ -2,7 +2,6 @@
 //! them to the backing, which a second thread calls so that nobody waits for a device.
 
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,9 +10,10 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-use super::backing::{Backing, Cut};
+use super::backing::{Backing, Cut, in_doubt};
 use super::committer::Committer;
 use super::control::{Control, PAGE, VERSION};
+use super::cut::protect_tail;
 use crate::error::{Error, Result};
 use crate::sharing::dial::timespec;
 use crate::sharing::listener::Listener;
@@ -64,6 +64,8 @@ pub(super) struct Server {
     pub(super) filler: Userfault,
     /// Or why there is none.
     pub(super) backing: std::result::Result<Arc<dyn Backing>, String>,
+    /// What of the file it is.
+    part: String,
     /// Bytes of the last commit.
     pub(super) committed_len: u64,
     /// The seats, by slot.
@@ -96,6 +98,7 @@ impl Server {
         control: Arc<Control>,
         view: SharedPages,
         backing: std::result::Result<Arc<dyn Backing>, String>,
+        part: String,
         stop: Arc<OwnedFd>,
     ) -> Result<Self> {
         let failed = |error| Error::io("serve the sharers of", place.path(), error);
@@ -114,6 +117,7 @@ impl Server {
             view,
             filler,
             backing,
+            part,
             seats: (0..MEMBERS).map(|_| None).collect(),
             spare: Cut::default(),
             #[cfg(test)]
@@ -265,6 +269,9 @@ impl Server {
     fn welcome(&mut self, token: u64, message: &Message) {
         let refused = match self.control.poisoned() {
             _ if message.a != VERSION => Some(format!("it is shared by processes with version {VERSION} of sharing")),
+            _ if message.text != self.part => {
+                Some(format!("{} is shared, and nothing else of it meanwhile", self.part))
+            }
             Some(cause) => Some(self.poisoned(cause).to_string()),
             None => None,
         };
@@ -380,6 +387,8 @@ impl Server {
             match begun.and_then(|()| self.cut()) {
                 Ok(Some(cut)) => {
                     self.in_flight = Some(waiting);
+                    // Before it can be durable: whoever takes over may find it, and no other one.
+                    self.control.set_committing(self.control.commit() + 1);
                     if !self.committer.as_ref().is_some_and(|committer| committer.commit(cut)) {
                         // Its thread is gone, which a panic in the backing does not lead to.
                         let failed = Err(self.poisoned("the committing thread is gone".to_owned()));
@@ -438,8 +447,15 @@ impl Server {
                     backing.tidy(&self.view, &mut cut.pages.iter().copied().filter(|page| tidied.contains(page)));
                 }
             }
-            // The pages differ from the last commit as before.
-            Err(_) => self.control.recover(),
+            Err(error) => {
+                // First: what is rolled back after this would count as equal to a last commit that nobody knows.
+                if let Some(cause) = in_doubt(&self.backing, error) {
+                    self.control.poison(&cause);
+                }
+                // The pages differ from the last commit as before.
+                self.control.recover();
+                self.control.set_committing(0);
+            }
         }
         self.spare = cut;
         let waiting = self.in_flight.take().unwrap_or_default();
@@ -475,12 +491,4 @@ impl Server {
 pub(super) fn name(control: &Control) -> String {
     let (high, low) = control.id();
     format!("{high:016x}{low:016x}")
-}
-
-/// Protects the pages from `from` to `to` of a process.
-fn protect_tail(tracker: &Userfault, base: usize, from: u64, to: u64) -> io::Result<()> {
-    if from >= to {
-        return Ok(());
-    }
-    tracker.protect(base.wrapping_add(from as usize * PAGE), (to - from) as usize * PAGE, true)
 }

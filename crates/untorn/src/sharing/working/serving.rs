@@ -1,5 +1,6 @@
 //! Coming to serve: beginning a working copy, or going on where another process left it.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -53,8 +54,9 @@ pub(super) fn begin(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) 
     };
     let control = Control::create(len, reserved).map_err(failed)?;
     control.set_commit(backing.last_commit());
+    control.set_backing(backing.identity());
     let view = SharedPages::create("untorn-working", len.next_multiple_of(PAGE as u64), bytes).map_err(failed)?;
-    start(place, Arc::new(control), view, Ok(backing))
+    start(place, Arc::new(control), view, Ok(backing), opener.part())
 }
 
 /// Goes on with the serving where a process left it. The place says that this one may.
@@ -72,16 +74,53 @@ pub(super) fn take_over(
     control.set_gate(if control.rolling_back() { CLOSED } else { OPEN });
     let file = pages.file().try_clone_to_owned();
     let view = file.and_then(|file| SharedPages::map(file, pages.reserved()));
+    let view = view.and_then(|view| note_present(control, &view).map(|()| view));
     let view = view.map_err(|error| Error::io("take over the serving of", place.path(), error))?;
-    let backing = open(place, opener, Some(control.len()), DYING_FOR_CERTAIN).map_err(|error| {
+    let opened = open(place, opener, Some(control.len()), DYING_FOR_CERTAIN);
+    let backing = opened.map_err(|error| error.to_string()).and_then(|backing| left_alone(control, backing));
+    let backing = backing.inspect_err(|cause| {
         // Somebody has to serve, or those who wait for a page wait for ever. What they get is never committed.
-        control.poison(&error.to_string());
-        error.to_string()
+        control.poison(cause);
     });
     if let Ok(backing) = &backing {
         control.set_commit(backing.last_commit());
     }
-    start(place, Arc::clone(control), view, backing)
+    start(place, Arc::clone(control), view, backing, opener.part())
+}
+
+/// Notes pages that were filled by a process that was killed before it could: who looks whether a page is in memory must not
+/// miss one, for what is there may have been of a commit long ago.
+fn note_present(control: &Control, view: &SharedPages) -> io::Result<()> {
+    let (end, present) = (control.pages(), control.present());
+    let mut page = 0;
+    while page < end {
+        if !present.get(page) {
+            let Some(found) = view.memory_from(page * PAGE as u64)? else { break };
+            page = found / PAGE as u64;
+            if page >= end {
+                break;
+            }
+            present.set(page);
+        }
+        page += 1;
+    }
+    Ok(())
+}
+
+/// The backing, if it is as the process left it that had it before. While nobody has it somebody else may open it who does
+/// not take part; the pages in memory are then not what differs from the last commit.
+fn left_alone(control: &Control, backing: Arc<dyn Backing>) -> std::result::Result<Arc<dyn Backing>, String> {
+    let (found, last) = (backing.last_commit(), control.commit());
+    if backing.identity() != control.backing() {
+        return Err("it was replaced by another one while no process served it".to_owned());
+    }
+    if found != last && found != control.committing() {
+        return Err(format!(
+            "it is at commit {found}, and those who share it made commit {last}: somebody else changed it while no process \
+             served it"
+        ));
+    }
+    Ok(backing)
 }
 
 /// Opens the backing. A process that had it and is dying lets go of one lock after the other, this one last perhaps.
@@ -105,10 +144,11 @@ fn start(
     control: Arc<Control>,
     view: SharedPages,
     backing: std::result::Result<Arc<dyn Backing>, String>,
+    part: String,
 ) -> Result<Serving> {
     let failed = |error| Error::io("serve the sharers of", place.path(), error);
     let stop = Arc::new(bell().map_err(failed)?);
-    let server = Server::new(place, control, view, backing, Arc::clone(&stop))?;
+    let server = Server::new(place, control, view, backing, part, Arc::clone(&stop))?;
     let thread =
         thread::Builder::new().name("untorn-server".to_owned()).spawn(move || server.serve()).map_err(failed)?;
     Ok(Serving { stop, thread: Some(thread) })

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Opener, PAGE, WorkingCopy};
 use crate::sys::shared::SharedPages;
@@ -123,6 +123,27 @@ pub(crate) fn words(notes: &SharedPages) -> &[AtomicU64] {
 fn open(dir: &Path, pages: usize) -> WorkingCopy {
     let opener: Arc<dyn Opener> = Arc::new(backing::Journal::opener(dir, pages));
     WorkingCopy::open(&dir.join("data"), dir, "meeting", opener, 1 << 30).unwrap()
+}
+
+/// The children of a test, which end with it however it ends.
+pub(crate) struct Children(pub(crate) Vec<Child>);
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Waits until a word of the notes is no zero.
+pub(crate) fn await_word(notes: &SharedPages, index: usize) {
+    let since = Instant::now();
+    while words(notes)[index].load(Ordering::SeqCst) == 0 {
+        assert!(since.elapsed() < Duration::from_secs(120), "nobody stored word {index}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Whether processes can share plain stores here; says why not.

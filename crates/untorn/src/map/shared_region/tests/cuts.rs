@@ -3,7 +3,6 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::process::Child;
 use std::sync::atomic::Ordering;
 use std::thread;
 
@@ -43,6 +42,9 @@ impl Opener for Judging {
         judged.judge(judged.last_commit());
         Ok(Box::new(judged))
     }
+    fn part(&self) -> String {
+        self.0.part()
+    }
 }
 
 impl Judged {
@@ -68,6 +70,9 @@ impl Backing for Judged {
     fn last_commit(&self) -> u64 {
         self.inner.last_commit()
     }
+    fn identity(&self) -> [u64; 2] {
+        self.inner.identity()
+    }
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         self.inner.fill(offset, into)
     }
@@ -79,6 +84,9 @@ impl Backing for Judged {
             self.judge(number);
         }
         Ok(number)
+    }
+    fn poisoned(&self) -> Option<String> {
+        self.inner.poisoned()
     }
     fn tidied(&self) -> Range<u64> {
         self.inner.tidied()
@@ -173,18 +181,6 @@ fn work(dir: &Path, me: usize) {
         }
     });
     region.close().unwrap();
-}
-
-/// The children of a run, which end with it however it ends.
-struct Children(Vec<Child>);
-
-impl Drop for Children {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
 }
 
 /// Lets `processes` children store, allocate and commit until there are `commits`, and kills one every `kill_every`; gives the

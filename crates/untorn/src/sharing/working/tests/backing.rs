@@ -150,4 +150,8 @@ impl Backing for Journal {
         self.replay().map_err(failed)?;
         Ok(number)
     }
+
+    fn poisoned(&self) -> Option<String> {
+        None
+    }
 }

@@ -1,0 +1,260 @@
+//! What becomes of a shared region when the store behind it fails, or somebody else gets hold of it.
+
+use std::cell::RefCell;
+use std::sync::atomic::AtomicBool;
+
+use super::super::backing::Committed;
+use super::*;
+use crate::medium::PageCache;
+use crate::sharing::working::Backing;
+use crate::sys::ring::FAIL;
+
+const MODULE: &str = "map::shared_region::tests::troubles";
+
+#[test]
+fn after_a_failed_flush_nothing_is_rolled_back_or_committed() {
+    const TEST: &str = "after_a_failed_flush_nothing_is_rolled_back_or_committed";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, _)) = child_of(TEST) {
+        let region = share(&dir.join("store"));
+        assert_eq!(region.alloc_pages(2).unwrap(), 0);
+        (0..2).for_each(|page| word(&region, page).store(1, SeqCst));
+        assert_eq!(region.pmsync().unwrap(), 1);
+        (0..2).for_each(|page| word(&region, page).store(2, SeqCst));
+        FAIL.store(true, SeqCst);
+        let first = region.pmsync().unwrap_err();
+        assert!(matches!(first, Error::Io { .. }), "{first}");
+        FAIL.store(false, SeqCst);
+        for refused in [region.rollback().err(), region.pmsync().err()] {
+            assert!(matches!(refused, Some(Error::Poisoned { .. })), "{refused:?}");
+        }
+        assert_eq!([0, 1].map(|page| word(&region, page).load(SeqCst)), [2, 2]);
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = make(dir.path());
+    assert!(command_in(MODULE, TEST, dir.path(), 0, None).status().unwrap().success());
+    let found = committed(&path);
+    assert!([1, 2].iter().any(|value| found == BTreeMap::from([(0, *value), (1, *value)])), "{found:?}");
+}
+
+/// Opens the store for who serves next only when the test says so.
+struct Held(Committed, Arc<AtomicBool>);
+
+impl Opener for Held {
+    fn open(&self, len: Option<u64>) -> Result<Box<dyn Backing>> {
+        let since = Instant::now();
+        while !self.1.load(SeqCst) {
+            assert!(since.elapsed() < Duration::from_secs(120), "the test never said so");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.0.open(len)
+    }
+    fn part(&self) -> String {
+        self.0.part()
+    }
+}
+
+/// A child that shares the region, does `commits`, stores, and waits to be killed.
+fn serve(dir: &Path, commits: u64) {
+    let (region, notes) = (share(&dir.join("store")), notes(dir));
+    region.alloc_pages(2).unwrap();
+    for commit in 1..=commits {
+        word(&region, 0).store(commit, SeqCst);
+        assert_eq!(region.pmsync().unwrap(), commit);
+    }
+    word(&region, 1).store(7, SeqCst);
+    words(&notes)[READY].store(1, SeqCst);
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn what_somebody_else_did_while_nobody_served_is_not_mixed_with_the_stores() {
+    const TEST: &str = "what_somebody_else_did_while_nobody_served_is_not_mixed_with_the_stores";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, commits)) = child_of(TEST) {
+        return serve(&dir, commits as u64);
+    }
+    for replaced in [false, true] {
+        let dir = memory_dir();
+        let (path, notes) = (make(dir.path()), notes(dir.path()));
+        let commits = usize::from(!replaced);
+        let mut child = Children(vec![command_in(MODULE, TEST, dir.path(), commits, None).spawn().unwrap()]);
+        await_word(&notes, READY);
+        let go = Arc::new(AtomicBool::new(false));
+        let held = |opener| -> Arc<dyn Opener> { Arc::new(Held(opener, Arc::clone(&go))) };
+        let region = RegionMapOptions::new().shared_region(&path, "r", false, held).unwrap();
+        word(&region, 1).store(8, SeqCst);
+        child.0[0].kill().unwrap();
+        child.0[0].wait().unwrap();
+        let store = StoreOptions::new().open_on(PageCache::new(), &path).unwrap();
+        if replaced {
+            store.delete_region("r").unwrap();
+            store.create_region_of("r", PAGES).unwrap();
+        } else {
+            let other = store.open_region("r").unwrap();
+            other.write_at(&99_u64.to_le_bytes(), 0).unwrap();
+            assert_eq!(other.pmsync().unwrap(), 2);
+        }
+        store.close().unwrap();
+        go.store(true, SeqCst);
+        let error = region.pmsync().unwrap_err();
+        let why = if replaced { "it was replaced by another one" } else { "it is at commit 2" };
+        assert!(matches!(&error, Error::Poisoned { cause, .. } if cause.contains(why)), "{error}");
+        drop(region);
+        let found = if replaced { BTreeMap::new() } else { BTreeMap::from([(0, 99), (1, 0)]) };
+        assert_eq!(committed(&path), found);
+    }
+}
+
+#[test]
+fn one_region_of_a_store_is_shared_at_a_time() {
+    const TEST: &str = "one_region_of_a_store_is_shared_at_a_time";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, which)) = child_of(TEST) {
+        if which == 0 {
+            return serve(&dir, 1);
+        }
+        // While another process serves, and while nobody does.
+        let error = SharedRegion::open(dir.join("store"), "other").unwrap_err();
+        return std::fs::write(dir.join("said"), error.to_string()).unwrap();
+    }
+    let dir = memory_dir();
+    let (path, notes) = (make(dir.path()), notes(dir.path()));
+    let start = |which| command_in(MODULE, TEST, dir.path(), which, None).spawn().unwrap();
+    let mut children = Children(vec![start(0)]);
+    await_word(&notes, READY);
+    let go = Arc::new(AtomicBool::new(false));
+    let held = |opener| -> Arc<dyn Opener> { Arc::new(Held(opener, Arc::clone(&go))) };
+    let region = RegionMapOptions::new().shared_region(&path, "r", false, held).unwrap();
+    children.0.push(start(1));
+    assert!(children.0[1].wait().unwrap().success());
+    let said = std::fs::read_to_string(dir.path().join("said")).unwrap();
+    assert!(said.contains("region \"r\" is shared"), "{said}");
+    word(&region, 0).store(5, SeqCst);
+    children.0[0].kill().unwrap();
+    children.0[0].wait().unwrap();
+    // The store is open nowhere now, until this process may open it.
+    std::fs::remove_file(dir.path().join("said")).unwrap();
+    children.0[1] = start(1);
+    while std::fs::metadata(dir.path().join("said")).is_err() && children.0[1].try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    go.store(true, SeqCst);
+    assert!(children.0[1].wait().unwrap().success());
+    assert!(region.pmsync().unwrap() == 2 && region.is_serving());
+    region.close().unwrap();
+    assert_eq!(committed(&path), BTreeMap::from([(0, 5), (1, 7)]));
+}
+
+thread_local! {
+    /// What this thread does when it has claimed pages and not cleared them.
+    static WHEN_CLAIMED: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+pub(in super::super) fn when_claimed() {
+    if let Some(act) = WHEN_CLAIMED.take() {
+        act();
+    }
+}
+
+#[test]
+fn nothing_is_rolled_back_in_the_middle_of_an_allocation() {
+    if unavailable() {
+        return;
+    }
+    let dir = memory_dir();
+    let path = make(dir.path());
+    let region = Arc::new(share(&path));
+    assert_eq!(region.alloc_page().unwrap(), 0);
+    word(&region, 0).store(1, SeqCst);
+    region.pmsync().unwrap();
+    let said = Arc::new(std::sync::Mutex::new(String::new()));
+    let (within, heard) = (Arc::clone(&region), Arc::clone(&said));
+    WHEN_CLAIMED.set(Some(Box::new(move || {
+        // It waits for the thread that waits for it, until it gives up.
+        let refused = within.rollback().expect_err("it took a claimed page back");
+        *heard.lock().unwrap() = refused.to_string();
+    })));
+    assert_eq!(region.alloc_page().unwrap(), 1);
+    assert!(said.lock().unwrap().contains("does not get on"), "{said:?}");
+    word(&region, 1).store(2, SeqCst);
+    assert_eq!(region.pmsync().unwrap(), 2);
+    region.free_page(0).unwrap();
+    region.rollback().unwrap();
+    assert_eq!(region.pages().unwrap(), [0, 1]);
+    Arc::into_inner(region).unwrap().close().unwrap();
+    assert_eq!(committed(&path), BTreeMap::from([(0, 1), (1, 2)]));
+}
+
+#[test]
+fn a_page_that_was_filled_unnoticed_is_zeros_when_it_is_allocated() {
+    const TEST: &str = "a_page_that_was_filled_unnoticed_is_zeros_when_it_is_allocated";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, _)) = child_of(TEST) {
+        let (region, notes) = (share(&dir.join("store")), notes(&dir));
+        assert_eq!(region.pages().unwrap(), [0]);
+        words(&notes)[READY].store(1, SeqCst);
+        await_word(&notes, GO);
+        DIE_AT.store(Point::Filled as u32, SeqCst);
+        let found = word(&region, 0).load(SeqCst);
+        unreachable!("it survived, and found {found}");
+    }
+    let dir = memory_dir();
+    let (path, notes) = (make(dir.path()), notes(dir.path()));
+    let region = share(&path);
+    assert_eq!(region.alloc_page().unwrap(), 0);
+    word(&region, 0).store(7, SeqCst);
+    region.pmsync().unwrap();
+    region.close().unwrap();
+    let mut child = Children(vec![command_in(MODULE, TEST, dir.path(), 0, None).spawn().unwrap()]);
+    await_word(&notes, READY);
+    let region = share(&path);
+    words(&notes)[GO].store(1, SeqCst);
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.0[0].wait().unwrap()), Some(9), "not killed");
+    region.free_page(0).unwrap();
+    assert_eq!(region.pmsync().unwrap(), 2);
+    assert_eq!(region.alloc_page().unwrap(), 0);
+    assert_eq!(word(&region, 0).load(SeqCst), 0, "a page came back with what was on it");
+    region.pmsync().unwrap();
+    region.close().unwrap();
+    assert_eq!(committed(&path), BTreeMap::from([(0, 0)]));
+}
+
+#[test]
+fn of_a_lost_page_of_states_nothing_is_believed() {
+    if unavailable() {
+        return;
+    }
+    let dir = memory_dir();
+    let path = make(dir.path());
+    type Call = fn(&SharedRegion) -> Result<()>;
+    let calls: [Call; 6] = [
+        |region| region.alloc_page().map(drop),
+        |region| region.alloc_at(3, 1),
+        |region| region.free_page(0),
+        |region| region.is_allocated(0).map(drop),
+        |region| region.pages().map(drop),
+        |region| region.words(0, 1).map(drop),
+    ];
+    for call in calls {
+        let region = share(&path);
+        region.copy.lose(PAGES);
+        for _ in 0..2 {
+            let error = call(&region).unwrap_err();
+            assert!(error.is_page_lost() || matches!(error, Error::Poisoned { .. }), "{error}");
+        }
+        assert!(region.pmsync().is_err());
+    }
+    assert_eq!(committed(&path), BTreeMap::new());
+}
