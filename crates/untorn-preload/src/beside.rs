@@ -8,17 +8,20 @@
 //!    are blocked. What dies nevertheless is known to the kernel.
 //! 3. A child of `vfork` has its parent's memory, and is for its locks the same thread; one of a system call by number is its parent
 //!    to them too. Neither appends: the first has another number than the one that is kept, the second finds none.
-//! 4. The bytes that are summed, and that the kernel gets, are those in the log, whatever other threads do to the program's memory
+//! 4. A descriptor's number stands for the same file from the question which that is to the last call with it ([`busy`]).
+//! 5. The bytes that are summed, and that the kernel gets, are those in the log, whatever other threads do to the program's memory
 //!    meanwhile. That there is such memory the kernel is asked before.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use core::{ptr, slice};
+use std::sync::OnceLock;
 
 use libc::{iovec, off_t};
-use untorn_ring::{Appender, HEADER, Ledger, MOST_PARTS, Outcome, Write, append, flush, pieces};
+use untorn_ring::{Appender, HEADER, Ledger, MOST_PARTS, Outcome, Terms, Write, append, flush, pieces};
 use untorn_wire::{Operation, Request};
 
+use crate::busy;
 use crate::client;
 use crate::layer;
 use crate::raw::{self, Quiet, word};
@@ -33,6 +36,8 @@ const SYNC: c_int = 0x8_0003;
 /// The ledger: address and words. Never unmapped; a forked child has it too.
 static WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// What they are about, as they said when they were mapped: a neighbour that stores to memory at random does not move our stores.
+static TERMS: OnceLock<Terms> = OnceLock::new();
 /// The log.
 static LOG: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 /// Parts of the log of which this process has all pages, which is cheaper than to find at each store that there is none yet.
@@ -50,13 +55,15 @@ fn ledger() -> Option<Ledger<'static>> {
     if words.is_null() {
         return None;
     }
+    let terms = *TERMS.get()?;
     // SAFETY: mapped for good, so many, aligned to a page, and atomic, whoever else stores to them.
-    Ledger::find(unsafe { slice::from_raw_parts(words, COUNT.load(Ordering::Relaxed)) })
+    Some(Ledger::of(unsafe { slice::from_raw_parts(words, COUNT.load(Ordering::Relaxed)) }, terms))
 }
 
 /// Maps ledger and log, if the server has them for others. A descriptor of this process is boosted.
 pub(crate) fn set_up() {
-    if TRIED.swap(true, Ordering::AcqRel) {
+    // What a child of `vfork` notes of itself, its parent would take for its own.
+    if client::is_in_vfork() || TRIED.swap(true, Ordering::AcqRel) {
         return;
     }
     // What tells whether there is memory is not told in the same way by all that calls itself a kernel.
@@ -73,6 +80,9 @@ pub(crate) fn set_up() {
     let flags = if ledger.is_synced() { SYNC } else { libc::MAP_SHARED };
     let Some(log) = mapped(1, flags, Some(len)) else { return };
     flush::adopt(ledger.write_back());
+    if TERMS.set(*ledger.terms()).is_err() {
+        return;
+    }
     LOG.store(log.0 as *mut u8, Ordering::Relaxed);
     COUNT.store(count, Ordering::Relaxed);
     client::appends();
@@ -88,6 +98,7 @@ pub(crate) fn watch_forks() {
 extern "C" fn in_child() {
     if !WORDS.load(Ordering::Relaxed).is_null() {
         client::appends();
+        busy::forget_all();
         // Of what is shared a child has no pages yet.
         PRESENT.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
@@ -211,16 +222,36 @@ impl Appender for Writing {
 /// Writes, at the descriptor's own offset if none is given; `None` if that is for the server.
 pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: Option<u64>) -> Option<Result<i64, c_int>> {
     let ledger = ledger()?;
-    let geometry = ledger.terms().geometry;
-    if count == 0 || count > MOST || geometry.parts(count) > MOST_PARTS || !client::may_append() {
+    if count == 0 || count > MOST || ledger.terms().geometry.parts(count) > MOST_PARTS || !client::may_append() {
         return None;
     }
+    let (said, device, inode) = {
+        let _quiet = Quiet::new();
+        appended(ledger, fd, from, count, offset)?
+    };
+    // The kernel has less than the log: no replay may do the rest, and nobody writes to the file before that is so.
+    if said != count as isize
+        && let Err(errno) = layer::take_back(device, inode)
+    {
+        return Some(Err(errno));
+    }
+    Some(if said < 0 { Err(-said as c_int) } else { Ok(said as i64) })
+}
+
+/// What the kernel said, and of which file.
+fn appended(
+    ledger: Ledger<'static>,
+    fd: c_int,
+    from: *const c_void,
+    count: usize,
+    offset: Option<u64>,
+) -> Option<(isize, u64, u64)> {
+    let _busy = busy::begin(fd)?;
     let (device, inode) = raw::file_of(fd).ok()?;
     let turn = ledger.turn_of(device, inode).filter(|turn| turn.is_writable())?;
     if !is_readable(from, count) {
         return None;
     }
-    let quiet = Quiet::new();
     let outcome = {
         // The C library's locks call the kernel if they have to wait.
         #[cfg(all(feature = "oracle", target_arch = "x86_64"))]
@@ -238,7 +269,7 @@ pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: Option
             return None;
         }
         let log = LOG.load(Ordering::Relaxed);
-        let len = geometry.len()? as usize;
+        let len = ledger.terms().geometry.len()? as usize;
         let mut writing = Writing { fd, from: from.cast(), log, len, ledger };
         let outcome = append(&turn, Write { offset: at, len: count }, &mut writing);
         if let Outcome::Written { said: written @ 1.., .. } = outcome
@@ -254,14 +285,7 @@ pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: Option
     if let Some(bell) = ledger.ring() {
         raw::wake_shared(bell);
     }
-    drop(quiet);
-    // The kernel has less than the log: no replay may do the rest.
-    if said != count as isize
-        && let Err(errno) = layer::take_back(device, inode)
-    {
-        return Some(Err(errno));
-    }
-    Some(if said < 0 { Err(-said as c_int) } else { Ok(said as i64) })
+    Some((said, device, inode))
 }
 
 /// Whether all that was written to a descriptor's file is durable: then there is nothing to sync.

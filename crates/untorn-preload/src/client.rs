@@ -192,10 +192,13 @@ pub(crate) fn appends() {
     }
 }
 
-/// Whether it may, and is not a child of `vfork`.
+/// Whether it may, and is not a child of `vfork`. The server knows of it, and so hears of its end: it has asked for something.
 #[inline]
 pub(crate) fn may_append() -> bool {
-    pool().is_some_and(|pool| pool.appender.load(Ordering::Relaxed) == raw::getpid())
+    pool().is_some_and(|pool| {
+        let process = raw::getpid();
+        pool.appender.load(Ordering::Relaxed) == process && pool.owner.load(Ordering::Relaxed) == process
+    })
 }
 
 /// Whether this is a child of `vfork`, in its parent's memory.

@@ -1,5 +1,5 @@
 //! A test build dies where it is told to: `UNTORN_PRELOAD_DEATH` names a step of an append, and after how many of them. With a third
-//! number it sends itself that signal instead of SIGKILL.
+//! number it sends itself that signal instead of SIGKILL; or, if it is 0, takes its time, as it may anywhere.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,6 +28,12 @@ pub(crate) fn set_up() {
 /// A step is reached.
 pub(crate) fn reached(step: Step) {
     if DEATH.load(Ordering::Relaxed) != step as u64 + 1 || BEFORE.fetch_sub(1, Ordering::Relaxed) != 0 {
+        return;
+    }
+    if SIGNAL.load(Ordering::Relaxed) == 0 {
+        let time = libc::timespec { tv_sec: 0, tv_nsec: 300_000_000 };
+        // SAFETY: a time that is read.
+        let _ = unsafe { raw::call(libc::SYS_nanosleep, [&raw const time as usize, 0, 0, 0, 0, 0]) };
         return;
     }
     let process = raw::getpid() as usize;

@@ -16,6 +16,7 @@
 //! 4. A process that has seen no managed descriptor pays for a load of one flag in each call.
 
 mod beside;
+mod busy;
 mod client;
 #[cfg(feature = "oracle")]
 mod death;

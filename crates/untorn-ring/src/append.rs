@@ -75,7 +75,8 @@ pub enum Outcome {
     Full,
     /// The program has no such memory, or the log cannot be written to. Nothing was done.
     Nothing,
-    /// The kernel has what it says: bytes, or minus the errno. If that is not all, the log has more than it before `end`.
+    /// The kernel has what it says: bytes, or minus the errno. If that is not all, the log has more than it before `end`, and the file is
+    /// the server's until it has seen to it that no replay does the rest.
     Written {
         /// What the kernel said.
         said: isize,
@@ -158,12 +159,18 @@ pub fn append(turn: &Locked<'_>, write: Write, by: &mut impl Appender) -> Outcom
     if !by.reaches(Step::Delivered) {
         return Outcome::Dead;
     }
+    turn.count_write(said.max(0) as u64);
+    if said != write.len as isize {
+        // Not complete, and nobody's turn: whoever wrote next would be told by the kernel of an end of the file, or of bytes, that a
+        // replay of all that the log has would not leave.
+        turn.fall_short();
+        return if by.reaches(Step::Completed) { Outcome::Written { said, end } } else { Outcome::Dead };
+    }
     ledger.complete_beside(first, parts);
     if !by.reaches(Step::Completed) {
         return Outcome::Dead;
     }
     turn.set_ended(end);
-    turn.count_write(said.max(0) as u64);
     Outcome::Written { said, end }
 }
 
@@ -178,6 +185,13 @@ pub enum Left {
     /// Positions of which nothing counts: not all is in the log, and the kernel has nothing of it.
     Void {
         /// The first of them.
+        first: u64,
+        /// How many.
+        parts: u64,
+    },
+    /// All is in the log, and the kernel has less, of which the program may have been told.
+    Short {
+        /// The first position.
         first: u64,
         /// How many.
         parts: u64,
@@ -201,34 +215,38 @@ impl PartialEq for Write {
 
 impl Eq for Write {}
 
-/// What a holder of this turn that died has left. `entry` reads what is at a position, if it arrived whole.
-pub fn left(turn: &Locked<'_>, mut entry: impl FnMut(u64) -> Option<Entry>) -> Left {
+/// What a holder of this turn, of the file with the number `uid`, has left: one that died, or was given less by the kernel than the log has.
+/// `entry` reads what is at a position, if it arrived whole.
+pub fn left(turn: &Locked<'_>, uid: u64, mut entry: impl FnMut(u64) -> Option<Entry>) -> Left {
     let ledger = turn.turn().ledger();
+    let geometry = ledger.terms().geometry;
     let [parts, offset, len] = turn.intended();
     let placed = ledger.placed(turn.turn().number());
     let ended = turn.turn().ended();
-    // Words that anybody may have written: a number that no append leaves says that there is nothing.
-    let Some(first) =
-        placed.checked_sub(parts).filter(|first| placed > ended && *first >= ended && parts <= MOST_PARTS)
-    else {
-        return Left::Nothing { ended: ended.max(placed) };
-    };
+    // Words that anybody may have written: numbers that no append leaves say that there is nothing.
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    let sound = (1..=MOST_PARTS.min(geometry.most())).contains(&parts)
+        && geometry.parts(len) == parts
+        && offset.checked_add(len as u64).is_some();
+    let first = placed.checked_sub(parts).filter(|first| sound && placed > ended && *first >= ended);
+    let Some(first) = first else { return Left::Nothing { ended: ended.max(placed) } };
     // The tail does not pass what is not complete, so what it has not passed was not used again.
     if ledger.tail() > first || ledger.is_complete(first) {
         return Left::Nothing { ended: placed };
     }
-    let uid = turn.turn().uid();
-    let mut bytes = 0;
-    for part in 0..parts {
-        let found = entry(first + part).filter(|found| {
-            let (of, value) = ((u64::from(found.part), u64::from(found.parts)), offset + bytes);
-            (found.uid, found.kind, found.value) == (uid, Kind::Write, value) && of == (part, parts)
-        });
-        let Some(found) = found else { return Left::Void { first, parts } };
-        bytes += u64::from(found.len);
+    if turn.is_short() {
+        return Left::Short { first, parts };
     }
-    if bytes != len {
-        return Left::Void { first, parts };
+    let mut done = 0;
+    for (part, (_, bytes)) in (0..).zip(pieces(geometry, first, len)) {
+        let is_it = |found: &Entry| {
+            (found.uid, found.kind, found.value) == (uid, Kind::Write, offset + done)
+                && (u64::from(found.part), u64::from(found.parts), found.len as usize) == (part, parts, bytes)
+        };
+        if entry(first + part).filter(is_it).is_none() {
+            return Left::Void { first, parts };
+        }
+        done += bytes as u64;
     }
-    Left::Whole { first, parts, write: Write { offset, len: len as usize } }
+    Left::Whole { first, parts, write: Write { offset, len } }
 }

@@ -257,7 +257,7 @@ impl<'a> Ledger<'a> {
             // After the head: the exchange below fails if that is no longer the head that they go with.
             let served = self.words[SERVED].load(Ordering::Acquire);
             let used = first.saturating_sub(served).saturating_sub(self.words[FREED].load(Ordering::Acquire));
-            if used + entries > self.terms.limit {
+            if used.saturating_add(entries) > self.terms.limit {
                 return None;
             }
             self.note_owner(head);
@@ -326,7 +326,8 @@ impl<'a> Ledger<'a> {
 
     /// Everything below is free: the log says so durably. How many of the positions the server had placed. Of one thread at a time.
     pub fn free(&self, upto: u64) -> u64 {
-        let before = self.tail();
+        // Others have these words in their memory, too, so no sum of them is taken for granted.
+        let before = self.tail().clamp(upto.saturating_sub(self.terms.geometry.slots), upto);
         let beside = match self.terms.turns {
             0 => 0,
             _ => (before..upto).filter(|at| self.complete_at(*at).load(Ordering::Acquire) & BESIDE != 0).count() as u64,
@@ -363,7 +364,7 @@ impl<'a> Ledger<'a> {
         }
         // In this order: others write and drain between the two, and what is settled never goes beyond a later head.
         let settled = self.settled();
-        if phase == Phase::Gathering as u64 && self.head() - settled < batch {
+        if phase == Phase::Gathering as u64 && self.head().saturating_sub(settled) < batch {
             return false;
         }
         let awake = Phase::Awake as u64;

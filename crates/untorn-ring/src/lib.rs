@@ -12,7 +12,9 @@
 //! 3. Entries are durable before the kernel has the bytes, and complete when it has them: what is complete may be drained, and what
 //!    is drained is synced. What a process that died has not completed the server does once more, or declares void if not all of it is
 //!    in the log; then the kernel has nothing of it.
-//! 4. Of the entries of a log a part is for processes, and the rest for the server, each with a count of its own. So neither
+//! 4. If the kernel takes less than the log has, the turn is nobody's but the server's until the tail has passed it, so that nobody builds
+//!    on what a replay would not leave.
+//! 5. Of the entries of a log a part is for processes, and the rest for the server, each with a count of its own. So neither
 //!    waits for the other's claims.
 
 mod append;

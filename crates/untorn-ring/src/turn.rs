@@ -35,6 +35,8 @@ const BROKEN: usize = 17;
 const WRITES: usize = 18;
 const BYTES: usize = 19;
 const SYNCS: usize = 20;
+/// The kernel took less of the operation under way than the log has.
+const SHORT: usize = 21;
 /// Words of a turn.
 pub(crate) const WORDS: usize = 24;
 
@@ -289,7 +291,19 @@ impl<'a> Locked<'a> {
     /// What a holder that died left is in order.
     pub fn mend(&self, ended: u64) {
         self.set_ended(ended);
+        self.turn.set(SHORT, 0);
         self.turn.set(BROKEN, 0);
+    }
+
+    /// The kernel took less than the log has: the file is the server's until the log has nothing of it any more.
+    pub(crate) fn fall_short(&self) {
+        // In this order: who dies in between leaves what is done once more.
+        self.turn.set(SHORT, 1);
+        self.turn.set(BROKEN, 1);
+    }
+
+    pub(crate) fn is_short(&self) -> bool {
+        self.turn.get(SHORT) != 0
     }
 
     pub(crate) fn set_ended(&self, ended: u64) {

@@ -150,7 +150,7 @@ fn what_is_left_by_a_death_at_each_step_is_told_apart() {
             let turn = ledger.turn_of(FILE.0, FILE.1).unwrap();
             assert!(!turn.is_writable() && !turn.is_durable());
             let turn = turn.lock().unwrap();
-            let found = left(&turn, |position| bench.entry(position));
+            let found = left(&turn, FILE.2, |position| bench.entry(position));
             let write = Write { offset: 20, len: 100 };
             let expected = match step {
                 Step::Intended => Left::Nothing { ended: 1 },
@@ -168,6 +168,7 @@ fn what_is_left_by_a_death_at_each_step_is_told_apart() {
                     assert!((first..first + parts).all(|at| ledger.is_complete(at) && ledger.is_void(at)));
                     first + parts
                 }
+                Left::Short { .. } => panic!("the kernel took all of it"),
                 Left::Whole { first, parts, .. } => {
                     ledger.complete_beside(first, parts);
                     first + parts
@@ -194,7 +195,7 @@ fn a_thread_that_ends_with_a_turn_leaves_it_broken() {
     assert!(turn.try_lock().unwrap().is_broken());
     assert!(!turn.is_writable());
     let locked = turn.lock().unwrap();
-    assert_eq!(left(&locked, |_| None), Left::Nothing { ended: 0 });
+    assert_eq!(left(&locked, FILE.2, |_| None), Left::Nothing { ended: 0 });
     locked.mend(0);
     assert!(turn.is_writable());
     assert!(thread::scope(|scope| scope.spawn(|| turn.try_lock().is_none()).join().unwrap()), "it is somebody's");
@@ -248,9 +249,69 @@ fn memory_that_is_not_to_be_had_leaves_void_positions_and_the_kernel_untouched()
     assert!((0..2).all(|position| ledger.is_complete(position) && ledger.is_void(position)));
     assert!(bench.file.iter().all(|byte| *byte == 0));
     assert!((0..2).all(|position| bench.entry(position).is_none()));
-    bench.takes = 40;
-    assert_eq!(bench.write(ledger, 0, &[1; 50]), Outcome::Written { said: 40, end: 3 });
-    assert!(!ledger.is_void(2));
+}
+
+#[test]
+fn what_the_kernel_takes_in_part_leaves_the_file_to_the_server() {
+    for until in [None, Some(Step::Delivered), Some(Step::Completed)] {
+        let words = words(terms());
+        let ledger = opened(&words);
+        let mut bench = Bench::new();
+        bench.takes = 40;
+        bench.until = until;
+        let outcome = if until.is_some() { Outcome::Dead } else { Outcome::Written { said: 40, end: 2 } };
+        assert_eq!(bench.write(ledger, 0, &[1; 100]), outcome);
+        let turn = ledger.turn_of(FILE.0, FILE.1).unwrap();
+        assert!(!turn.is_writable() && !turn.is_durable() && !ledger.is_complete(0));
+        let locked = turn.lock().unwrap();
+        let write = Write { offset: 0, len: 100 };
+        let expected = match until {
+            // Nobody knows how much it took.
+            Some(Step::Delivered) => Left::Whole { first: 0, parts: 2, write },
+            _ => Left::Short { first: 0, parts: 2 },
+        };
+        assert_eq!(left(&locked, FILE.2, |position| bench.entry(position)), expected);
+        ledger.complete_beside(0, 2);
+        locked.mend(2);
+        drop(locked);
+        assert!(turn.is_writable());
+        (bench.takes, bench.until) = (1000, None);
+        assert_eq!(bench.write(ledger, 0, &[1; 100]), Outcome::Written { said: 100, end: 4 });
+    }
+}
+
+/// What is left of the words when a process stores to memory at random: no sum of them overflows, and none is an address.
+#[test]
+fn words_of_a_ledger_are_not_trusted() {
+    let mut state = 1_u64;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        [0, 1, state >> 32, state, u64::MAX, u64::MAX << 16, state >> 60][(state >> 33) as usize % 7]
+    };
+    for _ in 0..2000 {
+        let words = words(terms());
+        let ledger = opened(&words);
+        let mut bench = Bench::new();
+        bench.until = Some(Step::Stored);
+        assert_eq!(bench.write(ledger, 20, &[5; 100]), Outcome::Dead);
+        let turn = ledger.turn_of(FILE.0, FILE.1).unwrap();
+        let locked = turn.lock().unwrap();
+        // From the head on; a lock is the C library's, and stands in the first eight words of a turn.
+        for (at, word) in words.iter().enumerate().skip(24) {
+            let in_lock = (72..80).contains(&at) || (80..80 + 4 * 24).contains(&at) && (at - 80) % 24 < 8;
+            if !in_lock && random() % 2 == 0 {
+                word.store(random(), std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+        if let Left::Whole { first, parts, write } = left(&locked, FILE.2, |position| bench.entry(position)) {
+            assert_eq!((first, parts, write), (0, 2, Write { offset: 20, len: 100 }));
+        }
+        let (_, _) = (ledger.used_beside(), ledger.ring().is_some());
+        assert!(ledger.free(16) <= 16);
+        ledger.place(1);
+        bench.until = Some(Step::Placed);
+        let _ = append(&locked, Write { offset: 0, len: 1 }, &mut bench);
+    }
 }
 
 #[test]

@@ -6,6 +6,8 @@ mod common;
 use std::ffi::OsStr;
 use std::fs;
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use common::{BEGIN, Place, Talk, built, compile, replayed, succeed, text};
 use serde_json::Value;
@@ -79,13 +81,70 @@ fn a_log_on_no_persistent_memory_is_the_servers_own() {
 fn what_is_in_the_way_of_a_write_does_not_hold_it_up() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("beside.c", dir.path(), &[]);
-    for way in ["signals", "memory", "executed"] {
+    for way in ["signals", "memory", "executed", "replaced", "offsets"] {
         let place = Place::new();
-        let output = succeed(&mut under(&place, &[program.as_os_str(), way.as_ref()]));
+        let mut command = under(&place, &[program.as_os_str(), way.as_ref()]);
+        if way == "replaced" {
+            command.env("UNTORN_PRELOAD_DEATH", "4:20:0");
+        }
+        let output = succeed(&mut command);
         assert_eq!(text(&output.stdout), "done\n", "{way}");
         assert!(counts(&place)[1] > 1, "{way}: {}", place.report());
         assert_eq!(place.report()["failures"], Value::Array(Vec::new()), "{way}");
     }
+}
+
+/// What it sets up there, its parent must not take for its own, nor it for its own what its parent's threads hold.
+#[test]
+fn a_child_in_its_parents_memory_writes_by_way_of_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("beside.c", dir.path(), &[]);
+    let place = Place::new();
+    let output = succeed(&mut under(&place, &[program.as_os_str(), "vfork".as_ref()]));
+    assert_eq!(text(&output.stdout), "done\n");
+    let report = place.report();
+    let own = |name: &str| {
+        let files = report["files"].as_array().unwrap();
+        let file = files.iter().find(|file| file["path"].as_str().unwrap().ends_with(name)).unwrap();
+        file["writes_in_process"].as_u64().unwrap()
+    };
+    assert_eq!((own("f.managed"), own("g.managed")), (0, 99), "{report}");
+}
+
+/// A file is let go of when its last process has ended, though that has asked for nothing but what it does by itself.
+#[test]
+fn the_end_of_a_process_that_only_appends_is_heard_of() {
+    let place = Place::new();
+    let more = "
+r, w = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(w)
+    os.read(r, 1)
+    for number in range(10):
+        os.pwrite(fd, b'x', number)
+    os._exit(0)
+os.close(fd)
+os.close(w)
+assert os.waitpid(child, 0)[1] == 0
+print('ended')
+sys.stdin.readline()
+";
+    let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
+    talk.hear("ended");
+    let start = Instant::now();
+    let has_it = || {
+        let descriptors = fs::read_dir(format!("/proc/{}/fd", talk.child.id())).unwrap();
+        let mut links = descriptors.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+        links.any(|link| link.ends_with("f.managed"))
+    };
+    while has_it() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it is kept though nobody has it open");
+        thread::sleep(Duration::from_millis(5));
+    }
+    talk.say();
+    talk.end();
+    assert_eq!(counts(&place)[..2], [11, 9]);
 }
 
 /// Two processes with one description, which write over each other's bytes.
@@ -178,7 +237,8 @@ sys.stdin.readline()
         let mut command = python(&place, &format!("{BEGIN}{more}"));
         command.env("UNTORN_PRELOAD_DEATH", format!("{step}:20"));
         let mut talk = Talk::by(command);
-        talk.hear("20");
+        // Its first write is not its own.
+        talk.hear("21");
         if step % 2 == 0 {
             replay_leaves_what_was_there(&place, talk);
         } else {

@@ -32,7 +32,7 @@ pub const MODE: &str = "UNTORN_PRELOAD_MODE";
 pub const ORACLE: &str = "UNTORN_PRELOAD_ORACLE";
 
 /// The variable by which the test build of the layer is told where in a write it dies: the number of a step, a colon, and after how
-/// many times; another colon, and the number of a signal that is not SIGKILL.
+/// many times; another colon, and the number of a signal that is not SIGKILL, or 0 to wait for a moment instead.
 pub const DEATH: &str = "UNTORN_PRELOAD_DEATH";
 
 /// The most bytes that one `read` or `write` moves: what the kernel itself allows.

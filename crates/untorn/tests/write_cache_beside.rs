@@ -2,8 +2,10 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use common::memory_dir;
 use common::shelf::{Shelf, attach_through, pmem, small};
@@ -137,6 +139,119 @@ fn what_the_file_has_no_room_for_is_never_replayed() {
     let cache = options().open_on(pmem(), shelf.clone(), &log).unwrap();
     assert_eq!(cache.replayed().operations, 0);
     assert_eq!(*book.bytes.lock().unwrap(), expected);
+}
+
+/// What others were shown, and built on, a replay leaves: not what the file had no room for.
+#[test]
+fn nobody_builds_on_an_end_of_the_file_that_a_replay_would_not_leave() {
+    // The process that was told, or would have been, dies first; what it left is brought to its end by a write, or by a drain.
+    for step in [Step::Durable, Step::Delivered, Step::Completed] {
+        for drains in [false, true] {
+            let dir = memory_dir();
+            let log = dir.path().join("log");
+            let shelf = Arc::new(Shelf::default());
+            let book = shelf.put(PATH, 1);
+            let cache = options().create_on(pmem(), shelf.clone(), &log).unwrap();
+            let file = attach_through(&cache, &shelf, PATH);
+            file.write_at(b"before", 0).unwrap();
+            file.let_in(true);
+            book.room.store(40, Ordering::Relaxed);
+            file.write_beside(&[1; 100], 10, Some(step)).unwrap();
+            assert_eq!(file.write_beside(b"x", 0, None).unwrap(), None, "{step:?}: it is not known what a replay does");
+            if drains {
+                cache.drain().unwrap();
+            }
+            file.write_at(b"B", 0).unwrap();
+            assert_eq!(file.write_beside(b"E", 1, None).unwrap(), Some(1));
+            let shown = book.bytes.lock().unwrap().clone();
+            assert_eq!(shown, [&b"BEfore"[..], &[0; 4], &[1; 30]].concat(), "{step:?}");
+            // A crash now, and then there is room.
+            let copy = dir.path().join("copy");
+            std::fs::copy(&log, &copy).unwrap();
+            drop((file, cache));
+            book.room.store(usize::MAX, Ordering::Relaxed);
+            let cache = options().open_on(pmem(), shelf.clone(), &copy).unwrap();
+            assert_eq!(cache.replayed().operations, 2);
+            assert_eq!(*book.bytes.lock().unwrap(), shown, "{step:?}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_fails_while_a_write_is_brought_to_its_end_holds_no_other_up() {
+    for step in [Step::Durable, Step::Completed] {
+        let dir = memory_dir();
+        let shelf = Arc::new(Shelf::default());
+        let book = shelf.put(PATH, 1);
+        let other = shelf.put("/slow/other", 2);
+        let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+        let file = attach_through(&cache, &shelf, PATH);
+        let second = attach_through(&cache, &shelf, "/slow/other");
+        file.write_at(b"before", 0).unwrap();
+        second.write_at(b"first", 0).unwrap();
+        cache.drain().unwrap();
+        file.let_in(true);
+        book.room.store(40, Ordering::Relaxed);
+        file.write_beside(&[1; 100], 10, Some(step)).unwrap();
+        book.broken.store(true, Ordering::Relaxed);
+        second.write_at(b"F", 0).unwrap();
+        for _ in 0..3 {
+            cache.drain_some().unwrap();
+        }
+        assert!(second.is_settled(), "{step:?}");
+        second.demote().unwrap();
+        assert!(matches!(file.write_at(b"x", 0), Err(Error::Poisoned { .. })));
+        assert_eq!(*other.bytes.lock().unwrap(), b"First");
+    }
+}
+
+/// One that is killed between the two steps of waking the drain has everybody believe that it is awake.
+#[test]
+fn what_nobody_rang_for_is_drained_nevertheless() {
+    let dir = memory_dir();
+    let shelf = Arc::new(Shelf::default());
+    shelf.put(PATH, 1);
+    let cache = options().background(true).create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+    let file = attach_through(&cache, &shelf, PATH);
+    file.write_at(b"first", 0).unwrap();
+    cache.drain().unwrap();
+    file.let_in(true);
+    let start = Instant::now();
+    for round in 0..2 {
+        // It rings for nothing.
+        assert_eq!(file.write_beside(b"x", round, None).unwrap(), Some(1));
+        while cache.info().unwrap().used > 0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "it sleeps for ever");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn handles_that_go_at_the_same_time_leave_nothing_behind() {
+    let dir = memory_dir();
+    let shelf = Arc::new(Shelf::default());
+    shelf.put(PATH, 1);
+    let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+    for round in 0..200 {
+        let handles = [attach_through(&cache, &shelf, PATH), attach_through(&cache, &shelf, PATH)];
+        handles[0].write_at(b"first", 0).unwrap();
+        let together = Barrier::new(2);
+        thread::scope(|scope| {
+            for file in handles {
+                let together = &together;
+                scope.spawn(move || {
+                    together.wait();
+                    file.let_in(true);
+                    file.write_beside(b"x", 0, None).unwrap();
+                    drop(file);
+                });
+            }
+        });
+        cache.drain().unwrap();
+        let info = cache.info().unwrap();
+        assert_eq!((info.files, info.used), (0, 0), "round {round}");
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
-// Writes by a program that is itself in the way of them: signals, other threads, memory that is none, an exec amid a write.
+// Writes by a program that is itself in the way of them: signals, other threads, memory that is none, an exec amid a write, a descriptor
+// that becomes another file's, a child in its memory.
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -7,7 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -91,7 +94,99 @@ static void executed(void) {
     }
 }
 
+static volatile int written;
+
+static void *write_blocks(void *unused) {
+    char block[1000];
+    memset(block, 'b', sizeof block);
+    for (int round = 0; round < 40; round++) {
+        must(write(fd, block, sizeof block) == (ssize_t)sizeof block, "write");
+        written = round + 1;
+    }
+    return unused;
+}
+
+static long blocks_of(int file) {
+    static char found[100000];
+    ssize_t bytes = pread(file, found, sizeof found, 0);
+    must(bytes >= 0 && bytes % 1000 == 0, "pread");
+    for (ssize_t at = 0; at < bytes; at++)
+        must(found[at] == 'b', "a file has what nobody wrote there");
+    return bytes / 1000;
+}
+
+// As a program replaces its log. The 21st write of its own takes its time, before the kernel is told of it.
+static void replaced(void) {
+    int other = open("other", O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    int first = dup(fd);
+    must(other >= 0 && first >= 0 && lseek(fd, 0, SEEK_SET) == 0, "dup");
+    pthread_t writer;
+    must(pthread_create(&writer, NULL, write_blocks, NULL) == 0, "pthread_create");
+    while (written < 20)
+        usleep(100);
+    usleep(50000);
+    must(dup2(other, fd) == fd, "dup2");
+    must(pthread_join(writer, NULL) == 0, "pthread_join");
+    long in_first = blocks_of(first), in_other = blocks_of(other);
+    must(in_first >= 20 && in_first + in_other == 40, "a write is in neither, or in both");
+}
+
+#define RECORDS 1000
+
+static void *write_records(void *number) {
+    long kind = (long)number;
+    for (int record = 0; record < RECORDS; record++) {
+        char text[9];
+        snprintf(text, sizeof text, "%ld %05d\n", kind, record);
+        struct iovec pieces[2] = {{text, 3}, {text + 3, 5}};
+        must((kind % 2 ? write(fd, text, 8) : writev(fd, pieces, 2)) == 8, "write");
+    }
+    return NULL;
+}
+
+// Of threads that share an offset, some of whose writes are the server's: each has a place of its own.
+static void offsets(void) {
+    must(lseek(fd, 0, SEEK_SET) == 0, "lseek");
+    pthread_t writers[4];
+    for (long number = 0; number < 4; number++)
+        must(pthread_create(&writers[number], NULL, write_records, (void *)number) == 0, "pthread_create");
+    for (int number = 0; number < 4; number++)
+        must(pthread_join(writers[number], NULL) == 0, "pthread_join");
+    int next[4] = {0, 0, 0, 0};
+    char text[9] = "";
+    for (off_t at = 0; pread(fd, text, 8, at) == 8; at += 8) {
+        int kind = text[0] - '0';
+        must(kind >= 0 && kind < 4 && next[kind] == atoi(text + 2), "a record is not where it was written");
+        next[kind]++;
+    }
+    for (int kind = 0; kind < 4; kind++)
+        must(next[kind] == RECORDS, "a record is missing");
+}
+
+// A child with its parent's memory opens the first file that is boosted, and writes to it.
+static void shared_memory(void) {
+    pid_t child = vfork();
+    if (child == 0) {
+        int own = open("f.managed", O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+        int right = own >= 0;
+        for (int round = 0; round < 10; round++)
+            right = right && pwrite(own, "child", 5, round) == 5;
+        _exit(!right);
+    }
+    int status;
+    must(waitpid(child, &status, 0) == child && status == 0, "the child");
+    fd = open("g.managed", O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    must(fd >= 0, "open");
+    for (int round = 0; round < 100; round++)
+        must(pwrite(fd, "parent", 6, round) == 6, "pwrite");
+    puts("done");
+}
+
 int main(int count, char **arguments) {
+    if (count == 2 && !strcmp(arguments[1], "vfork")) {
+        shared_memory();
+        return 0;
+    }
     fd = open("f.managed", O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     must(fd >= 0 && count == 2, "open");
     // The first write of a file is not its process's own.
@@ -100,6 +195,10 @@ int main(int count, char **arguments) {
         signals();
     else if (!strcmp(arguments[1], "memory"))
         memory();
+    else if (!strcmp(arguments[1], "replaced"))
+        replaced();
+    else if (!strcmp(arguments[1], "offsets"))
+        offsets();
     else
         executed();
     puts("done");

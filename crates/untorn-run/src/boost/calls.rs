@@ -65,6 +65,8 @@ impl Boost {
             if request.offset < 0 && (appends || position(descriptor)? == at) {
                 move_to(descriptor, at + count as u64)?;
             }
+            // Not before: it is from there that a program's own next write goes on.
+            file.let_in();
             self.ledger.of(file.path(), |report| {
                 report.writes += 1;
                 report.bytes_written += count as u64;

@@ -148,7 +148,8 @@ impl Boosted {
         self.file()?.len().map_err(errno)
     }
 
-    /// How many of the bytes were written is for the kernel to say.
+    /// How many of the bytes were written is for the kernel to say. Programs are let in again by the caller, once the offset is where it is
+    /// to be.
     pub(super) fn write(&mut self, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
         let count = self.file()?.write_some(bytes, offset).map_err(errno)?;
         self.note();
@@ -158,6 +159,7 @@ impl Boosted {
     pub(super) fn set_len(&mut self, len: u64) -> Result<(), Errno> {
         self.file()?.set_len(len).map_err(errno)?;
         self.note();
+        self.let_in();
         Ok(())
     }
 
@@ -165,11 +167,10 @@ impl Boosted {
         // Before it has anything of a file the log has the file synced. From then on only attributes are the kernel's.
         self.unsynced &= self.logged;
         self.logged = true;
-        self.let_in();
     }
 
     /// Lets programs write to it by themselves, if it is one that is written to where the offset says, and only then synced.
-    fn let_in(&self) {
+    pub(super) fn let_in(&self) {
         if self.beside
             && self.logged
             && let Some(hold) = &self.hold

@@ -9,13 +9,14 @@
 //! 3. What a process that died left under way is done once more or declared void before anybody else has the turn. All of it
 //!    is made durable once more first: who died between a store and its fence promised nothing, but what the kernel has must be
 //!    in the log.
-//! 4. Nobody was told what became of such a write. So if the kernel takes less of it now, nothing has to be taken back.
+//! 4. If the kernel takes less than the log has, of a write that is done once more or of one that a process was told of, the tail passes it
+//!    before anybody else has the turn. So nobody builds on an end of the file that a replay would not leave.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use untorn_ring::{Appender, Entry, HEADER, Left, Locked, Outcome, Step, Write, append, left, pieces};
 
-use super::file::Managed;
+use super::file::{Managed, exclusive, shared};
 use super::format::read_entry;
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
@@ -33,6 +34,8 @@ impl<M: Medium> Cache<M> {
     #[cold]
     pub(super) fn fail(&self, file: &Managed, error: &Error) {
         file.fail(error);
+        // One of the two sees the other: this the turn that was given, or who gives it the failure.
+        fence(Ordering::SeqCst);
         if let Some(number) = file.turn() {
             self.ring.ledger().turn(number).serve();
         }
@@ -43,22 +46,24 @@ impl<M: Medium> Cache<M> {
     /// # Errors
     /// Those of the log, if a process left something of which it has to be sure.
     pub(super) fn hold(&self, file: &Managed) -> Result<Option<Locked<'_>>> {
-        let Some(number) = file.turn() else { return Ok(None) };
-        let Some(turn) = self.ring.ledger().turn(number).lock() else {
-            let what = "the lock of a file that processes share is of no more use".to_owned();
-            return Err(self.poison(Error::Corrupt { path: file.path().to_owned(), offset: None, what }));
-        };
-        if file.turn() != Some(number) {
-            // It was taken away meanwhile.
-            return Ok(None);
+        while let Some(number) = file.turn() {
+            let Some(turn) = self.ring.ledger().turn(number).lock() else {
+                let what = "the lock of a file that processes share is of no more use".to_owned();
+                return Err(self.poison(Error::Corrupt { path: file.path().to_owned(), offset: None, what }));
+            };
+            // It may have been taken away meanwhile, and another given.
+            if file.turn() == Some(number) {
+                if turn.is_broken() {
+                    self.mend(file, &turn)?;
+                }
+                return Ok(Some(turn));
+            }
         }
-        if turn.is_broken() {
-            self.mend(file, &turn)?;
-        }
-        Ok(Some(turn))
+        Ok(None)
     }
 
-    /// Brings to an end what a process that died had under way.
+    /// Brings to an end what a process that died had under way, or that got less of it into the file than into the log. With no lock of
+    /// a drain.
     #[cold]
     fn mend(&self, file: &Managed, turn: &Locked<'_>) -> Result<()> {
         let ring = &self.ring;
@@ -69,11 +74,16 @@ impl<M: Medium> Cache<M> {
             // What cannot be read did not arrive.
             found.ok().flatten().filter(|entry| entry.position == position)
         };
-        match left(turn, &mut entry) {
-            Left::Nothing { ended } => turn.mend(ended),
+        let ended = match left(turn, file.uid.load(Ordering::Acquire), &mut entry) {
+            Left::Nothing { ended } => ended,
             Left::Void { first, parts } => {
                 ring.ledger().leave_void(first, parts);
-                turn.mend(first + parts);
+                first + parts
+            }
+            Left::Short { first, parts } => {
+                ring.ledger().complete_beside(first, parts);
+                self.take_back(file, first + parts)?;
+                first + parts
             }
             Left::Whole { first, parts, write } => {
                 let mut bytes = vec![0; write.len];
@@ -84,14 +94,17 @@ impl<M: Medium> Cache<M> {
                     done += len;
                 }
                 ring.persist(barriers::MENDED).map_err(|error| self.poison(error))?;
-                if let Err(error) = file.slow.write_some(write.offset, &bytes) {
-                    let path = file.path().display();
-                    tracing::debug!(%path, %error, "what a killed process was writing is not written");
-                }
+                let written = file.slow.write_some(write.offset, &bytes);
                 ring.ledger().complete_beside(first, parts);
-                turn.mend(first + parts);
+                if !matches!(written, Ok(count) if count == write.len) {
+                    let path = file.path().display();
+                    tracing::debug!(%path, ?written, "what a killed process was writing is not all written");
+                    self.take_back(file, first + parts)?;
+                }
+                first + parts
             }
-        }
+        };
+        turn.mend(ended);
         Ok(())
     }
 
@@ -99,11 +112,17 @@ impl<M: Medium> Cache<M> {
     /// no lock of a drain.
     #[cold]
     pub(super) fn mend_all(&self) -> Result<()> {
-        for turn in self.ring.ledger().turns() {
-            let Some(turn) = turn.try_lock().filter(Locked::is_broken) else { continue };
-            let found = locked(&self.registry).of(turn.turn().uid());
-            if let Some(file) = found {
-                self.mend(&file, &turn)?;
+        if self.ring.shared().is_none() {
+            return Ok(());
+        }
+        let files = locked(&self.registry).all();
+        for file in files {
+            let Some(number) = file.turn() else { continue };
+            // Whoever has it mends it himself.
+            let Some(turn) = self.ring.ledger().turn(number).try_lock() else { continue };
+            if file.turn() == Some(number) && turn.is_broken() && self.mend(&file, &turn).is_err() {
+                // A file that fails is told so itself, and holds nobody else up.
+                self.standing.writable()?;
             }
         }
         Ok(())
@@ -113,6 +132,9 @@ impl<M: Medium> Cache<M> {
     /// file is as durable as a sync would make it.
     pub(crate) fn let_in(&self, file: &Managed, durable: bool) {
         let ledger = self.ring.ledger();
+        // Nobody demotes it meanwhile, nor lets others in.
+        let _gate = shared(&file.gate);
+        let _length = exclusive(&file.length);
         if let Some(number) = file.turn() {
             return ledger.turn(number).set_durable(durable);
         }
@@ -126,6 +148,10 @@ impl<M: Medium> Cache<M> {
         if let Some(turn) = turn.lock() {
             turn.begin(device, inode, uid, durable);
             file.set_turn(Some(turn.turn().number()));
+            fence(Ordering::SeqCst);
+            if file.has_failed() {
+                turn.turn().serve();
+            }
         }
     }
 
@@ -140,8 +166,10 @@ impl<M: Medium> Cache<M> {
 
     /// Every entry of the file has a position below.
     pub(super) fn last(&self, file: &Managed) -> u64 {
-        let beside = file.turn().map_or(0, |number| self.ring.ledger().turn(number).ended());
-        file.last.load(Ordering::Acquire).max(beside)
+        let ledger = self.ring.ledger();
+        let beside = file.turn().map_or(0, |number| ledger.turn(number).ended());
+        // Others have the word in their memory, too; and what has no position yet nobody waits for.
+        file.last.load(Ordering::Acquire).max(beside.min(ledger.head()))
     }
 
     /// Writes, bytes and syncs of other processes since the last call.
@@ -172,11 +200,12 @@ impl<M: Medium> Cache<M> {
         }
         match outcome {
             Outcome::Full | Outcome::Nothing => Ok(None),
-            Outcome::Written { said, end } => {
+            Outcome::Written { said, .. } => {
                 drop(turn);
                 let count = usize::try_from(said).unwrap_or(0);
                 if count < src.len() {
-                    self.take_back(file, end)?;
+                    drop(self.hold(file)?);
+                    file.standing()?;
                 }
                 beside.refused.map_or(Ok(Some(count)), Err)
             }

@@ -85,7 +85,8 @@ impl<M: Medium> Cache<M> {
                 // all that is left be seen to be stuck.
                 self.deliver(&mut drain, u64::MAX, u64::MAX)?;
                 let (head, tail) = (self.ring.head(), self.ring.tail());
-                if drain.delivered == head && drain.stuck() == head - tail && self.ring.claimed() == head - tail {
+                let left = head.saturating_sub(tail);
+                if drain.delivered == head && drain.stuck() == left && self.ring.claimed() == left {
                     return Ok(false);
                 }
             }
@@ -201,6 +202,10 @@ impl<M: Medium> Cache<M> {
             for position in at + 1..at + parts {
                 let entry = ring.entry(position, &mut data).map_err(|error| self.poison(error))?;
                 len += u64::from(entry.len);
+            }
+            // Certified, but by whoever has the log in its memory.
+            if first.part != 0 || first.value.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
+                return Err(self.poison(ring.odd(at)));
             }
             items.push(Item { position: at, order: first.order, parts, operation, len });
             at += parts;

@@ -384,6 +384,8 @@ impl<M: Medium> Cache<M> {
         self.standing.writable()?;
         file.standing()?;
         let _gate = exclusive(&file.gate);
+        // Of what a process left the tail has passed nothing yet.
+        drop(self.hold(file)?);
         self.drain_file(file)?;
         exclusive(&file.length).len = file.slow.len()?;
         Ok(())

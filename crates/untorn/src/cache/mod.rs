@@ -39,9 +39,11 @@
 //! A file may instead be written *through*, to log and kernel in one call, and be read without the log: see [`through`].
 //!
 //! # Locks, in the order in which they are taken
-//! Claims on entries (the only wait for room, with nothing held); a file's gate; its line in the table; its length; its stripes,
-//! ascending; or instead of the last: the drain; the registry; a stripe. The drain takes no gate, so who waits for it with
-//! one does not wait for itself.
+//! Claims on entries (the only wait for room, with nothing held); a file's gate; its line in the table; its length; its turn, where
+//! other processes append for it, or else its stripes, ascending; or instead of stripes: the drain; the registry; a stripe. Who has the
+//! gate to himself may take the turn before line and length. The drain takes no gate, and of a file that is written through neither
+//! length nor turn, so who waits for it with them does not wait for itself; and before it waits for a process it takes only turns that
+//! nobody has.
 
 mod bell;
 mod beside;
@@ -350,7 +352,7 @@ impl<M: Medium> Cache<M> {
             durability: self.durability,
             capacity: self.ring.geometry.slots,
             entry_size: self.ring.geometry.entry,
-            used: self.ring.head() - tail,
+            used: self.ring.head().saturating_sub(tail),
             stuck,
             files: locked(&self.registry).all().len() as u64,
         })

@@ -123,6 +123,10 @@ impl<M: Medium> Cache<M> {
         let seal = superblock.seal();
         let ring = Ring::new(medium, file, path, geometry, seal, durability, shared).map_err(failed)?;
         let batch = settings.batch_min.clamp(1, ring.for_writers());
+        if shared {
+            // Before the thread says there what it does.
+            ring.ledger().prepare(settings.sync, batch).map_err(failed)?;
+        }
         let cache = Arc::new(Cache {
             standing,
             identity,
@@ -138,9 +142,10 @@ impl<M: Medium> Cache<M> {
         if settings.background {
             Worker::start(&cache).map_err(failed)?;
         }
-        if shared {
-            cache.ring.ledger().prepare(settings.sync, batch).map_err(failed)?;
-            Bell::start(&cache).map_err(failed)?;
+        if shared && let Err(error) = Bell::start(&cache) {
+            // Else it would have the log for as long as this process lives.
+            cache.worker.stop();
+            return Err(failed(error));
         }
         Ok((cache, replay))
     }

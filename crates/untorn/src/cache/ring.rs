@@ -207,17 +207,21 @@ impl<M: Medium> Ring<M> {
     pub(super) fn entry(&self, position: u64, data: &mut Vec<u8>) -> Result<Entry> {
         let at = self.geometry.entry_at(position);
         let found = read_entry(&self.file, self.seal, self.geometry, at, data)?;
-        found.filter(|entry| entry.position == position).ok_or_else(|| Error::Corrupt {
-            path: self.path.clone(),
-            offset: Some(at),
-            what: "an entry is not what was written".to_owned(),
-        })
+        found.filter(|entry| entry.position == position).ok_or_else(|| self.odd(position))
+    }
+
+    /// An entry that is none.
+    #[cold]
+    pub(super) fn odd(&self, position: u64) -> Error {
+        let what = "an entry is not what was written".to_owned();
+        Error::Corrupt { path: self.path.clone(), offset: Some(self.geometry.entry_at(position)), what }
     }
 
     /// Everything below is free: the log says so durably.
     pub(super) fn free(&self, upto: u64) {
         let own = self.ledger().free(upto);
-        self.claimed.fetch_sub(own, Ordering::AcqRel);
+        // Whose the positions were is in memory that others have, too.
+        let _ = self.claimed.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |all| Some(all.saturating_sub(own)));
     }
 
     /// Whether a write is durable when it returns.

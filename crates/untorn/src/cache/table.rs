@@ -95,21 +95,28 @@ impl<M: Medium> Cache<M> {
         if self.standing.ours().is_err() {
             return;
         }
-        // Before the lock, for what a process left may have to be mended. A handle that comes meanwhile lets them in again.
-        if file.handles.load(Ordering::Acquire) == 1
-            && let Err(error) = self.keep_out(file)
-        {
+        let is_last = {
+            let _registry = locked(&self.registry);
+            file.handles.fetch_sub(1, Ordering::AcqRel) == 1
+        };
+        if !is_last {
+            return;
+        }
+        // Without the lock, for what a process left may have to be mended; until then the file is not forgotten. A handle that comes
+        // meanwhile lets them in again.
+        if let Err(error) = self.keep_out(file) {
             tracing::error!(path = %file.path().display(), %error, "its last writes stay in the log");
         }
-        let mut registry = locked(&self.registry);
-        if file.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.forget_if_done(&mut registry, file);
-        }
+        self.forget_if_done(&mut locked(&self.registry), file);
     }
 
     /// Forgets a file that nobody has open and that the log has nothing of.
     pub(super) fn forget_if_done(&self, registry: &mut Registry, file: &Arc<Managed>) {
-        let done = file.handles.load(Ordering::Acquire) == 0
+        // It may have been forgotten, and attached anew.
+        let is_known = registry.files.get(&key(&file.identity)).is_some_and(|known| Arc::ptr_eq(known, file));
+        let done = is_known
+            && file.handles.load(Ordering::Acquire) == 0
+            && file.turn().is_none()
             && !file.has_failed()
             && file.last.load(Ordering::Acquire) <= self.ring.tail();
         if done {

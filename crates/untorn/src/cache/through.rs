@@ -8,7 +8,8 @@
 //! 2. An entry is complete when the kernel has its bytes, and only what is complete is drained. So the sync before the tail passes
 //!    an entry is one of its bytes.
 //! 3. How much is written the kernel decides: a full device, a quota. If it takes less than the log has, the file is synced and the
-//!    tail passes the entry, durably, before the call returns: so no replay ever writes what a program was told is not written.
+//!    tail passes the entry, durably, before the call returns, and before the next operation of the file: so no replay ever writes what a
+//!    program was told is not written, nor a file longer than others found it.
 //!    What a crash finds before that is an operation of which nobody was told anything.
 //! 4. Where durability is left to a sync, the kernel may bring to the device what the log does not have durably yet, and of a write
 //!    that nobody synced a crash may leave a part, as of any file. What it must not take is what was synced: so a file is made
@@ -42,11 +43,11 @@ impl<M: Medium> Cache<M> {
         let parts = claim.parts;
         let first = self.log(file, claim, Operation { uid, kind: Kind::Write, value: offset }, src)?;
         let written = file.slow.write_some(offset, src);
-        drop((beside, turn));
         self.completed(first, parts);
         if !matches!(written, Ok(count) if count == src.len()) {
             self.take_back(file, first + parts)?;
         }
+        drop((beside, turn));
         written.map(|count| (offset, count))
     }
 
@@ -62,11 +63,11 @@ impl<M: Medium> Cache<M> {
             self.ring.persist(barriers::CUT).map_err(|error| self.poison(error))?;
         }
         let done = file.slow.set_len(len);
-        drop((beside, turn));
         self.completed(first, 1);
         if done.is_err() {
             self.take_back(file, first + 1)?;
         }
+        drop((beside, turn));
         done
     }
 

@@ -10,6 +10,10 @@ use untorn_ring::Phase;
 use super::{Cache, locked};
 use crate::medium::Medium;
 
+/// How long it sleeps where other processes append: one that was killed, or stopped, when it was about to wake it has everybody believe
+/// that it is awake.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// How the thread is waked. What it does is said in the ledger, where other processes see it too.
 pub(super) struct Worker {
     /// Entries that are worth a batch.
@@ -60,7 +64,12 @@ impl<M: Medium> Cache<M> {
             let mut stop = locked(&worker.stop);
             ledger.set_phase(Phase::Idle);
             while !*stop && self.waiting() == 0 {
-                stop = worker.wake.wait(stop).unwrap_or_else(PoisonError::into_inner);
+                stop = if self.ring.shared().is_some() {
+                    let waited = worker.wake.wait_timeout(stop, LOOK).unwrap_or_else(PoisonError::into_inner);
+                    waited.0
+                } else {
+                    worker.wake.wait(stop).unwrap_or_else(PoisonError::into_inner)
+                };
                 ledger.set_phase(Phase::Idle);
             }
             ledger.set_phase(Phase::Gathering);
@@ -88,7 +97,7 @@ impl<M: Medium> Cache<M> {
     pub(super) fn waiting(&self) -> u64 {
         // In this order: others write and drain between the two, and what is settled never goes beyond a later head.
         let settled = self.ring.ledger().settled();
-        self.ring.head() - settled
+        self.ring.head().saturating_sub(settled)
     }
 
     /// Wakes the thread if there is enough for it.
