@@ -116,6 +116,7 @@ fn a_child_in_its_parents_memory_writes_by_way_of_the_server() {
 fn the_end_of_a_process_that_only_appends_is_heard_of() {
     let place = Place::new();
     let more = "
+import time
 r, w = os.pipe()
 child = os.fork()
 if child == 0:
@@ -125,6 +126,8 @@ if child == 0:
         os.pwrite(fd, b'x', number)
     os._exit(0)
 os.close(fd)
+# Meanwhile it is looked after, and found to be the child's.
+time.sleep(0.3)
 os.close(w)
 assert os.waitpid(child, 0)[1] == 0
 print('ended')
