@@ -58,7 +58,7 @@ pub(crate) fn while_nobody_writes<T>(fd: c_int, call: impl FnOnce() -> T) -> T {
     }
     let change = Change(place(fd));
     let mut now = change.0.fetch_add(CHANGE, Ordering::SeqCst) + CHANGE;
-    while now % CHANGE != 0 {
+    while now & (CHANGE - 1) != 0 {
         // For a moment at most: what it saw may have changed already.
         raw::wait(change.0, now);
         now = change.0.load(Ordering::SeqCst);
