@@ -34,6 +34,8 @@ struct Slot {
 struct Pool {
     /// The process that the sockets belong to; 0 in a child that has not used it yet.
     owner: AtomicU32,
+    /// The process that may append to the log; 0 in a child that came by no `fork` of the C library's.
+    appender: AtomicU32,
     slots: [Slot; SLOTS],
 }
 
@@ -181,6 +183,22 @@ fn ask_for(exchange: &mut Exchange<'_>) -> Result<Reply, c_int> {
         _ => ask_once(settings, exchange),
     }?;
     if reply.errno == 0 { Ok(reply) } else { Err(reply.errno) }
+}
+
+/// This process may append to the log: its threads are, to the C library, its own.
+pub(crate) fn appends() {
+    if let Some(pool) = pool() {
+        pool.appender.store(raw::getpid(), Ordering::Relaxed);
+    }
+}
+
+/// Whether it may, and is not a child of `vfork`. The server knows of it, and so hears of its end: it has asked for something.
+#[inline]
+pub(crate) fn may_append() -> bool {
+    pool().is_some_and(|pool| {
+        let process = raw::getpid();
+        pool.appender.load(Ordering::Relaxed) == process && pool.owner.load(Ordering::Relaxed) == process
+    })
 }
 
 /// Whether this is a child of `vfork`, in its parent's memory.

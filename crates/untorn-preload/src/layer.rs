@@ -9,7 +9,7 @@ use untorn_wire::{MARK, Operation, PLAIN, Reply, Request};
 use crate::client::{self, Memory};
 use crate::path::Path;
 use crate::settings::{may_be_managed, see, seen, settings};
-use crate::{known, raw};
+use crate::{beside, known, raw};
 
 /// Sets errno and returns -1.
 pub(crate) fn fail(errno: c_int) -> i64 {
@@ -159,6 +159,7 @@ pub(crate) fn reopened(status: &stat, flags: c_int) -> Option<c_int> {
         Some(fd) => {
             known::note(fd);
             see();
+            beside::set_up();
             Some(fd)
         }
         None => {
@@ -179,6 +180,15 @@ fn ask_to_demote(call: &CStr, fd: Option<c_int>, request: Request) -> Result<(),
     let piece = [iovec { iov_base: name.as_ptr().cast_mut().cast(), iov_len: name.len() }];
     let request = Request { payload: name.len() as u64, ..request };
     ask_with(Operation::Demote, fd, request, Memory::new(&piece, name.len()), Memory::NONE).map(drop)
+}
+
+/// The kernel took less of a write to a file than this process put into the log.
+///
+/// # Errors
+/// That of bringing to the file what was written before.
+#[cold]
+pub(crate) fn take_back(device: u64, inode: u64) -> Result<(), c_int> {
+    ask(Operation::TakeBack, None, Request { device, inode, ..Request::default() }).map(drop)
 }
 
 /// In the mode that demotes: makes the descriptors' files plain ones. What the call fails with, if that fails.
@@ -258,6 +268,7 @@ fn boost(fd: c_int) -> Result<bool, c_int> {
     if boosted {
         known::note(fd);
         see();
+        beside::set_up();
     }
     // Asked last: either this sees it, or whoever demotes all files finds this one among them.
     if boosted && ASYNCHRONOUS.load(Ordering::SeqCst) {

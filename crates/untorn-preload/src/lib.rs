@@ -11,11 +11,18 @@
 //! 2. The layer allocates nothing after it was loaded, takes no lock that a signal handler or a forked child could wait for
 //!    (all signals are blocked while a connection is in use; a child finds the connections gone, `MADV_WIPEONFORK`), and calls
 //!    the kernel itself ([`raw`]): so it may be called from signal handlers, from a child of `vfork`, and by `malloc`.
-//! 3. A pointer to bytes of the program is given to the kernel, never dereferenced: a wrong one is EFAULT, as without the layer.
+//!    It waits for a lock that other processes and threads have too only to write by itself ([`beside`]), with all signals blocked, and
+//!    not in a child of `vfork`.
+//! 3. A pointer to bytes of the program is given to the kernel, not dereferenced: a wrong one is EFAULT, as without the layer. What the
+//!    process writes by itself is copied, once the kernel has found that it is there.
 //!    Vectors (`readv`), offsets (`sendfile`) and strings are read, as the C library reads them; a wrong one crashes.
 //! 4. A process that has seen no managed descriptor pays for a load of one flag in each call.
 
+mod beside;
+mod busy;
 mod client;
+#[cfg(feature = "oracle")]
+mod death;
 mod known;
 mod layer;
 #[cfg(all(feature = "oracle", target_arch = "x86_64"))]

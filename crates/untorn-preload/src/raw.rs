@@ -124,6 +124,19 @@ pub(crate) fn fstat(fd: c_int) -> Result<stat, c_int> {
     Ok(unsafe { status.assume_init() })
 }
 
+/// Device and inode of a descriptor's file. Unlike [`fstat`] it asks for no times: of a file whose times were asked for the kernel
+/// has to note each change after that anew (multigrain timestamps, Linux 6.13), which makes every write slower.
+pub(crate) fn file_of(fd: c_int) -> Result<(u64, u64), c_int> {
+    let mut status = MaybeUninit::<libc::statx>::zeroed();
+    let (empty, mask) = (c"".as_ptr() as usize, libc::STATX_INO as usize);
+    let arguments = [word(fd), empty, word(libc::AT_EMPTY_PATH), mask, status.as_mut_ptr() as usize, 0];
+    // SAFETY: an empty string, and a structure that the kernel fills.
+    unsafe { result(libc::SYS_statx, arguments) }?;
+    // SAFETY: zeroed, and filled by the kernel; every bit pattern is one.
+    let status = unsafe { status.assume_init() };
+    Ok((libc::makedev(status.stx_dev_major, status.stx_dev_minor), status.stx_ino))
+}
+
 /// Whether this process may write files of a limited length only: the kernel knows what to do at the limit.
 pub(crate) fn is_limited() -> bool {
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
@@ -175,6 +188,11 @@ pub(crate) fn pread(fd: c_int, into: &mut [u8], offset: u64) -> Result<usize, c_
     unsafe { result(libc::SYS_pread64, arguments) }
 }
 
+pub(crate) fn seek(fd: c_int, offset: i64, whence: c_int) -> Result<u64, c_int> {
+    // SAFETY: takes numbers.
+    unsafe { result(libc::SYS_lseek, [word(fd), offset as usize, word(whence), 0, 0, 0]) }.map(|at| at as u64)
+}
+
 pub(crate) fn truncate(fd: c_int, len: u64) -> Result<(), c_int> {
     // SAFETY: takes numbers.
     unsafe { result(libc::SYS_ftruncate, [word(fd), len as usize, 0, 0, 0, 0]) }.map(drop)
@@ -218,6 +236,13 @@ pub(crate) fn wait(word: &core::sync::atomic::AtomicU32, value: u32) {
     let arguments = [word.as_ptr() as usize, private as usize, value as usize, &raw const patience as usize, 0, 0];
     // SAFETY: the word lives on, for it is borrowed; the time is read.
     let _ = unsafe { call(libc::SYS_futex, arguments) };
+}
+
+/// Wakes one that waits for a word, in whatever process.
+pub(crate) fn wake_shared(word: &core::sync::atomic::AtomicU32) {
+    let wake = libc::FUTEX_WAKE as usize;
+    // SAFETY: the word lives on, for it is borrowed.
+    let _ = unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, wake, 1, 0, 0, 0]) };
 }
 
 /// Wakes one that waits for a word.

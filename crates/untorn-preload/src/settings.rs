@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use untorn_wire::{BOARD, BOARD_BYTES, LAYER, MATCH, MODE, SOCKET, board_bit};
 
-use crate::{client, layer, raw};
+use crate::{beside, client, known, layer, raw};
 
 /// Of a process under untorn.
 pub(crate) struct Settings {
@@ -67,6 +67,8 @@ pub(crate) fn set_up() {
             variables.push([name.as_bytes(), b"=", &value, b"\0"].concat());
         }
     }
+    #[cfg(feature = "oracle")]
+    crate::death::set_up();
     let mut path = board;
     path.push(0);
     client::open_board(&path);
@@ -74,6 +76,9 @@ pub(crate) fn set_up() {
     let boost = variable(MODE).is_some_and(|mode| mode == b"boost");
     if SETTINGS.set(Settings { socket, globs, boost, variables, layer }).is_err() {
         return;
+    }
+    if boost {
+        beside::watch_forks();
     }
     layer::hello();
     // What was inherited: managed already, or opened by a program without the layer, or by `posix_spawn`. Shells keep such
@@ -84,6 +89,10 @@ pub(crate) fn set_up() {
         }
         if layer::is_marked(fd) {
             see();
+            if boost {
+                known::note(fd);
+                beside::set_up();
+            }
         } else if boost {
             // Others may have it too, for whose writes the kernel asks nobody.
         } else if layer::adopt(fd, false, false).is_err() {

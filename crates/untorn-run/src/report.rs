@@ -25,6 +25,8 @@ pub struct FileReport {
     pub reads: u64,
     /// Calls that wrote.
     pub writes: u64,
+    /// Those of them that the programs put into the log by themselves.
+    pub writes_in_process: u64,
     /// Bytes written.
     pub bytes_written: u64,
     /// Epochs that were committed; where a log is in front of the file, syncs of it that the log served.

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
 
-use common::{BEGIN, Place, Talk, built, compile, program, same_as_bare, shell, succeed, text};
+use common::{BEGIN, Place, Talk, built, compile, program, replayed, same_as_bare, shell, succeed, text};
 use untorn::medium::give_lease_back;
 
 #[test]
@@ -406,7 +406,7 @@ for call in [lambda: os.write(fd, b'never'), lambda: os.write(copy, b'never'), l
         talk.hear(&rustix::io::Errno::IO.raw_os_error().to_string());
     }
     assert!(talk.from.next().is_none());
-    assert!(untorn::replay(place.log(), None).unwrap().is_complete());
+    assert!(replayed(&place).is_complete());
     assert_eq!(text(&fs::read(place.file("f.managed")).unwrap()), "first");
 }
 

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use common::{BEGIN, Place, Talk, built, succeed, text};
+use common::{BEGIN, Place, Talk, built, released, replayed, succeed, text};
 
 /// How often each test kills: `UNTORN_KILLS`, or once in each of its ways.
 fn kills() -> usize {
@@ -74,9 +74,9 @@ fn what_was_acknowledged_is_in_the_file_after_a_kill_and_a_replay() {
         succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"", &whom]));
         let acknowledged: u64 = said.last().unwrap_or(before).parse().unwrap();
         assert_eq!(child.wait().unwrap().code(), if serves { None } else { Some(137) });
-        let replay = untorn::replay(place.log(), None).unwrap();
+        let replay = replayed(&place);
         assert!(replay.is_complete());
-        assert!(untorn::replay(place.log(), None).unwrap().is_complete());
+        assert!(replayed(&place).is_complete());
         let found = fs::read(place.file("f.managed")).unwrap();
         // The call that was under way is there or not.
         let states = [after(acknowledged), after(acknowledged + 1)];
@@ -139,7 +139,7 @@ fn sqlite_loses_no_transaction_to_a_kill() {
         succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"; kill -9 \"$1\" || true", first, second]));
         let acknowledged: u64 = said.last().unwrap_or(before).parse().unwrap();
         child.wait().unwrap();
-        assert!(untorn::replay(place.log(), None).unwrap().is_complete());
+        assert!(replayed(&place).is_complete());
         let mut judge = Command::new("python3");
         let found = succeed(judge.args(["-c", JUDGE]).current_dir(place.files.path()));
         let found: u64 = text(&found.stdout).trim().parse().unwrap();
@@ -158,6 +158,7 @@ fn the_next_run_replays_before_its_program_opens_a_file() {
     // The program that was served by it is told by its next call, and ends.
     talk.say();
     assert!(talk.from.next().is_none());
+    released(&place);
     let output = succeed(&mut place.under(&built().layer, &["cat".as_ref(), "f.managed".as_ref()]));
     assert_eq!(text(&output.stdout), "first");
 }

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{BEGIN, Place, Talk, built, succeed, text};
+use common::{BEGIN, Place, Talk, built, replayed, succeed, text};
 
 fn run(place: &Place, program: &str) {
     succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
@@ -21,7 +21,7 @@ fn crash(place: &Place, mut talk: Talk) -> untorn::Replay {
     let start = Instant::now();
     loop {
         // Until the program has ended too nobody else is let in to its files.
-        let replay = untorn::replay(place.log(), None).unwrap();
+        let replay = replayed(place);
         if replay.is_complete() {
             return replay;
         }

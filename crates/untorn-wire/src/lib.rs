@@ -31,6 +31,10 @@ pub const MODE: &str = "UNTORN_PRELOAD_MODE";
 /// The variable with the path of a file to which the test build of the layer reports what slipped past it.
 pub const ORACLE: &str = "UNTORN_PRELOAD_ORACLE";
 
+/// The variable by which the test build of the layer is told where in a write it dies: the number of a step, a colon, and after how
+/// many times; another colon, and the number of a signal that is not SIGKILL, or 0 to wait for a moment instead.
+pub const DEATH: &str = "UNTORN_PRELOAD_DEATH";
+
 /// The most bytes that one `read` or `write` moves: what the kernel itself allows.
 pub const MOST: u64 = 0x7fff_f000;
 
@@ -93,6 +97,11 @@ pub enum Operation {
     /// The file (`device`, `inode`) is about to be opened with `flags`. If the server has the only description of it left, opened
     /// with the same, the answer is `managed` and carries it, its offset 0.
     Reopen = 18,
+    /// What this process needs to append to the log itself: the answer carries the memory of its ledger, or if `number` is 1 the log.
+    Share = 19,
+    /// The kernel took less of a write to the file (`device`, `inode`) than this process put into the log: the log is to have nothing
+    /// of the file any more.
+    TakeBack = 20,
 }
 
 impl Operation {
@@ -101,7 +110,7 @@ impl Operation {
         use Operation::*;
         let all = [
             Hello, Open, Closed, Read, Write, Seek, SetLength, Allocate, Commit, CommitAll, Status, Times, Refused,
-            Exit, Managed, Demote, Leave, Reopen,
+            Exit, Managed, Demote, Leave, Reopen, Share, TakeBack,
         ];
         all.into_iter().find(|operation| *operation as u32 == number)
     }
@@ -151,11 +160,11 @@ mod tests {
 
     #[test]
     fn every_operation_is_found_by_its_number() {
-        for number in 1..=18 {
+        for number in 1..=20 {
             assert_eq!(Operation::of(number).map(|operation| operation as u32), Some(number));
         }
         assert_eq!(Operation::of(0), None);
-        assert_eq!(Operation::of(19), None);
+        assert_eq!(Operation::of(21), None);
     }
 
     #[test]

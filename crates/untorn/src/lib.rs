@@ -65,5 +65,6 @@ pub use redundancy::{Coverage, History, RepairReport, ScrubReport, Tracker};
 pub use region::{Audit, Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
 pub use transaction::Transaction;
 pub use write_cache::{
-    CacheInfo, CacheOptions, CachedFile, Fate, Replay, ReplayedFile, WriteCache, logs_in, look_into_log, replay,
+    CacheInfo, CacheOptions, CachedFile, Fate, Replay, ReplayedFile, SharedLog, Step, WriteCache, logs_in,
+    look_into_log, replay,
 };

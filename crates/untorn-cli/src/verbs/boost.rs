@@ -4,6 +4,8 @@ use std::fmt::Write;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use untorn::medium::MediumKind;
@@ -82,7 +84,7 @@ fn options(args: &BoostLog) -> Result<CacheOptions> {
     let size = args.log_size.unwrap_or(SIZE);
     // An eighth of a small log may go to the names of files.
     let files = u32::try_from(size / 8 / PER_FILE).unwrap_or(u32::MAX).clamp(16, 1024);
-    let mut options = CacheOptions::new().size(size).max_files(files).progress(progress::function());
+    let mut options = CacheOptions::new().size(size).max_files(files).shared(true).progress(progress::function());
     if let Some(bytes) = args.entry_size {
         let bytes = u32::try_from(bytes).map_err(|_| Failure::usage("--entry-size: 1M is the most"))?;
         options = options.entry_size(bytes);
@@ -129,7 +131,7 @@ fn medium(path: &Path) -> Result<Diagnosis> {
 
 fn open_or_create(options: &CacheOptions, path: &Path) -> Result<WriteCache> {
     let is = |error: &Error, kind| matches!(error, Error::Io { source, .. } if source.kind() == kind);
-    let opened = match options.open(path) {
+    let opened = match patiently(path, || options.open(path)) {
         Err(error) if is(&error, io::ErrorKind::NotFound) => match options.create(path) {
             // Another run was faster.
             Err(error) if is(&error, io::ErrorKind::AlreadyExists) => options.open(path),
@@ -143,10 +145,30 @@ fn open_or_create(options: &CacheOptions, path: &Path) -> Result<WriteCache> {
     })
 }
 
+/// How long a log is waited for that nobody serves a run with.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Opens a log that may be in use by programs of a run that was killed, which end by their next write: not for a log that serves a run.
+pub(super) fn patiently<T>(path: &Path, open: impl Fn() -> untorn::Result<T>) -> untorn::Result<T> {
+    let start = Instant::now();
+    loop {
+        match open() {
+            Err(Error::InUse { .. }) if start.elapsed() < PATIENCE && holders(path).is_empty() => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            opened => return opened,
+        }
+    }
+}
+
 /// Whose log it is, as far as this process may look.
 fn in_use(path: &Path, error: Error) -> Failure {
     let mut failure = Failure::from(error);
-    let holders = holders(path).join(", ");
+    let mut holders = holders(path);
+    if holders.is_empty() {
+        holders = left_over(path);
+    }
+    let holders = holders.join(", ");
     let by = if holders.is_empty() { "another process, or one that has just ended".to_owned() } else { holders };
     failure.message = format!(
         "{} is in use by {by}: a log serves one run at a time; wait until that has ended, or give this run a log of its own",
@@ -171,6 +193,20 @@ fn holders(path: &Path) -> Vec<String> {
         if has {
             let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             found.push(format!("process {} ({})", entry.file_name().display(), name.trim()));
+        }
+    }
+    found
+}
+
+/// Programs of a run that was killed, which have its log in their memory still, as far as this process may look.
+fn left_over(path: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let maps = std::fs::read_to_string(entry.path().join("maps")).unwrap_or_default();
+        if maps.lines().any(|line| line.split_whitespace().nth(5).is_some_and(|mapped| Path::new(mapped) == path)) {
+            let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            let process = entry.file_name();
+            found.push(format!("process {} ({}), of a run that was killed", process.display(), name.trim()));
         }
     }
     found

@@ -8,16 +8,17 @@ use untorn::{Error, Fate, Replay, ReplayedFile};
 
 use crate::cli;
 use crate::exit::{Exit, Failure, Result, exit_of};
+use crate::verbs::boost::patiently;
 use crate::{output, progress};
 
 /// Brings what is in logs to their files.
 pub(crate) fn replay(args: &cli::Replay) -> Result<Exit> {
     let mut done = Vec::new();
     for log in logs(&args.logs)? {
-        let result = match args.list {
+        let result = patiently(&log, || match args.list {
             true => untorn::look_into_log(&log),
             false => untorn::replay(&log, Some(progress::function())),
-        };
+        });
         done.push((log, result));
     }
     if let [(_, Err(_))] = done[..]
@@ -36,7 +37,7 @@ pub(crate) fn replay(args: &cli::Replay) -> Result<Exit> {
 
 /// Shows what is in a log.
 pub(crate) fn info(args: &cli::LogInfo) -> Result<Exit> {
-    let found = untorn::look_into_log(&args.log)?;
+    let found = patiently(&args.log, || untorn::look_into_log(&args.log))?;
     let is_empty = found.operations == 0;
     let result = Ok(found);
     output::report(args.form.json, &object(&args.log, &result), || words(&args.log, &result, true))?;

@@ -8,10 +8,11 @@ use untorn_wire::{MOST, Operation, Request};
 use super::calls;
 use crate::client::Memory;
 use crate::layer::{
-    adopt, ask, ask_with, attributes_were_set, boosts, demote, demoted, managed, served, text, was_closed,
+    adopt, ask, ask_with, attributes_were_set, boosts, demote, demoted, managed, returned, served, text, was_closed,
 };
 use crate::raw::{self, word};
 use crate::settings::{seen, settings};
+use crate::{beside, known};
 
 /// The most pieces that `readv` and `writev` take.
 const MOST_PIECES: c_int = 1024;
@@ -157,6 +158,31 @@ macro_rules! if_managed {
     };
 }
 
+/// What this process appended to the log by itself, or a managed descriptor's result. `$offset` is an explicit one, or `None`.
+macro_rules! if_appended {
+    ($fd:ident, $from:ident, $count:ident, $offset:expr, $served:expr) => {
+        if let Some(written) = appended($fd, $from, $count, $offset) {
+            Some(written)
+        } else if managed($fd) {
+            $served
+        } else {
+            None
+        }
+    };
+}
+
+#[inline]
+fn appended(fd: c_int, from: *const c_void, count: size_t, offset: Option<off_t>) -> Option<ssize_t> {
+    if !known::is_known(fd) {
+        return None;
+    }
+    let at = match offset {
+        Some(offset) => Some(u64::try_from(offset).ok()?),
+        None => None,
+    };
+    Some(returned(beside::write(fd, from, count, at)?) as ssize_t)
+}
+
 calls! {
     [read __read](fd: c_int, into: *mut c_void, count: size_t) -> ssize_t =
         if_read!(fd, size(read_at(fd, into, count, -1)));
@@ -169,9 +195,9 @@ calls! {
             size(explicit(offset).and_then(|offset| read_at(fd, into, count, offset)))
         });
     [write __write](fd: c_int, from: *const c_void, count: size_t) -> ssize_t =
-        if_managed!(fd, size(write_at(fd, from, count, -1)));
+        if_appended!(fd, from, count, None, size(write_at(fd, from, count, -1)));
     [pwrite pwrite64 __pwrite64](fd: c_int, from: *const c_void, count: size_t, offset: off_t) -> ssize_t =
-        if_managed!(fd, size(explicit(offset).and_then(|offset| write_at(fd, from, count, offset))));
+        if_appended!(fd, from, count, Some(offset), size(explicit(offset).and_then(|offset| write_at(fd, from, count, offset))));
     [readv](fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
         // SAFETY: the program's vector, of that length.
         if_read!(fd, size((unsafe { pieces(vector, count) }).and_then(|all| read_pieces(fd, all, -1, 0))));
@@ -216,7 +242,7 @@ calls! {
             Some(allocate(fd, 0, offset, len).err().unwrap_or(0))
         });
     [fsync fdatasync](fd: c_int) -> c_int =
-        if_managed!(fd, number(commit(fd)));
+        if known::is_known(fd) && beside::is_durable(fd) { Some(0) } else { if_managed!(fd, number(commit(fd))) };
     // A hint: it promises nothing, and so commits nothing.
     [sync_file_range](fd: c_int, offset: off_t, len: off_t, flags: libc::c_uint) -> c_int =
         if_read!(fd, number(if offset < 0 || len < 0 || flags > 7 { Err(libc::EINVAL) } else { Ok(0) }));

@@ -10,7 +10,7 @@ use crate::client;
 use crate::layer::{about_to_close, boosts, demoted, fail, managed, refuse, was_closed};
 use crate::real::real;
 use crate::settings::{seen, settings};
-use crate::{known, raw};
+use crate::{busy, known, raw};
 
 /// More descriptors than this are not looked at one by one when all from one on are closed.
 const MOST: c_int = 65_536;
@@ -33,8 +33,7 @@ fn close_one(fd: c_int) -> c_int {
         return fail(libc::EBADF) as c_int;
     }
     let file = about_to_close(fd);
-    known::forget(fd);
-    closed(real!(close(fd: c_int) -> c_int), file)
+    closed(taking_away(fd, || real!(close(fd: c_int) -> c_int)), file)
 }
 
 /// What `dup2` and `dup3` would close.
@@ -43,9 +42,20 @@ fn taken(old: c_int, new: c_int) -> Option<stat> {
         return None;
     }
     client::give_up(new);
-    let file = about_to_close(new);
-    known::forget(new);
-    file
+    about_to_close(new)
+}
+
+/// Makes a call that gives a descriptor's number to another file, or to none.
+fn taking_away(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    let is_known = known::is_known(fd);
+    known::forget(fd);
+    // Of any other this process writes nothing by itself.
+    if is_known { busy::while_nobody_writes(fd, call) } else { call() }
+}
+
+/// The same of `dup2` and `dup3`.
+fn replacing(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if old == new { call() } else { taking_away(new, call) }
 }
 
 /// Before a descriptor gets a number that the program chose: a stream of the C library may have that number, and goes past us. What
@@ -148,14 +158,15 @@ calls! {
             break 'call Some(failed);
         }
         let file = taken(old, new);
-        Some(duplicated(real!(dup2(old: c_int, new: c_int) -> c_int), file))
+        Some(duplicated(replacing(old, new, || real!(dup2(old: c_int, new: c_int) -> c_int)), file))
     };
     [dup3](old: c_int, new: c_int, flags: c_int) -> c_int = 'call: {
         if let Some(failed) = replaced(old, new) {
             break 'call Some(failed);
         }
         let file = taken(old, new);
-        Some(duplicated(real!(dup3(old: c_int, new: c_int, flags: c_int) -> c_int), file))
+        let copied = replacing(old, new, || real!(dup3(old: c_int, new: c_int, flags: c_int) -> c_int));
+        Some(duplicated(copied, file))
     };
     [fcntl fcntl64 __fcntl](fd: c_int, command: c_int, argument: usize) -> c_int = match command {
         libc::F_GETFL if boosts() => flags_as_opened(fd),

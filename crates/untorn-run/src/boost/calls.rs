@@ -40,6 +40,10 @@ impl Boost {
             if bytes.is_empty() {
                 return Ok(0);
             }
+            if request.offset < 0 || appends {
+                // Where it goes is decided with the write, and programs write by themselves, too.
+                file.keep_out()?;
+            }
             let at = match u64::try_from(request.offset) {
                 _ if appends => file.len()?,
                 Ok(offset) => offset,
@@ -61,6 +65,8 @@ impl Boost {
             if request.offset < 0 && (appends || position(descriptor)? == at) {
                 move_to(descriptor, at + count as u64)?;
             }
+            // Not before: it is from there that a program's own next write goes on.
+            file.let_in();
             self.ledger.of(file.path(), |report| {
                 report.writes += 1;
                 report.bytes_written += count as u64;
@@ -107,6 +113,15 @@ impl Boost {
         file.sync()?;
         self.ledger.of(file.path(), |report| report.commits += 1);
         Ok(())
+    }
+
+    /// The kernel took less of a write than its process put into the log, and the process is told so after this.
+    pub(super) fn take_back(&self, key: Key) -> Result<(), Errno> {
+        match self.find(key) {
+            Some(file) => lock(&file).take_back(),
+            // What is plain has nothing in the log.
+            None => Ok(()),
+        }
     }
 
     /// Attributes of a file were set.

@@ -42,6 +42,8 @@ pub(super) struct Boosted {
     path: PathBuf,
     /// None of a plain file.
     hold: Option<Hold>,
+    /// Whether programs may write to it by themselves.
+    beside: bool,
     /// Whether the log has had something of it.
     logged: bool,
     /// Its only name was about to be removed.
@@ -98,6 +100,7 @@ impl Boosted {
             key: (status.st_dev, status.st_ino),
             path: path.to_owned(),
             hold: None,
+            beside: !flags.intersects(OFlags::APPEND | OFlags::DSYNC | OFlags::DIRECT),
             logged: false,
             leaving: false,
             unsynced: true,
@@ -145,7 +148,8 @@ impl Boosted {
         self.file()?.len().map_err(errno)
     }
 
-    /// How many of the bytes were written is for the kernel to say.
+    /// How many of the bytes were written is for the kernel to say. Programs are let in again by the caller, once the offset is where it is
+    /// to be.
     pub(super) fn write(&mut self, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
         let count = self.file()?.write_some(bytes, offset).map_err(errno)?;
         self.note();
@@ -155,6 +159,7 @@ impl Boosted {
     pub(super) fn set_len(&mut self, len: u64) -> Result<(), Errno> {
         self.file()?.set_len(len).map_err(errno)?;
         self.note();
+        self.let_in();
         Ok(())
     }
 
@@ -164,12 +169,44 @@ impl Boosted {
         self.logged = true;
     }
 
+    /// Lets programs write to it by themselves, if it is one that is written to where the offset says, and only then synced.
+    pub(super) fn let_in(&self) {
+        if self.beside
+            && self.logged
+            && let Some(hold) = &self.hold
+        {
+            hold.file.let_in(!self.unsynced);
+        }
+    }
+
+    /// Writes as a program does by itself; `None` if none may.
+    #[cfg(test)]
+    pub(super) fn write_beside(&self, bytes: &[u8], offset: u64) -> Option<usize> {
+        self.file().ok()?.write_beside(bytes, offset, None).unwrap()
+    }
+
+    /// The next write by this server has the file to itself.
+    pub(super) fn keep_out(&self) -> Result<(), Errno> {
+        self.file()?.keep_out().map_err(errno)
+    }
+
+    /// The log gets to have nothing of it any more.
+    pub(super) fn take_back(&self) -> Result<(), Errno> {
+        self.file()?.refresh().map_err(errno)
+    }
+
+    /// Writes, bytes and syncs of programs by themselves since the last call.
+    pub(super) fn counts_beside(&self) -> [u64; 3] {
+        self.file().map(CachedFile::counts_beside).unwrap_or_default()
+    }
+
     /// Durable, all that was written.
     pub(super) fn sync(&mut self) -> Result<(), Errno> {
         if self.unsynced {
             // Not by a call of one's own: the log must hear of a flush that fails, which the kernel tells once.
             self.file()?.sync_file().map_err(errno)?;
             self.unsynced = false;
+            self.let_in();
         }
         self.file()?.sync().map_err(errno)
     }
@@ -177,6 +214,7 @@ impl Boosted {
     /// Attributes of the file were set, by the kernel. Why it has to be a plain one from now on, if it has.
     pub(super) fn attributes_were_set(&mut self) -> Result<Option<String>, Errno> {
         self.unsynced = true;
+        self.let_in();
         let Some(Hold { own, .. }) = &self.hold else { return Ok(None) };
         let status = rustix::fs::fstat(own).map_err(libc_errno)?;
         Ok(replayable(own, &status).err())

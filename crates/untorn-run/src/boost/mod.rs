@@ -109,17 +109,31 @@ impl Boost {
         lock(&self.table).get(&key).cloned()
     }
 
-    /// Demotes every file that somebody waits to open.
-    fn yield_leases(&self) {
+    /// Demotes every file that somebody waits to open. Each in a thread of its own: a process that was stopped amid a write keeps its
+    /// file, and nobody is to wait for that but who wants the same.
+    fn yield_leases(self: &Arc<Self>) {
         for file in self.all() {
-            let mut file = lock(&file);
-            if file.is_wanted() {
-                // Whoever has it is told by its next call.
-                let _ = match file.rests_since() {
-                    Some(_) if holders::held(&Keys::from([file.key()])).is_empty() => self.release(&mut file),
-                    _ => self.demote(&mut file, "opened a second time"),
-                };
+            // Somebody is busy with it, or it is asked.
+            if file.try_lock().is_ok_and(|file| !file.is_wanted()) {
+                continue;
             }
+            let (boost, theirs) = (self.clone(), file.clone());
+            let spawned = thread::Builder::new()
+                .name("untorn-yield".to_owned())
+                .spawn(move || boost.yield_lease(&mut lock(&theirs)));
+            if spawned.is_err() {
+                self.yield_lease(&mut lock(&file));
+            }
+        }
+    }
+
+    fn yield_lease(&self, file: &mut Boosted) {
+        if file.is_wanted() {
+            // Whoever has it is told by its next call.
+            let _ = match file.rests_since() {
+                Some(_) if holders::held(&Keys::from([file.key()])).is_empty() => self.release(file),
+                _ => self.demote(file, "opened a second time"),
+            };
         }
     }
 
@@ -195,9 +209,23 @@ impl Boost {
 
     /// Lets go of a file.
     fn close(&self, file: &mut Boosted, let_go: fn(&mut Boosted)) {
+        self.count_beside(file);
         let _closing = lock(&self.closing);
         let_go(file);
         self.forget(file.key());
+    }
+
+    /// Counts what programs wrote to a file by themselves.
+    fn count_beside(&self, file: &Boosted) {
+        let [writes, bytes, syncs] = file.counts_beside();
+        if writes + syncs > 0 {
+            self.ledger.of(file.path(), |report| {
+                report.writes += writes;
+                report.writes_in_process += writes;
+                report.bytes_written += bytes;
+                report.commits += syncs;
+            });
+        }
     }
 
     fn forget(&self, key: Key) {

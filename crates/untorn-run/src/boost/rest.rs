@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 
 use super::Boost;
-use super::file::State;
+use super::file::{Boosted, State};
 use crate::files::{Key, lock};
 use crate::holders::{self, Keys};
 use crate::managed::Errno;
@@ -74,15 +74,25 @@ impl Boost {
 
     /// A process has ended, and with it its descriptors. A name that it was about to remove may have stayed.
     pub(super) fn process_ended(&self) {
-        for file in self.all() {
-            let mut file = lock(&file);
+        let look = |file: &mut Boosted| {
             if file.stays()
-                && let Err(errno) = self.demote(&mut file, "a removal that did not take place")
+                && let Err(errno) = self.demote(file, "a removal that did not take place")
             {
                 tracing::warn!(errno, "a file could not be synced");
             }
             file.rest();
             self.resting.add(file.key());
+        };
+        let mut busy = Vec::new();
+        for file in self.all() {
+            match file.try_lock() {
+                Ok(mut file) => look(&mut file),
+                Err(_) => busy.push(file.clone()),
+            }
+        }
+        // After all others: somebody may be waiting there for a process that was stopped amid a write.
+        for file in busy {
+            look(&mut lock(&file));
         }
     }
 

@@ -7,7 +7,8 @@ use untorn_wire::{Operation, PLAIN, Reply};
 
 use super::Boost;
 use crate::connection::{Answer, Call, value};
-use crate::managed::{Errno, libc_errno};
+use crate::files::lock;
+use crate::managed::{Errno, io_errno, libc_errno};
 use crate::processes::Processes;
 use crate::report::Ledger;
 use crate::service::Service;
@@ -56,6 +57,12 @@ impl Service for Boost {
                 }
                 return Ok(managed(found));
             }
+            Operation::Share => {
+                let shared = self.cache.shared().ok_or(PLAIN)?;
+                let which = if request.number == 0 { shared.ledger } else { shared.log };
+                call.pass(which.try_clone_to_owned().map_err(|error| io_errno(&error))?);
+            }
+            Operation::TakeBack => self.take_back(key)?,
             Operation::Times => self.attributes_were_set(key)?,
             Operation::Managed => return Ok(managed(self.find(key).is_some())),
             _ => return Err(PLAIN),
@@ -73,6 +80,9 @@ impl Service for Boost {
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.let_go_of_unheld();
+        for file in self.all() {
+            self.count_beside(&lock(&file));
+        }
         // What is left is of files that have no name any more, or that failed, which was reported.
         if let Err(error) = self.cache.drain() {
             tracing::warn!(%error, "the log is not empty at the end");

@@ -10,12 +10,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
-use untorn::CacheOptions;
+use untorn::medium::{Dax, Kernel, MediumKind};
+use untorn::{CacheOptions, WriteCache};
 use untorn_wire::{PLAIN, Request};
 
 use super::Boost;
 use crate::board::Board;
-use crate::files::Key;
+use crate::files::{Key, lock};
 
 struct Place {
     dir: tempfile::TempDir,
@@ -33,11 +34,22 @@ fn await_that(mut what: impl FnMut() -> bool) {
 
 impl Place {
     fn new() -> Self {
+        Place::with(|options, log| options.create(log))
+    }
+
+    /// With a log to which programs append, too.
+    fn shared() -> Self {
+        let medium = Dax::new(MediumKind::AssumedPmem);
+        Place::with(|options, log| options.shared(true).create_on(medium, Arc::new(Kernel), log))
+    }
+
+    fn with(create: impl FnOnce(CacheOptions, PathBuf) -> untorn::Result<WriteCache>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("files")).unwrap();
-        let cache = CacheOptions::new().size(1 << 20).max_files(8).background(false).create(dir.path().join("log"));
+        let options = CacheOptions::new().size(1 << 20).max_files(8).background(false);
+        let cache = create(options, dir.path().join("log")).unwrap();
         let board = Board::create(&dir.path().join("board")).unwrap();
-        let boost = Boost::start(cache.unwrap(), board).unwrap();
+        let boost = Boost::start(cache, board).unwrap();
         Place { dir, boost }
     }
 
@@ -100,6 +112,26 @@ fn a_file_that_is_opened_again_is_given_the_description_that_it_had() {
     // Whoever else opens it waits until it is a plain one.
     assert_eq!(fs::read(place.path()).unwrap(), b"Written");
     assert_eq!(place.boost.write(&again, &Request::default(), b"w"), Err(PLAIN));
+}
+
+/// Else a program's next write would go where the one before went.
+#[test]
+fn programs_are_let_in_when_the_offset_is_where_it_is_to_be() {
+    let place = Place::shared();
+    let (file, key) = place.boosted();
+    let known = place.boost.find(key).unwrap();
+    let beside = || lock(&known).write_beside(b"b", 0);
+    assert_eq!(beside(), Some(1));
+    assert_eq!(lock(&known).keep_out(), Ok(()));
+    assert_eq!(beside(), None);
+    assert_eq!(lock(&known).write(b"more", 7), Ok(4));
+    assert_eq!(beside(), None);
+    assert_eq!(place.boost.write(&file, &Request { offset: -1, ..Request::default() }, b"!"), Ok(1));
+    assert_eq!(rustix::fs::tell(&file).unwrap(), 8);
+    assert_eq!(beside(), Some(1));
+    assert_eq!(place.boost.set_length(&file, 9), Ok(()));
+    assert_eq!(beside(), Some(1));
+    assert_eq!(fs::read(place.path()).unwrap(), b"britten!o");
 }
 
 #[test]

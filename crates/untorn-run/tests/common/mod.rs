@@ -100,6 +100,25 @@ pub(crate) fn succeed(command: &mut Command) -> Output {
     output
 }
 
+/// Replays the log of a run that was killed. The processes of the run may have it mapped, and each has it for as long as it takes them to
+/// end, which may be a little longer than they can be heard of.
+#[track_caller]
+pub(crate) fn replayed(place: &Place) -> untorn::Replay {
+    loop {
+        match untorn::replay(place.log(), None) {
+            Err(untorn::Error::InUse { .. }) => std::thread::yield_now(),
+            replay => return replay.unwrap(),
+        }
+    }
+}
+
+/// Waits until the processes of a run that was killed have ended.
+pub(crate) fn released(place: &Place) {
+    while matches!(untorn::look_into_log(place.log()), Err(untorn::Error::InUse { .. })) {
+        std::thread::yield_now();
+    }
+}
+
 /// A program of the tool's tests.
 pub(crate) fn program(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../untorn-cli/tests/programs").join(name)

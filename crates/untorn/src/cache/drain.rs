@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use super::combine::{self, Run};
 use super::file::Managed;
-use super::format::{self, Kind};
+use super::format::{self, Kind, Lines};
 use super::overlay::pages;
 use super::ring::Operation;
 use super::{Cache, barriers, locked};
@@ -85,12 +85,14 @@ impl<M: Medium> Cache<M> {
                 // all that is left be seen to be stuck.
                 self.deliver(&mut drain, u64::MAX, u64::MAX)?;
                 let (head, tail) = (self.ring.head(), self.ring.tail());
-                if drain.delivered == head && drain.stuck() == head - tail && self.ring.claimed() == head - tail {
+                let left = head.saturating_sub(tail);
+                if drain.delivered == head && drain.stuck() == left && self.ring.claimed() == left {
                     return Ok(false);
                 }
             }
             drop(drain);
-            // Another thread's entries are not complete yet.
+            // Another thread's entries are not complete yet, or those of a process, which may have died.
+            self.mend_all()?;
             self.ring.medium.relax(round);
             round = round.saturating_add(1);
         }
@@ -106,8 +108,10 @@ impl<M: Medium> Cache<M> {
     pub(crate) fn drain_some(&self) -> Result<()> {
         let mut drain = locked(&self.drain);
         self.standing.writable()?;
-        self.deliver(&mut drain, u64::MAX, self.settings.batch_max)?;
-        self.settle(&mut drain, false)
+        let advanced = self.deliver(&mut drain, u64::MAX, self.settings.batch_max)?;
+        self.settle(&mut drain, false)?;
+        drop(drain);
+        if advanced { Ok(()) } else { self.mend_all() }
     }
 
     /// Drains all that is in the log now.
@@ -121,7 +125,7 @@ impl<M: Medium> Cache<M> {
     /// Drains all that the log has of a file, whose gate the caller holds.
     pub(super) fn drain_file(&self, file: &Managed) -> Result<()> {
         file.standing()?;
-        self.drain_to(file.last.load(Ordering::Acquire))?;
+        self.drain_to(self.last(file))?;
         file.standing()
     }
 
@@ -136,6 +140,7 @@ impl<M: Medium> Cache<M> {
             self.settle(&mut drain, all)?;
             drop(drain);
             if !advanced {
+                self.mend_all()?;
                 self.ring.medium.relax(round);
                 round = round.saturating_add(1);
             }
@@ -175,7 +180,7 @@ impl<M: Medium> Cache<M> {
         // drain that asks next it would say that all is well, and what it had delivered would be freed.
         let _drain = locked(&self.drain);
         file.standing()?;
-        file.slow.sync(barriers::FILE).inspect_err(|error| file.fail(error))
+        file.slow.sync(barriers::FILE).inspect_err(|error| self.fail(file, error))
     }
 
     /// Gives the kernel what is complete before a position, so many entries at most. False if there was nothing.
@@ -186,18 +191,26 @@ impl<M: Medium> Cache<M> {
         let mut items = Vec::new();
         let mut data = Vec::new();
         while at < end && at - start < most && ring.is_complete(at) {
-            let first = ring.entry(at, &mut data).map_err(|error| self.standing.poison(error))?;
+            if ring.ledger().is_void(at) {
+                at += 1;
+                continue;
+            }
+            let first = ring.entry(at, &mut data).map_err(|error| self.poison(error))?;
             let parts = u64::from(first.parts);
             let operation = Operation { uid: first.uid, kind: first.kind, value: first.value };
             let mut len = u64::from(first.len);
             for position in at + 1..at + parts {
-                let entry = ring.entry(position, &mut data).map_err(|error| self.standing.poison(error))?;
+                let entry = ring.entry(position, &mut data).map_err(|error| self.poison(error))?;
                 len += u64::from(entry.len);
+            }
+            // Certified, but by whoever has the log in its memory.
+            if first.part != 0 || first.value.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
+                return Err(self.poison(ring.odd(at)));
             }
             items.push(Item { position: at, order: first.order, parts, operation, len });
             at += parts;
         }
-        if items.is_empty() {
+        if at == start {
             return Ok(false);
         }
         let mut by_file: BTreeMap<u64, (Arc<Managed>, Vec<Item>)> = BTreeMap::new();
@@ -210,14 +223,14 @@ impl<M: Medium> Cache<M> {
         }
         if !ring.is_per_write() && by_file.values().any(|(file, _)| !file.through) {
             // What reaches the file by halves must be whole in the log.
-            ring.persist(barriers::AHEAD).map_err(|error| self.standing.poison(error))?;
+            ring.persist(barriers::AHEAD).map_err(|error| self.poison(error))?;
         }
         for (uid, (file, items)) in by_file {
             // What is written through was with the kernel before it was complete.
             let done = file.has_failed() || file.through;
             let delivered = if done { Ok(()) } else { self.deliver_to(&file, &items) };
             if let Err(error) = delivered {
-                file.fail(&error);
+                self.fail(&file, &error);
             }
             if file.has_failed() {
                 let known = |item: &Item| drain.stuck.iter().any(|other| other.position == item.position);
@@ -237,7 +250,7 @@ impl<M: Medium> Cache<M> {
         found.ok_or_else(|| {
             let what = format!("an entry names the file {uid}, which nobody opened");
             let path = self.standing.path().to_owned();
-            self.standing.poison(Error::Corrupt { path, offset: None, what })
+            self.poison(Error::Corrupt { path, offset: None, what })
         })
     }
 
@@ -301,7 +314,7 @@ impl<M: Medium> Cache<M> {
         let dirty = std::mem::take(&mut drain.dirty);
         for file in dirty.values().filter(|file| !file.has_failed()) {
             if let Err(error) = file.slow.sync(barriers::FILE) {
-                file.fail(&error);
+                self.fail(file, &error);
             }
         }
         let has_failed = |item: &Item| dirty.get(&item.operation.uid).is_some_and(|file| file.has_failed());
@@ -327,7 +340,7 @@ impl<M: Medium> Cache<M> {
         }
         let tail = drain.stuck.first().map_or(delivered, |item| item.position.min(delivered));
         self.pass(drain, tail)?;
-        self.settled.store(delivered, Ordering::Release);
+        self.ring.ledger().settle(delivered);
         let mut registry = locked(&self.registry);
         for file in dirty.values() {
             self.forget_if_done(&mut registry, file);
@@ -350,7 +363,7 @@ impl<M: Medium> Cache<M> {
         put(drain.tails % 2)
             .and_then(|()| ring.persist(barriers::TAIL))
             .and_then(|()| put(1 - drain.tails % 2))
-            .map_err(|error| self.standing.poison(error))?;
+            .map_err(|error| self.poison(error))?;
         ring.medium.order();
         ring.free(tail);
         Ok(())
@@ -362,20 +375,20 @@ impl<M: Medium> Cache<M> {
         while let Some(item) = drain.stuck.first().filter(|item| item.position < before).cloned() {
             self.pass(drain, item.position)?;
             // Writers leave as much room as the longest operation takes.
-            if !self.ring.claim(item.parts, self.ring.geometry.slots) {
+            if !self.ring.claim(item.parts, self.ring.for_all()) {
                 return Ok(());
             }
             let first = self.ring.place(item.parts);
             let mut all = Vec::new();
             for position in item.positions() {
-                self.ring.entry(position, &mut data).map_err(|error| self.standing.poison(error))?;
+                self.ring.entry(position, &mut data).map_err(|error| self.poison(error))?;
                 all.append(&mut data);
             }
             let operation = item.operation;
             self.ring
                 .put(first, item.order, operation, &all)
                 .and_then(|()| self.ring.persist(barriers::MOVED))
-                .map_err(|error| self.standing.poison(error))?;
+                .map_err(|error| self.poison(error))?;
             if let Some(file) = locked(&self.registry).of(operation.uid)
                 && operation.kind == Kind::Write
             {

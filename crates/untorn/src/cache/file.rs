@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::format::{Kind, PARENTS};
@@ -39,6 +39,10 @@ pub(crate) struct Managed {
     failed: OnceLock<String>,
     /// Whether it goes past the log from now on.
     demoted: AtomicBool,
+    /// The number of its turn, plus 1, while other processes append for it too.
+    turn: AtomicUsize,
+    /// Writes, bytes and syncs of theirs that were not asked for yet.
+    counts: [AtomicU64; 3],
 }
 
 /// How long the file is, and how much of the slow file is still what it was.
@@ -82,6 +86,8 @@ impl Managed {
             handles: AtomicU64::new(0),
             failed: OnceLock::new(),
             demoted: AtomicBool::new(false),
+            turn: AtomicUsize::new(0),
+            counts: Default::default(),
         }
     }
 
@@ -112,6 +118,25 @@ impl Managed {
 
     pub(crate) fn is_demoted(&self) -> bool {
         self.demoted.load(Ordering::Acquire)
+    }
+
+    /// The number of its turn, while other processes append for it too.
+    pub(super) fn turn(&self) -> Option<usize> {
+        self.turn.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    pub(super) fn set_turn(&self, turn: Option<usize>) {
+        self.turn.store(turn.map_or(0, |number| number + 1), Ordering::Release);
+    }
+
+    pub(super) fn add_counts(&self, counts: [u64; 3]) {
+        for (sum, count) in self.counts.iter().zip(counts) {
+            sum.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn take_counts(&self) -> [u64; 3] {
+        self.counts.each_ref().map(|sum| sum.swap(0, Ordering::Relaxed))
     }
 
     /// Notes that the slow file has the changes of length below a position.
@@ -244,7 +269,7 @@ impl<M: Medium> Cache<M> {
         let first = claim.place();
         let stored = self.ring.put(first, first, operation, data).and_then(|()| self.ring.promise());
         // From here on positions are taken that nothing may ever complete: only a replay tells what is in them.
-        stored.map_err(|error| self.standing.poison(error))?;
+        stored.map_err(|error| self.poison(error))?;
         let parts = self.ring.geometry.parts(data.len());
         file.last.fetch_max(first + parts, Ordering::AcqRel);
         Ok(first)
@@ -252,7 +277,7 @@ impl<M: Medium> Cache<M> {
 
     pub(super) fn completed(&self, first: u64, parts: u64) {
         self.ring.complete(first, parts);
-        self.worker.note(self.waiting());
+        self.note();
     }
 
     /// Changes the length.
@@ -289,6 +314,7 @@ impl<M: Medium> Cache<M> {
     /// returns, where that was promised.
     fn past<T>(&self, file: &Managed, act: impl FnOnce(&dyn SlowFile) -> Result<T>) -> Result<T> {
         let _gate = exclusive(&file.gate);
+        let _turn = self.hold(file)?;
         let demoted = file.is_demoted();
         if !demoted {
             // What is durable has to have a name.
@@ -300,7 +326,7 @@ impl<M: Medium> Cache<M> {
         exclusive(&file.length).len = file.slow.len()?;
         let value = result?;
         if !demoted || self.ring.is_per_write() {
-            file.slow.sync(barriers::PAST).inspect_err(|error| file.fail(error))?;
+            file.slow.sync(barriers::PAST).inspect_err(|error| self.fail(file, error))?;
         }
         Ok(value)
     }
@@ -330,10 +356,10 @@ impl<M: Medium> Cache<M> {
         self.standing.writable()?;
         file.standing()?;
         if file.is_demoted() {
-            return file.slow.sync(barriers::PAST).inspect_err(|error| file.fail(error));
+            return file.slow.sync(barriers::PAST).inspect_err(|error| self.fail(file, error));
         }
         if !self.ring.is_per_write() {
-            self.ring.persist(barriers::SYNC).map_err(|error| self.standing.poison(error))?;
+            self.ring.persist(barriers::SYNC).map_err(|error| self.poison(error))?;
         }
         Ok(())
     }
@@ -344,6 +370,7 @@ impl<M: Medium> Cache<M> {
         file.standing()?;
         let _gate = exclusive(&file.gate);
         if !file.demoted.load(Ordering::Acquire) {
+            self.keep_out(file)?;
             self.drain_file(file)?;
             // A drain that is about to end has the file open no longer than that.
             self.await_drain();
@@ -357,6 +384,8 @@ impl<M: Medium> Cache<M> {
         self.standing.writable()?;
         file.standing()?;
         let _gate = exclusive(&file.gate);
+        // Of what a process left the tail has passed nothing yet.
+        drop(self.hold(file)?);
         self.drain_file(file)?;
         exclusive(&file.length).len = file.slow.len()?;
         Ok(())

@@ -1,4 +1,5 @@
-//! The bytes of a log: superblock, tail, file table, entries. `docs/format.md` gives the reasons.
+//! The bytes of a log: superblock, tail, file table; entries, which processes append too, are in `untorn-ring`. `docs/format.md` gives
+//! the reasons.
 //!
 //! Every number is little-endian. What is read here was written by anybody: a number is checked before it is used.
 
@@ -6,88 +7,37 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use twox_hash::XxHash3_64;
-use zerocopy::little_endian::{U16, U32, U64};
+pub(crate) use untorn_ring::{Entry, Geometry, HEADER, Kind, PAGE};
+use untorn_ring::{MAX_NUMBER, TABLE_AT, TAIL_AT, sum};
+use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::{Error, Result};
 use crate::log::record::Seal;
 use crate::medium::{Identity, MediumFile};
 
-pub(super) const PAGE: u64 = 4096;
-/// Bytes of an entry's header: a cache line.
-pub(super) const HEADER: u64 = 64;
 const SECTOR: u64 = 512;
 const MAGIC: [u8; 8] = *b"WRCACHE\n";
 /// The format this code writes.
 const VERSION: u32 = 1;
 /// Features without knowledge of which the log may not be used. None are defined yet.
 const KNOWN_INCOMPAT: u32 = 0;
-const TAIL_AT: u64 = 2 * PAGE;
-const TABLE_AT: u64 = 3 * PAGE;
-/// Numbers that count entries, sessions and files never get this high.
-const MAX_NUMBER: u64 = 1 << 61;
 /// The longest path that the file table can hold, in bytes.
 pub(super) const MAX_PATH: usize = 4000;
 
-/// What a log was made with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Geometry {
-    /// Bytes of data in an entry.
-    pub(crate) entry: u32,
-    /// Files that can have entries at the same time.
-    pub(crate) files: u32,
-    /// Entries.
-    pub(crate) slots: u64,
+/// Where the tail and the file table have their lines.
+pub(super) trait Lines {
+    fn tail_at(self, copy: u64) -> u64;
+    fn table_at(self, slot: u32, copy: u64) -> u64;
 }
 
-impl Geometry {
-    /// The log that fits into so many bytes; `None` for numbers that no log can have.
-    pub(crate) fn of(entry: u32, files: u32, bytes: u64) -> Option<Self> {
-        let empty = Geometry { entry, files, slots: 0 };
-        let slots = bytes.checked_sub(empty.len()?)? / empty.slot();
-        Some(Geometry { slots, ..empty }).filter(|geometry| geometry.is_valid())
-    }
-
-    pub(super) fn is_valid(self) -> bool {
-        let entry = self.entry.is_multiple_of(64) && (64..=1 << 20).contains(&self.entry);
-        entry && (1..=1 << 16).contains(&self.files) && (8..=1 << 32).contains(&self.slots) && self.len().is_some()
-    }
-
-    fn slot(self) -> u64 {
-        HEADER + u64::from(self.entry)
-    }
-
-    fn entries_at(self) -> u64 {
-        TABLE_AT + 2 * PAGE * u64::from(self.files)
-    }
-
-    /// Bytes of the whole log.
-    pub(super) fn len(self) -> Option<u64> {
-        self.slots.checked_mul(self.slot())?.checked_add(self.entries_at())
-    }
-
-    /// Where the entry of this position stands.
-    pub(super) fn entry_at(self, position: u64) -> u64 {
-        self.entries_at() + (position % self.slots) * self.slot()
-    }
-
-    pub(super) fn tail_at(self, copy: u64) -> u64 {
+impl Lines for Geometry {
+    fn tail_at(self, copy: u64) -> u64 {
         TAIL_AT + copy * SECTOR
     }
 
-    pub(super) fn table_at(self, slot: u32, copy: u64) -> u64 {
+    fn table_at(self, slot: u32, copy: u64) -> u64 {
         TABLE_AT + (2 * u64::from(slot) + copy) * PAGE
-    }
-
-    /// Entries that one write may take; a longer one does not go through the log.
-    pub(super) fn most(self) -> u64 {
-        self.slots / 4
-    }
-
-    /// Entries that so many bytes take.
-    pub(super) fn parts(self, len: usize) -> u64 {
-        (len as u64).div_ceil(u64::from(self.entry)).max(1)
     }
 }
 
@@ -145,35 +95,13 @@ struct RawFile {
     path: [u8; MAX_PATH],
 }
 
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-struct RawEntry {
-    position: U64,
-    order: U64,
-    uid: U64,
-    value: U64,
-    len: U32,
-    kind: U16,
-    reserved: U16,
-    part: U32,
-    parts: U32,
-    reserved_too: U64,
-    check: U64,
-}
-
 const _: () = {
     assert!(size_of::<RawSuperblock>() == SECTOR as usize);
     assert!(std::mem::offset_of!(RawSuperblock, check) == 504);
     assert!(size_of::<RawTail>() == 64);
     assert!(size_of::<RawFile>() == PAGE as usize);
     assert!(std::mem::offset_of!(RawFile, check) == 88);
-    assert!(size_of::<RawEntry>() == HEADER as usize);
-    assert!(std::mem::offset_of!(RawEntry, check) == 56);
 };
-
-fn sum(seed: u64, bytes: &[u8]) -> u64 {
-    XxHash3_64::oneshot_with_seed(seed, bytes)
-}
 
 impl Superblock {
     pub(super) fn seal(&self) -> Seal {
@@ -369,94 +297,18 @@ impl TableLine {
     }
 }
 
-/// What an entry asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Its data at `value`.
-    Write,
-    /// The length `value`.
-    SetLen,
-}
-
-impl Kind {
-    fn number(self) -> u16 {
-        match self {
-            Kind::Write => 1,
-            Kind::SetLen => 2,
-        }
-    }
-
-    fn of(number: u16) -> Option<Self> {
-        Some(match number {
-            1 => Kind::Write,
-            2 => Kind::SetLen,
-            _ => return None,
-        })
-    }
-}
-
-/// One entry: a whole operation, or a part of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    /// Its place in the ring, counted from the session's start.
-    pub(super) position: u64,
-    /// Its place in the order of operations; where the entry was first written, and so below what came later.
-    pub(super) order: u64,
-    pub(super) uid: u64,
-    pub(super) value: u64,
-    /// Bytes of data.
-    pub(super) len: u32,
-    pub(super) kind: Kind,
-    /// Which of the operation's entries it is.
-    pub(super) part: u32,
-    pub(super) parts: u32,
-}
-
-impl Entry {
-    /// The header over this data, for this place.
-    pub(super) fn encode(&self, seal: Seal, at: u64, data: &[u8]) -> [u8; HEADER as usize] {
-        let raw = RawEntry {
-            position: self.position.into(),
-            order: self.order.into(),
-            uid: self.uid.into(),
-            value: self.value.into(),
-            len: self.len.into(),
-            kind: self.kind.number().into(),
-            reserved: 0.into(),
-            part: self.part.into(),
-            parts: self.parts.into(),
-            reserved_too: 0.into(),
-            check: 0.into(),
-        };
-        let mut bytes: [u8; HEADER as usize] = zerocopy::transmute!(raw);
-        let check = sum(sum(seal.at(at), &bytes[..56]), data);
-        bytes[56..].copy_from_slice(&check.to_le_bytes());
-        bytes
-    }
-
-    /// The entry at a place with the bytes of its data, if both arrived whole. `data` has room for an entry's data.
-    pub(super) fn read<F: MediumFile>(
-        file: &F,
-        seal: Seal,
-        geometry: Geometry,
-        at: u64,
-        data: &mut Vec<u8>,
-    ) -> Result<Option<Self>> {
-        let mut bytes = [0; HEADER as usize];
-        file.read(at, &mut bytes)?;
-        let Ok(raw) = RawEntry::read_from_bytes(&bytes) else { return Ok(None) };
-        let (len, part, parts) = (raw.len.get(), raw.part.get(), raw.parts.get());
-        let Some(kind) = Kind::of(raw.kind.get()) else { return Ok(None) };
-        let (position, order) = (raw.position.get(), raw.order.get());
-        let sound = len <= geometry.entry && part < parts && u64::from(parts) <= geometry.most();
-        if !sound || position >= MAX_NUMBER || order > position || geometry.entry_at(position) != at {
-            return Ok(None);
-        }
-        data.resize(len as usize, 0);
-        file.read(at + HEADER, data)?;
-        if sum(sum(seal.at(at), &bytes[..56]), data) != raw.check.get() {
-            return Ok(None);
-        }
-        Ok(Some(Entry { position, order, uid: raw.uid.get(), value: raw.value.get(), len, kind, part, parts }))
-    }
+/// The entry at a place with the bytes of its data, if both arrived whole. `data` has room for an entry's data.
+pub(super) fn read_entry<F: MediumFile>(
+    file: &F,
+    seal: Seal,
+    geometry: Geometry,
+    at: u64,
+    data: &mut Vec<u8>,
+) -> Result<Option<Entry>> {
+    let mut header = [0; HEADER as usize];
+    file.read(at, &mut header)?;
+    let Some(entry) = Entry::decode(&header, geometry, at) else { return Ok(None) };
+    data.resize(entry.len as usize, 0);
+    file.read(at + HEADER, data)?;
+    Ok(Some(entry).filter(|_| Entry::is_whole(&header, seal.at(at), data)))
 }

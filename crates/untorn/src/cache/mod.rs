@@ -39,10 +39,14 @@
 //! A file may instead be written *through*, to log and kernel in one call, and be read without the log: see [`through`].
 //!
 //! # Locks, in the order in which they are taken
-//! Claims on entries (the only wait for room, with nothing held); a file's gate; its line in the table; its length; its stripes,
-//! ascending; or instead of the last: the drain; the registry; a stripe. The drain takes no gate, so who waits for it with
-//! one does not wait for itself.
+//! Claims on entries (the only wait for room, with nothing held); a file's gate; its line in the table; its length; its turn, where
+//! other processes append for it, or else its stripes, ascending; or instead of stripes: the drain; the registry; a stripe. Who has the
+//! gate to himself may take the turn before line and length. The drain takes no gate, and of a file that is written through neither
+//! length nor turn, so who waits for it with them does not wait for itself; and before it waits for a process it takes only turns that
+//! nobody has.
 
+mod bell;
+mod beside;
 mod combine;
 mod drain;
 mod file;
@@ -56,11 +60,14 @@ mod table;
 mod through;
 mod worker;
 
+use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use untorn_ring::Step;
+
+use self::bell::Bell;
 use self::drain::Drain;
 pub(crate) use self::file::{At, Managed};
 pub(crate) use self::format::Geometry;
@@ -71,7 +78,7 @@ use self::table::Registry;
 use self::worker::Worker;
 use crate::engine::standing::Standing;
 use crate::error::Result;
-use crate::medium::{self, Identity, Medium, SlowFile, SlowPlace};
+use crate::medium::{self, Identity, Medium, MediumFile, SlowFile, SlowPlace};
 use crate::options::{Durability, ProgressFn};
 
 /// The barriers of the write cache.
@@ -98,6 +105,10 @@ pub(crate) mod barriers {
         ENTRY = "cache.entry";
         /// The log does without a file before that can be gone.
         LEAVING = "cache.leaving";
+        /// What another process appended is durable before the kernel has it.
+        BESIDE = "cache.beside.entry";
+        /// What a killed process left is durable before the kernel is given it once more.
+        MENDED = "cache.beside.mended";
         /// All entries written before a sync are durable when it returns.
         SYNC = "cache.sync";
         /// Where durability is left to a sync: an operation is whole in the log before half of it can be in the file.
@@ -134,6 +145,9 @@ pub(crate) struct Settings {
     pub(crate) max_age: Duration,
     /// Whether there is a thread.
     pub(crate) background: bool,
+    /// Whether other processes may append to the log too; then, whether they have to map it with `MAP_SYNC`.
+    pub(crate) shared: bool,
+    pub(crate) sync: bool,
 }
 
 /// An open log, with the files behind it.
@@ -147,9 +161,8 @@ pub(crate) struct Cache<M: Medium> {
     ring: Ring<M>,
     registry: Mutex<Registry>,
     drain: Mutex<Drain>,
-    /// Every entry before is in its file, durably, or stuck.
-    settled: AtomicU64,
     worker: Worker,
+    bell: Bell,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -193,6 +206,11 @@ pub(crate) trait AnyCache: Send + Sync {
     fn demote(&self, file: &Managed) -> Result<()>;
     fn leave(&self, file: &Managed) -> Result<bool>;
     fn is_settled(&self, file: &Managed) -> bool;
+    fn shared(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)>;
+    fn let_in(&self, file: &Managed, durable: bool);
+    fn keep_out(&self, file: &Managed) -> Result<()>;
+    fn counts_beside(&self, file: &Managed) -> [u64; 3];
+    fn write_beside(&self, file: &Managed, offset: u64, src: &[u8], until: Option<Step>) -> Result<Option<usize>>;
     fn standing(&self, file: &Managed) -> Result<()>;
     fn drain(&self) -> Result<()>;
     fn drain_some(&self) -> Result<()>;
@@ -257,6 +275,26 @@ impl<M: Medium> AnyCache for Open<M> {
         self.0.is_settled(file)
     }
 
+    fn shared(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
+        Some((self.0.ring.shared()?.file(), self.0.ring.file.descriptor()?))
+    }
+
+    fn let_in(&self, file: &Managed, durable: bool) {
+        self.0.let_in(file, durable);
+    }
+
+    fn keep_out(&self, file: &Managed) -> Result<()> {
+        self.0.keep_out(file)
+    }
+
+    fn counts_beside(&self, file: &Managed) -> [u64; 3] {
+        self.0.counts_beside(file)
+    }
+
+    fn write_beside(&self, file: &Managed, offset: u64, src: &[u8], until: Option<Step>) -> Result<Option<usize>> {
+        self.0.write_beside(file, offset, src, until)
+    }
+
     fn standing(&self, file: &Managed) -> Result<()> {
         self.0.standing.writable()?;
         file.standing()
@@ -282,6 +320,7 @@ impl<M: Medium> AnyCache for Open<M> {
 impl<M: Medium> Drop for Open<M> {
     fn drop(&mut self) {
         if self.0.standing.ours().is_ok() {
+            Bell::stop(&self.0);
             self.0.worker.stop();
         }
     }
@@ -293,7 +332,7 @@ impl<M: Medium> Cache<M> {
         self.standing.writable()?;
         let files = locked(&self.registry).all();
         if !self.ring.is_per_write() {
-            self.ring.persist(barriers::SYNC).map_err(|error| self.standing.poison(error))?;
+            self.ring.persist(barriers::SYNC).map_err(|error| self.poison(error))?;
         }
         for file in files {
             file.standing()?;
@@ -313,7 +352,7 @@ impl<M: Medium> Cache<M> {
             durability: self.durability,
             capacity: self.ring.geometry.slots,
             entry_size: self.ring.geometry.entry,
-            used: self.ring.head() - tail,
+            used: self.ring.head().saturating_sub(tail),
             stuck,
             files: locked(&self.registry).all().len() as u64,
         })

@@ -1,9 +1,9 @@
 //! Making a log and opening one; each opening begins with a replay.
 
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
+use super::bell::Bell;
 use super::drain::Drain;
 use super::format::{Geometry, Superblock};
 use super::replay::{self, Replay};
@@ -43,6 +43,9 @@ pub(crate) fn create<M: Medium>(medium: &M, path: &Path, geometry: Geometry) -> 
         file.sync(barriers::CREATE)
     })
 }
+
+/// Entries of a log that other processes append to, below this: the memory of its ledger is allocated at once.
+const MOST_SHARED: u64 = 1 << 26;
 
 /// A log, locked, and what is in it.
 pub(super) struct Found<M: Medium> {
@@ -112,7 +115,18 @@ impl<M: Medium> Cache<M> {
         standing.accept_writes();
         let identity = file.identity()?;
         let geometry = superblock.geometry;
-        let ring = Ring::new(medium, file, path, geometry, superblock.seal(), durability).map_err(failed)?;
+        // Other processes store to the log as to memory, and promise for each write what this one does.
+        let shared = settings.shared
+            && medium.class() == MediumClass::PersistentMemory
+            && durability == Durability::PerWrite
+            && geometry.slots < MOST_SHARED;
+        let seal = superblock.seal();
+        let ring = Ring::new(medium, file, path, geometry, seal, durability, shared).map_err(failed)?;
+        let batch = settings.batch_min.clamp(1, ring.for_writers());
+        if shared {
+            // Before the thread says there what it does.
+            ring.ledger().prepare(settings.sync, batch).map_err(failed)?;
+        }
         let cache = Arc::new(Cache {
             standing,
             identity,
@@ -121,12 +135,17 @@ impl<M: Medium> Cache<M> {
             durability,
             registry: Mutex::new(Registry::new(geometry.files)),
             drain: Mutex::new(Drain::default()),
-            settled: AtomicU64::new(0),
-            worker: Worker::new(settings.batch_min.clamp(1, ring.for_writers()), settings.max_age),
+            worker: Worker::new(batch, settings.max_age),
+            bell: Bell::default(),
             ring,
         });
         if settings.background {
             Worker::start(&cache).map_err(failed)?;
+        }
+        if shared && let Err(error) = Bell::start(&cache) {
+            // Else it would have the log for as long as this process lives.
+            cache.worker.stop();
+            return Err(failed(error));
         }
         Ok((cache, replay))
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::barriers;
-use super::format::{HEADER, Kind, TableLine};
+use super::format::{HEADER, Kind, Lines, TableLine};
 use super::scan::{Operation, Scan};
 use crate::error::{Error, Result};
 use crate::medium::{Identity, Medium, MediumFile, SlowFile, SlowPlace};

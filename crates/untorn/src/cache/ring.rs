@@ -8,14 +8,23 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use untorn_ring::{Ledger, Terms};
+
 use super::barriers;
-use super::format::{Entry, Geometry, HEADER, Kind};
+use super::format::{Entry, Geometry, HEADER, Kind, read_entry};
 use crate::error::{Error, Result};
 use crate::log::group::GroupFlush;
 use crate::log::record::Seal;
 use crate::medium::{Barrier, Medium, MediumClass, MediumFile};
 use crate::options::Durability;
-use crate::sys::sync::{AtomicU64, Ordering, ZeroedArray, ZeroedBox};
+use crate::sys::shared::SharedPages;
+use crate::sys::sync::ZeroedBox;
+use crate::sys::{self, ZeroedArray};
+
+/// Files for which other processes append at the same time, at most.
+const MOST_TURNS: usize = 1024;
 
 /// The entries of a log that is in use.
 pub(super) struct Ring<M: Medium> {
@@ -25,15 +34,18 @@ pub(super) struct Ring<M: Medium> {
     pub(super) geometry: Geometry,
     pub(super) seal: Seal,
     durability: Durability,
-    /// The next position.
-    head: AtomicU64,
-    /// Every position below is free, and the log says so durably.
-    tail: AtomicU64,
-    /// Entries claimed and not free again.
+    /// Entries that this process claimed and that are not free again.
     claimed: AtomicU64,
-    /// For each slot the position that is complete in it, plus 1.
-    complete: ZeroedArray<AtomicU64>,
+    terms: Terms,
+    memory: Memory,
     group: ZeroedBox<GroupFlush>,
+}
+
+/// Where the ledger is: which positions are given, complete and free.
+enum Memory {
+    Own(ZeroedArray<AtomicU64>),
+    /// Of other processes too, which append to the log themselves.
+    Shared(SharedPages),
 }
 
 /// An operation as the log has it.
@@ -52,37 +64,71 @@ impl<M: Medium> Ring<M> {
         geometry: Geometry,
         seal: Seal,
         durability: Durability,
+        shared: bool,
     ) -> io::Result<Self> {
-        Ok(Ring {
-            medium,
-            file,
-            path: path.to_owned(),
-            geometry,
-            seal,
-            durability,
-            head: AtomicU64::new(0),
-            tail: AtomicU64::new(0),
-            claimed: AtomicU64::new(0),
-            complete: ZeroedArray::reserve(geometry.slots as usize)?,
-            group: ZeroedBox::new()?,
-        })
+        // Of what writers may have, the processes get two thirds: the rest is for what is too long for them, and for moving.
+        let (turns, limit) = match shared {
+            true => ((geometry.files as usize).next_power_of_two().min(MOST_TURNS), geometry.slots / 2),
+            false => (0, 0),
+        };
+        let terms = Terms { geometry, seal: seal.number(), turns, limit };
+        let words = terms.words().ok_or(rustix::io::Errno::OVERFLOW)?;
+        let memory = match shared {
+            false => Memory::Own(ZeroedArray::reserve(words)?),
+            true => {
+                let bytes = words.checked_mul(size_of::<u64>()).ok_or(rustix::io::Errno::OVERFLOW)?;
+                let bytes = bytes.next_multiple_of(sys::page_size());
+                let pages = SharedPages::create("untorn-ledger", bytes as u64, bytes)?;
+                // A store to memory that there is none for would kill a program.
+                pages.allocate(0, bytes as u64)?;
+                Memory::Shared(pages)
+            }
+        };
+        let group = ZeroedBox::new()?;
+        let path = path.to_owned();
+        Ok(Ring { medium, file, path, geometry, seal, durability, claimed: AtomicU64::new(0), terms, memory, group })
+    }
+
+    /// Which positions are given, complete and free.
+    #[inline]
+    pub(super) fn ledger(&self) -> Ledger<'_> {
+        let words = match &self.memory {
+            Memory::Own(words) => words,
+            Memory::Shared(pages) => pages.words(0, pages.reserved() / size_of::<u64>()),
+        };
+        Ledger::of(words, self.terms)
+    }
+
+    /// The memory of a ledger that processes share.
+    pub(super) fn shared(&self) -> Option<&SharedPages> {
+        match &self.memory {
+            Memory::Own(_) => None,
+            Memory::Shared(pages) => Some(pages),
+        }
     }
 
     pub(super) fn head(&self) -> u64 {
-        self.head.load(Ordering::SeqCst)
+        self.ledger().head()
     }
 
     pub(super) fn tail(&self) -> u64 {
-        self.tail.load(Ordering::Acquire)
+        self.ledger().tail()
     }
 
+    /// Entries claimed and not free again, by whomever.
     pub(super) fn claimed(&self) -> u64 {
-        self.claimed.load(Ordering::Acquire)
+        self.claimed.load(Ordering::Acquire) + self.ledger().used_beside()
     }
 
-    /// Entries that writers may have at most: the rest is for moving entries that are in the way.
+    /// Entries that writers of this process may have at most: the rest is for moving entries that are in the way, and for other
+    /// processes.
     pub(super) fn for_writers(&self) -> u64 {
-        self.geometry.slots - self.geometry.most()
+        self.for_all() - self.geometry.most()
+    }
+
+    /// Entries that this process may have at most.
+    pub(super) fn for_all(&self) -> u64 {
+        self.geometry.slots - self.terms.limit
     }
 
     /// Claims entries if there are then `most` of them in use at most.
@@ -98,7 +144,7 @@ impl<M: Medium> Ring<M> {
 
     /// Turns a claim into positions, and returns the first.
     pub(super) fn place(&self, entries: u64) -> u64 {
-        self.head.fetch_add(entries, Ordering::SeqCst)
+        self.ledger().place(entries)
     }
 
     /// Stores an operation at its positions. Durable after [`persist`](Ring::persist).
@@ -117,7 +163,7 @@ impl<M: Medium> Ring<M> {
             let Operation { uid, kind, .. } = operation;
             let (len, part, parts) = (data.len() as u32, part as u32, parts as u32);
             let entry = Entry { position, order: order + u64::from(part), uid, value, len, kind, part, parts };
-            self.file.write(at, &entry.encode(self.seal, at, data))?;
+            self.file.write(at, &entry.encode(self.seal.at(at), data))?;
             self.file.write(at + HEADER, data)?;
         }
         Ok(())
@@ -145,18 +191,11 @@ impl<M: Medium> Ring<M> {
 
     /// Marks entries complete: they may be drained.
     pub(super) fn complete(&self, first: u64, parts: u64) {
-        // The first comes last: who sees it sees all.
-        for position in (first..first + parts).rev() {
-            self.complete[self.slot(position)].store(position + 1, Ordering::Release);
-        }
-    }
-
-    fn slot(&self, position: u64) -> usize {
-        (position % self.geometry.slots) as usize
+        self.ledger().complete(first, parts);
     }
 
     pub(super) fn is_complete(&self, position: u64) -> bool {
-        self.complete[self.slot(position)].load(Ordering::Acquire) == position + 1
+        self.ledger().is_complete(position)
     }
 
     /// Reads some of the data of an entry that is complete and not free.
@@ -167,18 +206,22 @@ impl<M: Medium> Ring<M> {
     /// The header and data of a complete entry, verified once more: what goes to the file must be what was written.
     pub(super) fn entry(&self, position: u64, data: &mut Vec<u8>) -> Result<Entry> {
         let at = self.geometry.entry_at(position);
-        let found = Entry::read(&self.file, self.seal, self.geometry, at, data)?;
-        found.filter(|entry| entry.position == position).ok_or_else(|| Error::Corrupt {
-            path: self.path.clone(),
-            offset: Some(at),
-            what: "an entry is not what was written".to_owned(),
-        })
+        let found = read_entry(&self.file, self.seal, self.geometry, at, data)?;
+        found.filter(|entry| entry.position == position).ok_or_else(|| self.odd(position))
+    }
+
+    /// An entry that is none.
+    #[cold]
+    pub(super) fn odd(&self, position: u64) -> Error {
+        let what = "an entry is not what was written".to_owned();
+        Error::Corrupt { path: self.path.clone(), offset: Some(self.geometry.entry_at(position)), what }
     }
 
     /// Everything below is free: the log says so durably.
     pub(super) fn free(&self, upto: u64) {
-        let before = self.tail.swap(upto, Ordering::AcqRel);
-        self.claimed.fetch_sub(upto - before, Ordering::AcqRel);
+        let own = self.ledger().free(upto);
+        // Whose the positions were is in memory that others have, too.
+        let _ = self.claimed.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |all| Some(all.saturating_sub(own)));
     }
 
     /// Whether a write is durable when it returns.

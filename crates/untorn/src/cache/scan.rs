@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use super::format::{Entry, Geometry, Kind, Superblock, TableLine, read_tail};
+use super::format::{Entry, Geometry, Kind, Superblock, TableLine, read_entry, read_tail};
 use crate::error::{Error, Result};
 use crate::log::record::Seal;
 use crate::medium::MediumFile;
@@ -38,7 +38,7 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
     let mut entries = BTreeMap::new();
     let mut data = Vec::new();
     for slot in 0..geometry.slots {
-        if let Some(entry) = Entry::read(file, seal, geometry, geometry.entry_at(slot), &mut data)?
+        if let Some(entry) = read_entry(file, seal, geometry, geometry.entry_at(slot), &mut data)?
             && (tail..tail + geometry.slots).contains(&entry.position)
         {
             entries.insert(entry.position, entry);

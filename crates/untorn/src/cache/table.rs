@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::file::Managed;
-use super::format::{MAX_PATH, PARENTS, TableLine};
+use super::format::{Lines, MAX_PATH, PARENTS, TableLine};
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
 use crate::medium::{Identity, Medium, MediumFile, SlowFile};
@@ -95,15 +95,28 @@ impl<M: Medium> Cache<M> {
         if self.standing.ours().is_err() {
             return;
         }
-        let mut registry = locked(&self.registry);
-        if file.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.forget_if_done(&mut registry, file);
+        let is_last = {
+            let _registry = locked(&self.registry);
+            file.handles.fetch_sub(1, Ordering::AcqRel) == 1
+        };
+        if !is_last {
+            return;
         }
+        // Without the lock, for what a process left may have to be mended; until then the file is not forgotten. A handle that comes
+        // meanwhile lets them in again.
+        if let Err(error) = self.keep_out(file) {
+            tracing::error!(path = %file.path().display(), %error, "its last writes stay in the log");
+        }
+        self.forget_if_done(&mut locked(&self.registry), file);
     }
 
     /// Forgets a file that nobody has open and that the log has nothing of.
     pub(super) fn forget_if_done(&self, registry: &mut Registry, file: &Arc<Managed>) {
-        let done = file.handles.load(Ordering::Acquire) == 0
+        // It may have been forgotten, and attached anew.
+        let is_known = registry.files.get(&key(&file.identity)).is_some_and(|known| Arc::ptr_eq(known, file));
+        let done = is_known
+            && file.handles.load(Ordering::Acquire) == 0
+            && file.turn().is_none()
             && !file.has_failed()
             && file.last.load(Ordering::Acquire) <= self.ring.tail();
         if done {
@@ -151,7 +164,7 @@ impl<M: Medium> Cache<M> {
         match there {
             Ok(parents) => drop(file.parents.set(parents)),
             Err(error) => {
-                file.fail(&error);
+                self.fail(file, &error);
                 locked(&self.registry).free.push(line);
                 return Err(error);
             }
@@ -221,13 +234,13 @@ impl<M: Medium> Cache<M> {
             self.ring.file.write(at, &entry.encode(self.ring.seal, at))
         };
         let both = put(line.seq).and_then(|()| whole()).and_then(|()| put(line.seq + 1));
-        both.map_err(|error| self.standing.poison(error))?;
+        both.map_err(|error| self.poison(error))?;
         self.ring.medium.order();
         Ok(())
     }
 
     /// Whether the tail has passed all that the log had of a file.
     pub(crate) fn is_settled(&self, file: &Managed) -> bool {
-        file.last.load(Ordering::Acquire) <= self.ring.tail()
+        self.last(file) <= self.ring.tail()
     }
 }

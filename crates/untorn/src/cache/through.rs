@@ -3,12 +3,13 @@
 //! there is no overlay. The drain has nothing to deliver: it syncs the files of a batch and moves the tail.
 //!
 //! # What makes it sound
-//! 1. One operation of a file at a time, from its place in the log until the kernel has it. So the kernel has them in the order of
+//! 1. One operation of a file at a time, of this process or another ([`beside`](super::beside)), from its place in the log until the kernel has it. So the kernel has them in the order of
 //!    the log, and a replay of any end of the log, over whatever of them reached the device, leaves what the last of them left.
 //! 2. An entry is complete when the kernel has its bytes, and only what is complete is drained. So the sync before the tail passes
 //!    an entry is one of its bytes.
 //! 3. How much is written the kernel decides: a full device, a quota. If it takes less than the log has, the file is synced and the
-//!    tail passes the entry, durably, before the call returns: so no replay ever writes what a program was told is not written.
+//!    tail passes the entry, durably, before the call returns, and before the next operation of the file: so no replay ever writes what a
+//!    program was told is not written, nor a file longer than others found it.
 //!    What a crash finds before that is an operation of which nobody was told anything.
 //! 4. Where durability is left to a sync, the kernel may bring to the device what the log does not have durably yet, and of a write
 //!    that nobody synced a crash may leave a part, as of any file. What it must not take is what was synced: so a file is made
@@ -33,6 +34,7 @@ impl<M: Medium> Cache<M> {
     ) -> Result<(u64, usize)> {
         let uid = self.number(file)?;
         let turn = exclusive(&file.length);
+        let beside = self.hold(file)?;
         let offset = match at {
             At::Offset(offset) => offset,
             At::End => file.slow.len()?,
@@ -41,11 +43,11 @@ impl<M: Medium> Cache<M> {
         let parts = claim.parts;
         let first = self.log(file, claim, Operation { uid, kind: Kind::Write, value: offset }, src)?;
         let written = file.slow.write_some(offset, src);
-        drop(turn);
         self.completed(first, parts);
         if !matches!(written, Ok(count) if count == src.len()) {
             self.take_back(file, first + parts)?;
         }
+        drop((beside, turn));
         written.map(|count| (offset, count))
     }
 
@@ -53,24 +55,25 @@ impl<M: Medium> Cache<M> {
     pub(super) fn set_len_through(&self, file: &Managed, claim: Claim<'_, M>, len: u64) -> Result<()> {
         let uid = self.number(file)?;
         let turn = exclusive(&file.length);
+        let beside = self.hold(file)?;
         let shorter = len < file.slow.len()?;
         let first = self.log(file, claim, Operation { uid, kind: Kind::SetLen, value: len }, &[])?;
         if shorter && !self.ring.is_per_write() {
             // After an error nothing may ever complete the position, as after that of a store.
-            self.ring.persist(barriers::CUT).map_err(|error| self.standing.poison(error))?;
+            self.ring.persist(barriers::CUT).map_err(|error| self.poison(error))?;
         }
         let done = file.slow.set_len(len);
-        drop(turn);
         self.completed(first, 1);
         if done.is_err() {
             self.take_back(file, first + 1)?;
         }
+        drop((beside, turn));
         done
     }
 
     /// The kernel has not all of what the log has before a position, and a replay must not do the rest.
     #[cold]
-    fn take_back(&self, file: &Managed, position: u64) -> Result<()> {
+    pub(super) fn take_back(&self, file: &Managed, position: u64) -> Result<()> {
         self.drain_to(position)?;
         // Else its entries are still there, and so is the one.
         file.standing()

@@ -1,23 +1,21 @@
 //! The thread that drains: asleep while there is nothing to drain, awake when a batch has come together or the oldest entry
 //! has waited long enough.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use untorn_ring::Phase;
+
 use super::{Cache, locked};
 use crate::medium::Medium;
 
-/// Waits for the first entry.
-const IDLE: u64 = 0;
-/// Waits for a batch, or for time to pass.
-const GATHERING: u64 = 1;
-const AWAKE: u64 = 2;
+/// How long it sleeps where other processes append: one that was killed, or stopped, when it was about to wake it has everybody believe
+/// that it is awake.
+const LOOK: Duration = Duration::from_secs(1);
 
-/// How the thread is waked.
+/// How the thread is waked. What it does is said in the ledger, where other processes see it too.
 pub(super) struct Worker {
-    phase: AtomicU64,
     /// Entries that are worth a batch.
     batch: u64,
     max_age: Duration,
@@ -29,33 +27,14 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new(batch: u64, max_age: Duration) -> Self {
-        Worker {
-            phase: AtomicU64::new(AWAKE),
-            batch,
-            max_age,
-            stop: Mutex::new(false),
-            wake: Condvar::new(),
-            thread: Mutex::default(),
-        }
+        Worker { batch, max_age, stop: Mutex::new(false), wake: Condvar::new(), thread: Mutex::default() }
     }
 
-    /// Tells how many entries wait.
-    pub(super) fn note(&self, waiting: u64) {
-        // The entry was placed before this load, and the thread looks for entries after it has stored its phase: one of the
-        // two sees the other.
-        let phase = self.phase.load(Ordering::SeqCst);
-        if phase == IDLE || phase == GATHERING && waiting >= self.batch {
-            self.rouse(phase);
-        }
-    }
-
-    #[cold]
-    fn rouse(&self, phase: u64) {
-        if self.phase.compare_exchange(phase, AWAKE, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-            // With the lock, so that the thread is not between looking and falling asleep.
-            drop(locked(&self.stop));
-            self.wake.notify_all();
-        }
+    /// Wakes the thread, which does not sleep by what it said last.
+    pub(super) fn wake(&self) {
+        // With the lock, so that the thread is not between looking and falling asleep.
+        drop(locked(&self.stop));
+        self.wake.notify_all();
     }
 
     pub(super) fn start<M: Medium>(cache: &Arc<Cache<M>>) -> std::io::Result<()> {
@@ -78,25 +57,35 @@ impl Worker {
 
 impl<M: Medium> Cache<M> {
     fn work(&self) {
-        let worker = &self.worker;
+        let (worker, ledger) = (&self.worker, self.ring.ledger());
+        // Whether there was nothing to be done: what waits is not complete, and when it will be is for others to say.
+        let mut in_vain = false;
         loop {
             let mut stop = locked(&worker.stop);
-            worker.phase.store(IDLE, Ordering::SeqCst);
+            ledger.set_phase(Phase::Idle);
             while !*stop && self.waiting() == 0 {
-                stop = worker.wake.wait(stop).unwrap_or_else(PoisonError::into_inner);
-                worker.phase.store(IDLE, Ordering::SeqCst);
+                stop = if self.ring.shared().is_some() {
+                    let waited = worker.wake.wait_timeout(stop, LOOK).unwrap_or_else(PoisonError::into_inner);
+                    waited.0
+                } else {
+                    worker.wake.wait(stop).unwrap_or_else(PoisonError::into_inner)
+                };
+                ledger.set_phase(Phase::Idle);
             }
-            worker.phase.store(GATHERING, Ordering::SeqCst);
-            if !*stop && self.waiting() < worker.batch {
+            ledger.set_phase(Phase::Gathering);
+            if !*stop && (in_vain || self.waiting() < worker.batch) {
                 let waited = worker.wake.wait_timeout(stop, worker.max_age).unwrap_or_else(PoisonError::into_inner);
                 stop = waited.0;
             }
-            worker.phase.store(AWAKE, Ordering::SeqCst);
+            ledger.set_phase(Phase::Awake);
             if *stop {
                 return;
             }
             drop(stop);
-            if let Err(error) = self.drain_some() {
+            let before = ledger.settled();
+            let drained = self.drain_some();
+            in_vain = ledger.settled() == before;
+            if let Err(error) = drained {
                 // Poisoned: every call says so, and the log is left to a replay.
                 tracing::error!(path = %self.standing.path().display(), %error, "draining ended");
                 return;
@@ -107,7 +96,14 @@ impl<M: Medium> Cache<M> {
     /// Entries that are not in their files yet, and are not stuck.
     pub(super) fn waiting(&self) -> u64 {
         // In this order: others write and drain between the two, and what is settled never goes beyond a later head.
-        let settled = self.settled.load(Ordering::Acquire);
-        self.ring.head() - settled
+        let settled = self.ring.ledger().settled();
+        self.ring.head().saturating_sub(settled)
+    }
+
+    /// Wakes the thread if there is enough for it.
+    pub(super) fn note(&self) {
+        if self.ring.ledger().rouses(self.worker.batch) {
+            self.worker.wake();
+        }
     }
 }

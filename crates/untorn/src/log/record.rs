@@ -119,10 +119,15 @@ impl Seal {
         Seal(xxh3(session, uuid))
     }
 
+    /// The seed for the byte 0, from which follow all others.
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+
     /// The seed for a line that stands at byte `offset` of the sidecar.
     #[inline]
     pub(crate) fn at(self, offset: u64) -> u64 {
-        self.0 ^ offset.rotate_left(32)
+        untorn_ring::place_seed(self.0, offset)
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use super::mapping::MappedFile;
@@ -167,6 +167,10 @@ impl MediumFile for DaxFile {
 
     fn identity(&self) -> Result<Identity> {
         self.file.identity()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.fd())
     }
 
     fn stamp(&self) -> Result<Stamp> {

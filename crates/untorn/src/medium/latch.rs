@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
@@ -207,6 +208,10 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
 
     fn identity(&self) -> Result<Identity> {
         self.inner.identity()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.descriptor()
     }
 
     fn stamp(&self) -> Result<Stamp> {

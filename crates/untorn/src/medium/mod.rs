@@ -11,6 +11,7 @@
 //! 512-byte sector on a block device.
 
 use std::ffi::OsString;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use crate::error::{Error, Result};
@@ -184,6 +185,11 @@ pub trait MediumFile: Send + Sync {
 
     /// What tells this file from another.
     fn identity(&self) -> Result<Identity>;
+
+    /// The open file itself, if it is one of the kernel's: for other processes to map.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Size and modification time now.
     fn stamp(&self) -> Result<Stamp>;

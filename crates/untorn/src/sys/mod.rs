@@ -7,7 +7,6 @@ pub(crate) mod copy;
 pub(crate) mod direct;
 pub(crate) mod fault;
 pub(crate) mod file;
-pub(crate) mod flush;
 pub(crate) mod lease;
 pub(crate) mod locks;
 pub(crate) mod map;
@@ -27,6 +26,7 @@ pub(crate) mod userfault;
 mod zeroed;
 
 pub(crate) use process::incarnation;
+pub(crate) use untorn_ring::flush;
 pub(crate) use zeroed::ZeroedArray;
 
 /// Bytes of a page of memory: the unit in which address space is reserved and mapped.

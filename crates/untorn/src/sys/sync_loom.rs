@@ -102,22 +102,6 @@ impl AtomicU64 {
     pub(crate) fn compare_exchange_weak(&self, old: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64> {
         self.word().compare_exchange_weak(old, new, yes, no)
     }
-
-    pub(crate) fn fetch_update(
-        &self,
-        yes: Ordering,
-        no: Ordering,
-        mut next: impl FnMut(u64) -> Option<u64>,
-    ) -> Result<u64, u64> {
-        let mut old = self.load(no);
-        while let Some(new) = next(old) {
-            match self.compare_exchange(old, new, yes, no) {
-                Err(now) => old = now,
-                updated => return updated,
-            }
-        }
-        Err(old)
-    }
 }
 
 /// Time does not pass in a model; another thread's turn does.

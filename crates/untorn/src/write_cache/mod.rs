@@ -1,5 +1,6 @@
 //! [`WriteCache`] and [`CachedFile`]: a log on a fast medium in front of ordinary files.
 
+mod beside;
 mod file;
 mod options;
 
@@ -8,6 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use self::beside::{SharedLog, Step};
 pub use self::file::CachedFile;
 pub use self::options::CacheOptions;
 use crate::cache::{self, AnyCache};

@@ -27,7 +27,7 @@ pub struct CacheOptions {
     size: u64,
     entry: u32,
     files: u32,
-    settings: Settings,
+    pub(super) settings: Settings,
     progress: Option<ProgressFn>,
 }
 
@@ -39,6 +39,8 @@ impl Default for CacheOptions {
             batch_max: 10_000,
             max_age: Duration::from_millis(100),
             background: true,
+            shared: false,
+            sync: false,
         };
         CacheOptions { size: 64 << 20, entry: 4096, files: 1024, settings, progress: None }
     }
@@ -144,7 +146,7 @@ impl CacheOptions {
         let place = Arc::new(Kernel);
         match detected.kind {
             MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
-                self.open_with(Dax::new(detected.kind), place, path)
+                self.synced(detected.kind).open_with(Dax::new(detected.kind), place, path)
             }
             MediumKind::Block | MediumKind::Volatile => self.open_with(PageCache::new(), place, path),
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use untorn::medium::{Barrier, Medium, OnMedium, SlowFile, SlowPlace};
-use untorn::{CacheOptions, CachedFile, Fate, Result, WriteCache};
+use untorn::{CacheOptions, CachedFile, Fate, Result, Step, WriteCache};
 
 use super::config::Config;
 use super::ops::{BEFORE, NAMES, Op, State};
@@ -52,7 +52,8 @@ impl SlowPlace for Hiding {
 fn options(config: &Config) -> CacheOptions {
     let size = 3 * 4096 + 4 * 8192 + 24 * 128;
     let options = CacheOptions::new().size(size).entry_size(64).max_files(4).durability(config.durability);
-    options.background(false).batch(1, 4)
+    // Where files are written through, other processes append too, as in a run of programs.
+    options.background(false).batch(1, 4).shared(config.through)
 }
 
 fn path(name: u8) -> &'static Path {
@@ -160,7 +161,10 @@ impl Subject {
                 self.attach(name, file)?;
                 self.files[&name].append(&vec![tag; len as usize])
             }
-            Op::Write(name, at, len, tag) => self.files[&name].write(at, &vec![tag; len as usize]),
+            Op::Write(name, at, len, tag) => match &self.files[&name] {
+                File::Cached(file) if self.through && tag % 2 == 0 => write_beside(file, at, &vec![tag; len as usize]),
+                file => file.write(at, &vec![tag; len as usize]),
+            },
             Op::Append(name, len, tag) => self.files[&name].append(&vec![tag; len as usize]),
             Op::SetLen(name, len) => match &self.files[&name] {
                 File::Cached(file) => file.set_len(len),
@@ -259,6 +263,26 @@ impl Subject {
             state.insert(name, bytes);
         }
         Ok(Ok(state))
+    }
+}
+
+/// Writes as another process does. One in four dies meanwhile, each at one of the steps there are, and the next process finds that it
+/// has to be written still, or was.
+fn write_beside(file: &CachedFile, at: u64, bytes: &[u8]) -> Result<()> {
+    file.let_in(true);
+    let tag = usize::from(bytes[0]);
+    let dies = (tag % 8 == 0).then(|| Step::ALL[(tag / 8 + at as usize) % Step::ALL.len()]);
+    let written = file.write_beside(bytes, at, dies)?;
+    if dies.is_some() && written == Some(0) {
+        // What it left is brought to its end by whoever has the file next.
+        file.keep_out()?;
+        if dies >= Some(Step::Stored) {
+            return Ok(());
+        }
+    }
+    match written {
+        Some(count) if count == bytes.len() => Ok(()),
+        _ => file.write_at(bytes, at),
     }
 }
 

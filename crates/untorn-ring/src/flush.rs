@@ -11,12 +11,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Bytes of a cache line.
-pub(crate) const LINE: usize = 64;
+pub const LINE: usize = 64;
 
 /// How a cache line gets to persistent memory on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum WriteBack {
+pub enum WriteBack {
     /// The caches themselves are in the persistence domain (eADR): a store is durable once it is globally visible.
     Nothing = 1,
     /// CLWB: writes back and may keep the line.
@@ -43,13 +43,20 @@ static CHOSEN: AtomicU8 = AtomicU8::new(0);
 
 /// The way this machine writes lines back; found out once.
 #[inline]
-pub(crate) fn write_back() -> WriteBack {
+pub fn write_back() -> WriteBack {
     match CHOSEN.load(Ordering::Relaxed) {
         1 => WriteBack::Nothing,
         2 => WriteBack::Clwb,
         3 => WriteBack::Clflushopt,
         4 => WriteBack::Clflush,
         _ => choose(),
+    }
+}
+
+/// Takes over what another process on this machine found out. A number that is none changes nothing.
+pub fn adopt(found: u64) {
+    if let 1..=4 = found {
+        CHOSEN.store(found as u8, Ordering::Relaxed);
     }
 }
 
@@ -62,7 +69,7 @@ fn choose() -> WriteBack {
 
 /// Whether the platform reports that its CPU caches survive a power cut. All regions must say so: which one a file is
 /// on isn't known here. Source: the kernel's `Documentation/ABI/testing/sysfs-bus-nvdimm`, `persistence_domain`.
-pub(crate) fn eadr() -> bool {
+pub fn eadr() -> bool {
     static EADR: OnceLock<bool> = OnceLock::new();
     *EADR.get_or_init(|| {
         let Ok(devices) = fs::read_dir("/sys/bus/nd/devices") else { return false };
@@ -106,7 +113,7 @@ fn best_instruction() -> WriteBack {
 /// # Safety
 /// The range is mapped.
 #[inline]
-pub(crate) unsafe fn flush_lines(address: *const u8, len: usize) {
+pub unsafe fn flush_lines(address: *const u8, len: usize) {
     // SAFETY: handed on from the caller.
     unsafe { flush_lines_with(write_back(), address, len) }
 }
@@ -155,7 +162,7 @@ unsafe fn flush_line(_: WriteBack, _: *const u8) {}
 /// Waits until earlier non-temporal stores and write-backs of this thread have reached the persistence domain.
 /// Source: Intel SDM volume 2, SFENCE.
 #[inline]
-pub(crate) fn fence() {
+pub fn fence() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: orders stores and changes none. Without `nomem` it is a barrier to the compiler too.
     unsafe {

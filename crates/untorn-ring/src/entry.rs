@@ -1,0 +1,196 @@
+//! Entries of a log: where they stand, and what they look like. `docs/format.md` gives the reasons.
+//!
+//! Every number is little-endian. What is read here was written by anybody: a number is checked before it is used.
+
+use twox_hash::XxHash3_64;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of a page of the log.
+pub const PAGE: u64 = 4096;
+/// Bytes of an entry's header: a cache line.
+pub const HEADER: u64 = 64;
+/// Where the tail lines are.
+pub const TAIL_AT: u64 = 2 * PAGE;
+/// Where the file table is.
+pub const TABLE_AT: u64 = 3 * PAGE;
+/// Numbers that count entries, sessions and files never get this high.
+pub const MAX_NUMBER: u64 = 1 << 61;
+
+/// What a log was made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes of data in an entry.
+    pub entry: u32,
+    /// Files that can have entries at the same time.
+    pub files: u32,
+    /// Entries.
+    pub slots: u64,
+}
+
+impl Geometry {
+    /// The log that fits into so many bytes; `None` for numbers that no log can have.
+    pub fn of(entry: u32, files: u32, bytes: u64) -> Option<Self> {
+        let empty = Geometry { entry, files, slots: 0 };
+        let slots = bytes.checked_sub(empty.len()?)? / empty.slot();
+        Some(Geometry { slots, ..empty }).filter(|geometry| geometry.is_valid())
+    }
+
+    /// Whether a log can be so.
+    pub fn is_valid(self) -> bool {
+        let entry = self.entry.is_multiple_of(64) && (64..=1 << 20).contains(&self.entry);
+        entry && (1..=1 << 16).contains(&self.files) && (8..=1 << 32).contains(&self.slots) && self.len().is_some()
+    }
+
+    fn slot(self) -> u64 {
+        HEADER + u64::from(self.entry)
+    }
+
+    fn entries_at(self) -> u64 {
+        TABLE_AT + 2 * PAGE * u64::from(self.files)
+    }
+
+    /// Bytes of the whole log; `None` if no number says how many.
+    #[allow(clippy::len_without_is_empty)] // A log is never empty.
+    pub fn len(self) -> Option<u64> {
+        self.slots.checked_mul(self.slot())?.checked_add(self.entries_at())
+    }
+
+    /// Where the entry of this position stands.
+    pub fn entry_at(self, position: u64) -> u64 {
+        self.entries_at() + (position % self.slots) * self.slot()
+    }
+
+    /// Entries that one write may take; a longer one does not go through the log.
+    pub fn most(self) -> u64 {
+        self.slots / 4
+    }
+
+    /// Entries that so many bytes take.
+    pub fn parts(self, len: usize) -> u64 {
+        (len as u64).div_ceil(u64::from(self.entry)).max(1)
+    }
+}
+
+/// XXH3 of these bytes, which separates what arrived from what did not.
+pub fn sum(seed: u64, bytes: &[u8]) -> u64 {
+    XxHash3_64::oneshot_with_seed(seed, bytes)
+}
+
+/// The seed for what stands at byte `at` of a log with this seal: so nothing of another session, or of another place, is taken for it.
+#[inline]
+pub fn place_seed(seal: u64, at: u64) -> u64 {
+    seal ^ at.rotate_left(32)
+}
+
+/// What an entry asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Its data at `value`.
+    Write,
+    /// The length `value`.
+    SetLen,
+}
+
+impl Kind {
+    fn number(self) -> u16 {
+        match self {
+            Kind::Write => 1,
+            Kind::SetLen => 2,
+        }
+    }
+
+    fn of(number: u16) -> Option<Self> {
+        Some(match number {
+            1 => Kind::Write,
+            2 => Kind::SetLen,
+            _ => return None,
+        })
+    }
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawEntry {
+    position: U64,
+    order: U64,
+    uid: U64,
+    value: U64,
+    len: U32,
+    kind: U16,
+    reserved: U16,
+    part: U32,
+    parts: U32,
+    reserved_too: U64,
+    check: U64,
+}
+
+const _: () = {
+    assert!(size_of::<RawEntry>() == HEADER as usize);
+    assert!(std::mem::offset_of!(RawEntry, check) == 56);
+};
+
+/// One entry: a whole operation, or a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its place in the ring, counted from the session's start.
+    pub position: u64,
+    /// Its place in the order of operations; where the entry was first written, and so below what came later.
+    pub order: u64,
+    /// Which file it is about: a number that the file table explains.
+    pub uid: u64,
+    /// Depends on the kind.
+    pub value: u64,
+    /// Bytes of data.
+    pub len: u32,
+    /// What it asks for.
+    pub kind: Kind,
+    /// Which of the operation's entries it is.
+    pub part: u32,
+    /// Entries of the operation.
+    pub parts: u32,
+}
+
+impl Entry {
+    /// The header over this data, with the [seed](place_seed) of its place.
+    pub fn encode(&self, seed: u64, data: &[u8]) -> [u8; HEADER as usize] {
+        let raw = RawEntry {
+            position: self.position.into(),
+            order: self.order.into(),
+            uid: self.uid.into(),
+            value: self.value.into(),
+            len: self.len.into(),
+            kind: self.kind.number().into(),
+            reserved: 0.into(),
+            part: self.part.into(),
+            parts: self.parts.into(),
+            reserved_too: 0.into(),
+            check: 0.into(),
+        };
+        let mut bytes: [u8; HEADER as usize] = zerocopy::transmute!(raw);
+        let check = sum(sum(seed, &bytes[..56]), data);
+        bytes[56..].copy_from_slice(&check.to_le_bytes());
+        bytes
+    }
+
+    /// What a header at byte `at` says, if an entry can say so there. Whether it arrived whole, with its data, tells
+    /// [`is_whole`](Entry::is_whole).
+    pub fn decode(header: &[u8; HEADER as usize], geometry: Geometry, at: u64) -> Option<Self> {
+        let raw = RawEntry::read_from_bytes(header).ok()?;
+        let (len, part, parts) = (raw.len.get(), raw.part.get(), raw.parts.get());
+        let kind = Kind::of(raw.kind.get())?;
+        let (position, order) = (raw.position.get(), raw.order.get());
+        let sound = len <= geometry.entry && part < parts && u64::from(parts) <= geometry.most();
+        if !sound || position >= MAX_NUMBER || order > position || geometry.entry_at(position) != at {
+            return None;
+        }
+        Some(Entry { position, order, uid: raw.uid.get(), value: raw.value.get(), len, kind, part, parts })
+    }
+
+    /// Whether this header and this data arrived whole.
+    pub fn is_whole(header: &[u8; HEADER as usize], seed: u64, data: &[u8]) -> bool {
+        let mut check = [0; 8];
+        check.copy_from_slice(&header[56..]);
+        sum(sum(seed, &header[..56]), data) == u64::from_le_bytes(check)
+    }
+}

@@ -1,0 +1,424 @@
+//! The ledger: who may write where, what is complete, whose turn it is. Words in memory that the processes of a run share, or of one
+//! process alone.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::entry::Geometry;
+use crate::turn::{self, Turn};
+
+/// Says that memory is a ledger of this form.
+const MAGIC: u64 = 0x756e_746f_726e_0001;
+
+// Words that do not change are together; of those that do, each has a cache line of its own, or shares one with what changes with it.
+const SLOTS: usize = 1;
+const ENTRY: usize = 2;
+const FILES: usize = 3;
+const SEAL: usize = 4;
+const TURNS: usize = 5;
+const LIMIT: usize = 6;
+const WRITE_BACK: usize = 7;
+const SYNC: usize = 8;
+const BATCH: usize = 9;
+/// 1 as long as processes may append.
+const OPEN: usize = 16;
+/// The next position, and in the low bits whose turn it was to whom the last ones were given.
+const HEAD: usize = 24;
+/// Every position below is free, and the log says so durably.
+const TAIL: usize = 32;
+/// Positions that the server placed: a little late, and never too many.
+const SERVED: usize = 40;
+/// Positions that processes placed and that are free again.
+const FREED: usize = 48;
+/// Every entry before is in its file, or stuck.
+const SETTLED: usize = 56;
+/// What the draining thread does.
+const PHASE: usize = 64;
+/// Rung to wake it; seen as half a word only, for that is what the kernel waits for.
+const BELL: usize = 65;
+/// A lock that the server has as long as it lives.
+const ALIVE: usize = 72;
+const FIXED: usize = 80;
+
+const OWNER_BITS: u32 = 16;
+const OWNER: u64 = (1 << OWNER_BITS) - 1;
+/// In place of a turn: the server placed it.
+const SERVER: u64 = OWNER;
+/// Marks of a complete position.
+const BESIDE: u64 = 1 << 63;
+const VOID: u64 = 1 << 62;
+const MARKS: u64 = BESIDE | VOID;
+
+/// Turns that a ledger has at most: their numbers share a word with a position.
+const MOST_TURNS: usize = 4096;
+
+/// What the draining thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Phase {
+    /// Waits for the first entry.
+    Idle = 0,
+    /// Waits for a batch, or for time to pass.
+    Gathering = 1,
+    /// Drains.
+    Awake = 2,
+}
+
+/// What a ledger is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// The log's.
+    pub geometry: Geometry,
+    /// The number of the log's seal in this session.
+    pub seal: u64,
+    /// Files for which processes may append at the same time: none, or a power of two.
+    pub turns: usize,
+    /// Entries that processes may have in the log at a time.
+    pub limit: u64,
+}
+
+impl Terms {
+    /// Words that a ledger takes.
+    pub fn words(&self) -> Option<usize> {
+        let fits = self.turns <= MOST_TURNS && (self.turns == 0 || self.turns.is_power_of_two());
+        let before = if fits { FIXED + turn::WORDS * self.turns } else { return None };
+        usize::try_from(self.geometry.slots).ok()?.checked_add(before)
+    }
+}
+
+/// A ledger, wherever its words are.
+#[derive(Clone, Copy)]
+pub struct Ledger<'a> {
+    words: &'a [AtomicU64],
+    terms: Terms,
+}
+
+impl<'a> Ledger<'a> {
+    /// A ledger in words that this process alone has made ready, or is about to. They are as many as the terms ask for.
+    ///
+    /// # Panics
+    /// If they are fewer.
+    #[inline]
+    pub fn of(words: &'a [AtomicU64], terms: Terms) -> Self {
+        debug_assert!(Some(words.len()) >= terms.words());
+        Ledger { words, terms }
+    }
+
+    /// Makes words, all of them zeros, a ledger that others may [find](Ledger::find). `sync` is whether the log has to be mapped with
+    /// `MAP_SYNC`; `batch`, how many entries are worth being drained at once.
+    ///
+    /// # Errors
+    /// Those of making locks.
+    pub fn prepare(&self, sync: bool, batch: u64) -> std::io::Result<()> {
+        let Terms { geometry, seal, turns, limit } = self.terms;
+        for number in 0..turns {
+            turn::make(self.lock_words(FIXED + turn::WORDS * number))?;
+        }
+        turn::make(self.lock_words(ALIVE))?;
+        let numbers = [
+            (SLOTS, geometry.slots),
+            (ENTRY, geometry.entry.into()),
+            (FILES, geometry.files.into()),
+            (SEAL, seal),
+            (TURNS, turns as u64),
+            (LIMIT, limit),
+            (WRITE_BACK, crate::flush::write_back() as u64),
+            (SYNC, sync.into()),
+            (BATCH, batch),
+            (HEAD, SERVER),
+            (PHASE, Phase::Awake as u64),
+        ];
+        for (word, number) in numbers {
+            self.words[word].store(number, Ordering::Relaxed);
+        }
+        self.words[0].store(MAGIC, Ordering::Release);
+        Ok(())
+    }
+
+    /// The ledger in words that another process has made one; `None` if they are none, or too few.
+    pub fn find(words: &'a [AtomicU64]) -> Option<Self> {
+        let word = |at: usize| words.get(at).map(|word| word.load(Ordering::Acquire));
+        if word(0)? != MAGIC {
+            return None;
+        }
+        let half = |at: usize| u32::try_from(word(at)?).ok();
+        let geometry = Geometry { entry: half(ENTRY)?, files: half(FILES)?, slots: word(SLOTS)? };
+        let turns = usize::try_from(word(TURNS)?).ok()?;
+        let terms = Terms { geometry, seal: word(SEAL)?, turns, limit: word(LIMIT)? };
+        let fits = geometry.is_valid() && terms.words()? <= words.len();
+        fits.then_some(Ledger { words, terms })
+    }
+
+    /// What it is about.
+    #[inline]
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Whether the log has to be mapped with `MAP_SYNC`.
+    pub fn is_synced(&self) -> bool {
+        self.words[SYNC].load(Ordering::Relaxed) != 0
+    }
+
+    /// How the server found that lines are written back.
+    pub fn write_back(&self) -> u64 {
+        self.words[WRITE_BACK].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn word(&self, at: usize) -> &'a AtomicU64 {
+        &self.words[at]
+    }
+
+    pub(crate) fn lock_words(&self, at: usize) -> &'a [AtomicU64] {
+        &self.words[at..at + turn::LOCK_WORDS]
+    }
+
+    pub(crate) fn turn_at(number: usize) -> usize {
+        FIXED + turn::WORDS * number
+    }
+
+    /// Processes may append from now on. It is by the end of the calling thread that they know of
+    /// the server's; before it ends otherwise it [lets go](Ledger::let_go).
+    ///
+    /// # Errors
+    /// That of the lock, if it was opened before.
+    pub fn open(&self) -> std::io::Result<()> {
+        turn::keep(self.lock_words(ALIVE))?;
+        self.words[OPEN].store(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Processes may append no more, but for what is under way.
+    pub fn close(&self) {
+        self.words[OPEN].store(0, Ordering::SeqCst);
+    }
+
+    /// What the thread that [opened](Ledger::open) it does before it ends, and before the words are given back.
+    pub fn let_go(&self) {
+        self.close();
+        turn::give_up(self.lock_words(ALIVE));
+    }
+
+    /// Whether processes may append, and there is somebody who drains.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.words[OPEN].load(Ordering::Acquire) == 1 && turn::is_kept(self.lock_words(ALIVE))
+    }
+
+    /// The next position.
+    #[inline]
+    pub fn head(&self) -> u64 {
+        self.words[HEAD].load(Ordering::SeqCst) >> OWNER_BITS
+    }
+
+    /// Every position below is free.
+    #[inline]
+    pub fn tail(&self) -> u64 {
+        self.words[TAIL].load(Ordering::Acquire)
+    }
+
+    /// Entries that processes have in the log, or a few more while the server places some.
+    pub fn used_beside(&self) -> u64 {
+        if self.terms.turns == 0 {
+            return 0;
+        }
+        // In this order: the head that is seen has at least what the others count.
+        let (freed, served) = (self.words[FREED].load(Ordering::Acquire), self.words[SERVED].load(Ordering::Acquire));
+        self.head().saturating_sub(served).saturating_sub(freed)
+    }
+
+    /// Gives the server positions, which it made sure that there is room for; the first of them.
+    #[inline]
+    pub fn place(&self, entries: u64) -> u64 {
+        if self.terms.turns == 0 {
+            return self.words[HEAD].fetch_add(entries << OWNER_BITS, Ordering::SeqCst) >> OWNER_BITS;
+        }
+        let mut head = self.words[HEAD].load(Ordering::SeqCst);
+        loop {
+            let first = head >> OWNER_BITS;
+            self.note_owner(head);
+            let next = (first + entries) << OWNER_BITS | SERVER;
+            match self.words[HEAD].compare_exchange_weak(head, next, Ordering::SeqCst, Ordering::SeqCst) {
+                // After the positions are taken: to others it looks meanwhile as if processes had them, of which they may have fewer.
+                Ok(_) => {
+                    self.words[SERVED].fetch_add(entries, Ordering::Release);
+                    return first;
+                }
+                Err(found) => head = found,
+            }
+        }
+    }
+
+    /// The same for a process whose turn it is, if there is room.
+    #[inline]
+    pub(crate) fn place_beside(&self, turn: usize, entries: u64) -> Option<u64> {
+        let mut head = self.words[HEAD].load(Ordering::SeqCst);
+        loop {
+            let first = head >> OWNER_BITS;
+            // After the head: the exchange below fails if that is no longer the head that they go with.
+            let served = self.words[SERVED].load(Ordering::Acquire);
+            let used = first.saturating_sub(served).saturating_sub(self.words[FREED].load(Ordering::Acquire));
+            if used.saturating_add(entries) > self.terms.limit {
+                return None;
+            }
+            self.note_owner(head);
+            let next = (first + entries) << OWNER_BITS | turn as u64;
+            match self.words[HEAD].compare_exchange_weak(head, next, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return Some(first),
+                Err(found) => head = found,
+            }
+        }
+    }
+
+    /// Before the head is another one: whoever was given the last positions was given them, should he die without having said so.
+    #[inline]
+    fn note_owner(&self, head: u64) {
+        let owner = (head & OWNER) as usize;
+        if owner < self.terms.turns {
+            self.word(Self::turn_at(owner) + turn::PLACED).fetch_max(head >> OWNER_BITS, Ordering::SeqCst);
+        }
+    }
+
+    /// Up to where a turn was given positions.
+    pub(crate) fn placed(&self, turn: usize) -> u64 {
+        self.note_owner(self.words[HEAD].load(Ordering::SeqCst));
+        self.word(Self::turn_at(turn) + turn::PLACED).load(Ordering::SeqCst)
+    }
+
+    fn complete_at(&self, position: u64) -> &'a AtomicU64 {
+        let place = FIXED + turn::WORDS * self.terms.turns + (position % self.terms.geometry.slots) as usize;
+        &self.words[place]
+    }
+
+    fn mark(&self, first: u64, parts: u64, marks: u64) {
+        // The first comes last: who sees it sees all.
+        for position in (first..first + parts).rev() {
+            self.complete_at(position).store((position + 1) | marks, Ordering::Release);
+        }
+    }
+
+    /// Marks entries of the server complete: they may be drained.
+    #[inline]
+    pub fn complete(&self, first: u64, parts: u64) {
+        self.mark(first, parts, 0);
+    }
+
+    /// The same for entries that a process placed.
+    pub fn complete_beside(&self, first: u64, parts: u64) {
+        self.mark(first, parts, BESIDE);
+    }
+
+    /// Positions that a process was given and has no use for: there is nothing in them.
+    pub fn leave_void(&self, first: u64, parts: u64) {
+        self.mark(first, parts, BESIDE | VOID);
+    }
+
+    /// Whether the entry of this position is complete.
+    #[inline]
+    pub fn is_complete(&self, position: u64) -> bool {
+        self.complete_at(position).load(Ordering::Acquire) & !MARKS == position + 1
+    }
+
+    /// Whether there is nothing in this position, which is complete.
+    #[inline]
+    pub fn is_void(&self, position: u64) -> bool {
+        self.complete_at(position).load(Ordering::Acquire) & VOID != 0
+    }
+
+    /// Everything below is free: the log says so durably. How many of the positions the server had placed. Of one thread at a time.
+    pub fn free(&self, upto: u64) -> u64 {
+        // Others have these words in their memory, too, so no sum of them is taken for granted.
+        let before = self.tail().clamp(upto.saturating_sub(self.terms.geometry.slots), upto);
+        let beside = match self.terms.turns {
+            0 => 0,
+            _ => (before..upto).filter(|at| self.complete_at(*at).load(Ordering::Acquire) & BESIDE != 0).count() as u64,
+        };
+        self.words[TAIL].store(upto, Ordering::Release);
+        self.words[FREED].fetch_add(beside, Ordering::AcqRel);
+        upto - before - beside
+    }
+
+    /// Every entry before is in its file, or stuck.
+    #[inline]
+    pub fn settled(&self) -> u64 {
+        self.words[SETTLED].load(Ordering::Acquire)
+    }
+
+    /// Says so.
+    pub fn settle(&self, upto: u64) {
+        self.words[SETTLED].store(upto, Ordering::Release);
+    }
+
+    /// The draining thread says what it does.
+    pub fn set_phase(&self, phase: Phase) {
+        self.words[PHASE].store(phase as u64, Ordering::SeqCst);
+    }
+
+    /// Whether the draining thread is to be waked for what waits now; true for one caller only.
+    #[inline]
+    pub fn rouses(&self, batch: u64) -> bool {
+        // The entries were placed before this load, and the thread looks for entries after it has stored its phase: one of the two
+        // sees the other.
+        let phase = self.words[PHASE].load(Ordering::SeqCst);
+        if phase == Phase::Awake as u64 {
+            return false;
+        }
+        // In this order: others write and drain between the two, and what is settled never goes beyond a later head.
+        let settled = self.settled();
+        if phase == Phase::Gathering as u64 && self.head().saturating_sub(settled) < batch {
+            return false;
+        }
+        let awake = Phase::Awake as u64;
+        self.words[PHASE].compare_exchange(phase, awake, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+
+    /// The same by a process: what to wake a waiter of, after it was changed.
+    #[inline]
+    pub fn ring(&self) -> Option<&'a AtomicU32> {
+        if !self.rouses(self.words[BATCH].load(Ordering::Relaxed)) {
+            return None;
+        }
+        Some(self.ring_now())
+    }
+
+    /// The same whatever the thread does.
+    pub fn ring_now(&self) -> &'a AtomicU32 {
+        let bell = self.bell();
+        bell.fetch_add(1, Ordering::SeqCst);
+        bell
+    }
+
+    /// What is rung.
+    pub fn bell(&self) -> &'a AtomicU32 {
+        turn::half(&self.words[BELL])
+    }
+
+    /// The turn of a file that processes append for; `None` if there is none.
+    pub fn turn_of(&self, device: u64, inode: u64) -> Option<Turn<'a>> {
+        self.candidates(device, inode).find(|turn| turn.is_of(device, inode))
+    }
+
+    /// A turn that no file has, made this one's.
+    pub fn take_turn(&self, device: u64, inode: u64) -> Option<Turn<'a>> {
+        self.candidates(device, inode).find(Turn::take)
+    }
+
+    /// A turn by its number.
+    pub fn turn(&self, number: usize) -> Turn<'a> {
+        Turn::new(*self, number)
+    }
+
+    /// The turns that a file may have.
+    fn candidates(&self, device: u64, inode: u64) -> impl Iterator<Item = Turn<'a>> + use<'a> {
+        let ledger = *self;
+        let turns = ledger.terms.turns;
+        let hash = (device.rotate_left(32) ^ inode).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let tried = turns.min(8);
+        (0..tried).map(move |step| ledger.turn((hash as usize + step) & (turns - 1)))
+    }
+
+    /// All turns that files have.
+    pub fn turns(&self) -> impl Iterator<Item = Turn<'a>> + use<'a> {
+        let ledger = *self;
+        (0..ledger.terms.turns).map(move |number| ledger.turn(number)).filter(Turn::is_taken)
+    }
+}

@@ -1,0 +1,335 @@
+//! Whose turn it is to write to a file: a lock that the kernel releases, and says so, when its holder dies
+//! (`pthread_mutexattr_setrobust(3)`), and what is known of the file.
+//!
+//! # Safety
+//! A lock is words of a ledger that nothing else looks at, made once, in memory that outlives every user and stays where it is. The C
+//! library's functions take the address of such a lock, whatever process maps it.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::ledger::Ledger;
+
+/// Words that a lock takes.
+pub(crate) const LOCK_WORDS: usize = 8;
+const _: () = assert!(size_of::<libc::pthread_mutex_t>() <= LOCK_WORDS * 8 && align_of::<libc::pthread_mutex_t>() <= 8);
+
+/// What processes may do for the file.
+const STATE: usize = 8;
+const DEVICE: usize = 9;
+const INODE: usize = 10;
+const UID: usize = 11;
+/// Up to where it was given positions, as far as anybody noted that.
+pub(crate) const PLACED: usize = 12;
+/// Up to where they are complete.
+const ENDED: usize = 13;
+/// The operation under way: how many entries, where in the file, how many bytes.
+const PARTS: usize = 14;
+const OFFSET: usize = 15;
+const LEN: usize = 16;
+/// A holder died, and nobody looked at what it left.
+const BROKEN: usize = 17;
+const WRITES: usize = 18;
+const BYTES: usize = 19;
+const SYNCS: usize = 20;
+/// The kernel took less of the operation under way than the log has.
+const SHORT: usize = 21;
+/// Words of a turn.
+pub(crate) const WORDS: usize = 24;
+
+/// No file has it.
+const FREE: u64 = 0;
+/// A file has it, and the server alone writes to that.
+const SERVED: u64 = 1;
+/// Processes write to the file, and syncs are the server's.
+const WRITABLE: u64 = 2;
+/// Processes write to it, and what they wrote needs no sync.
+const DURABLE: u64 = 3;
+
+// SAFETY: the C library's, with these signatures.
+unsafe extern "C" {
+    // Not every version of the bindings has it for every C library.
+    fn pthread_mutexattr_setrobust(attributes: *mut libc::pthread_mutexattr_t, robust: libc::c_int) -> libc::c_int;
+    fn pthread_mutex_consistent(lock: *mut libc::pthread_mutex_t) -> libc::c_int;
+}
+
+const ROBUST: libc::c_int = 1;
+const OWNER_DIED: u32 = 0x4000_0000;
+const THREAD: u32 = 0x3fff_ffff;
+
+fn lock_of(words: &[AtomicU64]) -> *mut libc::pthread_mutex_t {
+    words.as_ptr().cast_mut().cast()
+}
+
+fn checked(errno: libc::c_int) -> io::Result<()> {
+    if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
+}
+
+/// Makes a lock.
+pub(crate) fn make(words: &[AtomicU64]) -> io::Result<()> {
+    let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+    let attributes = attributes.as_mut_ptr();
+    // SAFETY: room for attributes, which this makes.
+    checked(unsafe { libc::pthread_mutexattr_init(attributes) })?;
+    // SAFETY: attributes, made above.
+    let shared = unsafe { libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED) };
+    // SAFETY: as above.
+    let robust = unsafe { pthread_mutexattr_setrobust(attributes, ROBUST) };
+    // SAFETY: room for a lock (asserted above), in memory that nothing else looks at.
+    let made = unsafe { libc::pthread_mutex_init(lock_of(words), attributes) };
+    // SAFETY: attributes, made above, and used no more.
+    unsafe { libc::pthread_mutexattr_destroy(attributes) };
+    checked(shared).and(checked(robust)).and(checked(made))
+}
+
+/// Takes a lock for as long as the calling thread lives.
+pub(crate) fn keep(words: &[AtomicU64]) -> io::Result<()> {
+    // SAFETY: a lock that was made.
+    match unsafe { libc::pthread_mutex_trylock(lock_of(words)) } {
+        0 => Ok(()),
+        errno => {
+            if errno == libc::EOWNERDEAD {
+                // Not made consistent: nobody ever gets it again.
+                give_up(words);
+            }
+            checked(errno)
+        }
+    }
+}
+
+/// Gives up a lock that this thread keeps.
+pub(crate) fn give_up(words: &[AtomicU64]) {
+    // SAFETY: a lock that was made. If it is another thread's the C library says so, and does nothing.
+    unsafe { libc::pthread_mutex_unlock(lock_of(words)) };
+}
+
+/// Whether the thread that keeps a lock lives.
+#[inline]
+pub(crate) fn is_kept(words: &[AtomicU64]) -> bool {
+    // The kernel's word of a robust lock, which is the first of the C library's: the thread that has it, and whether that has died
+    // (`Documentation/locking/robust-futex-ABI.rst`). Looked at and not tried, so that it may be done anywhere.
+    let word = half(&words[0]).load(Ordering::Acquire);
+    word & OWNER_DIED == 0 && word & THREAD != 0
+}
+
+/// Half a word that is never looked at as a whole.
+pub(crate) fn half(word: &AtomicU64) -> &AtomicU32 {
+    // SAFETY: aligned and valid for as long, atomic, and of this size to everybody who looks at it.
+    unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
+}
+
+/// A file's turn.
+#[derive(Clone, Copy)]
+pub struct Turn<'a> {
+    ledger: Ledger<'a>,
+    number: usize,
+    at: usize,
+}
+
+/// A turn that is this thread's, until it is dropped. One that is forgotten stays locked until the thread ends.
+pub struct Locked<'a> {
+    turn: Turn<'a>,
+    /// It is unlocked by the thread that locked it.
+    of_thread: PhantomData<*mut ()>,
+}
+
+impl<'a> Turn<'a> {
+    pub(crate) fn new(ledger: Ledger<'a>, number: usize) -> Self {
+        Turn { ledger, number, at: Ledger::turn_at(number) }
+    }
+
+    fn word(&self, word: usize) -> &'a AtomicU64 {
+        self.ledger.word(self.at + word)
+    }
+
+    fn get(&self, word: usize) -> u64 {
+        self.word(word).load(Ordering::Acquire)
+    }
+
+    fn set(&self, word: usize, value: u64) {
+        self.word(word).store(value, Ordering::Release);
+    }
+
+    /// Its ledger.
+    pub fn ledger(&self) -> Ledger<'a> {
+        self.ledger
+    }
+
+    /// Its number in the ledger.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Whether it is that of this file. The answer may be late unless it is [locked](Turn::lock).
+    #[inline]
+    pub fn is_of(&self, device: u64, inode: u64) -> bool {
+        self.get(INODE) == inode && self.get(DEVICE) == device && self.is_taken()
+    }
+
+    pub(crate) fn is_taken(&self) -> bool {
+        self.get(STATE) != FREE
+    }
+
+    pub(crate) fn take(&self) -> bool {
+        self.word(STATE).compare_exchange(FREE, SERVED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// The number of its file.
+    pub fn uid(&self) -> u64 {
+        self.get(UID)
+    }
+
+    /// Whether processes may write to the file.
+    #[inline]
+    pub fn is_writable(&self) -> bool {
+        self.get(STATE) >= WRITABLE && self.get(BROKEN) == 0
+    }
+
+    /// Whether all that was written to the file is as durable as a sync makes it.
+    #[inline]
+    pub fn is_durable(&self) -> bool {
+        self.get(STATE) == DURABLE && self.get(BROKEN) == 0
+    }
+
+    /// Syncs are the server's, or not. Nothing for a file that processes do not write to.
+    pub fn set_durable(&self, durable: bool) {
+        let (from, to) = if durable { (WRITABLE, DURABLE) } else { (DURABLE, WRITABLE) };
+        // A file that is served meanwhile stays so.
+        let _ = self.word(STATE).compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// The server alone writes to the file from now on, but for what is under way.
+    pub fn serve(&self) {
+        let _ = self
+            .word(STATE)
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state >= WRITABLE).then_some(SERVED));
+    }
+
+    /// Every entry that processes placed for the file has a position below, unless one is under way.
+    pub fn ended(&self) -> u64 {
+        self.get(ENDED)
+    }
+
+    /// A sync was answered without the server.
+    pub fn count_sync(&self) {
+        self.word(SYNCS).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Writes, bytes and syncs since the last call.
+    pub fn take_counts(&self) -> [u64; 3] {
+        [WRITES, BYTES, SYNCS].map(|word| self.word(word).swap(0, Ordering::Relaxed))
+    }
+
+    /// Waits for the turn. A lock that is of no more use is `None`.
+    #[inline]
+    pub fn lock(&self) -> Option<Locked<'a>> {
+        // SAFETY: a lock that was made when the ledger was.
+        let outcome = unsafe { libc::pthread_mutex_lock(lock_of(self.ledger.lock_words(self.at))) };
+        self.locked(outcome)
+    }
+
+    /// The same without waiting: `None` too if somebody has it.
+    pub fn try_lock(&self) -> Option<Locked<'a>> {
+        // SAFETY: as above.
+        let outcome = unsafe { libc::pthread_mutex_trylock(lock_of(self.ledger.lock_words(self.at))) };
+        self.locked(outcome)
+    }
+
+    fn locked(&self, outcome: libc::c_int) -> Option<Locked<'a>> {
+        match outcome {
+            0 => {}
+            libc::EOWNERDEAD => {
+                // Before it can be anybody else's: what the dead one left is for the server to judge.
+                self.set(BROKEN, 1);
+                // SAFETY: locked just now, by this thread.
+                unsafe { pthread_mutex_consistent(lock_of(self.ledger.lock_words(self.at))) };
+            }
+            _ => return None,
+        }
+        Some(Locked { turn: *self, of_thread: PhantomData })
+    }
+}
+
+impl<'a> Locked<'a> {
+    /// The turn.
+    #[inline]
+    pub fn turn(&self) -> Turn<'a> {
+        self.turn
+    }
+
+    /// Makes the turn that of a file whose entries have this number, for processes to write to.
+    pub fn begin(&self, device: u64, inode: u64, uid: u64, durable: bool) {
+        self.turn.set(DEVICE, device);
+        self.turn.set(INODE, inode);
+        self.turn.set(UID, uid);
+        self.turn.set(STATE, if durable { DURABLE } else { WRITABLE });
+    }
+
+    /// The file needs it no more. Up to where processes placed entries for it.
+    pub fn end(&self) -> u64 {
+        let ended = self.turn.ended();
+        self.turn.set(DEVICE, 0);
+        self.turn.set(INODE, 0);
+        self.turn.set(STATE, FREE);
+        ended
+    }
+
+    /// Whether a holder died, and nobody looked at what it left.
+    #[inline]
+    pub fn is_broken(&self) -> bool {
+        self.turn.get(BROKEN) != 0
+    }
+
+    /// As if its holder had died: for tests.
+    pub fn break_it(&self) {
+        self.turn.set(BROKEN, 1);
+    }
+
+    /// What a holder that died left is in order.
+    pub fn mend(&self, ended: u64) {
+        self.set_ended(ended);
+        self.turn.set(SHORT, 0);
+        self.turn.set(BROKEN, 0);
+    }
+
+    /// The kernel took less than the log has: the file is the server's until the log has nothing of it any more.
+    pub(crate) fn fall_short(&self) {
+        // In this order: who dies in between leaves what is done once more.
+        self.turn.set(SHORT, 1);
+        self.turn.set(BROKEN, 1);
+    }
+
+    pub(crate) fn is_short(&self) -> bool {
+        self.turn.get(SHORT) != 0
+    }
+
+    pub(crate) fn set_ended(&self, ended: u64) {
+        self.turn.set(ENDED, ended);
+    }
+
+    pub(crate) fn intend(&self, parts: u64, offset: u64, len: u64) {
+        self.turn.set(PARTS, parts);
+        self.turn.set(OFFSET, offset);
+        self.turn.set(LEN, len);
+    }
+
+    /// What was intended last: entries, where in the file, bytes.
+    pub(crate) fn intended(&self) -> [u64; 3] {
+        [PARTS, OFFSET, LEN].map(|word| self.turn.get(word))
+    }
+
+    pub(crate) fn count_write(&self, bytes: u64) {
+        self.turn.word(WRITES).fetch_add(1, Ordering::Relaxed);
+        self.turn.word(BYTES).fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        // SAFETY: locked by this thread: the value cannot leave it.
+        unsafe { libc::pthread_mutex_unlock(lock_of(self.turn.ledger.lock_words(self.turn.at))) };
+    }
+}

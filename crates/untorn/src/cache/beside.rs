@@ -1,0 +1,285 @@
+//! Other processes that append to the log themselves, for files that are written through: the server's side of it. What they do is
+//! [`untorn_ring::append()`].
+//!
+//! # What makes it sound
+//! 1. Who changes a file has its turn, here as there: from its place in the log until the kernel has it. So it is with those as with
+//!    the threads of this process (`through`, 1).
+//! 2. A file has a turn only while its number means something, and it is neither demoted nor failed. Before it is demoted its turn
+//!    is taken away; who has it then has finished.
+//! 3. What a process that died left under way is done once more or declared void before anybody else has the turn. All of it
+//!    is made durable once more first: who died between a store and its fence promised nothing, but what the kernel has must be
+//!    in the log.
+//! 4. If the kernel takes less than the log has, of a write that is done once more or of one that a process was told of, the tail passes it
+//!    before anybody else has the turn. So nobody builds on an end of the file that a replay would not leave.
+
+use std::sync::atomic::{Ordering, fence};
+
+use untorn_ring::{Appender, Entry, HEADER, Left, Locked, Outcome, Step, Write, append, left, pieces};
+
+use super::file::{Managed, exclusive, shared};
+use super::format::read_entry;
+use super::{Cache, barriers, locked};
+use crate::error::{Error, Result};
+use crate::medium::{Medium, MediumFile};
+
+impl<M: Medium> Cache<M> {
+    /// Has all later calls fail, and other processes ask for it.
+    #[cold]
+    pub(super) fn poison(&self, error: Error) -> Error {
+        self.ring.ledger().close();
+        self.standing.poison(error)
+    }
+
+    /// Ends all draining of a file, and has other processes ask for it.
+    #[cold]
+    pub(super) fn fail(&self, file: &Managed, error: &Error) {
+        file.fail(error);
+        // One of the two sees the other: this the turn that was given, or who gives it the failure.
+        fence(Ordering::SeqCst);
+        if let Some(number) = file.turn() {
+            self.ring.ledger().turn(number).serve();
+        }
+    }
+
+    /// The file's turn, if other processes may have it, in order. Whoever changes the file holds it.
+    ///
+    /// # Errors
+    /// Those of the log, if a process left something of which it has to be sure.
+    pub(super) fn hold(&self, file: &Managed) -> Result<Option<Locked<'_>>> {
+        while let Some(number) = file.turn() {
+            let Some(turn) = self.ring.ledger().turn(number).lock() else {
+                let what = "the lock of a file that processes share is of no more use".to_owned();
+                return Err(self.poison(Error::Corrupt { path: file.path().to_owned(), offset: None, what }));
+            };
+            // It may have been taken away meanwhile, and another given.
+            if file.turn() == Some(number) {
+                if turn.is_broken() {
+                    self.mend(file, &turn)?;
+                }
+                return Ok(Some(turn));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Brings to an end what a process that died had under way, or that got less of it into the file than into the log. With no lock of
+    /// a drain.
+    #[cold]
+    fn mend(&self, file: &Managed, turn: &Locked<'_>) -> Result<()> {
+        let ring = &self.ring;
+        let geometry = ring.geometry;
+        let mut data = Vec::new();
+        let mut entry = |position: u64| -> Option<Entry> {
+            let found = read_entry(&ring.file, ring.seal, geometry, geometry.entry_at(position), &mut data);
+            // What cannot be read did not arrive.
+            found.ok().flatten().filter(|entry| entry.position == position)
+        };
+        let ended = match left(turn, file.uid.load(Ordering::Acquire), &mut entry) {
+            Left::Nothing { ended } => ended,
+            Left::Void { first, parts } => {
+                ring.ledger().leave_void(first, parts);
+                first + parts
+            }
+            Left::Short { first, parts } => {
+                ring.ledger().complete_beside(first, parts);
+                self.take_back(file, first + parts)?;
+                first + parts
+            }
+            Left::Whole { first, parts, write } => {
+                let mut bytes = vec![0; write.len];
+                let mut done = 0;
+                for (at, len) in pieces(geometry, first, write.len) {
+                    ring.file.read(at, &mut bytes[done..done + len]).map_err(|error| self.poison(error))?;
+                    ring.file.flush(barriers::MENDED, at - HEADER, HEADER + len as u64);
+                    done += len;
+                }
+                ring.persist(barriers::MENDED).map_err(|error| self.poison(error))?;
+                let written = file.slow.write_some(write.offset, &bytes);
+                ring.ledger().complete_beside(first, parts);
+                if !matches!(written, Ok(count) if count == write.len) {
+                    let path = file.path().display();
+                    tracing::debug!(%path, ?written, "what a killed process was writing is not all written");
+                    self.take_back(file, first + parts)?;
+                }
+                first + parts
+            }
+        };
+        turn.mend(ended);
+        Ok(())
+    }
+
+    /// The same for all files of which nobody has the turn: before somebody waits for an entry that nobody is going to complete. With
+    /// no lock of a drain.
+    #[cold]
+    pub(super) fn mend_all(&self) -> Result<()> {
+        if self.ring.shared().is_none() {
+            return Ok(());
+        }
+        let files = locked(&self.registry).all();
+        for file in files {
+            let Some(number) = file.turn() else { continue };
+            // Whoever has it mends it himself.
+            let Some(turn) = self.ring.ledger().turn(number).try_lock() else { continue };
+            if file.turn() == Some(number) && turn.is_broken() && self.mend(&file, &turn).is_err() {
+                // A file that fails is told so itself, and holds nobody else up.
+                self.standing.writable()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets other processes append for a file, once the log has a number for it; `durable` is whether all that was written to the
+    /// file is as durable as a sync would make it.
+    pub(crate) fn let_in(&self, file: &Managed, durable: bool) {
+        let ledger = self.ring.ledger();
+        // Nobody demotes it meanwhile, nor lets others in.
+        let _gate = shared(&file.gate);
+        let _length = exclusive(&file.length);
+        if let Some(number) = file.turn() {
+            return ledger.turn(number).set_durable(durable);
+        }
+        let uid = file.uid.load(Ordering::Acquire);
+        if self.ring.shared().is_none() || uid == 0 || !file.through || file.is_demoted() || file.has_failed() {
+            return;
+        }
+        let (device, inode) = (file.identity.device, file.identity.inode);
+        // Without one that is free it is served, as before.
+        let Some(turn) = ledger.take_turn(device, inode) else { return };
+        if let Some(turn) = turn.lock() {
+            turn.begin(device, inode, uid, durable);
+            file.set_turn(Some(turn.turn().number()));
+            fence(Ordering::SeqCst);
+            if file.has_failed() {
+                turn.turn().serve();
+            }
+        }
+    }
+
+    /// Takes the turn away from other processes: the file is this one's alone.
+    pub(crate) fn keep_out(&self, file: &Managed) -> Result<()> {
+        let Some(turn) = self.hold(file)? else { return Ok(()) };
+        file.add_counts(turn.turn().take_counts());
+        file.set_turn(None);
+        file.last.fetch_max(turn.end(), Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Every entry of the file has a position below.
+    pub(super) fn last(&self, file: &Managed) -> u64 {
+        let ledger = self.ring.ledger();
+        let beside = file.turn().map_or(0, |number| ledger.turn(number).ended());
+        // Others have the word in their memory, too; and what has no position yet nobody waits for.
+        file.last.load(Ordering::Acquire).max(beside.min(ledger.head()))
+    }
+
+    /// Writes, bytes and syncs of other processes since the last call.
+    pub(crate) fn counts_beside(&self, file: &Managed) -> [u64; 3] {
+        if let Some(number) = file.turn() {
+            file.add_counts(self.ring.ledger().turn(number).take_counts());
+        }
+        file.take_counts()
+    }
+
+    /// Writes as another process does, up to a step, where it dies: for simulators. How many bytes the kernel took; `None` if it has to
+    /// be written otherwise.
+    pub(crate) fn write_beside(
+        &self,
+        file: &Managed,
+        offset: u64,
+        src: &[u8],
+        until: Option<Step>,
+    ) -> Result<Option<usize>> {
+        file.check(offset, src.len())?;
+        let ledger = self.ring.ledger();
+        let Some(turn) = ledger.turn_of(file.identity.device, file.identity.inode) else { return Ok(None) };
+        let Some(turn) = turn.lock().filter(|turn| turn.turn().is_writable()) else { return Ok(None) };
+        let mut beside = Beside { cache: self, file, src, until, failed: None, refused: None };
+        let outcome = append(&turn, Write { offset, len: src.len() }, &mut beside);
+        if let Some(error) = beside.failed {
+            return Err(self.poison(error));
+        }
+        match outcome {
+            Outcome::Full | Outcome::Nothing => Ok(None),
+            Outcome::Written { said, .. } => {
+                drop(turn);
+                let count = usize::try_from(said).unwrap_or(0);
+                if count < src.len() {
+                    drop(self.hold(file)?);
+                    file.standing()?;
+                }
+                beside.refused.map_or(Ok(Some(count)), Err)
+            }
+            Outcome::Dead => {
+                turn.break_it();
+                Ok(Some(0))
+            }
+        }
+    }
+}
+
+/// A process that is none.
+struct Beside<'a, M: Medium> {
+    cache: &'a Cache<M>,
+    file: &'a Managed,
+    src: &'a [u8],
+    until: Option<Step>,
+    /// What the log said.
+    failed: Option<Error>,
+    /// What the file said.
+    refused: Option<Error>,
+}
+
+impl<M: Medium> Beside<'_, M> {
+    fn note(&mut self, result: Result<()>) -> bool {
+        match result {
+            Ok(()) => true,
+            Err(error) => {
+                self.failed.get_or_insert(error);
+                false
+            }
+        }
+    }
+}
+
+impl<M: Medium> Appender for Beside<'_, M> {
+    fn fill(&mut self, at: u64, from: usize, len: usize) -> bool {
+        let stored = self.cache.ring.file.store(at, &self.src[from..from + len]);
+        self.note(stored)
+    }
+
+    fn with<R>(&mut self, at: u64, len: usize, look: impl FnOnce(&[u8]) -> R) -> R {
+        let mut bytes = vec![0; len];
+        let read = self.cache.ring.file.read(at, &mut bytes);
+        self.note(read);
+        look(&bytes)
+    }
+
+    fn store(&mut self, at: u64, header: &[u8; HEADER as usize]) {
+        let stored = self.cache.ring.file.store(at, header);
+        self.note(stored);
+    }
+
+    fn flush(&mut self, at: u64, len: u64) {
+        self.cache.ring.file.flush(barriers::BESIDE, at, len);
+    }
+
+    fn fence(&mut self) -> bool {
+        let fenced = self.cache.ring.persist(barriers::BESIDE);
+        self.note(fenced)
+    }
+
+    fn deliver(&mut self, _: u64, write: Write) -> isize {
+        match self.file.slow.write_some(write.offset, self.src) {
+            Ok(count) => count as isize,
+            Err(error) => {
+                let errno = -(error.errno() as isize);
+                self.refused = Some(error);
+                errno
+            }
+        }
+    }
+
+    fn reaches(&mut self, step: Step) -> bool {
+        self.until != Some(step)
+    }
+}
