@@ -37,10 +37,10 @@ impl Subject for SharedMap {
 
 cuts! {
     SharedMap;
-    two_processes_never_see_a_torn_map: 2, 200, None;
-    four_processes_never_see_a_torn_map: 4, 200, None;
-    two_processes_of_which_one_dies_share_a_map: 2, 200, Some(50);
-    four_processes_of_which_one_dies_share_a_map: 4, 200, Some(50);
+    two_processes_never_see_a_torn_map: 2, 60, None;
+    four_processes_never_see_a_torn_map: 4, 60, None;
+    two_processes_of_which_one_dies_share_a_map: 2, 100, Some(50);
+    four_processes_of_which_one_dies_share_a_map: 4, 100, Some(50);
 }
 
 bugs! {
