@@ -264,7 +264,7 @@ impl Run {
         let mut children = Children((0..processes).map(start).collect());
         let (mut random, mut kills, mut kills_of_server, mut gap) = (seed, 0, 0, Duration::ZERO);
         let (mut last, mut since, began) = (0, Instant::now(), Instant::now());
-        let (mut killed_at, mut kills_while_joining) = (0, 0);
+        let (mut killed_at, mut kills_while_joining, mut dying) = (0, 0, Duration::ZERO);
         let mut stuck = vec![(0, Instant::now()); processes];
         // A bug shows when a store comes at the wrong time. When that is depends on who runs when.
         let done = |last: u64, kills: u64| match self.bug {
@@ -307,8 +307,11 @@ impl Run {
                 killed_at = last;
                 kills_while_joining += u64::from(shared[ALIVE + victim].load(SeqCst) == 0);
                 kills_of_server += u64::from(victim + 1 == server);
+                let killed = Instant::now();
                 children.0[victim].kill().unwrap();
                 children.0[victim].wait().unwrap();
+                // The kernel's part: until then what it had locked may be.
+                dying = dying.max(killed.elapsed());
                 shared[ALIVE + victim].store(0, SeqCst);
                 stuck[victim].0 = 0;
                 children.0[victim] = start(victim);
@@ -329,7 +332,7 @@ impl Run {
         println!(
             "cuts of a {}: {processes} processes{}, {last} commits in {:.1} s, {} tickets, {kills} kills ({kills_of_server} of \
              the server, {kills_while_joining} of one about to join), {} torn {:?}; longest store {:.1} ms, commit {:.1} ms, \
-             gap between commits {:.1} ms",
+             gap between commits {:.1} ms, death {:.1} ms",
             S::WHAT,
             self.bug.map_or(String::new(), |bug| format!(" with the bug {bug:?}")),
             began.elapsed().as_secs_f64(),
@@ -339,6 +342,7 @@ impl Run {
             longest(LONGEST_STORE),
             longest(LONGEST_COMMIT),
             gap.as_secs_f64() * 1000.0,
+            dying.as_secs_f64() * 1000.0,
         );
         if self.bug.is_none() {
             let most = patience().as_secs_f64() * 1000.0;
