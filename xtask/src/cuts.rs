@@ -74,7 +74,9 @@ fn run_tests(root: &Path, arguments: &Arguments) -> io::Result<bool> {
                 println!("{}", report.text);
                 sum.add(&report);
             }
-            None if line.contains("test result") || line.trim_matches('.').is_empty() => {}
+            // What the test harness says of itself.
+            None if line.contains("test result: ok") || line.starts_with("running ") => {}
+            None if line.trim_matches('.').is_empty() => {}
             None => eprintln!("{line}"),
         }
     }
