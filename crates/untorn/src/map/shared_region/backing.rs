@@ -49,10 +49,7 @@ impl Committed {
         if layout.pages > info.max_pages {
             return Err(self.invalid(format!("its region {:?} is another one than that which is shared", self.name)));
         }
-        let mut shown = Shown {
-            allocated: vec![0; layout.pages.div_ceil(IN_WORD) as usize],
-            stored: vec![0; usize::try_from(layout.pages).unwrap_or(usize::MAX)],
-        };
+        let mut shown = Shown { allocated: vec![0; layout.pages.div_ceil(IN_WORD) as usize], stored: BTreeMap::new() };
         let mut pages = region.pages()?;
         pages.retain(|page| *page < layout.pages);
         for page in &pages {
@@ -95,9 +92,12 @@ pub(super) struct Mapped {
 struct Shown {
     /// A word for 32 pages: which of them are allocated.
     allocated: Vec<u64>,
-    /// For each page where the store has it; 0 for one of zeros. Memory that is used as far as there are pages.
-    stored: Vec<u64>,
+    /// Where the store has pages, in rows; 0 for those of zeros, and for those that are not there.
+    stored: BTreeMap<u64, Box<[u64; ROW]>>,
 }
+
+/// Pages of a row.
+const ROW: usize = 512;
 
 impl Mapped {
     /// The pages that the store says are there.
@@ -121,11 +121,16 @@ impl Shown {
     /// Notes where the last commit has pages.
     fn note(&mut self, region: &Region, pages: &[u64]) -> Result<()> {
         for (page, stored) in pages.iter().zip(region.region.stored(pages)?) {
-            if let Some(place) = self.stored.get_mut(*page as usize) {
-                *place = stored;
-            }
+            let row = self.stored.entry(page / ROW as u64).or_insert_with(|| Box::new([0; ROW]));
+            row[(page % ROW as u64) as usize] = stored;
         }
         Ok(())
+    }
+
+    /// Where the store has a page, if it has it.
+    fn stored(&self, page: u64) -> Option<u64> {
+        let row = self.stored.get(&(page / ROW as u64))?;
+        Some(row[(page % ROW as u64) as usize]).filter(|stored| *stored != 0)
     }
 
     /// Whether a page is allocated.
@@ -226,7 +231,7 @@ impl Backing for Mapped {
                 let first = (self.layout.first_of(page) / IN_WORD) as usize;
                 let words = into.chunks_exact_mut(8).zip(shown.allocated.iter().skip(first));
                 words.for_each(|(into, word)| into.copy_from_slice(&word.to_le_bytes()));
-            } else if let Some(&stored) = shown.stored.get(page as usize).filter(|stored| **stored != 0) {
+            } else if let Some(stored) = shown.stored(page) {
                 region.region.read_stored(stored, into)?;
             }
         }
