@@ -6,6 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{self, SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -208,6 +209,25 @@ fn work<S: Subject>(dir: &Path, me: usize) {
     subject.leave().unwrap();
 }
 
+/// The last commit that the parent has seen, since when, and the longest time between two.
+struct Seen {
+    last: u64,
+    since: Instant,
+    gap: Duration,
+}
+
+impl Seen {
+    fn look(&mut self, shared: &[AtomicU64]) {
+        let now = shared[LAST].load(SeqCst);
+        if now != self.last {
+            if self.last != 0 {
+                self.gap = self.gap.max(self.since.elapsed());
+            }
+            (self.last, self.since) = (now, Instant::now());
+        }
+    }
+}
+
 /// What became of a run.
 pub(crate) struct Outcome {
     pub(crate) processes: usize,
@@ -262,8 +282,8 @@ impl Run {
         let shared = words(&notes);
         let start = |id: usize| command_in(S::MODULE, self.test, dir.path(), id, self.bug).spawn().unwrap();
         let mut children = Children((0..processes).map(start).collect());
-        let (mut random, mut kills, mut kills_of_server, mut gap) = (seed, 0, 0, Duration::ZERO);
-        let (mut last, mut since, began) = (0, Instant::now(), Instant::now());
+        let (mut random, mut kills, mut kills_of_server, began) = (seed, 0, 0, Instant::now());
+        let mut seen = Seen { last: 0, since: began, gap: Duration::ZERO };
         let (mut killed_at, mut kills_while_joining, mut dying) = (0, 0, Duration::ZERO);
         let mut stuck = vec![(0, Instant::now()); processes];
         // A bug shows when a store comes at the wrong time. When that is depends on who runs when.
@@ -271,15 +291,10 @@ impl Run {
             None => last >= self.commits && kills >= wanted,
             Some(_) => shared[TORN].load(SeqCst) != 0,
         };
-        while !done(last, kills) {
+        while !done(seen.last, kills) {
             thread::sleep(Duration::from_millis(1));
-            let now = shared[LAST].load(SeqCst);
-            if now != last {
-                if last != 0 {
-                    gap = gap.max(since.elapsed());
-                }
-                (last, since) = (now, Instant::now());
-            }
+            seen.look(shared);
+            let (last, since) = (seen.last, seen.since);
             assert!(
                 last == 0 || since.elapsed() < 5 * patience(),
                 "seed {seed}: no commit after {last}, {kills} kills"
@@ -309,7 +324,11 @@ impl Run {
                 kills_of_server += u64::from(victim + 1 == server);
                 let killed = Instant::now();
                 children.0[victim].kill().unwrap();
-                children.0[victim].wait().unwrap();
+                // The others go on, and are watched.
+                while children.0[victim].try_wait().unwrap().is_none() {
+                    thread::sleep(Duration::from_millis(1));
+                    seen.look(shared);
+                }
                 // The kernel's part: until then what it had locked may be.
                 dying = dying.max(killed.elapsed());
                 shared[ALIVE + victim].store(0, SeqCst);
@@ -341,12 +360,12 @@ impl Run {
             torn.first(),
             longest(LONGEST_STORE),
             longest(LONGEST_COMMIT),
-            gap.as_secs_f64() * 1000.0,
+            seen.gap.as_secs_f64() * 1000.0,
             dying.as_secs_f64() * 1000.0,
         );
         if self.bug.is_none() {
             let most = patience().as_secs_f64() * 1000.0;
-            assert!(gap < patience(), "seed {seed}: {gap:?} without a commit");
+            assert!(seen.gap < patience(), "seed {seed}: {:?} without a commit", seen.gap);
             assert!(longest(LONGEST_STORE) < most, "seed {seed}: a store took {} ms", longest(LONGEST_STORE));
             assert!(longest(LONGEST_COMMIT) < most, "seed {seed}: a commit took {} ms", longest(LONGEST_COMMIT));
         }
