@@ -35,11 +35,18 @@
  * pages in any order do not count towards vm.max_map_count; before, each row of
  * them does.
  *
- * Failures set errno; untorn_last_error, in untorn.h, has the whole text. All
- * functions may be called from many threads, but not from a signal handler. In a
- * child after fork no descriptor is open, and what it stores is its own. It sees
- * pages that were stored to since the last pmsync as they were at the fork; what
- * the parent does to others may show.
+ * Failures set errno; untorn_last_error, in untorn.h, has the whole text.
+ *
+ * All functions may be called from many threads, but not from a signal handler.
+ * Calls on one region take turns, calls on several do not; with REGION_SHARED
+ * calls on one region do not either, so that threads allocate, free, map and unmap
+ * during a pmsync. region_open, region_close and region_delete take turns with each
+ * other, whatever the region. region_close waits for calls on its region that have
+ * begun, and later ones fail with EBADF.
+ *
+ * In a child after fork no descriptor is open, and what it stores is its own. It
+ * sees pages that were stored to since the last pmsync as they were at the fork;
+ * what the parent does to others may show.
  */
 #ifndef UNTORN_REGION_H
 #define UNTORN_REGION_H

@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 
 mod asan;
 mod boost;
+mod cuts;
 mod dax;
 mod explore;
 #[cfg(target_arch = "x86_64")]
@@ -32,6 +33,8 @@ enum Verb {
     Asan,
     /// Measure programs that write and sync bare and under `untorn run --mode boost`, side by side.
     Boost(boost::Arguments),
+    /// Judge every image that processes which share memory commit, while some of them are killed.
+    Cuts(cuts::Arguments),
     /// Cut the power of real kernels over real DAX, and check what recovery makes of it.
     Dax(dax::Arguments),
     /// Crash the engines everywhere and check every state that recovery makes of it.
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
     match Arguments::parse().verb {
         Verb::Asan => asan::run(&root()),
         Verb::Boost(arguments) => boost::run(&root(), &arguments),
+        Verb::Cuts(arguments) => cuts::run(&root(), &arguments),
         Verb::Dax(arguments) => dax::run(&arguments, &root()),
         Verb::Explore(arguments) => explore::run(&arguments),
         #[cfg(target_arch = "x86_64")]

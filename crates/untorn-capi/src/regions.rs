@@ -2,14 +2,19 @@
 //!
 //! A forked child has a copy of its parent's, whose locks threads of the parent may have held for ever. So each process has
 //! its own, which begins empty.
+//!
+//! # Locks, in the order in which they are taken
+//! The stores, by whoever opens, closes or deletes a region. The table, for looks: nobody waits for a region with it. A region's
+//! memory, by every call on it, and alone by the one that closes it. Then, of a region that is this process's alone, its turn: calls
+//! on it are one after the other; of one that is shared its pins, for as long as a look takes.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use untorn_core::{Error, RegionMap, RegionStore, SharedRegion};
 
@@ -27,51 +32,70 @@ const REGION_SHARED: c_int = abi::REGION_SHARED as c_int;
 struct Opened {
     store: PathBuf,
     name: String,
-    /// Taken out by the call that closes it. Calls on one region take turns here.
-    map: Mutex<Option<Memory>>,
+    /// Taken out by the call that closes it.
+    memory: RwLock<Option<Memory>>,
     /// Whether other processes may have it too.
     shared: bool,
+    /// Calls under way that map pages or end a mapping. They begin and end with the table locked.
+    moving: AtomicUsize,
 }
+
+/// How often this process has each page mapped.
+type Pins = BTreeMap<u64, u32>;
 
 /// The memory of a region.
 enum Memory {
-    Own(RegionMap),
-    /// With how often this process has each page mapped.
-    Shared(SharedRegion, BTreeMap<u64, u32>),
+    Own(Mutex<RegionMap>),
+    Shared(SharedRegion, Mutex<Pins>),
+}
+
+/// A map, when every call before this one is through.
+fn turn(map: &Mutex<RegionMap>) -> Result<MutexGuard<'_, RegionMap>> {
+    map.lock().map_err(|_| errno(libc::EIO, "an earlier call on the region failed inside untorn; close it"))
+}
+
+fn look(pins: &Mutex<Pins>) -> MutexGuard<'_, Pins> {
+    // What a panic under it leaves is counts of pages, each changed at once.
+    pins.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Memory {
-    fn alloc(&mut self) -> Result<u64> {
+    fn alloc(&self) -> Result<u64> {
         Ok(match self {
-            Memory::Own(map) => map.alloc_page()?,
+            Memory::Own(map) => turn(map)?.alloc_page()?,
             Memory::Shared(region, _) => region.alloc_page()?,
         })
     }
 
-    fn free(&mut self, page: u64) -> Result<()> {
+    fn free(&self, page: u64) -> Result<()> {
         match self {
-            Memory::Own(map) => map.free_page(page)?,
-            Memory::Shared(_, pins) if pins.contains_key(&page) => {
-                return Err(errno(libc::EBUSY, format!("this process has page {page} mapped; unmap it first")));
+            Memory::Own(map) => turn(map)?.free_page(page)?,
+            Memory::Shared(region, pins) => {
+                let pins = look(pins);
+                if pins.contains_key(&page) {
+                    return Err(errno(libc::EBUSY, format!("this process has page {page} mapped; unmap it first")));
+                }
+                region.free_page(page)?;
             }
-            Memory::Shared(region, _) => region.free_page(page)?,
         }
         Ok(())
     }
 
-    fn sync(&mut self) -> Result<()> {
+    fn sync(&self) -> Result<()> {
         match self {
-            Memory::Own(map) => map.pmsync()?,
+            Memory::Own(map) => turn(map)?.pmsync()?,
+            // The others go on meanwhile.
             Memory::Shared(region, _) => region.pmsync()?,
         };
         Ok(())
     }
 
-    fn pin(&mut self, first: u64, count: u64) -> Result<*mut u8> {
+    fn pin(&self, first: u64, count: u64) -> Result<*mut u8> {
         match self {
-            Memory::Own(map) => Ok(map.pin(first, count)?),
+            Memory::Own(map) => Ok(turn(map)?.pin(first, count)?),
             Memory::Shared(region, pins) => {
                 let (offset, len) = (first.saturating_mul(PAGE as u64), count.saturating_mul(PAGE as u64));
+                let mut pins = look(pins);
                 // Whether they are all there.
                 region.words(offset, usize::try_from(len / 8).unwrap_or(usize::MAX))?;
                 for page in first..first + count {
@@ -83,10 +107,13 @@ impl Memory {
         }
     }
 
-    fn unpin(&mut self, first: u64, count: u64) -> Result<()> {
+    fn unpin(&self, first: u64, count: u64) -> Result<()> {
         match self {
-            Memory::Own(map) => map.unpin(first, count)?,
+            // What a call left in the middle can only be closed, and that only once nothing is mapped.
+            Memory::Own(map) if map.is_poisoned() => {}
+            Memory::Own(map) => turn(map)?.unpin(first, count)?,
             Memory::Shared(_, pins) => {
+                let mut pins = look(pins);
                 for page in first..first + count {
                     if let Some(times) = pins.get_mut(&page).filter(|times| **times > 1) {
                         *times -= 1;
@@ -106,7 +133,7 @@ fn share(store: &Path, name: &str, create: bool, exclusive: bool) -> Result<Memo
         return Err(Failure::invalid("O_EXCL would be true for one of the processes only; make the region first"));
     }
     let opened = if create { SharedRegion::open_or_create(store, name) } else { SharedRegion::open(store, name) };
-    Ok(Memory::Shared(opened?, BTreeMap::new()))
+    Ok(Memory::Shared(opened?, Mutex::default()))
 }
 
 /// A range of pages that a program has at an address.
@@ -116,9 +143,27 @@ struct Mapped {
     pages: u64,
 }
 
+/// Counts a call in that maps pages or ends a mapping, until it is dropped. The table is locked when it is made.
+struct Moving<'a>(&'a Opened);
+
+impl<'a> Moving<'a> {
+    fn begin(region: &'a Opened) -> Self {
+        region.moving.fetch_add(1, Ordering::SeqCst);
+        Moving(region)
+    }
+}
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.moving.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The stores that are open, by path.
+type Stores = BTreeMap<PathBuf, RegionStore>;
+
 #[derive(Default)]
 struct Table {
-    stores: BTreeMap<PathBuf, RegionStore>,
     descriptors: BTreeMap<c_int, Arc<Opened>>,
     /// Several that begin at one address are a stack.
     mapped: BTreeMap<usize, Vec<Mapped>>,
@@ -127,6 +172,7 @@ struct Table {
 /// What one process has open.
 pub(crate) struct Regions {
     process: u32,
+    stores: Mutex<Stores>,
     table: Mutex<Table>,
 }
 
@@ -143,7 +189,7 @@ pub(crate) fn regions() -> &'static Regions {
         if let Some(regions) = known.filter(|regions| regions.process == process) {
             return regions;
         }
-        let ours = Box::into_raw(Box::new(Regions { process, table: Mutex::default() }));
+        let ours = Box::into_raw(Box::new(Regions { process, stores: Mutex::default(), table: Mutex::default() }));
         if REGIONS.compare_exchange(found, ours, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // SAFETY: from `into_raw`, and no other thread has seen it.
             drop(unsafe { Box::from_raw(ours) });
@@ -152,13 +198,16 @@ pub(crate) fn regions() -> &'static Regions {
 }
 
 impl Opened {
-    /// Calls `body` with the map, when every call before it on this region is through.
-    fn with<T>(&self, body: impl FnOnce(&mut Memory) -> Result<T>) -> Result<T> {
-        let mut map = self.map.lock().map_err(|_| {
-            let message = format!("an earlier call on region {:?} failed inside untorn; close it", self.name);
-            errno(libc::EIO, message)
-        })?;
-        body(map.as_mut().ok_or_else(closed)?)
+    fn new(store: &Path, name: &str, memory: Memory, shared: bool) -> Arc<Self> {
+        let (store, name, memory) = (store.to_owned(), name.to_owned(), RwLock::new(Some(memory)));
+        Arc::new(Opened { store, name, memory, shared, moving: AtomicUsize::new(0) })
+    }
+
+    /// Calls `body` with the memory, which is not closed meanwhile.
+    fn with<T>(&self, body: impl FnOnce(&Memory) -> Result<T>) -> Result<T> {
+        // A panic in a call has its turn poisoned, where it could leave something in the middle.
+        let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
+        body(memory.as_ref().ok_or_else(closed)?)
     }
 }
 
@@ -170,33 +219,31 @@ fn is(error: &Error, number: c_int) -> bool {
     error.errno() == number
 }
 
+/// The store, opened or made if it is not open.
+fn store_at<'a>(stores: &'a mut Stores, path: &Path, create: bool) -> Result<&'a RegionStore> {
+    if !stores.contains_key(path) {
+        let store = match RegionStore::open(path) {
+            Err(error) if create && is(&error, libc::ENOENT) => match RegionStore::create(path) {
+                // Another process was quicker.
+                Err(error) if is(&error, libc::EEXIST) => RegionStore::open(path),
+                made => made,
+            },
+            opened => opened,
+        };
+        stores.insert(path.to_owned(), store?);
+    }
+    stores.get(path).ok_or_else(closed)
+}
+
 impl Table {
-    /// The store, opened or made if it is not open.
-    fn store(&mut self, path: &Path, create: bool) -> Result<&RegionStore> {
-        if !self.stores.contains_key(path) {
-            let store = match RegionStore::open(path) {
-                Err(error) if create && is(&error, libc::ENOENT) => match RegionStore::create(path) {
-                    // Another process was quicker.
-                    Err(error) if is(&error, libc::EEXIST) => RegionStore::open(path),
-                    made => made,
-                },
-                opened => opened,
-            };
-            self.stores.insert(path.to_owned(), store?);
-        }
-        self.stores.get(path).ok_or_else(closed)
-    }
-
-    /// Closes the store if nothing in it is open.
-    fn let_go(&mut self, path: &Path) -> Result<()> {
-        if self.descriptors.values().any(|region| region.store == path) {
-            return Ok(());
-        }
-        self.stores.remove(path).map_or(Ok(()), |store| Ok(store.close()?))
-    }
-
     fn region(&self, rd: c_int) -> Result<&Arc<Opened>> {
         self.descriptors.get(&rd).ok_or_else(|| errno(libc::EBADF, format!("{rd} is no open region")))
+    }
+
+    /// Whether pages of a region are mapped, or about to be.
+    fn has_mapped(&self, region: &Arc<Opened>) -> bool {
+        let mapped = |mapped: &Mapped| Arc::ptr_eq(&mapped.region, region);
+        region.moving.load(Ordering::SeqCst) > 0 || self.mapped.values().flatten().any(mapped)
     }
 }
 
@@ -206,8 +253,21 @@ impl Regions {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn stores(&self) -> MutexGuard<'_, Stores> {
+        // As above.
+        self.stores.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn region(&self, rd: c_int) -> Result<Arc<Opened>> {
         self.table().region(rd).cloned()
+    }
+
+    /// Closes a store if nothing in it is open.
+    fn let_go(&self, stores: &mut Stores, path: &Path) -> Result<()> {
+        if self.table().descriptors.values().any(|region| region.store == path) {
+            return Ok(());
+        }
+        stores.remove(path).map_or(Ok(()), |store| Ok(store.close()?))
     }
 
     pub(crate) fn open(&self, store: &Path, name: &str, flags: c_int) -> Result<c_int> {
@@ -220,10 +280,9 @@ impl Regions {
         }
         let (create, exclusive) = (flags & libc::O_CREAT != 0, flags & libc::O_EXCL != 0);
         let shared = flags & REGION_SHARED != 0;
-        let mut table = self.table();
-        let rd =
-            (0..).find(|rd| !table.descriptors.contains_key(rd)).ok_or_else(|| errno(libc::EMFILE, "none is left"))?;
-        let found = table.descriptors.values().find(|region| region.store == store && region.name == name).cloned();
+        let mut stores = self.stores();
+        let same = |region: &&Arc<Opened>| region.store == store && region.name == name;
+        let found = self.table().descriptors.values().find(same).cloned();
         let region = match found {
             Some(_) if create && exclusive => {
                 return Err(errno(libc::EEXIST, format!("there is a region {name:?}, and it is open")));
@@ -233,56 +292,55 @@ impl Regions {
                 return Err(errno(libc::EBUSY, format!("this process has region {name:?} open {how} REGION_SHARED")));
             }
             Some(region) => region,
-            None if shared => {
-                let map = Mutex::new(Some(share(store, name, create, exclusive)?));
-                Arc::new(Opened { store: store.to_owned(), name: name.to_owned(), map, shared })
-            }
+            None if shared => Opened::new(store, name, share(store, name, create, exclusive)?, shared),
             None => {
-                let of_store = table.store(store, create)?;
+                let of_store = store_at(&mut stores, store, create)?;
                 let opened = match of_store.open_region(name) {
                     Ok(_) if create && exclusive => Err(errno(libc::EEXIST, format!("there is a region {name:?}"))),
                     Err(error) if create && is(&error, libc::ENOENT) => Ok(of_store.create_region(name)?),
                     opened => opened.map_err(Failure::from),
                 };
                 match opened.and_then(|region| Ok(region.map()?)) {
-                    Ok(map) => {
-                        let map = Mutex::new(Some(Memory::Own(map)));
-                        Arc::new(Opened { store: store.to_owned(), name: name.to_owned(), map, shared })
-                    }
+                    Ok(map) => Opened::new(store, name, Memory::Own(Mutex::new(map)), shared),
                     Err(failure) => {
                         // The error of opening is the one that helps.
-                        let _ = table.let_go(store);
+                        let _ = self.let_go(&mut stores, store);
                         return Err(failure);
                     }
                 }
             }
         };
+        let mut table = self.table();
+        let rd =
+            (0..).find(|rd| !table.descriptors.contains_key(rd)).ok_or_else(|| errno(libc::EMFILE, "none is left"))?;
         table.descriptors.insert(rd, region);
         Ok(rd)
     }
 
     pub(crate) fn close(&self, rd: c_int) -> Result<()> {
+        let mut stores = self.stores();
         let mut table = self.table();
         let region = Arc::clone(table.region(rd)?);
         let is_last = table.descriptors.values().filter(|other| Arc::ptr_eq(other, &region)).count() == 1;
-        let mapped = |mapped: &Mapped| Arc::ptr_eq(&mapped.region, &region);
-        if is_last && table.mapped.values().flatten().any(mapped) {
+        if is_last && table.has_mapped(&region) {
             let message = format!("pages of region {:?} are mapped; unmap them first", region.name);
             return Err(errno(libc::EBUSY, message));
         }
         table.descriptors.remove(&rd);
+        drop(table);
         if !is_last {
             return Ok(());
         }
-        // One that a call left in the middle can still be ended: the region is that of its last commit.
-        drop(region.map.lock().unwrap_or_else(PoisonError::into_inner).take());
-        table.let_go(&region.store)
+        // When the calls that have begun are through. One that left something in the middle can still be ended: the region is
+        // that of its last commit.
+        drop(region.memory.write().unwrap_or_else(PoisonError::into_inner).take());
+        self.let_go(&mut stores, &region.store)
     }
 
     pub(crate) fn delete(&self, store: &Path, name: &str) -> Result<()> {
-        let mut table = self.table();
-        let deleted = table.store(store, false)?.delete_region(name).map_err(Failure::from);
-        let let_go = table.let_go(store);
+        let mut stores = self.stores();
+        let deleted = store_at(&mut stores, store, false)?.delete_region(name).map_err(Failure::from);
+        let let_go = self.let_go(&mut stores, store);
         deleted.and(let_go)
     }
 
@@ -321,13 +379,15 @@ impl Regions {
             return Err(Failure::invalid("a mapping has at least one byte"));
         }
         let pages = nbytes.div_ceil(PAGE) as u64;
-        // Both at once: whoever closes the region looks for what is mapped of it under the same lock.
-        let mut table = self.table();
+        let table = self.table();
         let region = Arc::clone(table.region(rd)?);
-        let address = region.with(|map| {
-            let address = map.pin(first, pages)?;
+        // Whoever closes the region looks for this under the same lock.
+        let moving = Moving::begin(&region);
+        drop(table);
+        let address = region.with(|memory| {
+            let address = memory.pin(first, pages)?;
             if fixed && address.addr() != va.addr() {
-                map.unpin(first, pages)?;
+                memory.unpin(first, pages)?;
                 return Err(errno(
                     libc::EEXIST,
                     "the region has another address; its pages lie side by side from one on",
@@ -335,7 +395,10 @@ impl Regions {
             }
             Ok(address)
         })?;
-        table.mapped.entry(address.addr()).or_default().push(Mapped { region, first, pages });
+        let mut table = self.table();
+        let mapped = Mapped { region: Arc::clone(&region), first, pages };
+        table.mapped.entry(address.addr()).or_default().push(mapped);
+        drop(moving);
         Ok(address.cast())
     }
 
@@ -343,16 +406,19 @@ impl Regions {
         let mut table = self.table();
         let none =
             || Failure::invalid(format!("nothing is mapped at {:#x}; pass the address that pmmap returned", va.addr()));
-        let mapped = table.mapped.get_mut(&va.addr()).ok_or_else(none)?;
-        // What a call left in the middle can only be closed, and that only once nothing is mapped.
-        if let Some(Mapped { region, first, pages }) = mapped.last().filter(|mapped| !mapped.region.map.is_poisoned()) {
-            region.with(|map| map.unpin(*first, *pages))?;
-        }
-        mapped.pop();
-        if mapped.is_empty() {
+        let at = table.mapped.get_mut(&va.addr()).ok_or_else(none)?;
+        let mapped = at.pop().ok_or_else(none)?;
+        if at.is_empty() {
             table.mapped.remove(&va.addr());
         }
-        Ok(())
+        let moving = Moving::begin(&mapped.region);
+        drop(table);
+        let unpinned = mapped.region.with(|memory| memory.unpin(mapped.first, mapped.pages));
+        drop(moving);
+        if unpinned.is_err() {
+            self.table().mapped.entry(va.addr()).or_default().push(mapped);
+        }
+        unpinned
     }
 }
 
@@ -361,25 +427,4 @@ fn page_of(number: i64) -> Result<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_region_that_a_call_left_in_the_middle_can_be_closed() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = dir.path().join("store");
-        let regions = Regions { process: process::id(), table: Mutex::default() };
-        let rd = regions.open(&store, "r", libc::O_CREAT).unwrap();
-        regions.alloc(rd).unwrap();
-        let address = regions.map(ptr::null_mut(), rd, 0, PAGE, libc::MAP_SHARED).unwrap();
-        let region = regions.region(rd).unwrap();
-        let call = std::thread::spawn(move || region.with(|_| -> Result<()> { panic!("as if untorn had a bug") }));
-        assert!(call.join().is_err());
-        assert_eq!(regions.sync(rd).unwrap_err().errno(), libc::EIO);
-        regions.unmap(address).unwrap();
-        regions.close(rd).unwrap();
-        let rd = regions.open(&store, "r", 0).unwrap();
-        assert_eq!(regions.alloc(rd).unwrap(), 0, "nothing was committed");
-        regions.close(rd).unwrap();
-    }
-}
+mod tests;

@@ -55,8 +55,13 @@ fn declared() -> BTreeSet<String> {
 /// The functions the sources export.
 fn exported_by_sources() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for entry in fs::read_dir(manifest_dir().join("src")).unwrap() {
-        let text = fs::read_to_string(entry.unwrap().path()).unwrap();
+    let mut left = vec![manifest_dir().join("src")];
+    while let Some(path) = left.pop() {
+        if path.is_dir() {
+            left.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+            continue;
+        }
+        let text = fs::read_to_string(path).unwrap();
         for after in text.split("#[unsafe(no_mangle)]").skip(1) {
             let (_, name) = after.split_once("fn ").unwrap();
             names.insert(name.chars().take_while(|&c| is_name(c)).collect());

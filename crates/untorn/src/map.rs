@@ -25,6 +25,7 @@ use rustix::fs::{Mode, OFlags};
 pub use self::region::{RegionMap, RegionMapOptions};
 pub use self::shared::SharedMap;
 pub use self::shared_region::SharedRegion;
+pub(crate) use self::shared_region::refuse_if_shared;
 use crate::engine::{Engine, Info, Piece, Shared};
 use crate::error::{Error, Result};
 use crate::medium::{MediumKind, detect};

@@ -9,7 +9,7 @@ use crate::engine::snapshot::{
 };
 pub use crate::engine::snapshot::{Audit, RegionInfo, StoreInfo};
 use crate::error::{Error, Result};
-use crate::map::{RegionMap, RegionMapOptions};
+use crate::map::{RegionMap, RegionMapOptions, refuse_if_shared};
 use crate::medium::{self, Dax, Latched, Medium, MediumKind, PageCache};
 use crate::options::Order;
 
@@ -157,10 +157,23 @@ impl StoreOptions {
     ///
     /// # Errors
     /// [`Error::Io`] with ENOENT if there is none; [`Error::InUse`] while another process, or another handle of this one that
-    /// is no clone, has it; [`Error::Corrupt`] for a file that is no store, or one that was cut short;
+    /// is no clone, has it, or processes [share](crate::SharedRegion) a region of it; [`Error::Corrupt`] for a file that is no store, or one that was cut short;
     /// [`Error::Unsupported`] for one of a later version.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<RegionStore> {
         let path = &medium::resolve(path.as_ref())?;
+        let refuse = || refuse_if_shared(path, medium::detect(path)?.identity);
+        // Before it is opened, which leaves it as a crash does. And after: from then on nobody else can begin to share.
+        refuse()?;
+        let store = self.open_to_share(path)?;
+        refuse()?;
+        Ok(store)
+    }
+
+    /// Opens a store for those who share a region of it.
+    ///
+    /// # Errors
+    /// As for [`open`](StoreOptions::open), but for those who share.
+    pub(crate) fn open_to_share(&self, path: &Path) -> Result<RegionStore> {
         let detected = medium::detect(path)?;
         match detected.kind {
             MediumKind::PersistentMemory | MediumKind::AssumedPmem => self.open_on(Dax::new(detected.kind), path),

@@ -211,7 +211,10 @@ impl Options {
     /// What [`Error`] lists; [`Error::InUse`] if the file is open otherwise, in any process; [`Error::Io`] with what is
     /// missing where the kernel or the process's rights do not allow it (userfaultfd, Linux 5.19).
     pub fn share_map(&self, path: impl AsRef<Path>) -> Result<SharedMap> {
-        let path = path.as_ref();
+        self.shared_map(path.as_ref(), |opener| Arc::new(opener))
+    }
+
+    fn shared_map(&self, path: &Path, with: impl FnOnce(Committed) -> Arc<dyn Opener>) -> Result<SharedMap> {
         let options = self.clone().shared(false).for_map(path)?;
         if options.read_only {
             let what = "a shared map is for storing; AtomicMap and AtomicFile read a file that nobody writes";
@@ -230,7 +233,7 @@ impl Options {
         }
         let reserve = options.max_len.unwrap_or_else(|| len.saturating_mul(2).max(RESERVE));
         let opener = Committed { path: path.clone(), identity, options };
-        let copy = WorkingCopy::open(&path, &dir, &format!("{}.share", identity.inode), Arc::new(opener), reserve);
+        let copy = WorkingCopy::open(&path, &dir, &format!("{}.share", identity.inode), with(opener), reserve);
         let copy = copy.inspect_err(|_| {
             // Only if nothing is in it; if it stays, the error is the one that helps.
             let _ = std::fs::remove_dir(&dir);

@@ -32,8 +32,9 @@ use super::region::RegionMapOptions;
 use super::views::misaligned;
 use crate::engine::snapshot::PAGE;
 use crate::error::{Error, Result};
-use crate::medium::{self, detect};
+use crate::medium::{self, Identity, detect};
 use crate::region::RegionStore;
+use crate::sharing::place::who_takes_part;
 use crate::sharing::working::{Opener, WorkingCopy};
 use crate::sidecar;
 
@@ -372,9 +373,7 @@ impl RegionMapOptions {
         }
         let reserve = self.reserved_to_share();
         let opener = Committed { store: store.clone(), identity, name: name.to_owned(), create, reserve };
-        // One place for all regions, so that nobody opens the store for one of them while another one's processes look for
-        // who serves next.
-        let place = format!("{}.region", identity.inode);
+        let place = place_of(identity);
         let copy = WorkingCopy::open(&store, &dir, &place, with(opener), 0).map_err(|error| {
             // Only if nothing is in it; if it stays, the error is the one that helps.
             let _ = std::fs::remove_dir(&dir);
@@ -382,6 +381,27 @@ impl RegionMapOptions {
         })?;
         let states = States::new(Layout::of_len(copy.len()));
         Ok(SharedRegion { copy, states, store, name: name.to_owned() })
+    }
+}
+
+/// Where the processes meet that share a region of a store. One place for all regions, so that nobody opens the store for one
+/// of them while another one's processes look for who serves next.
+fn place_of(identity: Identity) -> String {
+    format!("{}.region", identity.inode)
+}
+
+/// Sees to it that nobody shares a region of a store, as somebody may while none of the processes has it open: between the
+/// death of the one that served and the coming of the next.
+///
+/// # Errors
+/// [`Error::InUse`] if somebody does; [`Error::Io`].
+pub(crate) fn refuse_if_shared(store: &Path, identity: Identity) -> Result<()> {
+    let who = who_takes_part(&sidecar::directory(store), &place_of(identity));
+    match who.map_err(|error| Error::io("ask who shares a region of", store, error))? {
+        Some(who) => {
+            Err(Error::InUse { path: store.to_owned(), holder: format!("{who}, which shares a region of it") })
+        }
+        None => Ok(()),
     }
 }
 

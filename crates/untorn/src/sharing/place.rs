@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::sys::{incarnation, locks, socket};
@@ -53,7 +54,7 @@ impl Place {
         let path = file.to_owned();
         let failed = |what: &'static str| {
             let path = path.clone();
-            move |error: rustix::io::Errno| Error::io(what, &path, error)
+            move |error: Errno| Error::io(what, &path, error)
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let handle = rustix::fs::open(dir, flags, Mode::empty()).map_err(failed("open the directory of"))?;
@@ -181,6 +182,30 @@ impl Place {
     pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
         socket::connect(self.dir.as_fd(), &self.socket)
     }
+}
+
+/// Who takes part at the meeting place `name` in the directory `dir`, in words, if anybody does; this process counts, too.
+///
+/// # Errors
+/// Those of the directory and of locks. That the lock file is not this user's to read is none: it stays when all have gone.
+pub(crate) fn who_takes_part(dir: &Path, name: &str) -> io::Result<Option<String>> {
+    let path = dir.join(format!("{name}.lock"));
+    // Held until the file is closed again: that would take from this process what it locked in it meanwhile.
+    let open = open_files();
+    let found = match rustix::fs::lstat(&path) {
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+        found => found?,
+    };
+    if open.contains(&(incarnation(), found.st_dev, found.st_ino)) {
+        return Ok(Some("this process".to_owned()));
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(&path, flags, Mode::empty()) {
+        Err(Errno::NOENT | Errno::ACCESS) => return Ok(None),
+        file => file?,
+    };
+    let holder = locks::holder(file.as_fd(), ATTACHED, MEMBERS as u64)?;
+    Ok(holder.map(|process| if process > 0 { format!("process {process}") } else { "another process".to_owned() }))
 }
 
 impl Drop for Place {

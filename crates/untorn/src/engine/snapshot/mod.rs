@@ -201,6 +201,11 @@ pub(crate) trait AnyRegion: Send + Sync {
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
     fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
     fn pages(&self) -> Result<Vec<u64>>;
+    /// Which pages of the store have the contents of these at the last commit; 0 for those that have none.
+    fn stored(&self, pages: &[u64]) -> Result<Vec<u64>>;
+    /// Reads such a page of the store, without waiting for anything. A commit leaves it as it is, and the one after next may
+    /// not: what it has then is for the caller to know.
+    fn read_stored(&self, page: u64, dst: &mut [u8]) -> Result<()>;
     /// Commits what is pending, and with it what a mapping has.
     fn pmsync(&self, stored: &Stored<'_>) -> Result<u64>;
     fn rollback(&self) -> Result<()>;

@@ -235,6 +235,17 @@ impl<M: Medium> AnyRegion for Access<M> {
         })
     }
 
+    fn stored(&self, pages: &[u64]) -> Result<Vec<u64>> {
+        self.with(|Loaded { table, .. }, _| {
+            Ok(pages.iter().map(|logical| table.entry(*logical).stored().unwrap_or(0)).collect())
+        })
+    }
+
+    fn read_stored(&self, page: u64, dst: &mut [u8]) -> Result<()> {
+        self.core().standing.ours()?;
+        self.core().file.read(page * PAGE, dst).map_err(|error| self.core().standing.unless_lost(error))
+    }
+
     fn pmsync(&self, stored: &Stored<'_>) -> Result<u64> {
         let mut state = self.state()?;
         let State { loaded: Some(loaded), working, summary, .. } = &mut *state else {

@@ -273,6 +273,14 @@ impl AnyRegion for Ailing {
         self.region.pages()
     }
 
+    fn stored(&self, pages: &[u64]) -> Result<Vec<u64>> {
+        self.region.stored(pages)
+    }
+
+    fn read_stored(&self, page: u64, dst: &mut [u8]) -> Result<()> {
+        self.region.read_stored(page, dst)
+    }
+
     fn pmsync(&self, stored: &Stored<'_>) -> Result<u64> {
         self.writable()?;
         self.region.pmsync(stored)

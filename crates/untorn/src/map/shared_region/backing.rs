@@ -34,7 +34,7 @@ impl Committed {
         if detect(&self.store)?.identity != self.identity {
             return Err(self.invalid("it is another file than the store whose region is shared".to_owned()));
         }
-        let store = StoreOptions::new().open(&self.store)?;
+        let store = StoreOptions::new().open_to_share(&self.store)?;
         let region = match store.open_region(&self.name) {
             Err(error) if self.create && len.is_none() && error.errno() == libc::ENOENT => {
                 store.create_region(&self.name)?
@@ -49,14 +49,17 @@ impl Committed {
         if layout.pages > info.max_pages {
             return Err(self.invalid(format!("its region {:?} is another one than that which is shared", self.name)));
         }
-        let mut allocated = vec![0; layout.pages.div_ceil(IN_WORD) as usize];
-        for page in region.pages()?.into_iter().take_while(|page| *page < layout.pages) {
-            allocated[(page / IN_WORD) as usize] |= ALLOCATED << (page % IN_WORD * 2);
+        let mut shown = Shown { allocated: vec![0; layout.pages.div_ceil(IN_WORD) as usize], stored: BTreeMap::new() };
+        let mut pages = region.pages()?;
+        pages.retain(|page| *page < layout.pages);
+        for page in &pages {
+            shown.allocated[(page / IN_WORD) as usize] |= ALLOCATED << (page % IN_WORD * 2);
         }
+        shown.note(&region, &pages)?;
         let uid = u128::from_le_bytes(region.region.uid());
         let uid = [uid as u64, (uid >> 64) as u64];
         let open = Some((region, store));
-        Ok(Mapped { layout, commit: info.commit.into(), uid, state: Mutex::new(State { allocated, open }) })
+        Ok(Mapped { layout, commit: info.commit.into(), uid, shown: Mutex::new(shown), open })
     }
 }
 
@@ -76,38 +79,62 @@ pub(super) struct Mapped {
     commit: AtomicU64,
     /// The region's: one that is made again has another.
     uid: [u64; 2],
-    /// Held during a commit: while one is under way the engine has its pages in part.
-    state: Mutex<State>,
-}
-
-struct State {
-    /// A word for 32 pages: which of them the last commit has.
-    allocated: Vec<u64>,
+    /// Not held while the engine commits: a process that has to wait for a page does not wait for a flush.
+    shown: Mutex<Shown>,
     /// Both, until they are closed.
     open: Option<(Region, RegionStore)>,
 }
+
+/// What is shown of a commit to those who have not loaded it yet: the last one, or the one before while nobody has been told.
+/// The pages that a commit gives up are written to by the next one at the earliest, and that is not begun before this thread,
+/// or the one that begins commits, has read what it wants. Where the two commits differ all have the page in memory, but for
+/// one that was freed, and what is shown of that means nothing.
+struct Shown {
+    /// A word for 32 pages: which of them are allocated.
+    allocated: Vec<u64>,
+    /// Where the store has pages, in rows; 0 for those of zeros, and for those that are not there.
+    stored: BTreeMap<u64, Box<[u64; ROW]>>,
+}
+
+/// Pages of a row.
+const ROW: usize = 512;
 
 impl Mapped {
     /// The pages that the store says are there.
     #[cfg(test)]
     pub(super) fn pages_of_store(&self) -> Vec<u64> {
-        self.state().region().unwrap().pages().unwrap()
+        self.region().unwrap().pages().unwrap()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A panic under it leaves the engine at its last commit, with changes that are rolled back, and so the words.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
     fn region(&self) -> Result<&Region> {
         let closed = || Error::Poisoned { path: PathBuf::new(), cause: "the store is closed".to_owned() };
         self.open.as_ref().map(|(region, _)| region).ok_or_else(closed)
     }
 
-    /// The word that tells of a page, and the page's bit in it.
-    fn allocated(&self, page: u64) -> bool {
+    fn shown(&self) -> MutexGuard<'_, Shown> {
+        // Nothing under it panics that is not assignments of words.
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shown {
+    /// Notes where the last commit has pages.
+    fn note(&mut self, region: &Region, pages: &[u64]) -> Result<()> {
+        for (page, stored) in pages.iter().zip(region.region.stored(pages)?) {
+            let row = self.stored.entry(page / ROW as u64).or_insert_with(|| Box::new([0; ROW]));
+            row[(page % ROW as u64) as usize] = stored;
+        }
+        Ok(())
+    }
+
+    /// Where the store has a page, if it has it.
+    fn stored(&self, page: u64) -> Option<u64> {
+        let row = self.stored.get(&(page / ROW as u64))?;
+        Some(row[(page % ROW as u64) as usize]).filter(|stored| *stored != 0)
+    }
+
+    /// Whether a page is allocated.
+    fn has(&self, page: u64) -> bool {
         self.allocated[(page / IN_WORD) as usize] & ALLOCATED << (page % IN_WORD * 2) != 0
     }
 }
@@ -122,7 +149,7 @@ struct Changes<'a> {
 }
 
 impl<'a> Changes<'a> {
-    fn new(layout: Layout, state: &State, cut: &'a Cut) -> Self {
+    fn new(layout: Layout, shown: &Shown, cut: &'a Cut) -> Self {
         let mut changes =
             Changes { allocated: Vec::new(), freed: Vec::new(), words: BTreeMap::new(), pages: Vec::new() };
         let pages = || cut.runs().flat_map(|(offset, bytes)| (offset / PAGE..).zip(bytes.chunks_exact(PAGE as usize)));
@@ -131,7 +158,7 @@ impl<'a> Changes<'a> {
             for (index, word) in bytes.chunks_exact(8).enumerate() {
                 let first = first + index as u64 * IN_WORD;
                 let at = (first / IN_WORD) as usize;
-                let Some(before) = state.allocated.get(at) else { break };
+                let Some(before) = shown.allocated.get(at) else { break };
                 // Of the last word some bits are of no page.
                 let within = match layout.pages.saturating_sub(first) {
                     all if all >= IN_WORD => u64::MAX,
@@ -150,7 +177,7 @@ impl<'a> Changes<'a> {
             let word = changes.words.get(&((page / IN_WORD) as usize));
             let is_there = match word {
                 Some(word) => word & ALLOCATED << (page % IN_WORD * 2) != 0,
-                None => state.allocated(page),
+                None => shown.has(page),
             };
             if let (true, Ok(bytes)) = (is_there, bytes.try_into()) {
                 changes.pages.push((page, bytes));
@@ -167,7 +194,19 @@ impl<'a> Changes<'a> {
             left = &left[row..];
         }
         self.freed.iter().try_for_each(|page| region.free_page(*page))?;
-        region.region.pmsync(&Stored { pages: self.pages.clone(), check: None })
+        #[cfg(test)]
+        let hold = || -> Result<()> {
+            super::tests::troubles::hold(region.region.path());
+            Ok(())
+        };
+        let stored = Stored {
+            pages: self.pages.clone(),
+            #[cfg(test)]
+            check: Some(&hold),
+            #[cfg(not(test))]
+            check: None,
+        };
+        region.region.pmsync(&stored)
     }
 }
 
@@ -185,42 +224,44 @@ impl Backing for Mapped {
     }
 
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        let state = self.state();
+        let (region, shown) = (self.region()?, self.shown());
         for (page, into) in (offset / PAGE..).zip(into.chunks_mut(PAGE as usize)) {
+            into.fill(0);
             if page >= self.layout.pages {
                 let first = (self.layout.first_of(page) / IN_WORD) as usize;
-                into.fill(0);
-                let words = into.chunks_exact_mut(8).zip(state.allocated.iter().skip(first));
+                let words = into.chunks_exact_mut(8).zip(shown.allocated.iter().skip(first));
                 words.for_each(|(into, word)| into.copy_from_slice(&word.to_le_bytes()));
-            } else if state.allocated(page) {
-                state.region()?.read_at(into, page * PAGE)?;
-            } else {
-                into.fill(0);
+            } else if let Some(stored) = shown.stored(page) {
+                region.region.read_stored(stored, into)?;
             }
         }
         Ok(())
     }
 
     fn commit(&self, cut: &Cut) -> Result<u64> {
-        let mut state = self.state();
-        let changes = Changes::new(self.layout, &state, cut);
-        let region = state.region()?;
+        let region = self.region()?;
+        let changes = Changes::new(self.layout, &self.shown(), cut);
         // What a commit left that ended otherwise than by an error.
         region.rollback()?;
         let commit = changes.commit(region).inspect_err(|_| {
             // What was allocated and freed for it: the next cut has it again. It fails only for a region that is lost.
             let _ = region.rollback();
         })?;
-        for (at, word) in changes.words {
-            state.allocated[at] = word;
+        let mut shown = self.shown();
+        for (at, word) in &changes.words {
+            shown.allocated[*at] = *word;
+        }
+        let stored: Vec<u64> = changes.pages.iter().map(|(page, _)| *page).collect();
+        // It fails only for a region that is lost, and nothing is read of that.
+        for pages in [&stored, &changes.allocated, &changes.freed] {
+            shown.note(region, pages)?;
         }
         self.commit.store(commit, Ordering::Release);
         Ok(commit)
     }
 
     fn poisoned(&self) -> Option<String> {
-        let state = self.state();
-        state.region().and_then(|region| region.region.writable()).err().map(cause_of)
+        self.region().and_then(|region| region.region.writable()).err().map(cause_of)
     }
 
     fn tidied(&self) -> std::ops::Range<u64> {
@@ -228,13 +269,13 @@ impl Backing for Mapped {
     }
 
     fn tidy(&self, memory: &SharedPages, pages: &mut dyn Iterator<Item = u64>) {
-        let_go(memory, self.layout, &self.state().allocated, pages);
+        let_go(memory, self.layout, &self.shown().allocated, pages);
     }
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        let Some((region, store)) = self.state().open.take() else { return };
+        let Some((region, store)) = self.open.take() else { return };
         let scanning = store.info().is_ok_and(|info| info.scanning);
         drop(region);
         if !scanning && let Err(error) = store.close() {

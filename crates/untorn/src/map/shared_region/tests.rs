@@ -1,6 +1,7 @@
 //! Several processes at one region. Each test is the parent of processes that run the same test with a word in the environment
 //! that makes them children.
 
+mod costs;
 mod cuts;
 pub(super) mod troubles;
 

@@ -203,6 +203,10 @@ impl Server {
         loop {
             let accepted = self.listener.accept();
             self.deaf = accepted.is_err();
+            #[cfg(test)]
+            if self.deaf {
+                super::member::lock(&super::tests::SHORTAGES).push(std::time::Instant::now());
+            }
             let Ok(Some(socket)) = accepted else { return };
             self.next_token += 1;
             let mine = rustix::process::geteuid().as_raw();

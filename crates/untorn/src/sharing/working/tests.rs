@@ -2,15 +2,17 @@
 //! environment that makes them children.
 
 mod backing;
-mod costs;
-pub(crate) mod cuts;
+pub(crate) mod costs;
+mod cuts;
 mod deaths;
 mod faces;
+pub(crate) mod rig;
+mod straits;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::{Opener, PAGE, WorkingCopy};
@@ -26,6 +28,9 @@ pub(crate) enum Bug {
     /// No bug of ours: the program has a child that inherits the sockets of the serving thread and outlives it.
     Heir,
 }
+
+/// When a connection could not be accepted, in this process.
+pub(super) static SHORTAGES: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
 
 /// Where a process can be made to kill itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +126,10 @@ pub(crate) fn words(notes: &SharedPages) -> &[AtomicU64] {
 }
 
 fn open(dir: &Path, pages: usize) -> WorkingCopy {
-    let opener: Arc<dyn Opener> = Arc::new(backing::Journal::opener(dir, pages));
+    open_with(dir, Arc::new(backing::Journal::opener(dir, pages)))
+}
+
+fn open_with(dir: &Path, opener: Arc<dyn Opener>) -> WorkingCopy {
     WorkingCopy::open(&dir.join("data"), dir, "meeting", opener, 1 << 30).unwrap()
 }
 

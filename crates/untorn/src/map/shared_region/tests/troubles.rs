@@ -1,6 +1,7 @@
 //! What becomes of a shared region when the store behind it fails, or somebody else gets hold of it.
 
 use std::cell::RefCell;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
 use super::super::backing::Committed;
@@ -124,6 +125,8 @@ fn one_region_of_a_store_is_shared_at_a_time() {
             return serve(&dir, 1);
         }
         // While another process serves, and while nobody does.
+        let error = RegionStore::open(dir.join("store")).unwrap_err();
+        assert!(matches!(&error, Error::InUse { holder, .. } if holder.contains("shares a region")), "{error}");
         let error = SharedRegion::open(dir.join("store"), "other").unwrap_err();
         return std::fs::write(dir.join("said"), error.to_string()).unwrap();
     }
@@ -142,7 +145,14 @@ fn one_region_of_a_store_is_shared_at_a_time() {
     word(&region, 0).store(5, SeqCst);
     children.0[0].kill().unwrap();
     children.0[0].wait().unwrap();
-    // The store is open nowhere now, until this process may open it.
+    // The store is open nowhere now, until this process may open it. Its asking takes no lock of its own away.
+    for options in [StoreOptions::new(), StoreOptions::new().read_only(true)] {
+        let error = options.open(&path).unwrap_err();
+        assert!(
+            matches!(&error, Error::InUse { holder, .. } if holder.contains("this process, which shares")),
+            "{error}"
+        );
+    }
     std::fs::remove_file(dir.path().join("said")).unwrap();
     children.0[1] = start(1);
     while std::fs::metadata(dir.path().join("said")).is_err() && children.0[1].try_wait().unwrap().is_none() {
@@ -153,6 +163,65 @@ fn one_region_of_a_store_is_shared_at_a_time() {
     assert!(region.pmsync().unwrap() == 2 && region.is_serving());
     region.close().unwrap();
     assert_eq!(committed(&path), BTreeMap::from([(0, 5), (1, 7)]));
+}
+
+/// The store whose commits wait, and whether one does.
+static HELD: Mutex<Option<(PathBuf, bool)>> = Mutex::new(None);
+
+/// Whether a commit of a store is to go on waiting.
+fn is_held(store: &Path) -> bool {
+    let mut held = HELD.lock().unwrap();
+    let waits = held.as_mut().filter(|(path, _)| path == store).map(|(_, waits)| *waits = true);
+    waits.is_some()
+}
+
+/// Reached in the middle of a commit, when the engine has its locks.
+pub(in super::super) fn hold(store: &Path) {
+    let since = Instant::now();
+    while is_held(store) {
+        assert!(since.elapsed() < Duration::from_secs(120), "a page that nobody had loaded waits for a commit");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_page_that_nobody_has_loaded_does_not_wait_for_a_commit() {
+    if unavailable() {
+        return;
+    }
+    let dir = memory_dir();
+    let path = make(dir.path()).canonicalize().unwrap();
+    let region = share(&path);
+    region.alloc_at(0, PAGES).unwrap();
+    // Only some have contents in the store.
+    (0..60).for_each(|page| word(&region, page).store(100 + page, SeqCst));
+    region.pmsync().unwrap();
+    region.close().unwrap();
+    let region = share(&path);
+    word(&region, 0).store(7, SeqCst);
+    region.free_page(50).unwrap();
+    std::thread::scope(|scope| {
+        *HELD.lock().unwrap() = Some((path.clone(), false));
+        let commit = scope.spawn(|| region.pmsync());
+        while HELD.lock().unwrap().as_ref().is_some_and(|(_, waits)| !waits) {
+            std::thread::yield_now();
+        }
+        // Far enough apart that each is filled by itself, one of them with the page that was freed beside it.
+        let loaded = [20, 59, 76].map(|page| word(&region, page).load(SeqCst));
+        *HELD.lock().unwrap() = None;
+        assert_eq!(loaded, [120, 159, 0]);
+        assert_eq!(commit.join().unwrap().unwrap(), 2);
+    });
+    assert_eq!(region.alloc_page().unwrap(), 50);
+    assert_eq!(word(&region, 50).load(SeqCst), 0, "a page came back with what was on it");
+    word(&region, 20).store(8, SeqCst);
+    assert_eq!(region.pmsync().unwrap(), 3);
+    // Where the store has them now.
+    region.close().unwrap();
+    let mut expected: BTreeMap<u64, u64> =
+        (0..PAGES).map(|page| (page, if page < 60 { 100 + page } else { 0 })).collect();
+    expected.extend([(0, 7), (20, 8), (50, 0)]);
+    assert_eq!(committed(&path), expected);
 }
 
 thread_local! {

@@ -1,29 +1,20 @@
-//! A backing for the tests: a file with a journal, durable against kills only, that has every committed image judged.
+//! A backing for the tests: a file with a journal, durable against kills only.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::Ordering;
 
 use super::super::member::lock;
 use super::super::{Backing, Cut, PAGE};
 use crate::error::{Error, Result};
-use crate::sys::shared::SharedPages;
-
-/// Words of the notes that a backing writes: the last commit, and how many images were torn.
-pub(super) const LAST: usize = 64;
-pub(super) const TORN: usize = 65;
 
 /// `image` is the file; `journal`, once it has that name, is the commit after it or the one in it.
 pub(super) struct Journal {
     dir: PathBuf,
     /// Its lock says that the file is in use.
     image: File,
-    verdicts: File,
-    notes: SharedPages,
     state: Mutex<State>,
 }
 
@@ -47,7 +38,7 @@ impl Journal {
         move || Self::open(&dir, pages).map(|journal| Box::new(journal) as Box<dyn Backing>)
     }
 
-    fn open(dir: &Path, pages: usize) -> Result<Self> {
+    pub(super) fn open(dir: &Path, pages: usize) -> Result<Self> {
         let path = dir.join("image");
         let failed = |error| Error::io("open", &path, error);
         if let Some(why) = fs::read_to_string(dir.join("broken")).ok().filter(|why| !why.is_empty()) {
@@ -67,24 +58,13 @@ impl Journal {
             // The last eight bytes are its number.
             number = u64::from_le_bytes(bytes.split_off(bytes.len() - 8).try_into().unwrap());
         }
-        let verdicts = OpenOptions::new().append(true).create(true).open(dir.join("verdicts")).map_err(failed)?;
         let state = Mutex::new(State { number, len: bytes.len() as u64, bytes });
-        let journal = Journal { dir: dir.to_owned(), image, verdicts, notes: super::notes(dir), state };
+        let journal = Journal { dir: dir.to_owned(), image, state };
         journal.replay().map_err(failed)?;
-        let state = lock(&journal.state);
-        if let Some(lost) = super::cuts::judge_age(&state.bytes, &journal.notes) {
-            journal.verdict(state.number, &lost).map_err(failed)?;
-        }
-        drop(state);
         Ok(journal)
     }
 
-    fn verdict(&self, number: u64, text: &str) -> std::io::Result<()> {
-        // In one piece, whenever the process is killed.
-        (&self.verdicts).write_all(format!("{number} {text}\n").as_bytes())
-    }
-
-    /// Applies the journal, if there is one, and has the image judged.
+    /// Applies the journal, if there is one.
     fn replay(&self) -> std::io::Result<()> {
         let Ok(journal) = fs::read(self.dir.join("journal")) else { return Ok(()) };
         let mut state = lock(&self.state);
@@ -104,13 +84,6 @@ impl Journal {
         // Only a kill in the middle can hurt it, and then the journal is applied again; its length is that of an image.
         self.image.write_all_at(&whole, 0)?;
         self.image.set_len(whole.len() as u64)?;
-        let torn = super::cuts::judge(&state.bytes);
-        let notes = super::words(&self.notes);
-        if torn.is_some() {
-            notes[TORN].fetch_add(1, Ordering::SeqCst);
-        }
-        self.verdict(number, torn.as_deref().unwrap_or("whole"))?;
-        notes[LAST].store(number, Ordering::SeqCst);
         Ok(())
     }
 }

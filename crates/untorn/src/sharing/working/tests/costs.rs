@@ -7,10 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::super::{PAGE, WorkingCopy};
-use super::{child_of, notes, open, spawn, unavailable, words};
+use super::{Children, child_of, command_in, notes, open, spawn, unavailable, words};
 
-/// Of another length than the image that the judge knows.
-const PAGES: usize = 4 * 64;
+pub(crate) const PAGES: usize = 4 * 64;
 const DIRTY: usize = 64;
 
 // Words of the notes.
@@ -86,8 +85,8 @@ fn the_first_store_after_a_commit() {
 }
 
 /// Children 1 and up store; child 0 commits.
-fn work(dir: &Path, me: usize, stride: usize) {
-    let (copy, notes) = (open(dir, PAGES), notes(dir));
+pub(crate) fn work(copy: &WorkingCopy, dir: &Path, me: usize, stride: usize) {
+    let notes = notes(dir);
     let shared = words(&notes);
     while me == 0 && shared[STOP].load(SeqCst) == 0 {
         thread::sleep(Duration::from_micros(1500));
@@ -101,14 +100,13 @@ fn work(dir: &Path, me: usize, stride: usize) {
             for page in 0..DIRTY {
                 value += 1;
                 let since = Instant::now();
-                store(&copy, stride * page, value);
+                store(copy, stride * page, value);
                 worst = worst.max(micros(since));
             }
         }
         seen = shared[COMMITS].load(SeqCst);
         longest.push(worst);
     }
-    copy.leave().unwrap();
     if me != 0 {
         let longest: Vec<String> = longest.iter().map(f64::to_string).collect();
         std::fs::write(dir.join(format!("stalls{me}")), longest.join("\n")).unwrap();
@@ -121,21 +119,31 @@ fn stall(test: &str, writers: usize, stride: usize) {
         return;
     }
     if let Some((dir, me)) = child_of(test) {
-        return work(&dir, me, stride);
+        let copy = open(&dir, PAGES);
+        work(&copy, &dir, me, stride);
+        return copy.leave().unwrap();
     }
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    let notes = notes(dir.path());
-    let mut children: Vec<_> = (0..=writers).map(|id| spawn("costs", test, dir.path(), id, None)).collect();
+    watch("working copy", "sharing::working::tests::costs", test, dir.path(), writers, stride);
+}
+
+/// Starts the children of a test, and judges how long the writers were held up.
+pub(crate) fn watch(what: &str, module: &str, test: &str, dir: &Path, writers: usize, stride: usize) {
+    let notes = notes(dir);
+    let mut children =
+        Children((0..=writers).map(|id| command_in(module, test, dir, id, None).spawn().unwrap()).collect());
     while words(&notes)[COMMITS].load(SeqCst) < rounds(1000) {
         thread::sleep(Duration::from_millis(5));
     }
     words(&notes)[STOP].store(1, SeqCst);
-    children.iter_mut().for_each(|child| assert!(child.wait().unwrap().success()));
+    children.0.iter_mut().for_each(|child| assert!(child.wait().unwrap().success()));
     for writer in 1..=writers {
-        let text = std::fs::read_to_string(dir.path().join(format!("stalls{writer}"))).unwrap();
+        let text = std::fs::read_to_string(dir.join(format!("stalls{writer}"))).unwrap();
         let times = text.lines().map(|line| line.parse().unwrap()).collect();
-        let stall =
-            report(&format!("longest stall of a commit of 64 pages, stride {stride}, {writers} writers"), times);
+        let stall = report(
+            &format!("{what}: longest stall of a commit of 64 pages, stride {stride}, {writers} writers"),
+            times,
+        );
         assert!(stall < most(100_000.0));
     }
 }
