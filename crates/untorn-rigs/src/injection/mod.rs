@@ -7,7 +7,8 @@
 //! what it means, the rig works out by itself from `docs/format.md`.
 //!
 //! The same is done to files of both engines, with redundancy: they are stored to by transactions, half of the slices of a page
-//! at a time, and repaired by who opens them with their engine.
+//! at a time, and repaired by who opens them with their engine. Of the reflection engine, half of the slices of each page are then
+//! valid in the sidecar, whose pages are damaged too.
 //!
 //! Besides, a file is scrubbed while a program stores to it at random; there must be no alarm at all.
 
@@ -207,7 +208,7 @@ fn inject(settings: &Settings, index: u64, place: Place, part: Part, kind: Kind)
     // A round takes one copy of each block, and each scrub reads all pages: most of these rounds are on small files.
     let (large, small) = (settings.pages, settings.pages.min(SMALL));
     let files = match part {
-        Part::Data | Part::Parity | Part::Reflection | Part::HybridLog => vec![(large, settings.cases)],
+        Part::Data | Part::Parity | Part::Reflection | Part::HybridLog | Part::Sidecar => vec![(large, settings.cases)],
         Part::Checksums => vec![(large, settings.cases / 8), (small, settings.cases)],
         Part::Superblock => vec![(small, settings.cases)],
     };
