@@ -15,6 +15,7 @@
 //! settling, the file is a plain protected one. A handle that is dropped leaves the file as one does that is closed: an engine
 //! closes then too, and changes the file's time.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +24,7 @@ use std::time::Duration;
 use super::{Engine, EngineKind, Info, Piece};
 use crate::error::{Error, Result};
 use crate::medium::{Identity, Medium};
-use crate::options::{Options, ProtectOptions, VerifyReads};
+use crate::options::{Options, ProtectOptions, ReadPolicy, VerifyReads};
 use crate::redundancy::{
     Aside, Beside, Coverage, Mode, RepairReport, Scrub, ScrubReport, Service, SidecarPages, Threads, Watch, Watched,
     both, none_of_sidecar,
@@ -42,6 +43,8 @@ pub(super) struct Covered {
     tick: Duration,
     /// Whether pages are compared with their checksums before they are read, and what is done then.
     verify: Option<VerifyReads>,
+    /// Whether what is read goes home.
+    deploys_reads: bool,
     /// The file was let go.
     ended: AtomicBool,
 }
@@ -105,7 +108,8 @@ pub(super) fn open<M: Medium>(
     let work = Arc::new(Work { engine, beside: watch, sidecar, untold: Mutex::default() });
     let service: Arc<dyn Service> = work.clone();
     let threads = Mutex::new(Threads::start(&service, &redundancy)?);
-    Ok(Covered { threads, work, tick, verify: options.verify_reads, ended: AtomicBool::new(false) })
+    let (verify, deploys_reads) = (options.verify_reads, options.read_policy == ReadPolicy::Deploy);
+    Ok(Covered { threads, work, tick, verify, deploys_reads, ended: AtomicBool::new(false) })
 }
 
 impl Work {
@@ -123,6 +127,18 @@ impl Work {
 }
 
 impl Work {
+    /// Looks at what these pages have in the sidecar before it goes home, and repairs it: at home nothing would tell it from
+    /// what was written.
+    fn verify_aside(&self, pages: Range<u64>) -> Result<()> {
+        pages.filter_map(|page| self.engine.aside(page)).try_for_each(|at| self.sidecar.verify(at..at + PAGE, true))
+    }
+
+    /// The same of all that counts in the sidecar, before its engine takes a digest of it or lets go of it.
+    fn verify_all_aside(&self) -> Result<()> {
+        self.sidecar.verify_index()?;
+        self.verify_aside(0..self.engine.len().div_ceil(PAGE))
+    }
+
     fn untold(&self) -> MutexGuard<'_, Option<Error>> {
         self.untold.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -191,6 +207,10 @@ impl Covered {
             return let_go();
         }
         let covered = work.cover();
+        if !settles && let Err(error) = work.verify_all_aside() {
+            // It still differs from its checksum, so it is found again, and nobody is kept from closing the file.
+            tracing::error!(path = %self.path().display(), %error, "the sidecar is damaged");
+        }
         let_go()?;
         covered?;
         work.beside.finish()?;
@@ -200,17 +220,22 @@ impl Covered {
         Ok(())
     }
 
+    /// The pages of a range. One that is not of the file is for the engine to refuse.
+    fn pages_of(&self, offset: u64, len: u64) -> Range<u64> {
+        let end = self.work.engine.len().min(offset.saturating_add(len));
+        if offset < end { offset / PAGE..end.div_ceil(PAGE) } else { 0..0 }
+    }
+
     /// Looks at what is about to be read.
     fn verify(&self, offset: u64, len: u64) -> Result<()> {
         let Some(verify) = self.verify else { return Ok(()) };
         let (work, repair) = (&*self.work, verify == VerifyReads::Repair);
-        // A range that is not of the file is for the engine to refuse.
-        let bytes = offset..work.engine.len().min(offset.saturating_add(len));
-        if bytes.is_empty() {
+        let pages = self.pages_of(offset, len);
+        if pages.is_empty() {
             return Ok(());
         }
-        work.beside.verify(bytes.clone(), repair)?;
-        for page in bytes.start / PAGE..bytes.end.div_ceil(PAGE) {
+        work.beside.verify(offset..work.engine.len().min(offset.saturating_add(len)), repair)?;
+        for page in pages {
             if let Some(at) = work.engine.aside(page) {
                 work.sidecar.verify(at..at + PAGE, repair)?;
             }
@@ -251,6 +276,9 @@ impl Engine for Covered {
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.verify(offset, dst.len() as u64)?;
+        if self.verify.is_none() && self.deploys_reads {
+            self.work.verify_aside(self.pages_of(offset, dst.len() as u64))?;
+        }
         self.work.engine.read(offset, dst)
     }
 
@@ -263,6 +291,7 @@ impl Engine for Covered {
     }
 
     fn deploy(&self, offset: u64, len: u64) -> Result<()> {
+        self.work.verify_aside(self.pages_of(offset, len))?;
         self.work.engine.deploy(offset, len)
     }
 
@@ -291,6 +320,10 @@ impl Engine for Covered {
     }
 
     fn settle(&self) -> Result<()> {
+        if self.work.engine.writable().is_ok() {
+            // What is damaged would be all there is: then the file stays as it is, and is closed.
+            self.work.verify_all_aside()?;
+        }
         self.end(true)
     }
 

@@ -33,8 +33,17 @@ pub(super) fn remove_unlocked<M: Medium>(medium: &M, path: &Path) -> Result<()> 
 
 /// Removes the companion file of the sidecar, if there is one: of a file that is not protected, or not any more. What its engine
 /// stores from then on nobody would tell it of.
+///
+/// # Errors
+/// [`Error::InUse`] while somebody has it open, who has protected the file in this moment, or has it without a byte.
 pub(super) fn remove_of_sidecar<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
-    remove_at(medium, &sidecar_companion(path, medium.open(path, Access::Read, 0)?.identity()?.inode))
+    let place = sidecar_companion(path, medium.open(path, Access::Read, 0)?.identity()?.inode);
+    if !medium.exists(&place)? {
+        return Ok(false);
+    }
+    // Held until it is gone.
+    let side = medium.open(&place, Access::ReadWrite, 0)?;
+    if take_lock(&side, LockKind::Exclusive)? { remove_at(medium, &place) } else { Err(in_use(path)) }
 }
 
 /// Removes a companion file, durably; false if there is none.

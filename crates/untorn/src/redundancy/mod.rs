@@ -281,6 +281,11 @@ impl<M: Medium> Redundancy<M> {
         self.leaving.store(true, Ordering::Relaxed);
     }
 
+    /// Has them go on as ever: the file did not change after all.
+    pub(crate) fn stay(&self) {
+        self.leaving.store(false, Ordering::Relaxed);
+    }
+
     fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)
     }

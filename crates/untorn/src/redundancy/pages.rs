@@ -1,7 +1,7 @@
 //! Where protected pages are: in the data file, or in its sidecar.
 
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::error::Result;
 use crate::medium::{Access, Barrier, Medium, MediumFile, Stamp};
@@ -75,18 +75,24 @@ pub(super) struct PagesFrom<M: Medium> {
     medium: Arc<M>,
     path: PathBuf,
     from: u64,
-    /// Opened anew when the file has got another length.
-    file: RwLock<M::File>,
+    /// Opened anew when the file has got another length: this one goes by the length that it had. Nothing, if it could not be.
+    file: RwLock<Option<M::File>>,
 }
 
 impl<M: Medium> PagesFrom<M> {
     pub(super) fn new(medium: Arc<M>, path: PathBuf, from: u64, file: M::File) -> Self {
-        PagesFrom { medium, path, from, file: RwLock::new(file) }
+        PagesFrom { medium, path, from, file: RwLock::new(Some(file)) }
     }
 
-    fn file(&self) -> RwLockReadGuard<'_, M::File> {
-        // Nothing panics while it is exchanged.
-        self.file.read().unwrap_or_else(PoisonError::into_inner)
+    /// Does something with the file, of the length that it has.
+    fn with<T>(&self, work: impl FnOnce(&M::File) -> Result<T>) -> Result<T> {
+        loop {
+            // Nothing panics while it is exchanged.
+            if let Some(file) = &*self.file.read().unwrap_or_else(PoisonError::into_inner) {
+                return work(file);
+            }
+            self.follow()?;
+        }
     }
 
     /// Reads what there is.
@@ -96,11 +102,13 @@ impl<M: Medium> PagesFrom<M> {
         bytes: &mut [u8],
         read: impl FnOnce(&M::File, u64, &mut [u8]) -> Result<()>,
     ) -> Result<()> {
-        let (file, offset) = (self.file(), self.from + offset);
-        let there = file.len().saturating_sub(offset).min(bytes.len() as u64);
-        let (there, behind) = bytes.split_at_mut(there as usize);
-        behind.fill(0);
-        if there.is_empty() { Ok(()) } else { read(&file, offset, there) }
+        let offset = self.from + offset;
+        self.with(|file| {
+            let there = file.len().saturating_sub(offset).min(bytes.len() as u64);
+            let (there, behind) = bytes.split_at_mut(there as usize);
+            behind.fill(0);
+            if there.is_empty() { Ok(()) } else { read(file, offset, there) }
+        })
     }
 }
 
@@ -114,19 +122,20 @@ impl<M: Medium> Pages for PagesFrom<M> {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.file().write(self.from + offset, bytes)
+        self.with(|file| file.write(self.from + offset, bytes))
     }
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
-        self.file().sync(barrier)
+        self.with(|file| file.sync(barrier))
     }
 
     fn stamp(&self) -> Result<Stamp> {
-        self.file().stamp()
+        self.with(M::File::stamp)
     }
 
     fn notes_stores(&self) -> bool {
-        self.file().notes_stores()
+        let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
+        file.as_ref().is_some_and(M::File::notes_stores)
     }
 
     fn begins_at(&self) -> u64 {
@@ -134,8 +143,11 @@ impl<M: Medium> Pages for PagesFrom<M> {
     }
 
     fn follow(&self) -> Result<()> {
-        let file = self.medium.open(&self.path, Access::ReadWrite, 0)?;
-        *self.file.write().unwrap_or_else(PoisonError::into_inner) = file;
+        let mut file = self.file.write().unwrap_or_else(PoisonError::into_inner);
+        // First: what is opened by the length before would say that there are zeros where there are none, and whoever believed
+        // it would cover these. If it cannot be opened now, it is when it is needed.
+        *file = None;
+        *file = Some(self.medium.open(&self.path, Access::ReadWrite, 0)?);
         Ok(())
     }
 }

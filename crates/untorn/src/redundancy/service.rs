@@ -50,6 +50,8 @@ pub(crate) trait Aside: Send + Sync {
     fn repair(&self, how: Scrub<'_>) -> Result<RepairReport>;
     /// See [`Beside::verify`]; the bytes are counted from the start of the sidecar.
     fn verify(&self, bytes: Range<u64>, repair: bool) -> Result<()>;
+    /// The same of all pages that say which bytes of the others count, which are repaired.
+    fn verify_index(&self) -> Result<()>;
     /// See [`Beside::finish`].
     fn finish(&self) -> Result<()>;
 }
