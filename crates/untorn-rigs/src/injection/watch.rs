@@ -160,7 +160,8 @@ pub(super) fn watch(settings: &Settings, place: Place, engine: Option<EngineKind
         let join = |thread: std::thread::ScopedJoinHandle<'_, Result<()>>| {
             thread.join().unwrap_or_else(|_| Err(super::died()))
         };
-        (storing.into_iter().map(join).collect::<Result<()>>(), scrubbed)
+        let joined: Vec<Result<()>> = storing.into_iter().map(join).collect();
+        (joined.into_iter().collect::<Result<()>>(), scrubbed)
     });
     stored?;
     scrubbed?;

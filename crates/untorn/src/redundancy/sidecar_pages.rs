@@ -308,7 +308,7 @@ impl<M: Medium> Aside for SidecarPages<M> {
     }
 
     fn note_scrub(&self) -> Result<()> {
-        Ok(self.with(Redundancy::note_scrub)?.unwrap_or_default())
+        self.with(Redundancy::note_scrub).map(Option::unwrap_or_default)
     }
 
     fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
@@ -331,6 +331,6 @@ impl<M: Medium> Aside for SidecarPages<M> {
     }
 
     fn finish(&self) -> Result<()> {
-        Ok(self.with(Redundancy::finish)?.unwrap_or_default())
+        self.with(Redundancy::finish).map(Option::unwrap_or_default)
     }
 }
