@@ -14,17 +14,6 @@ fn a_program_that_stores_past_the_engine_is_convicted_in_both_fault_models() {
 }
 
 #[test]
-fn a_sidecar_that_is_stored_to_before_its_marks_are_durable_is_convicted() {
-    let mutants = covered::mutants(&Settings { jobs: 2, ..Settings::default() }, &quiet);
-    assert!(!mutants.is_empty());
-    for mutant in mutants {
-        let first = mutant.conviction.unwrap_or_else(|| panic!("{} acquitted", mutant.barrier));
-        let again = explore::replay(&first.replay).unwrap().unwrap();
-        assert_eq!(again.to_string(), first.to_string());
-    }
-}
-
-#[test]
 fn redundancy_beside_engines_survives_a_bounded_exploration() {
     let settings = Settings { states: 1000, jobs: 2, ..Settings::default() };
     let outcome = covered::explore(&settings, &quiet);

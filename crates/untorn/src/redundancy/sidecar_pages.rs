@@ -314,7 +314,7 @@ impl<M: Medium> Aside for SidecarPages<M> {
     }
 
     fn note_scrub(&self) -> Result<()> {
-        Ok(self.with(Redundancy::note_scrub)?.unwrap_or_default())
+        self.with(Redundancy::note_scrub).map(Option::unwrap_or_default)
     }
 
     fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
@@ -346,6 +346,6 @@ impl<M: Medium> Aside for SidecarPages<M> {
     }
 
     fn finish(&self) -> Result<()> {
-        Ok(self.with(Redundancy::finish)?.unwrap_or_default())
+        self.with(Redundancy::finish).map(Option::unwrap_or_default)
     }
 }

@@ -114,12 +114,21 @@ impl Sidecar {
     }
 }
 
-/// Damages the first page of a sidecar that tells which bytes of it count, if a crash has left all of it covered.
+/// Damages the first page of a sidecar that tells which bytes of it count, if a crash has left all of it covered, and the tables
+/// that say so whole: of a page that differs while one of these is torn, or before it is durable that the sidecar is open again,
+/// it cannot be told whether it is damaged.
 pub(super) fn deceive(medium: &SimMedium, rng: &mut Rng) -> Found<()> {
     let Ok(looked) = ProtectOptions::new().look_on(medium.clone(), PATH) else { return Ok(()) };
     let coverage = looked.coverage().map_err(|error| Finding::new(format!("no coverage: {error}")))?;
+    let report = guarded("scrubbing", || looked.scrub())?;
+    let is_clean = report.is_ok_and(|report| report.is_clean());
     drop(looked);
-    let Some(sidecar) = coverage.sidecar.filter(|sidecar| sidecar.uncovered == 0) else { return Ok(()) };
+    if !is_clean {
+        return Ok(());
+    }
+    let Some(sidecar) = coverage.sidecar.filter(|sidecar| sidecar.believed && sidecar.uncovered == 0) else {
+        return Ok(());
+    };
     let bytes = Sidecar::FROM..Sidecar::FROM + PAGE as u64;
     Sidecar { path: sidecar.companion.with_extension(""), bytes }.rot(medium, rng);
     Ok(())

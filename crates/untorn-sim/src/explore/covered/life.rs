@@ -398,7 +398,7 @@ impl<'a> Life<'a> {
             return self.next_life(medium, expected, seed);
         }
         judge(&medium, expected)?;
-        if seed % 4 == 0 {
+        if seed.is_multiple_of(4) {
             deceive(&medium, &mut Rng::new(mix(seed)))?;
         }
         let file = open(&self.context.config, &medium, expected)?;
