@@ -209,7 +209,7 @@ impl Covered {
         let covered = work.cover();
         if !settles && let Err(error) = work.verify_all_aside() {
             // It still differs from its checksum, so it is found again, and nobody is kept from closing the file.
-            tracing::error!(path = %self.path().display(), %error, "the sidecar is damaged");
+            tracing::error!(path = %self.path().display(), %error, "the sidecar cannot be verified");
         }
         let_go()?;
         covered?;

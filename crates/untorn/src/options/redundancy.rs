@@ -299,6 +299,8 @@ impl Options {
     /// close.
     ///
     /// Of the reflection engine the pages of the sidecar that may have bytes of the file are covered like those of the file.
+    /// They are compared with their checksums before they go home, and repaired: where they cannot be, deploying and settling fail
+    /// with [`Error::Corrupt`](crate::Error::Corrupt), and so does a read with [`ReadPolicy::Deploy`](crate::ReadPolicy::Deploy).
     /// Of the hybrid log they are not: what is committed and in the log only is brought home once a period, and covered there.
     ///
     /// The first store to a page of the file since it was covered costs a flush, so that on a disk a program whose stores are

@@ -37,7 +37,8 @@ enum Op {
     Settle,
     /// All is committed, brought home and covered; then a page is damaged at rest, and repaired.
     Mend(u64),
-    /// The file is closed, a page of its sidecar is damaged at rest, and it is opened again.
+    /// The file is closed, a page of its sidecar is damaged at rest, and it is opened again. Or all is covered, a page is damaged, and
+    /// the file is closed or settled before it is opened.
     Rest(u64),
     /// Somebody stores to the file past its engine.
     Untold(u64),
@@ -54,7 +55,7 @@ impl fmt::Display for Op {
             Op::Reopen { clean: false } => write!(f, "drop, open"),
             Op::Settle => write!(f, "settle, open"),
             Op::Mend(seed) => write!(f, "damage by {seed}, repair"),
-            Op::Rest(seed) => write!(f, "close, damage of the sidecar by {seed}, open"),
+            Op::Rest(seed) => write!(f, "close and damage of the sidecar by {seed}, open"),
             Op::Untold(seed) => write!(f, "store by {seed} past the engine"),
         }
     }
@@ -285,15 +286,26 @@ impl<'a> Life<'a> {
             Op::Rest(seed) => {
                 during.resizing = true;
                 let mut rng = Rng::new(*seed);
+                let early = rng.one_in(2);
+                if early {
+                    guarded("syncing", || self.file().sync())?.map_err(failed)?;
+                    self.committed();
+                    self.cover()?;
+                }
                 let file = self.file.take();
                 let sidecar = file.as_ref().and_then(Sidecar::of);
-                if let Some(file) = file {
-                    guarded("closing", || file.close())?.map_err(failed)?;
-                    self.committed();
-                }
                 // Before the crashes of what comes next, which find it whole again or damaged still.
                 self.recorder.arm(false);
-                if let Some(sidecar) = sidecar {
+                if let Some(sidecar) = sidecar.as_ref().filter(|_| early) {
+                    sidecar.rot(&self.medium, &mut rng);
+                }
+                if let Some(file) = file {
+                    // What is covered and damaged by then must not become the truth: not at home, nor in the digests of the engine.
+                    let settles = early && rng.one_in(2);
+                    guarded("letting go", || if settles { file.settle() } else { file.close() })?.map_err(failed)?;
+                    self.committed();
+                }
+                if let Some(sidecar) = sidecar.filter(|_| !early) {
                     sidecar.rot(&self.medium, &mut rng);
                 }
                 self.open()?;
