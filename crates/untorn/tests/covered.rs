@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use untorn::{
-    AtomicFile, Damage, Durability, EngineKind, Error, Layout, Options, PageRange, ProtectOptions, Trust, VerifyReads,
+    AtomicFile, Damage, Durability, EngineKind, Error, Options, PageRange, ProtectOptions, Trust, VerifyReads,
 };
 
 const PAGE: u64 = 4096;
@@ -425,148 +425,6 @@ fn a_file_that_was_replaced_leaves_the_redundancy_of_the_other_alone() {
     }
 }
 
-/// Where the pages of the sidecar that may have bytes of the file begin, by its superblock, and their redundancy.
-fn chunks_at(sidecar: &Path) -> u64 {
-    let bytes = fs::read(sidecar).unwrap();
-    let word = |at: usize| u64::from(u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()));
-    (3 * PAGE + word(100) * word(104) * 64).next_multiple_of(PAGE)
-}
-
-/// The reflection engine with either durability, over either form of sidecar.
-fn with_sidecars() -> Vec<Options> {
-    let forms = [Layout::Dense, Layout::Sparse];
-    let all = forms.into_iter().flat_map(|layout| engines().map(|options| options.layout(layout)));
-    all.filter(|options| !format!("{options:?}").contains("HybridLog")).collect()
-}
-
-/// A file half of whose slices are valid in the sidecar; its bytes, its sidecar, and where that has its pages.
-fn half_in_sidecar(place: &Place, options: &Options) -> (AtomicFile, Vec<u8>, PathBuf, u64) {
-    let file = options.create(&place.path, LEN).unwrap();
-    let bytes: Vec<u8> = (0..LEN).map(|at| ((at / 64) * 37 % 251) as u8 + 1).collect();
-    let mut transaction = file.transaction();
-    for at in (0..LEN).step_by(128) {
-        transaction.write_at(&bytes[at as usize..(at as usize + 64).min(bytes.len())], at).unwrap();
-    }
-    transaction.commit().unwrap();
-    file.sync().unwrap();
-    file.write_at(&bytes, 0).unwrap();
-    file.sync().unwrap();
-    file.sync_redundancy().unwrap();
-    let info = file.info();
-    assert!((300..=340).contains(&(info.reflected_slices / 4)), "{} slices in the sidecar", info.reflected_slices);
-    let sidecar = info.sidecar.unwrap();
-    let from = chunks_at(&sidecar);
-    (file, bytes, sidecar, from)
-}
-
-#[test]
-fn what_the_sidecar_has_is_covered_where_it_is() {
-    for options in with_sidecars() {
-        let place = Place::new();
-        let options = options.redundancy(by_hand());
-        let (file, bytes, sidecar, from) = half_in_sidecar(&place, &options);
-        let coverage = file.coverage().unwrap().unwrap();
-        let of_sidecar = coverage.sidecar.unwrap();
-        assert_eq!((coverage.uncovered, coverage.in_sidecar, of_sidecar.uncovered), (0, 0, 0));
-        // Open, and closed; a page with slices, and one that says which of them count.
-        for page in [7, 0] {
-            let at = from + page * PAGE + 8;
-            let held = fs::read(&sidecar).unwrap();
-            let range = PageRange { offset: from + page * PAGE, len: PAGE };
-            rot(&sidecar, at, b"damage");
-            assert_eq!(file.scrub().unwrap().damage, [Damage::SidecarPage(range)]);
-            let report = file.repair().unwrap();
-            assert_eq!((report.sidecar_repaired, report.repaired.len(), report.rebuilt), (vec![range], 0, 0));
-            assert!(fs::read(&sidecar).unwrap()[from as usize..] == held[from as usize..]);
-            assert!(file.scrub().unwrap().is_clean());
-        }
-        assert_eq!(all_of(&file), bytes);
-        file.close().unwrap();
-        for page in [9, 0] {
-            let range = PageRange { offset: from + page * PAGE, len: PAGE };
-            rot(&sidecar, range.offset + 8, b"damage");
-            assert_eq!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().damage, [Damage::SidecarPage(range)]);
-            // Its engine finds it, if it is of a slice that counts, has it repaired, and goes on.
-            let file = options.open(&place.path).unwrap();
-            assert_eq!(all_of(&file), bytes);
-            assert!(file.repair().unwrap().is_whole());
-            file.close().unwrap();
-            assert!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().is_clean());
-        }
-        let file = options.open(&place.path).unwrap();
-        file.settle().unwrap();
-        assert!(fs::read(&place.path).unwrap() == bytes);
-        assert!(fs::read_dir(sidecar.parent().unwrap()).unwrap().count() == 1, "only the file's companion is left");
-        assert!(untorn::coverage(&place.path).unwrap().unwrap().sidecar.is_none());
-    }
-}
-
-#[test]
-fn more_damage_in_the_sidecar_than_parity_carries_is_told_and_nothing_is_touched() {
-    for options in with_sidecars() {
-        let place = Place::new();
-        let options = options.redundancy(by_hand());
-        let (file, bytes, sidecar, from) = half_in_sidecar(&place, &options);
-        rot(&sidecar, from + 5 * PAGE + 100, b"damage");
-        rot(&sidecar, from + 6 * PAGE + 100, b"damage");
-        rot(&place.path, 30 * PAGE, b"damage");
-        let held = [fs::read(&sidecar).unwrap(), fs::read(&place.path).unwrap()];
-        let report = file.repair().unwrap();
-        let lost = [5, 6].map(|page| PageRange { offset: from + page * PAGE, len: PAGE });
-        assert_eq!((&report.sidecar_lost[..], report.is_whole(), report.repaired.len()), (&lost[..], false, 0));
-        assert!([fs::read(&sidecar).unwrap(), fs::read(&place.path).unwrap()] == held);
-        // Whoever stores the pages anew has them covered again.
-        file.write_at(&bytes, 0).unwrap();
-        file.sync().unwrap();
-        file.write_at(&bytes, 0).unwrap();
-        file.sync().unwrap();
-        file.sync_redundancy().unwrap();
-        assert_eq!(all_of(&file), bytes);
-    }
-}
-
-#[test]
-fn a_sidecar_that_grows_is_covered_as_it_does() {
-    let place = Place::new();
-    let options = Options::new().engine(EngineKind::Reflection).layout(Layout::Sparse).redundancy(by_hand());
-    let len = 2000 * PAGE;
-    let file = options.create(&place.path, len).unwrap();
-    for round in 0..4_u64 {
-        for page in round * 400..(round + 1) * 400 {
-            file.write_at(&page.to_le_bytes(), page * PAGE + 500).unwrap();
-        }
-        file.sync().unwrap();
-        file.sync_redundancy().unwrap();
-        let coverage = file.coverage().unwrap().unwrap();
-        assert_eq!((coverage.uncovered, coverage.sidecar.unwrap().uncovered), (0, 0));
-        assert!(file.scrub().unwrap().is_clean());
-    }
-    let sidecar = file.info().sidecar.unwrap();
-    let held = fs::read(&sidecar).unwrap();
-    let at = chunks_at(&sidecar) + 1500 * PAGE;
-    assert!(at < held.len() as u64);
-    rot(&sidecar, at, &[!held[at as usize]]);
-    assert_eq!(file.repair().unwrap().sidecar_repaired.len(), 1);
-    assert!(fs::read(&sidecar).unwrap() == held);
-    file.close().unwrap();
-    assert!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().is_clean());
-}
-
-#[test]
-fn a_file_that_is_not_protected_any_more_keeps_nothing_of_its_sidecar() {
-    let place = Place::new();
-    let options = Options::new().engine(EngineKind::Reflection);
-    let (file, bytes, sidecar, _) = half_in_sidecar(&place, &options.clone().redundancy(by_hand()));
-    file.close().unwrap();
-    assert!(sidecar.with_extension("sidecar-redundancy").exists());
-    assert!(untorn::unprotect(&place.path).unwrap());
-    assert!(!sidecar.with_extension("sidecar-redundancy").exists());
-    // One that a crash brings back goes with the next opening, which tells nobody of what it stores.
-    fs::write(sidecar.with_extension("sidecar-redundancy"), b"it was removed").unwrap();
-    assert_eq!(all_of(&options.open(&place.path).unwrap()), bytes);
-    assert!(!sidecar.with_extension("sidecar-redundancy").exists());
-}
-
 #[test]
 fn a_dropped_handle_leaves_what_a_closed_one_does() {
     for options in engines() {
@@ -620,37 +478,6 @@ fn a_read_that_is_verified_tells_of_damage_or_mends_it() {
             file.sync().unwrap();
             assert_eq!(all_of(&file), bytes);
             assert!(matches!(file.read_at(&mut found, LEN - 10), Err(Error::OutOfRange { .. })));
-            file.close().unwrap();
-        }
-    }
-}
-
-#[test]
-fn a_read_from_the_sidecar_is_verified_too() {
-    for options in with_sidecars() {
-        let place = Place::new();
-        let options = options.redundancy(by_hand());
-        let (file, bytes, sidecar, from) = half_in_sidecar(&place, &options);
-        file.close().unwrap();
-        for verify in [VerifyReads::Fail, VerifyReads::Repair] {
-            let file = options.clone().verify_reads(verify).open(&place.path).unwrap();
-            rot(&sidecar, from + 6 * PAGE + 70, b"damage");
-            rot(&sidecar, from + 6 * PAGE + 6, b"damage");
-            let read = |file: &AtomicFile| {
-                let mut held = vec![0; LEN as usize];
-                file.read_at(&mut held, 0).map(|()| held)
-            };
-            let (read, again) = (read(&file), read(&file));
-            if verify == VerifyReads::Fail {
-                for read in [read, again] {
-                    let Err(Error::Corrupt { path, offset, .. }) = read else { panic!("{:?}", read.map(drop)) };
-                    assert_eq!((path, offset), (sidecar.clone(), Some(from + 6 * PAGE)));
-                }
-                assert_eq!(file.repair().unwrap().sidecar_repaired.len(), 1);
-            } else {
-                assert!(read.unwrap() == bytes && again.unwrap() == bytes);
-            }
-            assert!(file.scrub().unwrap().is_clean());
             file.close().unwrap();
         }
     }
