@@ -220,3 +220,142 @@ fn a_read_from_the_sidecar_is_verified_too() {
         }
     }
 }
+
+/// Opens the file and reads all of it.
+fn reopened(place: &Place, options: &Options) -> (AtomicFile, Vec<u8>) {
+    let file = options.open(&place.path).unwrap();
+    let bytes = all_of(&file);
+    (file, bytes)
+}
+
+#[test]
+fn damage_in_the_sidecar_does_not_go_home_as_truth() {
+    for options in with_sidecars() {
+        let options = options.redundancy(by_hand());
+        // A page with slices, and one that says which of them count: of a file that is settled, closed, or deployed.
+        for (page, end) in [(7, "settle"), (0, "settle"), (7, "close"), (0, "close"), (7, "deploy")] {
+            let place = Place::new();
+            let (file, bytes, sidecar, from) = half_in_sidecar(&place, &options);
+            let at = from + page * PAGE + 8;
+            let was = fs::read(&sidecar).unwrap()[at as usize..][..128].to_vec();
+            rot(&sidecar, at, &was.iter().map(|byte| !byte).collect::<Vec<_>>());
+            match end {
+                "settle" => {
+                    file.settle().unwrap();
+                    assert!(fs::read(&place.path).unwrap() == bytes, "page {page} of {options:?}");
+                }
+                "close" => {
+                    file.close().unwrap();
+                    let (file, found) = reopened(&place, &options);
+                    assert!(found == bytes, "page {page} of {options:?}");
+                    assert!(file.scrub().unwrap().is_clean());
+                }
+                _ => {
+                    file.deploy(0, LEN).unwrap();
+                    file.sync().unwrap();
+                    assert!(all_of(&file) == bytes, "page {page} of {options:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_whose_sidecar_has_lost_pages_is_not_settled_and_stays_as_it_is() {
+    for options in with_sidecars() {
+        let place = Place::new();
+        let (file, _, sidecar, from) = half_in_sidecar(&place, &options.clone().redundancy(by_hand()));
+        rot(&sidecar, from + 5 * PAGE, &[0xa5; 4096]);
+        rot(&sidecar, from + 6 * PAGE, &[0xa5; 4096]);
+        assert!(matches!(file.deploy(0, LEN), Err(Error::Corrupt { path, .. }) if path == sidecar));
+        assert!(matches!(file.settle(), Err(Error::Corrupt { path, .. }) if path == sidecar));
+        // It can be closed and opened, and still says what is lost.
+        let report = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
+        let lost = [5, 6].map(|page| Damage::SidecarPage(PageRange { offset: from + page * PAGE, len: PAGE }));
+        assert_eq!(report.damage, lost);
+        // Who takes it as it is says so.
+        assert!(untorn::unprotect(&place.path).unwrap());
+        options.open(&place.path).unwrap().settle().unwrap();
+        assert!(!sidecar.exists());
+    }
+}
+
+#[test]
+fn a_sidecar_that_was_out_of_sight_while_it_grew_is_covered_as_it_is() {
+    let place = Place::new();
+    let options = Options::new().engine(EngineKind::Reflection).layout(Layout::Dense).redundancy(by_hand());
+    let options = options.max_len(4000 * PAGE);
+    let file = options.create(&place.path, 450 * PAGE).unwrap();
+    // Its redundancy goes further than it does from here on.
+    file.resize(500 * PAGE).unwrap();
+    file.write_at(&[1; 256], 490 * PAGE).unwrap();
+    file.sync().unwrap();
+    let sidecar = file.info().sidecar.unwrap();
+    let hidden = sidecar.with_extension("hidden");
+    fs::rename(&sidecar, &hidden).unwrap();
+    assert!(matches!(file.resize(800 * PAGE), Err(Error::Io { .. })));
+    fs::rename(&hidden, &sidecar).unwrap();
+    file.resize(800 * PAGE).unwrap();
+    file.write_at(&[7; 256], 700 * PAGE).unwrap();
+    file.sync().unwrap();
+    file.sync_redundancy().unwrap();
+    file.close().unwrap();
+    let (file, found) = reopened(&place, &options);
+    assert!(found[700 * PAGE as usize..][..256] == [7; 256]);
+    assert_eq!(file.scrub().unwrap().damage, []);
+}
+
+#[test]
+fn redundancy_of_a_sidecar_that_is_unreadable_is_damage_and_made_anew() {
+    let place = Place::new();
+    let options = Options::new().engine(EngineKind::Reflection).redundancy(by_hand());
+    let (file, bytes, sidecar, _) = half_in_sidecar(&place, &options);
+    file.close().unwrap();
+    let companion = sidecar.with_extension("sidecar-redundancy");
+    rot(&companion, 0, &[0; 8192]);
+    let scrubbed = untorn::scrub(&place.path, None, &mut quiet());
+    assert!(matches!(scrubbed, Err(Error::Corrupt { path, .. }) if path == companion));
+    assert!(untorn::repair(&place.path, &mut quiet()).unwrap().is_whole());
+    let report = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
+    assert!(report.is_clean() && report.sidecar_checked > 0 && report.sidecar_skipped == 0);
+    assert_eq!(all_of(&options.open(&place.path).unwrap()), bytes);
+}
+
+#[test]
+fn redundancy_that_could_not_be_lengthened_goes_on_for_what_it_has() {
+    let place = Place::new();
+    let options = Options::new().engine(EngineKind::Reflection).layout(Layout::Dense).redundancy(by_hand());
+    let file = options.create(&place.path, 450 * PAGE).unwrap();
+    file.resize(500 * PAGE).unwrap();
+    let sidecar = file.info().sidecar.unwrap();
+    let hidden = sidecar.with_extension("hidden");
+    fs::rename(&sidecar, &hidden).unwrap();
+    assert!(matches!(file.write_at(&[1; 256], 490 * PAGE), Err(Error::Io { .. })));
+    fs::rename(&hidden, &sidecar).unwrap();
+    file.write_at(&[2; 256], 3 * PAGE).unwrap();
+    file.sync().unwrap();
+    file.sync_redundancy().unwrap();
+    let coverage = file.coverage().unwrap().unwrap();
+    assert_eq!((coverage.uncovered, coverage.sidecar.unwrap().uncovered), (0, 0));
+    file.write_at(&[3; 256], 490 * PAGE).unwrap();
+    file.close().unwrap();
+    assert!(untorn::scrub(&place.path, None, &mut quiet()).unwrap().is_clean());
+}
+
+#[test]
+fn redundancy_of_a_sidecar_that_somebody_keeps_is_not_removed_under_his_hands() {
+    let place = Place::new();
+    let options = Options::new().engine(EngineKind::Reflection);
+    let (file, _, sidecar, _) = half_in_sidecar(&place, &options.clone().redundancy(by_hand()));
+    file.close().unwrap();
+    // As it is while another process protects the file: that of the file is not there yet, and this one is held.
+    fs::remove_file(sidecar.with_extension("redundancy")).unwrap();
+    let companion = sidecar.with_extension("sidecar-redundancy");
+    let held = File::options().read(true).write(true).open(&companion).unwrap();
+    held.lock().unwrap();
+    assert!(matches!(options.open(&place.path), Err(Error::InUse { .. })));
+    assert!(companion.exists());
+    drop(held);
+    options.open(&place.path).unwrap().close().unwrap();
+    assert!(!companion.exists());
+}
