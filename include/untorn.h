@@ -241,6 +241,15 @@ typedef struct untorn_tx untorn_tx;
  * theirs fails with UNTORN_EBUSY and both values in the message. Not with UNTORN_READ_ONLY. Processes of one user, which
  * trust each other. untorn_share is for plain memory. */
 #define UNTORN_SHARED 64
+/* For a file that is protected (`untorn protect`), with untorn_open: each read
+ * compares the covered pages that it reads from with their checksums first, and
+ * fails with UNTORN_EBADMSG for one that is damaged. Pages that were written
+ * since they were last covered are passed over. UNTORN_EINVAL for a file that is
+ * not protected. Not with UNTORN_READ_ONLY, UNTORN_SHARED or untorn_map. */
+#define UNTORN_VERIFY_READS 128
+/* The same, but such a page is given its bytes back, and they are read; the call
+ * fails only where parity does not have them. */
+#define UNTORN_REPAIR_READS 256
 
 /* How to open a file. Start from UNTORN_OPTIONS_INIT; a field of zero has its
  * default. The struct grows at its end; the size field tells a library which
@@ -260,7 +269,8 @@ typedef struct untorn_options {
     /* UNTORN_READ_GATHER or UNTORN_READ_DEPLOY. */
     uint32_t read_policy;
     /* UNTORN_READ_ONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_NO_VERIFY,
-     * UNTORN_LOST_PAGE_SIGNAL, UNTORN_NO_CHECKPOINTERS, UNTORN_SHARED, or'ed. */
+     * UNTORN_LOST_PAGE_SIGNAL, UNTORN_NO_CHECKPOINTERS, UNTORN_SHARED,
+     * UNTORN_VERIFY_READS, UNTORN_REPAIR_READS, or'ed. */
     uint32_t flags;
     /* Zero. */
     uint32_t reserved;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
-use untorn_rigs::injection::{self, Outcome, Settings};
+use untorn_rigs::injection::{self, Outcome, Settings, Watch};
 
 /// Damages pages, checksums and parity of protected files as a device might: flips bits, brings older versions back, puts
 /// pages in the place of others, returns zeros. Each must be found and repaired, byte for byte, and nothing else accused or
@@ -16,7 +16,7 @@ use untorn_rigs::injection::{self, Outcome, Settings};
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Damages of each kind to each part, on each medium
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1000)]
     cases: u64,
     /// Every random decision follows from it
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     /// Pages of a file
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(8..1 << 20))]
     pages: u64,
-    /// Seconds for which a file is scrubbed while a program stores to it, on each medium
+    /// Seconds for which files are scrubbed while threads store to them, on each medium: announced, and with each engine
     #[arg(long, value_name = "S", default_value_t = 10)]
     watch: u64,
     /// Where the files lie; the temporary directory without it
@@ -57,8 +57,13 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     };
     for watch in &outcome.watches {
         println!(
-            "{:4} {} stores, {} scrubs that compared {} pages meanwhile: {} false alarms",
-            watch.place, watch.stores, watch.scrubs, watch.compared, watch.alarms
+            "{:4} {:10} {} stores, {} scrubs that compared {} pages meanwhile: {} false alarms",
+            watch.place,
+            who(watch),
+            watch.stores,
+            watch.scrubs,
+            watch.compared,
+            watch.alarms
         );
     }
     let seconds = start.elapsed().as_secs_f64();
@@ -78,6 +83,11 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if outcome.clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// Who stores to a watched file.
+fn who(watch: &Watch) -> String {
+    watch.engine.map_or("announced".to_owned(), |engine| engine.to_string())
+}
+
 fn to_json(seed: u64, outcome: &Outcome, seconds: f64) -> serde_json::Value {
     let rows = outcome.rows.iter().map(|row| {
         json!({
@@ -95,6 +105,7 @@ fn to_json(seed: u64, outcome: &Outcome, seconds: f64) -> serde_json::Value {
     let watches = outcome.watches.iter().map(|watch| {
         json!({
             "place": watch.place.to_string(),
+            "engine": watch.engine.map(|engine| engine.to_string()),
             "stores": watch.stores,
             "scrubs": watch.scrubs,
             "pages_compared": watch.compared,

@@ -14,7 +14,7 @@
 //! | `map-commit` | plain stores and [`AtomicMap::commit`](untorn::AtomicMap::commit) | the same and `msync`, or a flush of the pages' lines |
 //! | `hybrid-policy` | reads and writes under undo, redo and hybrid logging | each other, and raw copies |
 //! | `idle` | a file that is open and left alone | a processor's time |
-//! | `redundancy` | a mapping that is protected | the same that nobody protects |
+//! | `redundancy` | a mapping, or a map, that is protected | the same that nobody protects |
 //! | `redundancy-pass` | a pass over a file that nobody stored to | a processor's time |
 //! | `redundancy-kernels` | checksums and parity of memory out of the caches | a read of it |
 //! | `group-commit` | threads that write and sync one file on a disk | `pwrite` and `fdatasync` by each |

@@ -85,7 +85,8 @@ fn bar(row: &Row) -> Bar {
 
 /// Where a row about redundancy stands.
 fn bar_of(row: &RedundancyRow) -> Bar {
-    let series = format!("{} {}", row.workload, row.redundancy);
+    let on = if row.system == "atomic-map" { " over a map" } else { "" };
+    let series = format!("{}{on} {}", row.workload, row.redundancy);
     Bar { group: row.period_s.map_or("off".to_owned(), |period| format!("{period} s")), series, height: 0.0 }
 }
 

@@ -110,6 +110,10 @@ constants! {
     UNTORN_NO_CHECKPOINTERS = 32;
     /// Other processes that say so too may have the file open at once.
     UNTORN_SHARED = 64;
+    /// Flag: a read of a covered page that is damaged fails.
+    UNTORN_VERIFY_READS = 128;
+    /// Flag: a read of a covered page that is damaged repairs it, or fails.
+    UNTORN_REPAIR_READS = 256;
     /// Stripes of neighbours.
     UNTORN_STRIPES_CONSECUTIVE = 1;
     /// Stripes of pages far apart.

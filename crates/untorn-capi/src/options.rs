@@ -5,7 +5,7 @@ use std::path::Path;
 
 use untorn_core::{
     AtomicFile, AtomicMap, DirtyTracking, Durability, EngineKind, Layout, LogPolicy, LostPage, Options, Order,
-    ReadPolicy, SharedMap,
+    ReadPolicy, SharedMap, VerifyReads,
 };
 
 use crate::abi::{self, untorn_options};
@@ -126,6 +126,11 @@ fn translate(c: &untorn_options) -> Result<Options> {
         options = options.on_lost_page(LostPage::Signal);
     }
     options = options.shared(flag(abi::UNTORN_SHARED));
+    options = match (flag(abi::UNTORN_VERIFY_READS), flag(abi::UNTORN_REPAIR_READS)) {
+        (_, true) => options.verify_reads(VerifyReads::Repair),
+        (true, false) => options.verify_reads(VerifyReads::Fail),
+        (false, false) => options,
+    };
     Ok(options.read_only(flag(abi::UNTORN_READ_ONLY)).verify(!flag(abi::UNTORN_NO_VERIFY)))
 }
 
@@ -162,7 +167,9 @@ const FLAGS: i64 = abi::UNTORN_READ_ONLY
     | abi::UNTORN_NO_VERIFY
     | abi::UNTORN_LOST_PAGE_SIGNAL
     | abi::UNTORN_NO_CHECKPOINTERS
-    | abi::UNTORN_SHARED;
+    | abi::UNTORN_SHARED
+    | abi::UNTORN_VERIFY_READS
+    | abi::UNTORN_REPAIR_READS;
 
 /// Opens or creates the file as the options say.
 pub(crate) fn open(path: &Path, c: &untorn_options) -> Result<AtomicFile> {

@@ -66,7 +66,7 @@ fn what_redundancy_costs_is_reported_and_drawn() {
     let (rows, drawn) = bench(&[&["redundancy"][..], &small].concat());
     assert_eq!(
         rows.iter().map(|row| row["redundancy"].as_str()).collect::<Vec<_>>(),
-        ["off", "tracking", "on"].map(Some)
+        ["off", "tracking", "on", "off", "on"].map(Some)
     );
     assert!(rows[2]["over_time"].is_array() && rows[2]["cpu_overhead"].is_number(), "{}", rows[2]);
     assert!(drawn.contains("vulnerable stripes") && drawn.contains("time to full coverage"));

@@ -15,7 +15,7 @@ fn every_damage_is_found_and_given_back_and_nothing_else_is_touched() {
         assert!(row.clean(), "{row}");
         assert!(row.injected == 4, "{row}");
     }
-    assert_eq!(outcome.watches.len(), Place::ALL.len());
+    assert_eq!(outcome.watches.len(), 3 * Place::ALL.len());
     for watch in &outcome.watches {
         assert_eq!(watch.alarms, 0, "{watch:?}");
         assert!(watch.stores >= 100 && watch.scrubs >= 1, "{watch:?}");

@@ -58,7 +58,7 @@ pub use map::{AtomicMap, RegionMap, RegionMapOptions, SharedMap, SharedRegion};
 pub use mapped::{MappedFiles, Mapping, Place, View};
 pub use options::{
     Checksum, Damage, DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, PageRange, Progress,
-    ProgressFn, ProtectOptions, ReadPolicy, StripeLayout, Trust,
+    ProgressFn, ProtectOptions, ReadPolicy, StripeLayout, Trust, VerifyReads,
 };
 pub use protected::{Protected, Stores, coverage, protect, repair, scrub, track, unprotect};
 pub use redundancy::{Coverage, History, RepairReport, ScrubReport, Tracker};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use self::choices::{DirtyTracking, Durability, EngineKind, Layout, LogPolicy, LostPage, Order, ReadPolicy, Trust};
-pub use self::redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout};
+pub use self::redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout, VerifyReads};
 pub(crate) use self::redundancy::{DamageFn, Settings};
 use crate::error::{Error, Result};
 
@@ -63,6 +63,7 @@ pub struct Options {
     pub(crate) exclusive: bool,
     pub(crate) shared: bool,
     pub(crate) redundancy: Option<ProtectOptions>,
+    pub(crate) verify_reads: Option<VerifyReads>,
     pub(crate) progress: Option<ProgressFn>,
 }
 
@@ -90,6 +91,7 @@ impl Default for Options {
             exclusive: false,
             shared: false,
             redundancy: None,
+            verify_reads: None,
             progress: None,
         }
     }
@@ -116,6 +118,7 @@ impl fmt::Debug for Options {
             .field("dirty_tracking", &self.dirty_tracking)
             .field("shared", &self.shared)
             .field("redundancy", &self.redundancy)
+            .field("verify_reads", &self.verify_reads)
             .finish_non_exhaustive()
     }
 }
@@ -362,6 +365,17 @@ impl Options {
         let stripe = self.redundancy.as_ref().and_then(|redundancy| redundancy.settings.stripe);
         if !stripe.is_none_or(|pages| (1..=Settings::MAX_STRIPE).contains(&pages)) {
             return invalid("a stripe of redundancy has 1 to 64 data pages");
+        }
+        if self.verify_reads.is_some() && (self.read_only || self.engine == EngineKind::Passthrough) {
+            return invalid("reads are verified by who keeps redundancy: a handle for writing, with an engine");
+        }
+        if self.verify_reads.is_some() && self.exclusive {
+            return invalid("plain loads of a map go by nobody who could verify them; scrub the file instead");
+        }
+        if self.verify_reads.is_some() && self.shared {
+            return invalid(
+                "reads of a file that is shared are done by whoever serves it, who was not asked to verify them",
+            );
         }
         if self.redundancy.is_some() && self.shared {
             return invalid("a file that is shared keeps the redundancy it has; protect it before (`untorn protect`)");

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use untorn::{AtomicFile, Damage, Durability, EngineKind, Error, Options, PageRange, ProtectOptions, Trust};
+use untorn::{
+    AtomicFile, Damage, Durability, EngineKind, Error, Options, PageRange, ProtectOptions, Trust, VerifyReads,
+};
 
 const PAGE: u64 = 4096;
 const LEN: u64 = 40 * PAGE + 1000;
@@ -304,8 +306,10 @@ fn what_the_user_trusts_is_not_repaired_back() {
             let options = options.clone().redundancy(by_hand());
             let file = options.create(&place.path, LEN).unwrap();
             fill(&file, 1);
-            file.sync_redundancy().unwrap();
+            // What is edited at home is to count there.
+            file.deploy(0, LEN).unwrap();
             file.sync().unwrap();
+            file.sync_redundancy().unwrap();
             file.write_at(&[7; 100], 3 * PAGE).unwrap();
             file.sync().unwrap();
             drop(file);
@@ -386,12 +390,16 @@ fn damage_that_cannot_be_mended_keeps_nobody_from_the_file() {
         let place = Place::new();
         let file = options.redundancy(at_once().stripe(2)).create(&place.path, LEN).unwrap();
         fill(&file, 1);
+        file.deploy(0, LEN).unwrap();
+        file.sync().unwrap();
         file.sync_redundancy().unwrap();
         rot(&place.path, 8 * PAGE + 2000, b"damage");
         rot(&place.path, 9 * PAGE + 2000, b"damage");
         file.write_at(b"stored", 8 * PAGE).unwrap();
         file.sync().unwrap();
-        // What the sidecar has is brought home by this, whether or not the stripe can be covered.
+        // It goes home whether or not the stripe can be covered.
+        file.deploy(0, LEN).unwrap();
+        file.sync().unwrap();
         file.sync_redundancy().unwrap();
         // An engine that stores the whole page anew takes the damage for its own.
         let lost = file.coverage().unwrap().unwrap().lost;
@@ -415,4 +423,83 @@ fn a_file_that_was_replaced_leaves_the_redundancy_of_the_other_alone() {
         assert!(file.resize(LEN + 20 * PAGE).and_then(|()| file.close()).is_err());
         assert!(fs::read(companion(&place.path)).unwrap() == kept);
     }
+}
+
+#[test]
+fn a_dropped_handle_leaves_what_a_closed_one_does() {
+    for options in engines() {
+        let place = Place::new();
+        let options = options.redundancy(by_hand());
+        let file = options.create(&place.path, LEN).unwrap();
+        fill(&file, 1);
+        file.sync_redundancy().unwrap();
+        drop(file);
+        let coverage = untorn::coverage(&place.path).unwrap().unwrap();
+        assert_eq!((coverage.believed, coverage.uncovered, coverage.unknown.len()), (true, 0, 0));
+        rot(&place.path, 30 * PAGE, b"damage");
+        let report = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
+        assert_eq!(report.damage, [Damage::Page(PageRange { offset: 30 * PAGE, len: PAGE })]);
+        assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().repaired.len(), 1);
+    }
+}
+
+#[test]
+fn a_read_that_is_verified_tells_of_damage_or_mends_it() {
+    for options in engines() {
+        let place = Place::new();
+        let options = options.redundancy(by_hand());
+        let bytes = {
+            let file = options.create(&place.path, LEN).unwrap();
+            let bytes = fill(&file, 1);
+            file.deploy(0, LEN).unwrap();
+            file.close().unwrap();
+            bytes
+        };
+        for verify in [VerifyReads::Fail, VerifyReads::Repair] {
+            let file = options.clone().verify_reads(verify).open(&place.path).unwrap();
+            assert_eq!(all_of(&file), bytes);
+            rot(&place.path, 12 * PAGE + 5, b"damage");
+            let mut found = vec![0; 100];
+            // A page beside it is none of its business.
+            file.read_at(&mut found, 13 * PAGE).unwrap();
+            let read = file.read_at(&mut found, 12 * PAGE - 50);
+            if verify == VerifyReads::Fail {
+                let Err(Error::Corrupt { path, offset, .. }) = read else { panic!("{read:?}") };
+                assert_eq!((path, offset), (place.path.clone(), Some(12 * PAGE)));
+                assert_eq!(file.repair().unwrap().repaired.len(), 1);
+                file.read_at(&mut found, 12 * PAGE - 50).unwrap();
+            } else {
+                read.unwrap();
+                assert!(file.scrub().unwrap().is_clean());
+            }
+            assert_eq!(found, bytes[12 * PAGE as usize - 50..][..100]);
+            // What is not covered is read as it is.
+            file.write_at(&bytes[20 * PAGE as usize..][..64], 20 * PAGE).unwrap();
+            file.sync().unwrap();
+            assert_eq!(all_of(&file), bytes);
+            assert!(matches!(file.read_at(&mut found, LEN - 10), Err(Error::OutOfRange { .. })));
+            file.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn reads_that_nobody_can_verify_are_refused() {
+    let place = Place::new();
+    let options = Options::new().verify_reads(VerifyReads::Fail);
+    assert!(matches!(options.create(&place.path, LEN), Err(Error::Invalid { .. })));
+    fs::write(&place.path, vec![0; LEN as usize]).unwrap();
+    for refused in [options.clone(), options.clone().read_only(true), options.clone().shared(true)] {
+        assert!(matches!(refused.open(&place.path), Err(Error::Invalid { .. })));
+    }
+    // Nor a handle beside one that keeps no redundancy.
+    let bare = Options::new().open(&place.path).unwrap();
+    assert!(matches!(options.open(&place.path), Err(Error::InUse { .. })));
+    bare.close().unwrap();
+    let with_redundancy = options.clone().redundancy(by_hand());
+    assert!(matches!(with_redundancy.map(&place.path), Err(Error::Invalid { .. })));
+    let first = Options::new().redundancy(by_hand()).open(&place.path).unwrap();
+    assert!(matches!(with_redundancy.open(&place.path), Err(Error::InUse { .. })));
+    first.close().unwrap();
+    with_redundancy.open(&place.path).unwrap().close().unwrap();
 }

@@ -8,6 +8,7 @@ mod policy;
 mod read;
 mod redundancy;
 mod redundancy_kernels;
+mod redundancy_map;
 mod redundancy_pass;
 mod region_ops;
 mod write;
@@ -51,7 +52,10 @@ pub fn names() -> &'static [(&'static str, &'static str)] {
         ("map-commit", "a commit of plain stores into a map, against msync of a mapping or a flush of its lines"),
         ("region-flush", "the same with a region of a store: libpmem's pmem_flush benchmark, ported as the paper did"),
         ("region-ops", "create, allocate, map, unmap, free and delete regions, against files made durable by fsync"),
-        ("redundancy", "workloads on a mapping that is protected, every so many seconds, against one that is not"),
+        (
+            "redundancy",
+            "workloads on a mapping, and on a map with commits, covered every so many seconds, against none",
+        ),
         ("redundancy-pass", "the processor time of a pass over a file that nobody stored to"),
         ("redundancy-kernels", "checksums and parity of memory out of the caches, against a read of it"),
         ("idle", "the processor time that an open file takes while nobody uses it"),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use untorn::medium::{Access, Dax, DaxFile, Medium, MediumFile, MediumKind};
 use untorn::{ProtectOptions, Protected, Tracker, track};
 
-use super::{Case, Progress};
+use super::{Case, Progress, redundancy_map};
 use crate::args::{Pattern, Workload, or_default};
 use crate::cpu::{process_time, thread_time};
 use crate::error::Result;
@@ -26,8 +26,8 @@ use crate::zipf::Zipf;
 
 const PAGE: u64 = 4096;
 /// Bytes of a record of the key-value workload, and of the field of it that an update stores: YCSB's.
-const RECORD: u64 = 1024;
-const FIELD: usize = 100;
+pub(super) const RECORD: u64 = 1024;
+pub(super) const FIELD: usize = 100;
 const RATE: u64 = 20_000;
 const READS: u32 = 50;
 /// Looks at what is vulnerable in one period.
@@ -49,22 +49,22 @@ pub(super) fn touch(memory: &DaxFile, len: u64) -> Result<()> {
 }
 
 /// What the program does.
-struct Load {
-    workload: Workload,
-    threads: usize,
+pub(super) struct Load {
+    pub(super) workload: Workload,
+    pub(super) threads: usize,
     /// Bytes of a random store.
     size: usize,
-    len: u64,
-    zipf: Zipf,
+    pub(super) len: u64,
+    pub(super) zipf: Zipf,
     /// Reads of 100 operations.
-    reads: u64,
+    pub(super) reads: u64,
     /// Turns of [`work`] in each operation.
-    turns: u64,
-    seed: u64,
+    pub(super) turns: u64,
+    pub(super) seed: u64,
 }
 
 /// What a server does with a request beside looking at its data.
-fn work(turns: u64) {
+pub(super) fn work(turns: u64) {
     black_box((0..black_box(turns)).fold(turns, |sum, _| mix(sum)));
 }
 
@@ -364,6 +364,10 @@ fn compare<T: Target>(
         let path = rig.place(&format!("protected-{nth}"));
         untorn::unprotect(&path)?;
         std::fs::remove_file(&path).map_err(|source| crate::Error::io("remove", &path, source))?;
+    }
+    if workload == Workload::KeyValue {
+        tell("running over a map");
+        rows.extend(redundancy_map::compare(rig, &load, offered, &periods, (limit, least))?);
     }
     Ok(rows)
 }

@@ -10,7 +10,7 @@ use super::rate;
 pub struct RedundancyRow {
     /// "key-value" or "random-stores".
     pub workload: &'static str,
-    /// What is stored to: "plain-mapping".
+    /// What is stored to: "plain-mapping", or "atomic-map", which is committed now and then.
     pub system: &'static str,
     /// "off"; "tracking", where stores are found and nothing is covered; or "on".
     pub redundancy: &'static str,

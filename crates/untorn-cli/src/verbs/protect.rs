@@ -27,7 +27,10 @@ pub(crate) fn protect(args: &cli::Protect) -> Result<Exit> {
         options = options.checksum(checksum);
     }
     let coverage = untorn::protect(&args.file, &options)?;
-    let exit = match (coverage.lost.is_empty(), coverage.unknown.is_empty()) {
+    let of_sidecar = coverage.sidecar.as_deref();
+    let none_lost = coverage.lost.is_empty() && of_sidecar.is_none_or(|sidecar| sidecar.lost.is_empty());
+    let none_unknown = coverage.unknown.is_empty() && of_sidecar.is_none_or(|sidecar| sidecar.unknown.is_empty());
+    let exit = match (none_lost, none_unknown) {
         (false, _) => Exit::Corrupt,
         (true, false) => Exit::Attention,
         (true, true) => Exit::Clean,
@@ -49,6 +52,12 @@ pub(crate) fn protect(args: &cli::Protect) -> Result<Exit> {
         }
         if !coverage.lost.is_empty() {
             let _ = writeln!(text, "  - damaged, and parity cannot give them back: pages {}", list(&coverage.lost));
+        }
+        if let Some(sidecar) = of_sidecar.filter(|_| !none_lost || !none_unknown) {
+            let pages: Vec<u64> = sidecar.lost.iter().chain(&sidecar.unknown).copied().collect();
+            if !pages.is_empty() {
+                let _ = writeln!(text, "  - of the sidecar's pages damaged, or changed untold: {}", list(&pages));
+            }
         }
         text
     })?;
@@ -82,7 +91,7 @@ pub(crate) fn scrub(args: &cli::Scrub) -> Result<Exit> {
     let mut object = scrub_object(&report);
     insert(&mut object, "path", json!(args.file.display().to_string()));
     output::report(args.form.json, &object, || {
-        let mut text = format!("{}: {} compared\n", args.file.display(), count(report.checked, "page", "pages"));
+        let mut text = format!("{}: {}\n", args.file.display(), compared(&report));
         describe(&mut text, &report);
         if report.is_clean() {
             let _ = writeln!(text, "  nothing is damaged");
@@ -108,15 +117,16 @@ fn mend(path: &Path, as_json: bool) -> Result<Exit> {
     });
     bar.finish_and_clear();
     let report = report?;
+    let all_known = report.unknown.is_empty() && report.sidecar_unknown.is_empty();
     let mut object = repair_object(&report);
     insert(&mut object, "path", json!(path.display().to_string()));
     output::report(as_json, &object, || {
-        let mut text = format!("{}: {} compared\n", path.display(), count(report.scrub.checked, "page", "pages"));
+        let mut text = format!("{}: {}\n", path.display(), compared(&report.scrub));
         describe(&mut text, &report.scrub);
         if report.scrub.is_clean() {
             let _ = writeln!(text, "  nothing to repair");
-        } else if report.lost.is_empty() {
-            let pages = count(report.repaired.len() as u64, "page", "pages");
+        } else if report.is_whole() {
+            let pages = count((report.repaired.len() + report.sidecar_repaired.len()) as u64, "page", "pages");
             let parts = count(report.rebuilt, "part of the redundancy", "parts of the redundancy");
             let _ = writeln!(text, "  {}: {pages} and {parts}", paint(Colour::Good, "repaired"));
         } else {
@@ -125,23 +135,36 @@ fn mend(path: &Path, as_json: bool) -> Result<Exit> {
             for range in &report.lost {
                 let _ = writeln!(text, "    {} bytes at {}", range.len, range.offset);
             }
+            for range in &report.sidecar_lost {
+                let _ = writeln!(text, "    {} bytes at {} in the sidecar", range.len, range.offset);
+            }
         }
-        if !report.unknown.is_empty() {
+        if !all_known {
             let _ =
                 writeln!(text, "  pages that changed untold were left alone; `untorn protect` covers them as they are");
         }
         text
     })?;
-    Ok(match (report.lost.is_empty(), report.unknown.is_empty()) {
+    Ok(match (report.is_whole(), all_known) {
         (false, _) => Exit::Corrupt,
         (true, false) => Exit::Attention,
         (true, true) => Exit::Clean,
     })
 }
 
+/// How many pages a scrub compared.
+fn compared(report: &ScrubReport) -> String {
+    let pages = count(report.checked, "page", "pages");
+    match report.sidecar_checked {
+        0 => format!("{pages} compared"),
+        others => format!("{pages} compared, and {} of the sidecar", others),
+    }
+}
+
 fn describe(text: &mut String, report: &ScrubReport) {
-    if report.skipped > 0 {
-        let _ = writeln!(text, "  {} not covered, and passed over", count(report.skipped, "page is", "pages are"));
+    let skipped = report.skipped + report.sidecar_skipped;
+    if skipped > 0 {
+        let _ = writeln!(text, "  {} not covered, and passed over", count(skipped, "page is", "pages are"));
     }
     for damage in report.damage.iter().take(LISTED) {
         let _ = match damage {
@@ -151,6 +174,22 @@ fn describe(text: &mut String, report: &ScrubReport) {
             }
             Damage::Parity { stripe } => writeln!(text, "  - damaged: the parity of stripe {stripe}"),
             Damage::Table { offset } => writeln!(text, "  - damaged: a table, at {offset} in the companion file"),
+            Damage::SidecarPage(range) => {
+                writeln!(text, "  - damaged: {} bytes at {} in the sidecar", range.len, range.offset)
+            }
+            Damage::SidecarUnknown(range) => {
+                writeln!(
+                    text,
+                    "  - changed, and nobody told of it: {} bytes at {} in the sidecar",
+                    range.len, range.offset
+                )
+            }
+            Damage::SidecarParity { stripe } => {
+                writeln!(text, "  - damaged: the parity of stripe {stripe} of the sidecar")
+            }
+            Damage::SidecarTable { offset } => {
+                writeln!(text, "  - damaged: a table, at {offset} in the companion file of the sidecar")
+            }
             other => writeln!(text, "  - {other:?}"),
         };
     }
@@ -183,9 +222,19 @@ fn scrub_object(report: &ScrubReport) -> Value {
         Damage::Unknown(range) => json!({ "what": "unknown", "offset": range.offset, "len": range.len }),
         Damage::Parity { stripe } => json!({ "what": "parity", "stripe": stripe }),
         Damage::Table { offset } => json!({ "what": "table", "offset": offset }),
+        Damage::SidecarPage(range) => json!({ "what": "sidecar-page", "offset": range.offset, "len": range.len }),
+        Damage::SidecarUnknown(range) => json!({ "what": "sidecar-unknown", "offset": range.offset, "len": range.len }),
+        Damage::SidecarParity { stripe } => json!({ "what": "sidecar-parity", "stripe": stripe }),
+        Damage::SidecarTable { offset } => json!({ "what": "sidecar-table", "offset": offset }),
         other => json!({ "what": format!("{other:?}") }),
     });
-    json!({ "checked": report.checked, "skipped": report.skipped, "damage": damage.collect::<Vec<_>>() })
+    json!({
+        "checked": report.checked,
+        "skipped": report.skipped,
+        "sidecar_checked": report.sidecar_checked,
+        "sidecar_skipped": report.sidecar_skipped,
+        "damage": damage.collect::<Vec<_>>(),
+    })
 }
 
 fn repair_object(report: &RepairReport) -> Value {
@@ -194,6 +243,9 @@ fn repair_object(report: &RepairReport) -> Value {
     insert(&mut object, "rebuilt", json!(report.rebuilt));
     insert(&mut object, "lost", ranges(&report.lost));
     insert(&mut object, "unknown", ranges(&report.unknown));
+    insert(&mut object, "sidecar_repaired", ranges(&report.sidecar_repaired));
+    insert(&mut object, "sidecar_lost", ranges(&report.sidecar_lost));
+    insert(&mut object, "sidecar_unknown", ranges(&report.sidecar_unknown));
     object
 }
 
@@ -208,12 +260,25 @@ pub(crate) fn summary(path: &Path) -> Value {
 }
 
 fn object(coverage: &Coverage) -> Value {
+    let sidecar = coverage.sidecar.as_deref().map(|sidecar| {
+        json!({
+            "companion": { "path": sidecar.companion.display().to_string(), "bytes": sidecar.bytes },
+            "pages": sidecar.pages,
+            "uncovered": sidecar.uncovered,
+            "unknown": sidecar.unknown,
+            "lost": sidecar.lost,
+            "stripes": sidecar.stripes,
+            "vulnerable_stripes": sidecar.vulnerable_stripes,
+            "repaired": sidecar.history.repaired,
+        })
+    });
     json!({
         "state": if coverage.believed { "trusted" } else { "changed-untold" },
         "companion": { "path": coverage.companion.display().to_string(), "bytes": coverage.bytes },
         "pages": coverage.pages,
         "uncovered": coverage.uncovered,
         "in_sidecar": coverage.in_sidecar,
+        "sidecar": sidecar,
         "unknown": coverage.unknown,
         "lost": coverage.lost,
         "oldest_uncovered_seconds": coverage.oldest_uncovered.map(|age| age.as_secs_f64()),

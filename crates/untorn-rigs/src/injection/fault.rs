@@ -20,25 +20,31 @@ pub enum Part {
     Reflection,
     /// A page of the data file of the hybrid log.
     HybridLog,
+    /// A page of the sidecar of the reflection engine, with half of the slices of each page of the file valid there.
+    Sidecar,
 }
 
 impl Part {
     /// All of them.
-    pub const ALL: [Part; 6] =
-        [Part::Data, Part::Checksums, Part::Parity, Part::Superblock, Part::Reflection, Part::HybridLog];
+    pub const ALL: [Part; 7] =
+        [Part::Data, Part::Checksums, Part::Parity, Part::Superblock, Part::Reflection, Part::HybridLog, Part::Sidecar];
 
     /// The engine that the file has, if it has one.
     pub(super) fn engine(self) -> Option<EngineKind> {
         match self {
-            Part::Reflection => Some(EngineKind::Reflection),
+            Part::Reflection | Part::Sidecar => Some(EngineKind::Reflection),
             Part::HybridLog => Some(EngineKind::HybridLog),
             _ => None,
         }
     }
 
-    /// Whether it is of the data file, and not of its companion.
-    pub(super) fn is_data(self) -> bool {
-        matches!(self, Part::Data | Part::Reflection | Part::HybridLog)
+    /// The file that it is of.
+    pub(super) fn of(self) -> Of {
+        match self {
+            Part::Data | Part::Reflection | Part::HybridLog => Of::Data,
+            Part::Checksums | Part::Parity | Part::Superblock => Of::Companion,
+            Part::Sidecar => Of::Sidecar,
+        }
     }
 }
 
@@ -51,8 +57,18 @@ impl fmt::Display for Part {
             Part::Superblock => "superblock",
             Part::Reflection => "reflection",
             Part::HybridLog => "hybrid-log",
+            Part::Sidecar => "sidecar",
         })
     }
+}
+
+/// One of the files that a protected file consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Of {
+    Data,
+    Companion,
+    Sidecar,
+    SidecarCompanion,
 }
 
 /// What happens to it.

@@ -7,9 +7,11 @@
 //! what it means, the rig works out by itself from `docs/format.md`.
 //!
 //! The same is done to files of both engines, with redundancy: they are stored to by transactions, half of the slices of a page
-//! at a time, and repaired by who opens them with their engine.
+//! at a time, and repaired by who opens them with their engine. Of the reflection engine, half of the slices of each page are then
+//! valid in the sidecar, whose pages are damaged too.
 //!
-//! Besides, a file is scrubbed while a program stores to it at random; there must be no alarm at all.
+//! Besides, files are scrubbed while threads of a program store to them at random, announcing it or with an engine; there must be
+//! no alarm at all.
 
 mod fault;
 mod shape;
@@ -93,7 +95,7 @@ pub struct Settings {
     pub dir: PathBuf,
     /// Pages of a file.
     pub pages: u64,
-    /// For how long, on each place, a file is scrubbed while a program stores to it; for a hundred stores at least.
+    /// For how long, on each place, files are scrubbed while threads store to them; for a hundred stores of each at least.
     pub watch: Duration,
     /// Threads.
     pub jobs: usize,
@@ -151,7 +153,7 @@ impl fmt::Display for Row {
 pub struct Outcome {
     /// One for each place, part and kind.
     pub rows: Vec<Row>,
-    /// One for each place.
+    /// Three for each place: of a program that announces its stores, and of each engine.
     pub watches: Vec<Watch>,
 }
 
@@ -169,7 +171,11 @@ impl Outcome {
 pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome> {
     let kinds = |(place, part)| Kind::ALL.map(|kind| (place, part, kind));
     let parts = |place| Part::ALL.map(|part| (place, part));
-    let all: Vec<_> = Place::ALL.into_iter().flat_map(parts).flat_map(kinds).collect();
+    let mut all: Vec<_> = Place::ALL.into_iter().flat_map(parts).flat_map(kinds).collect();
+    if settings.cases == 0 {
+        // Only what is watched.
+        all.clear();
+    }
     let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         let work = || {
@@ -191,7 +197,10 @@ pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome>
     rows.sort_by_key(|(index, _)| *index);
     let rows = rows.into_iter().map(|(_, row)| row).collect::<Result<_>>()?;
     let watches = std::thread::scope(|scope| {
-        let watching = Place::ALL.map(|place| scope.spawn(move || watch::watch(settings, place)));
+        let each = Place::ALL.into_iter().flat_map(|place| watch::ENGINES.map(|engine| (place, engine)));
+        let watch = |(place, engine)| scope.spawn(move || watch::watch(settings, place, engine));
+        // All at once: a watch takes as long as it is told to.
+        let watching: Vec<_> = each.map(watch).collect();
         watching.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(died()))).collect::<Result<_>>()
     })?;
     Ok(Outcome { rows, watches })
@@ -207,7 +216,7 @@ fn inject(settings: &Settings, index: u64, place: Place, part: Part, kind: Kind)
     // A round takes one copy of each block, and each scrub reads all pages: most of these rounds are on small files.
     let (large, small) = (settings.pages, settings.pages.min(SMALL));
     let files = match part {
-        Part::Data | Part::Parity | Part::Reflection | Part::HybridLog => vec![(large, settings.cases)],
+        Part::Data | Part::Parity | Part::Reflection | Part::HybridLog | Part::Sidecar => vec![(large, settings.cases)],
         Part::Checksums => vec![(large, settings.cases / 8), (small, settings.cases)],
         Part::Superblock => vec![(small, settings.cases)],
     };

@@ -7,8 +7,17 @@ use untorn::StripeLayout;
 pub(super) const PAGE: u64 = 4096;
 /// Checksums of one table block.
 const ENTRIES: u64 = 500;
+/// Where the lanes of records begin in a sidecar.
+const LANES_AT: u64 = 3 * PAGE;
 /// Bytes of the two superblocks.
 const SUPERBLOCKS: u64 = 2 * PAGE;
+
+/// Where the chunks of a sidecar begin, by what its superblock says of the lanes before them.
+pub(super) fn chunks_at(sidecar: &[u8]) -> u64 {
+    let word =
+        |at: usize| u64::from(u32::from_le_bytes([sidecar[at], sidecar[at + 1], sidecar[at + 2], sidecar[at + 3]]));
+    (LANES_AT + word(100) * word(104) * 64).next_multiple_of(PAGE)
+}
 
 /// The shape of a protected file and its companion.
 #[derive(Clone, Copy, Debug)]

@@ -11,8 +11,8 @@ use untorn::{
 };
 use untorn_sim::Rng;
 
-use super::fault::Part;
-use super::shape::{PAGE, Shape};
+use super::fault::{Of, Part};
+use super::shape::{PAGE, Shape, chunks_at};
 use super::{Kind, Place, Row, Settings, done, io};
 use crate::error::{Error, Result};
 
@@ -53,6 +53,15 @@ struct Victim {
     told: Damage,
 }
 
+/// The sidecar of a file, if its pages are covered.
+struct Sidecar {
+    pages: Versions,
+    companion: Versions,
+    /// Where they begin.
+    from: u64,
+    shape: Shape,
+}
+
 pub(super) struct Subject {
     _dir: tempfile::TempDir,
     place: Place,
@@ -62,6 +71,7 @@ pub(super) struct Subject {
     options: ProtectOptions,
     data: Versions,
     side: Versions,
+    sidecar: Option<Sidecar>,
     rng: Rng,
 }
 
@@ -94,7 +104,21 @@ impl Subject {
         let (mut data, mut side) = (versions(&path), versions(&coverage.companion));
         data.refresh()?;
         side.refresh()?;
-        let mut subject = Subject { _dir: dir, place, engine, shape, options, data, side, rng };
+        let sidecar = match coverage.sidecar.filter(|_| part == Part::Sidecar) {
+            None => None,
+            Some(covered) => {
+                let (mut pages, mut companion) =
+                    (versions(&covered.companion.with_extension("")), versions(&covered.companion));
+                pages.refresh()?;
+                companion.refresh()?;
+                let shape = Shape { len: covered.pages * PAGE, ..shape };
+                Some(Sidecar { from: chunks_at(&pages.now), pages, companion, shape })
+            }
+        };
+        if sidecar.is_none() && part == Part::Sidecar {
+            return Err(Error::failed("damage a sidecar", "it is not covered"));
+        }
+        let mut subject = Subject { _dir: dir, place, engine, shape, options, data, side, sidecar, rng };
         subject.store_to(&(0..settings.pages).collect(), false)?;
         Ok(subject)
     }
@@ -110,8 +134,7 @@ impl Subject {
         let options = if synchronous { options.period(Duration::ZERO) } else { options.on_demand() };
         if let Some(engine) = self.engine {
             self.store_with(&with_engine(engine, options), pages)?;
-            self.data.refresh()?;
-            return self.side.refresh();
+            return self.refresh();
         }
         let protected = self.place.open(&options, &self.data.path)?;
         let file = io("open a file", File::options().write(true).open(&self.data.path))?;
@@ -128,8 +151,48 @@ impl Subject {
             }
         }
         done("close", protected.close())?;
+        self.refresh()
+    }
+
+    /// Takes what the files hold now for what they are to hold.
+    fn refresh(&mut self) -> Result<()> {
         self.data.refresh()?;
-        self.side.refresh()
+        self.side.refresh()?;
+        if let Some(sidecar) = &mut self.sidecar {
+            sidecar.pages.refresh()?;
+            sidecar.companion.refresh()?;
+        }
+        Ok(())
+    }
+
+    /// All files, and which each of them is.
+    fn files(&self) -> Vec<(Of, &Versions)> {
+        let mut files = vec![(Of::Data, &self.data), (Of::Companion, &self.side)];
+        if let Some(sidecar) = &self.sidecar {
+            files.extend([(Of::Sidecar, &sidecar.pages), (Of::SidecarCompanion, &sidecar.companion)]);
+        }
+        files
+    }
+
+    fn file(&self, of: Of) -> &Versions {
+        let sidecar = || self.sidecar.as_ref().expect("only a sidecar that is covered is damaged");
+        match of {
+            Of::Data => &self.data,
+            Of::Companion => &self.side,
+            Of::Sidecar => &sidecar().pages,
+            Of::SidecarCompanion => &sidecar().companion,
+        }
+    }
+
+    /// Whether the page of a file at `at` says the same as before.
+    fn agree(&self, of: Of, at: u64, found: &[u8], now: &[u8]) -> bool {
+        match (of, &self.sidecar) {
+            (Of::Companion, _) => self.shape.agree(at, found, now),
+            // Superblock, retirement line and records change whenever it is opened.
+            (Of::Sidecar, Some(sidecar)) if at < sidecar.from => true,
+            (Of::SidecarCompanion, Some(sidecar)) => sidecar.shape.agree(at, found, now),
+            _ => found == now,
+        }
     }
 
     /// Stores to some pages with the file's engine, half of the slices of each in one commit and all of them in the next.
@@ -174,12 +237,12 @@ impl Subject {
     }
 
     fn strike_at(&mut self, row: &mut Row, victims: &[Victim]) -> Result<()> {
-        let struck = if row.part.is_data() { &self.data } else { &self.side };
-        damage(&struck.path, victims)?;
+        damage(&self.file(row.part.of()).path, victims)?;
         let (found, report) = self.repair()?;
         let after = done("scrub", self.place.look(&self.data.path)?.scrub())?;
-        if found.skipped + report.scrub.skipped + after.skipped > 0 {
-            return Err(Error::failed("damage covered pages", format!("{} are not covered", after.skipped)));
+        let skipped = |scrub: &ScrubReport| scrub.skipped + scrub.sidecar_skipped;
+        if skipped(&found) + skipped(&report.scrub) + skipped(&after) > 0 {
+            return Err(Error::failed("damage covered pages", format!("{} are not covered", skipped(&after))));
         }
         row.injected += victims.len() as u64;
         let told = |victim: &Victim| found.damage.iter().any(|damage| is_of(damage, &victim.told));
@@ -187,21 +250,20 @@ impl Subject {
         let false_alarm = |damage: &&Damage| !victims.iter().any(|victim| is_of(damage, &victim.told));
         row.alarms += found.damage.iter().filter(false_alarm).count() as u64 + after.damage.len() as u64;
         self.judge(row, victims, &report)?;
-        self.data.refresh()?;
-        self.side.refresh()
+        self.refresh()
     }
 
-    /// Compares both files with what they held before they were damaged.
+    /// Compares all files with what they held before they were damaged.
     fn judge(&self, row: &mut Row, victims: &[Victim], report: &RepairReport) -> Result<()> {
-        for (file, is_data) in [(&self.data, true), (&self.side, false)] {
-            let struck = is_data == row.part.is_data();
+        for (of, file) in self.files() {
+            let struck = of == row.part.of();
             let found = io("read a file", fs::read(&file.path))?;
             if found.len() != file.now.len() {
                 return Err(Error::failed("repair a file", "its length is another"));
             }
             for (nth, (found, now)) in found.chunks(PAGE as usize).zip(file.now.chunks(PAGE as usize)).enumerate() {
                 let at = nth as u64 * PAGE;
-                let same = if is_data { found == now } else { self.shape.agree(at, found, now) };
+                let same = self.agree(of, at, found, now);
                 let victim = victims.iter().find(|victim| struck && victim.at == at);
                 match victim {
                     Some(_) if same => row.restored += 1,
@@ -213,8 +275,8 @@ impl Subject {
                 }
             }
         }
-        if !report.lost.is_empty() || !report.unknown.is_empty() {
-            let what = format!("lost {:?}, unknown {:?}", report.lost, report.unknown);
+        if !report.is_whole() || !report.unknown.is_empty() || !report.sidecar_unknown.is_empty() {
+            let what = format!("{report:?}");
             return Err(Error::failed("repair one page of a stripe", what));
         }
         Ok(())
@@ -246,6 +308,16 @@ impl Subject {
                     places.push((shape.parity_at(stripe), PAGE, Damage::Parity { stripe }));
                 }
             }
+            Part::Sidecar => {
+                let (from, shape) = self.sidecar.as_ref().map_or((0, shape), |sidecar| (sidecar.from, sidecar.shape));
+                for stripe in 0..shape.stripes() {
+                    let page = *self.rng.pick(&shape.members(stripe));
+                    let offset = from + page * PAGE;
+                    if self.rng.one_in(2) {
+                        places.push((offset, PAGE, Damage::SidecarPage(PageRange { offset, len: PAGE })));
+                    }
+                }
+            }
             Part::Superblock => {
                 let offset = self.rng.below(2) * PAGE;
                 places.push((offset, PAGE, Damage::Table { offset }));
@@ -253,7 +325,11 @@ impl Subject {
         }
         let mut victims = Vec::new();
         for (at, len, told) in places {
-            let struck = if part.is_data() { &self.data } else { &self.side };
+            let struck = match part.of() {
+                Of::Data => &self.data,
+                Of::Sidecar => self.sidecar.as_ref().map_or(&self.data, |sidecar| &sidecar.pages),
+                _ => &self.side,
+            };
             let range = at as usize..(at + len) as usize;
             let here = &struck.now[range.clone()];
             let from = if self.rng.one_in(2) { &self.data.now } else { &self.side.now };

@@ -1,25 +1,35 @@
 //! An engine whose data file has redundancy.
 //!
 //! Redundancy speaks of the pages of the data file, as it does for a plain one; that they are stored to it learns from the
-//! medium, which watches ([`Watch`]). What the sidecar holds is not covered. So what is committed and valid there only is
-//! brought home before each pass: truth is out of cover for a period, as a page is that was stored to, and no longer. What
-//! a page holds at home beside that, slices that do not count, is covered with it.
+//! medium, which watches ([`Watch`]). Of the reflection engine it speaks of the pages of the sidecar too ([`SidecarPages`]), for a
+//! slice that was written is in one or the other and may stay there.
+//!
+//! Of the hybrid log it does not: an entry is written once, with a checksum of its own, goes home soon, and its space is used
+//! anew. What is committed and in the log is brought home before each pass, so truth is out of cover for a period, as a page
+//! is that was stored to, and no longer.
 //!
 //! # The end
 //! An engine notes the file's time when it closes, by which it knows at the next opening whether somebody else wrote. So all
 //! that redundancy may repair it repairs before; after, it only notes what is covered, and that the file was closed. A crash
 //! between the two leaves a file that is closed, and redundancy that is not, in which each page is covered or marked. After
-//! settling, the file is a plain protected one.
+//! settling, the file is a plain protected one. A handle that is dropped leaves the file as one does that is closed: an engine
+//! closes then too, and changes the file's time.
 
+use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{Engine, EngineKind, Info, Piece};
 use crate::error::{Error, Result};
 use crate::medium::{Identity, Medium};
-use crate::options::{Options, ProtectOptions};
-use crate::redundancy::{Beside, Coverage, Mode, RepairReport, Scrub, ScrubReport, Service, Threads, Watch, Watched};
+use crate::options::{Options, ProtectOptions, ReadPolicy, VerifyReads};
+use crate::redundancy::{
+    Aside, Beside, Coverage, Mode, RepairReport, Scrub, ScrubReport, Service, SidecarPages, Threads, Watch, Watched,
+    both, none_of_sidecar,
+};
+use crate::sidecar::PAGE;
 
 /// How often a pass looks anew at a file that is cut short while it is brought home.
 const TRIES: u32 = 16;
@@ -31,25 +41,37 @@ pub(super) struct Covered {
     work: Arc<Work>,
     /// How long to wait after what notes the file's time.
     tick: Duration,
+    /// Whether pages are compared with their checksums before they are read, and what is done then.
+    verify: Option<VerifyReads>,
+    /// Whether what is read goes home.
+    deploys_reads: bool,
+    /// The file was let go.
+    ended: AtomicBool,
 }
 
 struct Work {
     engine: Box<dyn Engine>,
     beside: Arc<dyn Beside>,
+    sidecar: Arc<dyn Aside>,
     /// Why the last pass that nobody called for failed, until somebody is told, or another pass goes through.
     untold: Mutex<Option<Error>>,
 }
 
-/// What watches the file, if it has redundancy or is to have it.
-pub(super) fn watch<M: Medium>(medium: &Arc<M>, path: &Path, options: &Options) -> Result<Option<Arc<Watch<M>>>> {
+/// What watches the file and its sidecar, if it has redundancy or is to have it.
+pub(super) fn watch<M: Medium>(medium: &Arc<M>, path: &Path, options: &Options) -> Result<Option<Arc<Watched<M>>>> {
     if options.read_only || options.engine == EngineKind::Passthrough {
         return Ok(None);
     }
     let redundancy = options.redundancy.clone().unwrap_or_default();
     let mode = if redundancy.period == Some(Duration::ZERO) { Mode::Synchronous } else { Mode::Announced };
-    let watch = Watch::new(Arc::clone(medium), path, mode, redundancy.settings, options.trust.is_some());
-    let is_protected = watch.is_protected()?;
-    Ok((is_protected || options.redundancy.is_some()).then_some(watch))
+    let (settings, batch) = (redundancy.settings, redundancy.settings.batch);
+    let data = Watch::new(Arc::clone(medium), path, mode.clone(), settings, options.trust.is_some());
+    if !data.is_protected()? && options.redundancy.is_none() {
+        none_of_sidecar(&**medium, path)?;
+        return Ok(None);
+    }
+    let sidecar = SidecarPages::new(Arc::clone(medium), path, mode, batch, super::chunk_pages)?;
+    Ok(Some(Arc::new(Watched { medium: Arc::clone(medium), data, sidecar })))
 }
 
 /// Opens the engine on the medium that it is given, and the redundancy of its file.
@@ -57,27 +79,37 @@ pub(super) fn watch<M: Medium>(medium: &Arc<M>, path: &Path, options: &Options) 
 /// # Errors
 /// Those of the engine and of redundancy.
 pub(super) fn open<M: Medium>(
-    watch: Arc<Watch<M>>,
+    watched: Arc<Watched<M>>,
     options: &Options,
     tick: Duration,
-    engine: impl FnOnce(Arc<Watched<M>>) -> Result<Box<dyn Engine>>,
+    engine: impl Fn(Arc<Watched<M>>) -> Result<Box<dyn Engine>>,
 ) -> Result<Covered> {
+    let (watch, sidecar) = (Arc::clone(&watched.data), Arc::clone(&watched.sidecar));
     // Redundancy that there is must know of the engine's first store. That which is to be made must not be, if the engine is
     // refused the file.
     let is_protected = watch.is_protected()?;
     if is_protected {
         watch.bind()?;
+        sidecar.bind()?;
+    } else {
+        none_of_sidecar(&*watched.medium, watch.path())?;
     }
-    let engine = engine(Arc::new(Watched(Arc::clone(&watch))))?;
+    let engine = match engine(Arc::clone(&watched)) {
+        // A sidecar that was closed has digests of all that counts in it.
+        Err(Error::Corrupt { .. }) if sidecar.mend()? => engine(watched)?,
+        opened => opened?,
+    };
     if !is_protected {
         watch.bind()?;
     }
     watch.begin()?;
-    let work = Arc::new(Work { engine, beside: watch, untold: Mutex::default() });
-    let service: Arc<dyn Service> = work.clone();
     let redundancy: ProtectOptions = options.redundancy.clone().unwrap_or_default();
+    sidecar.begin(watch.settings().unwrap_or(redundancy.settings))?;
+    let work = Arc::new(Work { engine, beside: watch, sidecar, untold: Mutex::default() });
+    let service: Arc<dyn Service> = work.clone();
     let threads = Mutex::new(Threads::start(&service, &redundancy)?);
-    Ok(Covered { threads, work, tick })
+    let (verify, deploys_reads) = (options.verify_reads, options.read_policy == ReadPolicy::Deploy);
+    Ok(Covered { threads, work, tick, verify, deploys_reads, ended: AtomicBool::new(false) })
 }
 
 impl Work {
@@ -95,6 +127,18 @@ impl Work {
 }
 
 impl Work {
+    /// Looks at what these pages have in the sidecar before it goes home, and repairs it: at home nothing would tell it from
+    /// what was written.
+    fn verify_aside(&self, pages: Range<u64>) -> Result<()> {
+        pages.filter_map(|page| self.engine.aside(page)).try_for_each(|at| self.sidecar.verify(at..at + PAGE, true))
+    }
+
+    /// The same of all that counts in the sidecar, before its engine takes a digest of it or lets go of it.
+    fn verify_all_aside(&self) -> Result<()> {
+        self.sidecar.verify_index()?;
+        self.verify_aside(0..self.engine.len().div_ceil(PAGE))
+    }
+
     fn untold(&self) -> MutexGuard<'_, Option<Error>> {
         self.untold.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,8 +151,10 @@ impl Service for Work {
 
     fn cover(&self) -> Result<u64> {
         self.engine.writable()?;
-        self.bring_home()?;
-        let covered = self.beside.cover()?;
+        if !self.sidecar.is_kept() {
+            self.bring_home()?;
+        }
+        let covered = self.beside.cover()? + self.sidecar.cover()?;
         *self.untold() = None;
         Ok(covered)
     }
@@ -123,49 +169,87 @@ impl Service for Work {
         if let Some(error) = self.untold().take() {
             return Err(error);
         }
-        let mut coverage = self.beside.coverage()?;
-        coverage.in_sidecar = self.engine.info().reflected_pages;
+        let mut coverage = both::coverage(&*self.beside, &*self.sidecar)?;
+        if !self.sidecar.is_kept() {
+            coverage.in_sidecar = self.engine.info().reflected_pages;
+        }
         Ok(coverage)
     }
 
     fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport> {
         self.engine.writable()?;
-        self.beside.scrub(how)
+        both::scrub(&*self.beside, &*self.sidecar, how)
     }
 
     fn note_scrub(&self) -> Result<()> {
         self.engine.writable()?;
-        self.beside.note_scrub()
+        self.beside.note_scrub()?;
+        self.sidecar.note_scrub()
     }
 
     fn repair(&self, how: Scrub<'_>) -> Result<RepairReport> {
         self.engine.writable()?;
-        self.beside.repair(how)
+        both::repair(&*self.beside, &*self.sidecar, how)
     }
 }
 
 impl Covered {
     /// Lets go of the file in one of the two ways of engines, and of its redundancy.
-    fn end(&self, engine: impl FnOnce(&dyn Engine) -> Result<()>) -> Result<()> {
+    fn end(&self, settles: bool) -> Result<()> {
+        if self.ended.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).stop();
         let work = &*self.work;
+        let let_go = || if settles { work.engine.settle() } else { work.engine.close() };
         if work.engine.writable().is_err() {
             // Of what failed before, or of a forked child, nothing may be said to be covered.
-            return engine(&*work.engine);
+            return let_go();
         }
-        let covered = work.bring_home().and_then(|()| {
-            // What this engine brought home counts from the next commit on. The epoch was committed before the file is let go.
-            if work.engine.info().engine == EngineKind::Reflection {
-                work.engine.sync()?;
-            }
-            work.beside.cover()
-        });
-        engine(&*work.engine)?;
+        let covered = work.cover();
+        if !settles && let Err(error) = work.verify_all_aside() {
+            // It still differs from its checksum, so it is found again, and nobody is kept from closing the file.
+            tracing::error!(path = %self.path().display(), %error, "the sidecar cannot be verified");
+        }
+        let_go()?;
         covered?;
         work.beside.finish()?;
+        work.sidecar.finish()?;
         // A store right after this must not have the very time that was noted.
         std::thread::sleep(self.tick);
         Ok(())
+    }
+
+    /// The pages of a range. One that is not of the file is for the engine to refuse.
+    fn pages_of(&self, offset: u64, len: u64) -> Range<u64> {
+        let end = self.work.engine.len().min(offset.saturating_add(len));
+        if offset < end { offset / PAGE..end.div_ceil(PAGE) } else { 0..0 }
+    }
+
+    /// Looks at what is about to be read.
+    fn verify(&self, offset: u64, len: u64) -> Result<()> {
+        let Some(verify) = self.verify else { return Ok(()) };
+        let (work, repair) = (&*self.work, verify == VerifyReads::Repair);
+        let pages = self.pages_of(offset, len);
+        if pages.is_empty() {
+            return Ok(());
+        }
+        work.beside.verify(offset..work.engine.len().min(offset.saturating_add(len)), repair)?;
+        for page in pages {
+            if let Some(at) = work.engine.aside(page) {
+                work.sidecar.verify(at..at + PAGE, repair)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Covered {
+    fn drop(&mut self) {
+        // In a forked child, and after a failure, nothing is done to the file.
+        if let Err(error) = self.end(false) {
+            tracing::warn!(path = %self.path().display(), %error, "not closed cleanly");
+        }
     }
 }
 
@@ -191,11 +275,15 @@ impl Engine for Covered {
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.verify(offset, dst.len() as u64)?;
+        if self.verify.is_none() && self.deploys_reads {
+            self.work.verify_aside(self.pages_of(offset, dst.len() as u64))?;
+        }
         self.work.engine.read(offset, dst)
     }
 
     fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
-        self.work.engine.try_read(offset, dst)
+        self.verify.is_none() && self.work.engine.try_read(offset, dst)
     }
 
     fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
@@ -203,6 +291,7 @@ impl Engine for Covered {
     }
 
     fn deploy(&self, offset: u64, len: u64) -> Result<()> {
+        self.work.verify_aside(self.pages_of(offset, len))?;
         self.work.engine.deploy(offset, len)
     }
 
@@ -223,15 +312,19 @@ impl Engine for Covered {
     }
 
     fn accepts(&self, options: &Options) -> bool {
-        self.work.engine.accepts(options)
+        self.work.engine.accepts(options) && (options.verify_reads.is_none() || options.verify_reads == self.verify)
     }
 
     fn close(&self) -> Result<()> {
-        self.end(|engine| engine.close())
+        self.end(false)
     }
 
     fn settle(&self) -> Result<()> {
-        self.end(|engine| engine.settle())
+        if self.work.engine.writable().is_ok() {
+            // What is damaged would be all there is: then the file stays as it is, and is closed.
+            self.work.verify_all_aside()?;
+        }
+        self.end(true)
     }
 
     fn redundancy(&self) -> Option<&dyn Service> {

@@ -175,6 +175,11 @@ pub(crate) trait Engine: Send + Sync {
     fn close(&self) -> Result<()>;
     /// Deploys all and removes the sidecar. Called once, with no other call under way.
     fn settle(&self) -> Result<()>;
+    /// Where a page has bytes in the sidecar that count and are not at home, if it has any and the sidecar is what has
+    /// redundancy: the first byte of its page there. It may not be so any more.
+    fn aside(&self, _page: u64) -> Option<u64> {
+        None
+    }
     /// The redundancy of the data file, if this keeps it.
     fn redundancy(&self) -> Option<&dyn Service> {
         None
@@ -208,6 +213,16 @@ pub fn region_barriers() -> Vec<Barrier> {
 /// The barriers of the write cache: for the mutation tests.
 pub fn cache_barriers() -> Vec<Barrier> {
     crate::cache::barriers::ALL.to_vec()
+}
+
+/// The barriers that only the redundancy of a sidecar passes: for the mutation tests.
+pub fn sidecar_redundancy_barriers() -> Vec<Barrier> {
+    crate::redundancy::sidecar_barriers::ALL.to_vec()
+}
+
+/// Pages of a chunk of a sidecar whose pages have redundancy, of which the first says which bytes of the others count.
+pub(crate) fn chunk_pages(layout: Layout) -> u64 {
+    reflection::chunk_pages(layout)
 }
 
 /// Every barrier that the redundancy of a file passes: the list the mutation tests must convict whole.
@@ -309,8 +324,15 @@ pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &O
 /// The engine of a file, with its redundancy if it has any or is to.
 fn engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options, tick: Duration) -> Result<Box<dyn Engine>> {
     match covered::watch(&medium, path, options)? {
+        None if options.verify_reads.is_some() => {
+            let what = "no redundancy is kept of it, against which reads could be verified; protect it (`untorn protect`), or open \
+                        it with `Options::redundancy`";
+            Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() })
+        }
         None => bare_engine_on(medium, path, options),
-        Some(watch) => covered::open(watch, options, tick, |medium| bare_engine_on(medium, path, options)).map(boxed),
+        Some(watched) => {
+            covered::open(watched, options, tick, |medium| bare_engine_on(medium, path, options)).map(boxed)
+        }
     }
 }
 

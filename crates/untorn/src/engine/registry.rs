@@ -117,7 +117,8 @@ impl Registry {
                 let holder = format!("this process already, {how}, and its handles are all of one kind");
                 return Err(Error::InUse { path: path.to_owned(), holder });
             }
-            let keeps_none = options.redundancy.is_some() && shared.engine.redundancy().is_none();
+            let wants_it = options.redundancy.is_some() || options.verify_reads.is_some();
+            let keeps_none = wants_it && shared.engine.redundancy().is_none();
             if keeps_none || !shared.engine.accepts(options) {
                 let holder = "this process, with other options".to_owned();
                 return Err(Error::InUse { path: path.to_owned(), holder });

@@ -117,10 +117,33 @@ pub enum Damage {
         /// Where it is in the companion file.
         offset: u64,
     },
+    /// As [`Page`](Damage::Page), of the sidecar. The bytes are counted from its start.
+    SidecarPage(PageRange),
+    /// As [`Unknown`](Damage::Unknown), of the sidecar.
+    SidecarUnknown(PageRange),
+    /// As [`Parity`](Damage::Parity), of the sidecar.
+    SidecarParity {
+        /// The stripe's number.
+        stripe: u64,
+    },
+    /// As [`Table`](Damage::Table), of the sidecar.
+    SidecarTable {
+        /// Where it is in the companion file of the sidecar.
+        offset: u64,
+    },
 }
 
 /// What is called with each damage that the scrub in the background comes upon.
 pub(crate) type DamageFn = Arc<dyn Fn(&Damage) + Send + Sync>;
+
+/// What a read does with a page that is covered and differs from its checksum, see [`Options::verify_reads`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VerifyReads {
+    /// Fails with [`Error::Corrupt`](crate::Error::Corrupt).
+    Fail,
+    /// Gives the page its bytes back, and reads them; fails where parity does not have them.
+    Repair,
+}
 
 /// How a file is protected.
 ///
@@ -270,14 +293,19 @@ impl Options {
     /// [shared](Options::shared) with other processes, which keeps what it has by the process that has it open.
     ///
     /// All pages that the engine stores to are known from its stores, so after a crash each is covered, or known not to be.
-    /// Once a [period](ProtectOptions::period), what is committed and in the sidecar is brought home, and what was stored to is
-    /// covered: the sidecar itself is not. Until then a page is as safe as without redundancy. With a period of 0 all
-    /// that the engine stores to the file is covered at once, which takes several flushes for each store; what it stores to the
-    /// sidecar waits for [`sync_redundancy`](crate::AtomicFile::sync_redundancy), or for the close.
+    /// Once a [period](ProtectOptions::period), what was stored to is covered. Until then a page is as safe as without
+    /// redundancy. With a period of 0 all that the engine stores to the file is covered at once, which takes several flushes for
+    /// each store; what it stores to the sidecar waits for [`sync_redundancy`](crate::AtomicFile::sync_redundancy), or for the
+    /// close.
     ///
-    /// The first store to a page since it was covered costs a flush, so that on a disk a program whose stores are spread over
-    /// many pages is slowed down by it. A new length takes new checksums and parity, all of them: a file that is protected is
-    /// better not grown in small steps.
+    /// Of the reflection engine the pages of the sidecar that may have bytes of the file are covered like those of the file.
+    /// They are compared with their checksums before they go home, and repaired: where they cannot be, deploying and settling fail
+    /// with [`Error::Corrupt`](crate::Error::Corrupt), and so does a read with [`ReadPolicy::Deploy`](crate::ReadPolicy::Deploy).
+    /// Of the hybrid log they are not: what is committed and in the log only is brought home once a period, and covered there.
+    ///
+    /// The first store to a page of the file since it was covered costs a flush, so that on a disk a program whose stores are
+    /// spread over many pages is slowed down by it; of the sidecar it is a few flushes in a period, however many pages it is. A
+    /// new length takes new checksums and parity, all of them: a file that is protected is better not grown in small steps.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -295,6 +323,33 @@ impl Options {
     #[must_use]
     pub fn redundancy(mut self, options: ProtectOptions) -> Self {
         self.redundancy = Some(options);
+        self
+    }
+
+    /// Has each read compare the covered pages that it reads from with their checksums first, in the file and in the sidecar. It
+    /// costs a pass over each of these pages, whole, and a lock that all readers share. Without it, damage is found by a
+    /// [scrub](crate::AtomicFile::scrub). What was stored to since it was covered is passed over, and so is what the hybrid log has
+    /// in its log. Of several handles of one file the first decides, and a later one may not ask for anything else.
+    ///
+    /// It is for an [`AtomicFile`](crate::AtomicFile) of which redundancy is kept, and refused for any other; nobody verifies the plain
+    /// loads of a map.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("ledger");
+    /// use untorn::{Options, ProtectOptions, VerifyReads};
+    /// let options = Options::new().redundancy(ProtectOptions::new()).verify_reads(VerifyReads::Repair);
+    /// let file = options.create(&path, 1 << 20)?;
+    /// let mut bytes = [1; 100];
+    /// file.read_at(&mut bytes, 4000)?;
+    /// assert_eq!(bytes, [0; 100]);
+    /// file.close()?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn verify_reads(mut self, verify: VerifyReads) -> Self {
+        self.verify_reads = Some(verify);
         self
     }
 }

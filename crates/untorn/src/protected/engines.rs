@@ -27,9 +27,8 @@ fn scrub(shared: &Shared) -> Result<ScrubReport> {
 }
 
 impl AtomicFile {
-    /// Brings home what is committed and in the sidecar only, and covers what was stored to before the call. Of the reflection
-    /// engine under [`Durability::PerCommit`](crate::Durability::PerCommit), what is brought home counts from the next
-    /// [`sync`](AtomicFile::sync) on.
+    /// Covers what was stored to before the call, in the file and, of the reflection engine, in its sidecar. Of the hybrid log,
+    /// what is committed and in the log only is brought home before.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a file of which this handle keeps no [redundancy](crate::Options::redundancy), as one that is shared
@@ -46,8 +45,8 @@ impl AtomicFile {
         coverage(self.shared())
     }
 
-    /// Reads the data file as the medium holds it, and compares it with its checksums and parity; see
-    /// [`Protected::scrub`](crate::Protected::scrub). It ends early if the file is given another length meanwhile.
+    /// Reads the data file as the medium holds it, and what of the sidecar is covered, and compares them with their checksums and
+    /// parity; see [`Protected::scrub`](crate::Protected::scrub). It ends early if the file is given another length meanwhile.
     ///
     /// # Errors
     /// [`Error::Invalid`] if this handle keeps no redundancy; those of reading. Damage is not an error: it is in the report.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Protected;
+use crate::engine::chunk_pages;
 use crate::error::{Error, Result};
 use crate::medium::{self, Dax, Latched, Medium, MediumKind, PageCache};
 use crate::options::{ProtectOptions, Settings};
-use crate::redundancy::{Mode, Redundancy, Service, TICK, Threads, Told, Tracker};
+use crate::redundancy::{Both, Mode, Redundancy, Service, SidecarPages, TICK, Threads, Told, Tracker};
 use crate::sys::mappings::MappedRange;
 use crate::sys::tracking::SharedTracking;
 use crate::sys::{mappings, page_size};
@@ -104,14 +105,25 @@ impl ProtectOptions {
 
     fn start<M: Medium>(&self, medium: M, path: &Path, mode: Mode) -> Result<Protected> {
         let only_looks = matches!(mode, Mode::Look | Mode::Report);
-        let settings = if only_looks { Settings::default() } else { self.settings };
-        let redundancy = Redundancy::open(Arc::new(Latched::new(medium)), path, mode, settings)?;
-        let redundancy = Arc::new(redundancy);
+        let medium = Arc::new(Latched::new(medium));
+        if only_looks {
+            return look_with(medium, path, mode);
+        }
+        let redundancy = Arc::new(Redundancy::open(medium, path, mode, self.settings)?);
         let kept: Arc<dyn Service> = redundancy.clone();
         let service: Arc<dyn Told> = redundancy;
-        let threads = if only_looks { Threads::none() } else { Threads::start(&kept, self)? };
+        let threads = Threads::start(&kept, self)?;
         Ok(Protected { service, threads, tick: Duration::ZERO })
     }
+}
+
+/// A handle that only looks: at the file, and at its sidecar if redundancy is kept of that.
+fn look_with<M: Medium>(medium: Arc<M>, path: &Path, mode: Mode) -> Result<Protected> {
+    let sidecar = SidecarPages::new(Arc::clone(&medium), path, mode.clone(), Settings::BATCH, chunk_pages)?;
+    let data = Redundancy::open(medium, path, mode, Settings::default())?;
+    sidecar.bind()?;
+    let service: Arc<dyn Told> = Arc::new(Both { data, sidecar });
+    Ok(Protected { service, threads: Threads::none(), tick: Duration::ZERO })
 }
 
 /// A handle that only looks.

@@ -4,7 +4,7 @@ use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 use super::format::Left;
-use super::{Mode, Redundancy, barriers};
+use super::{Mode, Redundancy, barriers, sidecar_barriers};
 use crate::error::Result;
 use crate::medium::Medium;
 
@@ -31,6 +31,10 @@ impl<M: Medium> Redundancy<M> {
         for page in pages.clone() {
             fresh |= !inner.tables.uncovered().has(page);
             inner.tables.set_uncovered(page, true);
+            inner.ahead.put(page, false);
+        }
+        if fresh && self.of_sidecar {
+            self.mark_ahead(inner, pages.end);
         }
         let quiet = inner.superblock.left == Left::Announced && !pages.is_empty();
         if fresh || quiet {
@@ -40,7 +44,8 @@ impl<M: Medium> Redundancy<M> {
                 inner.superblock.left = Left::Storing;
                 written = written.and_then(|()| self.write_superblock(inner, barriers::ANNOUNCE));
             }
-            let durable = written.and_then(|()| self.medium.fence(barriers::ANNOUNCE, &[&self.side]));
+            let barrier = if self.of_sidecar { sidecar_barriers::ANNOUNCE } else { barriers::ANNOUNCE };
+            let durable = written.and_then(|()| self.medium.fence(barrier, &[&self.side]));
             self.note_failure(inner, durable)?;
         }
         for page in pages {

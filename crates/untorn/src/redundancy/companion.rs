@@ -21,14 +21,38 @@ pub(crate) fn companion(data: &Path, inode: u64) -> PathBuf {
     sidecar_path(data, inode).with_extension("redundancy")
 }
 
+/// The companion file of the sidecar of the data file with this inode number.
+pub(super) fn sidecar_companion(data: &Path, inode: u64) -> PathBuf {
+    sidecar_path(data, inode).with_extension("sidecar-redundancy")
+}
+
 /// Removes the companion file whoever has it open, if there is one.
 pub(super) fn remove_unlocked<M: Medium>(medium: &M, path: &Path) -> Result<()> {
-    let place = companion(path, medium.open(path, Access::Read, 0)?.identity()?.inode);
+    remove_at(medium, &companion(path, medium.open(path, Access::Read, 0)?.identity()?.inode)).map(drop)
+}
+
+/// Removes the companion file of the sidecar, if there is one: of a file that is not protected, or not any more. What its engine
+/// stores from then on nobody would tell it of.
+///
+/// # Errors
+/// [`Error::InUse`] while somebody has it open, who has protected the file in this moment, or has it without a byte.
+pub(super) fn remove_of_sidecar<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
+    let place = sidecar_companion(path, medium.open(path, Access::Read, 0)?.identity()?.inode);
     if !medium.exists(&place)? {
-        return Ok(());
+        return Ok(false);
     }
-    medium.unlink(&place)?;
-    medium.sync_dir(barriers::CREATE_NAME, &directory(path))
+    // Held until it is gone.
+    let side = medium.open(&place, Access::ReadWrite, 0)?;
+    if take_lock(&side, LockKind::Exclusive)? { remove_at(medium, &place) } else { Err(in_use(path)) }
+}
+
+/// Removes a companion file, durably; false if there is none.
+fn remove_at<M: Medium>(medium: &M, place: &Path) -> Result<bool> {
+    if !medium.exists(place)? {
+        return Ok(false);
+    }
+    medium.unlink(place)?;
+    medium.sync_dir(barriers::CREATE_NAME, &parent(place)).map(|()| true)
 }
 
 /// Removes the companion file; false if there is none.
@@ -45,6 +69,8 @@ pub(crate) fn remove<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
     if !take_lock(&side, LockKind::Exclusive)? {
         return Err(in_use(path));
     }
+    // That of the sidecar first: it speaks of nothing without this one.
+    remove_of_sidecar(medium, path)?;
     medium.unlink(&place)?;
     medium.sync_dir(barriers::CREATE_NAME, &directory(path))?;
     medium.remove_dir_if_empty(&directory(path))?;
@@ -123,8 +149,8 @@ pub(super) fn attach<M: Medium>(
                 return Ok((side, true));
             }
             // The names that a killed process made may not be durable.
-            medium.sync_dir(barriers::ATTACH_NAMES, &directory(path))?;
-            medium.sync_dir(barriers::ATTACH_NAMES, &parent(path))?;
+            medium.sync_dir(barriers::ATTACH_NAMES, &parent(place))?;
+            medium.sync_dir(barriers::ATTACH_NAMES, &parent(&parent(place)))?;
             return Ok((side, false));
         }
     }
@@ -154,7 +180,7 @@ pub(super) fn create<M: Medium>(
         return Err(Error::Invalid { path: path.to_owned(), what });
     }
     let geometry = Geometry { len, stripe, layout: settings.layout.unwrap_or_default() };
-    medium.create_dir(&directory(path))?;
+    medium.create_dir(&parent(place))?;
     let mut unfinished = OsString::from(place);
     unfinished.push(".new");
     let unfinished = PathBuf::from(unfinished);
@@ -194,8 +220,8 @@ pub(super) fn create<M: Medium>(
         tables.write_twins(&side)?;
         side.sync(barriers::CREATE_FILE)?;
         medium.rename(&unfinished, place)?;
-        medium.sync_dir(barriers::CREATE_NAME, &directory(path))?;
-        medium.sync_dir(barriers::CREATE_NAME, &parent(path))
+        medium.sync_dir(barriers::CREATE_NAME, &parent(place))?;
+        medium.sync_dir(barriers::CREATE_NAME, &parent(&parent(place)))
     };
     made().inspect_err(|_| {
         // If it cannot be removed either, the first error is the one that helps.
@@ -224,6 +250,7 @@ pub(super) fn agree<F: MediumFile>(
     found: &Superblock,
     data: &F,
     settings: &Settings,
+    of_sidecar: bool,
 ) -> Result<()> {
     let invalid = |what: String| Err(Error::Invalid { path: path.to_owned(), what });
     if !is_of(found, data)? {
@@ -233,7 +260,7 @@ pub(super) fn agree<F: MediumFile>(
             place.display()
         ));
     }
-    if found.geometry.len != data.len() {
+    if !of_sidecar && found.geometry.len != data.len() {
         return invalid(format!(
             "it had {} bytes when it was protected and has {} now; remove its redundancy with `untorn unprotect` and protect \
              it again",

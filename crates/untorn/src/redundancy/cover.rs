@@ -77,10 +77,12 @@ impl<M: Medium> Redundancy<M> {
                 return Ok(covered);
             }
             let Some((stripes, next)) = self.next_batch(&inner, from) else {
+                let given_up = self.give_up_ahead(&mut inner);
+                self.note_failure(&mut inner, given_up)?;
                 if inner.stored.count() == 0 && inner.tables.uncovered().count() == 0 {
                     inner.whole_at = Instant::now();
                 }
-                if inner.superblock.left == Left::Storing && inner.is_quiet() {
+                if inner.superblock.left == Left::Storing && inner.is_quiet() && !self.of_sidecar {
                     // Nothing could be covered, of which the file's time would have been noted.
                     let noted = self.note_quiet(&mut inner);
                     self.note_failure(&mut inner, noted)?;
@@ -204,7 +206,7 @@ impl<M: Medium> Redundancy<M> {
             self.side.write(self.geometry.parity_at(*stripe), parity)?;
         }
         inner.tables.write(&self.side)?;
-        if self.mode.is_announced() {
+        if self.mode.is_announced() && !self.of_sidecar {
             // What was announced and is made has not changed the file's time since.
             inner.superblock.stamp = self.pages.stamp()?;
             if inner.is_quiet() {

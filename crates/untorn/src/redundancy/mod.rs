@@ -33,10 +33,13 @@
 //!    before that is done leaves what it would have left anyway, damage beside an uncovered page.
 //!
 //! Where pages are read from is behind [`Pages`], and how stores are found out behind [`Tracker`]. An engine's stores to its
-//! data file are announced for it by the medium that it is given, see [`watch`].
+//! data file are announced for it by the medium that it is given, see [`watch`], and so are those to the pages of its sidecar
+//! that may hold what counts, see [`sidecar_pages`].
 
+mod ahead;
 mod announce;
 mod bits;
+pub(crate) mod both;
 mod checksum;
 mod companion;
 mod cover;
@@ -49,9 +52,12 @@ mod repair;
 mod report;
 mod scrub;
 mod service;
+mod sidecar_pages;
 mod table;
 mod threads;
+mod verify;
 mod watch;
+mod watched;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -65,14 +71,17 @@ use format::Superblock;
 use layout::Geometry;
 use table::Tables;
 
+pub(crate) use both::Both;
 pub(crate) use companion::{companion, remove};
 pub use format::History;
 use pages::Pages;
 pub use report::{Coverage, RepairReport, ScrubReport};
 pub(crate) use scrub::Scrub;
-pub(crate) use service::{Beside, Service, Told};
+pub(crate) use service::{Aside, Beside, Service, Told};
+pub(crate) use sidecar_pages::{SidecarPages, none_of_sidecar};
 pub(crate) use threads::Threads;
-pub(crate) use watch::{Watch, Watched};
+pub(crate) use watch::Watch;
+pub(crate) use watched::Watched;
 
 use crate::error::Result;
 use crate::medium::Medium;
@@ -135,6 +144,15 @@ pub(crate) mod barriers {
     }
 }
 
+/// The barriers of the redundancy of a sidecar, besides those above.
+pub(crate) mod sidecar_barriers {
+    use crate::medium::barrier::barriers;
+    barriers! {
+        /// Pages of the sidecar are marked uncovered before they are stored to.
+        ANNOUNCE = "redundancy.sidecar.announce";
+    }
+}
+
 /// The shortest time between two stores that a file's modification time tells apart, and more: kernels note it by a clock
 /// that ticks as seldom as 100 times a second.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
@@ -191,6 +209,9 @@ pub(crate) struct Redundancy<M: Medium> {
     batch: u64,
     /// The file has an engine, whose sidecar knows the file's time.
     has_engine: bool,
+    /// What is protected are pages of a sidecar. Nobody but its engine stores to that, and to parts of it that are not
+    /// protected all the time: as long as it is open, its time says nothing.
+    of_sidecar: bool,
     /// Passes and scrubs under way are to end.
     leaving: AtomicBool,
     inner: Mutex<Inner>,
@@ -206,6 +227,11 @@ struct Inner {
     tables: Tables,
     /// Pages that were stored to since they were last read to be covered. All of them are marked.
     stored: Bits,
+    /// Pages that are marked because stores to them may come, and that nobody has stored to since: all else says that they are
+    /// covered, and they are.
+    ahead: Bits,
+    /// How many pages the next announcement marks ahead.
+    stride: u64,
     /// Pages that somebody is storing to, and how many do.
     storing: BTreeMap<u64, u32>,
     /// How many do what changes the file's time and none of its bytes.
@@ -255,6 +281,11 @@ impl<M: Medium> Redundancy<M> {
         self.leaving.store(true, Ordering::Relaxed);
     }
 
+    /// Has them go on as ever: the file did not change after all.
+    pub(crate) fn stay(&self) {
+        self.leaving.store(false, Ordering::Relaxed);
+    }
+
     fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)
     }
@@ -286,7 +317,8 @@ impl<M: Medium> Redundancy<M> {
     /// Those of finding out what was stored to.
     pub(crate) fn coverage(&self) -> Result<Coverage> {
         let inner = self.usable()?;
-        let mut uncovered: BTreeSet<u64> = inner.tables.uncovered().iter().collect();
+        let mut uncovered: BTreeSet<u64> =
+            inner.tables.uncovered().iter().filter(|page| !inner.ahead.has(*page)).collect();
         if let Mode::Tracked(tracker) = &self.mode {
             let pages = self.geometry.pages();
             uncovered.extend(tracker.look()?.into_iter().flat_map(|run| run.start..run.end.min(pages)));
@@ -300,6 +332,7 @@ impl<M: Medium> Redundancy<M> {
             pages: self.geometry.pages(),
             uncovered: uncovered.len() as u64,
             in_sidecar: 0,
+            sidecar: None,
             believed: !inner.disbelieved,
             unknown: inner.were_unknown.clone(),
             lost: inner.stuck.union(&inner.spoilt).copied().collect(),

@@ -1,15 +1,16 @@
 //! Opening redundancy, judging what a crash left, closing it. The file that it is kept in is of [`companion`](super::companion).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use super::ahead::STRIDE;
 use super::bits::Bits;
 use super::companion::{agree, attach, companion, create, is_of};
 use super::format::{Left, Superblock};
-use super::pages::FilePages;
+use super::pages::{FilePages, Pages, PagesFrom};
 use super::table::{Read, Scope, Tables};
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
@@ -24,6 +25,14 @@ struct Engine<F> {
     trusted: bool,
     /// The companion file, if it was made just now, locked.
     made: Option<F>,
+}
+
+/// Of the pages of a sidecar.
+pub(super) struct InSidecar {
+    /// Its companion file.
+    pub(super) place: PathBuf,
+    /// Where the pages begin.
+    pub(super) from: u64,
 }
 
 /// How far the marks can be believed.
@@ -43,7 +52,7 @@ impl<M: Medium> Redundancy<M> {
     /// neither superblock is whole; [`Error::Invalid`] for a file that has an engine, an empty one, and settings that differ
     /// from what is there; ENOENT, if it is only to be looked at and there is none.
     pub(crate) fn open(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings) -> Result<Self> {
-        let opened = Self::attach(medium, path, mode, settings, None)?;
+        let opened = Self::attach(medium, path, mode, settings, None, None)?;
         opened.begin()?;
         if matches!(opened.mode, Mode::Synchronous) {
             // Then whatever nobody is storing to is covered, from the beginning.
@@ -67,7 +76,23 @@ impl<M: Medium> Redundancy<M> {
         trusted: bool,
         made: Option<M::File>,
     ) -> Result<Self> {
-        Self::attach(medium, path, mode, settings, Some(Engine { trusted, made }))
+        Self::attach(medium, path, mode, settings, Some(Engine { trusted, made }), None)
+    }
+
+    /// The same for the sidecar of such a file, whose companion there is, or was made just now.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn open_of_sidecar(
+        medium: Arc<M>,
+        path: &Path,
+        mode: Mode,
+        batch: u64,
+        sidecar: InSidecar,
+        made: Option<M::File>,
+    ) -> Result<Self> {
+        let settings = Settings { batch, ..Settings::default() };
+        Self::attach(medium, path, mode, settings, Some(Engine { trusted: false, made }), Some(sidecar))
     }
 
     fn attach(
@@ -76,12 +101,16 @@ impl<M: Medium> Redundancy<M> {
         mode: Mode,
         settings: Settings,
         engine: Option<Engine<M::File>>,
+        sidecar: Option<InSidecar>,
     ) -> Result<Self> {
+        let of_sidecar = sidecar.is_some();
         let (beside, trusted) = (engine.is_some(), engine.as_ref().is_some_and(|engine| engine.trusted));
         let data = medium.open(path, Access::ReadWrite, 0)?;
         let has_engine = check_engine(&*medium, path, &data, &mode, beside)?;
-        let inode = data.identity()?.inode;
-        let place = companion(path, inode);
+        let (place, from) = match sidecar {
+            Some(InSidecar { place, from }) => (place, Some(from)),
+            None => (companion(path, data.identity()?.inode), None),
+        };
         let (mut side, mut created) = match engine.and_then(|engine| engine.made) {
             Some(made) => (made, true),
             None => attach(&*medium, path, &place, &data, &mode, &settings)?,
@@ -92,13 +121,14 @@ impl<M: Medium> Redundancy<M> {
         side.sync(barriers::ATTACH_SIDE)?;
         side.distrust_cache(barriers::ATTACH_CACHE, 0, side.len())?;
         let (mut superblock, mut superblocks) = Superblock::read(&side, &place)?;
-        if beside && superblock.geometry.len != data.len() && is_of(&superblock, &data)? {
+        let is_as_long = of_sidecar || superblock.geometry.len == data.len();
+        if beside && !is_as_long && is_of(&superblock, &data)? {
             // A crash while its length was being changed.
             side = create(&*medium, path, &place, &data, data.len(), &superblock.settings(), superblock.history)?;
             (superblock, superblocks) = Superblock::read(&side, &place)?;
             created = true;
         }
-        agree(path, &place, &superblock, &data, &settings)?;
+        agree(path, &place, &superblock, &data, &settings, of_sidecar)?;
         let geometry = superblock.geometry;
         if side.len() < geometry.side_len() {
             // Somebody cut it short. What is missing is then no whole block, and no whole parity.
@@ -114,11 +144,16 @@ impl<M: Medium> Redundancy<M> {
             data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
         }
         let (tables, read) = Tables::read(&side, geometry, superblock.tie(), superblock.left == Left::Closed)?;
-        let pages = Box::new(FilePages(data));
+        let pages: Box<dyn Pages> = match from {
+            Some(from) => Box::new(PagesFrom::new(Arc::clone(&medium), path.to_owned(), from, data)),
+            None => Box::new(FilePages(data)),
+        };
         let inner = Inner {
             begun: false,
             mends: true,
             stored: Bits::new(geometry.pages()),
+            ahead: Bits::new(geometry.pages()),
+            stride: STRIDE,
             storing: BTreeMap::new(),
             stirring: 0,
             spoilt: BTreeSet::new(),
@@ -145,6 +180,7 @@ impl<M: Medium> Redundancy<M> {
             mode,
             batch: settings.batch.max(1),
             has_engine,
+            of_sidecar,
             leaving: AtomicBool::new(false),
             inner: Mutex::new(inner),
         };
@@ -275,6 +311,7 @@ impl<M: Medium> Redundancy<M> {
     pub(super) fn take_over(&self, inner: &mut Inner) -> Result<()> {
         let left = match &self.mode {
             Mode::Look | Mode::Report => return Ok(()),
+            Mode::Announced | Mode::Synchronous if self.of_sidecar => Left::Storing,
             Mode::Announced | Mode::Synchronous => Left::Announced,
             Mode::Tracked(_) => Left::Tracked,
         };
@@ -308,6 +345,19 @@ impl<M: Medium> Redundancy<M> {
         let data = self.medium.open(&self.path, Access::Read, 0)?;
         let superblock = self.lock().superblock.clone();
         create(&*self.medium, &self.path, &self.side_path, &data, len, &superblock.settings(), superblock.history)
+    }
+
+    /// What the companion file is like.
+    pub(super) fn settings(&self) -> Settings {
+        Settings { batch: self.batch, ..self.lock().superblock.settings() }
+    }
+
+    /// Takes note of another length of the file, of which as many bytes are protected as before.
+    ///
+    /// # Errors
+    /// Those of opening it anew.
+    pub(super) fn follow(&self) -> Result<()> {
+        self.pages.follow()
     }
 
     /// [`close`](Redundancy::close) of a file that its engine has closed: the engine has noted the file's time, so nothing is

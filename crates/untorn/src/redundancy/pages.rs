@@ -1,7 +1,10 @@
-//! Where protected pages are: today in the data file.
+//! Where protected pages are: in the data file, or in its sidecar.
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::error::Result;
-use crate::medium::{Barrier, MediumFile, Stamp};
+use crate::medium::{Access, Barrier, Medium, MediumFile, Stamp};
 
 /// The bytes that are protected, by their offsets.
 pub(crate) trait Pages: Send + Sync {
@@ -22,6 +25,19 @@ pub(crate) trait Pages: Send + Sync {
 
     /// Whether a store through a mapping changes that time.
     fn notes_stores(&self) -> bool;
+
+    /// Where the first of them is in the file.
+    fn begins_at(&self) -> u64 {
+        0
+    }
+
+    /// Takes note of another length of the file. What is protected is as long as before.
+    ///
+    /// # Errors
+    /// Those of opening it anew.
+    fn follow(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The pages of a file that has no engine.
@@ -50,5 +66,88 @@ impl<F: MediumFile> Pages for FilePages<F> {
 
     fn notes_stores(&self) -> bool {
         self.0.notes_stores()
+    }
+}
+
+/// The pages of a file from an offset on, which may lie behind its end, or not any more: there they are zeros, as they are once
+/// the file is so long.
+pub(super) struct PagesFrom<M: Medium> {
+    medium: Arc<M>,
+    path: PathBuf,
+    from: u64,
+    /// Opened anew when the file has got another length: this one goes by the length that it had. Nothing, if it could not be.
+    file: RwLock<Option<M::File>>,
+}
+
+impl<M: Medium> PagesFrom<M> {
+    pub(super) fn new(medium: Arc<M>, path: PathBuf, from: u64, file: M::File) -> Self {
+        PagesFrom { medium, path, from, file: RwLock::new(Some(file)) }
+    }
+
+    /// Does something with the file, of the length that it has.
+    fn with<T>(&self, work: impl FnOnce(&M::File) -> Result<T>) -> Result<T> {
+        loop {
+            // Nothing panics while it is exchanged.
+            if let Some(file) = &*self.file.read().unwrap_or_else(PoisonError::into_inner) {
+                return work(file);
+            }
+            self.follow()?;
+        }
+    }
+
+    /// Reads what there is.
+    fn read_with(
+        &self,
+        offset: u64,
+        bytes: &mut [u8],
+        read: impl FnOnce(&M::File, u64, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let offset = self.from + offset;
+        self.with(|file| {
+            let there = file.len().saturating_sub(offset).min(bytes.len() as u64);
+            let (there, behind) = bytes.split_at_mut(there as usize);
+            behind.fill(0);
+            if there.is_empty() { Ok(()) } else { read(file, offset, there) }
+        })
+    }
+}
+
+impl<M: Medium> Pages for PagesFrom<M> {
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.read_with(offset, bytes, |file, offset, bytes| file.read(offset, bytes))
+    }
+
+    fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.read_with(offset, bytes, |file, offset, bytes| file.read_stored(offset, bytes))
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.with(|file| file.write(self.from + offset, bytes))
+    }
+
+    fn sync(&self, barrier: Barrier) -> Result<()> {
+        self.with(|file| file.sync(barrier))
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        self.with(M::File::stamp)
+    }
+
+    fn notes_stores(&self) -> bool {
+        let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
+        file.as_ref().is_some_and(M::File::notes_stores)
+    }
+
+    fn begins_at(&self) -> u64 {
+        self.from
+    }
+
+    fn follow(&self) -> Result<()> {
+        let mut file = self.file.write().unwrap_or_else(PoisonError::into_inner);
+        // First: what is opened by the length before would say that there are zeros where there are none, and whoever believed
+        // it would cover these. If it cannot be opened now, it is when it is needed.
+        *file = None;
+        *file = Some(self.medium.open(&self.path, Access::ReadWrite, 0)?);
+        Ok(())
     }
 }

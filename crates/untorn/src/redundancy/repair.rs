@@ -7,13 +7,19 @@ use std::sync::MutexGuard;
 
 use super::cover::Stripe;
 use super::format::{Left, MAX_INTENTS};
-use super::report::RepairReport;
+use super::report::{RepairReport, ScrubReport};
 use super::scrub::Scrub;
 use super::table::Scope;
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
 use crate::medium::{Barrier, Medium, MediumFile};
 use crate::options::Damage;
+
+/// What is to be written: pages, and parity of stripes.
+struct Plan {
+    pages: Vec<(u64, Vec<u8>)>,
+    parities: Vec<(u64, Vec<u8>)>,
+}
 
 impl<M: Medium> Redundancy<M> {
     /// The state, unless something failed before.
@@ -45,11 +51,26 @@ impl<M: Medium> Redundancy<M> {
         }
         let scrub = self.scrub(how)?;
         let mut inner = self.usable()?;
-        let result = self.repair_found(&mut inner, scrub);
-        self.note_failure(&mut inner, result)
+        let (mut report, plan) = self.plan(&inner, scrub)?;
+        if report.lost.is_empty() {
+            let result = self.carry_out(&mut inner, &plan, &mut report);
+            self.note_failure(&mut inner, result)?;
+        }
+        Ok(report)
     }
 
-    fn repair_found(&self, inner: &mut Inner, scrub: crate::redundancy::ScrubReport) -> Result<RepairReport> {
+    /// Scrubs, and finds out what could not be repaired of what was found. Nothing is.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub(crate) fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
+        let scrub = self.scrub(how)?;
+        let inner = self.usable()?;
+        self.plan(&inner, scrub).map(|(report, _)| report)
+    }
+
+    /// What is to be done about damage, and a report that says what cannot be.
+    fn plan(&self, inner: &Inner, scrub: ScrubReport) -> Result<(RepairReport, Plan)> {
         let mut report = RepairReport::default();
         let (mut pages, mut parities) = (Vec::new(), Vec::new());
         let mut stripes: Vec<u64> = scrub
@@ -58,7 +79,7 @@ impl<M: Medium> Redundancy<M> {
             .filter_map(|damage| match damage {
                 Damage::Page(range) => Some(self.geometry.stripe_of(range.offset / crate::sidecar::PAGE)),
                 Damage::Parity { stripe } => Some(*stripe),
-                Damage::Unknown(_) | Damage::Table { .. } => None,
+                _ => None,
             })
             .collect();
         stripes.dedup();
@@ -87,15 +108,16 @@ impl<M: Medium> Redundancy<M> {
             }
         }
         report.scrub = scrub;
-        if !report.lost.is_empty() {
-            return Ok(report);
-        }
-        for batch in pages.chunks(MAX_INTENTS) {
+        Ok((report, Plan { pages, parities }))
+    }
+
+    fn carry_out(&self, inner: &mut Inner, plan: &Plan, report: &mut RepairReport) -> Result<()> {
+        for batch in plan.pages.chunks(MAX_INTENTS) {
             let repaired = self.put_back(inner, batch)?;
             report.repaired.extend(repaired.into_iter().map(|page| self.range_of(page)));
         }
-        report.rebuilt = self.rebuild_side(inner, &parities)?;
-        Ok(report)
+        report.rebuilt = self.rebuild_side(inner, &plan.parities)?;
+        Ok(())
     }
 
     /// The bytes of a page, if the rest of its stripe and its parity give such that its checksum speaks of.

@@ -18,9 +18,13 @@ pub struct Coverage {
     pub pages: u64,
     /// Of these, how many were stored to since they were last covered.
     pub uncovered: u64,
-    /// Pages of which the sidecar has bytes that are not at home, as [`Info::reflected_pages`](crate::Info::reflected_pages)
-    /// has it: these bytes are not covered. Of a file that is not open with an engine it is 0.
+    /// Pages of which the sidecar has bytes that are not at home and not covered, as those in the log of the hybrid log are. Of
+    /// the reflection engine they are covered where they are, see [`sidecar`](Coverage::sidecar). Of a file that is not open with
+    /// an engine it is 0.
     pub in_sidecar: u64,
+    /// The same of the pages of the sidecar that may have bytes of the file, if these are covered too: page 0 is the first
+    /// of them.
+    pub sidecar: Option<Box<Coverage>>,
     /// False after a crash that left stores untold, and if the file's size or time show a write that nobody told of: a page
     /// that differs from its checksum is then unknown, and not repaired, until the file is protected again.
     pub believed: bool,
@@ -65,6 +69,10 @@ pub struct ScrubReport {
     pub checked: u64,
     /// Pages that were uncovered when it came by.
     pub skipped: u64,
+    /// Pages of the sidecar that were read and compared.
+    pub sidecar_checked: u64,
+    /// Pages of the sidecar that were uncovered when it came by.
+    pub sidecar_skipped: u64,
     /// What is wrong, by place.
     pub damage: Vec<Damage>,
 }
@@ -91,4 +99,46 @@ pub struct RepairReport {
     pub lost: Vec<PageRange>,
     /// Pages of which it cannot be said whether they are damaged. They are left alone.
     pub unknown: Vec<PageRange>,
+    /// Pages of the sidecar that have their bytes again. Where they are is counted from its start, as below.
+    pub sidecar_repaired: Vec<PageRange>,
+    /// Pages of the sidecar that parity cannot give back. While there is one, nothing is repaired, here or in the file.
+    pub sidecar_lost: Vec<PageRange>,
+    /// Pages of the sidecar of which it cannot be said whether they are damaged.
+    pub sidecar_unknown: Vec<PageRange>,
+}
+
+impl RepairReport {
+    /// Whether nothing is damaged beyond repair.
+    pub fn is_whole(&self) -> bool {
+        self.lost.is_empty() && self.sidecar_lost.is_empty()
+    }
+}
+
+/// Reports on the pages of a sidecar, which begin at `from`, in its own words.
+pub(super) fn in_sidecar(report: ScrubReport, from: u64) -> ScrubReport {
+    let at = |range: PageRange| PageRange { offset: from + range.offset, ..range };
+    let damage = report.damage.into_iter().map(|damage| match damage {
+        Damage::Page(range) => Damage::SidecarPage(at(range)),
+        Damage::Unknown(range) => Damage::SidecarUnknown(at(range)),
+        Damage::Parity { stripe } => Damage::SidecarParity { stripe },
+        Damage::Table { offset } => Damage::SidecarTable { offset },
+        other => other,
+    });
+    let (sidecar_checked, sidecar_skipped) = (report.checked, report.skipped);
+    ScrubReport { checked: 0, skipped: 0, sidecar_checked, sidecar_skipped, damage: damage.collect() }
+}
+
+/// The same of a repair.
+pub(super) fn repair_in_sidecar(report: RepairReport, from: u64) -> RepairReport {
+    let at = |ranges: Vec<PageRange>| -> Vec<PageRange> {
+        ranges.into_iter().map(|range| PageRange { offset: from + range.offset, ..range }).collect()
+    };
+    RepairReport {
+        scrub: in_sidecar(report.scrub, from),
+        rebuilt: report.rebuilt,
+        sidecar_repaired: at(report.repaired),
+        sidecar_lost: at(report.lost),
+        sidecar_unknown: at(report.unknown),
+        ..RepairReport::default()
+    }
 }

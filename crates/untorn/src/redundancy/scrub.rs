@@ -153,7 +153,7 @@ impl<M: Medium> Redundancy<M> {
         for page in self.geometry.members(stripe) {
             if inner.unknown.contains(&page) {
                 found.unknown.push(page);
-            } else if inner.tables.uncovered().has(page)
+            } else if inner.tables.uncovered().has(page) && !inner.ahead.has(page)
                 || inner.stored.has(page)
                 || stored.iter().any(|run| run.contains(&page))
             {

@@ -23,8 +23,36 @@ pub(crate) trait Service: Send + Sync {
 
 /// Redundancy of a file that an engine has.
 pub(crate) trait Beside: Service {
+    /// What a repair would do and could not. It does nothing.
+    fn assess(&self, how: Scrub<'_>) -> Result<RepairReport>;
+
+    /// Compares the covered pages that have any of these bytes with their checksums, and repairs them if asked to.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for one that is damaged, and cannot be repaired or is not to be.
+    fn verify(&self, bytes: Range<u64>, repair: bool) -> Result<()>;
+
     /// Leaves the companion file as closed, now that the engine has let go of the file. What is not covered by now, and
     /// cannot be without a repair, stays marked.
+    fn finish(&self) -> Result<()>;
+}
+
+/// Redundancy of the pages of a sidecar, if it has any. Ranges in its reports are of the sidecar.
+pub(crate) trait Aside: Send + Sync {
+    /// Whether there is any.
+    fn is_kept(&self) -> bool;
+    fn cover(&self) -> Result<u64>;
+    fn coverage(&self) -> Result<Option<Coverage>>;
+    fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport>;
+    fn note_scrub(&self) -> Result<()>;
+    /// See [`Beside::assess`].
+    fn assess(&self, how: Scrub<'_>) -> Result<RepairReport>;
+    fn repair(&self, how: Scrub<'_>) -> Result<RepairReport>;
+    /// See [`Beside::verify`]; the bytes are counted from the start of the sidecar.
+    fn verify(&self, bytes: Range<u64>, repair: bool) -> Result<()>;
+    /// The same of all pages that say which bytes of the others count, which are repaired.
+    fn verify_index(&self) -> Result<()>;
+    /// See [`Beside::finish`].
     fn finish(&self) -> Result<()>;
 }
 
@@ -59,6 +87,20 @@ impl<M: Medium> Service for Redundancy<M> {
 
     fn repair(&self, how: Scrub<'_>) -> Result<RepairReport> {
         Redundancy::repair(self, how)
+    }
+}
+
+impl<M: Medium> Beside for Redundancy<M> {
+    fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
+        Redundancy::assess(self, how)
+    }
+
+    fn verify(&self, bytes: Range<u64>, repair: bool) -> Result<()> {
+        Redundancy::verify(self, bytes, repair)
+    }
+
+    fn finish(&self) -> Result<()> {
+        Redundancy::finish(self)
     }
 }
 

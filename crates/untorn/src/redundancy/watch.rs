@@ -3,7 +3,8 @@
 //! An engine reaches storage through its [`Medium`] only. Between it and the medium proper there is this one, of which
 //! nothing is to be said but for the data file: whatever changes bytes of that is announced before, and released when it is
 //! made and seen by other threads. So it is known of every page of the file, with no word from the engine, whether it may
-//! differ from what it was covered with. The sidecar is not watched: see `engine::covered`.
+//! differ from what it was covered with. How the sidecar is watched, of the engine that keeps bytes of the file there, is in
+//! [`sidecar_pages`](super::sidecar_pages).
 //!
 //! # What makes it sound
 //! 1. Redundancy that a file has is open before the engine writes its first byte, so also before what recovery writes.
@@ -17,7 +18,6 @@
 //!    file changes. A crash in between leaves one that is of another length than the file, and that is made anew
 //!    before the engine's first store: not sooner, for the engine may refuse a file whose length somebody else changed.
 
-use std::ffi::OsString;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -26,7 +26,7 @@ use super::companion::{Found, is_at, look_beside, remove_unlocked};
 use super::service::{Beside, Service};
 use super::{Coverage, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
 use crate::error::{Error, Result};
-use crate::medium::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+use crate::medium::{Access, Medium, MediumFile};
 use crate::options::Settings;
 
 /// Watches the stores to one file, and keeps its redundancy.
@@ -58,6 +58,19 @@ impl<M: Medium> Watch<M> {
     /// Watches the file at this path. Nothing is kept of it until it is [bound](Watch::bind).
     pub(crate) fn new(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings, trusted: bool) -> Arc<Self> {
         Arc::new(Watch { medium, path: path.to_owned(), mode, settings, trusted, kept: RwLock::new(Kept::Nothing) })
+    }
+
+    /// The data file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the companion is like, if there is one and it is open.
+    pub(crate) fn settings(&self) -> Option<Settings> {
+        match &*self.read() {
+            Kept::Open(redundancy) => Some(redundancy.settings()),
+            _ => None,
+        }
     }
 
     /// Whether the file has a companion. One that was made for another file with its inode number is set aside.
@@ -146,7 +159,7 @@ impl<M: Medium> Watch<M> {
     }
 
     /// Stores to these bytes of the file, and tells.
-    fn told(&self, bytes: Range<u64>, store: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(super) fn told(&self, bytes: Range<u64>, store: impl FnOnce() -> Result<()>) -> Result<()> {
         match &*self.fresh()? {
             Kept::Nothing | Kept::Empty => store(),
             Kept::Stale => self.lost("its companion is for another length, and was not made anew"),
@@ -163,7 +176,7 @@ impl<M: Medium> Watch<M> {
     }
 
     /// Does with the file what changes its time, and no byte.
-    fn stirred(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(super) fn stirred(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         match &*self.fresh()? {
             Kept::Open(redundancy) => {
                 redundancy.stir()?;
@@ -178,7 +191,7 @@ impl<M: Medium> Watch<M> {
 
     /// Changes the length of the file. What is kept of it is kept for the new length, and nothing is covered then. A file whose
     /// path names another by now stays as it is: it is from there that companions are made, removed and opened.
-    fn resize(&self, file: &M::File, len: u64) -> Result<()> {
+    pub(super) fn resize(&self, file: &M::File, len: u64) -> Result<()> {
         if file.len() == len {
             return file.set_len(len);
         }
@@ -251,201 +264,15 @@ impl<M: Medium> Service for Watch<M> {
 }
 
 impl<M: Medium> Beside for Watch<M> {
+    fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
+        if self.is_empty() { Ok(RepairReport::default()) } else { self.with(|redundancy| redundancy.assess(how)) }
+    }
+
+    fn verify(&self, bytes: Range<u64>, repair: bool) -> Result<()> {
+        if self.is_empty() { Ok(()) } else { self.with(|redundancy| redundancy.verify(bytes, repair)) }
+    }
+
     fn finish(&self) -> Result<()> {
         if self.is_empty() { Ok(()) } else { self.with(Redundancy::finish) }
-    }
-}
-
-/// The medium of an engine whose data file is watched.
-pub(crate) struct Watched<M: Medium>(pub(crate) Arc<Watch<M>>);
-
-impl<M: Medium> Watched<M> {
-    fn plain(&self, file: M::File) -> WatchedFile<M> {
-        WatchedFile { file, watch: None }
-    }
-}
-
-impl<M: Medium> Medium for Watched<M> {
-    type File = WatchedFile<M>;
-
-    fn class(&self) -> MediumClass {
-        self.0.medium.class()
-    }
-
-    fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
-        let file = self.0.medium.open(path, access, reserve)?;
-        let watch = (access == Access::ReadWrite && path == self.0.path).then(|| Arc::clone(&self.0));
-        Ok(WatchedFile { file, watch })
-    }
-
-    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
-        Ok(self.plain(self.0.medium.create(path, len, reserve)?))
-    }
-
-    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &Self::File) -> Result<Self::File> {
-        Ok(self.plain(self.0.medium.create_like(path, len, reserve, &like.file)?))
-    }
-
-    fn create_dir(&self, path: &Path) -> Result<()> {
-        self.0.medium.create_dir(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.0.medium.rename(from, to)
-    }
-
-    fn unlink(&self, path: &Path) -> Result<()> {
-        self.0.medium.unlink(path)
-    }
-
-    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
-        self.0.medium.remove_dir_if_empty(path)
-    }
-
-    fn exists(&self, path: &Path) -> Result<bool> {
-        self.0.medium.exists(path)
-    }
-
-    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
-        self.0.medium.list(dir)
-    }
-
-    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
-        self.0.medium.sync_dir(barrier, dir)
-    }
-
-    fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
-        match files {
-            [one] => self.0.medium.fence(barrier, &[&one.file]),
-            [one, two] => self.0.medium.fence(barrier, &[&one.file, &two.file]),
-            many => self.0.medium.fence(barrier, &many.iter().map(|file| &file.file).collect::<Vec<_>>()),
-        }
-    }
-
-    fn order(&self) {
-        self.0.medium.order();
-    }
-
-    fn unique(&self) -> Result<[u8; 16]> {
-        self.0.medium.unique()
-    }
-
-    fn relax(&self, round: u32) {
-        self.0.medium.relax(round);
-    }
-}
-
-/// A file of an engine whose data file is watched.
-pub(crate) struct WatchedFile<M: Medium> {
-    file: M::File,
-    /// Of the data file, open for writing.
-    watch: Option<Arc<Watch<M>>>,
-}
-
-impl<M: Medium> WatchedFile<M> {
-    fn told(&self, offset: u64, len: u64, store: impl FnOnce(&M::File) -> Result<()>) -> Result<()> {
-        match &self.watch {
-            None => store(&self.file),
-            Some(watch) => watch.told(offset..offset.saturating_add(len), || store(&self.file)),
-        }
-    }
-
-    fn stirred(&self, work: impl FnOnce(&M::File) -> Result<()>) -> Result<()> {
-        match &self.watch {
-            None => work(&self.file),
-            Some(watch) => watch.stirred(|| work(&self.file)),
-        }
-    }
-}
-
-impl<M: Medium> MediumFile for WatchedFile<M> {
-    fn len(&self) -> u64 {
-        self.file.len()
-    }
-
-    fn identity(&self) -> Result<Identity> {
-        self.file.identity()
-    }
-
-    fn stamp(&self) -> Result<Stamp> {
-        self.file.stamp()
-    }
-
-    fn notes_stores(&self) -> bool {
-        self.file.notes_stores()
-    }
-
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.file.read(offset, dst)
-    }
-
-    #[inline]
-    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
-        self.file.try_read(offset, dst)
-    }
-
-    fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.file.read_stored(offset, dst)
-    }
-
-    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
-        self.told(offset, src.len() as u64, |file| file.write(offset, src))
-    }
-
-    fn write_lines(&self, offset: u64, src: &[u8], lines: u64) -> Result<()> {
-        self.told(offset, src.len() as u64, |file| file.write_lines(offset, src, lines))
-    }
-
-    fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
-        self.told(offset, src.len() as u64, |file| file.store(offset, src))
-    }
-
-    fn prefetch(&self, offset: u64) {
-        self.file.prefetch(offset);
-    }
-
-    fn prefetch_to_store(&self, offset: u64) {
-        self.file.prefetch_to_store(offset);
-    }
-
-    fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
-        self.file.flush(barrier, offset, len);
-    }
-
-    fn set_len(&self, len: u64) -> Result<()> {
-        match &self.watch {
-            None => self.file.set_len(len),
-            Some(watch) => watch.resize(&self.file, len),
-        }
-    }
-
-    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        // No byte changes, but the file's time may.
-        self.stirred(|file| file.allocate(offset, len))
-    }
-
-    fn punch(&self, offset: u64, len: u64) -> Result<()> {
-        self.told(offset, len, |file| file.punch(offset, len))
-    }
-
-    fn sync(&self, barrier: Barrier) -> Result<()> {
-        self.file.sync(barrier)
-    }
-
-    fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
-        // What stays in the cache is written over with itself: no byte changes, but the file's time does.
-        self.stirred(|file| file.distrust_cache(barrier, offset, len))
-    }
-
-    fn mark(&self) -> Result<MarkState> {
-        self.file.mark()
-    }
-
-    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
-        self.file.set_mark(mark)
-    }
-
-    fn try_lock(&self, kind: LockKind) -> Result<bool> {
-        self.file.try_lock(kind)
     }
 }

@@ -53,8 +53,8 @@ impl Scripted for Config {
     const STATES: u64 = STATES_A_CASE;
 
     fn barriers() -> Vec<Barrier> {
-        // All that an engine's stores come by belong to redundancy, whose exploration convicts them.
-        Vec::new()
+        // The others that an engine's stores come by belong to redundancy of any file, whose exploration convicts them.
+        untorn::engine::sidecar_redundancy_barriers()
     }
 
     fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {

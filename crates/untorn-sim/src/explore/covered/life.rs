@@ -5,20 +5,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use untorn::AtomicFile;
 use untorn::medium::{Access, Barrier, Medium, MediumFile};
-use untorn::{AtomicFile, Damage, ProtectOptions};
 
 use super::super::life::{Effort, Finding, Found, describe, guarded};
 use super::super::recorder::{Point, Recorder};
 use super::super::scripted::Case;
 use super::super::shared::Shared;
+use super::check::{Sidecar, deceive, is_covered, judge, mend, open, read};
 use super::config::Config;
 use crate::choice::Choice;
 use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
 
 pub(super) const PAGE: usize = 4096;
-const PATH: &str = "/data";
+pub(super) const PATH: &str = "/data";
 /// Lengths that the file is given; the first is that which it begins with.
 const LENS: [usize; 4] = [6 * PAGE + 1000, 4 * PAGE, 7 * PAGE + 64, 0];
 
@@ -36,6 +37,9 @@ enum Op {
     Settle,
     /// All is committed, brought home and covered; then a page is damaged at rest, and repaired.
     Mend(u64),
+    /// The file is closed, a page of its sidecar is damaged at rest, and it is opened again. Or all is covered, a page is damaged, and
+    /// the file is closed or settled before it is opened.
+    Rest(u64),
     /// Somebody stores to the file past its engine.
     Untold(u64),
 }
@@ -51,6 +55,7 @@ impl fmt::Display for Op {
             Op::Reopen { clean: false } => write!(f, "drop, open"),
             Op::Settle => write!(f, "settle, open"),
             Op::Mend(seed) => write!(f, "damage by {seed}, repair"),
+            Op::Rest(seed) => write!(f, "close and damage of the sidecar by {seed}, open"),
             Op::Untold(seed) => write!(f, "store by {seed} past the engine"),
         }
     }
@@ -58,13 +63,13 @@ impl fmt::Display for Op {
 
 /// What a crash may leave.
 #[derive(Clone, Debug, Default)]
-struct Expected {
+pub(super) struct Expected {
     /// What the file may hold, the last being what it holds.
-    states: Vec<Vec<u8>>,
+    pub(super) states: Vec<Vec<u8>>,
     /// Whether there may be no companion file.
-    unprotected: bool,
+    pub(super) unprotected: bool,
     /// Whether it may be of another length than the file.
-    resizing: bool,
+    pub(super) resizing: bool,
 }
 
 impl Expected {
@@ -101,7 +106,7 @@ fn bytes_of(offset: usize, len: usize, tag: u64) -> Vec<u8> {
     (offset..offset + len).map(|at| (word(at) >> (8 * (at % 8))) as u8).collect()
 }
 
-fn wrong<T>(what: String) -> Found<T> {
+pub(super) fn wrong<T>(what: String) -> Found<T> {
     Err(Finding::new(what))
 }
 
@@ -209,6 +214,7 @@ impl<'a> Life<'a> {
             11 => Op::Resize(*rng.pick(&LENS)),
             12 | 13 => Op::Reopen { clean: rng.one_in(2) },
             14 if rng.one_in(2) => Op::Settle,
+            14 => Op::Rest(rng.next_u64()),
             15 if len > 0 => Op::Mend(rng.next_u64()),
             _ => Op::Cover,
         }
@@ -276,6 +282,38 @@ impl<'a> Life<'a> {
                 mend(&self.medium, self.file(), &mut Rng::new(*seed))?;
                 guarded("syncing", || self.file().sync())?.map_err(failed)?;
                 self.committed();
+            }
+            Op::Rest(seed) => {
+                during.resizing = true;
+                let mut rng = Rng::new(*seed);
+                let early = rng.one_in(2);
+                if early {
+                    guarded("syncing", || self.file().sync())?.map_err(failed)?;
+                    self.committed();
+                    self.cover()?;
+                }
+                let file = self.file.take();
+                let sidecar = file.as_ref().and_then(Sidecar::of);
+                // Before the crashes of what comes next, which find it whole again or damaged still.
+                self.recorder.arm(false);
+                if let Some(sidecar) = sidecar.as_ref().filter(|_| early) {
+                    sidecar.rot(&self.medium, &mut rng);
+                }
+                if let Some(file) = file {
+                    // What is covered and damaged by then must not become the truth: not at home, nor in the digests of the engine.
+                    let settles = early && rng.one_in(2);
+                    guarded("letting go", || if settles { file.settle() } else { file.close() })?.map_err(failed)?;
+                    self.committed();
+                }
+                if let Some(sidecar) = sidecar.filter(|_| !early) {
+                    sidecar.rot(&self.medium, &mut rng);
+                }
+                self.open()?;
+                let report = guarded("repair", || self.file().repair())?.map_err(failed)?;
+                let again = guarded("scrubbing", || self.file().scrub())?.map_err(failed)?;
+                if !report.is_whole() || !again.is_clean() {
+                    return wrong(format!("damage at rest could not be given back: {report:?}, then {again:?}"));
+                }
             }
             Op::Untold(seed) => {
                 let mut rng = Rng::new(*seed);
@@ -372,6 +410,9 @@ impl<'a> Life<'a> {
             return self.next_life(medium, expected, seed);
         }
         judge(&medium, expected)?;
+        if seed.is_multiple_of(4) {
+            deceive(&medium, &mut Rng::new(mix(seed)))?;
+        }
         let file = open(&self.context.config, &medium, expected)?;
         if !file.is_empty() {
             let held = read(&file)?;
@@ -414,92 +455,4 @@ impl<'a> Life<'a> {
             None => Ok(()),
         }
     }
-}
-
-/// Opens the file with its engine, which must find a state that it may be in.
-fn open(config: &Config, medium: &SimMedium, expected: &Expected) -> Found<AtomicFile> {
-    let opened = guarded("opening", || config.options().open_on(medium.clone(), PATH))?;
-    let file = opened.map_err(|error| Finding::new(format!("opening failed: {error}")))?;
-    let held = read(&file)?;
-    if expected.states.contains(&held) { Ok(file) } else { wrong("the file holds what no commit left".to_owned()) }
-}
-
-fn read(file: &AtomicFile) -> Found<Vec<u8>> {
-    let mut held = vec![0; file.len() as usize];
-    let done = guarded("reading", || file.read_at(&mut held, 0))?;
-    done.map_err(|error| Finding::new(format!("reading failed: {error}")))?;
-    Ok(held)
-}
-
-/// What redundancy says of a file that a crash left, of which nothing was damaged.
-fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
-    let looked = guarded("looking", || ProtectOptions::new().look_on(medium.clone(), PATH))?;
-    let looked = match looked {
-        Ok(looked) => looked,
-        Err(untorn::Error::Io { source, .. })
-            if source.kind() == std::io::ErrorKind::NotFound && expected.unprotected =>
-        {
-            return Ok(());
-        }
-        // It has another length than its companion, or none at all.
-        Err(untorn::Error::Invalid { what, .. })
-            if (expected.resizing || expected.unprotected)
-                && (what.contains("bytes when it was protected") || what.starts_with("an empty file")) =>
-        {
-            return Ok(());
-        }
-        Err(error) => return wrong(format!("looking failed: {error}")),
-    };
-    let report = guarded("scrubbing", || looked.scrub())?;
-    let report = report.map_err(|error| Finding::new(format!("scrubbing failed: {error}")))?;
-    for damage in &report.damage {
-        match damage {
-            Damage::Page(range) => {
-                return wrong(format!("page {} is accused, and was never damaged", range.offset / PAGE as u64));
-            }
-            Damage::Unknown(range) => {
-                let page = range.offset / PAGE as u64;
-                return wrong(format!("page {page} is unknown, though all stores were announced"));
-            }
-            Damage::Parity { stripe } => {
-                return wrong(format!("the parity of stripe {stripe} does not fit pages that are called covered"));
-            }
-            // A block that was being written.
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// After a pass with nobody else about.
-fn is_covered(file: &AtomicFile) -> Found<()> {
-    if file.is_empty() {
-        return Ok(());
-    }
-    match file.coverage() {
-        Ok(Some(coverage)) if coverage.uncovered == 0 && coverage.lost.is_empty() && coverage.unknown.is_empty() => {
-            Ok(())
-        }
-        Ok(coverage) => wrong(format!("after a whole pass not all is covered: {coverage:?}")),
-        Err(error) => wrong(format!("no coverage: {error}")),
-    }
-}
-
-/// Damages a page of a file all of which is covered. It must be given back.
-fn mend(medium: &SimMedium, file: &AtomicFile, rng: &mut Rng) -> Found<()> {
-    let before = medium.peek(PATH).unwrap_or_default();
-    if before.is_empty() {
-        return Ok(());
-    }
-    let at = rng.below(before.len() as u64);
-    medium.rot(PATH, at, &[before[at as usize] ^ 1 << rng.below(8)]);
-    let report = guarded("repair", || file.repair())?;
-    let report = report.map_err(|error| Finding::new(format!("repair failed: {error}")))?;
-    if medium.peek(PATH).unwrap_or_default() != before {
-        return wrong(format!("byte {at} was called covered and could not be given back: {report:?}"));
-    }
-    if report.repaired.len() != 1 || report.scrub.damage.len() != 1 {
-        return wrong(format!("one page was damaged and {report:?} said of it"));
-    }
-    Ok(())
 }

@@ -3,11 +3,14 @@
 //!
 //! What is judged of a crash is that redundancy says nothing false of what it left: no page is accused, though none was
 //! damaged, and all parity fits what is called covered. Then the file is opened with its engine, which must find a state that
-//! the writes allow, and covered; and a page that is damaged after that must be found and given back, under the engine's eyes.
+//! the writes allow, and covered; and a page that is damaged after that must be found and given back, under the engine's eyes:
+//! one of the file, or of its sidecar where that is covered. One of a sidecar at rest must not keep its engine from the file, nor
+//! one that tells where bytes are deceive recovery.
 
 use super::report::Violation;
 use super::{Canary, Mutant, Outcome, ProgressFn, Settings, scripted};
 
+mod check;
 mod config;
 mod life;
 
@@ -19,7 +22,8 @@ pub fn explore(settings: &Settings, progress: ProgressFn<'_>) -> Outcome {
     scripted::explore::<Config>(settings, progress)
 }
 
-/// No mutants: what an engine's stores come by are barriers of redundancy, whose [exploration](super::redundancy) convicts them.
+/// Mutes the barriers that only redundancy of a sidecar has, and looks for the violations that convict them. The others that an
+/// engine's stores come by are those of redundancy of any file, whose [exploration](super::redundancy) convicts them.
 pub fn mutants(settings: &Settings, progress: ProgressFn<'_>) -> Vec<Mutant> {
     scripted::mutants::<Config>(settings, progress)
 }

@@ -28,6 +28,11 @@ const MAX_SLOTS: u32 = u32::MAX - (SPARSE_PAGES as u32 - 1);
 /// at open reads 8 bytes for every page of the file, touched or not.
 const AUTO_SPARSE: u64 = 16 << 30;
 
+/// Pages of a chunk, of which the first is a meta page.
+pub(super) fn chunk_pages(layout: Layout) -> u64 {
+    1 + if layout == Layout::Sparse { SPARSE_PAGES } else { DENSE_PAGES }
+}
+
 /// Pages of a file of `len` bytes.
 pub(super) fn pages(len: u64) -> u64 {
     len.div_ceil(PAGE)

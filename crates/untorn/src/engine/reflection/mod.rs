@@ -93,6 +93,11 @@ pub(crate) mod barriers {
     }
 }
 
+/// Pages of a chunk of a sidecar, of which the first is a meta page.
+pub(super) fn chunk_pages(layout: Layout) -> u64 {
+    layout::chunk_pages(layout)
+}
+
 /// A file under the reflection engine.
 pub(crate) struct Reflection<M: Medium> {
     medium: Arc<M>,
@@ -281,6 +286,11 @@ impl<M: Medium> Engine for Reflection<M> {
             reflected_slices,
             recovery: self.recovery,
         }
+    }
+
+    fn aside(&self, page: u64) -> Option<u64> {
+        let has_slices = self.state.pages.get(page as usize).is_some_and(|state| state.bitmap() != 0);
+        if has_slices { self.places.reflection(page) } else { None }
     }
 
     fn accepts(&self, options: &Options) -> bool {

@@ -1,0 +1,167 @@
+//! What must hold of a file of an engine that has redundancy: of what a crash left, after a pass, and when something is damaged.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use untorn::{AtomicFile, Damage, ProtectOptions};
+
+use super::super::life::{Finding, Found, guarded};
+use super::config::Config;
+use super::life::{Expected, PAGE, PATH, wrong};
+use crate::medium::SimMedium;
+use crate::rng::Rng;
+
+/// Opens the file with its engine, which must find a state that it may be in.
+pub(super) fn open(config: &Config, medium: &SimMedium, expected: &Expected) -> Found<AtomicFile> {
+    let opened = guarded("opening", || config.options().open_on(medium.clone(), PATH))?;
+    let file = opened.map_err(|error| Finding::new(format!("opening failed: {error}")))?;
+    let held = read(&file)?;
+    if expected.states.contains(&held) { Ok(file) } else { wrong("the file holds what no commit left".to_owned()) }
+}
+
+pub(super) fn read(file: &AtomicFile) -> Found<Vec<u8>> {
+    let mut held = vec![0; file.len() as usize];
+    let done = guarded("reading", || file.read_at(&mut held, 0))?;
+    done.map_err(|error| Finding::new(format!("reading failed: {error}")))?;
+    Ok(held)
+}
+
+/// What redundancy says of a file that a crash left, of which nothing was damaged.
+pub(super) fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
+    let looked = guarded("looking", || ProtectOptions::new().look_on(medium.clone(), PATH))?;
+    let looked = match looked {
+        Ok(looked) => looked,
+        Err(untorn::Error::Io { source, .. })
+            if source.kind() == std::io::ErrorKind::NotFound && expected.unprotected =>
+        {
+            return Ok(());
+        }
+        // It has another length than its companion, or none at all.
+        Err(untorn::Error::Invalid { what, .. })
+            if (expected.resizing || expected.unprotected)
+                && (what.contains("bytes when it was protected") || what.starts_with("an empty file")) =>
+        {
+            return Ok(());
+        }
+        Err(error) => return wrong(format!("looking failed: {error}")),
+    };
+    let report = guarded("scrubbing", || looked.scrub())?;
+    let report = report.map_err(|error| Finding::new(format!("scrubbing failed: {error}")))?;
+    for damage in &report.damage {
+        match damage {
+            Damage::Page(range) => {
+                return wrong(format!("page {} is accused, and was never damaged", range.offset / PAGE as u64));
+            }
+            Damage::Unknown(range) => {
+                let page = range.offset / PAGE as u64;
+                return wrong(format!("page {page} is unknown, though all stores were announced"));
+            }
+            Damage::Parity { stripe } => {
+                return wrong(format!("the parity of stripe {stripe} does not fit pages that are called covered"));
+            }
+            Damage::SidecarPage(range) | Damage::SidecarUnknown(range) => {
+                return wrong(format!("byte {} of the sidecar is accused, and was never damaged", range.offset));
+            }
+            Damage::SidecarParity { stripe } => {
+                return wrong(format!(
+                    "the parity of stripe {stripe} of the sidecar does not fit what is called covered"
+                ));
+            }
+            // A block that was being written.
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// After a pass with nobody else about.
+pub(super) fn is_covered(file: &AtomicFile) -> Found<()> {
+    if file.is_empty() {
+        return Ok(());
+    }
+    let is_whole = |coverage: &untorn::Coverage| {
+        coverage.uncovered == 0 && coverage.lost.is_empty() && coverage.unknown.is_empty()
+    };
+    match file.coverage() {
+        Ok(Some(coverage)) if is_whole(&coverage) && coverage.sidecar.as_deref().is_none_or(is_whole) => Ok(()),
+        Ok(coverage) => wrong(format!("after a whole pass not all is covered: {coverage:?}")),
+        Err(error) => wrong(format!("no coverage: {error}")),
+    }
+}
+
+/// The pages of a sidecar that are covered.
+pub(super) struct Sidecar {
+    path: PathBuf,
+    bytes: Range<u64>,
+}
+
+impl Sidecar {
+    /// Where the pages behind the records of so small a record area begin.
+    const FROM: u64 = 4 * PAGE as u64;
+
+    pub(super) fn of(file: &AtomicFile) -> Option<Sidecar> {
+        let pages = file.coverage().ok().flatten()?.sidecar?.pages;
+        Some(Sidecar { path: file.info().sidecar?, bytes: Self::FROM..Self::FROM + pages * PAGE as u64 })
+    }
+
+    /// Flips a bit of them, those behind the end aside. What it held before.
+    pub(super) fn rot(&self, medium: &SimMedium, rng: &mut Rng) -> Option<Vec<u8>> {
+        let before = medium.peek(&self.path)?;
+        let end = self.bytes.end.min(before.len() as u64);
+        let at = self.bytes.start + rng.below(end.checked_sub(self.bytes.start).filter(|bytes| *bytes > 0)?);
+        medium.rot(&self.path, at, &[before[at as usize] ^ 1 << rng.below(8)]);
+        Some(before)
+    }
+}
+
+/// Damages the first page of a sidecar that tells which bytes of it count, if a crash has left all of it covered, and the tables
+/// that say so whole: of a page that differs while one of these is torn, or before it is durable that the sidecar is open again,
+/// it cannot be told whether it is damaged.
+pub(super) fn deceive(medium: &SimMedium, rng: &mut Rng) -> Found<()> {
+    let Ok(looked) = ProtectOptions::new().look_on(medium.clone(), PATH) else { return Ok(()) };
+    let coverage = looked.coverage().map_err(|error| Finding::new(format!("no coverage: {error}")))?;
+    let report = guarded("scrubbing", || looked.scrub())?;
+    let is_clean = report.is_ok_and(|report| report.is_clean());
+    drop(looked);
+    if !is_clean {
+        return Ok(());
+    }
+    let Some(sidecar) = coverage.sidecar.filter(|sidecar| sidecar.believed && sidecar.uncovered == 0) else {
+        return Ok(());
+    };
+    let bytes = Sidecar::FROM..Sidecar::FROM + PAGE as u64;
+    Sidecar { path: sidecar.companion.with_extension(""), bytes }.rot(medium, rng);
+    Ok(())
+}
+
+/// Damages a page of a file all of which is covered, or of its sidecar. It must be given back.
+pub(super) fn mend(medium: &SimMedium, file: &AtomicFile, rng: &mut Rng) -> Found<()> {
+    if let Some(sidecar) = Sidecar::of(file).filter(|_| rng.one_in(2))
+        && let Some(before) = sidecar.rot(medium, rng)
+    {
+        let report = guarded("repair", || file.repair())?;
+        let report = report.map_err(|error| Finding::new(format!("repair failed: {error}")))?;
+        if medium.peek(&sidecar.path).unwrap_or_default() != before {
+            return wrong(format!("a byte of the sidecar was called covered and could not be given back: {report:?}"));
+        }
+        if report.sidecar_repaired.len() != 1 || !report.repaired.is_empty() || report.scrub.damage.len() != 1 {
+            return wrong(format!("one page of the sidecar was damaged and {report:?} said of it"));
+        }
+        return Ok(());
+    }
+    let before = medium.peek(PATH).unwrap_or_default();
+    if before.is_empty() {
+        return Ok(());
+    }
+    let at = rng.below(before.len() as u64);
+    medium.rot(PATH, at, &[before[at as usize] ^ 1 << rng.below(8)]);
+    let report = guarded("repair", || file.repair())?;
+    let report = report.map_err(|error| Finding::new(format!("repair failed: {error}")))?;
+    if medium.peek(PATH).unwrap_or_default() != before {
+        return wrong(format!("byte {at} was called covered and could not be given back: {report:?}"));
+    }
+    if report.repaired.len() != 1 || report.scrub.damage.len() != 1 {
+        return wrong(format!("one page was damaged and {report:?} said of it"));
+    }
+    Ok(())
+}
