@@ -91,7 +91,7 @@ impl<M: Medium> Core<M> {
                 continue;
             }
             let link = self.redo_link(here, class);
-            match meta.claim() {
+            match meta.claim(link) {
                 Claim::Mine => batch.push(link),
                 Claim::Others => others.push(link),
                 Claim::Done => {}
@@ -182,7 +182,7 @@ impl<M: Medium> Core<M> {
         let slot = self.slot(head)?;
         slot.lock(false, self.relax());
         let live = self.live(link, head);
-        if slot.bitmap() != link.0 || live.is_some_and(|meta| meta.epoch.load(Ordering::Acquire) > self.durable()) {
+        if slot.bitmap() != link.0 || live.is_some_and(|(_, epoch)| epoch > self.durable()) {
             slot.unlock();
             return Ok(());
         }

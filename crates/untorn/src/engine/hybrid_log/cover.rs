@@ -57,7 +57,8 @@ impl Link {
         (self.0 >> UNIT_BITS & ((1 << CLASS_BITS) - 1)) as u8
     }
 
-    fn lap(self) -> u64 {
+    /// Which use of the chunk it is of, as far as it knows; 0 for undo.
+    pub(super) fn lap(self) -> u64 {
         (self.0 & !REDO) >> LAP
     }
 
@@ -154,16 +155,18 @@ impl<M: Medium> Core<M> {
         Link::new(unit, class, self.chunks.lap(unit), Kind::Redo)
     }
 
-    /// The entry that a redo link of the cover at `head` names; `None` if it is stale, and the bytes are at home.
+    /// The entry that a redo link of the cover at `head` names, and its epoch; `None` if it is stale, and the bytes are at home.
     #[inline]
-    pub(super) fn live(&self, link: Link, head: u64) -> Option<&Meta> {
+    pub(super) fn live(&self, link: Link, head: u64) -> Option<(&Meta, u64)> {
+        let meta = self.meta(link);
+        // Before all that tells whether the entry is still there: that of one which took its place would pass for this one's.
+        let epoch = meta.epoch.load(Ordering::Acquire);
         if self.chunks.lap(link.unit()) != link.lap() {
             return None;
         }
-        let meta = self.meta(link);
         // The lap counts round. If the entry is another's, or this cover's own of another time, it shows: its own would
         // have replaced the link.
-        (meta.is_live() && meta.block.load(Ordering::Acquire) == head).then_some(meta)
+        (meta.is_live() && meta.block.load(Ordering::Acquire) == head).then_some((meta, epoch))
     }
 
     /// The link of a slot.
@@ -223,11 +226,12 @@ impl<M: Medium> Core<M> {
     pub(super) fn open_entry(&self, head: u64, link: Link) -> std::result::Result<bool, Hindrance> {
         if !link.is_redo() {
             let meta = self.meta(link);
+            // Before the rest, as in `live`.
+            let epoch = meta.epoch.load(Ordering::Acquire);
             let undo = meta.what() == Some((Kind::Undo, link.class())) && meta.block.load(Ordering::Acquire) == head;
-            return Ok(undo && meta.epoch.load(Ordering::Acquire) == self.epoch());
+            return Ok(undo && epoch == self.epoch());
         }
-        let Some(meta) = self.live(link, head) else { return Ok(false) };
-        let epoch = meta.epoch.load(Ordering::Acquire);
+        let Some((_, epoch)) = self.live(link, head) else { return Ok(false) };
         if epoch == self.epoch() {
             return Ok(true);
         }
@@ -243,7 +247,7 @@ impl<M: Medium> Core<M> {
         let meta = self.meta(link);
         let mut round = 0;
         loop {
-            match meta.claim() {
+            match meta.claim(link) {
                 Claim::Done => return Ok(()),
                 Claim::Mine => {
                     let carried = self.carry_home(link);

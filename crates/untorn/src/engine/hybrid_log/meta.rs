@@ -1,5 +1,6 @@
 //! What is known in memory of an entry of the log: where its bytes belong, and how far it is on its way there.
 
+use super::cover::Link;
 use super::format::Kind;
 use crate::sys::sync::{AtomicU64, Ordering, Zeroed, fence};
 
@@ -13,7 +14,8 @@ pub(super) struct Meta {
     delta: AtomicU64,
     /// Undo: the bytes of the cover that entries of the epoch hold, this one's and others'.
     hull: AtomicU64,
-    /// Class, kind, whether there is an entry at all, and how far it is on its way home.
+    /// Class, kind, whether there is an entry at all, how far it is on its way home, and of which use of the chunk it is: whoever
+    /// claims an entry that was given up, and whose place another has by now, must not get that one.
     what: AtomicU64,
     /// The check of its header.
     pub(super) check: AtomicU64,
@@ -55,6 +57,8 @@ const UNDO: u64 = 1 << 9;
 const CARRIED: u64 = 1 << 10;
 /// It is at home.
 const GONE: u64 = 1 << 11;
+/// The lap of its links, from here on.
+const LAP: u32 = 16;
 
 /// Whose business it is to carry an entry home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,15 +72,16 @@ pub(super) enum Claim {
 }
 
 impl Meta {
-    /// Describes a new entry. That there is one comes last: whoever finds it finds the rest.
-    pub(super) fn set(&self, epoch: u64, block: u64, kind: Kind, class: u8, delta: Extent, check: u64) {
+    /// Describes a new entry, which this link names. That there is one comes last: whoever finds it finds the rest.
+    pub(super) fn set(&self, link: Link, epoch: u64, block: u64, delta: Extent, check: u64) {
         self.block.store(block, Ordering::Relaxed);
         self.set_delta(delta);
         self.set_hull(delta);
         self.check.store(check, Ordering::Relaxed);
-        self.epoch.store(epoch, Ordering::Relaxed);
-        let kind = if kind == Kind::Undo { UNDO } else { 0 };
-        self.what.store(TAKEN | kind | u64::from(class), Ordering::Release);
+        // Whoever finds this epoch finds that an older entry, which had its place, is gone.
+        self.epoch.store(epoch, Ordering::Release);
+        let kind = if link.is_redo() { 0 } else { UNDO };
+        self.what.store(link.lap() << LAP | TAKEN | kind | u64::from(link.class()), Ordering::Release);
     }
 
     /// Says that there is no entry, nor was one.
@@ -100,10 +105,11 @@ impl Meta {
         self.hull.store(hull.pack(), Ordering::Relaxed);
     }
 
-    /// Claims a redo entry, to carry it home. Of several who want to, one gets it.
-    pub(super) fn claim(&self) -> Claim {
+    /// Claims the redo entry that a link names, to carry it home. Of several who want to, one gets it.
+    pub(super) fn claim(&self, link: Link) -> Claim {
         let what = self.what.load(Ordering::Acquire);
-        if what & (TAKEN | GONE) != TAKEN {
+        // An entry is given up, and its place used anew, only when it is at home.
+        if what & (TAKEN | GONE) != TAKEN || what >> LAP != link.lap() {
             return Claim::Done;
         }
         let free = what & CARRIED == 0;

@@ -235,7 +235,7 @@ impl<M: Medium> Core<M> {
             }
         }
         if link.is_redo() {
-            seen.entry = self.live(link, head).map(|meta| (meta, meta.epoch.load(Ordering::Acquire)));
+            seen.entry = self.live(link, head);
         }
         Some(seen)
     }

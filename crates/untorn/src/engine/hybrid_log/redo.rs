@@ -81,7 +81,7 @@ impl<M: Medium> Core<M> {
             let (check, meta) = (check_of(&line), self.meta(link));
             match cover.logged {
                 Logged::Nothing => {
-                    meta.set(epoch, cover.head, Kind::Redo, cover.class, delta, check);
+                    meta.set(link, epoch, cover.head, delta, check);
                     lane.state.add(check);
                 }
                 Logged::Open(_) => {

@@ -55,13 +55,14 @@ impl<M: Medium> Core<M> {
             // A redo entry of this block alone has stirred it, and its link goes when the block becomes calm again.
             self.calm.stir(block);
         }
-        let stored = self.store_single(lane.state, block, unit, from, bytes);
+        let new = self.redo_link(unit, 0);
+        let stored = self.store_single(lane.state, block, new, from, bytes);
         if let Err(error) = stored {
             // No store fails here unless a page of the log is lost.
             slot.unlock_disturbed();
             return Err(self.standing.poison(error));
         }
-        slot.publish(self.redo_link(unit, 0).0, slot.version() + 1);
+        slot.publish(new.0, slot.version() + 1);
         lane.state.count_write();
         Ok(true)
     }
@@ -74,8 +75,8 @@ impl<M: Medium> Core<M> {
     }
 
     #[inline(always)]
-    fn store_single(&self, lane: &LaneState, block: u64, unit: u64, from: u64, bytes: &[u8]) -> Result<()> {
-        let epoch = self.epoch();
+    fn store_single(&self, lane: &LaneState, block: u64, link: Link, from: u64, bytes: &[u8]) -> Result<()> {
+        let (epoch, unit) = (self.epoch(), link.unit());
         let (header_at, bytes_at) = (self.chunks.header_at(unit), self.chunks.bytes_at(unit) + from);
         let delta = Extent { offset: from as u32, end: from as u32 + bytes.len() as u32 };
         let header = Header {
@@ -104,7 +105,7 @@ impl<M: Medium> Core<M> {
             self.medium.order();
         }
         let check = check_of(&line);
-        self.chunks.metas[unit as usize].set(epoch, block, Kind::Redo, 0, delta, check);
+        self.chunks.metas[unit as usize].set(link, epoch, block, delta, check);
         lane.add(check);
         Ok(())
     }

@@ -107,7 +107,7 @@ impl<M: Medium> Core<M> {
             let line = header.encode(self.seal, at);
             self.side.write(at, &line)?;
             let meta = &self.chunks.metas[*unit as usize];
-            meta.set(epoch, cover.head, Kind::Undo, cover.class, *extent, check_of(&line));
+            meta.set(Link::new(*unit, cover.class, 0, Kind::Undo), epoch, cover.head, *extent, check_of(&line));
             lane.state.add(check_of(&line));
             if let Logged::Open(link) = cover.logged {
                 let first = self.meta(link);
