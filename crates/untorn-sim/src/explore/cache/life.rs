@@ -285,15 +285,18 @@ impl<'a> Life<'a> {
         let written = guarded("writing without the log", || Subject::write_direct(medium, name))?;
         written.map_err(|error| Finding::new(format!("writing without the log failed: {error}")))?;
         let mut state = self.model.visible();
-        if let Some(content) = state.get_mut(&name) {
+        // Of what it writes a crash may leave a part, a length without the byte for instance, until it has synced it.
+        let torn = state.get_mut(&name).map(|content| {
+            let before = content.clone();
             content.resize(content.len().max(1), 0);
             content[0] = DIRECT;
-        }
+            (name, before, content.clone())
+        });
         self.model.restart(&state);
         let after = self.allowed();
         let states = replayed.states.iter().chain(&after.states).cloned().collect();
         // The log is kept meanwhile.
-        self.crash(&Allowed { direct: true, ..self.allowed_of(states) }, &after)?;
+        self.crash(&Allowed { direct: true, torn, ..self.allowed_of(states) }, &after)?;
         self.recorder.arm(true);
         self.reopen()
     }
