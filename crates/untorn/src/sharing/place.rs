@@ -8,8 +8,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use arc_swap::ArcSwapOption;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -23,15 +24,39 @@ const SERVER: u64 = 0;
 const SLOTS: u64 = 64;
 const ATTACHED: u64 = SLOTS + MEMBERS as u64;
 
-/// A lock file: the process that opened it, device and inode.
-type Identity = (u64, u64, u64);
+/// A lock file: device and inode.
+type Identity = (u64, u64);
 
-/// The lock files that this process has open, and those that the one had open which it was forked from: closing one
-/// descriptor of a file releases the locks taken through another.
-static OPEN: Mutex<Vec<Identity>> = Mutex::new(Vec::new());
+/// The lock files that a process has open: closing one descriptor of a file releases the locks taken through another.
+///
+/// A forked child has none of its parent's locks, and begins a list of its own: a thread of the parent that is not there in the
+/// child may have held the parent's list at the moment of the fork, for ever.
+struct OpenFiles {
+    process: u64,
+    files: Mutex<Vec<Identity>>,
+}
 
-fn open_files() -> MutexGuard<'static, Vec<Identity>> {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+/// The list of this process, or of the one it was forked from, until it is first needed.
+static OPEN: ArcSwapOption<OpenFiles> = ArcSwapOption::const_empty();
+
+fn open_files() -> Arc<OpenFiles> {
+    let process = incarnation();
+    loop {
+        let found = OPEN.load_full();
+        if let Some(open) = found.as_ref().filter(|open| open.process == process) {
+            return Arc::clone(open);
+        }
+        OPEN.compare_and_swap(&found, Some(Arc::new(OpenFiles { process, files: Mutex::default() })));
+        // The parent's is not to be dropped: one of the parent's threads may have been changing it.
+        std::mem::forget(found);
+    }
+}
+
+impl OpenFiles {
+    /// Nobody of this process opens or closes a lock file as long as it is locked.
+    fn lock(&self) -> MutexGuard<'_, Vec<Identity>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A meeting place, with the slot that this process has there.
@@ -41,6 +66,8 @@ pub(crate) struct Place {
     dir: OwnedFd,
     socket: String,
     lock: Option<File>,
+    /// The list that it is on.
+    open_files: Arc<OpenFiles>,
     identity: Identity,
     slot: usize,
 }
@@ -60,8 +87,9 @@ impl Place {
         let handle = rustix::fs::open(dir, flags, Mode::empty()).map_err(failed("open the directory of"))?;
         let lock_name = format!("{name}.lock");
         // Held until the file is noted: two threads may come at once.
-        let mut open = open_files();
-        let identity = |found: rustix::fs::Stat| (incarnation(), found.st_dev, found.st_ino);
+        let open_files = open_files();
+        let mut open = open_files.lock();
+        let identity = |found: rustix::fs::Stat| (found.st_dev, found.st_ino);
         // By its name, for opening it to look would be to close it afterwards.
         if let Ok(found) = rustix::fs::statat(&handle, &lock_name, AtFlags::SYMLINK_NOFOLLOW)
             && open.contains(&identity(found))
@@ -75,7 +103,7 @@ impl Place {
         open.push(identity);
         drop(open);
         let socket = format!("{name}.sock");
-        let mut place = Place { path, dir: handle, socket, lock: Some(lock.into()), identity, slot: 0 };
+        let mut place = Place { path, dir: handle, socket, lock: Some(lock.into()), open_files, identity, slot: 0 };
         for slot in 0..MEMBERS {
             if place.try_lock(SLOTS + slot as u64)? {
                 place.slot = slot;
@@ -192,11 +220,12 @@ pub(crate) fn who_takes_part(dir: &Path, name: &str) -> io::Result<Option<String
     let path = dir.join(format!("{name}.lock"));
     // Held until the file is closed again: that would take from this process what it locked in it meanwhile.
     let open = open_files();
+    let open = open.lock();
     let found = match rustix::fs::lstat(&path) {
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
         found => found?,
     };
-    if open.contains(&(incarnation(), found.st_dev, found.st_ino)) {
+    if open.contains(&(found.st_dev, found.st_ino)) {
         return Ok(Some("this process".to_owned()));
     }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -210,9 +239,18 @@ pub(crate) fn who_takes_part(dir: &Path, name: &str) -> io::Result<Option<String
 
 impl Drop for Place {
     fn drop(&mut self) {
+        let open = open_files();
+        if open.process != self.open_files.process {
+            // In a forked child, which has none of these locks. But it may have taken its own meanwhile, which closing would
+            // release.
+            return std::mem::forget(self.lock.take());
+        }
         // The list is locked until the file is closed, or another thread could open it in between and lose its locks.
-        let mut open = open_files();
+        let mut open = open.lock();
         self.lock = None;
         open.retain(|identity| *identity != self.identity);
     }
 }
+
+#[cfg(test)]
+mod tests;

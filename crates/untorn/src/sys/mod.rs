@@ -25,6 +25,8 @@ pub(crate) mod tracking;
 pub(crate) mod userfault;
 mod zeroed;
 
+#[cfg(test)]
+pub(crate) use process::in_forked_child;
 pub(crate) use process::incarnation;
 pub(crate) use untorn_ring::flush;
 pub(crate) use zeroed::ZeroedArray;
