@@ -103,7 +103,7 @@ pub(crate) fn path(data: &Path, inode: u64) -> PathBuf {
 /// Whether a name in the directory of sidecars is that of a lock file with which processes meet that share a file. Nobody may
 /// open one to look what it is: a process that closes any descriptor of it loses its locks.
 fn is_meeting_place(name: &OsStr) -> bool {
-    [".calls.lock", ".share.lock"].iter().any(|end| name.as_encoded_bytes().ends_with(end.as_bytes()))
+    [".calls.lock", ".region.lock", ".share.lock"].iter().any(|end| name.as_encoded_bytes().ends_with(end.as_bytes()))
 }
 
 /// Where records too large for a lane are put.
