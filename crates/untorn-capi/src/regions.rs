@@ -411,13 +411,16 @@ impl Regions {
         if at.is_empty() {
             table.mapped.remove(&va.addr());
         }
-        let moving = Moving::begin(&mapped.region);
+        let region = Arc::clone(&mapped.region);
+        let moving = Moving::begin(&region);
         drop(table);
-        let unpinned = mapped.region.with(|memory| memory.unpin(mapped.first, mapped.pages));
-        drop(moving);
+        let unpinned = region.with(|memory| memory.unpin(mapped.first, mapped.pages));
+        // Whoever closes the region finds the call under way, or what came of it: never neither.
+        let mut table = self.table();
         if unpinned.is_err() {
-            self.table().mapped.entry(va.addr()).or_default().push(mapped);
+            table.mapped.entry(va.addr()).or_default().push(mapped);
         }
+        drop(moving);
         unpinned
     }
 }

@@ -84,6 +84,39 @@ fn a_call_on_a_region_holds_up_calls_on_it_only_and_on_a_shared_one_none() {
     [Some(first), Some(second), shared].into_iter().flatten().for_each(|rd| regions.close(rd).unwrap());
 }
 
+/// Between an unmapping that fails and what it enters again there is no instant at which the region could be closed.
+#[test]
+fn a_region_is_not_closed_while_an_unmapping_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let regions = none_open();
+    let rd = regions.open(&dir.path().join("store"), "r", libc::O_CREAT).unwrap();
+    regions.alloc(rd).unwrap();
+    let address = regions.map(ptr::null_mut(), rd, 0, PAGE, libc::MAP_SHARED).unwrap().addr();
+    let region = regions.region(rd).unwrap();
+    // So that the unmapping fails.
+    region.with(|memory| memory.unpin(0, 1)).unwrap();
+    let held = region.memory.write().unwrap();
+    std::thread::scope(|scope| {
+        let unmapping = scope.spawn(|| regions.unmap(ptr::without_provenance_mut(address)));
+        while region.moving.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        // As whoever closes it has it.
+        let table = regions.table();
+        drop(held);
+        for _ in 0..100 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            assert!(table.has_mapped(&region), "it would be closed now, and then be mapped");
+        }
+        drop(table);
+        assert_eq!(unmapping.join().unwrap().unwrap_err().errno(), libc::EINVAL);
+    });
+    assert_eq!(regions.close(rd).unwrap_err().errno(), libc::EBUSY);
+    region.with(|memory| memory.pin(0, 1).map(drop)).unwrap();
+    regions.unmap(ptr::without_provenance_mut(address)).unwrap();
+    regions.close(rd).unwrap();
+}
+
 /// Threads that do everything at once to one region: each page has one owner, and a commit has what came before it. No thread may
 /// store to a region of one process during a pmsync, so `syncs` says whether there are any meanwhile.
 fn many_threads(regions: &Regions, rd: c_int, syncs: bool) {
