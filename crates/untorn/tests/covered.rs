@@ -1,30 +1,17 @@
 //! Redundancy of files that have an engine, over real files: what the engine stores is covered, and what is damaged comes back.
 
+mod common;
+
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use common::ledger::{LEN, PAGE, Place, all_of, by_hand, quiet, rot};
 use untorn::{
     AtomicFile, Damage, Durability, EngineKind, Error, Options, PageRange, ProtectOptions, Trust, VerifyReads,
 };
-
-const PAGE: u64 = 4096;
-const LEN: u64 = 40 * PAGE + 1000;
-
-struct Place {
-    _dir: tempfile::TempDir,
-    path: PathBuf,
-}
-
-impl Place {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("ledger");
-        Place { _dir: dir, path }
-    }
-}
 
 /// Every engine, with every durability that it is told apart by.
 fn engines() -> [Options; 3] {
@@ -36,25 +23,8 @@ fn engines() -> [Options; 3] {
     ]
 }
 
-fn by_hand() -> ProtectOptions {
-    ProtectOptions::new().on_demand()
-}
-
 fn at_once() -> ProtectOptions {
     ProtectOptions::new().period(Duration::ZERO)
-}
-
-/// Does to a file what a device would: its bytes change, its times stay.
-fn rot(path: &Path, at: u64, bytes: &[u8]) {
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let modified = file.metadata().unwrap().modified().unwrap();
-    file.write_all_at(bytes, at).unwrap();
-    file.set_modified(modified).unwrap();
-    file.sync_all().unwrap();
-}
-
-fn quiet() -> impl FnMut(u64, u64) -> bool {
-    |_, _| true
 }
 
 fn fill(file: &AtomicFile, seed: u64) -> Vec<u8> {
@@ -66,12 +36,6 @@ fn fill(file: &AtomicFile, seed: u64) -> Vec<u8> {
         file.write_at(&bytes[at..at + 2048], page * PAGE).unwrap();
     }
     file.sync().unwrap();
-    bytes
-}
-
-fn all_of(file: &AtomicFile) -> Vec<u8> {
-    let mut bytes = vec![0; file.len() as usize];
-    file.read_at(&mut bytes, 0).unwrap();
     bytes
 }
 

@@ -1,51 +1,12 @@
 //! Redundancy of the sidecar of a file: of the reflection engine, what counts there is covered where it is.
 
+mod common;
+
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use untorn::{
-    AtomicFile, Damage, Durability, EngineKind, Error, Layout, Options, PageRange, ProtectOptions, VerifyReads,
-};
-
-const PAGE: u64 = 4096;
-const LEN: u64 = 40 * PAGE + 1000;
-
-struct Place {
-    _dir: tempfile::TempDir,
-    path: PathBuf,
-}
-
-impl Place {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("ledger");
-        Place { _dir: dir, path }
-    }
-}
-
-fn by_hand() -> ProtectOptions {
-    ProtectOptions::new().on_demand()
-}
-
-/// Does to a file what a device would: its bytes change, its times stay.
-fn rot(path: &Path, at: u64, bytes: &[u8]) {
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let modified = file.metadata().unwrap().modified().unwrap();
-    file.write_all_at(bytes, at).unwrap();
-    file.set_modified(modified).unwrap();
-    file.sync_all().unwrap();
-}
-
-fn quiet() -> impl FnMut(u64, u64) -> bool {
-    |_, _| true
-}
-
-fn all_of(file: &AtomicFile) -> Vec<u8> {
-    let mut bytes = vec![0; file.len() as usize];
-    file.read_at(&mut bytes, 0).unwrap();
-    bytes
-}
+use common::ledger::{LEN, PAGE, Place, all_of, by_hand, quiet, rot};
+use untorn::{AtomicFile, Damage, Durability, EngineKind, Error, Layout, Options, PageRange, VerifyReads};
 
 /// Where the pages of the sidecar that may have bytes of the file begin, by its superblock, and their redundancy.
 fn chunks_at(sidecar: &Path) -> u64 {

@@ -2,19 +2,43 @@
 
 mod common;
 
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::memory_dir;
-use common::shelf::{Shelf, attach_through, pmem, small};
-use untorn::{CacheOptions, Error, Step};
+use common::shelf::{Book, Shelf, attach_through, pmem, small};
+use tempfile::TempDir;
+use untorn::{CacheOptions, CachedFile, Error, Step, WriteCache};
 
 const PATH: &str = "/slow/file";
 
 fn options() -> CacheOptions {
     small(32).shared(true)
+}
+
+/// A file behind a log of its own.
+struct Rig {
+    dir: TempDir,
+    log: PathBuf,
+    shelf: Arc<Shelf>,
+    book: Arc<Book>,
+    cache: WriteCache,
+    file: CachedFile,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let dir = memory_dir();
+        let log = dir.path().join("log");
+        let shelf = Arc::new(Shelf::default());
+        let book = shelf.put(PATH, 1);
+        let cache = options().create_on(pmem(), shelf.clone(), &log).unwrap();
+        let file = attach_through(&cache, &shelf, PATH);
+        Rig { dir, log, shelf, book, cache, file }
+    }
 }
 
 #[test]
@@ -52,12 +76,7 @@ fn nobody_else_writes_before_the_log_knows_the_file_nor_after_it_was_let_go() {
 fn whoever_waits_for_a_write_that_a_death_cut_short_brings_it_to_its_end() {
     for step in Step::ALL {
         for way in 0..5 {
-            let dir = memory_dir();
-            let log = dir.path().join("log");
-            let shelf = Arc::new(Shelf::default());
-            let book = shelf.put(PATH, 1);
-            let cache = options().create_on(pmem(), shelf.clone(), &log).unwrap();
-            let file = attach_through(&cache, &shelf, PATH);
+            let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
             file.write_at(b"before", 0).unwrap();
             file.let_in(true);
             file.write_beside(&[1; 200], 3, Some(step)).unwrap();
@@ -94,12 +113,7 @@ fn whoever_waits_for_a_write_that_a_death_cut_short_brings_it_to_its_end() {
 #[test]
 fn a_replay_finds_what_was_written_beside_in_its_order() {
     for step in [None, Some(Step::Placed), Some(Step::Durable)] {
-        let dir = memory_dir();
-        let log = dir.path().join("log");
-        let shelf = Arc::new(Shelf::default());
-        let book = shelf.put(PATH, 1);
-        let cache = options().create_on(pmem(), shelf.clone(), &log).unwrap();
-        let file = attach_through(&cache, &shelf, PATH);
+        let Rig { dir, log, shelf, book, cache, file } = Rig::new();
         file.write_at(&[1; 100], 0).unwrap();
         file.let_in(true);
         assert_eq!(file.write_beside(&[2; 100], 50, None).unwrap(), Some(100));
@@ -121,12 +135,7 @@ fn a_replay_finds_what_was_written_beside_in_its_order() {
 
 #[test]
 fn what_the_file_has_no_room_for_is_never_replayed() {
-    let dir = memory_dir();
-    let log = dir.path().join("log");
-    let shelf = Arc::new(Shelf::default());
-    let book = shelf.put(PATH, 1);
-    let cache = options().create_on(pmem(), shelf.clone(), &log).unwrap();
-    let file = attach_through(&cache, &shelf, PATH);
+    let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
     file.write_at(b"before", 0).unwrap();
     file.let_in(true);
     book.room.store(40, Ordering::Relaxed);
@@ -147,12 +156,7 @@ fn nobody_builds_on_an_end_of_the_file_that_a_replay_would_not_leave() {
     // The process that was told, or would have been, dies first; what it left is brought to its end by a write, or by a drain.
     for step in [Step::Durable, Step::Delivered, Step::Completed] {
         for drains in [false, true] {
-            let dir = memory_dir();
-            let log = dir.path().join("log");
-            let shelf = Arc::new(Shelf::default());
-            let book = shelf.put(PATH, 1);
-            let cache = options().create_on(pmem(), shelf.clone(), &log).unwrap();
-            let file = attach_through(&cache, &shelf, PATH);
+            let Rig { dir, log, shelf, book, cache, file } = Rig::new();
             file.write_at(b"before", 0).unwrap();
             file.let_in(true);
             book.room.store(40, Ordering::Relaxed);

@@ -4,6 +4,7 @@
 
 pub(crate) mod counting;
 pub(crate) mod disk;
+pub(crate) mod ledger;
 pub(crate) mod shelf;
 pub(crate) mod system;
 
