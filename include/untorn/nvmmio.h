@@ -34,7 +34,10 @@
  *
  * Failures set errno; untorn_last_error, in untorn.h, has the whole text. All
  * functions may be called from many threads, but not from a signal handler, and
- * a child after fork must map its files anew.
+ * a child after fork must map its files anew: it has none of its parent's open,
+ * and each call on one of their addresses fails with EOWNERDEAD and changes
+ * nothing. It may do so whatever calls of its parent's threads were under way,
+ * but for the parent's very first ones: fork when one has returned.
  */
 #ifndef UNTORN_NVMMIO_H
 #define UNTORN_NVMMIO_H

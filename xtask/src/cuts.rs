@@ -8,8 +8,8 @@ use std::process::{Command, ExitCode, Stdio};
 use clap::{Args, ValueEnum};
 
 /// Lets 2 and 4 processes store to shared memory in a total order and commit, without kills and with one killed every 50
-/// commits, and judges every image that is committed. The exit code is 0 only if none is torn and nobody was stuck for a
-/// second.
+/// commits, and judges every image that is committed. The exit code is 0 only if none is torn and nobody was stuck for
+/// longer than `--patience` says, which is a second.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// What they share; all three without it
@@ -18,6 +18,9 @@ pub(crate) struct Arguments {
     /// Commits of each run
     #[arg(long, default_value_t = 10_000)]
     commits: u64,
+    /// Seconds that nobody may be stuck for; a machine that has much else to do lets everybody wait
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=120))]
+    patience: u64,
     /// Chooses whom to kill
     #[arg(long, default_value_t = 0x5eed)]
     seed: u64,
@@ -62,6 +65,7 @@ fn run_tests(root: &Path, arguments: &Arguments) -> io::Result<bool> {
     // Optimised, for what is measured is how long anybody is stuck; linked fast, for it is compiled for this only.
     command.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     command.env("UNTORN_CUTS", arguments.commits.to_string()).env("UNTORN_SEED", arguments.seed.to_string());
+    command.env("UNTORN_PATIENCE", arguments.patience.to_string());
     command.args(["test", "--quiet", "--package", "untorn", "--lib", "--release", "--target-dir"]);
     command.arg(crate::target(root, "cuts")).arg(arguments.what.map_or("::tests::cuts::", What::filter));
     // One at a time: the processes of another run would be in the way.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
-use untorn::EngineKind;
+use untorn::{EngineKind, LogPolicy};
 use untorn_rigs::dax::{self, Cycle, FileSystem, Kernel, Outcome, Settings};
 use untorn_rigs::{Error, Result};
 
@@ -27,12 +27,21 @@ pub(crate) struct Arguments {
     /// A version (6.12), a package file, or a directory into which one was unpacked; the distribution's own without it
     #[arg(long, value_name = "VERSION|PATH")]
     kernel: Option<String>,
+    /// Only fetch the kernel, for a run later
+    #[arg(long)]
+    fetch: bool,
     /// Engine
     #[arg(long, value_name = "ENGINE", default_value_t = EngineKind::Reflection, conflicts_with = "map")]
     engine: EngineKind,
     /// Have the writer store plainly into a map and commit; with `--engine hybrid-log`
     #[arg(long)]
     map: bool,
+    /// What the hybrid log logs: undo, redo or hybrid, which is what it does if nothing is said
+    #[arg(long, value_name = "POLICY", value_parser = log_policy)]
+    log_policy: Option<LogPolicy>,
+    /// The most bytes the hybrid log may take, so that it fills; all writes up to a commit have to fit
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    log_size: Option<u64>,
     /// Leave the files of a violation here
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
@@ -50,6 +59,13 @@ enum Systems {
 
 pub(crate) fn run(arguments: &Arguments, root: &Path) -> ExitCode {
     let start = Instant::now();
+    if let Some(contradiction) = contradiction(arguments) {
+        eprintln!("dax: {contradiction}");
+        return ExitCode::from(64);
+    }
+    if arguments.fetch {
+        return fetch(arguments, root);
+    }
     match cut(arguments, root) {
         Ok((seed, outcome)) => {
             if arguments.json {
@@ -71,6 +87,34 @@ pub(crate) fn run(arguments: &Arguments, root: &Path) -> ExitCode {
     }
 }
 
+fn fetch(arguments: &Arguments, root: &Path) -> ExitCode {
+    match kernel(arguments, &crate::target(root, "")) {
+        Ok(kernel) => {
+            println!("{}", kernel.release);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("dax: {error}");
+            ExitCode::from(74)
+        }
+    }
+}
+
+fn kernel(arguments: &Arguments, target: &Path) -> Result<Kernel> {
+    Kernel::find(arguments.kernel.as_deref(), &target.join("dax-kernels"))
+}
+
+fn log_policy(word: &str) -> std::result::Result<LogPolicy, String> {
+    word.parse()
+}
+
+/// What is wrong with the arguments together: only one engine has a log.
+fn contradiction(arguments: &Arguments) -> Option<&'static str> {
+    let logged = arguments.map || arguments.engine == EngineKind::HybridLog;
+    let given = arguments.log_policy.is_some() || arguments.log_size.is_some();
+    (given && !logged).then_some("--log-policy and --log-size are for --engine hybrid-log and --map")
+}
+
 fn cut(arguments: &Arguments, root: &Path) -> Result<(u64, Outcome)> {
     // All that is missing at once, so that one command gets it.
     let mut missing = dax::missing();
@@ -80,11 +124,11 @@ fn cut(arguments: &Arguments, root: &Path) -> Result<(u64, Outcome)> {
         }
         return Err(last);
     }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let target = crate::target(root, "");
     let seed = arguments.seed.unwrap_or_else(fresh_seed);
     let settings = Settings {
         program: build(root, &target)?,
-        kernel: Kernel::find(arguments.kernel.as_deref(), &target.join("dax-kernels"))?,
+        kernel: kernel(arguments, &target)?,
         file_systems: match arguments.fs {
             Systems::Ext4 => vec![FileSystem::Ext4],
             Systems::Xfs => vec![FileSystem::Xfs],
@@ -92,6 +136,8 @@ fn cut(arguments: &Arguments, root: &Path) -> Result<(u64, Outcome)> {
         },
         engine: if arguments.map { EngineKind::HybridLog } else { arguments.engine }.as_str().to_owned(),
         map: arguments.map,
+        log_policy: arguments.log_policy.map(|policy| policy.to_string()),
+        log_size: arguments.log_size,
         cycles: arguments.cycles,
         seed,
         keep: arguments.keep.clone(),
@@ -149,4 +195,31 @@ fn to_json(seed: u64, outcome: &Outcome, time: Duration) -> Value {
         "seconds": time.as_secs_f64(),
         "clean": outcome.clean(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn the_log_is_set_for_the_engine_that_has_one() {
+        let parse = |line: &str| Alone::try_parse_from(line.split(' ')).map(|alone| alone.arguments);
+        let undo = parse("dax --engine hybrid-log --log-policy undo --log-size 2097152").unwrap();
+        assert!(contradiction(&undo).is_none());
+        assert_eq!((undo.log_policy, undo.log_size), (Some(LogPolicy::Undo), Some(2 << 20)));
+        assert!(contradiction(&parse("dax --map --log-policy redo").unwrap()).is_none());
+        for line in ["dax --log-policy undo", "dax --engine reflection --log-size 1000000"] {
+            assert!(contradiction(&parse(line).unwrap()).is_some(), "{line}");
+        }
+        assert!(parse("dax --engine hybrid-log --log-policy both").is_err());
+        assert!(contradiction(&parse("dax").unwrap()).is_none());
+    }
 }

@@ -122,6 +122,8 @@ pub struct Args {
     pub workloads: Vec<Workload>,
     /// Seconds from one pass to the next in `redundancy`. Default 1 and 30, of random stores 1 and 60.
     pub periods: Vec<f64>,
+    /// Which pages share a parity page in `redundancy`. Default: consecutive ones.
+    pub stripe_layout: untorn::StripeLayout,
     /// Operations a second that take the processors whole in `redundancy`'s key-value workload; with 0 there is no work beside
     /// the accesses. Default 20000.
     pub rate: Option<u64>,
@@ -156,6 +158,7 @@ impl Default for Args {
             reads: Vec::new(),
             workloads: Vec::new(),
             periods: Vec::new(),
+            stripe_layout: untorn::StripeLayout::default(),
             rate: None,
             file_len: None,
             seconds: None,

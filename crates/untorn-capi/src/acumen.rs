@@ -4,14 +4,14 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use untorn_core::{Durability, Options};
 
 use crate::abi::{ATO_EAGER, ATO_FAST, ATO_SPATIAL};
 use crate::descriptor::FileId;
 use crate::errors::{Failure, Result};
-use crate::mapping::{self, Ranges, Request, copy, with_errno};
+use crate::mapping::{self, Ranges, Request, copy, no_mapping_at, with_errno};
+use crate::per_process::PerProcess;
 
 /// What mapping and unmapping keep in mind. Reads and writes never look here.
 #[derive(Default)]
@@ -27,23 +27,25 @@ struct Unmap {
     spatial: bool,
 }
 
-/// Held while a file is mapped or unmapped, so that settling a file and mapping it anew do not meet.
-fn mapped() -> MutexGuard<'static, Mapped> {
-    static MAPPED: LazyLock<Mutex<Mapped>> = LazyLock::new(Mutex::default);
-    // A panic in between leaves at most a file that is counted once too often and so never settled.
-    MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locked while a file is mapped or unmapped, so that settling a file and mapping it anew do not meet. A panic in between
+/// leaves at most a file that is counted once too often and so never settled.
+static MAPPED: PerProcess<Mapped> = PerProcess::new();
+
+/// Whether a mapping of a process that this one was forked from starts there.
+fn inherited(addr: *mut c_void) -> bool {
+    MAPPED.was_inherited(|parents| parents.ranges.has(addr.addr()))
 }
 
 fn map(request: &Request) -> Result<usize> {
-    let mut mapped = mapped();
+    let mut mapped = MAPPED.lock();
     let (address, file) = mapped.ranges.map(request, &Options::new().durability(Durability::PerWrite))?;
     mapped.files.entry(file).or_default().ranges += 1;
     Ok(address)
 }
 
 fn unmap(addr: *mut c_void, length: usize) -> Result<()> {
-    let mut mapped = mapped();
-    let id = mapped.ranges.take(addr.addr(), length)?;
+    let mut mapped = MAPPED.lock();
+    let id = mapped.ranges.take(addr.addr(), length, || inherited(addr))?;
     let mut last = false;
     let mut spatial = false;
     if let Some(file) = mapped.files.get_mut(&id) {
@@ -111,10 +113,10 @@ pub unsafe extern "C" fn ato_unmap_mode(addr: *mut c_void, mode: c_int) -> c_int
             ATO_SPATIAL => true,
             _ => return Err(Failure::invalid(format!("{mode} is no mode; pass ATO_FAST or ATO_SPATIAL"))),
         };
-        let mut mapped = mapped();
+        let mut mapped = MAPPED.lock();
         let id = mapped.ranges.file(addr.addr());
         let file = id.and_then(|id| mapped.files.get_mut(&id));
-        file.ok_or_else(|| Failure::invalid("no mapping starts at this address"))?.spatial = spatial;
+        file.ok_or_else(|| no_mapping_at(|| inherited(addr)))?.spatial = spatial;
         Ok(())
     })
     .map_or(-1, |()| 0)

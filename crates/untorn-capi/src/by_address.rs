@@ -1,17 +1,12 @@
 //! What this process has open, found by the address that the program has.
-//!
-//! A forked child has a copy of its parent's, with things that mean nothing there and with locks that threads of the parent
-//! may have held at that moment, for ever. So each process has its own, and of its parent's it tries the lock at most.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::process;
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::abi::{UNTORN_EOWNERDEAD, UNTORN_EPOISONED};
 use crate::errors::{Failure, Result};
+use crate::per_process::PerProcess;
 
 /// One that is open, until the call that ends it takes it out.
 type Slot<T> = Arc<RwLock<Option<T>>>;
@@ -28,52 +23,13 @@ pub(crate) struct Words {
 /// Those that the calls of one family have opened in this process.
 pub(crate) struct ByAddress<T: 'static> {
     words: Words,
-    /// Those of this process, or of the one it was forked from, until they are first needed. They are never dropped.
-    of_process: AtomicPtr<OfProcess<T>>,
-}
-
-/// Those of one process.
-struct OfProcess<T: 'static> {
-    process: u32,
-    forked_from: Option<&'static OfProcess<T>>,
-    open: Mutex<BTreeMap<usize, Slot<T>>>,
-}
-
-impl<T> OfProcess<T> {
     /// Held for as long as a look takes, never during a call.
-    fn open(&self) -> MutexGuard<'_, BTreeMap<usize, Slot<T>>> {
-        // Nothing panics while it is held.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether one started at the address when this process was forked off. If the lock was held at that moment nobody can
-    /// tell, and any may have.
-    fn had(&self, address: usize) -> bool {
-        self.open.try_lock().map_or(true, |open| open.contains_key(&address))
-            || self.forked_from.is_some_and(|parent| parent.had(address))
-    }
+    open: PerProcess<BTreeMap<usize, Slot<T>>>,
 }
 
 impl<T: Send + Sync> ByAddress<T> {
     pub(crate) const fn new(words: Words) -> Self {
-        ByAddress { words, of_process: AtomicPtr::new(ptr::null_mut()) }
-    }
-
-    fn of_process(&self) -> &'static OfProcess<T> {
-        let process = process::id();
-        loop {
-            let found = self.of_process.load(Ordering::Acquire);
-            // SAFETY: null, or leaked by this function, now or in a process that this one is descended from.
-            let known: Option<&'static OfProcess<T>> = unsafe { found.as_ref() };
-            if let Some(ours) = known.filter(|known| known.process == process) {
-                return ours;
-            }
-            let ours = Box::into_raw(Box::new(OfProcess { process, forked_from: known, open: Mutex::default() }));
-            if self.of_process.compare_exchange(found, ours, Ordering::AcqRel, Ordering::Acquire).is_err() {
-                // SAFETY: from `into_raw`, and no other thread has seen it.
-                drop(unsafe { Box::from_raw(ours) });
-            }
-        }
+        ByAddress { words, open: PerProcess::new() }
     }
 
     /// Why there is none of this process at the address.
@@ -82,7 +38,7 @@ impl<T: Send + Sync> ByAddress<T> {
         if address == 0 {
             return Failure::invalid(format!("the address of the {noun} is NULL"));
         }
-        if self.of_process().forked_from.is_some_and(|parent| parent.had(address)) {
+        if self.open.was_inherited(|open| open.contains_key(&address)) {
             return Failure::new(
                 UNTORN_EOWNERDEAD,
                 format!("the {noun} at {address:#x} is of the process that this one was forked from; {anew}"),
@@ -92,13 +48,13 @@ impl<T: Send + Sync> ByAddress<T> {
     }
 
     fn slot(&self, address: usize) -> Result<Slot<T>> {
-        let slot = self.of_process().open().get(&address).cloned();
+        let slot = self.open.lock().get(&address).cloned();
         slot.ok_or_else(|| self.none_at(address))
     }
 
     /// Enters one.
     pub(crate) fn enter(&self, address: *mut c_void, one: T) {
-        let before = self.of_process().open().insert(address.addr(), Arc::new(RwLock::new(Some(one))));
+        let before = self.open.lock().insert(address.addr(), Arc::new(RwLock::new(Some(one))));
         // Ended, if nothing is there any more, and not under the lock.
         drop(before);
     }
@@ -128,7 +84,7 @@ impl<T: Send + Sync> ByAddress<T> {
     /// Takes out the one at an address, when every call before this one on it is through.
     pub(crate) fn take(&self, address: *mut c_void) -> Result<T> {
         let address = address.addr();
-        let slot = self.of_process().open().remove(&address).ok_or_else(|| self.none_at(address))?;
+        let slot = self.open.lock().remove(&address).ok_or_else(|| self.none_at(address))?;
         // One that a call left in the middle can still be ended: the file is that of the last commit.
         let one = slot.write().unwrap_or_else(PoisonError::into_inner).take();
         one.ok_or_else(|| self.none_at(address))
@@ -138,7 +94,8 @@ impl<T: Send + Sync> ByAddress<T> {
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::atomic::AtomicUsize;
+    use std::ptr;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use untorn_core::AtomicMap;
 

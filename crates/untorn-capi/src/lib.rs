@@ -14,6 +14,7 @@ mod mapping;
 pub mod native;
 pub mod nvmmio;
 mod options;
+mod per_process;
 pub mod plain;
 pub mod protect;
 pub mod region;

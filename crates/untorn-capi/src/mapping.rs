@@ -8,6 +8,7 @@ use std::ptr;
 use untorn_core::medium::Access;
 use untorn_core::{AtomicFile, Error, MappedFiles, Options, Place};
 
+use crate::abi::UNTORN_EOWNERDEAD;
 use crate::boundary::{guarded, source, target};
 use crate::descriptor::{Described, FileId, describe};
 use crate::errors::{Failure, Result};
@@ -131,11 +132,16 @@ impl Ranges {
         self.0.get(&address).map(|range| range.file)
     }
 
+    /// Whether one starts at `address`.
+    pub(crate) fn has(&self, address: usize) -> bool {
+        self.0.contains_key(&address)
+    }
+
     /// Takes out the mapping that starts at `address` and is `length` bytes long, up to the end of its last page. The
-    /// caller has to unmap it.
-    pub(crate) fn take(&mut self, address: usize, length: usize) -> Result<FileId> {
+    /// caller has to unmap it. `inherited` tells whether a process that this one was forked from has one there.
+    pub(crate) fn take(&mut self, address: usize, length: usize, inherited: impl FnOnce() -> bool) -> Result<FileId> {
         let page = page_size();
-        let range = self.0.get(&address).ok_or_else(|| Failure::invalid("no mapping starts at this address"))?;
+        let range = self.0.get(&address).ok_or_else(|| no_mapping_at(inherited))?;
         if length.div_ceil(page) != range.len.div_ceil(page) {
             let whole = range.len;
             return Err(Failure::invalid(format!("a mapping is unmapped as a whole: pass its {whole} bytes")));
@@ -144,6 +150,15 @@ impl Ranges {
         self.0.remove(&address);
         Ok(file)
     }
+}
+
+/// Why no mapping of this process starts at an address.
+pub(crate) fn no_mapping_at(inherited: impl FnOnce() -> bool) -> Failure {
+    if inherited() {
+        let message = "the mapping at this address is of the process that this one was forked from; map the file anew";
+        return Failure::new(UNTORN_EOWNERDEAD, message);
+    }
+    Failure::invalid("no mapping starts at this address")
 }
 
 /// Ends the mapping that starts at `address` and returns its handle, when every copy under way is through.

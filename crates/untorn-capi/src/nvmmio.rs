@@ -4,7 +4,6 @@
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use untorn_core::{Durability, EngineKind, MappedFiles, Options, Place, View};
 
@@ -13,6 +12,7 @@ use crate::errors::{Failure, Result};
 use crate::mapping::{
     self, Ranges, Request, copy, errno, filled, fits, not_null, page_size, read, with_errno, writable,
 };
+use crate::per_process::PerProcess;
 
 /// What a comparison that failed returns: not 0, so that it is never taken for "equal", and no result of one that did not.
 const FAILED: c_int = c_int::MIN;
@@ -20,19 +20,17 @@ const FAILED: c_int = c_int::MIN;
 /// Bytes of a string that are read at first; most end within them.
 const STRING_PIECE: usize = 256;
 
-fn mapped() -> MutexGuard<'static, Ranges> {
-    static MAPPED: LazyLock<Mutex<Ranges>> = LazyLock::new(Mutex::default);
-    // A panic in between leaves at most a range that nobody can unmap.
-    MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// Reads and writes never look here. A panic while it is locked leaves at most a range that nobody can unmap.
+static MAPPED: PerProcess<Ranges> = PerProcess::new();
 
 fn map(request: &Request) -> Result<usize> {
     let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit);
-    Ok(mapped().map(request, &options)?.0)
+    Ok(MAPPED.lock().map(request, &options)?.0)
 }
 
 fn unmap(addr: *mut c_void, length: usize) -> Result<()> {
-    mapped().take(addr.addr(), length)?;
+    let inherited = || MAPPED.was_inherited(|parents| parents.has(addr.addr()));
+    MAPPED.lock().take(addr.addr(), length, inherited)?;
     // Commits, also where another mapping keeps the file open.
     Ok(mapping::unmap(addr.addr())?.close()?)
 }
@@ -102,7 +100,8 @@ fn read_string(place: &Place<'_>) -> Result<Vec<u8>> {
     loop {
         let in_file = usize::try_from(place.file().len().saturating_sub(place.offset())).unwrap_or(usize::MAX);
         let there = place.left().min(in_file);
-        let mut text = read(place, n.min(there))?;
+        // Also where there is no byte: in a forked child the error says why.
+        let mut text = read(place, n.min(there).max(1))?;
         if let Some(end) = text.iter().position(|&byte| byte == 0) {
             text.truncate(end);
             return Ok(text);

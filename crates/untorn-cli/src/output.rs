@@ -35,10 +35,15 @@ pub(crate) fn text(text: &str) -> Result<()> {
 
 /// Writes one JSON object on one line.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
+    json_to_reader(value).map(drop)
+}
+
+/// The same, for who has something to say to a reader that is gone.
+pub(crate) fn json_to_reader(value: &impl Serialize) -> Result<Reader> {
     let mut line = serde_json::to_string(value)
         .map_err(|error| Failure::io("cannot format the report as JSON", &io::Error::from(error)))?;
     line.push('\n');
-    text(&line)
+    bytes(line.as_bytes())
 }
 
 /// The report in the form asked for.

@@ -104,18 +104,48 @@ fn what_cannot_be_leaves_no_file() {
     untorn(&["torture", ENGINE[0], ENGINE[1], "--medium", "block", "--log-size", "8M"])
         .expect(64)
         .names("--medium block");
+    untorn(&["torture", "--medium", "dax", "--log-policy", "undo"]).expect(64).names("--engine hybrid-log");
+    // There the log may be set, so that what is refused is what has no DAX.
+    untorn(&[
+        "torture",
+        "--medium",
+        "dax",
+        ENGINE[0],
+        ENGINE[1],
+        "--log-policy",
+        "undo",
+        "--log-size",
+        "2M",
+        "--fs",
+        "btrfs",
+    ])
+    .expect(64)
+    .names("btrfs has no DAX");
+    untorn(&["torture", "--medium", "dax", "--map", "--log-size", "2M", "--fs", "btrfs"]).expect(64).names("no DAX");
     untorn(&["bench", "atomic-write", "--log-policy", "redo"]).expect(64).names("--engine hybrid-log");
 }
 
 #[test]
-fn torture_finds_nothing_under_either_policy() {
+fn torture_finds_nothing_under_any_policy() {
     let memory = std::path::Path::new("/dev/shm");
     let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let dir = dir.expect("a temporary directory can be made");
     let dir = dir.path().to_str().expect("text");
-    for policy in ["undo", "redo"] {
-        let arguments =
-            ["torture", "--seconds=1", ENGINE[0], ENGINE[1], "--log-policy", policy, "--dir", dir, "--json"];
+    // The last one fills all the time.
+    for (policy, size) in [("undo", "64M"), ("redo", "64M"), ("hybrid", "5M")] {
+        let arguments = [
+            "torture",
+            "--seconds=1",
+            ENGINE[0],
+            ENGINE[1],
+            "--log-policy",
+            policy,
+            "--log-size",
+            size,
+            "--dir",
+            dir,
+            "--json",
+        ];
         let mut command = std::process::Command::new("env");
         command.args(["UNTORN_ASSUME_PMEM=1", UNTORN]).args(arguments);
         let report = run(&mut command, &arguments, b"").expect(0).json();

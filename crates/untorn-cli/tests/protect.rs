@@ -141,3 +141,50 @@ fn a_file_with_an_engine_is_protected_and_repaired() {
     assert_eq!(place.info()["redundancy"]["pages"], 5);
     untorn(&["scrub", place.name()]).expect(0);
 }
+
+#[test]
+fn a_period_is_kept_for_who_opens_it_later() {
+    let place = plain(8);
+    assert_eq!(
+        untorn(&["protect", place.name(), "--json"]).expect(0).json()["period_seconds"],
+        serde_json::Value::Null
+    );
+    assert_eq!(untorn(&["protect", place.name(), "--period", "30", "--json"]).expect(0).json()["period_seconds"], 30.0);
+    // Until another is, also by those who name none, or one of their own.
+    assert_eq!(untorn(&["protect", place.name(), "--batch", "3", "--json"]).expect(0).json()["period_seconds"], 30.0);
+    assert_eq!(untorn(&["protect", place.name(), "--period", "0", "--json"]).expect(0).json()["period_seconds"], 0.0);
+    let protected = untorn::Protected::open(&place.file).unwrap();
+    drop(protected.announce(10..20).unwrap());
+    assert_eq!(protected.coverage().unwrap().uncovered, 0, "it was to be covered at once");
+    protected.close().unwrap();
+    let protected = untorn::ProtectOptions::new().on_demand().open(&place.file).unwrap();
+    drop(protected.announce(10..20).unwrap());
+    assert_eq!(protected.coverage().unwrap().uncovered, 1);
+    protected.close().unwrap();
+    assert_eq!(place.info()["redundancy"]["period_seconds"], 0.0);
+    for refused in ["0.0005", "-1", "never"] {
+        untorn(&["protect", place.name(), &format!("--period={refused}")]).expect(64);
+    }
+    // An engine goes by it too, and keeps it when the file gets another length.
+    let file = untorn::AtomicFile::open(&place.file).unwrap();
+    file.resize(5 * PAGE).unwrap();
+    assert_eq!(file.coverage().unwrap().unwrap().period, Some(std::time::Duration::ZERO));
+    file.close().unwrap();
+}
+
+/// Three pages that follow each other, as one bad place of a device takes them.
+#[test]
+fn one_bad_place_is_given_back_where_stripes_are_spread() {
+    for (layout, given_back) in [("spread", true), ("consecutive", false)] {
+        let place = plain(64);
+        let before = fs::read(&place.file).unwrap();
+        untorn(&["protect", place.name(), "--layout", layout]).expect(0);
+        rot(&place, |file| file.write_all_at(&[0xee; 3 * PAGE as usize], 8 * PAGE).unwrap());
+        let damaged = fs::read(&place.file).unwrap();
+        let report = untorn(&["repair", place.name(), "--json"]).expect(if given_back { 0 } else { 2 }).json();
+        let pages: Vec<_> = (8..11).map(|page| serde_json::json!({ "offset": page * PAGE, "len": PAGE })).collect();
+        let (repaired, lost) = if given_back { (pages, Vec::new()) } else { (Vec::new(), pages) };
+        assert_eq!((&report["repaired"], &report["lost"]), (&repaired.into(), &lost.into()), "{layout}");
+        assert!(fs::read(&place.file).unwrap() == if given_back { before } else { damaged }, "{layout}");
+    }
+}

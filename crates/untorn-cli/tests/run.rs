@@ -525,3 +525,39 @@ fn python_reads_and_writes_as_it_does_bare() {
     let program = python(&dir, "io.py", include_str!("programs/io.py"));
     same_as_bare(&["python3".as_ref(), program.as_os_str()]);
 }
+
+/// The program has run, and how it ended and what became of its files is not to be lost with the report.
+#[test]
+fn a_report_that_cannot_be_written_hides_neither_how_the_program_ended_nor_what_it_says() {
+    let (_, layer) = layers();
+    for (code, expected) in [(0, 74), (3, 3)] {
+        let dir = tempfile::tempdir().unwrap();
+        let script = format!("echo bytes > f.managed; exit {code}");
+        let mut command = Command::new(UNTORN);
+        command.current_dir(dir.path()).args(["run", "--json", "--match", "*.managed", "--layer"]).arg(layer);
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = command.args(["--", "sh", "-c", &script]).stdin(Stdio::null()).stdout(full).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(expected), "{said}");
+        assert!(said.contains("cannot write to standard output"), "{said}");
+        assert!(said.contains("f.managed: opened 1 times"), "{said}");
+        assert_eq!(fs::read(dir.path().join("f.managed")).unwrap(), b"bytes\n");
+    }
+}
+
+#[test]
+fn a_report_that_nobody_reads_is_not_dropped_in_silence() {
+    let (_, layer) = layers();
+    for code in [0, 3] {
+        let dir = tempfile::tempdir().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(UNTORN);
+        command.current_dir(dir.path()).args(["run", "--json", "--match", "*.managed", "--layer"]).arg(layer);
+        let script = format!("echo bytes > f.managed; exit {code}");
+        let output = command.args(["--", "sh", "-c", &script]).stdin(Stdio::null()).stdout(writer).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(said.contains("nobody reads the report") && said.contains("f.managed: opened 1 times"), "{said}");
+    }
+}

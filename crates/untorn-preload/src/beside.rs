@@ -10,7 +10,9 @@
 //!    to them too. Neither appends: the first has another number than the one that is kept, the second finds none.
 //! 4. A descriptor's number stands for the same file from the question which that is to the last call with it ([`busy`]).
 //! 5. The bytes that are summed, and that the kernel gets, are those in the log, whatever other threads do to the program's memory
-//!    meanwhile. That there is such memory the kernel is asked before.
+//!    meanwhile. That there is such memory the kernel is asked before. A vector of pieces is copied first, and looked at no more.
+//! 6. Where the kernel appends (`O_APPEND`) it does so at the end that is found with the turn in hand, where the log has the bytes:
+//!    there is one description, and whoever changes the length has the turn.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -18,7 +20,7 @@ use core::{ptr, slice};
 use std::sync::OnceLock;
 
 use libc::{iovec, off_t};
-use untorn_ring::{Appender, HEADER, Ledger, MOST_PARTS, Outcome, Terms, Write, append, flush, pieces};
+use untorn_ring::{Appender, Change, HEADER, Ledger, MOST_PARTS, Outcome, Terms, Write, append, flush, pieces};
 use untorn_wire::{Operation, Request};
 
 use crate::busy;
@@ -29,7 +31,10 @@ use crate::raw::{self, Quiet, word};
 /// No file of any file system reaches so far that a log would be in front of.
 const FAR: u64 = 1 << 42;
 /// Bytes of one write: the kernel is asked for each page whether it is there.
-const MOST: usize = 256 << 10;
+const MOST: usize = 1 << 20;
+/// Pieces of one write.
+const MOST_PIECES: usize = 64;
+const NO_PIECE: iovec = iovec { iov_base: ptr::null_mut(), iov_len: 0 };
 /// `MAP_SYNC`, with which goes `MAP_SHARED_VALIDATE`.
 const SYNC: c_int = 0x8_0003;
 
@@ -156,22 +161,64 @@ fn populate(log: *mut u8, at: usize, len: usize) {
     }
 }
 
-/// A write that is under way.
-struct Writing {
+/// What is written, as far as it is in the log.
+struct Source<'a> {
+    pieces: &'a [iovec],
+    /// Bytes of the first piece that are there already.
+    skip: usize,
+}
+
+impl Source<'_> {
+    /// # Safety
+    /// There is room for `len` bytes at `into`, and memory where the pieces are, which have as many.
+    unsafe fn copy(&mut self, mut into: *mut u8, mut len: usize) {
+        while let Some(piece) = self.pieces.first() {
+            let count = (piece.iov_len - self.skip).min(len);
+            // SAFETY: the caller's. What another thread stores to the program's memory meanwhile arrives or not, as in the kernel.
+            unsafe { ptr::copy_nonoverlapping(piece.iov_base.cast::<u8>().wrapping_add(self.skip), into, count) };
+            into = into.wrapping_add(count);
+            len -= count;
+            self.skip += count;
+            if len == 0 {
+                return;
+            }
+            self.pieces = &self.pieces[1..];
+            self.skip = 0;
+        }
+    }
+}
+
+/// A change that is under way.
+struct Writing<'a> {
     fd: c_int,
-    from: *const u8,
+    from: Source<'a>,
     log: *mut u8,
     /// Bytes of the log.
     len: usize,
     ledger: Ledger<'static>,
 }
 
-impl Appender for Writing {
-    fn fill(&mut self, at: u64, from: usize, len: usize) -> bool {
+impl Writing<'_> {
+    /// Has the kernel write the entries from position `first` on, which are `N` at most.
+    #[inline(never)] // Whoever writes one entry has no use for so much of the stack.
+    fn gather<const N: usize>(&self, first: u64, write: Write) -> isize {
+        let mut all = [NO_PIECE; N];
+        let mut used = 0;
+        for (place, (at, len)) in all.iter_mut().zip(pieces(self.ledger.terms().geometry, first, write.len)) {
+            *place = iovec { iov_base: self.log.wrapping_add(at as usize).cast(), iov_len: len };
+            used += 1;
+        }
+        let arguments = [word(self.fd), all.as_ptr() as usize, used, write.offset as usize, 0, 0];
+        // SAFETY: bytes of the log.
+        unsafe { raw::call(libc::SYS_pwritev, arguments) }
+    }
+}
+
+impl Appender for Writing<'_> {
+    fn fill(&mut self, at: u64, _: usize, len: usize) -> bool {
         populate(self.log, at as usize, self.len);
         // SAFETY: the program's memory, which the kernel found readable, and that of the log, at positions that are this write's alone.
-        // What another thread stores to the first meanwhile arrives or not, as in the kernel.
-        unsafe { ptr::copy_nonoverlapping(self.from.wrapping_add(from), self.log.wrapping_add(at as usize), len) };
+        unsafe { self.from.copy(self.log.wrapping_add(at as usize), len) };
         true
     }
 
@@ -195,21 +242,21 @@ impl Appender for Writing {
         true
     }
 
-    fn deliver(&mut self, first: u64, write: Write) -> isize {
-        let mut all = [iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MOST_PARTS as usize];
-        let mut used = 0;
-        for (at, len) in pieces(self.ledger.terms().geometry, first, write.len) {
-            let Some(piece) = all.get_mut(used) else { break };
-            *piece = iovec { iov_base: self.log.wrapping_add(at as usize).cast(), iov_len: len };
-            used += 1;
-        }
-        let arguments = match used {
-            1 => [word(self.fd), all[0].iov_base as usize, write.len, write.offset as usize, 0, 0],
-            _ => [word(self.fd), all.as_ptr() as usize, used, write.offset as usize, 0, 0],
+    fn deliver(&mut self, first: u64, change: Change) -> isize {
+        let write = match change {
+            Change::Write(write) => write,
+            Change::Length(len) => return raw::truncate(self.fd, len).map_or_else(|errno| -(errno as isize), |()| 0),
         };
-        let number = if used == 1 { libc::SYS_pwrite64 } else { libc::SYS_pwritev };
-        // SAFETY: bytes of the log.
-        unsafe { raw::call(number, arguments) }
+        let geometry = self.ledger.terms().geometry;
+        match geometry.parts(write.len) {
+            1 => {
+                let from = self.log as usize + (geometry.entry_at(first) + HEADER) as usize;
+                // SAFETY: bytes of the log.
+                unsafe { raw::call(libc::SYS_pwrite64, [word(self.fd), from, write.len, write.offset as usize, 0, 0]) }
+            }
+            2..=16 => self.gather::<16>(first, write),
+            _ => self.gather::<{ MOST_PARTS as usize }>(first, write),
+        }
     }
 
     #[cfg(feature = "oracle")]
@@ -221,16 +268,68 @@ impl Appender for Writing {
 
 /// Writes, at the descriptor's own offset if none is given; `None` if that is for the server.
 pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: Option<u64>) -> Option<Result<i64, c_int>> {
+    write_pieces(fd, &[iovec { iov_base: from.cast_mut(), iov_len: count }], offset)
+}
+
+/// The same of the pieces of a vector.
+#[inline(never)] // The copy of the vector stands on the stack no longer than this takes.
+pub(crate) fn write_vector(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    offset: Option<u64>,
+) -> Option<Result<i64, c_int>> {
+    let count = usize::try_from(count).ok().filter(|count| (1..=MOST_PIECES).contains(count))?;
+    if !vector.is_aligned() || !is_readable(vector.cast(), count * size_of::<iovec>()) {
+        return None;
+    }
+    let mut pieces = [NO_PIECE; MOST_PIECES];
+    // SAFETY: the program's memory, which the kernel found readable, and room for as many.
+    unsafe { ptr::copy_nonoverlapping(vector, pieces.as_mut_ptr(), count) };
+    write_pieces(fd, &pieces[..count], offset)
+}
+
+fn write_pieces(fd: c_int, pieces: &[iovec], offset: Option<u64>) -> Option<Result<i64, c_int>> {
+    let len = pieces.iter().try_fold(0_usize, |sum, piece| sum.checked_add(piece.iov_len))?;
     let ledger = ledger()?;
-    if count == 0 || count > MOST || ledger.terms().geometry.parts(count) > MOST_PARTS || !client::may_append() {
+    if len == 0 || len > MOST || ledger.terms().geometry.parts(len) > MOST_PARTS {
+        return None;
+    }
+    change(ledger, fd, What::Write { pieces, len, offset })
+}
+
+/// Changes the length of a descriptor's file; `None` if that is for the server.
+pub(crate) fn set_length(fd: c_int, len: u64) -> Option<Result<i64, c_int>> {
+    if len >= FAR {
+        return None;
+    }
+    change(ledger()?, fd, What::Length(len))
+}
+
+/// What is to be done.
+#[derive(Clone, Copy)]
+enum What<'a> {
+    Write { pieces: &'a [iovec], len: usize, offset: Option<u64> },
+    Length(u64),
+}
+
+impl What<'_> {
+    /// Bytes that are written.
+    fn len(self) -> usize {
+        if let What::Write { len, .. } = self { len } else { 0 }
+    }
+}
+
+fn change(ledger: Ledger<'static>, fd: c_int, what: What<'_>) -> Option<Result<i64, c_int>> {
+    if !client::may_append() {
         return None;
     }
     let (said, device, inode) = {
         let _quiet = Quiet::new();
-        appended(ledger, fd, from, count, offset)?
+        changed(ledger, fd, what)?
     };
     // The kernel has less than the log: no replay may do the rest, and nobody writes to the file before that is so.
-    if said != count as isize
+    if said != what.len() as isize
         && let Err(errno) = layer::take_back(device, inode)
     {
         return Some(Err(errno));
@@ -239,17 +338,15 @@ pub(crate) fn write(fd: c_int, from: *const c_void, count: usize, offset: Option
 }
 
 /// What the kernel said, and of which file.
-fn appended(
-    ledger: Ledger<'static>,
-    fd: c_int,
-    from: *const c_void,
-    count: usize,
-    offset: Option<u64>,
-) -> Option<(isize, u64, u64)> {
+fn changed(ledger: Ledger<'static>, fd: c_int, what: What<'_>) -> Option<(isize, u64, u64)> {
     let _busy = busy::begin(fd)?;
     let (device, inode) = raw::file_of(fd).ok()?;
     let turn = ledger.turn_of(device, inode).filter(|turn| turn.is_writable())?;
-    if !is_readable(from, count) {
+    let (pieces, offset) = match what {
+        What::Write { pieces, offset, .. } => (pieces, offset),
+        What::Length(_) => (&[][..], Some(0)),
+    };
+    if !pieces.iter().all(|piece| is_readable(piece.iov_base, piece.iov_len)) {
         return None;
     }
     let outcome = {
@@ -261,23 +358,16 @@ fn appended(
         if !usable || !ledger.is_open() {
             return None;
         }
-        let at = match offset {
-            Some(offset) => offset,
-            None => raw::seek(fd, 0, libc::SEEK_CUR).ok()?,
-        };
-        if at.checked_add(count as u64).is_none_or(|end| end >= FAR) {
-            return None;
-        }
+        let change = planned(fd, what)?;
         let log = LOG.load(Ordering::Relaxed);
         let len = ledger.terms().geometry.len()? as usize;
-        let mut writing = Writing { fd, from: from.cast(), log, len, ledger };
-        let outcome = append(&turn, Write { offset: at, len: count }, &mut writing);
-        if let Outcome::Written { said: written @ 1.., .. } = outcome
-            && offset.is_none()
-            && raw::seek(fd, 0, libc::SEEK_CUR) == Ok(at)
+        let mut writing = Writing { fd, from: Source { pieces, skip: 0 }, log, len, ledger };
+        let outcome = append(&turn, change, &mut writing);
+        if let (Outcome::Written { said: written @ 1.., .. }, None, Change::Write(write)) = (outcome, offset, change)
+            // Unless somebody moved it meanwhile; what the kernel appends leaves it at the end, wherever it was.
+            && (write.at_end || raw::seek(fd, 0, libc::SEEK_CUR) == Ok(write.offset))
         {
-            // Unless somebody moved it meanwhile.
-            let _ = raw::seek(fd, at as off_t + written as off_t, libc::SEEK_SET);
+            let _ = raw::seek(fd, write.offset as off_t + written as off_t, libc::SEEK_SET);
         }
         outcome
     };
@@ -286,6 +376,23 @@ fn appended(
         raw::wake_shared(bell);
     }
     Some((said, device, inode))
+}
+
+/// Where it is done. With the turn in hand: the end of the file is where it is.
+fn planned(fd: c_int, what: What<'_>) -> Option<Change> {
+    let (len, offset) = match what {
+        What::Length(len) => return Some(Change::Length(len)),
+        What::Write { len, offset, .. } => (len, offset),
+    };
+    // The flags stay what they are: whoever changes them has the file demoted before.
+    let at_end = raw::fcntl(fd, libc::F_GETFL, 0).ok()? & libc::O_APPEND != 0;
+    let at = match offset {
+        _ if at_end => raw::len_of(fd).ok()?,
+        Some(offset) => offset,
+        None => raw::seek(fd, 0, libc::SEEK_CUR).ok()?,
+    };
+    let fits = at.checked_add(len as u64).is_some_and(|end| end < FAR);
+    fits.then_some(Change::Write(Write { offset: at, len, at_end }))
 }
 
 /// Whether all that was written to a descriptor's file is durable: then there is nothing to sync.

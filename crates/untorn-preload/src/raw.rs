@@ -137,6 +137,17 @@ pub(crate) fn file_of(fd: c_int) -> Result<(u64, u64), c_int> {
     Ok((libc::makedev(status.stx_dev_major, status.stx_dev_minor), status.stx_ino))
 }
 
+/// How long a descriptor's file is. As for [`file_of`], nothing else is asked for.
+pub(crate) fn len_of(fd: c_int) -> Result<u64, c_int> {
+    let mut status = MaybeUninit::<libc::statx>::zeroed();
+    let (empty, mask) = (c"".as_ptr() as usize, libc::STATX_SIZE as usize);
+    let arguments = [word(fd), empty, word(libc::AT_EMPTY_PATH), mask, status.as_mut_ptr() as usize, 0];
+    // SAFETY: an empty string, and a structure that the kernel fills.
+    unsafe { result(libc::SYS_statx, arguments) }?;
+    // SAFETY: zeroed, and filled by the kernel; every bit pattern is one.
+    Ok(unsafe { status.assume_init() }.stx_size)
+}
+
 /// Whether this process may write files of a limited length only: the kernel knows what to do at the limit.
 pub(crate) fn is_limited() -> bool {
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };

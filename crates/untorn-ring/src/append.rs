@@ -4,7 +4,7 @@ use crate::entry::{Entry, Geometry, HEADER, Kind, place_seed};
 use crate::turn::Locked;
 
 /// Entries that one operation of a process takes at most; more are for the server.
-pub const MOST_PARTS: u64 = 64;
+pub const MOST_PARTS: u64 = 256;
 
 /// How far an append is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,12 +32,90 @@ impl Step {
 }
 
 /// What is to be written.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Write {
     /// Where in the file.
     pub offset: u64,
     /// Bytes.
     pub len: usize,
+    /// That is the file's end, and the kernel writes there whatever the offset (`O_APPEND`): what is done once more may only be what
+    /// it has not done yet.
+    pub at_end: bool,
+}
+
+/// What is to be done to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Bytes are written.
+    Write(Write),
+    /// It is to be so long.
+    Length(u64),
+}
+
+impl From<Write> for Change {
+    fn from(write: Write) -> Self {
+        Change::Write(write)
+    }
+}
+
+/// Of a noted change, beside its number of entries: the length is what changes.
+const LENGTH: u64 = 1 << 32;
+/// The same: the bytes go to the end.
+const AT_END: u64 = 1 << 33;
+
+impl Change {
+    /// Bytes of it that go to the log.
+    pub fn len(&self) -> usize {
+        match self {
+            Change::Write(write) => write.len,
+            Change::Length(_) => 0,
+        }
+    }
+
+    /// Whether no bytes of it go to the log.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            Change::Write(_) => Kind::Write,
+            Change::Length(_) => Kind::SetLen,
+        }
+    }
+
+    /// Where it is done, or how long the file is to be.
+    fn value(&self) -> u64 {
+        match *self {
+            Change::Write(write) => write.offset,
+            Change::Length(len) => len,
+        }
+    }
+
+    /// As it is noted, with its number of entries.
+    fn noted(&self, parts: u64) -> [u64; 3] {
+        let flags = match self {
+            Change::Write(Write { at_end: true, .. }) => AT_END,
+            Change::Write(_) => 0,
+            Change::Length(_) => LENGTH,
+        };
+        [parts | flags, self.value(), self.len() as u64]
+    }
+
+    /// What was noted, and its number of entries. Words that anybody may have written: `None` for those that no change leaves.
+    fn of([parts, value, len]: [u64; 3], geometry: Geometry) -> Option<(Self, u64)> {
+        let len = usize::try_from(len).ok()?;
+        let (flags, parts) = (parts & (LENGTH | AT_END), parts & !(LENGTH | AT_END));
+        let change = match flags {
+            LENGTH if len == 0 => Change::Length(value),
+            0 | AT_END => Change::Write(Write { offset: value, len, at_end: flags == AT_END }),
+            _ => return None,
+        };
+        let sound = (1..=MOST_PARTS.min(geometry.most())).contains(&parts)
+            && geometry.parts(len) == parts
+            && value.checked_add(len as u64).is_some();
+        sound.then_some((change, parts))
+    }
 }
 
 /// What an append does its work with: the bytes of the log, those of the program, and the kernel.
@@ -58,8 +136,9 @@ pub trait Appender {
     /// Makes durable what was flushed. False if that is not to be had.
     fn fence(&mut self) -> bool;
 
-    /// Hands the entries from position `first` on, of a write, to the kernel; what it says: how many bytes, or minus the errno.
-    fn deliver(&mut self, first: u64, write: Write) -> isize;
+    /// Has the kernel do it; the bytes of a write are those in the entries from position `first` on. What it says: how many bytes, or
+    /// minus the errno.
+    fn deliver(&mut self, first: u64, change: Change) -> isize;
 
     /// How far it is; false for one that dies there, in tests.
     #[inline]
@@ -75,8 +154,8 @@ pub enum Outcome {
     Full,
     /// The program has no such memory, or the log cannot be written to. Nothing was done.
     Nothing,
-    /// The kernel has what it says: bytes, or minus the errno. If that is not all, the log has more than it before `end`, and the file is
-    /// the server's until it has seen to it that no replay does the rest.
+    /// The kernel has what it says: bytes, 0 for a length, or minus the errno. If that is not all, the log has more than it before
+    /// `end`, and the file is the server's until it has seen to it that no replay does the rest.
     Written {
         /// What the kernel said.
         said: isize,
@@ -94,16 +173,18 @@ pub fn pieces(geometry: Geometry, first: u64, len: usize) -> impl Iterator<Item 
         .map(move |part| (geometry.entry_at(first + part) + HEADER, (len - part as usize * entry).min(entry)))
 }
 
-/// Writes to a file whose turn it is, which [processes may](crate::Turn::is_writable): to the log, durably, and then to the kernel.
-pub fn append(turn: &Locked<'_>, write: Write, by: &mut impl Appender) -> Outcome {
+/// Changes a file whose turn it is, which [processes may](crate::Turn::is_writable): in the log, durably, and then by the kernel.
+pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Appender) -> Outcome {
+    let change = change.into();
+    let len = change.len();
     let ledger = turn.turn().ledger();
     let terms = *ledger.terms();
     let (geometry, uid) = (terms.geometry, turn.turn().uid());
-    let parts = geometry.parts(write.len);
+    let parts = geometry.parts(len);
     if parts > MOST_PARTS.min(geometry.most()) {
         return Outcome::Full;
     }
-    turn.intend(parts, write.offset, write.len as u64);
+    turn.intend(change.noted(parts));
     if !by.reaches(Step::Intended) {
         return Outcome::Dead;
     }
@@ -113,7 +194,7 @@ pub fn append(turn: &Locked<'_>, write: Write, by: &mut impl Appender) -> Outcom
         return Outcome::Dead;
     }
     let mut from = 0;
-    for (at, len) in pieces(geometry, first, write.len) {
+    for (at, len) in pieces(geometry, first, len) {
         if !by.fill(at, from, len) {
             // No position has a header, so no replay finds anything in them.
             ledger.leave_void(first, parts);
@@ -126,16 +207,16 @@ pub fn append(turn: &Locked<'_>, write: Write, by: &mut impl Appender) -> Outcom
         return Outcome::Dead;
     }
     let mut done = 0;
-    for (part, (data_at, len)) in pieces(geometry, first, write.len).enumerate() {
+    for (part, (data_at, len)) in pieces(geometry, first, len).enumerate() {
         let at = data_at - HEADER;
         let position = first + part as u64;
         let entry = Entry {
             position,
             order: position,
             uid,
-            value: write.offset + done as u64,
+            value: change.value() + done as u64,
             len: len as u32,
-            kind: Kind::Write,
+            kind: change.kind(),
             part: part as u32,
             parts: parts as u32,
         };
@@ -155,12 +236,14 @@ pub fn append(turn: &Locked<'_>, write: Write, by: &mut impl Appender) -> Outcom
     if !by.reaches(Step::Durable) {
         return Outcome::Dead;
     }
-    let said = by.deliver(first, write);
+    let said = by.deliver(first, change);
     if !by.reaches(Step::Delivered) {
         return Outcome::Dead;
     }
-    turn.count_write(said.max(0) as u64);
-    if said != write.len as isize {
+    if matches!(change, Change::Write(_)) {
+        turn.count_write(said.max(0) as u64);
+    }
+    if said != len as isize {
         // Not complete, and nobody's turn: whoever wrote next would be told by the kernel of an end of the file, or of bytes, that a
         // replay of all that the log has would not leave.
         turn.fall_short();
@@ -202,34 +285,24 @@ pub enum Left {
         first: u64,
         /// How many.
         parts: u64,
-        /// What is written.
-        write: Write,
+        /// What is done.
+        change: Change,
     },
 }
-
-impl PartialEq for Write {
-    fn eq(&self, other: &Self) -> bool {
-        (self.offset, self.len) == (other.offset, other.len)
-    }
-}
-
-impl Eq for Write {}
 
 /// What a holder of this turn, of the file with the number `uid`, has left: one that died, or was given less by the kernel than the log has.
 /// `entry` reads what is at a position, if it arrived whole.
 pub fn left(turn: &Locked<'_>, uid: u64, mut entry: impl FnMut(u64) -> Option<Entry>) -> Left {
     let ledger = turn.turn().ledger();
     let geometry = ledger.terms().geometry;
-    let [parts, offset, len] = turn.intended();
+    let noted = Change::of(turn.intended(), geometry);
     let placed = ledger.placed(turn.turn().number());
     let ended = turn.turn().ended();
-    // Words that anybody may have written: numbers that no append leaves say that there is nothing.
-    let len = usize::try_from(len).unwrap_or(usize::MAX);
-    let sound = (1..=MOST_PARTS.min(geometry.most())).contains(&parts)
-        && geometry.parts(len) == parts
-        && offset.checked_add(len as u64).is_some();
-    let first = placed.checked_sub(parts).filter(|first| sound && placed > ended && *first >= ended);
-    let Some(first) = first else { return Left::Nothing { ended: ended.max(placed) } };
+    let under_way = noted.and_then(|(change, parts)| {
+        let first = placed.checked_sub(parts)?;
+        (placed > ended && first >= ended).then_some((change, parts, first))
+    });
+    let Some((change, parts, first)) = under_way else { return Left::Nothing { ended: ended.max(placed) } };
     // The tail does not pass what is not complete, so what it has not passed was not used again.
     if ledger.tail() > first || ledger.is_complete(first) {
         return Left::Nothing { ended: placed };
@@ -238,9 +311,9 @@ pub fn left(turn: &Locked<'_>, uid: u64, mut entry: impl FnMut(u64) -> Option<En
         return Left::Short { first, parts };
     }
     let mut done = 0;
-    for (part, (_, bytes)) in (0..).zip(pieces(geometry, first, len)) {
+    for (part, (_, bytes)) in (0..).zip(pieces(geometry, first, change.len())) {
         let is_it = |found: &Entry| {
-            (found.uid, found.kind, found.value) == (uid, Kind::Write, offset + done)
+            (found.uid, found.kind, found.value) == (uid, change.kind(), change.value() + done)
                 && (u64::from(found.part), u64::from(found.parts), found.len as usize) == (part, parts, bytes)
         };
         if entry(first + part).filter(is_it).is_none() {
@@ -248,5 +321,5 @@ pub fn left(turn: &Locked<'_>, uid: u64, mut entry: impl FnMut(u64) -> Option<En
         }
         done += bytes as u64;
     }
-    Left::Whole { first, parts, write: Write { offset, len } }
+    Left::Whole { first, parts, change }
 }

@@ -7,7 +7,7 @@ use crate::entry::Geometry;
 use crate::turn::{self, Turn};
 
 /// Says that memory is a ledger of this form.
-const MAGIC: u64 = 0x756e_746f_726e_0001;
+const MAGIC: u64 = 0x756e_746f_726e_0002;
 
 // Words that do not change are together; of those that do, each has a cache line of its own, or shares one with what changes with it.
 const SLOTS: usize = 1;

@@ -23,7 +23,7 @@ pub mod flush;
 mod ledger;
 mod turn;
 
-pub use append::{Appender, Left, MOST_PARTS, Outcome, Step, Write, append, left, pieces};
+pub use append::{Appender, Change, Left, MOST_PARTS, Outcome, Step, Write, append, left, pieces};
 pub use entry::{Entry, Geometry, HEADER, Kind, MAX_NUMBER, PAGE, TABLE_AT, TAIL_AT, place_seed, sum};
 pub use ledger::{Ledger, Phase, Terms};
 pub use turn::{Locked, Turn};

@@ -26,7 +26,7 @@ const UID: usize = 11;
 pub(crate) const PLACED: usize = 12;
 /// Up to where they are complete.
 const ENDED: usize = 13;
-/// The operation under way: how many entries, where in the file, how many bytes.
+/// The operation under way: how many entries of which kind, where in the file or up to where, how many bytes.
 const PARTS: usize = 14;
 const OFFSET: usize = 15;
 const LEN: usize = 16;
@@ -115,6 +115,13 @@ pub(crate) fn is_kept(words: &[AtomicU64]) -> bool {
     word & OWNER_DIED == 0 && word & THREAD != 0
 }
 
+/// Whether the thread that had a lock died with it, and nobody has taken it since.
+#[inline]
+fn has_died(words: &[AtomicU64]) -> bool {
+    // As above.
+    half(&words[0]).load(Ordering::Acquire) & OWNER_DIED != 0
+}
+
 /// Half a word that is never looked at as a whole.
 pub(crate) fn half(word: &AtomicU64) -> &AtomicU32 {
     // SAFETY: aligned and valid for as long, atomic, and of this size to everybody who looks at it.
@@ -188,10 +195,12 @@ impl<'a> Turn<'a> {
         self.get(STATE) >= WRITABLE && self.get(BROKEN) == 0
     }
 
-    /// Whether all that was written to the file is as durable as a sync makes it.
+    /// Whether all that was written to the file is as durable as a sync makes it. What a holder that died left under way is not,
+    /// whether anybody has looked at it or not.
     #[inline]
     pub fn is_durable(&self) -> bool {
-        self.get(STATE) == DURABLE && self.get(BROKEN) == 0
+        // In this order: whoever takes the lock of one that died says at once that the turn is broken.
+        !has_died(self.ledger.lock_words(self.at)) && self.get(STATE) == DURABLE && self.get(BROKEN) == 0
     }
 
     /// Syncs are the server's, or not. Nothing for a file that processes do not write to.
@@ -310,13 +319,13 @@ impl<'a> Locked<'a> {
         self.turn.set(ENDED, ended);
     }
 
-    pub(crate) fn intend(&self, parts: u64, offset: u64, len: u64) {
+    pub(crate) fn intend(&self, [parts, offset, len]: [u64; 3]) {
         self.turn.set(PARTS, parts);
         self.turn.set(OFFSET, offset);
         self.turn.set(LEN, len);
     }
 
-    /// What was intended last: entries, where in the file, bytes.
+    /// What was intended last.
     pub(crate) fn intended(&self) -> [u64; 3] {
         [PARTS, OFFSET, LEN].map(|word| self.turn.get(word))
     }

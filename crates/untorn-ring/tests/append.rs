@@ -4,8 +4,8 @@ use std::sync::atomic::AtomicU64;
 use std::thread;
 
 use untorn_ring::{
-    Appender, Entry, Geometry, HEADER, Kind, Ledger, Left, MOST_PARTS, Outcome, Step, Terms, Write, append, left,
-    pieces, place_seed,
+    Appender, Change, Entry, Geometry, HEADER, Kind, Ledger, Left, MOST_PARTS, Outcome, Step, Terms, Write, append,
+    left, pieces, place_seed,
 };
 
 const FILE: (u64, u64, u64) = (7, 11, 3);
@@ -62,7 +62,7 @@ impl Bench {
     fn write(&mut self, ledger: Ledger<'_>, offset: u64, src: &[u8]) -> Outcome {
         self.src = src.to_vec();
         let turn = ledger.turn_of(FILE.0, FILE.1).unwrap().lock().unwrap();
-        let outcome = append(&turn, Write { offset, len: src.len() }, self);
+        let outcome = append(&turn, Write { offset, len: src.len(), at_end: false }, self);
         if outcome == Outcome::Dead {
             turn.break_it();
         }
@@ -93,7 +93,15 @@ impl Appender for Bench {
         true
     }
 
-    fn deliver(&mut self, first: u64, write: Write) -> isize {
+    fn deliver(&mut self, first: u64, change: Change) -> isize {
+        let write = match change {
+            Change::Write(write) => write,
+            Change::Length(_) if self.takes == 0 => return -27,
+            Change::Length(len) => {
+                self.file.resize(len as usize, 0);
+                return 0;
+            }
+        };
         let mut at = write.offset as usize;
         let end = at + write.len.min(self.takes);
         for (from, len) in pieces(terms().geometry, first, write.len) {
@@ -151,11 +159,13 @@ fn what_is_left_by_a_death_at_each_step_is_told_apart() {
             assert!(!turn.is_writable() && !turn.is_durable());
             let turn = turn.lock().unwrap();
             let found = left(&turn, FILE.2, |position| bench.entry(position));
-            let write = Write { offset: 20, len: 100 };
+            let write = Write { offset: 20, len: 100, at_end: false };
             let expected = match step {
                 Step::Intended => Left::Nothing { ended: 1 },
                 Step::Placed | Step::Filled => Left::Void { first: 1, parts: 2 },
-                Step::Stored | Step::Durable | Step::Delivered => Left::Whole { first: 1, parts: 2, write },
+                Step::Stored | Step::Durable | Step::Delivered => {
+                    Left::Whole { first: 1, parts: 2, change: write.into() }
+                }
                 Step::Completed => Left::Nothing { ended: 3 },
             };
             assert_eq!(found, expected, "at {step:?} with {others} others");
@@ -183,6 +193,67 @@ fn what_is_left_by_a_death_at_each_step_is_told_apart() {
     }
 }
 
+#[test]
+fn a_length_is_in_the_log_and_then_the_kernels_and_its_death_is_told_apart_from_that_of_a_write() {
+    for until in Step::ALL.map(Some).into_iter().chain([None]) {
+        let words = words(terms());
+        let ledger = opened(&words);
+        let mut bench = Bench::new();
+        bench.write(ledger, 0, b"before");
+        bench.until = until;
+        let turn = ledger.turn_of(FILE.0, FILE.1).unwrap();
+        let locked = turn.lock().unwrap();
+        let outcome = append(&locked, Change::Length(400), &mut bench);
+        let Some(step) = until else {
+            assert_eq!(outcome, Outcome::Written { said: 0, end: 2 });
+            let entry = bench.entry(1).unwrap();
+            assert_eq!((entry.kind, entry.value, entry.len, entry.parts), (Kind::SetLen, 400, 0, 1));
+            assert_eq!((bench.file.len(), turn.take_counts()), (400, [1, 6, 0]));
+            continue;
+        };
+        assert_eq!(outcome, Outcome::Dead);
+        locked.break_it();
+        let expected = match step {
+            Step::Intended => Left::Nothing { ended: 1 },
+            Step::Placed | Step::Filled => Left::Void { first: 1, parts: 1 },
+            Step::Stored | Step::Durable | Step::Delivered => {
+                Left::Whole { first: 1, parts: 1, change: Change::Length(400) }
+            }
+            Step::Completed => Left::Nothing { ended: 2 },
+        };
+        assert_eq!(left(&locked, FILE.2, |position| bench.entry(position)), expected, "at {step:?}");
+        assert_eq!(bench.file.len(), if step < Step::Delivered { 1000 } else { 400 });
+    }
+}
+
+#[test]
+fn a_length_that_the_kernel_refuses_leaves_the_file_to_the_server() {
+    let words = words(terms());
+    let ledger = opened(&words);
+    let mut bench = Bench::new();
+    bench.takes = 0;
+    let turn = ledger.turn_of(FILE.0, FILE.1).unwrap();
+    let locked = turn.lock().unwrap();
+    assert_eq!(append(&locked, Change::Length(400), &mut bench), Outcome::Written { said: -27, end: 1 });
+    assert!(!turn.is_writable() && !ledger.is_complete(0));
+    assert_eq!(left(&locked, FILE.2, |position| bench.entry(position)), Left::Short { first: 0, parts: 1 });
+}
+
+/// Whether the kernel appends by itself has to be known of what is done once more.
+#[test]
+fn what_goes_to_the_end_is_found_to_do_so() {
+    let words = words(terms());
+    let ledger = opened(&words);
+    let mut bench = Bench { src: vec![5; 100], until: Some(Step::Delivered), ..Bench::new() };
+    let turn = ledger.turn_of(FILE.0, FILE.1).unwrap();
+    let locked = turn.lock().unwrap();
+    let write = Write { offset: 20, len: 100, at_end: true };
+    assert_eq!(append(&locked, write, &mut bench), Outcome::Dead);
+    locked.break_it();
+    let found = left(&locked, FILE.2, |position| bench.entry(position));
+    assert_eq!(found, Left::Whole { first: 0, parts: 2, change: write.into() });
+}
+
 /// The kernel says so, whoever asks next.
 #[test]
 fn a_thread_that_ends_with_a_turn_leaves_it_broken() {
@@ -192,6 +263,7 @@ fn a_thread_that_ends_with_a_turn_leaves_it_broken() {
     // Its end is that of the thread, and not only of what it was given to do.
     thread::scope(|scope| scope.spawn(|| std::mem::forget(turn.lock().unwrap())).join().unwrap());
     assert!(turn.is_writable(), "nobody has looked yet");
+    assert!(!turn.is_durable(), "a sync is not answered without looking");
     assert!(turn.try_lock().unwrap().is_broken());
     assert!(!turn.is_writable());
     let locked = turn.lock().unwrap();
@@ -264,10 +336,10 @@ fn what_the_kernel_takes_in_part_leaves_the_file_to_the_server() {
         let turn = ledger.turn_of(FILE.0, FILE.1).unwrap();
         assert!(!turn.is_writable() && !turn.is_durable() && !ledger.is_complete(0));
         let locked = turn.lock().unwrap();
-        let write = Write { offset: 0, len: 100 };
+        let write = Write { offset: 0, len: 100, at_end: false };
         let expected = match until {
             // Nobody knows how much it took.
-            Some(Step::Delivered) => Left::Whole { first: 0, parts: 2, write },
+            Some(Step::Delivered) => Left::Whole { first: 0, parts: 2, change: write.into() },
             _ => Left::Short { first: 0, parts: 2 },
         };
         assert_eq!(left(&locked, FILE.2, |position| bench.entry(position)), expected);
@@ -303,14 +375,15 @@ fn words_of_a_ledger_are_not_trusted() {
                 word.store(random(), std::sync::atomic::Ordering::Relaxed);
             }
         }
-        if let Left::Whole { first, parts, write } = left(&locked, FILE.2, |position| bench.entry(position)) {
-            assert_eq!((first, parts, write), (0, 2, Write { offset: 20, len: 100 }));
+        if let Left::Whole { first, parts, change } = left(&locked, FILE.2, |position| bench.entry(position)) {
+            let Change::Write(Write { offset: 20, len: 100, .. }) = change else { panic!("{change:?}") };
+            assert_eq!((first, parts), (0, 2));
         }
         let (_, _) = (ledger.used_beside(), ledger.ring().is_some());
         assert!(ledger.free(16) <= 16);
         ledger.place(1);
         bench.until = Some(Step::Placed);
-        let _ = append(&locked, Write { offset: 0, len: 1 }, &mut bench);
+        let _ = append(&locked, Write { offset: 0, len: 1, at_end: false }, &mut bench);
     }
 }
 
@@ -328,7 +401,7 @@ fn positions_are_given_once_whoever_takes_them() {
         for _ in 0..2000 {
             let mut bench = Bench { src: vec![1], ..Bench::new() };
             let turn = ledger.turn_of(1, inode).unwrap().lock().unwrap();
-            match append(&turn, Write { offset: 0, len: 1 }, &mut bench) {
+            match append(&turn, Write { offset: 0, len: 1, at_end: false }, &mut bench) {
                 Outcome::Written { end, .. } => ends.push(end),
                 other => panic!("{other:?}"),
             }

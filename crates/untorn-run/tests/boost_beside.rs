@@ -9,37 +9,10 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{BEGIN, Place, Talk, built, compile, replayed, succeed, text};
+use common::{
+    BEGIN, Place, Talk, built, compile, counts, python, replay_leaves_what_was_there, succeed, text, under_pmem,
+};
 use serde_json::Value;
-
-/// A program whose log is taken for persistent memory, wherever it is.
-fn under(place: &Place, program: &[&OsStr]) -> Command {
-    let mut command = place.under(&built().oracle, program);
-    command.env("UNTORN_ASSUME_PMEM", "1");
-    command
-}
-
-fn python(place: &Place, program: &str) -> Command {
-    under(place, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()])
-}
-
-/// What the report says of the one file.
-fn counts(place: &Place) -> [u64; 4] {
-    let file = &place.report()["files"][0];
-    ["writes", "writes_in_process", "bytes_written", "commits"].map(|what| file[what].as_u64().unwrap())
-}
-
-/// Ends the process that serves, as nothing else does: what the log has is replayed, and has to be what the kernel showed.
-#[track_caller]
-fn replay_leaves_what_was_there(place: &Place, talk: Talk) {
-    let Talk { mut child, to, from } = talk;
-    succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"", &child.id().to_string()]));
-    child.wait().unwrap();
-    drop((to, from));
-    let before = fs::read(place.file("f.managed")).unwrap();
-    assert!(replayed(place).is_complete());
-    assert!(fs::read(place.file("f.managed")).unwrap() == before, "the log has another order than the kernel");
-}
 
 #[test]
 fn all_but_the_first_write_is_the_programs_own() {
@@ -55,13 +28,43 @@ assert os.write(fd, b'!') == 1 and os.pread(fd, 99, 199 * 37 + 5000) == b'morean
 os.fchmod(fd, 0o600)
 os.fsync(fd)
 os.fdatasync(fd)
-assert os.pwrite(fd, b'', 0) == 0 and os.write(fd, b'x' * 300000) == 300000
+assert os.pwrite(fd, b'', 0) == 0 and os.write(fd, b'x' * 3000000) == 3000000
 ";
     succeed(&mut python(&place, &format!("{BEGIN}{more}")));
     assert_eq!(place.demoted(), [""; 0]);
-    // By way of the server: the first, that of two pieces, the long one.
-    assert_eq!(counts(&place), [205, 202, 5 + 200 * 5000 + 4 + 8 + 1 + 300_000, 202]);
-    assert_eq!(fs::metadata(place.file("f.managed")).unwrap().len(), 199 * 37 + 5013 + 300_000);
+    // By way of the server: the first, and the one that is too long.
+    assert_eq!(counts(&place), [205, 203, 5 + 200 * 5000 + 4 + 8 + 1 + 3_000_000, 202]);
+    assert_eq!(fs::metadata(place.file("f.managed")).unwrap().len(), 199 * 37 + 5013 + 3_000_000);
+}
+
+#[test]
+fn vectors_large_writes_and_lengths_are_the_programs_own() {
+    let place = Place::new();
+    let more = "
+assert os.pwritev(fd, [b'', b'1' * 5000, b'2' * 7000], 3) == 12000 and os.pread(fd, 13000, 3) == b'1' * 5000 + b'2' * 7000
+assert os.writev(fd, [bytes([65 + n]) * 100 for n in range(60)]) == 6000 and os.lseek(fd, 0, os.SEEK_CUR) == 6005
+assert os.pread(fd, 200, 205) == b'C' * 100 + b'D' * 100
+# The kernel asks for no memory where there is nothing to write, and more pieces than are the program's own are written nevertheless.
+assert os.pwritev(fd, [b'a', b'b'], 0, 0) == 2 and os.pwritev(fd, [b'p'] * 100, 10) == 100
+os.ftruncate(fd, 4000)
+assert os.fstat(fd).st_size == 4000
+os.ftruncate(fd, 40000)
+assert os.pread(fd, 50000, 4000) == bytes(36000)
+assert os.pwrite(fd, b'y' * 600000, 5) == 600000
+os.fsync(fd)
+assert os.pread(fd, 700000, 0) == b'abr11' + b'y' * 600000
+print('written')
+sys.stdin.readline()
+";
+    let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
+    talk.hear("written");
+    replay_leaves_what_was_there(&place, talk);
+    let place = Place::new();
+    let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
+    talk.hear("written");
+    talk.end();
+    // By way of the server: the first, and that of so many pieces.
+    assert_eq!(counts(&place), [6, 4, 5 + 12_000 + 6000 + 2 + 100 + 600_000, 1]);
 }
 
 #[test]
@@ -83,13 +86,14 @@ fn what_is_in_the_way_of_a_write_does_not_hold_it_up() {
     let program = compile("beside.c", dir.path(), &[]);
     for way in ["signals", "memory", "executed", "replaced", "offsets"] {
         let place = Place::new();
-        let mut command = under(&place, &[program.as_os_str(), way.as_ref()]);
+        let mut command = under_pmem(&place, &[program.as_os_str(), way.as_ref()]);
         if way == "replaced" {
             command.env("UNTORN_PRELOAD_DEATH", "4:20:0");
         }
         let output = succeed(&mut command);
         assert_eq!(text(&output.stdout), "done\n", "{way}");
-        assert!(counts(&place)[1] > 1, "{way}: {}", place.report());
+        let [writes, own, ..] = counts(&place);
+        assert!(own > 1 && (way != "offsets" || own * 2 <= writes), "{way}: {}", place.report());
         assert_eq!(place.report()["failures"], Value::Array(Vec::new()), "{way}");
     }
 }
@@ -100,7 +104,7 @@ fn a_child_in_its_parents_memory_writes_by_way_of_the_server() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("beside.c", dir.path(), &[]);
     let place = Place::new();
-    let output = succeed(&mut under(&place, &[program.as_os_str(), "vfork".as_ref()]));
+    let output = succeed(&mut under_pmem(&place, &[program.as_os_str(), "vfork".as_ref()]));
     assert_eq!(text(&output.stdout), "done\n");
     let report = place.report();
     let own = |name: &str| {
@@ -191,7 +195,7 @@ for child in range(4):
             if child % 2:
                 os.write(fd, line + b'\\n')
             else:
-                os.writev(fd, [line, b'\\n'])
+                os.pwritev(fd, [line, b'\\n'], -1, os.RWF_DSYNC)
         os._exit(0)
     children.append(process)
 for process in children:
@@ -202,6 +206,9 @@ for child in range(4):
     assert [line for line in lines if line.startswith(b'%d ' % child)] == [b'%d %03d' % (child, number) for number in range(200)]
 ";
     succeed(&mut python(&place, &format!("{BEGIN}{more}")));
+    // Every other one by way of the server.
+    let [writes, own, ..] = counts(&place);
+    assert!(own > 0 && own * 2 <= writes, "{}", place.report());
 }
 
 /// A child is killed at each step of a write. Its parent, which has the same description, finds what it wrote, all of the last write
@@ -251,6 +258,52 @@ sys.stdin.readline()
     }
 }
 
+/// The child is killed, and nobody writes after it: one that only syncs, or reads when the run has heard of its end, finds all of it.
+#[test]
+fn what_a_death_left_is_settled_before_a_sync_is_answered_and_at_the_end_of_the_process() {
+    for (step, syncs) in [2, 4, 5].into_iter().flat_map(|step| [(step, true), (step, false)]) {
+        let place = Place::new();
+        let more = "
+import time
+child = os.fork()
+if child == 0:
+    for number in range(1, 9):
+        os.pwrite(fd, bytes([number]) * 6000, number * 100)
+assert os.waitpid(child, 0)[1] == 9
+def after(writes):
+    file = bytearray(b'first')
+    for number in range(1, writes + 1):
+        file.extend(bytes(max(0, number * 100 + 6000 - len(file))))
+        file[number * 100:number * 100 + 6000] = bytes([number]) * 6000
+    return bytes(file)
+# What reached the log whole is there, and nothing else.
+expected = after(7 if int(sys.argv[1]) >= 3 else 6)
+if sys.argv[2] == 'true':
+    os.fsync(fd)
+else:
+    for _ in range(6000):
+        if os.pread(fd, 100000, 0) == expected:
+            break
+        time.sleep(0.01)
+assert os.pread(fd, 100000, 0) == expected, os.fstat(fd).st_size
+print('found')
+sys.stdin.readline()
+";
+        let program = format!("{BEGIN}{more}");
+        let (number, way) = (step.to_string(), syncs.to_string());
+        let mut command = under_pmem(&place, &["python3", "-u", "-c", &program, &number, &way].map(OsStr::new));
+        command.env("UNTORN_PRELOAD_DEATH", format!("{step}:5"));
+        let mut talk = Talk::by(command);
+        talk.hear("found");
+        if syncs {
+            replay_leaves_what_was_there(&place, talk);
+        } else {
+            talk.end();
+            assert_eq!(place.report()["failures"], Value::Array(Vec::new()));
+        }
+    }
+}
+
 /// Nobody drains any more, so nobody may go on writing.
 #[test]
 fn without_its_server_a_program_writes_no_more() {
@@ -267,6 +320,15 @@ try:
     os.fsync(fd)
 except OSError as error:
     print('told')
+# What changes nothing is nobody else's business.
+status = os.fstat(fd)
+os.fchmod(fd, status.st_mode & 0o777)
+os.fchown(fd, -1, -1)
+os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+try:
+    os.fchmod(fd, 0o640)
+except OSError as error:
+    print('asked')
 ";
     let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
     talk.hear("written");
@@ -274,6 +336,7 @@ except OSError as error:
     talk.child.wait().unwrap();
     talk.say();
     talk.hear("told");
+    talk.hear("asked");
 }
 
 /// What cannot be helped: whoever wants the file of a process that was stopped amid a write waits. Nobody else does.

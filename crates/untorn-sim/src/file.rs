@@ -7,7 +7,7 @@ use untorn::{Error, Result};
 
 use crate::effects::What;
 use crate::instant::{Step, Verdict};
-use crate::medium::SimMedium;
+use crate::medium::{EIO, SimMedium, errno};
 use crate::schedule;
 use crate::world::{Fault, World};
 
@@ -62,6 +62,9 @@ impl SimFile {
         if src.is_empty() {
             return verdict.plain();
         }
+        if !world.inode(self.number).overwrite(offset, src.len() as u64) {
+            return Err(errno("write to", &self.path, EIO));
+        }
         let cached = step == Step::Store;
         if let Some(offset) = world.store(self.number, schedule::thread(), cached, offset, src) {
             world.faults.push(Fault::UnallocatedStore { path: self.path.clone(), offset });
@@ -91,6 +94,10 @@ impl MediumFile for SimFile {
         let mut world = self.medium.enter(Step::Read, None, &self.path)?;
         self.check(&mut world, offset, dst.len() as u64)?;
         world.counters.bytes_read += dst.len() as u64;
+        if world.inode(self.number).is_bad(offset, dst.len() as u64) {
+            world.counters.bad_reads += 1;
+            return Err(errno("read from", &self.path, EIO));
+        }
         world.inode(self.number).volatile.read(offset, dst);
         Ok(())
     }

@@ -50,6 +50,7 @@ pub(crate) fn errno(operation: &'static str, path: &Path, code: i32) -> Error {
 }
 
 pub(crate) const ENOENT: i32 = 2;
+pub(crate) const EIO: i32 = 5;
 const EEXIST: i32 = 17;
 const ENOTDIR: i32 = 20;
 const EISDIR: i32 = 21;
@@ -141,6 +142,20 @@ impl SimMedium {
         inode.volatile.write(offset, bytes);
         inode.durable.write(offset, bytes);
         world.version += 1;
+    }
+
+    /// Has the medium lose the page of a file that has this byte: it cannot be read from now on, until it is written whole, which
+    /// gives it another place, or until a power cut, after which it reads as garbage. No such file, no loss.
+    pub fn lose(&self, path: impl AsRef<Path>, offset: u64) {
+        let from = offset / 4096 * 4096;
+        let Some(bytes) = self.peek(&path) else { return };
+        let end = bytes.len().min(from as usize + 4096);
+        let garbage: Vec<u8> =
+            bytes.get(from as usize..end).unwrap_or_default().iter().map(|byte| byte ^ 0x5a).collect();
+        self.rot(&path, from, &garbage);
+        let mut world = self.lock();
+        let Some(Node::File(number)) = world.names.volatile.find(path.as_ref()) else { return };
+        world.inode(number).bad.insert(from / 4096);
     }
 
     /// The bytes of a file as programs see them, without passing through [`Medium`]; `None` if there is no such file.

@@ -1,12 +1,12 @@
 //! The state of one simulated machine: its files, its names, and what of both a crash may take back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use untorn::medium::{Barrier, LockKind, Mark, MediumClass};
 
 use crate::block;
-use crate::content::Content;
+use crate::content::{Content, PAGE};
 use crate::effects::{Effect, Log, What};
 use crate::instant::{Hook, Instant, Step, Verdict};
 use crate::names::{Names, Node};
@@ -54,6 +54,8 @@ pub struct Counters {
     pub bytes_written: u64,
     /// Bytes read.
     pub bytes_read: u64,
+    /// Reads of pages that cannot be read.
+    pub bad_reads: u64,
     /// All calls, reads included.
     pub calls: u64,
 }
@@ -76,6 +78,8 @@ pub(crate) struct Inode {
     /// The handles that hold the advisory lock.
     pub(crate) locks: BTreeMap<u64, LockKind>,
     pub(crate) handles: u32,
+    /// Pages that cannot be read until they are written whole. A power cut does not remember them.
+    pub(crate) bad: BTreeSet<u64>,
 }
 
 impl Inode {
@@ -92,7 +96,25 @@ impl Inode {
             durable_modified: modified,
             locks: BTreeMap::new(),
             handles: 0,
+            bad: BTreeSet::new(),
         }
+    }
+
+    /// Whether these bytes have any of a page that cannot be read.
+    pub(crate) fn is_bad(&self, offset: u64, len: u64) -> bool {
+        len > 0 && self.bad.range(offset / PAGE..(offset + len).div_ceil(PAGE)).next().is_some()
+    }
+
+    /// Stores to these bytes: what is written whole can be read again. False if a page is to be stored to in part that cannot
+    /// be read.
+    pub(crate) fn overwrite(&mut self, offset: u64, len: u64) -> bool {
+        let end = offset + len;
+        let file_len = self.volatile.len;
+        let is_whole = |page: &u64| offset <= page * PAGE && ((page + 1) * PAGE <= end || end == file_len);
+        let touched: Vec<u64> = self.bad.range(offset / PAGE..end.div_ceil(PAGE)).copied().collect();
+        let all = touched.iter().all(is_whole);
+        self.bad.retain(|page| !(touched.contains(page) && is_whole(page)));
+        all
     }
 
     /// Makes everything durable but what waits in another thread's write-combining buffers, of which the kernel knows

@@ -1,6 +1,12 @@
 //! Redundancy on the simulated media: a bounded exploration, what it must convict, and calls that fail.
 
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use untorn::medium::{Access, Barrier, Medium, MediumClass, MediumFile};
+use untorn::{Error, ProtectOptions, RepairReport};
 use untorn_sim::explore::{self, Settings, redundancy};
+use untorn_sim::{CrashState, SimMedium, Step, Verdict};
 
 fn quiet(_: &str, _: u64, _: u64) {}
 
@@ -35,4 +41,156 @@ fn tokens_that_name_nothing_are_refused() {
     ] {
         assert!(explore::replay(token).is_err(), "{token}");
     }
+}
+
+/// A superblock names 64 pages, and a list has 500 in a block.
+#[test]
+fn a_repair_of_many_pages_that_is_cut_short_anywhere_is_carried_on() {
+    const PAGE: usize = 4096;
+    const PAGES: usize = 1040;
+    for (class, damaged) in [(MediumClass::Block, 150), (MediumClass::Block, 510), (MediumClass::PersistentMemory, 70)]
+    {
+        let medium = SimMedium::new(class);
+        let bytes: Vec<u8> = (0..PAGES * PAGE).map(|at| (at % 251) as u8).collect();
+        medium.install("/data", &bytes);
+        let options = ProtectOptions::new().stripe(2).on_demand();
+        options.open_on(medium.clone(), "/data").unwrap().close().unwrap();
+        for page in (0..PAGES).step_by(2).take(damaged) {
+            medium.rot("/data", (page * PAGE + 100) as u64, &[!bytes[page * PAGE + 100]]);
+        }
+        let seen: Arc<Mutex<Vec<CrashState>>> = Arc::default();
+        let states = Arc::clone(&seen);
+        medium.set_hook(Box::new(move |instant| {
+            if instant.step.persists() {
+                states.lock().unwrap().push(instant.crash_state());
+            }
+            Verdict::Allow
+        }));
+        let looked = options.look_on(medium.clone(), "/data").unwrap();
+        let report = looked.repair().unwrap();
+        assert_eq!((report.repaired.len(), report.unknown.len()), (damaged, 0));
+        drop(looked);
+        medium.clear_hook();
+        assert!(medium.peek("/data").unwrap() == bytes);
+        let seen = std::mem::take(&mut *seen.lock().unwrap());
+        assert!(seen.len() > 2 * damaged / 64);
+        // A sample, the last of them.
+        for state in seen.iter().step_by(seen.len().div_ceil(24)).chain(seen.last()) {
+            let images =
+                [state.killed(), state.image(&state.everything()).boot(), state.image(&state.nothing()).boot()];
+            for (nth, left) in images.into_iter().enumerate() {
+                // Others may have it for a moment.
+                if nth == 1 {
+                    options.open_on(left.clone(), "/data").unwrap().close().unwrap();
+                }
+                let report = options.look_on(left.clone(), "/data").unwrap().repair().unwrap();
+                assert_eq!((&report.lost[..], &report.unknown[..]), (&[][..], &[][..]), "{class:?}");
+                assert!(left.peek("/data").unwrap() == bytes, "{class:?}");
+                assert!(options.look_on(left, "/data").unwrap().scrub().unwrap().is_clean());
+            }
+        }
+    }
+}
+
+/// More damaged pages than a superblock names, of a file that was closed.
+struct ManyDamaged {
+    bytes: Vec<u8>,
+    options: ProtectOptions,
+}
+
+impl ManyDamaged {
+    const PAGE: usize = 4096;
+    const DAMAGED: usize = 150;
+
+    fn new() -> (SimMedium, Self) {
+        let bytes: Vec<u8> = (0..2 * Self::DAMAGED * Self::PAGE).map(|at| (at % 251) as u8).collect();
+        let options = ProtectOptions::new().stripe(2).on_demand();
+        let medium = SimMedium::new(MediumClass::Block);
+        medium.install("/data", &bytes);
+        options.open_on(medium.clone(), "/data").unwrap().close().unwrap();
+        for page in (0..2 * Self::DAMAGED).step_by(2) {
+            let at = page * Self::PAGE + 100;
+            medium.rot("/data", at as u64, &[!bytes[at]]);
+        }
+        (medium, ManyDamaged { bytes, options })
+    }
+
+    fn repair(&self, medium: &SimMedium) -> RepairReport {
+        self.options.look_on(medium.clone(), "/data").unwrap().repair().unwrap()
+    }
+
+    /// Repairs, and tells what a crash at each flush could have left, with the flush's name.
+    fn repair_watched(&self, medium: &SimMedium) -> Vec<(&'static str, CrashState)> {
+        let seen: Arc<Mutex<Vec<_>>> = Arc::default();
+        let states = Arc::clone(&seen);
+        let looked = self.options.look_on(medium.clone(), "/data").unwrap();
+        medium.set_hook(Box::new(move |instant| {
+            if instant.step.persists() {
+                let name = instant.barrier.map_or("", |barrier| barrier.name());
+                states.lock().unwrap().push((name, instant.crash_state()));
+            }
+            Verdict::Allow
+        }));
+        let report = looked.repair().unwrap();
+        assert_eq!((&report.lost[..], &report.unknown[..]), (&[][..], &[][..]));
+        medium.clear_hook();
+        std::mem::take(&mut *seen.lock().unwrap())
+    }
+}
+
+#[test]
+fn a_repair_that_carries_another_on_may_be_killed_as_well() {
+    let (medium, file) = ManyDamaged::new();
+    let mut first = file.repair_watched(&medium);
+    // The pages of one part are written, the file has another time by that, and the superblock names them yet.
+    first.retain(|(name, _)| *name == "redundancy.repair.done");
+    assert!(first.len() > 5);
+    for (_, state) in first.iter().step_by(2) {
+        for (_, state) in file.repair_watched(&state.image(&state.nothing()).boot()) {
+            for left in [state.image(&state.everything()).boot(), state.image(&state.nothing()).boot()] {
+                let report = file.repair(&left);
+                assert_eq!((&report.lost[..], &report.unknown[..]), (&[][..], &[][..]));
+                assert!(left.peek("/data").unwrap() == file.bytes);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_others_write_between_two_parts_of_a_repair_that_was_killed_stays() {
+    let (medium, file) = ManyDamaged::new();
+    let states = file.repair_watched(&medium);
+    // The first is of the list, the second of the first part.
+    let mut intents = states.iter().filter(|(name, _)| *name == "redundancy.repair.intent");
+    let (_, state) = intents.nth(2).unwrap();
+    let left = state.image(&state.nothing()).boot();
+    let mut expected = left.peek("/data").unwrap();
+    assert!(expected[..ManyDamaged::PAGE] == file.bytes[..ManyDamaged::PAGE], "it is not given back yet");
+    assert!(expected != file.bytes);
+    let others = left.open(Path::new("/data"), Access::ReadWrite, 0).unwrap();
+    others.store(5, b"of others").unwrap();
+    others.sync(Barrier::new("test.others")).unwrap();
+    expected[5..14].copy_from_slice(b"of others");
+    let report = file.repair(&left);
+    assert!(report.repaired.is_empty() && report.unknown.iter().any(|range| range.offset == 0));
+    assert!(left.peek("/data").unwrap() == expected);
+}
+
+#[test]
+fn a_repair_of_many_pages_needs_no_room_for_a_list() {
+    let (medium, file) = ManyDamaged::new();
+    let looked = file.options.look_on(medium.clone(), "/data").unwrap();
+    medium.set_hook(Box::new(|instant| match instant.step {
+        Step::SetLen | Step::Allocate => {
+            let full = std::io::Error::from_raw_os_error(28);
+            Verdict::Refuse(Error::io("resize", instant.path, full))
+        }
+        _ => Verdict::Allow,
+    }));
+    let report = looked.repair().unwrap();
+    assert_eq!((report.repaired.len(), report.lost.len()), (ManyDamaged::DAMAGED, 0));
+    medium.clear_hook();
+    drop(looked);
+    assert!(medium.peek("/data").unwrap() == file.bytes);
+    assert!(file.options.look_on(medium, "/data").unwrap().scrub().unwrap().is_clean());
 }

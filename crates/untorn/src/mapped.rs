@@ -8,7 +8,8 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -17,8 +18,8 @@ use arc_swap::{ArcSwap, Guard};
 use crate::error::{Error, Result};
 use crate::file::AtomicFile;
 use crate::medium::Access;
-use crate::sys::page_size;
 use crate::sys::range::AddressRange;
+use crate::sys::{FirstUse, incarnation, page_size};
 
 thread_local! {
     /// Where in the table this thread found its last address: the next one is most often in the same range. It is a hint
@@ -35,6 +36,11 @@ thread_local! {
 ///
 /// One file may be mapped any number of times, overlapping or at an offset. Each mapping has a range of its own; all
 /// share the file's one state.
+///
+/// A forked child finds its parent's mappings, so that it does not take their addresses for memory; but the files found are its
+/// parent's, and every call on them is [`Error::Forked`]. It maps files of its own beside them, whatever threads of its parent
+/// were doing here when it was forked off, once the first file of the parent was mapped: what a process sets up with that, in
+/// the middle of which a fork would leave the child, takes some milliseconds.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -59,8 +65,20 @@ thread_local! {
 /// ```
 pub struct MappedFiles {
     table: ArcSwap<Table>,
-    /// Held to replace the table; readers never take it.
-    change: Mutex<()>,
+    /// Readers never look at it.
+    change: ArcSwap<Change>,
+}
+
+/// Held to replace the table. A forked child has its own: its parent's may be held for ever, by a thread that it does not have.
+struct Change {
+    process: u64,
+    alone: Mutex<()>,
+}
+
+impl Change {
+    fn of(process: u64) -> Arc<Self> {
+        Arc::new(Change { process, alone: Mutex::default() })
+    }
 }
 
 /// A range of addresses that stands for a range of a file.
@@ -102,6 +120,8 @@ impl Mapping {
 /// What a mapping keeps alive: the file and the reservation.
 struct Entry {
     mapping: Mapping,
+    /// The process that mapped it.
+    process: u64,
     file: AtomicFile,
     range: AddressRange,
 }
@@ -212,13 +232,16 @@ impl Default for MappedFiles {
 impl MappedFiles {
     /// An index with no mapping.
     pub fn new() -> Self {
-        MappedFiles { table: ArcSwap::from_pointee(Table { rows: Box::default() }), change: Mutex::default() }
+        MappedFiles {
+            table: ArcSwap::from_pointee(Table { rows: Box::default() }),
+            change: ArcSwap::new(Change::of(incarnation())),
+        }
     }
 
     /// The index of this process, which the C functions use.
     pub fn global() -> &'static MappedFiles {
-        static GLOBAL: LazyLock<MappedFiles> = LazyLock::new(MappedFiles::new);
-        &GLOBAL
+        static GLOBAL: FirstUse<MappedFiles> = FirstUse::new();
+        GLOBAL.get(MappedFiles::new)
     }
 
     /// Maps `len` bytes of `file` from `offset` for reading and writing, at an address the kernel chooses.
@@ -260,7 +283,8 @@ impl MappedFiles {
             .map_err(|errno| Error::io("reserve addresses for", file.path(), errno))?;
         let start = range.address();
         let mapping = Mapping { address: start, len, offset, access };
-        let row = Row { start, end: start + reserved, entry: Arc::new(Entry { mapping, file: file.clone(), range }) };
+        let entry = Entry { mapping, process: incarnation(), file: file.clone(), range };
+        let row = Row { start, end: start + reserved, entry: Arc::new(entry) };
         self.replace(|rows| {
             let at = rows.partition_point(|other| other.start < start);
             rows.insert(at, row);
@@ -274,14 +298,15 @@ impl MappedFiles {
     }
 
     /// Ends the mapping that starts at `address` and returns its handle to the file, to close, settle or drop; `None` if
-    /// no mapping starts there.
+    /// no mapping of this process starts there.
     ///
     /// It waits for every [`view`](MappedFiles::view) taken before, in whatever thread, so that the handle returned is
     /// the last one if the caller holds no other: a thread that keeps a view and calls this waits for itself.
     pub fn unmap(&self, address: usize) -> Option<AtomicFile> {
         let row = self.replace(|rows| {
             let at = rows.binary_search_by_key(&address, |row| row.start).ok()?;
-            Some(rows.remove(at))
+            // For what threads of its parent looked at when they were left behind a child would wait for ever.
+            (rows[at].entry.process == incarnation()).then(|| rows.remove(at))
         })?;
         let mut entry = row.entry;
         for round in 0_u32.. {
@@ -302,9 +327,23 @@ impl MappedFiles {
         None
     }
 
+    fn change(&self) -> Arc<Change> {
+        let process = incarnation();
+        loop {
+            let found = self.change.load_full();
+            if found.process == process {
+                return found;
+            }
+            self.change.compare_and_swap(&found, Change::of(process));
+            // The parent's is not to be dropped: one of the parent's threads may have held it.
+            mem::forget(found);
+        }
+    }
+
     fn replace<T>(&self, change: impl FnOnce(&mut Vec<Row>) -> T) -> T {
         // A panic in between leaves the old table in place, which is whole.
-        let _alone = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let ours = self.change();
+        let _alone = ours.alone.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rows = self.table.load().rows.to_vec();
         let result = change(&mut rows);
         self.table.store(Arc::new(Table { rows: rows.into_boxed_slice() }));
@@ -317,6 +356,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+    use crate::sys::in_forked_child;
 
     const PAGE: usize = 4096;
 
@@ -436,6 +476,41 @@ mod tests {
             }
             stop.store(true, Ordering::Relaxed);
         });
+    }
+
+    /// A child that was forked off while its parent had the lock, and a view.
+    #[test]
+    fn a_forked_child_maps_beside_what_its_parent_left() {
+        let (dir, theirs) = file(2);
+        let files = MappedFiles::new();
+        let mapping = files.map(&theirs, 0, PAGE).unwrap();
+        let (view, change) = (files.view(), files.change());
+        let alone = change.alone.lock().unwrap();
+        let code = in_forked_child(|| {
+            let refused = |address| {
+                let view = files.view();
+                let place = view.find(address).unwrap();
+                let write = place.file().write_at(b"no", place.offset());
+                let read = place.file().read_at(&mut [0], place.offset());
+                matches!((write, read), (Err(Error::Forked { .. }), Err(Error::Forked { .. })))
+            };
+            if !refused(mapping.address()) || files.unmap(mapping.address()).is_some() {
+                return 1;
+            }
+            let own = AtomicFile::create(dir.path().join("own"), 8192).unwrap();
+            let mine = files.map(&own, 4096, PAGE).unwrap();
+            if at(&files, mine.address() + 3) != Some((4099, PAGE - 3)) || !refused(mapping.address()) {
+                return 2;
+            }
+            drop(own);
+            let handle = files.unmap(mine.address()).unwrap();
+            handle.write_at(b"mine", 4096).unwrap();
+            handle.settle().unwrap();
+            if at(&files, mine.address()).is_some() { 3 } else { 0 }
+        });
+        assert_eq!(code, Some(0));
+        drop((view, alone));
+        assert!(files.unmap(mapping.address()).is_some());
     }
 
     #[test]

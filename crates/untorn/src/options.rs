@@ -1,5 +1,6 @@
 //! How a file is opened: engine, durability, layout, and the choices that have a measured default.
 
+mod admission;
 mod choices;
 mod redundancy;
 
@@ -7,9 +8,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub(crate) use self::admission::Admission;
 pub use self::choices::{DirtyTracking, Durability, EngineKind, Layout, LogPolicy, LostPage, Order, ReadPolicy, Trust};
 pub use self::redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout, VerifyReads};
-pub(crate) use self::redundancy::{DamageFn, Settings};
+pub(crate) use self::redundancy::{DamageFn, Settings, as_kept};
 use crate::error::{Error, Result};
 
 /// A step of long work: recovery at open, settling.
@@ -65,6 +67,8 @@ pub struct Options {
     pub(crate) redundancy: Option<ProtectOptions>,
     pub(crate) verify_reads: Option<VerifyReads>,
     pub(crate) progress: Option<ProgressFn>,
+    /// Who may open it. Of a file that is opened by its path it is set on the way.
+    pub(crate) admission: Option<Arc<dyn Admission>>,
 }
 
 impl Default for Options {
@@ -93,6 +97,7 @@ impl Default for Options {
             redundancy: None,
             verify_reads: None,
             progress: None,
+            admission: None,
         }
     }
 }
@@ -332,6 +337,11 @@ impl Options {
         if let Some(progress) = &self.progress {
             progress(Progress { phase, done, total });
         }
+    }
+
+    /// The same with somebody to ask whether the file may be opened.
+    pub(crate) fn admitted_by(&self, admission: impl Admission + 'static) -> Options {
+        Options { admission: Some(Arc::new(admission)), ..self.clone() }
     }
 
     /// The length to reserve address space for, for a file of `len` bytes.

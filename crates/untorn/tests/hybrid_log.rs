@@ -33,6 +33,27 @@ fn killed<M: Medium>(medium: M, options: &Options, file: AtomicFile, change: imp
     options.open_on(medium, &path).unwrap()
 }
 
+/// An epoch under undo that did not commit goes back whole, by several threads where it is large.
+#[test]
+fn a_large_epoch_that_did_not_commit_is_taken_back() {
+    let _limit = limit(120, "a large epoch taken back");
+    let dir = memory_dir();
+    let len = 20 * MIB;
+    let options = options(LogPolicy::Undo).order(Order::TwoFence).checkpointers(0);
+    let file = options.create_on(pmem(), dir.path().join("data"), len as u64).unwrap();
+    let before = pattern(len, 5);
+    file.write_at(&before, 0).unwrap();
+    file.sync().unwrap();
+    // Twice, so that some covers have more than one entry.
+    for at in (1000..len - MIB).step_by(MIB / 2 + 700) {
+        file.write_at(&vec![9; MIB / 4], at as u64).unwrap();
+        file.write_at(&vec![8; MIB / 4], (at + MIB / 8) as u64).unwrap();
+    }
+    let file = killed(pmem(), &options, file, |path| assert!(std::fs::read(path).unwrap() != before));
+    assert!(read(&file) == before);
+    assert!(file.info().recovery.was_needed && file.info().recovery.discarded > 50);
+}
+
 /// Large covers come apart while a small write goes across two of their blocks: the small write, which has the first of
 /// the two, must not wait for a block before it.
 #[test]

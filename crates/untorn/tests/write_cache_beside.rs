@@ -75,7 +75,7 @@ fn nobody_else_writes_before_the_log_knows_the_file_nor_after_it_was_let_go() {
 #[test]
 fn whoever_waits_for_a_write_that_a_death_cut_short_brings_it_to_its_end() {
     for step in Step::ALL {
-        for way in 0..5 {
+        for way in 0..8 {
             let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
             file.write_at(b"before", 0).unwrap();
             file.let_in(true);
@@ -90,7 +90,10 @@ fn whoever_waits_for_a_write_that_a_death_cut_short_brings_it_to_its_end() {
                 0 => cache.drain().unwrap(),
                 1 => file.demote().unwrap(),
                 2 => file.keep_out().unwrap(),
-                3 => {
+                3 => file.sync().unwrap(),
+                4 => cache.sync().unwrap(),
+                5 => file.mend().unwrap(),
+                6 => {
                     file.write_at(b"B", 0).unwrap();
                     expected[0] = b'B';
                 }
@@ -108,6 +111,114 @@ fn whoever_waits_for_a_write_that_a_death_cut_short_brings_it_to_its_end() {
             assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {way}");
         }
     }
+}
+
+/// The kernel appends what is written by a description with `O_APPEND`, wherever it is said to go: what it has is not written again.
+#[test]
+fn what_a_death_left_of_an_append_is_appended_once() {
+    for step in Step::ALL {
+        // As much as the kernel had taken of it when the process was killed.
+        for taken in [0, 1, 120, 200] {
+            let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
+            file.write_at(b"before", 0).unwrap();
+            book.appends.store(true, Ordering::Relaxed);
+            file.let_in(true);
+            assert_eq!(file.append_beside(b" it", None).unwrap(), Some(3));
+            assert_eq!(file.append_beside(&[1; 200], Some(step)).unwrap(), Some(0));
+            if step == Step::Delivered {
+                book.bytes.lock().unwrap().truncate(9 + taken);
+            }
+            file.keep_out().unwrap();
+            let all = if step >= Step::Stored { 200 } else { 0 };
+            let expected = [&b"before it"[..], &vec![1; all]].concat();
+            assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {taken}");
+            file.let_in(true);
+            assert_eq!(file.append_beside(b"!", None).unwrap(), Some(1));
+            let expected = [&expected[..], b"!"].concat();
+            assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {taken}");
+            // A crash that takes all that the kernel had, and one that takes nothing of it.
+            book.appends.store(false, Ordering::Relaxed);
+            let crashed = std::fs::read(&log).unwrap();
+            drop((file, cache));
+            for nothing in [true, false] {
+                std::fs::write(&log, &crashed).unwrap();
+                if nothing {
+                    book.bytes.lock().unwrap().clear();
+                }
+                drop(options().open_on(pmem(), shelf.clone(), &log).unwrap());
+                assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {taken}, after a crash");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_append_that_there_is_no_room_for_is_done_as_far_as_the_process_was_told() {
+    let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
+    file.write_at(b"before", 0).unwrap();
+    book.appends.store(true, Ordering::Relaxed);
+    book.room.store(40, Ordering::Relaxed);
+    file.let_in(true);
+    assert_eq!(file.append_beside(&[1; 100], None).unwrap(), Some(34));
+    assert_eq!(file.append_beside(b"x", None).unwrap_err().errno(), 28);
+    let expected = [&b"before"[..], &[1; 34]].concat();
+    assert_eq!(*book.bytes.lock().unwrap(), expected);
+    drop((file, cache));
+    book.room.store(usize::MAX, Ordering::Relaxed);
+    book.appends.store(false, Ordering::Relaxed);
+    let cache = options().open_on(pmem(), shelf.clone(), &log).unwrap();
+    assert_eq!(cache.replayed().operations, 0);
+    assert_eq!(*book.bytes.lock().unwrap(), expected);
+}
+
+#[test]
+fn a_length_set_beside_is_that_of_the_file_or_is_not() {
+    for step in Step::ALL.map(Some).into_iter().chain([None]) {
+        for len in [3, 50] {
+            let Rig { dir, log, shelf, book, cache, file } = Rig::new();
+            file.write_at(b"before", 0).unwrap();
+            file.let_in(true);
+            assert_eq!(file.write_beside(b"B", 0, None).unwrap(), Some(1));
+            assert_eq!(file.set_len_beside(len, step).unwrap(), Some(()));
+            let mut expected = b"Before".to_vec();
+            if step.is_none_or(|step| step >= Step::Stored) {
+                expected.resize(len as usize, 0);
+            }
+            // A crash now, which takes all that the kernel had.
+            let copy = dir.path().join("copy");
+            std::fs::copy(&log, &copy).unwrap();
+            let shown = book.bytes.lock().unwrap().clone();
+            book.bytes.lock().unwrap().clear();
+            drop(options().open_on(pmem(), shelf.clone(), &copy).unwrap());
+            assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {len}, after a crash");
+            *book.bytes.lock().unwrap() = shown;
+            cache.drain().unwrap();
+            assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {len}");
+            file.keep_out().unwrap();
+            file.let_in(true);
+            assert_eq!(file.write_beside(b"x", 0, None).unwrap(), Some(1));
+            assert_eq!(file.counts_beside()[..2], [2, 2], "a length is no write");
+        }
+    }
+}
+
+#[test]
+fn a_length_that_the_file_refuses_is_never_replayed() {
+    let Rig { dir, log, shelf, book, cache, file } = Rig::new();
+    file.write_at(b"before", 0).unwrap();
+    file.let_in(true);
+    book.room.store(40, Ordering::Relaxed);
+    assert_eq!(file.set_len_beside(100, None).unwrap_err().errno(), 28);
+    assert_eq!(file.write_beside(b"B", 0, None).unwrap(), Some(1));
+    assert_eq!(*book.bytes.lock().unwrap(), b"Before");
+    // A crash now, which takes what is in the log alone, and then there is room.
+    let copy = dir.path().join("copy");
+    std::fs::copy(&log, &copy).unwrap();
+    drop((file, cache));
+    book.room.store(usize::MAX, Ordering::Relaxed);
+    let cache = options().open_on(pmem(), shelf.clone(), &copy).unwrap();
+    assert_eq!(cache.replayed().operations, 1);
+    assert_eq!(*book.bytes.lock().unwrap(), b"Before");
 }
 
 #[test]
@@ -153,17 +264,31 @@ fn what_the_file_has_no_room_for_is_never_replayed() {
 /// What others were shown, and built on, a replay leaves: not what the file had no room for.
 #[test]
 fn nobody_builds_on_an_end_of_the_file_that_a_replay_would_not_leave() {
-    // The process that was told, or would have been, dies first; what it left is brought to its end by a write, or by a drain.
+    // The process that was told, or would have been, dies first; what it left is brought to its end by a write, a drain or a sync, or for its own sake.
     for step in [Step::Durable, Step::Delivered, Step::Completed] {
-        for drains in [false, true] {
+        for way in 0..5 {
             let Rig { dir, log, shelf, book, cache, file } = Rig::new();
             file.write_at(b"before", 0).unwrap();
             file.let_in(true);
             book.room.store(40, Ordering::Relaxed);
             file.write_beside(&[1; 100], 10, Some(step)).unwrap();
             assert_eq!(file.write_beside(b"x", 0, None).unwrap(), None, "{step:?}: it is not known what a replay does");
-            if drains {
-                cache.drain().unwrap();
+            match way {
+                0 => {}
+                1 => cache.drain().unwrap(),
+                2 => file.mend().unwrap(),
+                // What a sync has answered for is what was shown then, and no more.
+                3 => file.sync().unwrap(),
+                _ => cache.sync().unwrap(),
+            }
+            if way >= 2 {
+                let copy = dir.path().join("synced");
+                std::fs::copy(&log, &copy).unwrap();
+                let shown = book.bytes.lock().unwrap().clone();
+                let room = book.room.swap(usize::MAX, Ordering::Relaxed);
+                drop(options().open_on(pmem(), shelf.clone(), &copy).unwrap());
+                assert_eq!(*book.bytes.lock().unwrap(), shown, "{step:?}, {way}");
+                book.room.store(room, Ordering::Relaxed);
             }
             file.write_at(b"B", 0).unwrap();
             assert_eq!(file.write_beside(b"E", 1, None).unwrap(), Some(1));

@@ -11,7 +11,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use untorn::medium::{Access, Dax, DaxFile, Medium, MediumFile, MediumKind};
-use untorn::{ProtectOptions, Protected, Tracker, track};
+use untorn::{ProtectOptions, Protected, StripeLayout, Tracker, track};
 
 use super::{Case, Progress, redundancy_map};
 use crate::args::{Pattern, Workload, or_default};
@@ -61,6 +61,8 @@ pub(super) struct Load {
     /// Turns of [`work`] in each operation.
     pub(super) turns: u64,
     pub(super) seed: u64,
+    /// Which pages share a parity page.
+    pub(super) layout: StripeLayout,
 }
 
 /// What a server does with a request beside looking at its data.
@@ -313,6 +315,7 @@ fn compare<T: Target>(
     let offered = args.rate.unwrap_or(RATE);
     let offered = (workload == Workload::KeyValue && offered > 0).then_some(offered);
     let load = Load {
+        layout: args.stripe_layout,
         workload,
         threads: case.threads,
         size: case.size,
@@ -332,7 +335,8 @@ fn compare<T: Target>(
         let name = format!("protected-{nth}");
         drop(rig.plain(&name)?);
         let memory = map(rig, &name)?;
-        let protected = ProtectOptions::new().on_demand().mapping(memory.address(), rig.file_len as usize)?;
+        let protected =
+            ProtectOptions::new().layout(load.layout).on_demand().mapping(memory.address(), rig.file_len as usize)?;
         arms.push(Arm::new(Watch::On(protected), memory, Some(period))?);
     }
     tell("running");

@@ -95,7 +95,7 @@ impl Arm {
         std::fs::create_dir(dir).map_err(|source| Error::io("create", dir, source))?;
         let len = (load.len / load.threads as u64 / RECORD).max(1) * RECORD;
         let options = match period {
-            Some(_) => Options::new().redundancy(ProtectOptions::new().on_demand()),
+            Some(_) => Options::new().redundancy(ProtectOptions::new().layout(load.layout).on_demand()),
             None => Options::new(),
         };
         let shard = |nth: usize| -> Result<Shard> {

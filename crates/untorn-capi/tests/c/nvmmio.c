@@ -223,6 +223,79 @@ static void commits(const char *dir) {
     CHECK(close(fd) == 0 && close(reading) == 0);
 }
 
+static char *inherited[2];
+static volatile int over;
+
+/* Maps and unmaps without a pause, so that a fork may come at any moment of it. */
+static void *map_and_unmap(void *fd) {
+    while (!over) {
+        char *address = mapped(page, RW, *(int *)fd, 0);
+        CHECK(nvmemset(address, 'p', 10));
+        CHECK(nvmunmap(address, page) == 0);
+        address = ato_mmap(NULL, page, RW, MAP_SHARED, ((int *)fd)[1], 0);
+        CHECK(address != MAP_FAILED && ato_munmap(address, page) == 0);
+    }
+    return NULL;
+}
+
+/* What a child does with its parent's mappings, and with one of its own. */
+static void child_of_one_with_mappings(const char *own) {
+    char seen[10];
+    alarm(60);
+    for (int i = 0; i < 2; i++) {
+        char *theirs = inherited[i];
+        errno = 0;
+        CHECK(nvmemset(theirs, 'c', 10) == NULL && errno == EOWNERDEAD);
+        errno = 0;
+        CHECK(nvmemcpy(theirs, "c", 1) == NULL && errno == EOWNERDEAD);
+        errno = 0;
+        CHECK(nvmemcpy(seen, theirs, 10) == NULL && errno == EOWNERDEAD);
+        errno = 0;
+        CHECK(nvmemcmp(theirs, "c", 1) == INT_MIN && errno == EOWNERDEAD);
+        errno = 0;
+        CHECK(nvstrcmp("c", theirs) == INT_MIN && errno == EOWNERDEAD);
+        errno = 0;
+        CHECK(nvmsync(theirs, page, MS_SYNC) == -1 && errno == EOWNERDEAD);
+    }
+    errno = 0;
+    CHECK(nvmunmap(inherited[0], page) == -1 && errno == EOWNERDEAD);
+    errno = 0;
+    CHECK(ato_munmap(inherited[1], page) == -1 && errno == EOWNERDEAD);
+
+    int fd = open(own, O_RDWR);
+    char *file = mapped(2 * page, RW, fd, 0);
+    CHECK(nvmemset(file + page, 'o', 10) && nvmsync(file, page, MS_SYNC) == 0);
+    CHECK(nvmemcpy(seen, file + page, 10) && memcmp(seen, "oooooooooo", 10) == 0);
+    CHECK(nvmunmap(file, 2 * page) == 0 && pread(fd, seen, 1, (off_t)page) == 1 && seen[0] == 'o');
+    _exit(0);
+}
+
+static void forks(const char *dir) {
+    const char *own = in_dir(dir, "own");
+    int fd = plain(own, 2 * page);
+    int fds[2] = {plain(in_dir(dir, "busy nvm"), page), plain(in_dir(dir, "busy ato"), page)};
+    int theirs[2] = {plain(in_dir(dir, "theirs nvm"), page), plain(in_dir(dir, "theirs ato"), page)};
+    inherited[0] = mapped(page, RW, theirs[0], 0);
+    inherited[1] = ato_mmap(NULL, page, RW, MAP_SHARED, theirs[1], 0);
+    CHECK(inherited[1] != MAP_FAILED);
+    CHECK(nvmemset(inherited[0], 't', 10) && nvmsync(inherited[0], page, MS_SYNC) == 0);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, map_and_unmap, fds) == 0);
+    for (int n = 0; n < 100; n++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) child_of_one_with_mappings(own);
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        CHECK(nvmemcmp(inherited[0], "tttttttttt", 10) == 0);
+    }
+    over = 1;
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(nvmunmap(inherited[0], page) == 0 && ato_munmap(inherited[1], page) == 0);
+    for (int i = 0; i < 2; i++) CHECK(close(fds[i]) == 0 && close(theirs[i]) == 0);
+    CHECK(close(fd) == 0);
+}
+
 /* The file grows through a native handle; the mapping was made for its future. */
 static void beyond_the_file(const char *dir) {
     char byte = 'x';
@@ -343,6 +416,7 @@ int main(int argc, char **argv) {
     if (argc != 2) return 64;
     page = (size_t)sysconf(_SC_PAGESIZE);
     commits(argv[1]);
+    forks(argv[1]);
     mappings(argv[1]);
     copies(argv[1]);
     comparisons(argv[1]);

@@ -92,7 +92,7 @@ int main(int argc, char **argv) {
     wanted = options(UNTORN_SHARED, UNTORN_DURABILITY_PER_COMMIT);
     refused(&wanted, UNTORN_EBUSY, "durability write", "commit is asked for");
     wanted = options(0, 0);
-    refused(&wanted, UNTORN_EBUSY, "in use", "another process");
+    refused(&wanted, UNTORN_EBUSY, "in use by process", "has it as a shared file");
     kill_it(second);
     file = open_shared(UNTORN_DURABILITY_AUTO);
     holds(file, 4090, "of the second");

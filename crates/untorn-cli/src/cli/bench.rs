@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use untorn::{Durability, EngineKind, LogPolicy, Order};
+use untorn::{Durability, EngineKind, LogPolicy, Order, StripeLayout};
 use untorn_bench::{Pattern, Workload};
 
 use super::log::LOG_POLICIES;
@@ -68,6 +68,9 @@ pub(crate) struct Bench {
     /// Seconds from one pass of redundancy to the next, separated by commas [default: 1,30; of random stores 1,60].
     #[arg(long, value_name = "S,...", value_delimiter = ',')]
     pub(crate) period: Vec<f64>,
+    /// Which pages share a parity page in redundancy: consecutive ones, or those as far apart as can be.
+    #[arg(long, value_name = "LAYOUT", default_value = "consecutive", value_parser = words::<StripeLayout>(super::protect::STRIPE_LAYOUTS))]
+    pub(crate) layout: StripeLayout,
     /// Operations a second that take the processors whole in the key-value workload of redundancy, by the work that each has
     /// beside its accesses; 0 is none [default: 20000].
     #[arg(long, value_name = "N")]

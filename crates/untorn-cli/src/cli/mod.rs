@@ -156,7 +156,7 @@ pub(crate) enum Verb {
     #[command(
         after_help = "Examples:\n  untorn bench atomic-write --json\n  UNTORN_ASSUME_PMEM=1 untorn bench atomic-write --dir /dev/shm --size 64,4K\n  untorn bench atomic-commit --engine hybrid-log --sync-every 100\n  untorn bench commit-time --dirty 10,100000 --len 1G\n  untorn bench map-commit --dirty 1,1000\n  untorn bench region-ops --dirty 64 --json\n  untorn bench hybrid-policy --reads 0,60,100\n  untorn bench idle --engine hybrid-log --seconds 10"
     )]
-    Bench(Bench),
+    Bench(Box<Bench>),
     /// Print completions for a shell.
     #[command(after_help = "Example:\n  untorn completions bash > /etc/bash_completion.d/untorn")]
     Completions(Completions),

@@ -23,14 +23,14 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
         (args.seconds.is_some(), "--seconds"),
         (args.durability.is_some(), "--durability"),
         (args.dir.is_some(), "--dir"),
-        (args.log.log_policy.is_some(), "--log-policy"),
-        (args.log.log_size.is_some(), "--log-size"),
         (args.lying_disk, "--lying-disk"),
         (args.replay.is_some(), "--replay"),
     ];
     if let Some((_, name)) = stray.iter().find(|(given, _)| *given) {
         return Err(Failure::usage(format!("{name} is not for --medium dax")));
     }
+    let (engine, _) = super::served(args)?;
+    args.log.require(&[engine])?;
     let file_systems = args.fs.iter().map(file_system).collect::<Result<Vec<_>>>()?;
     // All that is missing at once, so that one command gets it.
     let mut missing = dax::missing();
@@ -38,13 +38,14 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
         missing.iter().for_each(|error| eprintln!("untorn: {error}"));
         return Err(last.into());
     }
-    let (engine, _) = super::served(args)?;
     let settings = Settings {
         program: std::env::current_exe().map_err(|error| Failure::io("cannot find this program", &error))?,
         kernel: Kernel::find(args.kernel.as_deref(), &cache())?,
         file_systems,
         engine: if engine == EngineKind::Auto { EngineKind::Reflection } else { engine }.as_str().to_owned(),
         map: args.map,
+        log_policy: args.log.log_policy.map(|policy| policy.to_string()),
+        log_size: args.log.log_size,
         cycles: args.images.unwrap_or(CUTS),
         seed: args.seed.unwrap_or_else(rng::fresh_seed),
         keep: Some(args.keep.clone().unwrap_or_else(std::env::temp_dir)),
@@ -58,6 +59,8 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
         "engine": settings.engine,
         "medium": "dax",
         "map": settings.map,
+        "log_policy": settings.log_policy,
+        "log_size": settings.log_size,
         "seed": settings.seed,
         "runs": outcome.cycles.len(),
         "violations": violations.len(),

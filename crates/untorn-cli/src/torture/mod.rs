@@ -83,9 +83,9 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
         return Err(Failure::usage(format!("{name} is not for --medium process")));
     }
     let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
-    args.log.require(&[args.engine])?;
-    let found = untorn::doctor(&parent)?;
     let (engine, durability) = served(args)?;
+    args.log.require(&[engine])?;
+    let found = untorn::doctor(&parent)?;
     let setting = Setting {
         engine: if engine == EngineKind::Auto { found.engine } else { engine },
         durability: durability.unwrap_or(found.durability),

@@ -32,6 +32,7 @@ pub(crate) fn run(args: &Bench) -> Result<Exit> {
         reads: args.reads.clone(),
         workloads: args.workload.clone(),
         periods: args.period.clone(),
+        stripe_layout: args.layout,
         rate: args.rate,
         file_len: args.len,
         seconds: args.seconds,

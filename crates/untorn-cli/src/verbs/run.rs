@@ -10,7 +10,7 @@ use untorn_run::{Atomic, Ended, Launch, NotRun, Report, launch, launch_with_log}
 use super::boost::{self, Facts};
 use crate::cli::{Run, RunMode};
 use crate::exit::{Exit, Failure, Result};
-use crate::output;
+use crate::output::{self, Reader};
 
 const LAYER: &str = "libuntorn_preload.so";
 
@@ -42,10 +42,21 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
         }
     };
     let ended = ended.map_err(failure)?;
-    if args.form.json {
-        let log = log.as_ref().map(Facts::object);
-        output::json(&Summary { mode: args.mode.as_str(), exit: code(&ended), log, report: &ended.report })?;
-    } else if args.stats {
+    let written = match args.form.json {
+        true => {
+            let facts = log.as_ref().map(Facts::object);
+            let report = Summary { mode: args.mode.as_str(), exit: code(&ended), log: facts, report: &ended.report };
+            output::json_to_reader(&report)
+        }
+        false => Ok(Reader::Listening),
+    };
+    // What standard output does not take is said here: the program has run, and this is all that is known of it.
+    match &written {
+        Ok(Reader::Listening) => {}
+        Ok(Reader::Gone) => say("untorn: nobody reads the report any more; it says:\n"),
+        Err(failure) => say(&format!("untorn: {failure}; the report says:\n")),
+    }
+    if !matches!(written, Ok(Reader::Listening)) || args.stats && !args.form.json {
         if let Some(log) = &log {
             say(&log.words());
         }
@@ -55,7 +66,7 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
         say(&format!("untorn: {failed}\n"));
     }
     let code = code(&ended);
-    if code == 0 && !ended.report.failures.is_empty() {
+    if code == 0 && (!ended.report.failures.is_empty() || written.is_err()) {
         return Ok(Exit::Io);
     }
     // Any code at all may be the program's, so it is none of the tool's own.

@@ -1,5 +1,6 @@
 // Writes by a program that is itself in the way of them: signals, other threads, memory that is none, an exec amid a write, a descriptor
 // that becomes another file's, a child in its memory.
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -139,7 +140,7 @@ static void *write_records(void *number) {
         char text[9];
         snprintf(text, sizeof text, "%ld %05d\n", kind, record);
         struct iovec pieces[2] = {{text, 3}, {text + 3, 5}};
-        must((kind % 2 ? write(fd, text, 8) : writev(fd, pieces, 2)) == 8, "write");
+        must((kind % 2 ? write(fd, text, 8) : pwritev2(fd, pieces, 2, -1, RWF_DSYNC)) == 8, "write");
     }
     return NULL;
 }

@@ -171,6 +171,38 @@ macro_rules! if_appended {
     };
 }
 
+/// The same of a vector, and only without flags.
+macro_rules! if_gathered {
+    ($fd:ident, $vector:ident, $count:ident, $offset:expr, $flags:expr, $served:expr) => {
+        if let Some(written) = gathered($fd, $vector, $count, $offset, $flags) {
+            Some(written)
+        } else if managed($fd) {
+            $served
+        } else {
+            None
+        }
+    };
+}
+
+fn gathered(fd: c_int, vector: *const iovec, count: c_int, offset: Option<off_t>, flags: c_int) -> Option<ssize_t> {
+    if !known::is_known(fd) || flags != 0 {
+        return None;
+    }
+    let at = match offset {
+        Some(offset) => Some(u64::try_from(offset).ok()?),
+        None => None,
+    };
+    Some(returned(beside::write_vector(fd, vector, count, at)?) as ssize_t)
+}
+
+/// `ftruncate` by this process itself.
+fn cut(fd: c_int, len: off_t) -> Option<c_int> {
+    if !known::is_known(fd) {
+        return None;
+    }
+    Some(returned(beside::set_length(fd, u64::try_from(len).ok()?)?) as c_int)
+}
+
 #[inline]
 fn appended(fd: c_int, from: *const c_void, count: size_t, offset: Option<off_t>) -> Option<ssize_t> {
     if !known::is_known(fd) {
@@ -202,28 +234,31 @@ calls! {
         // SAFETY: the program's vector, of that length.
         if_read!(fd, size((unsafe { pieces(vector, count) }).and_then(|all| read_pieces(fd, all, -1, 0))));
     [writev](fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
-        // SAFETY: the program's vector, of that length.
-        if_managed!(fd, size((unsafe { pieces(vector, count) }).and_then(|all| write_pieces(fd, all, -1, 0))));
+        if_gathered!(fd, vector, count, None, 0,
+            // SAFETY: the program's vector, of that length.
+            size((unsafe { pieces(vector, count) }).and_then(|all| write_pieces(fd, all, -1, 0))));
     [preadv preadv64](fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t =
         // SAFETY: the program's vector, of that length.
         if_read!(fd, size((unsafe { pieces(vector, count) })
             .and_then(|all| read_pieces(fd, all, explicit(offset)?, 0))));
     [pwritev pwritev64](fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t =
-        // SAFETY: the program's vector, of that length.
-        if_managed!(fd, size((unsafe { pieces(vector, count) })
-            .and_then(|all| write_pieces(fd, all, explicit(offset)?, 0))));
+        if_gathered!(fd, vector, count, Some(offset), 0,
+            // SAFETY: the program's vector, of that length.
+            size((unsafe { pieces(vector, count) })
+                .and_then(|all| write_pieces(fd, all, explicit(offset)?, 0))));
     [preadv2 preadv64v2](fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
         // SAFETY: the program's vector, of that length.
         if_read!(fd, size((unsafe { pieces(vector, count) })
             .and_then(|all| read_pieces(fd, all, explicit_or_own(offset)?, flags))));
     [pwritev2 pwritev64v2](fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
-        // SAFETY: the program's vector, of that length.
-        if_managed!(fd, size((unsafe { pieces(vector, count) })
-            .and_then(|all| write_pieces(fd, all, explicit_or_own(offset)?, flags))));
+        if_gathered!(fd, vector, count, Some(offset).filter(|offset| *offset != -1), flags,
+            // SAFETY: the program's vector, of that length.
+            size((unsafe { pieces(vector, count) })
+                .and_then(|all| write_pieces(fd, all, explicit_or_own(offset)?, flags))));
     [lseek lseek64 __lseek](fd: c_int, offset: off_t, whence: c_int) -> off_t =
         if_read!(fd, served(seek(fd, offset, whence)));
     [ftruncate ftruncate64](fd: c_int, len: off_t) -> c_int =
-        if_managed!(fd, number(set_length(fd, len)));
+        if let Some(done) = cut(fd, len) { Some(done) } else { if_managed!(fd, number(set_length(fd, len))) };
     [truncate truncate64](path: *const libc::c_char, len: off_t) -> c_int =
         // SAFETY: the program's path.
         if (unsafe { text(path) }).is_some() { truncate_path(path, len) } else { None };

@@ -81,6 +81,21 @@ unsafe fn covered_extended(call: impl Fn() -> c_int, status: *mut Extended) -> c
     }
 }
 
+/// A call that sets times, mode or owner of a descriptor's file. Where it changes none of them there is nothing that a sync would
+/// have to make durable, and a boosted file goes on as it was.
+fn setting(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    let before = if boosts() && managed(fd) { raw::fstat(fd).ok() } else { None };
+    let result = call();
+    let same = before.is_some_and(|before| raw::fstat(fd).is_ok_and(|after| attributes(&before) == attributes(&after)));
+    if result == 0 && same { result } else { set(result, fd) }
+}
+
+/// What such a call may change, but for the time at which it did.
+fn attributes(status: &Status) -> impl PartialEq {
+    let times = [status.st_atime, status.st_atime_nsec, status.st_mtime, status.st_mtime_nsec];
+    (status.st_mode, status.st_uid, status.st_gid, times)
+}
+
 /// After a call that set the times, or other attributes, of a descriptor's file.
 fn set(result: c_int, fd: c_int) -> c_int {
     if result == 0
@@ -165,9 +180,9 @@ calls! {
         unsafe { covered_extended(call, status) }
     });
     [futimens](fd: c_int, times: *const timespec) -> c_int =
-        Some(set(real!(futimens(fd: c_int, times: *const timespec) -> c_int), fd));
+        Some(setting(fd, || real!(futimens(fd: c_int, times: *const timespec) -> c_int)));
     [futimes](fd: c_int, times: *const timeval) -> c_int =
-        Some(set(real!(futimes(fd: c_int, times: *const timeval) -> c_int), fd));
+        Some(setting(fd, || real!(futimes(fd: c_int, times: *const timeval) -> c_int)));
     [utimensat](directory: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int = {
         let result =
             real!(utimensat(directory: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int);
@@ -191,9 +206,9 @@ calls! {
     };
     // An fsync makes these durable too, which the log knows nothing of.
     [fchmod](fd: c_int, mode: libc::mode_t) -> c_int =
-        boosts().then(|| set(real!(fchmod(fd: c_int, mode: libc::mode_t) -> c_int), fd));
+        boosts().then(|| setting(fd, || real!(fchmod(fd: c_int, mode: libc::mode_t) -> c_int)));
     [fchown](fd: c_int, user: libc::uid_t, group: libc::gid_t) -> c_int =
-        boosts().then(|| set(real!(fchown(fd: c_int, user: libc::uid_t, group: libc::gid_t) -> c_int), fd));
+        boosts().then(|| setting(fd, || real!(fchown(fd: c_int, user: libc::uid_t, group: libc::gid_t) -> c_int)));
     [fsetxattr](fd: c_int, name: *const c_char, from: *const c_void, len: size_t, flags: c_int) -> c_int =
         boosts().then(|| {
             let result = real!(

@@ -26,6 +26,8 @@ pub(super) struct Life<'a> {
     pub(super) durability: &'static str,
     /// Whether the writer stores plainly into a map.
     pub(super) map: bool,
+    /// What the writer is told of the log.
+    pub(super) log: &'a [String],
     /// Whether every mapping must be a `MAP_SYNC` one.
     pub(super) demand_map_sync: bool,
 }
@@ -100,7 +102,8 @@ impl Life<'_> {
 
     fn writer(&self) -> String {
         let map = if self.map { "--map " } else { "" };
-        format!("--parent $$ --start 1,1 {map}{}", self.common())
+        let log: String = self.log.iter().map(|argument| format!("{argument} ")).collect();
+        format!("--parent $$ --start 1,1 {map}{log}{}", self.common())
     }
 
     fn common(&self) -> String {
@@ -173,9 +176,24 @@ mod tests {
         assert_eq!(medium("{\"medium\":\"pmem\"}").unwrap(), "pmem");
     }
 
+    fn life(log: &[String]) -> Life<'_> {
+        Life { seed: 7, engine: "hybrid-log", durability: "write", map: false, log, demand_map_sync: false }
+    }
+
+    /// A file does not remember its log's options, so that whoever verifies needs none.
+    #[test]
+    fn writers_are_told_of_the_log() {
+        let log = ["--log-policy=undo".to_owned(), "--log-size=2097152".to_owned()];
+        let life = life(&log);
+        for line in [life.write(), life.recover()] {
+            assert!(line.contains(" --log-policy=undo --log-size=2097152 --seed 7 "), "{line}");
+        }
+        assert!(!life.verify("dd").contains("--log"));
+    }
+
     #[test]
     fn a_writer_demands_map_sync_exactly_where_it_is_told_to() {
-        let life = Life { seed: 7, engine: "reflection", durability: "write", map: false, demand_map_sync: false };
+        let life = life(&[]);
         assert!(!life.write().contains("--demand-map-sync") && life.refuse().contains("--demand-map-sync"));
         assert!(life.verify("dd").starts_with("dd | untorn torture-verify "));
     }

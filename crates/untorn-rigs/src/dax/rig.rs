@@ -41,12 +41,25 @@ pub struct Settings {
     pub engine: String,
     /// Whether the writer stores plainly into a map and commits; for an engine that serves one.
     pub map: bool,
+    /// What the engine logs, as the tool calls it, for an engine with a log: undo, redo or hybrid.
+    pub log_policy: Option<String>,
+    /// The most bytes its log may take.
+    pub log_size: Option<u64>,
     /// How many power cuts.
     pub cycles: u64,
     /// The seed of the first cycle; each has the next.
     pub seed: u64,
     /// Where to leave the files of a violation: the image after the cut and before recovery, the reports.
     pub keep: Option<PathBuf>,
+}
+
+impl Settings {
+    /// What a writer is told of the log on a medium that is persistent memory, or not: there undo is refused.
+    fn log(&self, persistent: bool) -> Vec<String> {
+        let policy = self.log_policy.as_ref().filter(|policy| persistent || *policy != "undo");
+        let policy = policy.map(|policy| format!("--log-policy={policy}"));
+        policy.into_iter().chain(self.log_size.map(|bytes| format!("--log-size={bytes}"))).collect()
+    }
 }
 
 /// Cuts the power again and again, up to the first violation. `progress` is told each step. The machines die with the
@@ -125,10 +138,12 @@ impl Rig<'_> {
         let systems = &self.settings.file_systems;
         let file_system = systems[(seed % systems.len() as u64) as usize];
         let mut rng = Rng::derive(seed, 1);
-        // The canary serves no map.
-        let map = self.settings.map && engine == self.settings.engine;
+        // The canary serves no map, and has no log.
+        let ours = engine == self.settings.engine;
+        let map = self.settings.map && ours;
+        let log = if ours { self.settings.log(true) } else { Vec::new() };
         let durability = if rng.one_in(3) || map { "commit" } else { "write" };
-        let life = Life { seed, engine, durability, map, demand_map_sync: true };
+        let life = Life { seed, engine, durability, map, log: &log, demand_map_sync: true };
         let time = Duration::from_micros(rng.below(LONGEST_LIFE * 1000));
         let recovery = rng.one_in(4).then(|| Duration::from_micros(rng.below(LONGEST_RECOVERY * 1000)));
 
@@ -195,7 +210,8 @@ impl Rig<'_> {
         let (memory, file_system) = (Memory::VirtioPmem, FileSystem::Ext4);
         let seed = self.settings.seed;
         let Settings { engine, map, .. } = self.settings;
-        let life = Life { seed, engine, durability: "commit", map: *map, demand_map_sync: false };
+        let log = self.settings.log(false);
+        let life = Life { seed, engine, durability: "commit", map: *map, log: &log, demand_map_sync: false };
         let time = Duration::from_millis(LONGEST_LIFE);
         self.lab.new_image(file_system, memory)?;
         let mut vm = self.lab.boot(memory)?;
@@ -276,3 +292,29 @@ impl Rig<'_> {
 const CRASH_IMAGE: &str = "crash.img";
 /// The image, the reports and the kernel's words after a cut.
 const CRASH: [&str; 3] = [CRASH_IMAGE, "crash.reports", "crash.log"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_not_asked_to_log_undo() {
+        let kernel = Kernel { release: "6.12".to_owned(), image: PathBuf::new(), modules: PathBuf::new() };
+        let settings = Settings {
+            program: PathBuf::new(),
+            kernel,
+            file_systems: vec![FileSystem::Ext4],
+            engine: "hybrid-log".to_owned(),
+            map: false,
+            log_policy: Some("undo".to_owned()),
+            log_size: Some(1 << 21),
+            cycles: 1,
+            seed: 1,
+            keep: None,
+        };
+        assert_eq!(settings.log(true), ["--log-policy=undo", "--log-size=2097152"]);
+        assert_eq!(settings.log(false), ["--log-size=2097152"]);
+        let redo = Settings { log_policy: Some("redo".to_owned()), log_size: None, ..settings };
+        assert_eq!(redo.log(false), ["--log-policy=redo"]);
+    }
+}

@@ -118,7 +118,11 @@ impl Boost {
     /// The kernel took less of a write than its process put into the log, and the process is told so after this.
     pub(super) fn take_back(&self, key: Key) -> Result<(), Errno> {
         match self.find(key) {
-            Some(file) => lock(&file).take_back(),
+            // Nor what became plain while this waited for it: its log was settled on the way.
+            Some(file) => match lock(&file).take_back() {
+                Err(errno) if errno == PLAIN => Ok(()),
+                done => done,
+            },
             // What is plain has nothing in the log.
             None => Ok(()),
         }

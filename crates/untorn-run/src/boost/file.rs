@@ -42,8 +42,6 @@ pub(super) struct Boosted {
     path: PathBuf,
     /// None of a plain file.
     hold: Option<Hold>,
-    /// Whether programs may write to it by themselves.
-    beside: bool,
     /// Whether the log has had something of it.
     logged: bool,
     /// Its only name was about to be removed.
@@ -100,7 +98,6 @@ impl Boosted {
             key: (status.st_dev, status.st_ino),
             path: path.to_owned(),
             hold: None,
-            beside: !flags.intersects(OFlags::APPEND | OFlags::DSYNC | OFlags::DIRECT),
             logged: false,
             leaving: false,
             unsynced: true,
@@ -169,10 +166,9 @@ impl Boosted {
         self.logged = true;
     }
 
-    /// Lets programs write to it by themselves, if it is one that is written to where the offset says, and only then synced.
+    /// Lets programs write to it by themselves.
     pub(super) fn let_in(&self) {
-        if self.beside
-            && self.logged
+        if self.logged
             && let Some(hold) = &self.hold
         {
             hold.file.let_in(!self.unsynced);
@@ -183,6 +179,12 @@ impl Boosted {
     #[cfg(test)]
     pub(super) fn write_beside(&self, bytes: &[u8], offset: u64) -> Option<usize> {
         self.file().ok()?.write_beside(bytes, offset, None).unwrap()
+    }
+
+    /// The same by a program that dies at a step of it.
+    #[cfg(test)]
+    pub(super) fn die_beside(&self, bytes: &[u8], offset: u64, step: untorn::Step) {
+        assert_eq!(self.file().unwrap().write_beside(bytes, offset, Some(step)).unwrap(), Some(0));
     }
 
     /// The next write by this server has the file to itself.
@@ -223,6 +225,14 @@ impl Boosted {
     /// A descriptor of it was closed, or a process ended.
     pub(super) fn rest(&mut self) {
         self.resting = true;
+    }
+
+    /// Brings to an end what a process that died was writing to it.
+    pub(super) fn mend(&self) -> Result<(), Errno> {
+        match &self.hold {
+            Some(hold) if self.state == State::Boosted => hold.file.mend().map_err(errno),
+            _ => Ok(()),
+        }
     }
 
     /// How often it was opened, if it may be that nobody holds it any more.
@@ -276,6 +286,9 @@ impl Boosted {
         if !is_as_opened(flags(own)?, wanted) || self.names()? == 0 || path_of(own)? != self.path {
             return Ok(None);
         }
+        // Whoever opens it is shown nothing that a replay would not leave.
+        self.mend()?;
+        let own = &self.hold()?.own;
         let copy = own.try_clone().map_err(|error| io_errno(&error))?;
         move_to(own, 0)?;
         self.resting = false;

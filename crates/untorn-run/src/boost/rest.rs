@@ -75,6 +75,10 @@ impl Boost {
     /// A process has ended, and with it its descriptors. A name that it was about to remove may have stayed.
     pub(super) fn process_ended(&self) {
         let look = |file: &mut Boosted| {
+            // It may have died amid a write: then nobody is to find half of it until somebody writes next.
+            if let Err(errno) = file.mend() {
+                tracing::warn!(errno, "a write of a process that died could not be brought to its end");
+            }
             if file.stays()
                 && let Err(errno) = self.demote(file, "a removal that did not take place")
             {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 use untorn::medium::{Dax, Kernel, MediumKind};
-use untorn::{CacheOptions, WriteCache};
+use untorn::{CacheOptions, Step, WriteCache};
 use untorn_wire::{PLAIN, Request};
 
 use super::Boost;
@@ -132,6 +132,57 @@ fn programs_are_let_in_when_the_offset_is_where_it_is_to_be() {
     assert_eq!(place.boost.set_length(&file, 9), Ok(()));
     assert_eq!(beside(), Some(1));
     assert_eq!(fs::read(place.path()).unwrap(), b"britten!o");
+}
+
+/// Nobody writes to the file afterwards, so nobody else would do it.
+#[test]
+fn what_a_program_left_amid_a_write_is_settled_at_its_end_and_before_a_sync_or_an_opening_is_answered() {
+    let content = |file: &OwnedFd| {
+        let mut bytes = [0; 32];
+        let count = rustix::io::pread(file, &mut bytes, 0).unwrap();
+        bytes[..count].to_vec()
+    };
+    for step in [Step::Placed, Step::Durable, Step::Delivered] {
+        for way in 0..4 {
+            let place = Place::shared();
+            let (file, key) = place.boosted();
+            let known = place.boost.find(key).unwrap();
+            lock(&known).let_in();
+            lock(&known).die_beside(b"all of it", 3, step);
+            drop(known);
+            let all: &[u8] = if step >= Step::Durable { b"wriall of it" } else { b"written" };
+            let again = match way {
+                0 => {
+                    place.boost.process_ended();
+                    file
+                }
+                1 => {
+                    assert_eq!(place.boost.sync(&file), Ok(()));
+                    file
+                }
+                2 => {
+                    place.boost.cache.sync().unwrap();
+                    file
+                }
+                _ => {
+                    place.close(file, key);
+                    let mut again = None;
+                    await_that(|| {
+                        again = place.reopen(key);
+                        again.is_some()
+                    });
+                    again.unwrap()
+                }
+            };
+            assert_eq!(content(&again), all, "{step:?}, {way}");
+            assert_eq!(place.boost.ledger.report().failures, [""; 0]);
+            // A crash of the machine, which leaves what is durable: no other state than was shown.
+            drop(again);
+            let (dir, replay) = place.crash();
+            assert!(replay.is_complete());
+            assert_eq!(fs::read(dir.path().join("files/f")).unwrap(), all, "{step:?}, {way}");
+        }
+    }
 }
 
 #[test]

@@ -212,3 +212,32 @@ fd = os.open('f.managed', os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
 assert os.write(fd, b'first') == 5
 assert os.pread(fd, 100, 0) == b'first' and os.fstat(fd).st_size == 5
 ";
+
+/// A program whose log is taken for persistent memory, wherever it is.
+pub(crate) fn under_pmem(place: &Place, program: &[&OsStr]) -> Command {
+    let mut command = place.under(&built().oracle, program);
+    command.env("UNTORN_ASSUME_PMEM", "1");
+    command
+}
+
+pub(crate) fn python(place: &Place, program: &str) -> Command {
+    under_pmem(place, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()])
+}
+
+/// What the report says of the one file.
+pub(crate) fn counts(place: &Place) -> [u64; 4] {
+    let file = &place.report()["files"][0];
+    ["writes", "writes_in_process", "bytes_written", "commits"].map(|what| file[what].as_u64().unwrap())
+}
+
+/// Ends the process that serves, as nothing else does: what the log has is replayed, and has to be what the kernel showed.
+#[track_caller]
+pub(crate) fn replay_leaves_what_was_there(place: &Place, talk: Talk) {
+    let Talk { mut child, to, from } = talk;
+    succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"", &child.id().to_string()]));
+    child.wait().unwrap();
+    drop((to, from));
+    let before = fs::read(place.file("f.managed")).unwrap();
+    assert!(replayed(place).is_complete());
+    assert!(fs::read(place.file("f.managed")).unwrap() == before, "the log has another order than the kernel");
+}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use untorn::EngineKind;
 use untorn::medium::Barrier;
 
-use super::config::{Config, PATH};
+use super::config::{Config, PATH, redo_from};
 use super::life::{Context, Effort, Life};
 use super::ops::{Generator, Op, Phase, alphabet};
 use super::report::Violation;
@@ -113,7 +113,8 @@ impl Case {
             medium.install(PATH, &bytes);
             states.push(Arc::new(bytes));
         }
-        let context = Context { config: self.config, muted: self.muted, effort, slots, shared };
+        let (config, muted, redo_from) = (self.config, self.muted, redo_from(seed));
+        let context = Context { config, muted, effort, slots, redo_from, shared };
         let mut life = Life::new(&context, medium, states, seed);
         let result = life.start(&start, start != Op::Open, tested).and_then(|()| life.play(&script));
         result.err().map(|finding| finding.violation(self.to_string(), self.config.to_string()))

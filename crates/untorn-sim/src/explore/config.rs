@@ -6,6 +6,8 @@ use std::str::FromStr;
 use untorn::medium::MediumClass;
 use untorn::{Durability, EngineKind, Layout, LogPolicy, Options, Order, ReadPolicy};
 
+use crate::rng::Rng;
+
 /// The data file of every run.
 pub(crate) const PATH: &str = "/data";
 
@@ -86,8 +88,8 @@ impl Config {
     }
 
     /// The options a file is opened with: a record area so small that it fills all the time; with the fewest slots, a
-    /// commit over many pages does not even fit.
-    pub(crate) fn options(&self, slots: u32) -> Options {
+    /// commit over many pages does not even fit. `redo_from` is the share of writes from which on the hybrid policy has redo.
+    pub(crate) fn options(&self, slots: u32, redo_from: u8) -> Options {
         Options::new()
             .engine(self.engine)
             .durability(self.durability)
@@ -95,11 +97,18 @@ impl Config {
             .layout(self.layout)
             .read_policy(self.read_policy)
             .log_policy(self.log_policy)
+            .redo_from(redo_from)
             .record_area(2, if self.engine == EngineKind::HybridLog { 4 } else { slots })
             .log_size(LOG_SIZE)
             .checkpointers(0)
             .max_len(MAX_LEN)
     }
+}
+
+/// The hybrid policy's threshold of a case. A script has as many writes as reads, more or less, so that with most of these an
+/// epoch now comes out below it and now above, and the policy switches, both ways.
+pub(crate) fn redo_from(seed: u64) -> u8 {
+    *Rng::derive(seed, 5).pick(&[5, 25, 33, 40, 50, 60, 67, 75, 90, 100])
 }
 
 /// The word for a fault model.
@@ -155,6 +164,12 @@ impl FromStr for Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cases_have_thresholds_of_all_sizes() {
+        let found: std::collections::BTreeSet<u8> = (0..500).map(redo_from).collect();
+        assert!(found.len() == 10 && found.first() == Some(&5) && found.last() == Some(&100), "{found:?}");
+    }
 
     #[test]
     fn a_configuration_survives_its_name() {

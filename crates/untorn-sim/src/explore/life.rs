@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use untorn::medium::{Barrier, Latched, Medium};
 use untorn::{AtomicFile, Options, Order, ReadPolicy};
 
-use super::config::{Config, PATH};
+use super::config::{Config, PATH, redo_from};
 use super::model::{Allowed, Bytes, Event, Model};
 use super::ops::{Generator, Op, Phase, perform};
 use super::recorder::{Point, Recorder};
@@ -41,6 +41,8 @@ pub(crate) struct Context<'a> {
     pub(crate) effort: Effort,
     /// Slots of a lane.
     pub(crate) slots: u32,
+    /// Percentage of writes from which on the hybrid policy has redo.
+    pub(crate) redo_from: u8,
     pub(crate) shared: &'a Shared,
 }
 
@@ -133,7 +135,7 @@ impl<'a> Life<'a> {
             recorder,
             medium,
             model: Model::new(&context.config, states),
-            options: context.config.options(context.slots),
+            options: context.config.options(context.slots, context.redo_from),
             file: None,
             seed,
             generation: 0,
@@ -458,11 +460,12 @@ impl<'a> Life<'a> {
         let mut life = Life::new(self.context, medium, allowed.states.clone(), seed);
         life.generation = self.generation + 1;
         let mut rng = Rng::new(seed);
-        // Neither choice is part of the file, so a file must be recoverable under any.
+        // None of these choices is part of the file, so a file must be recoverable under any.
         life.options = life
             .options
             .order(*rng.pick(&[Order::OneFence, Order::TwoFence]))
-            .read_policy(*rng.pick(&[ReadPolicy::Gather, ReadPolicy::Deploy]));
+            .read_policy(*rng.pick(&[ReadPolicy::Gather, ReadPolicy::Deploy]))
+            .redo_from(redo_from(seed));
         life.start(&Op::Open, allowed.missing, true)?;
         let Some(file) = &life.file else { return Ok(()) };
         let len = file.len();

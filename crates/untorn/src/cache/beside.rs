@@ -9,12 +9,14 @@
 //! 3. What a process that died left under way is done once more or declared void before anybody else has the turn. All of it
 //!    is made durable once more first: who died between a store and its fence promised nothing, but what the kernel has must be
 //!    in the log.
-//! 4. If the kernel takes less than the log has, of a write that is done once more or of one that a process was told of, the tail passes it
+//! 4. Of what the kernel appends, whatever the offset, only what it has not yet is done once more: the file's end says how much that is,
+//!    for nobody else changed it since.
+//! 5. If the kernel takes less than the log has, of a write that is done once more or of one that a process was told of, the tail passes it
 //!    before anybody else has the turn. So nobody builds on an end of the file that a replay would not leave.
 
 use std::sync::atomic::{Ordering, fence};
 
-use untorn_ring::{Appender, Entry, HEADER, Left, Locked, Outcome, Step, Write, append, left, pieces};
+use untorn_ring::{Appender, Change, Entry, HEADER, Left, Locked, Outcome, Step, Write, append, left, pieces};
 
 use super::file::{Managed, exclusive, shared};
 use super::format::read_entry;
@@ -85,20 +87,20 @@ impl<M: Medium> Cache<M> {
                 self.take_back(file, first + parts)?;
                 first + parts
             }
-            Left::Whole { first, parts, write } => {
-                let mut bytes = vec![0; write.len];
+            Left::Whole { first, parts, change } => {
+                let mut bytes = vec![0; change.len()];
                 let mut done = 0;
-                for (at, len) in pieces(geometry, first, write.len) {
+                for (at, len) in pieces(geometry, first, bytes.len()) {
                     ring.file.read(at, &mut bytes[done..done + len]).map_err(|error| self.poison(error))?;
                     ring.file.flush(barriers::MENDED, at - HEADER, HEADER + len as u64);
                     done += len;
                 }
                 ring.persist(barriers::MENDED).map_err(|error| self.poison(error))?;
-                let written = file.slow.write_some(write.offset, &bytes);
+                let done = redo(file, change, &bytes);
                 ring.ledger().complete_beside(first, parts);
-                if !matches!(written, Ok(count) if count == write.len) {
+                if !matches!(done, Ok(true)) {
                     let path = file.path().display();
-                    tracing::debug!(%path, ?written, "what a killed process was writing is not all written");
+                    tracing::debug!(%path, ?done, "what a killed process was doing is not all done");
                     self.take_back(file, first + parts)?;
                 }
                 first + parts
@@ -108,7 +110,7 @@ impl<M: Medium> Cache<M> {
         Ok(())
     }
 
-    /// The same for all files of which nobody has the turn: before somebody waits for an entry that nobody is going to complete. With
+    /// The same for all files of which nobody has the turn: before a sync is answered, and before somebody waits for an entry that nobody is going to complete. With
     /// no lock of a drain.
     #[cold]
     pub(super) fn mend_all(&self) -> Result<()> {
@@ -117,15 +119,20 @@ impl<M: Medium> Cache<M> {
         }
         let files = locked(&self.registry).all();
         for file in files {
-            let Some(number) = file.turn() else { continue };
-            // Whoever has it mends it himself.
-            let Some(turn) = self.ring.ledger().turn(number).try_lock() else { continue };
-            if file.turn() == Some(number) && turn.is_broken() && self.mend(&file, &turn).is_err() {
+            if self.mend_left(&file).is_err() {
                 // A file that fails is told so itself, and holds nobody else up.
                 self.standing.writable()?;
             }
         }
         Ok(())
+    }
+
+    /// The same for one file. Who lives and has the turn is not waited for. With no lock of a drain.
+    pub(super) fn mend_left(&self, file: &Managed) -> Result<()> {
+        let Some(number) = file.turn() else { return Ok(()) };
+        // Whoever has it mends it himself.
+        let Some(turn) = self.ring.ledger().turn(number).try_lock() else { return Ok(()) };
+        if file.turn() == Some(number) && turn.is_broken() { self.mend(file, &turn) } else { Ok(()) }
     }
 
     /// Lets other processes append for a file, once the log has a number for it; `durable` is whether all that was written to the
@@ -180,21 +187,27 @@ impl<M: Medium> Cache<M> {
         file.take_counts()
     }
 
-    /// Writes as another process does, up to a step, where it dies: for simulators. How many bytes the kernel took; `None` if it has to
-    /// be written otherwise.
-    pub(crate) fn write_beside(
+    /// Changes a file as another process does, up to a step, where it dies: for simulators. How many bytes the kernel took; `None` if it
+    /// has to be done otherwise. What goes to the end goes to where that is.
+    pub(crate) fn change_beside(
         &self,
         file: &Managed,
-        offset: u64,
+        mut change: Change,
         src: &[u8],
         until: Option<Step>,
     ) -> Result<Option<usize>> {
-        file.check(offset, src.len())?;
         let ledger = self.ring.ledger();
         let Some(turn) = ledger.turn_of(file.identity.device, file.identity.inode) else { return Ok(None) };
         let Some(turn) = turn.lock().filter(|turn| turn.turn().is_writable()) else { return Ok(None) };
+        if let Change::Write(Write { offset, at_end: true, .. }) = &mut change {
+            *offset = file.slow.len()?;
+        }
+        match change {
+            Change::Write(write) => file.check(write.offset, src.len())?,
+            Change::Length(len) => file.check(len, 0)?,
+        };
         let mut beside = Beside { cache: self, file, src, until, failed: None, refused: None };
-        let outcome = append(&turn, Write { offset, len: src.len() }, &mut beside);
+        let outcome = append(&turn, change, &mut beside);
         if let Some(error) = beside.failed {
             return Err(self.poison(error));
         }
@@ -203,7 +216,7 @@ impl<M: Medium> Cache<M> {
             Outcome::Written { said, .. } => {
                 drop(turn);
                 let count = usize::try_from(said).unwrap_or(0);
-                if count < src.len() {
+                if said != src.len() as isize {
                     drop(self.hold(file)?);
                     file.standing()?;
                 }
@@ -215,6 +228,25 @@ impl<M: Medium> Cache<M> {
             }
         }
     }
+}
+
+/// Does once more what a process may have done. Whether all of it is done.
+fn redo(file: &Managed, change: Change, bytes: &[u8]) -> Result<bool> {
+    let write = match change {
+        Change::Length(len) => return file.slow.set_len(len).map(|()| true),
+        Change::Write(write) => write,
+    };
+    let mut done = 0;
+    if write.at_end {
+        // The kernel would append the bytes that it has once more, wherever they are said to go.
+        let Some(there) = file.slow.len()?.checked_sub(write.offset) else { return Ok(false) };
+        done = there.min(bytes.len() as u64) as usize;
+        if done == bytes.len() {
+            return Ok(true);
+        }
+    }
+    let count = file.slow.write_some(write.offset + done as u64, &bytes[done..])?;
+    Ok(done + count == bytes.len())
 }
 
 /// A process that is none.
@@ -268,8 +300,12 @@ impl<M: Medium> Appender for Beside<'_, M> {
         self.note(fenced)
     }
 
-    fn deliver(&mut self, _: u64, write: Write) -> isize {
-        match self.file.slow.write_some(write.offset, self.src) {
+    fn deliver(&mut self, _: u64, change: Change) -> isize {
+        let done = match change {
+            Change::Write(write) => self.file.slow.write_some(write.offset, self.src),
+            Change::Length(len) => self.file.slow.set_len(len).map(|()| 0),
+        };
+        match done {
             Ok(count) => count as isize,
             Err(error) => {
                 let errno = -(error.errno() as isize);

@@ -358,6 +358,9 @@ impl<M: Medium> Cache<M> {
         if file.is_demoted() {
             return file.slow.sync(barriers::PAST).inspect_err(|error| self.fail(file, error));
         }
+        // What is shown of a write of which a process died may be less than a replay would leave, or more.
+        self.mend_left(file)?;
+        file.standing()?;
         if !self.ring.is_per_write() {
             self.ring.persist(barriers::SYNC).map_err(|error| self.poison(error))?;
         }

@@ -65,7 +65,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use untorn_ring::Step;
+use untorn_ring::{Change, Step};
 
 use self::bell::Bell;
 use self::drain::Drain;
@@ -210,8 +210,9 @@ pub(crate) trait AnyCache: Send + Sync {
     fn let_in(&self, file: &Managed, durable: bool);
     fn keep_out(&self, file: &Managed) -> Result<()>;
     fn counts_beside(&self, file: &Managed) -> [u64; 3];
-    fn write_beside(&self, file: &Managed, offset: u64, src: &[u8], until: Option<Step>) -> Result<Option<usize>>;
+    fn change_beside(&self, file: &Managed, change: Change, src: &[u8], until: Option<Step>) -> Result<Option<usize>>;
     fn standing(&self, file: &Managed) -> Result<()>;
+    fn mend_left(&self, file: &Managed) -> Result<()>;
     fn drain(&self) -> Result<()>;
     fn drain_some(&self) -> Result<()>;
     fn sync_all(&self) -> Result<()>;
@@ -291,13 +292,18 @@ impl<M: Medium> AnyCache for Open<M> {
         self.0.counts_beside(file)
     }
 
-    fn write_beside(&self, file: &Managed, offset: u64, src: &[u8], until: Option<Step>) -> Result<Option<usize>> {
-        self.0.write_beside(file, offset, src, until)
+    fn change_beside(&self, file: &Managed, change: Change, src: &[u8], until: Option<Step>) -> Result<Option<usize>> {
+        self.0.change_beside(file, change, src, until)
     }
 
     fn standing(&self, file: &Managed) -> Result<()> {
         self.0.standing.writable()?;
         file.standing()
+    }
+
+    fn mend_left(&self, file: &Managed) -> Result<()> {
+        self.0.standing.writable()?;
+        self.0.mend_left(file)
     }
 
     fn drain(&self) -> Result<()> {
@@ -330,6 +336,8 @@ impl<M: Medium> Cache<M> {
     /// Makes durable what was written to any file so far.
     fn sync_all(&self) -> Result<()> {
         self.standing.writable()?;
+        // What is shown of a write of which a process died may be less than a replay would leave, or more.
+        self.mend_all()?;
         let files = locked(&self.registry).all();
         if !self.ring.is_per_write() {
             self.ring.persist(barriers::SYNC).map_err(|error| self.poison(error))?;

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use super::{Engine, EngineKind, Info, Piece};
 use crate::error::{Error, Result};
-use crate::medium::{Identity, Medium};
+use crate::medium::{Identity, Medium, is_bad};
 use crate::options::{Options, ProtectOptions, ReadPolicy, VerifyReads};
 use crate::redundancy::{
     Aside, Beside, Coverage, Mode, RepairReport, Scrub, ScrubReport, Service, SidecarPages, Threads, Watch, Watched,
@@ -57,12 +57,17 @@ struct Work {
     untold: Mutex<Option<Error>>,
 }
 
+/// How redundancy is kept: as the options have it, and what they leave open as the file has it.
+fn named<M: Medium>(medium: &Arc<M>, path: &Path, options: &Options) -> Result<ProtectOptions> {
+    options.redundancy.clone().unwrap_or_default().with_kept(&**medium, path)
+}
+
 /// What watches the file and its sidecar, if it has redundancy or is to have it.
 pub(super) fn watch<M: Medium>(medium: &Arc<M>, path: &Path, options: &Options) -> Result<Option<Arc<Watched<M>>>> {
     if options.read_only || options.engine == EngineKind::Passthrough {
         return Ok(None);
     }
-    let redundancy = options.redundancy.clone().unwrap_or_default();
+    let redundancy = named(medium, path, options)?;
     let mode = if redundancy.period == Some(Duration::ZERO) { Mode::Synchronous } else { Mode::Announced };
     let (settings, batch) = (redundancy.settings, redundancy.settings.batch);
     let data = Watch::new(Arc::clone(medium), path, mode.clone(), settings, options.trust.is_some());
@@ -85,6 +90,7 @@ pub(super) fn open<M: Medium>(
     engine: impl Fn(Arc<Watched<M>>) -> Result<Box<dyn Engine>>,
 ) -> Result<Covered> {
     let (watch, sidecar) = (Arc::clone(&watched.data), Arc::clone(&watched.sidecar));
+    let watched_medium = Arc::clone(&watched.medium);
     // Redundancy that there is must know of the engine's first store. That which is to be made must not be, if the engine is
     // refused the file.
     let is_protected = watch.is_protected()?;
@@ -97,13 +103,15 @@ pub(super) fn open<M: Medium>(
     let engine = match engine(Arc::clone(&watched)) {
         // A sidecar that was closed has digests of all that counts in it.
         Err(Error::Corrupt { .. }) if sidecar.mend()? => engine(watched)?,
+        // Or pages that cannot be read, which an engine that loads them comes upon as lost ones.
+        Err(error) if (is_bad(&error) || error.is_page_lost()) && sidecar.mend()? => engine(watched)?,
         opened => opened?,
     };
     if !is_protected {
         watch.bind()?;
     }
     watch.begin()?;
-    let redundancy: ProtectOptions = options.redundancy.clone().unwrap_or_default();
+    let redundancy = named(&watched_medium, watch.path(), options)?;
     sidecar.begin(watch.settings().unwrap_or(redundancy.settings))?;
     let work = Arc::new(Work { engine, beside: watch, sidecar, untold: Mutex::default() });
     let service: Arc<dyn Service> = work.clone();
@@ -113,6 +121,16 @@ pub(super) fn open<M: Medium>(
 }
 
 impl Work {
+    fn cover_with(&self, cover: impl FnOnce() -> Result<u64>) -> Result<u64> {
+        self.engine.writable()?;
+        let home = if self.sidecar.is_kept() { Ok(()) } else { self.bring_home() };
+        // What cannot be brought home, as to a page that cannot be read, keeps nothing else in the file from being covered.
+        let covered = cover()?;
+        home?;
+        *self.untold() = None;
+        Ok(covered)
+    }
+
     /// Brings home what is committed and in the sidecar only.
     fn bring_home(&self) -> Result<()> {
         let mut last = Ok(());
@@ -150,13 +168,11 @@ impl Service for Work {
     }
 
     fn cover(&self) -> Result<u64> {
-        self.engine.writable()?;
-        if !self.sidecar.is_kept() {
-            self.bring_home()?;
-        }
-        let covered = self.beside.cover()? + self.sidecar.cover()?;
-        *self.untold() = None;
-        Ok(covered)
+        self.cover_with(|| Ok(self.beside.cover()? + self.sidecar.cover()?))
+    }
+
+    fn pass(&self) -> Result<u64> {
+        self.cover_with(|| Ok(self.beside.pass()? + self.sidecar.pass()?))
     }
 
     fn failed(&self, error: Error) {

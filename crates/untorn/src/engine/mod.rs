@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use self::inspect::inspect;
+pub(crate) use self::others::NoOthers;
 use crate::error::{Error, Result};
 use crate::medium::{self, Barrier, Dax, Identity, Latched, Medium, MediumFile, MediumKind, PageCache};
 pub use crate::options::EngineKind;
@@ -19,6 +20,7 @@ use crate::sys::sync;
 mod covered;
 mod hybrid_log;
 mod inspect;
+mod others;
 mod passthrough;
 mod reflection;
 mod registry;
@@ -240,10 +242,18 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> 
         let shared = registry::shared(path, detected.identity, options, || {
             let engine = if options.shared {
                 let (kind, place) = (detected.kind, path.clone());
+                let others = NoOthers::as_memory(path, detected.identity);
+                others.admit_in_a_moment()?;
+                let admitted = options.admitted_by(others);
                 let opener = Arc::new(move |options: &Options| engine_at(kind, &place, options));
-                together::open(path, detected.identity, options, opener)
-            } else {
+                together::open(path, detected.identity, &admitted, opener)
+            } else if options.admission.is_some() {
                 engine_at(detected.kind, path, options)
+            } else {
+                let others = NoOthers::of_any_kind(path, detected.identity);
+                // Here for readers, and for whoever would give the file a sidecar. Whether it is still so is asked when it is locked.
+                others.admit_in_a_moment()?;
+                engine_at(detected.kind, path, &options.admitted_by(others))
             }?;
             replaced = engine.identity()? != detected.identity;
             if replaced { Err(in_flux(path)) } else { Ok(engine) }

@@ -57,8 +57,9 @@ type Place = Arc<Mutex<Entry>>;
 #[derive(Default)]
 struct Registry {
     process: u64,
-    /// Places by device and inode.
-    places: Mutex<HashMap<(u64, u64), Place>>,
+    /// Places by device, inode and time of birth: what shared a file with other processes may still be here when the file is
+    /// gone, and its inode number another one's.
+    places: Mutex<HashMap<(u64, u64, u64), Place>>,
 }
 
 /// The registry of this process, or of the one it was forked from, until it is first needed.
@@ -145,7 +146,7 @@ impl Registry {
                 entry.shared.strong_count() > 0 || !entry.is_let_go()
             }
         });
-        places.entry((identity.device, identity.inode)).or_default().clone()
+        places.entry((identity.device, identity.inode, identity.birth)).or_default().clone()
     }
 }
 

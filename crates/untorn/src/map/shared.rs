@@ -3,14 +3,14 @@
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::engine::{self, Piece, Shared};
+use crate::engine::{self, NoOthers, Piece, Shared};
 use crate::error::{Error, Result};
 use crate::medium::{self, Identity, detect};
-use crate::options::Options;
-use crate::sharing::working::{Backing, Cut, Opener, WorkingCopy, cause_of};
+use crate::options::{Admission, Options};
+use crate::sharing::working::{Backing, Before, Cut, Opener, WorkingCopy, cause_of};
 use crate::sidecar;
 use crate::sys::sync;
 
@@ -27,7 +27,10 @@ const RESERVE: u64 = 1 << 36;
 /// A process may come and go at any time, and be killed at any instruction: what it stored stays in the memory, as the
 /// stores of a thread that ended, and is committed with the next commit or rolled back. One of the processes has the file
 /// open and serves the others; when it dies, another one takes its place within milliseconds, in which commits, and loads
-/// of pages that nobody had loaded before, wait.
+/// of pages that nobody had loaded before, wait: for as long as a child lives that the dead one had forked and that runs no
+/// other program, since it has the file open too, but not beyond 30 seconds, after which every call fails with
+/// [`Error::Poisoned`] until all have left. One that lacks descriptors or memory to come back, for a second, is cut off:
+/// its calls fail with [`Error::Poisoned`], and its memory is its own from then on, zeros to begin with.
 ///
 /// There are no slices: other processes store at any time. Load and store through [`as_ptr`](SharedMap::as_ptr) with what
 /// discipline the processes agree on, as [`words`](SharedMap::words), or copy with [`read_at`](SharedMap::read_at) and
@@ -152,8 +155,8 @@ impl SharedMap {
     /// # Errors
     /// [`Error::Io`] with the reason of the process that serves, [`Error::Invalid`] if what was stored does not fit into the
     /// log: nothing is committed then, unless the flush failed: every call of every process is refused after that, until all
-    /// have left, for nobody knows which commit the file is at. So it is when somebody who does not share the file committed to
-    /// it while no process served it.
+    /// have left, for nobody knows which commit the file is at. So it is when somebody who does not share the file had it open
+    /// for writing while no process served it, which takes one that does not see where those meet who share it.
     /// [`Error::Poisoned`] when nothing more is promised; [`Error::Forked`].
     pub fn commit(&self) -> Result<u64> {
         self.copy.commit()
@@ -222,6 +225,7 @@ impl Options {
         }
         options.validate(path)?;
         let path = medium::resolve(path)?;
+        medium::copy_up(&path);
         let identity = detect(&path)?.identity;
         let len = std::fs::metadata(&path).map_err(|error| Error::io("examine", &path, error))?.len();
         let dir = sidecar::directory(&path);
@@ -233,7 +237,8 @@ impl Options {
         }
         let reserve = options.max_len.unwrap_or_else(|| len.saturating_mul(2).max(RESERVE));
         let opener = Committed { path: path.clone(), identity, options };
-        let copy = WorkingCopy::open(&path, &dir, &format!("{}.share", identity.inode), with(opener), reserve);
+        let copy =
+            WorkingCopy::open(&path, &dir, &sidecar::meeting_place(identity, sidecar::SHARE), with(opener), reserve);
         let copy = copy.inspect_err(|_| {
             // Only if nothing is in it; if it stays, the error is the one that helps.
             let _ = std::fs::remove_dir(&dir);
@@ -251,14 +256,60 @@ struct Committed {
 }
 
 impl Opener for Committed {
-    fn open(&self, _: Option<u64>) -> Result<Box<dyn Backing>> {
-        if detect(&self.path)?.identity != self.identity {
+    fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>> {
+        let another = || {
             let what = "it is another file than the one that is shared".to_owned();
-            return Err(Error::Invalid { path: self.path.clone(), what });
+            Error::Invalid { path: self.path.clone(), what }
+        };
+        if detect(&self.path)?.identity != self.identity {
+            return Err(another());
         }
-        let shared = engine::open(&self.path, &self.options)?;
+        let heir = Arc::new(Heir {
+            others: NoOthers::by_calls(&self.path, self.identity),
+            before: before.cloned(),
+            found: Mutex::default(),
+        });
+        let admission: Arc<dyn Admission> = heir.clone();
+        let mut options = Options { admission: Some(admission), ..self.options.clone() };
+        if before.is_some() {
+            // These were about the first opening: nothing that was committed since may be given up by a later one. The
+            // program's function was called for the map that it asked for, in a thread of its own.
+            (options.trust, options.adopt, options.progress) = (None, false, None);
+        }
+        let shared = engine::open(&self.path, &options)?;
+        // The path may have come to name another file since it was looked at.
+        if shared.engine.identity()? != self.identity {
+            return Err(another());
+        }
         let commit = shared.engine.info().commit;
-        Ok(Box::new(Logged { shared, commit: commit.into() }))
+        // It was told, or the engine would not have opened the file for writing.
+        let (sidecar, session) = *heir.found.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Box::new(Logged { shared, commit: commit.into(), sidecar, session }))
+    }
+}
+
+/// Lets whoever is to serve open the file, if it is as the process left it that served before.
+struct Heir {
+    others: NoOthers,
+    before: Option<Before>,
+    /// The sidecar's UUID, and the session that is begun: by the last attempt, for an opening may take several.
+    found: Mutex<([u64; 2], u64)>,
+}
+
+impl Admission for Heir {
+    fn admit(&self) -> Result<()> {
+        self.others.admit()
+    }
+
+    fn succeed(&self, sidecar: &[u8; 16], session: u64) -> Result<u64> {
+        let sidecar = u128::from_le_bytes(*sidecar);
+        let sidecar = [sidecar as u64, (sidecar >> 64) as u64];
+        let step = match &self.before {
+            Some(before) => before.succeed(sidecar, session).map_err(|what| self.others.invalid(what))?,
+            None => 1,
+        };
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = (sidecar, session + step);
+        Ok(step)
     }
 }
 
@@ -266,6 +317,8 @@ impl Opener for Committed {
 struct Logged {
     shared: sync::Arc<Shared>,
     commit: AtomicU64,
+    sidecar: [u64; 2],
+    session: u64,
 }
 
 impl Backing for Logged {
@@ -275,6 +328,14 @@ impl Backing for Logged {
 
     fn last_commit(&self) -> u64 {
         self.commit.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    fn identity(&self) -> [u64; 2] {
+        self.sidecar
+    }
+
+    fn session(&self) -> u64 {
+        self.session
     }
 
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {

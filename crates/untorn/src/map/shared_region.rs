@@ -363,6 +363,7 @@ impl RegionMapOptions {
         with: impl FnOnce(Committed) -> Arc<dyn Opener>,
     ) -> Result<SharedRegion> {
         let store = medium::resolve(store)?;
+        medium::copy_up(&store);
         let identity = detect(&store)?.identity;
         let dir = sidecar::directory(&store);
         match std::fs::create_dir(&dir) {
@@ -387,7 +388,7 @@ impl RegionMapOptions {
 /// Where the processes meet that share a region of a store. One place for all regions, so that nobody opens the store for one
 /// of them while another one's processes look for who serves next.
 fn place_of(identity: Identity) -> String {
-    format!("{}.region", identity.inode)
+    sidecar::meeting_place(identity, sidecar::REGION)
 }
 
 /// Sees to it that nobody shares a region of a store, as somebody may while none of the processes has it open: between the

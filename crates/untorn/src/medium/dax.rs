@@ -12,7 +12,8 @@ use std::path::Path;
 
 use super::mapping::MappedFile;
 use super::{
-    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, MediumKind, Stamp, names,
+    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, MediumKind, Stamp,
+    is_bad_place, names,
 };
 use crate::error::{Error, Result};
 use crate::options::LostPage;
@@ -133,6 +134,16 @@ impl Medium for Dax {
     }
 }
 
+/// Whether a system call with a buffer of ours failed because of the memory that the file is in: what is poisoned and not yet in
+/// the list of bad places is come upon in the midst of copying, which ends as if the buffer were a bad one.
+fn is_bad_memory(error: &std::io::Error) -> bool {
+    is_bad_place(error) || is_fault(error)
+}
+
+fn is_fault(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::FAULT.raw_os_error())
+}
+
 #[cold]
 fn all_intact(files: &[&DaxFile]) -> Result<()> {
     files.iter().try_for_each(|file| file.file.intact("flush"))
@@ -201,6 +212,38 @@ impl MediumFile for DaxFile {
             unsafe { sys::copy::read_racy(src, dst) };
         }
         sys::fault::none_lost()
+    }
+
+    /// By system call: a load of poisoned memory would lose the page, and with it the file.
+    fn read_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+        self.file.range(offset, dst.len())?;
+        self.file.pread_unless_bad(offset, dst, is_bad_memory)
+    }
+
+    fn read_stored_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+        self.read_unless_bad(offset, dst)
+    }
+
+    /// As [`write`](MediumFile::write), through the mapping, unless a read of that place fails. Only then it is by system call: so
+    /// the kernel clears the poison of what is written whole, where a store would lose the page. What such a call changes of the
+    /// file system is not durable by a fence, as it is for a store by `MAP_SYNC`, so the file is flushed.
+    fn write_anew(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.file.range_mut(offset, src.len())?;
+        let mut held = vec![0; src.len()];
+        if self.file.pread_unless_bad(offset, &mut held, is_bad_memory)? {
+            return self.write(offset, src);
+        }
+        self.file.pwrite(offset, src).map_err(|error| match error {
+            // The buffer is a valid one, so it is the place: as the error by which callers know that.
+            Error::Io { source, offset: Some(at), .. } if is_fault(&source) => {
+                Error::io_at("write to", self.file.path(), at, rustix::io::Errno::IO)
+            }
+            error => error,
+        })?;
+        sys::flush::fence();
+        // That is not about this place: whoever goes on without it may go on with nothing else either.
+        let path = self.file.path();
+        self.file.fsync().map_err(|error| Error::Poisoned { path: path.to_owned(), cause: error.to_string() })
     }
 
     #[inline(always)]
@@ -286,5 +329,33 @@ impl MediumFile for DaxFile {
 
     fn try_lock(&self, kind: LockKind) -> Result<bool> {
         self.file.try_lock(kind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::medium::MediumFile;
+
+    #[test]
+    fn what_can_be_read_is_written_anew_and_poison_is_told_from_other_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let medium = Dax::new(MediumKind::AssumedPmem);
+        let file = medium.create(&path, 8292, 8292).unwrap();
+        for (at, len) in [(0, 4096), (4096, 4096), (8192, 100)] {
+            let bytes: Vec<u8> = (0..len).map(|n| (n % 250) as u8 + 1).collect();
+            file.write_anew(at, &bytes).unwrap();
+            let mut held = vec![0; len];
+            file.read(at, &mut held).unwrap();
+            assert!(held == bytes);
+        }
+        // Behind the end there is nothing to write anew.
+        assert!(file.write_anew(8192, &[0; 101]).is_err());
+        // Places are told by these, and a full disk is none.
+        let is_bad = |errno: rustix::io::Errno| is_bad_memory(&errno.into());
+        use rustix::io::Errno;
+        assert!(is_bad(Errno::IO) && is_bad(Errno::FAULT) && is_bad(Errno::HWPOISON));
+        assert!(!is_bad(Errno::NOSPC) && !is_bad(Errno::INVAL) && !is_bad_place(&Errno::FAULT.into()));
     }
 }

@@ -236,6 +236,19 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
         self.inner.read_stored(offset, dst)
     }
 
+    fn read_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+        self.inner.read_unless_bad(offset, dst)
+    }
+
+    fn read_stored_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+        self.inner.read_stored_unless_bad(offset, dst)
+    }
+
+    fn write_anew(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.check()?;
+        self.inner.write_anew(offset, src)
+    }
+
     #[inline(always)]
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.check()?;

@@ -303,6 +303,28 @@ impl MappedFile {
         })
     }
 
+    /// [`pread`](MappedFile::pread); false if the file has these bytes and they cannot be read, which `is_bad` tells by the error. A
+    /// load would lose the page, and with it the file.
+    pub(super) fn pread_unless_bad(
+        &self,
+        offset: u64,
+        bytes: &mut [u8],
+        is_bad: fn(&std::io::Error) -> bool,
+    ) -> Result<bool> {
+        let end = offset + bytes.len() as u64;
+        match sys::file::read_all(self.fd(), bytes, offset) {
+            Ok(()) => return Ok(true),
+            Err((_, error)) if is_bad(&error) && self.stamp()?.size >= end => return Ok(false),
+            Err(_) => {}
+        }
+        match self.pread(offset, bytes) {
+            Ok(()) => Ok(true),
+            // It may be known to be bad by now. Bytes that the file does not have are told of by an error that is no such one.
+            Err(Error::Io { source, .. }) if is_bad(&source) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Writes by system call; the caller has checked the range. The error's offset is that of the first byte not
     /// written.
     pub(super) fn pwrite(&self, offset: u64, bytes: &[u8]) -> Result<()> {

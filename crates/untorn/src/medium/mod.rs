@@ -217,6 +217,31 @@ pub trait MediumFile: Send + Sync {
         self.read(offset, dst)
     }
 
+    /// [`read`](MediumFile::read), for who has the bytes elsewhere if the medium has lost them: false, with `dst` in any state,
+    /// if the device cannot read that place, or the memory there is poisoned. That is no failure of the file, of which other
+    /// places go on being read and written.
+    ///
+    /// # Errors
+    /// Those of reading that are not about that place.
+    fn read_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+        unless_bad(self.read(offset, dst))
+    }
+
+    /// The same of [`read_stored`](MediumFile::read_stored).
+    ///
+    /// # Errors
+    /// As there.
+    fn read_stored_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+        unless_bad(self.read_stored(offset, dst))
+    }
+
+    /// [`write`](MediumFile::write), of a whole page that may be one that cannot be read: after that it can be, where a device
+    /// gives such a place up for another, as disks do. Whether it can be read is looked at where that makes a difference; of a page
+    /// that can be, this is the very same as `write`, and of any other it is durable at the next fence too.
+    fn write_anew(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.write(offset, src)
+    }
+
     /// Stores `src` at `offset` past the cache: durable at the next fence, with no flush. The range must lie within the
     /// length, and on persistent memory within allocated space. Offset and length need not be aligned.
     fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
@@ -288,6 +313,28 @@ pub trait MediumFile: Send + Sync {
     fn try_lock(&self, kind: LockKind) -> Result<bool>;
 }
 
+/// Whether a system call failed because the device has lost what was to be read. Besides EIO, reads past the page cache say what
+/// the device said: ENODATA of a bad place, EREMOTEIO of a bad target, EILSEQ of a checksum of its own.
+pub(crate) fn is_bad_place(error: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let bad = [Errno::IO, Errno::NODATA, Errno::REMOTEIO, Errno::ILSEQ, Errno::HWPOISON];
+    bad.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+/// Whether a call failed so, as an [`Error`].
+pub(crate) fn is_bad(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if is_bad_place(source))
+}
+
+/// The result of a read for who can do without the bytes.
+fn unless_bad(read: Result<()>) -> Result<bool> {
+    match read {
+        Ok(()) => Ok(true),
+        Err(error) if is_bad(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// The longest read that a medium in memory makes without a call.
 pub(crate) const SHORT_READ: usize = crate::sys::copy::SHORT;
 
@@ -339,6 +386,13 @@ pub fn resolve(path: &Path) -> Result<std::path::PathBuf> {
         return absolute(path);
     }
     std::fs::canonicalize(path).map_err(|error| Error::io("open", path, error))
+}
+
+/// Opens a file for writing and closes it again. On overlayfs one of a lower layer becomes another file then, with a birth of its
+/// own: whoever names something after the identity that is found has that done first.
+pub(crate) fn copy_up(path: &Path) {
+    // Whoever opens it in earnest says what is wrong.
+    let _ = std::fs::OpenOptions::new().read(true).write(true).open(path);
 }
 
 #[cfg(test)]

@@ -7,13 +7,15 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::mapping::MappedFile;
-use super::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp, names};
+use super::{
+    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp, is_bad_place, names,
+};
 use crate::error::{Error, Result};
 use crate::options::LostPage;
 use crate::sys;
@@ -169,6 +171,11 @@ impl PageCacheFile {
         (self.flushed.load(Ordering::Acquire) < written).then_some(written)
     }
 
+    /// The file past the page cache, where there is such a way.
+    fn direct(&self) -> Option<BorrowedFd<'_>> {
+        self.direct.get_or_init(|| sys::direct::open(self.file.fd()).ok()).as_ref().map(|file| file.as_fd())
+    }
+
     fn flushed_up_to(&self, written: u64) {
         self.flushed.fetch_max(written, Ordering::AcqRel);
     }
@@ -212,13 +219,30 @@ impl MediumFile for PageCacheFile {
 
     fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.file.range(offset, dst.len())?;
-        let direct = self.direct.get_or_init(|| sys::direct::open(self.file.fd()).ok());
-        match direct.as_ref().map(|file| sys::direct::read_in_page(file.as_fd(), offset, dst)) {
+        match self.direct().map(|file| sys::direct::read_in_page(file, offset, dst)) {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if !sys::direct::is_refusal(&error) => {
                 Err(Error::io_at("read from the device of", self.file.path(), offset, error))
             }
             _ => self.read(offset, dst),
+        }
+    }
+
+    fn read_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+        self.file.range(offset, dst.len())?;
+        self.file.pread_unless_bad(offset, dst, is_bad_place)
+    }
+
+    fn read_stored_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+        self.file.range(offset, dst.len())?;
+        let end = offset + dst.len() as u64;
+        match self.direct().map(|file| sys::direct::read_in_page(file, offset, dst)) {
+            Some(Ok(())) => Ok(true),
+            Some(Err(error)) if is_bad_place(&error) && self.file.stamp()?.size >= end => Ok(false),
+            Some(Err(error)) if !sys::direct::is_refusal(&error) => {
+                Err(Error::io_at("read from the device of", self.file.path(), offset, error))
+            }
+            _ => self.file.pread_unless_bad(offset, dst, is_bad_place),
         }
     }
 

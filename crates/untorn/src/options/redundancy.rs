@@ -77,6 +77,8 @@ pub(crate) struct Settings {
     pub(crate) stripe: Option<u32>,
     pub(crate) layout: Option<StripeLayout>,
     pub(crate) checksum: Option<Checksum>,
+    /// The period of later openings that name none.
+    pub(crate) keep: Option<Duration>,
     /// Pages covered at a time.
     pub(crate) batch: u64,
 }
@@ -162,6 +164,8 @@ pub struct ProtectOptions {
     pub(crate) settings: Settings,
     /// `None` is when somebody asks for it, 0 at once.
     pub(crate) period: Option<Duration>,
+    /// Nobody named a period: one that is kept with the file counts.
+    pub(crate) any_period: bool,
     pub(crate) scrub_every: Option<Duration>,
     pub(crate) scrub_rate: Option<u64>,
     pub(crate) on_damage: Option<DamageFn>,
@@ -172,6 +176,7 @@ impl Default for ProtectOptions {
         ProtectOptions {
             settings: Settings { batch: Settings::BATCH, ..Settings::default() },
             period: Some(Duration::from_secs(1)),
+            any_period: true,
             scrub_every: None,
             scrub_rate: None,
             on_damage: None,
@@ -183,6 +188,11 @@ impl fmt::Debug for ProtectOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ProtectOptions").field("settings", &self.settings).field("period", &self.period).finish()
     }
+}
+
+/// A period as it is kept, whoever asked for it: none at all, or one in which a thread has something else to do than to begin anew.
+pub(crate) fn as_kept(period: Duration) -> Duration {
+    if period.is_zero() { period } else { period.max(Duration::from_millis(1)) }
 }
 
 impl ProtectOptions {
@@ -241,9 +251,36 @@ impl ProtectOptions {
     /// protected.close()?;
     /// # Ok(()) }
     /// ```
+    ///
+    /// A period above 0 and below a millisecond counts as a millisecond: a shorter one would keep a core busy.
     #[must_use]
     pub fn period(mut self, period: Duration) -> Self {
-        self.period = Some(period);
+        self.period = Some(as_kept(period));
+        self.any_period = false;
+        self
+    }
+
+    /// Keeps a period with the file: every later opening goes by it that names neither a [period](ProtectOptions::period) nor
+    /// [none](ProtectOptions::on_demand), until another is kept. It is noted to the microsecond, and above 0 is a millisecond or more.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("table");
+    /// # std::fs::write(&path, vec![7; 1 << 16])?;
+    /// use std::time::Duration;
+    /// let kept = untorn::ProtectOptions::new().keep_period(Duration::from_secs(30));
+    /// assert_eq!(untorn::protect(&path, &kept)?.period, Some(Duration::from_secs(30)));
+    /// let protected = untorn::Protected::open(&path)?; // covers every 30 seconds
+    /// protected.close()?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn keep_period(mut self, period: Duration) -> Self {
+        self.settings.keep = Some(as_kept(period));
+        if self.any_period {
+            self.period = Some(as_kept(period));
+        }
         self
     }
 
@@ -252,6 +289,7 @@ impl ProtectOptions {
     #[must_use]
     pub fn on_demand(mut self) -> Self {
         self.period = None;
+        self.any_period = false;
         self
     }
 

@@ -10,7 +10,7 @@ use crate::engine::chunk_pages;
 use crate::error::{Error, Result};
 use crate::medium::{self, Dax, Latched, Medium, MediumKind, PageCache};
 use crate::options::{ProtectOptions, Settings};
-use crate::redundancy::{Both, Mode, Redundancy, Service, SidecarPages, TICK, Threads, Told, Tracker};
+use crate::redundancy::{Both, Mode, Redundancy, Service, SidecarPages, TICK, Threads, Told, Tracker, kept_period};
 use crate::sys::mappings::MappedRange;
 use crate::sys::tracking::SharedTracking;
 use crate::sys::{mappings, page_size};
@@ -36,6 +36,14 @@ impl ProtectOptions {
     /// How stores that are announced are covered.
     fn announced(&self) -> Mode {
         if self.period == Some(Duration::ZERO) { Mode::Synchronous } else { Mode::Announced }
+    }
+
+    /// The same with the period that is kept with the file, if none was named.
+    pub(crate) fn with_kept<M: Medium>(mut self, medium: &M, path: &Path) -> Result<Self> {
+        if self.any_period && self.settings.keep.is_none() {
+            self.period = kept_period(medium, path)?.or(self.period);
+        }
+        Ok(self)
     }
 
     /// Refuses to cover at once what is found afterwards.
@@ -109,6 +117,19 @@ impl ProtectOptions {
         if only_looks {
             return look_with(medium, path, mode);
         }
+        let options = self.clone().with_kept(&*medium, path)?;
+        let mode = match mode {
+            // What is found afterwards cannot be covered at once, whatever else the file is opened for.
+            Mode::Tracked(_) if options.period == Some(Duration::ZERO) => {
+                return Self { period: Self::new().period, any_period: false, ..options }.start_on(medium, path, mode);
+            }
+            Mode::Tracked(_) => mode,
+            _ => options.announced(),
+        };
+        options.start_on(medium, path, mode)
+    }
+
+    fn start_on<M: Medium>(&self, medium: Arc<Latched<M>>, path: &Path, mode: Mode) -> Result<Protected> {
         let redundancy = Arc::new(Redundancy::open(medium, path, mode, self.settings)?);
         let kept: Arc<dyn Service> = redundancy.clone();
         let service: Arc<dyn Told> = redundancy;

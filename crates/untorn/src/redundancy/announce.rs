@@ -4,9 +4,10 @@ use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 use super::format::Left;
-use super::{Mode, Redundancy, barriers, sidecar_barriers};
+use super::{Inner, Mode, Redundancy, barriers, sidecar_barriers};
 use crate::error::Result;
 use crate::medium::Medium;
+use crate::sidecar::PAGE;
 
 impl<M: Medium> Redundancy<M> {
     /// Marks the pages of these bytes uncovered, durably, before they are stored to. They are not covered until they are
@@ -25,7 +26,10 @@ impl<M: Medium> Redundancy<M> {
         let pages = self.geometry.pages_of(&bytes);
         let before = match self.mode {
             Mode::Synchronous => self.remember(inner, &bytes)?,
-            _ => Vec::new(),
+            _ => {
+                self.make_readable(inner, &bytes)?;
+                Vec::new()
+            }
         };
         let mut fresh = false;
         for page in pages.clone() {
@@ -50,9 +54,32 @@ impl<M: Medium> Redundancy<M> {
         }
         for page in pages {
             inner.stored.put(page, true);
+            self.expect_anew(inner, page);
             *inner.storing.entry(page).or_default() += 1;
         }
         inner.before.extend(before);
+        Ok(())
+    }
+
+    /// Gives back covered pages that are to be stored to in part and cannot be read, as parity can as long as they are covered: such a
+    /// store fails, and would leave a page that is marked and has nothing but what it had. What is stored to whole needs none of it,
+    /// and only the first page and the last can be stored to in part. One that is marked already was looked at when it was, if not
+    /// [ahead](super::ahead).
+    fn make_readable(&self, inner: &mut Inner, bytes: &Range<u64>) -> Result<()> {
+        let pages = self.geometry.pages_of(bytes);
+        let ends = [pages.start, pages.end.saturating_sub(1)];
+        for page in ends.iter().take(usize::try_from(pages.end - pages.start).unwrap_or(ends.len()).min(ends.len())) {
+            let range = self.geometry.bytes_of(*page);
+            let is_whole = bytes.start <= range.start && range.end <= bytes.end;
+            if is_whole || inner.tables.uncovered().has(*page) && !inner.ahead.has(*page) {
+                continue;
+            }
+            let mut held = [0; PAGE as usize];
+            let is_there = self.pages.read(range.start, &mut held[..(range.end - range.start) as usize])?;
+            if !is_there && !self.give_back(inner, *page)? {
+                tracing::error!(path = %self.path.display(), page, "a page cannot be read and is stored to; parity cannot give it back");
+            }
+        }
         Ok(())
     }
 

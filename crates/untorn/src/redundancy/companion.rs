@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -113,6 +114,21 @@ pub(super) fn look_beside<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
     Ok(Found::Nothing)
 }
 
+/// The period that is kept with a file, if it has a companion that can be read.
+pub(crate) fn kept_period<M: Medium>(medium: &M, path: &Path) -> Result<Option<Duration>> {
+    let data = medium.open(path, Access::Read, 0)?;
+    let place = companion(path, data.identity()?.inode);
+    if !medium.exists(&place)? {
+        return Ok(None);
+    }
+    let side = medium.open(&place, Access::Read, 0)?;
+    match Superblock::read(&side, &place) {
+        Ok((superblock, _)) if is_of(&superblock, &data)? => Ok(superblock.period),
+        // Whoever opens it is told what is wrong.
+        _ => Ok(None),
+    }
+}
+
 fn in_use(path: &Path) -> Error {
     let holder = "another process, or this one, which protects it".to_owned();
     Error::InUse { path: path.to_owned(), holder }
@@ -133,7 +149,7 @@ pub(super) fn attach<M: Medium>(
             if matches!(mode, Mode::Look | Mode::Report) {
                 return Err(Error::io("find the redundancy of", path, Errno::NOENT));
             }
-            drop(create(medium, path, place, data, data.len(), settings, History::default())?);
+            drop(create_marked(medium, path, place, data, data.len(), settings, History::default())?);
             created = true;
         }
         let reserve = side_reserve(data, settings);
@@ -160,11 +176,33 @@ pub(super) fn attach<M: Medium>(
 /// The longest a companion file of this file can be.
 fn side_reserve<F: MediumFile>(data: &F, settings: &Settings) -> u64 {
     let widest = Geometry { len: data.len(), stripe: 1, layout: settings.layout.unwrap_or_default() };
-    widest.side_len()
+    widest.side_len() + widest.list_len()
 }
 
-/// Makes a companion file in which every page is marked uncovered, under another name first, so that a crash leaves a whole
+/// What a new companion file says.
+pub(super) struct Filling<'a, F> {
+    pub(super) left: Left,
+    /// Changes tables in which every page is marked uncovered, and writes parity.
+    pub(super) fill: &'a mut dyn FnMut(&F, &mut Tables) -> Result<()>,
+}
+
+/// Makes a companion file in which every page is marked uncovered.
+pub(super) fn create_marked<M: Medium>(
+    medium: &M,
+    path: &Path,
+    place: &Path,
+    data: &M::File,
+    len: u64,
+    settings: &Settings,
+    history: History,
+) -> Result<M::File> {
+    let filling = Filling { left: Left::Announced, fill: &mut |_, _| Ok(()) };
+    create(medium, path, place, data, len, settings, history, filling)
+}
+
+/// Makes a companion file, under another name first, so that a crash leaves a whole
 /// one or none, or the one that it takes the place of. It is locked.
+#[expect(clippy::too_many_arguments, reason = "each is what the file is made of")]
 pub(super) fn create<M: Medium>(
     medium: &M,
     path: &Path,
@@ -173,6 +211,7 @@ pub(super) fn create<M: Medium>(
     len: u64,
     settings: &Settings,
     history: History,
+    filling: Filling<'_, M::File>,
 ) -> Result<M::File> {
     let stripe = settings.stripe.unwrap_or(Settings::STRIPE);
     if !(1..=Geometry::MAX_STRIPE).contains(&stripe) {
@@ -198,7 +237,7 @@ pub(super) fn create<M: Medium>(
             Err(error) => return Err(error),
         }
     };
-    let made = || {
+    let mut made = || {
         side.set_len(geometry.side_len())?;
         // All space at once: a full disk is an error here and not later.
         side.allocate(0, geometry.side_len())?;
@@ -208,14 +247,17 @@ pub(super) fn create<M: Medium>(
             identity: data.identity()?,
             geometry,
             checksum: settings.checksum.unwrap_or_default(),
-            left: Left::Announced,
+            left: filling.left,
             stamp: data.stamp()?,
             intents: Vec::new(),
+            list: 0,
+            period: settings.keep,
             history,
         };
         superblock.write(&side)?;
         superblock.write(&side)?;
         let mut tables = Tables::new(geometry, superblock.tie());
+        (filling.fill)(&side, &mut tables)?;
         tables.write(&side)?;
         tables.write_twins(&side)?;
         side.sync(barriers::CREATE_FILE)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::format::Left;
-use super::{Inner, Mode, Redundancy, barriers};
+use super::{Inner, LeftAlone, Mode, Redundancy, barriers};
 use crate::error::Result;
 use crate::medium::{Barrier, Medium, MediumFile};
 use crate::sidecar::PAGE;
@@ -23,7 +23,8 @@ const SITES: Sites = Sites { data: barriers::COVER_DATA, tables: barriers::COVER
 pub(super) struct Stripe {
     pub(super) pages: Vec<u64>,
     bytes: Vec<u8>,
-    pub(super) sums: Vec<u64>,
+    /// Their checksums; nothing of one that cannot be read.
+    pub(super) sums: Vec<Option<u64>>,
 }
 
 impl Stripe {
@@ -39,10 +40,15 @@ impl Stripe {
         folded
     }
 
+    /// Whether all pages could be read, but the one that is left out.
+    pub(super) fn is_there(&self, without: Option<usize>) -> bool {
+        (0..self.pages.len()).all(|nth| Some(nth) == without || self.sums[nth].is_some())
+    }
+
     /// Puts other bytes in the place of a page's.
     pub(super) fn replace(&mut self, nth: usize, bytes: &[u8], sum: u64) {
         self.bytes[nth * PAGE as usize..][..PAGE as usize].copy_from_slice(bytes);
-        self.sums[nth] = sum;
+        self.sums[nth] = Some(sum);
     }
 }
 
@@ -53,12 +59,7 @@ impl<M: Medium> Redundancy<M> {
         let mut bytes = vec![0; pages.len() * PAGE as usize];
         let mut sums = Vec::with_capacity(pages.len());
         for (page, bytes) in pages.iter().zip(bytes.chunks_exact_mut(PAGE as usize)) {
-            if stored {
-                self.read_stored(*page, bytes)?;
-            } else {
-                self.read(*page, bytes)?;
-            }
-            sums.push(self.checksum.of(bytes));
+            sums.push(if stored { self.read_stored(*page, bytes) } else { self.read(*page, bytes) }?);
         }
         Ok(Stripe { pages, bytes, sums })
     }
@@ -69,7 +70,17 @@ impl<M: Medium> Redundancy<M> {
     /// # Errors
     /// Those of reading, writing and flushing. After them, and after any other failure on the way, nothing more is promised.
     pub(crate) fn cover(&self) -> Result<u64> {
+        self.usable()?.left_alone.values_mut().for_each(|stripe| stripe.left = 0);
+        self.pass()
+    }
+
+    /// The same by the way, as the thread does it: without stripes whose pages could not be read a short time ago.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn pass(&self) -> Result<u64> {
         self.note_stores(&mut *self.usable()?)?;
+        self.usable()?.left_alone.values_mut().for_each(|stripe| stripe.left = stripe.left.saturating_sub(1));
         let (mut covered, mut from) = (0, 0);
         loop {
             let mut inner = self.usable()?;
@@ -102,9 +113,17 @@ impl<M: Medium> Redundancy<M> {
         for run in self.note_failure(inner, taken)? {
             for page in run.start..run.end.min(self.geometry.pages()) {
                 inner.stored.put(page, true);
+                self.expect_anew(inner, page);
             }
         }
         Ok(())
+    }
+
+    /// A page is stored to: if it was the one that could not be read, now it may be.
+    pub(super) fn expect_anew(&self, inner: &mut Inner, page: u64) {
+        if inner.stuck.contains(&page) {
+            inner.left_alone.remove(&self.geometry.stripe_of(page));
+        }
     }
 
     /// Some stripes with pages to be covered, behind `from`, and where to go on: as many as have a batch of them.
@@ -115,7 +134,10 @@ impl<M: Medium> Redundancy<M> {
             stripes.insert(self.geometry.stripe_of(page));
             next = Some(page + 1);
         }
-        let is_calm = |stripe: &u64| self.geometry.members(*stripe).all(|page| !inner.storing.contains_key(&page));
+        let is_calm = |stripe: &u64| {
+            inner.left_alone.get(stripe).is_none_or(|alone| alone.left == 0)
+                && self.geometry.members(*stripe).all(|page| !inner.storing.contains_key(&page))
+        };
         next.map(|next| (stripes.into_iter().filter(is_calm).collect(), next))
     }
 
@@ -140,7 +162,7 @@ impl<M: Medium> Redundancy<M> {
             }
             let mut read = self.read_stripe(stripe, false)?;
             let strays = |inner: &Inner, read: &Stripe| -> Vec<usize> {
-                let differs = |nth: &usize| read.sums[*nth] != inner.tables.sum(read.pages[*nth]);
+                let differs = |nth: &usize| read.sums[*nth] != Some(inner.tables.sum(read.pages[*nth]));
                 let is_clean = |nth: &usize| !fresh.contains(&read.pages[*nth]) && !inner.stored.has(read.pages[*nth]);
                 (0..read.pages.len()).filter(is_clean).filter(differs).collect()
             };
@@ -150,26 +172,30 @@ impl<M: Medium> Redundancy<M> {
                 self.note_stores(inner)?;
                 bad = strays(inner, &read);
             }
-            if !bad.is_empty() && !self.restore(inner, stripe, &mut read, &bad)? {
-                for nth in bad {
-                    let page = read.pages[nth];
-                    if inner.stuck.insert(page) {
-                        let path = self.path.display();
-                        tracing::error!(%path, page, "a damaged page; parity cannot give it back");
-                    }
-                }
+            if !bad.is_empty() && self.restore(inner, stripe, &mut read, &bad)? {
+                bad.clear();
+            }
+            // What was stored to a page that cannot be read is in no parity.
+            bad.extend(
+                (0..read.pages.len()).filter(|nth| read.sums[*nth].is_none() && !bad.contains(nth)).collect::<Vec<_>>(),
+            );
+            if !bad.is_empty() {
+                self.leave_alone(inner, stripe, &read, &bad);
                 for page in fresh {
                     inner.stored.put(page, true);
                     inner.tables.set_uncovered(page, true);
                 }
                 continue;
             }
+            inner.left_alone.remove(&stripe);
             for &page in &read.pages {
                 inner.stuck.remove(&page);
             }
-            for (nth, &page) in read.pages.iter().enumerate() {
-                if fresh.contains(&page) || inner.stored.has(page) {
-                    inner.tables.set_sum(page, read.sums[nth]);
+            for (&sum, &page) in read.sums.iter().zip(&read.pages) {
+                if let Some(sum) = sum
+                    && (fresh.contains(&page) || inner.stored.has(page))
+                {
+                    inner.tables.set_sum(page, sum);
                     inner.tables.set_uncovered(page, true);
                 }
             }
@@ -184,6 +210,23 @@ impl<M: Medium> Redundancy<M> {
             return Ok(0);
         }
         self.publish(inner, &parities, covered, &SITES)
+    }
+
+    /// Notes that a stripe cannot be covered because of these pages.
+    fn leave_alone(&self, inner: &mut Inner, stripe: u64, read: &Stripe, bad: &[usize]) {
+        for &nth in bad {
+            let page = read.pages[nth];
+            if inner.stuck.insert(page) {
+                let (path, offset) = (self.path.display(), self.pages.begins_at() + page * PAGE);
+                let what = if read.sums[nth].is_some() { "is damaged" } else { "cannot be read" };
+                tracing::error!(%path, page, offset, "a page {what}; parity cannot give it back");
+            }
+        }
+        if !read.is_there(None) {
+            let alone = inner.left_alone.entry(stripe).or_default();
+            alone.pause = (2 * alone.pause).clamp(1, LeftAlone::MOST);
+            alone.left = alone.pause + 1;
+        }
     }
 
     /// Writes marks of what cannot be covered, if there are new ones.
@@ -203,7 +246,7 @@ impl<M: Medium> Redundancy<M> {
     ) -> Result<u64> {
         self.pages.sync(sites.data)?;
         for (stripe, parity) in parities {
-            self.side.write(self.geometry.parity_at(*stripe), parity)?;
+            self.side.write_anew(self.geometry.parity_at(*stripe), parity)?;
         }
         inner.tables.write(&self.side)?;
         if self.mode.is_announced() && !self.of_sidecar {

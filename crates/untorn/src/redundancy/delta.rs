@@ -15,7 +15,7 @@ use std::time::Instant;
 use super::cover::{Sites, Stripe};
 use super::{Inner, Redundancy, barriers};
 use crate::error::{Error, Result};
-use crate::medium::{Medium, MediumFile};
+use crate::medium::Medium;
 use crate::sidecar::PAGE;
 use crate::simd::xor;
 
@@ -50,8 +50,7 @@ impl<M: Medium> Redundancy<M> {
                 continue;
             }
             let mut held = vec![0; PAGE as usize];
-            self.read(page, &mut held)?;
-            if self.checksum.of(&held) != inner.tables.sum(page) {
+            if self.read(page, &mut held)? != Some(inner.tables.sum(page)) {
                 let healed = self.heal(inner, page, &mut held);
                 if !self.note_failure(inner, healed)? {
                     if is_whole {
@@ -115,22 +114,24 @@ impl<M: Medium> Redundancy<M> {
             let parity = match parities.entry(stripe) {
                 Entry::Occupied(parity) => parity.into_mut(),
                 Entry::Vacant(place) => {
-                    let mut parity = vec![0; PAGE as usize];
-                    self.side.read(self.geometry.parity_at(stripe), &mut parity)?;
-                    if self.checksum.of(&parity) != inner.tables.parity_sum(stripe) {
+                    match self.read_parity(stripe, false)? {
+                        Some((parity, sum)) if sum == inner.tables.parity_sum(stripe) => place.insert(parity),
                         // It is damaged. All pages of the stripe together make another.
-                        continue;
+                        _ => continue,
                     }
-                    place.insert(parity)
                 }
             };
             // What is stored from here on is announced anew, and covered again.
             inner.stored.put(page, false);
             let mut after = vec![0; PAGE as usize];
-            self.read(page, &mut after)?;
+            let Some(sum) = self.read(page, &mut after)? else {
+                // Its stripe is left, and tells.
+                inner.stored.put(page, true);
+                continue;
+            };
             xor(parity, &before);
             xor(parity, &after);
-            inner.tables.set_sum(page, self.checksum.of(&after));
+            inner.tables.set_sum(page, sum);
             inner.stuck.remove(&page);
             covered.push(page);
         }

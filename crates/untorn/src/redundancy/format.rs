@@ -3,6 +3,7 @@
 //! Every number is little-endian. What is read here was written by anybody: a number is checked before it is used.
 
 use std::path::Path;
+use std::time::Duration;
 
 use twox_hash::XxHash3_64;
 use zerocopy::little_endian::{U32, U64};
@@ -11,7 +12,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::layout::Geometry;
 use crate::error::{Error, Result};
 use crate::medium::{Identity, MediumFile, Stamp};
-use crate::options::{Checksum, Settings, StripeLayout};
+use crate::options::{Checksum, Settings, StripeLayout, as_kept};
 use crate::sidecar::{MAX_LEN, MAX_NUMBER, PAGE};
 
 /// The bytes of one page.
@@ -60,6 +61,11 @@ pub(super) struct Superblock {
     pub(super) stamp: Stamp,
     /// Pages that are being repaired.
     pub(super) intents: Vec<u64>,
+    /// What the blocks of the [list](super::listed) of all that a repair is about have as their sequence number; 0 if there is
+    /// none.
+    pub(super) list: u64,
+    /// Of openings that name none.
+    pub(super) period: Option<Duration>,
     pub(super) history: History,
 }
 
@@ -106,7 +112,10 @@ struct RawSuperblock {
     repaired: U64,
     intents: U64,
     intent: [U64; MAX_INTENTS],
-    reserved: [u8; 3408],
+    list: U64,
+    /// In microseconds, and one more; 0: none is kept.
+    period: U64,
+    reserved: [u8; 3392],
     check: U64,
 }
 
@@ -117,6 +126,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSuperblock, len) == 96);
     assert!(std::mem::offset_of!(RawSuperblock, stamp_size) == 120);
     assert!(std::mem::offset_of!(RawSuperblock, intent) == 168);
+    assert!(std::mem::offset_of!(RawSuperblock, list) == 680);
     assert!(std::mem::offset_of!(RawSuperblock, check) == 4088);
 };
 
@@ -160,6 +170,9 @@ impl Superblock {
         for (raw, page) in raw.intent.iter_mut().zip(&self.intents) {
             *raw = (*page).into();
         }
+        raw.list = self.list.into();
+        raw.period =
+            self.period.map_or(0, |period| as_kept(period).as_micros().min(u128::from(u64::MAX - 1)) as u64 + 1).into();
         seal(zerocopy::transmute!(raw))
     }
 
@@ -224,6 +237,8 @@ impl Superblock {
             left,
             stamp: Stamp { size: raw.stamp_size.get(), modified: raw.stamp_modified.get() },
             intents,
+            list: raw.list.get(),
+            period: raw.period.get().checked_sub(1).map(|period| as_kept(Duration::from_micros(period))),
             history: History { scrubbed: raw.scrubbed.get(), scrubs: raw.scrubs.get(), repaired: raw.repaired.get() },
         }))
     }
@@ -235,10 +250,9 @@ impl Superblock {
         for (copy, whole) in whole.iter_mut().enumerate() {
             let at = copy as u64 * PAGE;
             let mut bytes = [0; PAGE as usize];
-            if side.len() < at + PAGE {
+            if side.len() < at + PAGE || !side.read_unless_bad(at, &mut bytes)? {
                 continue;
             }
-            side.read(at, &mut bytes)?;
             let Some(found) = Superblock::decode(&bytes, path)? else { continue };
             *whole = true;
             seqs[copy] = found.seq;
@@ -265,7 +279,7 @@ impl Superblock {
 
     /// Writes this version again, over the copy that holds it.
     pub(super) fn rewrite<F: MediumFile>(&self, side: &F) -> Result<()> {
-        side.write(self.seq % 2 * PAGE, &self.encode())
+        side.write_anew(self.seq % 2 * PAGE, &self.encode())
     }
 
     /// Whether the medium holds this version.
@@ -285,7 +299,13 @@ impl Superblock {
     /// What another companion file of the same file shall be like.
     pub(super) fn settings(&self) -> Settings {
         let Geometry { stripe, layout, .. } = self.geometry;
-        Settings { stripe: Some(stripe), layout: Some(layout), checksum: Some(self.checksum), batch: Settings::BATCH }
+        Settings {
+            stripe: Some(stripe),
+            layout: Some(layout),
+            checksum: Some(self.checksum),
+            keep: self.period,
+            batch: Settings::BATCH,
+        }
     }
 
     /// What ties a table block to this file.
@@ -297,8 +317,8 @@ impl Superblock {
 /// Whether the medium holds this version of a superblock.
 fn holds<F: MediumFile>(side: &F, seq: u64) -> Result<bool> {
     let mut bytes = [0; PAGE as usize];
-    side.read_stored(seq % 2 * PAGE, &mut bytes)?;
-    Ok(sealed(&bytes) && bytes[56..64] == seq.to_le_bytes())
+    let is_there = side.read_stored_unless_bad(seq % 2 * PAGE, &mut bytes)?;
+    Ok(is_there && sealed(&bytes) && bytes[56..64] == seq.to_le_bytes())
 }
 
 /// One block of a table: checksums of consecutive pages, and which of them are uncovered.
@@ -386,10 +406,18 @@ mod tests {
             left: Left::Announced,
             stamp: Stamp { size: 100_000, modified: 5 },
             intents: vec![0, 24],
+            list: 6,
+            period: Some(Duration::from_millis(7)),
             history: History { scrubbed: 1, scrubs: 2, repaired: 3 },
         };
-        let bytes = superblock.encode();
         let path = Path::new("x");
+        // None is kept that would keep a core busy, nor one that is rounded to none.
+        for (kept, found) in [(0, 0), (300, 1_000_000), (1_000, 1_000_000), (2_000_000, 2_000_000)] {
+            let period = |nanos| Some(Duration::from_nanos(nanos));
+            let bytes = Superblock { period: period(kept), ..superblock.clone() }.encode();
+            assert_eq!(Superblock::decode(&bytes, path).unwrap().unwrap().period, period(found));
+        }
+        let bytes = superblock.encode();
         assert_eq!(Superblock::decode(&bytes, path).unwrap(), Some(superblock));
         for at in 0..bytes.len() {
             let mut bytes = bytes;

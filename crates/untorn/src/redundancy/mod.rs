@@ -25,12 +25,18 @@
 //!    nobody stores, and durably, before the first store after that, that it says nothing from then on.
 //! 6. A repair is written in place. Until it is done the page goes on differing from its checksum, whatever a crash leaves of
 //!    it, while neither parity nor the other pages of the stripe are touched: so it is done again. Because it changes the
-//!    file's time, by which 5 would disbelieve everything, the superblock names the page first.
+//!    file's time, by which 5 would disbelieve everything, the superblock names the page first; if there are too many for it, all
+//!    of them are [listed], so that those whose turn has not come are known to be damaged as well.
 //! 7. Where stores are covered as soon as they are made, parity changes by the difference between what a page held when it
 //!    was announced and what it holds then, see [`delta`]. The first was what its checksum speaks of, so parity goes on
 //!    speaking of every other page as it was covered, whatever that page holds by now. Only of a stripe all of whose pages
 //!    are announced together it need not be kept. While it is kept, a damaged page beside it is repaired with it; a crash
 //!    before that is done leaves what it would have left anyway, damage beside an uncovered page.
+//!
+//! 8. A page that the medium cannot read, of the file or of the companion, is an erasure: it is known to be damaged, and is
+//!    treated as one that differs, whatever was stored to it. So it is given back if it was covered and its stripe allows it, and
+//!    else reported; it never ends a pass, nor what an engine does elsewhere in the file. What is rebuilt is written over the
+//!    whole of it, so a device can put another place in its stead.
 //!
 //! Where pages are read from is behind [`Pages`], and how stores are found out behind [`Tracker`]. An engine's stores to its
 //! data file are announced for it by the medium that it is given, see [`watch`], and so are those to the pages of its sidecar
@@ -40,12 +46,14 @@ mod ahead;
 mod announce;
 mod bits;
 pub(crate) mod both;
+mod carry;
 mod checksum;
 mod companion;
 mod cover;
 mod delta;
 mod format;
 mod layout;
+mod listed;
 mod open;
 mod pages;
 mod repair;
@@ -72,7 +80,7 @@ use layout::Geometry;
 use table::Tables;
 
 pub(crate) use both::Both;
-pub(crate) use companion::{companion, remove};
+pub(crate) use companion::{companion, kept_period, remove};
 pub use format::History;
 use pages::Pages;
 pub use report::{Coverage, RepairReport, ScrubReport};
@@ -246,6 +254,8 @@ struct Inner {
     were_unknown: Vec<u64>,
     /// Damaged pages that keep their stripes from being covered.
     stuck: BTreeSet<u64>,
+    /// Stripes with a page that cannot be read, which passes leave alone for a while: to read it may take a device seconds.
+    left_alone: BTreeMap<u64, LeftAlone>,
     /// Copies of table blocks that were not whole when they were read.
     damaged: Vec<(u64, usize)>,
     /// Which copies of the superblock were whole.
@@ -254,8 +264,26 @@ struct Inner {
     whole_at: Instant,
     /// Whether a crash, or a write that nobody told of, has left pages that may be unknown.
     disbelieved: bool,
+    /// It was carried over from another length, and no pass has noted the file's time since.
+    carried: bool,
+    /// The file has another length for a reason that is not known, so pages that are not spoken of may hold anything.
+    doubts: bool,
     /// The first failure, after which nothing more is done.
     failed: Option<String>,
+}
+
+/// For how many passes a stripe is left alone.
+#[derive(Clone, Copy, Default)]
+struct LeftAlone {
+    /// Of these, so many are to come.
+    left: u32,
+    /// So many are left out after the next attempt that fails.
+    pause: u32,
+}
+
+impl LeftAlone {
+    /// The most passes that are left out in a row.
+    const MOST: u32 = 64;
 }
 
 impl Inner {
@@ -295,20 +323,28 @@ impl<M: Medium> Redundancy<M> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads a page as programs see it, filled up with zeros.
-    fn read(&self, page: u64, bytes: &mut [u8]) -> Result<()> {
-        let range = self.geometry.bytes_of(page);
-        let (there, behind) = bytes.split_at_mut((range.end - range.start) as usize);
-        behind.fill(0);
-        self.pages.read(range.start, there)
+    /// Reads a page as programs see it, filled up with zeros. Its checksum, or nothing if the medium cannot read it: it is then
+    /// known to be damaged, whatever it was covered with.
+    fn read(&self, page: u64, bytes: &mut [u8]) -> Result<Option<u64>> {
+        self.read_with(page, bytes, |offset, bytes| self.pages.read(offset, bytes))
     }
 
     /// Reads a page as the medium holds it.
-    fn read_stored(&self, page: u64, bytes: &mut [u8]) -> Result<()> {
+    fn read_stored(&self, page: u64, bytes: &mut [u8]) -> Result<Option<u64>> {
+        self.read_with(page, bytes, |offset, bytes| self.pages.read_stored(offset, bytes))
+    }
+
+    fn read_with(
+        &self,
+        page: u64,
+        bytes: &mut [u8],
+        read: impl FnOnce(u64, &mut [u8]) -> Result<bool>,
+    ) -> Result<Option<u64>> {
         let range = self.geometry.bytes_of(page);
         let (there, behind) = bytes.split_at_mut((range.end - range.start) as usize);
         behind.fill(0);
-        self.pages.read_stored(range.start, there)
+        let is_there = read(range.start, there)?;
+        Ok(is_there.then(|| self.checksum.of(bytes)))
     }
 
     /// What is covered now.
@@ -342,6 +378,7 @@ impl<M: Medium> Redundancy<M> {
             stripe: self.geometry.stripe,
             layout: self.geometry.layout,
             checksum: self.checksum,
+            period: inner.superblock.period,
             history: inner.superblock.history,
         })
     }

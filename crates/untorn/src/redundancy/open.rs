@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::ahead::STRIDE;
 use super::bits::Bits;
-use super::companion::{agree, attach, companion, create, is_of};
+use super::companion::{agree, attach, companion, create_marked, is_of};
 use super::format::{Left, Superblock};
 use super::pages::{FilePages, Pages, PagesFrom};
 use super::table::{Read, Scope, Tables};
@@ -43,6 +43,37 @@ enum Belief {
     Only(BTreeSet<u64>),
 }
 
+impl Inner {
+    /// What is known of a companion file that has just been read.
+    fn new(superblock: Superblock, superblocks: [bool; 2], tables: Tables) -> Self {
+        let pages = superblock.geometry.pages();
+        Inner {
+            begun: false,
+            mends: true,
+            stored: Bits::new(pages),
+            ahead: Bits::new(pages),
+            stride: STRIDE,
+            storing: BTreeMap::new(),
+            stirring: 0,
+            spoilt: BTreeSet::new(),
+            before: BTreeMap::new(),
+            unknown: BTreeSet::new(),
+            were_unknown: Vec::new(),
+            stuck: BTreeSet::new(),
+            left_alone: BTreeMap::new(),
+            damaged: Vec::new(),
+            superblocks,
+            whole_at: Instant::now(),
+            disbelieved: false,
+            carried: false,
+            doubts: false,
+            failed: None,
+            superblock,
+            tables,
+        }
+    }
+}
+
 impl<M: Medium> Redundancy<M> {
     /// Opens the redundancy of a file. If it has none it is made, unless it is only to be looked at; nothing is covered then,
     /// save where stores are covered at once.
@@ -63,7 +94,7 @@ impl<M: Medium> Redundancy<M> {
 
     /// The same for a file that is being opened with an engine, and before that writes to it. Nothing is changed that is there,
     /// until the first announcement or until it [begins](Redundancy::begin): the engine may refuse the file. Only if it is for
-    /// another length it is made anew at once, and nothing of it is covered. Where the file is `trusted`, because somebody says
+    /// another length it is made anew at once, and what it says is carried over. Where the file is `trusted`, because somebody says
     /// so who knows that others wrote to it, no page that differs is taken for damaged.
     ///
     /// # Errors
@@ -122,13 +153,25 @@ impl<M: Medium> Redundancy<M> {
         side.distrust_cache(barriers::ATTACH_CACHE, 0, side.len())?;
         let (mut superblock, mut superblocks) = Superblock::read(&side, &place)?;
         let is_as_long = of_sidecar || superblock.geometry.len == data.len();
+        let mut troubles = None;
         if beside && !is_as_long && is_of(&superblock, &data)? {
-            // A crash while its length was being changed.
-            side = create(&*medium, path, &place, &data, data.len(), &superblock.settings(), superblock.history)?;
+            // A crash while its length was being changed. Another may have changed it too, of which the time tells only where
+            // nobody stored.
+            side = if superblock.left == Left::Storing && !trusted {
+                let before = Self::of_another_length(&medium, path, &place, side, (superblock, superblocks), &mode)?;
+                before.doubt_beyond(data.len());
+                troubles = Some(before.troubles());
+                before.renew(data.len())?
+            } else {
+                let Superblock { history, .. } = superblock;
+                create_marked(&*medium, path, &place, &data, data.len(), &superblock.settings(), history)?
+            };
             (superblock, superblocks) = Superblock::read(&side, &place)?;
             created = true;
         }
         agree(path, &place, &superblock, &data, &settings, of_sidecar)?;
+        // With whatever is written next.
+        superblock.period = settings.keep.or(superblock.period);
         let geometry = superblock.geometry;
         if side.len() < geometry.side_len() {
             // Somebody cut it short. What is missing is then no whole block, and no whole parity.
@@ -148,27 +191,9 @@ impl<M: Medium> Redundancy<M> {
             Some(from) => Box::new(PagesFrom::new(Arc::clone(&medium), path.to_owned(), from, data)),
             None => Box::new(FilePages(data)),
         };
-        let inner = Inner {
-            begun: false,
-            mends: true,
-            stored: Bits::new(geometry.pages()),
-            ahead: Bits::new(geometry.pages()),
-            stride: STRIDE,
-            storing: BTreeMap::new(),
-            stirring: 0,
-            spoilt: BTreeSet::new(),
-            before: BTreeMap::new(),
-            unknown: BTreeSet::new(),
-            were_unknown: Vec::new(),
-            stuck: BTreeSet::new(),
-            damaged: read.damaged.clone(),
-            superblocks,
-            whole_at: Instant::now(),
-            disbelieved: false,
-            failed: None,
-            superblock,
-            tables,
-        };
+        let carried = created && superblock.left == Left::Storing;
+        let damaged = read.damaged.clone();
+        let inner = Inner { carried, damaged, ..Inner::new(superblock, superblocks, tables) };
         let opened = Redundancy {
             medium,
             path: path.to_owned(),
@@ -187,7 +212,44 @@ impl<M: Medium> Redundancy<M> {
         if !created {
             opened.judge(&read, untouched, trusted)?;
         }
+        if let Some(troubles) = troubles {
+            opened.inherit(troubles);
+        }
         Ok(opened)
+    }
+
+    /// What a companion says that is for another length than its file has. Nothing is written to either.
+    fn of_another_length(
+        medium: &Arc<M>,
+        path: &Path,
+        place: &Path,
+        side: M::File,
+        (superblock, superblocks): (Superblock, [bool; 2]),
+        mode: &Mode,
+    ) -> Result<Self> {
+        let geometry = superblock.geometry;
+        let (tables, read) = Tables::read(&side, geometry, superblock.tie(), false)?;
+        let data = medium.open(path, Access::ReadWrite, 0)?;
+        let pages = Box::new(PagesFrom::new(Arc::clone(medium), path.to_owned(), 0, data));
+        let damaged = read.damaged.clone();
+        let inner = Inner { mends: false, damaged, ..Inner::new(superblock, superblocks, tables) };
+        let before = Redundancy {
+            medium: Arc::clone(medium),
+            path: path.to_owned(),
+            side_path: place.to_owned(),
+            pages,
+            side,
+            geometry,
+            checksum: inner.superblock.checksum,
+            mode: mode.clone(),
+            batch: 1,
+            has_engine: true,
+            of_sidecar: false,
+            leaving: AtomicBool::new(false),
+            inner: Mutex::new(inner),
+        };
+        before.judge(&read, false, false)?;
+        Ok(before)
     }
 
     /// Finds out which pages cannot be told to be damaged or not, and restores what it can of lost table blocks.
@@ -202,7 +264,13 @@ impl<M: Medium> Redundancy<M> {
             Left::Closed | Left::Announced if untouched => Belief::All,
             // It was stored to by those who announced it.
             Left::Storing => Belief::All,
-            Left::Closed | Left::Announced => Belief::Only(inner.superblock.intents.iter().copied().collect()),
+            // Between two batches of a repair the time is the one that was noted, so somebody else wrote: of what is listed, pages
+            // that were repaired already may be what he wrote.
+            Left::Closed | Left::Announced if inner.superblock.intents.is_empty() => Belief::Only(BTreeSet::new()),
+            Left::Closed | Left::Announced => {
+                let listed = self.listed(inner)?;
+                Belief::Only(inner.superblock.intents.iter().copied().chain(listed).collect())
+            }
             Left::Tracked => Belief::Only(BTreeSet::new()),
         };
         inner.disbelieved = matches!(belief, Belief::Only(_));
@@ -212,8 +280,7 @@ impl<M: Medium> Redundancy<M> {
         let closed = inner.superblock.left == Left::Closed;
         let mut bytes = [0; PAGE as usize];
         let mut differs = |inner: &Inner, page: u64| -> Result<bool> {
-            self.read(page, &mut bytes)?;
-            Ok(self.checksum.of(&bytes) != inner.tables.sum(page))
+            Ok(self.read(page, &mut bytes)? != Some(inner.tables.sum(page)))
         };
         if let Belief::Only(exact) = &belief {
             for page in (0..self.geometry.pages()).filter(|page| !exact.contains(page)) {
@@ -268,16 +335,17 @@ impl<M: Medium> Redundancy<M> {
 
     /// The checksums of pages whose table block is lost, if their stripe still agrees with its parity. Else they are unknown.
     fn restore_sums(&self, inner: &mut Inner, stripe: u64, lost: &std::ops::Range<u64>) -> Result<()> {
-        let mut sum = [0; PAGE as usize];
-        self.side.read(self.geometry.parity_at(stripe), &mut sum)?;
-        let mut whole = self.checksum.of(&sum) == inner.tables.parity_sum(stripe);
+        let parity = self.read_parity(stripe, false)?;
+        let mut whole = parity.as_ref().is_some_and(|(_, sum)| *sum == inner.tables.parity_sum(stripe));
+        let mut sum = parity.map_or_else(|| vec![0; PAGE as usize], |(parity, _)| parity);
         let mut bytes = [0; PAGE as usize];
         let mut sums = Vec::new();
         for page in self.geometry.members(stripe) {
-            self.read(page, &mut bytes)?;
+            let held = self.read(page, &mut bytes)?;
+            whole &= held.is_some();
             xor(&mut sum, &bytes);
             if lost.contains(&page) {
-                sums.push((page, self.checksum.of(&bytes)));
+                sums.push((page, held.unwrap_or_default()));
             } else {
                 whole &= !inner.tables.uncovered().has(page);
             }
@@ -311,7 +379,7 @@ impl<M: Medium> Redundancy<M> {
     pub(super) fn take_over(&self, inner: &mut Inner) -> Result<()> {
         let left = match &self.mode {
             Mode::Look | Mode::Report => return Ok(()),
-            Mode::Announced | Mode::Synchronous if self.of_sidecar => Left::Storing,
+            Mode::Announced | Mode::Synchronous if self.of_sidecar || inner.carried => Left::Storing,
             Mode::Announced | Mode::Synchronous => Left::Announced,
             Mode::Tracked(_) => Left::Tracked,
         };
@@ -330,21 +398,11 @@ impl<M: Medium> Redundancy<M> {
         inner.superblock.left = left;
         inner.superblock.stamp = self.pages.stamp()?;
         inner.superblock.intents.clear();
+        inner.superblock.list = 0;
         // Both copies: if one of them is damaged later, the other must not say how it was before.
         self.write_superblocks(inner, barriers::OPEN)?;
         inner.begun = true;
         Ok(())
-    }
-
-    /// Puts a companion file for another length in the place of this one, durably; all of it is marked. This one is of no
-    /// further use. The other is locked, so that nobody has it between the two.
-    ///
-    /// # Errors
-    /// Those of creating, writing and flushing.
-    pub(super) fn renew(&self, len: u64) -> Result<M::File> {
-        let data = self.medium.open(&self.path, Access::Read, 0)?;
-        let superblock = self.lock().superblock.clone();
-        create(&*self.medium, &self.path, &self.side_path, &data, len, &superblock.settings(), superblock.history)
     }
 
     /// What the companion file is like.

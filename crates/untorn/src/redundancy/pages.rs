@@ -8,13 +8,13 @@ use crate::medium::{Access, Barrier, Medium, MediumFile, Stamp};
 
 /// The bytes that are protected, by their offsets.
 pub(crate) trait Pages: Send + Sync {
-    /// Reads bytes of one page as programs see them.
-    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()>;
+    /// Reads bytes of one page as programs see them; false if the medium has lost them.
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<bool>;
 
-    /// Reads bytes of one page as the medium holds them.
-    fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<()>;
+    /// Reads bytes of one page as the medium holds them; false likewise.
+    fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<bool>;
 
-    /// Replaces bytes of one page.
+    /// Replaces the bytes of one page, which may be one that cannot be read.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()>;
 
     /// Makes all that programs see durable, whoever stored it.
@@ -44,16 +44,16 @@ pub(crate) trait Pages: Send + Sync {
 pub(super) struct FilePages<F>(pub(super) F);
 
 impl<F: MediumFile> Pages for FilePages<F> {
-    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        self.0.read(offset, bytes)
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<bool> {
+        self.0.read_unless_bad(offset, bytes)
     }
 
-    fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        self.0.read_stored(offset, bytes)
+    fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<bool> {
+        self.0.read_stored_unless_bad(offset, bytes)
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.0.write(offset, bytes)
+        self.0.write_anew(offset, bytes)
     }
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
@@ -100,29 +100,29 @@ impl<M: Medium> PagesFrom<M> {
         &self,
         offset: u64,
         bytes: &mut [u8],
-        read: impl FnOnce(&M::File, u64, &mut [u8]) -> Result<()>,
-    ) -> Result<()> {
+        read: impl FnOnce(&M::File, u64, &mut [u8]) -> Result<bool>,
+    ) -> Result<bool> {
         let offset = self.from + offset;
         self.with(|file| {
             let there = file.len().saturating_sub(offset).min(bytes.len() as u64);
             let (there, behind) = bytes.split_at_mut(there as usize);
             behind.fill(0);
-            if there.is_empty() { Ok(()) } else { read(file, offset, there) }
+            if there.is_empty() { Ok(true) } else { read(file, offset, there) }
         })
     }
 }
 
 impl<M: Medium> Pages for PagesFrom<M> {
-    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        self.read_with(offset, bytes, |file, offset, bytes| file.read(offset, bytes))
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<bool> {
+        self.read_with(offset, bytes, |file, offset, bytes| file.read_unless_bad(offset, bytes))
     }
 
-    fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        self.read_with(offset, bytes, |file, offset, bytes| file.read_stored(offset, bytes))
+    fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<bool> {
+        self.read_with(offset, bytes, |file, offset, bytes| file.read_stored_unless_bad(offset, bytes))
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.with(|file| file.write(self.from + offset, bytes))
+        self.with(|file| file.write_anew(self.from + offset, bytes))
     }
 
     fn sync(&self, barrier: Barrier) -> Result<()> {

@@ -12,7 +12,7 @@ use super::scrub::Scrub;
 use super::table::Scope;
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
-use crate::medium::{Barrier, Medium, MediumFile};
+use crate::medium::{Barrier, Medium, MediumFile, is_bad};
 use crate::options::Damage;
 
 /// What is to be written: pages, and parity of stripes.
@@ -94,7 +94,7 @@ impl<M: Medium> Redundancy<M> {
             self.take_back(inner, &mut read);
             if let [page] = found.damaged[..]
                 && let Some(nth) = read.pages.iter().position(|member| *member == page)
-                && found.uncovered.iter().all(|page| inner.before.contains_key(page))
+                && found.uncovered.iter().all(|other| *other != page && inner.before.contains_key(other))
                 && found.unknown.is_empty()
                 && let Some(bytes) = self.rebuild(inner, stripe, &read, nth)?
             {
@@ -103,7 +103,10 @@ impl<M: Medium> Redundancy<M> {
             } else {
                 report.lost.extend(found.damaged.iter().map(|page| self.range_of(*page)));
             }
-            if found.parity && found.damaged.is_empty() {
+            // Of bytes that are what their checksums speak of, though they were read anew and others may have come: parity that is
+            // damaged can be made again, and what it would be made of otherwise would be gone for good.
+            let agrees = |nth: usize| read.sums[nth] == Some(inner.tables.sum(read.pages[nth]));
+            if found.parity && found.damaged.is_empty() && (0..read.pages.len()).all(agrees) {
                 parities.push((stripe, read.fold(None)));
             }
         }
@@ -112,18 +115,24 @@ impl<M: Medium> Redundancy<M> {
     }
 
     fn carry_out(&self, inner: &mut Inner, plan: &Plan, report: &mut RepairReport) -> Result<()> {
+        if plan.pages.len() > MAX_INTENTS && matches!(self.mode, Mode::Look) {
+            self.list(inner, &plan.pages.iter().map(|(page, _)| *page).collect::<Vec<_>>())?;
+        }
         for batch in plan.pages.chunks(MAX_INTENTS) {
             let repaired = self.put_back(inner, batch)?;
+            // What the device takes no other bytes for.
+            let refused = batch.iter().filter(|(page, _)| inner.stuck.contains(page) && !repaired.contains(page));
+            report.lost.extend(refused.map(|(page, _)| self.range_of(*page)));
             report.repaired.extend(repaired.into_iter().map(|page| self.range_of(page)));
         }
         report.rebuilt = self.rebuild_side(inner, &plan.parities)?;
-        Ok(())
+        self.forget_list(inner)
     }
 
     /// The bytes of a page, if the rest of its stripe and its parity give such that its checksum speaks of.
     pub(super) fn rebuild(&self, inner: &Inner, stripe: u64, read: &Stripe, nth: usize) -> Result<Option<Vec<u8>>> {
-        let mut bytes = self.read_parity(stripe)?;
-        if self.checksum.of(&bytes) != inner.tables.parity_sum(stripe) {
+        let Some((mut bytes, sum)) = self.read_parity(stripe, true)? else { return Ok(None) };
+        if sum != inner.tables.parity_sum(stripe) || !read.is_there(Some(nth)) {
             return Ok(None);
         }
         crate::simd::xor(&mut bytes, &read.fold(Some(nth)));
@@ -152,8 +161,15 @@ impl<M: Medium> Redundancy<M> {
         let mut repaired = Vec::new();
         for (page, bytes) in pages.iter().filter(|(page, _)| !stored.iter().any(|run| run.contains(page))) {
             let range = self.range_of(*page);
-            self.pages.write(range.offset, &bytes[..range.len as usize])?;
-            repaired.push(*page);
+            match self.pages.write(range.offset, &bytes[..range.len as usize]) {
+                Ok(()) => repaired.push(*page),
+                // Of a short page a file system may have to read the rest of its block, and cannot.
+                Err(error) if is_bad(&error) => {
+                    tracing::error!(path = %self.path.display(), page, %error, "a page cannot be written anew");
+                    inner.stuck.insert(*page);
+                }
+                Err(error) => return Err(error),
+            }
         }
         self.pages.sync(barriers::REPAIR_DATA)?;
         inner.superblock.intents.clear();
@@ -164,6 +180,10 @@ impl<M: Medium> Redundancy<M> {
         }
         let history = &mut inner.superblock.history;
         history.repaired = history.repaired.saturating_add(repaired.len() as u64);
+        for page in &repaired {
+            inner.stuck.remove(page);
+            inner.left_alone.remove(&self.geometry.stripe_of(*page));
+        }
         self.write_superblocks(inner, barriers::REPAIR_DONE)?;
         Ok(repaired)
     }
@@ -192,7 +212,7 @@ impl<M: Medium> Redundancy<M> {
     fn rebuild_side(&self, inner: &mut Inner, parities: &[(u64, Vec<u8>)]) -> Result<u64> {
         for (stripe, parity) in parities {
             inner.tables.set_parity_sum(*stripe, self.checksum.of(parity));
-            self.side.write(self.geometry.parity_at(*stripe), parity)?;
+            self.side.write_anew(self.geometry.parity_at(*stripe), parity)?;
         }
         let damaged = self.damaged_tables(inner)?;
         for &(block, copy) in &damaged {

@@ -46,6 +46,8 @@ pub struct Coverage {
     pub layout: StripeLayout,
     /// The checksum of a page.
     pub checksum: Checksum,
+    /// The [period](crate::ProtectOptions::keep_period) of openings that name none; `None` if none is kept, and it is a second.
+    pub period: Option<Duration>,
     /// What was done before.
     pub history: History,
 }

@@ -113,11 +113,14 @@ impl<M: Medium> Redundancy<M> {
         };
         let read = self.read_stripe(stripe, true)?;
         let skip = |page: &u64| found.uncovered.contains(page) || found.unknown.contains(page);
-        let differs = (0..sums.len()).any(|nth| !skip(&read.pages[nth]) && read.sums[nth] != sums[nth]);
+        let differs =
+            (0..sums.len()).any(|nth| read.sums[nth].is_none_or(|sum| !skip(&read.pages[nth]) && sum != sums[nth]));
         let whole = found.uncovered.is_empty() && found.unknown.is_empty();
-        let parity = if whole { Some(self.read_parity(stripe)?) } else { None };
-        let parity_is_wrong = parity
-            .is_some_and(|parity| self.checksum.of(&parity) != parity_sum || !differs && parity != read.fold(None));
+        let parity_is_wrong = whole
+            && match self.read_parity(stripe, true)? {
+                Some((parity, sum)) => sum != parity_sum || !differs && parity != read.fold(None),
+                None => true,
+            };
         if differs || parity_is_wrong {
             found = self.accuse(&*self.usable()?, stripe)?;
         }
@@ -127,7 +130,7 @@ impl<M: Medium> Redundancy<M> {
     /// What is wrong with a stripe for certain. Nothing is covered and nothing announced meanwhile.
     pub(super) fn accuse(&self, inner: &Inner, stripe: u64) -> Result<StripeFindings> {
         let read = self.read_stripe(stripe, true)?;
-        let parity = self.read_parity(stripe)?;
+        let parity = self.read_parity(stripe, true)?;
         // Asked after the reading: what is not among these was not stored to before it.
         let stored = match &self.mode {
             Mode::Tracked(tracker) => tracker.look()?,
@@ -136,13 +139,16 @@ impl<M: Medium> Redundancy<M> {
         let mut found = self.not_covered(inner, stripe, &stored);
         for (page, sum) in read.pages.iter().zip(&read.sums) {
             let counts = !found.uncovered.contains(page) && !found.unknown.contains(page);
-            if counts && *sum != inner.tables.sum(*page) {
+            // What cannot be read is damaged, whatever it should hold.
+            if sum.is_none_or(|sum| counts && sum != inner.tables.sum(*page)) {
                 found.damaged.push(*page);
             }
         }
         if found.uncovered.is_empty() && found.unknown.is_empty() {
-            let agrees = !found.damaged.is_empty() || parity == read.fold(None);
-            found.parity = self.checksum.of(&parity) != inner.tables.parity_sum(stripe) || !agrees;
+            found.parity = parity.is_none_or(|(parity, sum)| {
+                let agrees = !found.damaged.is_empty() || parity == read.fold(None);
+                sum != inner.tables.parity_sum(stripe) || !agrees
+            });
         }
         Ok(found)
     }
@@ -163,10 +169,16 @@ impl<M: Medium> Redundancy<M> {
         found
     }
 
-    pub(super) fn read_parity(&self, stripe: u64) -> Result<Vec<u8>> {
-        let mut parity = vec![0; PAGE as usize];
-        self.side.read_stored(self.geometry.parity_at(stripe), &mut parity)?;
-        Ok(parity)
+    /// The parity of a stripe as it is, or as the medium holds it, and its checksum; nothing if it cannot be read.
+    pub(super) fn read_parity(&self, stripe: u64, stored: bool) -> Result<Option<(Vec<u8>, u64)>> {
+        let (at, mut parity) = (self.geometry.parity_at(stripe), vec![0; PAGE as usize]);
+        let is_there = if stored {
+            self.side.read_stored_unless_bad(at, &mut parity)?
+        } else {
+            self.side.read_unless_bad(at, &mut parity)?
+        };
+        let sum = self.checksum.of(&parity);
+        Ok(is_there.then_some((parity, sum)))
     }
 
     /// Notes in the companion file that a scrub went through.

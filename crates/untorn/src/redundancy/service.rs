@@ -12,6 +12,10 @@ pub(crate) trait Service: Send + Sync {
     fn path(&self) -> &Path;
     /// Covers what was stored to before the call; how many pages.
     fn cover(&self) -> Result<u64>;
+    /// The same by the way, as the thread does it: without what could not be read a short time ago.
+    fn pass(&self) -> Result<u64> {
+        self.cover()
+    }
     /// Hears of a pass of the thread that failed, for nobody else does. Another may go through.
     fn failed(&self, _error: Error) {}
     fn coverage(&self) -> Result<Coverage>;
@@ -42,6 +46,8 @@ pub(crate) trait Aside: Send + Sync {
     /// Whether there is any.
     fn is_kept(&self) -> bool;
     fn cover(&self) -> Result<u64>;
+    /// See [`Service::pass`].
+    fn pass(&self) -> Result<u64>;
     fn coverage(&self) -> Result<Option<Coverage>>;
     fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport>;
     fn note_scrub(&self) -> Result<()>;
@@ -71,6 +77,10 @@ impl<M: Medium> Service for Redundancy<M> {
 
     fn cover(&self) -> Result<u64> {
         Redundancy::cover(self)
+    }
+
+    fn pass(&self) -> Result<u64> {
+        Redundancy::pass(self)
     }
 
     fn coverage(&self) -> Result<Coverage> {

@@ -10,8 +10,8 @@
 //!    page that differs and is not marked is damaged. When it was closed, its time is noted after the engine's last store.
 //! 2. An announcement comes in the midst of a program's write, so marks are set [ahead](super::ahead).
 //! 3. A sidecar grows while it is in use. The companion is for a length of its own: pages behind the sidecar's end are zeros, as
-//!    they are when it has grown. A store behind that length makes another companion first, twice as long, with all in it
-//!    marked; it takes the place of the old one durably before the store.
+//!    they are when it has grown. A store behind that length makes another companion first, twice as long, to which
+//!    what is known is [carried](super::carry) over; it takes the place of the old one durably before the store.
 //! 4. A sidecar that is removed, or gets another name, takes no companion along. One that a crash leaves beside another
 //!    sidecar is none of it, which the identity of that tells.
 //! 5. What tells where bytes are is looked at before recovery believes it, for that has no digest of it; and an engine that
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::companion::{create, is_of, remove_of_sidecar, sidecar_companion};
+use super::companion::{create_marked, is_of, remove_of_sidecar, sidecar_companion};
 use super::format::{History, Superblock as Companion};
 use super::open::InSidecar;
 use super::report::{in_sidecar, repair_in_sidecar};
@@ -192,7 +192,8 @@ impl<M: Medium> SidecarPages<M> {
             // It has one for each page, and a meta page before each chunk of them.
             _ => data.max(1) + data.max(1).div_ceil(chunk - 1),
         };
-        let made = create(&*self.medium, &self.path, &self.place, &side, pages * PAGE, &settings, History::default())?;
+        let made =
+            create_marked(&*self.medium, &self.path, &self.place, &side, pages * PAGE, &settings, History::default())?;
         let redundancy = self.open(from, Some(made))?;
         redundancy.begin()?;
         self.keep(from, chunk, redundancy);
@@ -302,6 +303,10 @@ impl<M: Medium> Aside for SidecarPages<M> {
 
     fn cover(&self) -> Result<u64> {
         Ok(self.with(Redundancy::cover)?.unwrap_or_default())
+    }
+
+    fn pass(&self) -> Result<u64> {
+        Ok(self.with(Redundancy::pass)?.unwrap_or_default())
     }
 
     fn coverage(&self) -> Result<Option<Coverage>> {

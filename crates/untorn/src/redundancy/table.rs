@@ -185,7 +185,7 @@ impl Tables {
     }
 
     fn put<F: MediumFile>(&self, side: &F, index: u64, copy: usize) -> Result<()> {
-        side.write(self.geometry.block_at(index, copy), &self.block(index).encode(index, self.tie))
+        side.write_anew(self.geometry.block_at(index, copy), &self.block(index).encode(index, self.tie))
     }
 
     /// Copies of blocks that the medium does not hold as they should be: the newer one is what memory says, the other whole.
@@ -232,10 +232,7 @@ fn read_copy<F: MediumFile>(
 ) -> Result<Option<Block>> {
     let mut bytes = [0; PAGE as usize];
     let at = geometry.block_at(index, copy);
-    if stored {
-        side.read_stored(at, &mut bytes)?;
-    } else {
-        side.read(at, &mut bytes)?;
-    }
-    Ok(Block::decode(&bytes, index, tie))
+    let is_there =
+        if stored { side.read_stored_unless_bad(at, &mut bytes)? } else { side.read_unless_bad(at, &mut bytes)? };
+    Ok(if is_there { Block::decode(&bytes, index, tie) } else { None })
 }

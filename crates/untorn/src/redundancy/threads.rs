@@ -104,7 +104,7 @@ fn is_final(error: &Error) -> bool {
 
 fn cover(stop: &Stop, service: &dyn Service, period: Duration) {
     while !stop.wait(period) {
-        match service.cover() {
+        match service.pass() {
             Ok(0) => {}
             Ok(pages) => tracing::debug!(path = %service.path().display(), pages, "covered"),
             Err(error) => {

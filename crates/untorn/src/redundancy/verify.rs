@@ -22,8 +22,8 @@ impl<M: Medium> Redundancy<M> {
             if !self.speaks_of(&inner, page) {
                 continue;
             }
-            self.read(page, &mut held)?;
-            if self.checksum.of(&held) == inner.tables.sum(page) || repair && self.give_back(&mut inner, page)? {
+            let is_whole = self.read(page, &mut held)? == Some(inner.tables.sum(page));
+            if is_whole || repair && self.give_back(&mut inner, page)? {
                 continue;
             }
             let what = if repair {
@@ -47,8 +47,8 @@ impl<M: Medium> Redundancy<M> {
             if !self.speaks_of(&inner, page) {
                 continue;
             }
-            self.read_stored(page, &mut held)?;
-            if self.checksum.of(&held) != inner.tables.sum(page) && !self.give_back(&mut inner, page)? {
+            let is_whole = self.read_stored(page, &mut held)? == Some(inner.tables.sum(page));
+            if !is_whole && !self.give_back(&mut inner, page)? {
                 let what = "a page that tells where bytes of the file are is damaged, and parity cannot give it back; restore \
                             the file from a backup, or take it as it is after `untorn unprotect`";
                 return Err(self.damaged(page, what));
@@ -59,13 +59,13 @@ impl<M: Medium> Redundancy<M> {
 
     /// Whether what a page holds is what its checksum speaks of, unless it is damaged: it is covered, and nobody is storing to
     /// it.
-    fn speaks_of(&self, inner: &Inner, page: u64) -> bool {
+    pub(super) fn speaks_of(&self, inner: &Inner, page: u64) -> bool {
         let is_marked = inner.tables.uncovered().has(page) && !inner.ahead.has(page);
         !is_marked && !inner.stored.has(page) && !inner.unknown.contains(&page)
     }
 
     /// Gives a damaged page its bytes back, if the rest of its stripe and their parity have them.
-    fn give_back(&self, inner: &mut Inner, page: u64) -> Result<bool> {
+    pub(super) fn give_back(&self, inner: &mut Inner, page: u64) -> Result<bool> {
         let stripe = self.geometry.stripe_of(page);
         let mut read = self.read_stripe(stripe, true)?;
         self.take_back(inner, &mut read);

@@ -14,9 +14,10 @@
 //!    [`redundancy`](super) are those of announced stores.
 //! 3. What stores past the cache leave in buffers of the CPU is not read by others yet. It is ordered before the release, or
 //!    a page would be covered as it was.
-//! 4. Another length is another companion file, in which all is marked. It takes the place of the old one durably before the
-//!    file changes. A crash in between leaves one that is of another length than the file, and that is made anew
-//!    before the engine's first store: not sooner, for the engine may refuse a file whose length somebody else changed.
+//! 4. Another length is another companion file, to which what is known is [carried](super::carry) over. It takes the place of the
+//!    old one durably before the file changes. A crash in between leaves one that is of another length than the file, and that is
+//!    carried over once more before the engine's first store: not sooner, for the engine may refuse a file whose length somebody
+//!    else changed.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -132,7 +133,7 @@ impl<M: Medium> Watch<M> {
     /// Those of writing and flushing.
     pub(crate) fn begin(&self) -> Result<()> {
         match &*self.fresh()? {
-            Kept::Open(redundancy) => redundancy.begin(),
+            Kept::Open(redundancy) => begin(redundancy),
             _ => Ok(()),
         }
     }
@@ -189,7 +190,7 @@ impl<M: Medium> Watch<M> {
         }
     }
 
-    /// Changes the length of the file. What is kept of it is kept for the new length, and nothing is covered then. A file whose
+    /// Changes the length of the file. What is kept of it is kept for the new length, and what was covered is covered then. A file whose
     /// path names another by now stays as it is: it is from there that companions are made, removed and opened.
     pub(super) fn resize(&self, file: &M::File, len: u64) -> Result<()> {
         if file.len() == len {
@@ -219,13 +220,18 @@ impl<M: Medium> Watch<M> {
             Ok(made) => (made, file.set_len(len)),
             Err(error) => (None, Err(error)),
         };
+        let troubles = match &*kept {
+            Kept::Open(redundancy) => redundancy.troubles(),
+            _ => Default::default(),
+        };
         // Lets go of the companion of the old length.
         *kept = Kept::Empty;
         if file.is_empty() {
             return changed;
         }
-        match self.open(made).and_then(|redundancy| redundancy.begin().map(|()| redundancy)) {
+        match self.open(made).and_then(|redundancy| begin(&redundancy).map(|()| redundancy)) {
             Ok(redundancy) => {
+                redundancy.inherit(troubles);
                 *kept = Kept::Open(Box::new(redundancy));
                 changed
             }
@@ -237,6 +243,12 @@ impl<M: Medium> Watch<M> {
     }
 }
 
+/// Begins with redundancy; where stores are covered at once, what nobody is storing to is covered from the beginning.
+fn begin<M: Medium>(redundancy: &Redundancy<M>) -> Result<()> {
+    redundancy.begin()?;
+    if redundancy.is_synchronous() { redundancy.cover().map(drop) } else { Ok(()) }
+}
+
 impl<M: Medium> Service for Watch<M> {
     fn path(&self) -> &Path {
         &self.path
@@ -244,6 +256,10 @@ impl<M: Medium> Service for Watch<M> {
 
     fn cover(&self) -> Result<u64> {
         if self.is_empty() { Ok(0) } else { self.with(Redundancy::cover) }
+    }
+
+    fn pass(&self) -> Result<u64> {
+        if self.is_empty() { Ok(0) } else { self.with(Redundancy::pass) }
     }
 
     fn coverage(&self) -> Result<Coverage> {

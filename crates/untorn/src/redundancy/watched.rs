@@ -173,9 +173,7 @@ impl<M: Medium> MediumFile for WatchedFile<M> {
         self.told(offset, src.len() as u64, |file| file.write(offset, src))
     }
 
-    fn write_lines(&self, offset: u64, src: &[u8], lines: u64) -> Result<()> {
-        self.told(offset, src.len() as u64, |file| file.write_lines(offset, src, lines))
-    }
+    // `write_lines` run by run, each told as what it is: of a page that is not stored to whole the rest has to be there.
 
     fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.told(offset, src.len() as u64, |file| file.store(offset, src))

@@ -89,6 +89,22 @@ impl CalmBlocks {
         if bits & 1 << (block % 64) == 0 { Some(CalmGlimpse { word, bits, moves }) } else { None }
     }
 
+    /// Whether all of these blocks are calm. To be asked before a copy of them, after [`Moves::look`].
+    pub(crate) fn are_calm(&self, blocks: Range<u64>) -> bool {
+        let mut calm = true;
+        each_word(blocks, |word, bits| {
+            calm = calm && self.stirred.get(word).is_some_and(|word| word.load(Ordering::Acquire) & bits == 0);
+        });
+        calm
+    }
+
+    /// Whether blocks that were calm before a copy have been so until now. `moves_before` is what was looked at first.
+    pub(crate) fn were_calm(&self, blocks: Range<u64>, moves: &Moves, moves_before: u64) -> bool {
+        // As in [`CalmGlimpse::held`]: after the copy, and of the two loads the bits first.
+        fence(Ordering::Acquire);
+        self.are_calm(blocks) && moves.0.load(Ordering::Relaxed) == moves_before
+    }
+
     /// Whether a block is not calm, for a guess only.
     #[inline]
     pub(crate) fn is_stirred(&self, block: u64) -> bool {
@@ -170,6 +186,20 @@ mod tests {
             blocks.calm_down(range.clone(), &moves);
             assert_eq!(calm_ones(&blocks, &moves), range.clone().collect::<Vec<_>>(), "{range:?} calmed");
         }
+    }
+
+    #[test]
+    fn blocks_were_calm_only_if_none_was_stirred_meanwhile() {
+        let (blocks, moves) = (CalmBlocks::new(200).unwrap(), zeroed::<Moves>());
+        let look = || moves.look().unwrap();
+        let before = look();
+        assert!(blocks.are_calm(0..200) && blocks.were_calm(0..200, &moves, before));
+        blocks.stir(130);
+        assert!(blocks.are_calm(3..130) && blocks.are_calm(131..200) && !blocks.are_calm(129..131));
+        assert!(blocks.were_calm(3..130, &moves, before) && !blocks.were_calm(3..131, &moves, before));
+        blocks.calm_down(130..131, &moves);
+        assert!(blocks.are_calm(0..200) && !blocks.were_calm(0..200, &moves, before), "stirred and calm again");
+        assert!(blocks.were_calm(0..200, &moves, look()) && !blocks.are_calm(100..20_000));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
 use super::place::Place;
-use super::wire::{Came, Kind, Message, receive};
+use super::wire::{Came, Kind, Message, is_shortage, receive};
 use crate::sys::socket;
 
 /// How long a server may take to answer before it is taken for one that nobody is behind any more.
@@ -18,6 +18,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 pub(crate) enum Trouble {
     /// Another one may.
     Again(String),
+    /// Another one may, if this process finds descriptors or memory.
+    Short(String),
     /// No other one will.
     Never(String),
 }
@@ -30,10 +32,13 @@ impl Trouble {
             Some(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::PIPE | Errno::CONNRESET | Errno::INTR) => {
                 Trouble::Again(text)
             }
-            // A shortage, which may pass.
-            Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => Trouble::Again(text),
-            _ => Trouble::Never(text),
+            _ => Trouble::here(text, error),
         }
+    }
+
+    /// What went wrong in this process.
+    pub(crate) fn here(what: String, error: &io::Error) -> Self {
+        if is_shortage(error) { Trouble::Short(what) } else { Trouble::Never(what) }
     }
 }
 
@@ -48,10 +53,31 @@ pub(crate) fn timespec(time: Duration) -> Timespec {
     Timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() }
 }
 
+/// Waits for descriptors, not longer than the limit; false if that cannot be done just now. It cannot where a process has
+/// lowered its limit of descriptors below those it waits for, and then the caller has to look at each of them.
+pub(crate) fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> bool {
+    match poll(fds, limit.map(timespec).as_ref()) {
+        // An interruption is a turn with nothing to do.
+        Ok(_) | Err(Errno::INTR) => true,
+        Err(_) => {
+            std::thread::sleep(SHORTAGE);
+            false
+        }
+    }
+}
+
+/// How long to leave alone what failed for want of something.
+pub(crate) const SHORTAGE: Duration = Duration::from_millis(10);
+
 /// Makes a descriptor readable.
 pub(crate) fn ring(bell: &OwnedFd) {
     // It fails only where the count is at its limit, and then it is readable.
     let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+}
+
+/// Whether somebody has rung, which is forgotten.
+pub(crate) fn was_rung(bell: BorrowedFd<'_>) -> bool {
+    rustix::io::read(bell, &mut [0_u8; 8]).is_ok()
 }
 
 /// A descriptor to [`ring`].
@@ -110,6 +136,9 @@ pub(crate) fn ask(
                 return Err(Trouble::Never(answer.text));
             }
             Came::Message(answer, _) => return Err(Trouble::Again(format!("it answered {:?}", answer.kind))),
+            Came::Short(error) => {
+                return Err(Trouble::here(format!("hearing the process that serves it: {error}"), &error));
+            }
             Came::End => return Err(Trouble::Again("the process that serves it went away".to_owned())),
             Came::Nothing if since.elapsed() > ANSWER => {
                 return Err(Trouble::Again("the process that serves it does not answer".to_owned()));
@@ -131,8 +160,14 @@ mod tests {
 
     #[test]
     fn a_shortage_may_pass_and_a_refusal_does_not() {
-        let again = |errno: Errno| matches!(Trouble::io("asking", &errno.into()), Trouble::Again(_));
-        assert!([Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::CONNREFUSED].into_iter().all(again));
-        assert!(![Errno::ACCESS, Errno::PERM, Errno::PROTOTYPE].into_iter().any(again));
+        let of = |errno: Errno| Trouble::io("asking", &errno.into());
+        let short = |errno| matches!(of(errno), Trouble::Short(_));
+        assert!([Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS].into_iter().all(short));
+        assert!(matches!(of(Errno::CONNREFUSED), Trouble::Again(_)) && matches!(of(Errno::AGAIN), Trouble::Again(_)));
+        assert!(
+            [Errno::ACCESS, Errno::PERM, Errno::PROTOTYPE]
+                .into_iter()
+                .all(|errno| matches!(of(errno), Trouble::Never(_)))
+        );
     }
 }

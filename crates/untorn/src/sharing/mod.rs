@@ -4,6 +4,7 @@
 //!
 //! What the handles share is plain words without pointers, so that it can move into memory shared by several processes.
 
+pub(crate) mod alarm;
 pub(crate) mod berths;
 pub(crate) mod board;
 pub(crate) mod calm;

@@ -129,6 +129,11 @@ impl PageState {
         Some(Glimpse { word, bitmap: self.bitmap.load(Ordering::Acquire) })
     }
 
+    /// The state to copy by, for the holder of the lock.
+    pub(crate) fn held(&self) -> Glimpse {
+        Glimpse { word: self.word.load(Ordering::Relaxed), bitmap: self.bitmap.load(Ordering::Relaxed) }
+    }
+
     /// Whether what was copied since the glimpse is what it promised.
     #[inline]
     pub(crate) fn holds(&self, glimpse: Glimpse) -> bool {

@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use rustix::io::Errno;
+
 use crate::sys::socket::{self, Received};
 
 /// Bytes of the words.
@@ -109,8 +111,22 @@ fn words(kind: Kind, id: u64, a: u64, b: u64) -> [u8; WORDS] {
 pub(crate) enum Came {
     Message(Message, Vec<OwnedFd>),
     Nothing,
+    /// Something that there is no room for, of descriptors or of memory.
+    Short(io::Error),
     /// The other end is gone, or talks nonsense.
     End,
+}
+
+/// Whether a call failed for want of something of which there may be more later.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    is_shortage_number(error.raw_os_error().unwrap_or(0))
+}
+
+/// The same, of the error's number. Starting a thread fails with EAGAIN.
+pub(crate) fn is_shortage_number(errno: i32) -> bool {
+    // The one before the last: more descriptors are on their way in messages than this user may have open.
+    let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::TOOMANYREFS, Errno::AGAIN];
+    shortages.iter().any(|shortage| shortage.raw_os_error() == errno)
 }
 
 /// Takes the next message, if there is one.
@@ -121,6 +137,7 @@ pub(crate) fn receive(from: BorrowedFd<'_>) -> Came {
             parse(&bytes[..len]).map_or(Came::End, |message| Came::Message(message, fds))
         }
         Ok(Received::Nothing) => Came::Nothing,
+        Err(error) if is_shortage(&error) => Came::Short(error),
         Ok(Received::End) | Err(_) => Came::End,
     }
 }

@@ -89,6 +89,8 @@ pub(crate) fn attach<M: Medium>(
         if !is_named(medium, &place, &side)? {
             continue;
         }
+        // Not before: whoever is to keep others away may have come while we waited for the lock.
+        options.admission.as_ref().map_or(Ok(()), |admission| admission.admit())?;
         data.sync(barriers::ATTACH_FILES)?;
         side.sync(barriers::ATTACH_FILES)?;
         medium.sync_dir(barriers::ATTACH_NAMES, &directory(path))?;

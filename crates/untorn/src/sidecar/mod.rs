@@ -17,6 +17,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::log::record::LINE;
+use crate::medium::Identity;
 
 /// The longest file untorn serves, 64 PiB: what a sidecar says beyond it is nonsense, and below it no sum overflows.
 pub(crate) const MAX_LEN: u64 = 1 << 56;
@@ -100,10 +101,23 @@ pub(crate) fn path(data: &Path, inode: u64) -> PathBuf {
     directory(data).join(inode.to_string())
 }
 
+/// Where the processes meet that share a file in the way that `kind` says. An inode number may come to another file while some
+/// of those are left that shared the one before, so the time of the file's birth is in the name, or its generation.
+pub(crate) fn meeting_place(identity: Identity, kind: &str) -> String {
+    let told_apart = if identity.birth == 0 { identity.generation } else { identity.birth };
+    format!("{}-{told_apart:x}.{kind}", identity.inode)
+}
+
+/// How files are shared, as the names of the meeting places end.
+pub(crate) const CALLS: &str = "calls";
+pub(crate) const REGION: &str = "region";
+pub(crate) const SHARE: &str = "share";
+
 /// Whether a name in the directory of sidecars is that of a lock file with which processes meet that share a file. Nobody may
 /// open one to look what it is: a process that closes any descriptor of it loses its locks.
 fn is_meeting_place(name: &OsStr) -> bool {
-    [".calls.lock", ".region.lock", ".share.lock"].iter().any(|end| name.as_encoded_bytes().ends_with(end.as_bytes()))
+    let name = name.as_encoded_bytes().strip_suffix(b".lock").unwrap_or_default();
+    [CALLS, REGION, SHARE].iter().any(|kind| name.ends_with(format!(".{kind}").as_bytes()))
 }
 
 /// Where records too large for a lane are put.
@@ -115,4 +129,23 @@ pub(crate) fn spill_path(sidecar: &Path) -> PathBuf {
 pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_have_one_inode_number_after_the_other_have_their_own_meeting_places() {
+        let identity = |generation, birth| Identity { device: 1, inode: 7, generation, birth };
+        let names = [identity(0, 0x1f), identity(0, 0x20), identity(5, 0), identity(6, 0)]
+            .map(|identity| [CALLS, REGION, SHARE].map(|kind| meeting_place(identity, kind)));
+        assert_eq!(names[0], ["7-1f.calls", "7-1f.region", "7-1f.share"]);
+        for (index, one) in names.iter().enumerate() {
+            assert!(names[..index].iter().all(|other| one.iter().zip(other).all(|(one, other)| one != other)));
+            // Whoever looks for a sidecar under any name leaves its lock alone.
+            assert!(one.iter().all(|name| is_meeting_place(OsStr::new(&format!("{name}.lock")))));
+        }
+        assert!(!["7", "7.new", "7-1f.share", "share.lock"].iter().any(|name| is_meeting_place(OsStr::new(name))));
+    }
 }

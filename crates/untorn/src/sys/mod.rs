@@ -7,6 +7,7 @@ pub(crate) mod copy;
 pub(crate) mod direct;
 pub(crate) mod fault;
 pub(crate) mod file;
+mod first_use;
 pub(crate) mod lease;
 pub(crate) mod locks;
 pub(crate) mod map;
@@ -25,6 +26,7 @@ pub(crate) mod tracking;
 pub(crate) mod userfault;
 mod zeroed;
 
+pub(crate) use first_use::FirstUse;
 #[cfg(test)]
 pub(crate) use process::in_forked_child;
 pub(crate) use process::incarnation;

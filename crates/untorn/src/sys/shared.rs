@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use super::{copy, incarnation};
 
@@ -111,6 +111,23 @@ impl SharedPages {
     /// Those of `ftruncate(2)`.
     pub(crate) fn grow(&self, len: u64) -> io::Result<()> {
         Ok(rustix::fs::ftruncate(&self.file, len)?)
+    }
+
+    /// Puts memory of this process's own in the place of the mapping, zeros to begin with: from then on it neither sees nor
+    /// changes what the others have. In one step, for all threads.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`.
+    pub(crate) fn forsake(&self) -> io::Result<()> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        let start = self.start.as_ptr().cast();
+        // SAFETY: exactly the mapping that `map` made. What is there instead is as long, loaded from and stored to as before,
+        // and the words in it are valid as any bytes.
+        let mapped = unsafe { mmap_anonymous(start, self.reserved, protection, flags | MapFlags::FIXED) };
+        debug_assert!(mapped.is_err() || mapped == Ok(start));
+        // SAFETY: as above. A child must not have what it would not give back.
+        mapped.and_then(|_| unsafe { madvise(start, self.reserved, Advice::LinuxDontFork) })?;
+        Ok(())
     }
 
     /// Bytes of address space.

@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 /// The most descriptors that come with a message.
@@ -117,12 +117,14 @@ pub(crate) enum Received {
 /// Takes the next message. One that is longer than `into` loses its end.
 ///
 /// # Errors
-/// Those of `recvmsg(2)`.
+/// EMFILE if descriptors came for which this process has no room: they are gone, and with them the message. Those of
+/// `recvmsg(2)`.
 pub(crate) fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let len = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags) {
+        Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => return Err(Errno::MFILE.into()),
         Ok(message) => message.bytes,
         Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
         Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Received::End),

@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 pub use untorn_ring::Step;
+use untorn_ring::{Change, Write};
 
 use super::{CacheOptions, CachedFile, WriteCache};
 use crate::error::Result;
@@ -69,6 +70,14 @@ impl CachedFile {
         self.cache.keep_out(&self.file)
     }
 
+    /// Brings to an end what a process that died was writing to the file, if there is such. A sync does it too, and whoever writes next.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`](crate::Error::Poisoned) if the log or the file failed meanwhile.
+    pub fn mend(&self) -> Result<()> {
+        self.cache.mend_left(&self.file)
+    }
+
     /// Writes, bytes and syncs of other processes since the last call.
     pub fn counts_beside(&self) -> [u64; 3] {
         self.cache.counts_beside(&self.file)
@@ -80,6 +89,26 @@ impl CachedFile {
     /// # Errors
     /// Those of [`write_some`](CachedFile::write_some).
     pub fn write_beside(&self, src: &[u8], offset: u64, until: Option<Step>) -> Result<Option<usize>> {
-        self.cache.write_beside(&self.file, offset, src, until)
+        let write = Write { offset, len: src.len(), at_end: false };
+        self.cache.change_beside(&self.file, write.into(), src, until)
+    }
+
+    /// The same to its end, by a description that the kernel appends for.
+    ///
+    /// # Errors
+    /// Those of [`write_some`](CachedFile::write_some).
+    pub fn append_beside(&self, src: &[u8], until: Option<Step>) -> Result<Option<usize>> {
+        // Where that is is known when it is this one's turn.
+        let write = Write { offset: 0, len: src.len(), at_end: true };
+        self.cache.change_beside(&self.file, write.into(), src, until)
+    }
+
+    /// Changes the length as another process does, and dies at a step if one is given: for simulators. `None` if the process would ask
+    /// for it.
+    ///
+    /// # Errors
+    /// Those of [`set_len`](CachedFile::set_len).
+    pub fn set_len_beside(&self, len: u64, until: Option<Step>) -> Result<Option<()>> {
+        Ok(self.cache.change_beside(&self.file, Change::Length(len), &[], until)?.map(drop))
     }
 }

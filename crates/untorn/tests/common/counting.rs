@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use untorn::medium::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
@@ -45,7 +45,7 @@ impl std::ops::Sub for Counts {
 }
 
 /// Called with what is about to be done, and to which file.
-type Watcher = Box<dyn Fn(&str, &Path) + Send + Sync>;
+type Watcher = dyn Fn(&str, &Path) + Send + Sync;
 
 /// What happens halfway through something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub(crate) enum Halfway<'a> {
 }
 
 /// Called halfway.
-type Halver = Box<dyn Fn(Halfway<'_>) + Send + Sync>;
+type Halver = dyn Fn(Halfway<'_>) + Send + Sync;
 
 #[derive(Default)]
 struct Cells {
@@ -78,25 +78,53 @@ struct Cells {
     sound: AtomicU64,
     /// Reads of this many bytes and more rest in the middle; 0 for none that does.
     resting: AtomicU64,
-    watcher: OnceLock<Watcher>,
-    halver: OnceLock<Halver>,
+    /// Writes to this file fail.
+    refusing: Mutex<Option<PathBuf>>,
+    /// Reads of this file fail.
+    unreadable: Mutex<Option<PathBuf>>,
+    watcher: RwLock<Option<Arc<Watcher>>>,
+    halver: RwLock<Option<Arc<Halver>>>,
+}
+
+impl Cells {
+    fn watcher(&self) -> Option<Arc<Watcher>> {
+        self.watcher.read().unwrap().clone()
+    }
+
+    fn halver(&self) -> Option<Arc<Halver>> {
+        self.halver.read().unwrap().clone()
+    }
 }
 
 fn add(cell: &AtomicU64, n: u64) {
     cell.fetch_add(n, Ordering::Relaxed);
 }
 
-/// Counts what goes by on its way to another medium. Clones share the counts.
+/// Counts what goes by on its way to another medium. Clones share the counts, and what is called; the first one ends that.
 pub(crate) struct Counting<M> {
     inner: Arc<M>,
     cells: Arc<Cells>,
     /// How long each fence takes besides.
     delay: Duration,
+    is_clone: bool,
 }
 
 impl<M> Clone for Counting<M> {
     fn clone(&self) -> Self {
-        Counting { inner: self.inner.clone(), cells: self.cells.clone(), delay: self.delay }
+        Counting { inner: self.inner.clone(), cells: self.cells.clone(), delay: self.delay, is_clone: true }
+    }
+}
+
+impl<M> Drop for Counting<M> {
+    fn drop(&mut self) {
+        if self.is_clone {
+            return;
+        }
+        // What is called often has a file on this very medium, and would keep it and itself for ever. It is dropped when the
+        // locks are let go of again, as closing that file calls it.
+        let watcher = self.cells.watcher.write().unwrap().take();
+        let halver = self.cells.halver.write().unwrap().take();
+        drop((watcher, halver));
     }
 }
 
@@ -107,7 +135,7 @@ impl<M: Medium> Counting<M> {
 
     pub(crate) fn slow(inner: M, delay: Duration) -> Self {
         let cells = Cells { sound: AtomicU64::new(u64::MAX), ..Cells::default() };
-        Counting { inner: Arc::new(inner), cells: Arc::new(cells), delay }
+        Counting { inner: Arc::new(inner), cells: Arc::new(cells), delay, is_clone: false }
     }
 
     /// From now on every read of this many bytes and more rests in the middle, for as long as thirty fences take.
@@ -151,14 +179,27 @@ impl<M: Medium> Counting<M> {
         self.cells.sound.store(n, Ordering::Relaxed);
     }
 
-    /// Calls `watcher` before each fence, with the barrier's name, and before each lock, with "lock" and the path.
+    /// From now on every write to this file fails for want of space, or none does any more.
+    pub(crate) fn refuse_writes_to(&self, path: Option<&Path>) {
+        *self.cells.refusing.lock().unwrap() = path.map(Path::to_owned);
+    }
+
+    /// From now on every read of this file fails, or none does any more.
+    pub(crate) fn refuse_reads_of(&self, path: Option<&Path>) {
+        *self.cells.unreadable.lock().unwrap() = path.map(Path::to_owned);
+    }
+
+    /// Calls `watcher` before each fence, with the barrier's name, and before each lock and each write that is refused, with
+    /// "lock" or "refused" and the path.
     pub(crate) fn watch(&self, watcher: impl Fn(&str, &Path) + Send + Sync + 'static) {
-        assert!(self.cells.watcher.set(Box::new(watcher)).is_ok(), "one watcher is enough");
+        let before = self.cells.watcher.write().unwrap().replace(Arc::new(watcher));
+        assert!(before.is_none(), "one watcher is enough");
     }
 
     /// Does every read and write from now on in two halves, and calls `halver` in between; and whenever somebody waits.
     pub(crate) fn halve(&self, halver: impl Fn(Halfway<'_>) + Send + Sync + 'static) {
-        assert!(self.cells.halver.set(Box::new(halver)).is_ok(), "one is enough");
+        let before = self.cells.halver.write().unwrap().replace(Arc::new(halver));
+        assert!(before.is_none(), "one is enough");
     }
 
     fn wrap(&self, path: &Path, file: M::File) -> CountingFile<M::File> {
@@ -231,7 +272,7 @@ impl<M: Medium> Medium for Counting<M> {
 
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
         add(&self.cells.fences, 1);
-        if let Some(watcher) = self.cells.watcher.get() {
+        if let Some(watcher) = self.cells.watcher() {
             watcher(barrier.name(), files.first().map_or(Path::new(""), |file| &file.path));
         }
         let sound = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(1) };
@@ -252,7 +293,7 @@ impl<M: Medium> Medium for Counting<M> {
 
     fn relax(&self, round: u32) {
         add(&self.cells.others, 1);
-        if let Some(halver) = self.cells.halver.get() {
+        if let Some(halver) = self.cells.halver() {
             halver(Halfway::Wait);
         }
         self.inner.relax(round);
@@ -284,6 +325,9 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         add(&self.cells.reads, 1);
         add(&self.cells.bytes_read, dst.len() as u64);
+        if self.cells.unreadable.lock().unwrap().as_ref() == Some(&self.path) {
+            return Err(Error::io("read", &self.path, std::io::Error::from_raw_os_error(5)));
+        }
         let resting = self.cells.resting.load(Ordering::Relaxed);
         if resting > 0 && dst.len() as u64 >= resting {
             let (first, second) = dst.split_at_mut(dst.len() / 2);
@@ -291,7 +335,7 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
             std::thread::sleep(30 * self.delay);
             return self.inner.read(offset + first.len() as u64, second);
         }
-        if let Some(halver) = self.cells.halver.get() {
+        if let Some(halver) = self.cells.halver() {
             let (first, second) = dst.split_at_mut(dst.len() / 2);
             self.inner.read(offset, first)?;
             halver(Halfway::Read(&self.path, offset));
@@ -301,8 +345,14 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        if self.cells.refusing.lock().unwrap().as_ref() == Some(&self.path) {
+            if let Some(watcher) = self.cells.watcher() {
+                watcher("refused", &self.path);
+            }
+            return Err(Error::io("write", &self.path, std::io::Error::from(std::io::ErrorKind::StorageFull)));
+        }
         add(&self.cells.bytes, src.len() as u64);
-        if let Some(halver) = self.cells.halver.get() {
+        if let Some(halver) = self.cells.halver() {
             let (first, second) = src.split_at(src.len() / 2);
             self.inner.write(offset, first)?;
             halver(Halfway::Write(&self.path, offset));
@@ -359,7 +409,7 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
     }
 
     fn try_lock(&self, kind: LockKind) -> Result<bool> {
-        if let Some(watcher) = self.cells.watcher.get() {
+        if let Some(watcher) = self.cells.watcher() {
             watcher("lock", &self.path);
         }
         self.inner.try_lock(kind)

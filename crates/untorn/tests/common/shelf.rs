@@ -22,6 +22,8 @@ pub(crate) struct Book {
     pub(crate) broken: AtomicBool,
     /// It gets no longer than this.
     pub(crate) room: AtomicUsize,
+    /// What is written goes to the end, wherever it is to go, as by a description with `O_APPEND`.
+    pub(crate) appends: AtomicBool,
 }
 
 struct Reader(Arc<Book>);
@@ -29,7 +31,7 @@ struct Reader(Arc<Book>);
 impl Shelf {
     pub(crate) fn put(&self, path: &str, inode: u64) -> Arc<Book> {
         let (bytes, broken, room) = (Mutex::default(), AtomicBool::new(false), AtomicUsize::new(usize::MAX));
-        let book = Arc::new(Book { inode, bytes, broken, room });
+        let book = Arc::new(Book { inode, bytes, broken, room, appends: AtomicBool::new(false) });
         self.files.lock().unwrap().insert(PathBuf::from(path), Arc::clone(&book));
         book
     }
@@ -81,6 +83,7 @@ impl SlowFile for Reader {
 
     fn write_some(&self, offset: u64, src: &[u8]) -> Result<usize> {
         self.0.check()?;
+        let offset = if self.0.appends.load(Ordering::Relaxed) { self.len()? } else { offset };
         let room = self.0.room.load(Ordering::Relaxed).saturating_sub(offset as usize).min(src.len());
         if room == 0 && !src.is_empty() {
             return Err(full());

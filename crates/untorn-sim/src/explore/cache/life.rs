@@ -122,8 +122,9 @@ impl<'a> Life<'a> {
 
     /// Runs random operations, the first of them without crashes.
     fn play(&mut self, rng: Rng, untested: u64, tested: u64) -> Found<()> {
-        let fails = self.context.config.medium == MediumClass::Block && !self.context.config.canary;
-        let mut generator = Generator::new(rng, fails);
+        let Config { medium, durability, through, canary } = self.context.config;
+        let fails = medium == MediumClass::Block && !canary;
+        let mut generator = Generator::new(rng, fails, through && durability == Durability::PerCommit);
         for number in 0..untested + tested {
             if self.context.shared.stopped() {
                 break;

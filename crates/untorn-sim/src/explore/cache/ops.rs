@@ -328,6 +328,8 @@ pub(super) struct Generator {
     pub(super) rng: Rng,
     fails: bool,
     theme: Theme,
+    /// How far a round of the theme is, where it has rounds.
+    step: u32,
 }
 
 /// What a script has more of than others: what seldom happens has to happen more than once in a row.
@@ -338,17 +340,22 @@ enum Theme {
     Stuck,
     /// Replays that fail.
     Kept,
+    /// Files that are made shorter while the log still has a write beyond their end, which was synced, and no longer what was before
+    /// that: a replay of the one without the other leaves zeros where there were bytes.
+    Cut,
 }
 
 impl Generator {
-    pub(super) fn new(mut rng: Rng, fails: bool) -> Self {
-        let theme = match rng.below(5) {
+    /// `fails` is whether flushes do now and then; `cuts`, whether a file may be shorter before the log has that.
+    pub(super) fn new(mut rng: Rng, fails: bool, cuts: bool) -> Self {
+        let theme = match rng.below(if cuts { 7 } else { 5 }) {
             0 | 1 if fails => Theme::Stuck,
             2 => Theme::Kept,
             3 if fails => Theme::Kept,
+            5.. => Theme::Cut,
             _ => Theme::Anything,
         };
-        Generator { rng, fails, theme }
+        Generator { rng, fails, theme, step: 0 }
     }
 
     /// What the theme asks for now, if anything.
@@ -357,6 +364,19 @@ impl Generator {
         let (healthy, tag) = (model.stuck.is_empty(), 1 + self.rng.below(200) as u8);
         match self.theme {
             Theme::Anything => None,
+            Theme::Cut => {
+                // Each round is of one file.
+                let file = there[0];
+                self.step += 1;
+                Some(match self.step % 5 {
+                    1 => Op::Write(file, 0, 200, tag),
+                    // From here on the log has nothing of that.
+                    2 if healthy => Op::Drain,
+                    3 => Op::Write(file, *self.rng.pick(&[200, 4050]), 64, tag),
+                    4 if healthy => Op::SyncAll,
+                    _ => Op::SetLen(file, *self.rng.pick(&[0, 60, 100])),
+                })
+            }
             _ if there.len() < 2 && healthy && !absent.is_empty() => Some(Op::Create(*self.rng.pick(absent), 1, tag)),
             Theme::Stuck if healthy && self.rng.one_in(2) => Some(Op::DrainFails(1 + self.rng.below(2) as u32)),
             Theme::Kept if self.rng.one_in(3) => Some(match self.rng.below(3) {

@@ -165,8 +165,12 @@ impl Subject {
                 File::Cached(file) if self.through && tag % 2 == 0 => write_beside(file, at, &vec![tag; len as usize]),
                 file => file.write(at, &vec![tag; len as usize]),
             },
-            Op::Append(name, len, tag) => self.files[&name].append(&vec![tag; len as usize]),
+            Op::Append(name, len, tag) => match &self.files[&name] {
+                File::Cached(file) if self.through && tag % 2 == 0 => append_beside(file, &vec![tag; len as usize]),
+                file => file.append(&vec![tag; len as usize]),
+            },
             Op::SetLen(name, len) => match &self.files[&name] {
+                File::Cached(file) if self.through => set_len_beside(file, len),
                 File::Cached(file) => file.set_len(len),
                 File::Plain(file) => file.set_len(len),
             },
@@ -270,9 +274,41 @@ impl Subject {
 /// has to be written still, or was.
 fn write_beside(file: &CachedFile, at: u64, bytes: &[u8]) -> Result<()> {
     file.let_in(true);
-    let tag = usize::from(bytes[0]);
-    let dies = (tag % 8 == 0).then(|| Step::ALL[(tag / 8 + at as usize) % Step::ALL.len()]);
+    let dies = death(bytes[0], at);
     let written = file.write_beside(bytes, at, dies)?;
+    brought_to_its_end(file, dies, written, bytes.len(), || file.write_at(bytes, at))
+}
+
+/// The same to the end, by a description that the kernel appends for.
+fn append_beside(file: &CachedFile, bytes: &[u8]) -> Result<()> {
+    file.let_in(true);
+    let dies = death(bytes[0], bytes.len() as u64);
+    let written = file.append_beside(bytes, dies)?;
+    brought_to_its_end(file, dies, written, bytes.len(), || file.append(bytes).map(drop))
+}
+
+/// The same of a length.
+fn set_len_beside(file: &CachedFile, len: u64) -> Result<()> {
+    file.let_in(true);
+    let before = file.len()?;
+    let dies = (before % 3 == 0).then(|| Step::ALL[(before / 3) as usize % Step::ALL.len()]);
+    // It takes no bytes, dead or alive.
+    let done = file.set_len_beside(len, dies)?.map(|()| 0);
+    brought_to_its_end(file, dies, done, 0, || file.set_len(len))
+}
+
+fn death(tag: u8, place: u64) -> Option<Step> {
+    let tag = usize::from(tag);
+    (tag % 8 == 0).then(|| Step::ALL[(tag / 8 + place as usize) % Step::ALL.len()])
+}
+
+fn brought_to_its_end(
+    file: &CachedFile,
+    dies: Option<Step>,
+    written: Option<usize>,
+    len: usize,
+    otherwise: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     if dies.is_some() && written == Some(0) {
         // What it left is brought to its end by whoever has the file next.
         file.keep_out()?;
@@ -281,8 +317,8 @@ fn write_beside(file: &CachedFile, at: u64, bytes: &[u8]) -> Result<()> {
         }
     }
     match written {
-        Some(count) if count == bytes.len() => Ok(()),
-        _ => file.write_at(bytes, at),
+        Some(count) if count == len && dies.is_none() => Ok(()),
+        _ => otherwise(),
     }
 }
 

@@ -134,6 +134,18 @@ pub(super) fn deceive(medium: &SimMedium, rng: &mut Rng) -> Found<()> {
     Ok(())
 }
 
+/// Flips a bit of a file before the page that has the byte at `end`: of that the engine reads a part when the length changes. Whether
+/// there is such a page.
+pub(super) fn rot_before(medium: &SimMedium, end: usize, rng: &mut Rng) -> bool {
+    let before = medium.peek(PATH).unwrap_or_default();
+    let bytes = end.min(before.len()) / PAGE * PAGE;
+    if bytes > 0 {
+        let at = rng.below(bytes as u64);
+        medium.rot(PATH, at, &[before[at as usize] ^ 1 << rng.below(8)]);
+    }
+    bytes > 0
+}
+
 /// Damages a page of a file all of which is covered, or of its sidecar. It must be given back.
 pub(super) fn mend(medium: &SimMedium, file: &AtomicFile, rng: &mut Rng) -> Found<()> {
     if let Some(sidecar) = Sidecar::of(file).filter(|_| rng.one_in(2))

@@ -12,7 +12,7 @@ use super::super::life::{Effort, Finding, Found, describe, guarded};
 use super::super::recorder::{Point, Recorder};
 use super::super::scripted::Case;
 use super::super::shared::Shared;
-use super::check::{Sidecar, deceive, is_covered, judge, mend, open, read};
+use super::check::{Sidecar, deceive, is_covered, judge, mend, open, read, rot_before};
 use super::config::Config;
 use crate::choice::Choice;
 use crate::medium::SimMedium;
@@ -31,6 +31,8 @@ enum Op {
     Sync,
     Cover,
     Resize(usize),
+    /// All is committed, brought home and covered; a page is damaged at rest, and then the file gets another length.
+    RotResize(usize, u64),
     Reopen {
         clean: bool,
     },
@@ -51,6 +53,7 @@ impl fmt::Display for Op {
             Op::Sync => write!(f, "sync"),
             Op::Cover => write!(f, "cover"),
             Op::Resize(len) => write!(f, "resize to {len}"),
+            Op::RotResize(len, seed) => write!(f, "damage by {seed}, resize to {len}, repair"),
             Op::Reopen { clean: true } => write!(f, "close, open"),
             Op::Reopen { clean: false } => write!(f, "drop, open"),
             Op::Settle => write!(f, "settle, open"),
@@ -211,6 +214,7 @@ impl<'a> Life<'a> {
             }
             6 | 7 => Op::Sync,
             8..11 => Op::Cover,
+            11 if len > 0 && rng.one_in(3) => Op::RotResize(*rng.pick(&LENS), rng.next_u64()),
             11 => Op::Resize(*rng.pick(&LENS)),
             12 | 13 => Op::Reopen { clean: rng.one_in(2) },
             14 if rng.one_in(2) => Op::Settle,
@@ -256,6 +260,28 @@ impl<'a> Life<'a> {
                 // The data file follows a shrink later.
                 during.unprotected |= *len == 0;
                 self.expected.unprotected |= *len == 0;
+            }
+            Op::RotResize(len, seed) => {
+                guarded("syncing", || self.file().sync())?.map_err(failed)?;
+                self.committed();
+                self.cover()?;
+                self.recorder.arm(false);
+                let mut held = self.expected.now().clone();
+                let is_rotten = rot_before(&self.medium, held.len().min(*len), &mut Rng::new(*seed));
+                held.resize(*len, 0);
+                guarded("resizing", || self.file().resize(*len as u64))?.map_err(failed)?;
+                guarded("syncing", || self.file().sync())?.map_err(failed)?;
+                self.becomes(held);
+                self.committed();
+                self.expected.unprotected |= *len == 0;
+                during = self.expected.clone();
+                if is_rotten {
+                    let report = guarded("repair", || self.file().repair())?.map_err(failed)?;
+                    if !report.is_whole() || read(self.file())? != *self.expected.now() {
+                        return wrong(format!("{op}: what was damaged before was taken for the truth: {report:?}"));
+                    }
+                }
+                self.cover()?;
             }
             Op::Reopen { clean } => {
                 during.resizing = true;

@@ -7,6 +7,7 @@
 //! two loads, no lock and no memory.
 
 use std::io;
+use std::ops::Range;
 use std::sync::PoisonError;
 
 use crate::sharing::page::PageState;
@@ -25,7 +26,19 @@ pub(super) struct Index {
     leaves: Mutex<u64>,
 }
 
+/// How many leaves there were at some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Leaves(u64);
+
 impl Index {
+    /// Blocks of a leaf.
+    pub(super) const FAN: u64 = FAN;
+
+    /// The block behind the leaf that a block is in.
+    pub(super) fn leaf_end(block: u64) -> u64 {
+        (block / FAN + 1) * FAN
+    }
+
     /// An empty tree for files of up to this many blocks.
     pub(super) fn new(blocks: u64) -> io::Result<Self> {
         let leaves = blocks.div_ceil(FAN);
@@ -46,6 +59,24 @@ impl Index {
     #[inline(always)]
     fn slot_in(&self, leaf: u64, block: u64) -> Option<&PageState> {
         if leaf == 0 { None } else { self.slots.get((leaf + block % FAN) as usize) }
+    }
+
+    /// How many leaves there are now.
+    pub(super) fn leaves(&self) -> Leaves {
+        Leaves(*self.leaves.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The slot of a block, if it was among these leaves. Leaves are numbered in the order in which they are made, so the
+    /// answer stays the same.
+    pub(super) fn get_of(&self, leaves: Leaves, block: u64) -> Option<&PageState> {
+        let leaf = self.leaf_of.get((block / FAN) as usize)?.load(Ordering::Acquire);
+        if leaf <= leaves.0 * FAN { self.slot_in(leaf, block) } else { None }
+    }
+
+    /// Whether every leaf of these blocks was among these.
+    pub(super) fn has_no_more_than(&self, leaves: Leaves, blocks: Range<u64>) -> bool {
+        let leaf_of = |leaf: u64| self.leaf_of.get(leaf as usize).map_or(0, |place| place.load(Ordering::Acquire));
+        (blocks.start / FAN..blocks.end.div_ceil(FAN)).all(|leaf| leaf_of(leaf) <= leaves.0 * FAN)
     }
 
     /// The slot of a block, made if need be. `None` for a block beyond what the file may grow to.
@@ -95,6 +126,18 @@ mod tests {
         assert_eq!(index.get(6).map(PageState::bitmap), Some(0), "the same leaf");
         assert!(index.get(1 << 20).is_none(), "another leaf");
         assert!(index.make(1 << 30).is_none() && index.get(u64::MAX).is_none(), "beyond the file");
+    }
+
+    #[test]
+    fn what_was_made_later_is_told_from_what_was_there() {
+        let index = Index::new(1 << 20).unwrap();
+        index.make(700).unwrap();
+        let leaves = index.leaves();
+        assert!(index.get_of(leaves, 513).is_some() && index.has_no_more_than(leaves, 0..1 << 20));
+        index.make(3).unwrap();
+        assert!(index.get_of(leaves, 513).is_some() && index.get(3).is_some() && index.get_of(leaves, 3).is_none());
+        assert!(index.has_no_more_than(leaves, 512..1 << 20) && !index.has_no_more_than(leaves, 511..513));
+        assert_eq!((Index::leaf_end(511), Index::leaf_end(512)), (512, 1024));
     }
 
     #[test]

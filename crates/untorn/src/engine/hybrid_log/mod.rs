@@ -32,6 +32,7 @@
 //!
 //! # Locks, in the order in which they are taken
 //! The gate of a resize; a lane (all lanes: commit, resize); the cut gate; slots, ascending. A slot's value changes only under its own lock.
+//! Reads take no lane: a commit waits for all of them, and must not wait for a read that waits for other writers.
 //! Whoever locked a slot and finds that its value names an entry of a cover that begins elsewhere lets it go again and
 //! locks the first slot of that cover, which stands for all of them.
 
@@ -42,6 +43,7 @@ mod cover;
 mod format;
 mod index;
 mod lanes;
+mod locked;
 mod meta;
 mod open;
 mod read;
@@ -266,7 +268,9 @@ impl<M: Medium> Engine for HybridLog<M> {
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.core.read_range(offset, dst)
+        self.core.read_range(offset, dst)?;
+        self.workers.wake_if_due(&self.core);
+        Ok(())
     }
 
     fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
@@ -291,7 +295,7 @@ impl<M: Medium> Engine for HybridLog<M> {
             return Ok(self.core.durable());
         }
         self.core.standing.writable()?;
-        // What is due now the next write finds out: to wake a thread would take longer than the commit.
+        // What is due now the next call finds out: to wake a thread would take longer than the commit.
         self.core.commit().map_err(|error| self.core.standing.unless_lost(error))?;
         Ok(self.core.durable())
     }

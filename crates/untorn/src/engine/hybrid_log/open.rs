@@ -53,9 +53,14 @@ impl<M: Medium> HybridLog<M> {
         let attached = attach(&*medium, path, &data, &plan, options)?;
         let data = reopen_data(&*medium, path, options, data)?;
         attached.distrust_cache(&data)?;
+        // Before anything of the log goes home.
+        let next = options
+            .admission
+            .as_ref()
+            .map_or(Ok(1), |admission| admission.succeed(&attached.superblock.uuid, attached.retirement.session))?;
         let mut core = Core::build(medium, path, data, attached, options)?;
         let found = Found::read(&core)?;
-        core.recover(&found)?;
+        core.recover(&found, next)?;
         // Only now: a file whose opening fails must not be closed "cleanly" on the way out.
         core.standing.accept_writes();
         Ok(HybridLog { workers: Workers::new(options.checkpointers), core: Arc::new(core) })
@@ -137,8 +142,8 @@ impl<M: Medium> Core<M> {
     }
 
     /// Brings the file to the last epoch that is whole, durably, retires everything else in one step, and says "open":
-    /// from here on stores may follow.
-    fn recover(&mut self, found: &Found) -> Result<()> {
+    /// from here on stores may follow. The number of the new session is higher by `next`.
+    fn recover(&mut self, found: &Found, next: u64) -> Result<()> {
         self.recovery = found.summary();
         let len = found.len;
         // Before the first store: a file that is refused stays as it is.
@@ -154,6 +159,7 @@ impl<M: Medium> Core<M> {
         let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
         ledger.retirement.len = len;
         ledger.retirement.cut = found.committed;
+        ledger.retirement.session += next - 1;
         self.seal = ledger.start_session(&*self.medium, &self.data, &self.side)?;
         if self.data.len() > len {
             // A growth that did not commit, or a shrink that did. Not before the log is retired: under undo what is cut off

@@ -1,5 +1,5 @@
-//! Reading: the file, and over it what the log has. A read waits for no lock and takes no fence and no memory, unless
-//! writers keep overtaking it.
+//! Reading: the file, and over it what the log has. A read takes no fence and no memory, and waits for no lock unless
+//! writers keep overtaking it or it is longer than what it can keep in mind of it; then it is [`locked`](super::locked).
 
 use super::Core;
 use super::cover::Link;
@@ -11,8 +11,8 @@ use crate::sharing::page::{Glimpse, PageState};
 use crate::sidecar::PAGE;
 use crate::sys::sync::{Ordering, fence};
 
-/// Optimistic tries of a read before it takes locks like a writer.
-const TRIES: u32 = 64;
+/// Optimistic tries of a read before it takes locks.
+pub(super) const TRIES: u32 = 64;
 
 /// Covers that a read keeps its glimpses of on the stack: a few for most, and as many as the longest entry has blocks.
 const FEW: usize = 16;
@@ -29,21 +29,21 @@ enum Try {
 
 /// What a reader goes by for some bytes.
 #[derive(Clone, Copy)]
-struct Seen<'a> {
+pub(super) struct Seen<'a> {
     /// The slot that stands for the cover; `None` if nothing was ever written near.
-    slot: Option<&'a PageState>,
-    glimpse: Glimpse,
+    pub(super) slot: Option<&'a PageState>,
+    pub(super) glimpse: Glimpse,
     /// The entry to lay over the file, and its epoch.
-    entry: Option<(&'a Meta, u64)>,
+    pub(super) entry: Option<(&'a Meta, u64)>,
     /// The bytes of the file that the cover is.
-    start: u64,
-    end: u64,
+    pub(super) start: u64,
+    pub(super) end: u64,
 }
 
 impl Seen<'_> {
     /// Whether the entry, if there was one, still is what it was: before its place in the log is used for something else,
     /// its old use is forgotten.
-    fn entry_is_there(&self) -> bool {
+    pub(super) fn entry_is_there(&self) -> bool {
         self.entry.is_none_or(|(meta, epoch)| meta.what().is_some() && meta.epoch.load(Ordering::Relaxed) == epoch)
     }
 }
@@ -142,15 +142,27 @@ impl<M: Medium> Core<M> {
     }
 
     #[cold]
-    fn out_of_range(&self, offset: u64, len: u64, file_len: u64) -> Error {
+    pub(super) fn out_of_range(&self, offset: u64, len: u64, file_len: u64) -> Error {
         self.standing.unless_forked(Error::OutOfRange { path: self.path().to_owned(), offset, len, file_len })
     }
 
     fn read_once(&self, offset: u64, dst: &mut [u8]) -> Result<Try> {
         match ((offset % PAGE + dst.len() as u64).div_ceil(PAGE)) as usize {
             0..=FEW => self.read_covers(offset, dst, &mut [None; FEW]),
+            _ if self.read_calm_blocks(offset, dst)? => Ok(Try::Whole),
             _ => self.read_covers(offset, dst, &mut [None; MANY]),
         }
+    }
+
+    /// Bytes of any number of blocks that all are calm, before the copy and after it. False if they are not.
+    fn read_calm_blocks(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+        let blocks = offset / PAGE..(offset + dst.len() as u64).div_ceil(PAGE);
+        let Some(moves) = self.head.moves.look() else { return Ok(false) };
+        if !self.calm.are_calm(blocks.clone()) {
+            return Ok(false);
+        }
+        self.data.read(offset, dst)?;
+        Ok(self.calm.were_calm(blocks, &self.head.moves, moves))
     }
 
     /// All glimpses are taken before the first copy and checked after the last, so all bytes are of one instant.
@@ -182,8 +194,10 @@ impl<M: Medium> Core<M> {
         if !seen[..count].iter().flatten().all(holds) {
             return Ok(Try::Disturbed);
         }
-        if let [Some(Seen { slot: Some(slot), glimpse, .. })] = &seen[..count] {
-            self.try_to_calm(offset / PAGE, slot, Link(glimpse.bitmap));
+        for seen in seen[..count].iter().flatten() {
+            if let Some(slot) = seen.slot {
+                self.try_to_calm(seen.start / PAGE, slot, Link(seen.glimpse.bitmap));
+            }
         }
         Ok(Try::Whole)
     }
@@ -195,9 +209,15 @@ impl<M: Medium> Core<M> {
         if !self.calm.is_stirred(block) || !self.rests(block, link) || !slot.try_hold() {
             return;
         }
+        if Link(slot.bitmap()) == link { self.unlock_calmed(block, slot, link) } else { slot.unlock() }
+    }
+
+    /// Lets go of a cover whose lock is held, by the slot that stands for it, and lets its blocks count as calm again if they
+    /// are.
+    pub(super) fn unlock_calmed(&self, block: u64, slot: &PageState, link: Link) {
         // Under the lock nobody stores to the cover by way of a slot, nor links an entry of it; and an entry that has gone
         // home nobody carries again.
-        if Link(slot.bitmap()) == link && self.rests(block, link) {
+        if self.calm.is_stirred(block) && self.rests(block, link) {
             let head = link.head(block);
             self.calm.calm_down(head..head + (1 << link.class()), &self.head.moves);
             if link.is_redo() && link.class() == 0 {
@@ -241,7 +261,7 @@ impl<M: Medium> Core<M> {
     }
 
     /// Copies bytes of one cover: what its entry has from there, the rest from home.
-    fn gather(&self, seen: &Seen<'_>, offset: u64, dst: &mut [u8]) -> Result<()> {
+    pub(super) fn gather(&self, seen: &Seen<'_>, offset: u64, dst: &mut [u8]) -> Result<()> {
         let Some((meta, _)) = seen.entry else { return self.data.read(offset, dst) };
         let unit = Link(seen.glimpse.bitmap).unit();
         let delta = meta.delta();
@@ -259,70 +279,5 @@ impl<M: Medium> Core<M> {
             self.side.read(self.chunks.bytes_at(unit) + (offset + from - seen.start), logged)?;
         }
         if to < len as u64 { self.data.read(offset + to, after) } else { Ok(()) }
-    }
-
-    /// The way out for a read that writers keep overtaking: it locks covers like a writer.
-    #[cold]
-    fn read_locked(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        // Holding a lane keeps the length as it is.
-        let _lane = self.lane();
-        self.check(offset, dst.len() as u64)?;
-        let end = offset + dst.len() as u64;
-        let (mut outcome, mut round) = (Ok(()), 0);
-        let mut at = offset;
-        while at < end {
-            // Those below are locked.
-            let floor = if at == offset { 0 } else { at / PAGE };
-            let Some(behind) = self.lock_to_read(at / PAGE, floor)? else {
-                self.medium.relax(round);
-                round = round.saturating_add(1);
-                continue;
-            };
-            let here = behind.min(end);
-            let part = &mut dst[(at - offset) as usize..(here - offset) as usize];
-            if outcome.is_ok() {
-                outcome = self.read_held(at, part);
-            }
-            at = behind;
-        }
-        // Nobody could change the links meanwhile, so the same walk finds the same slots.
-        let mut at = offset;
-        while at < end {
-            let link = Link(self.slot(at / PAGE)?.bitmap());
-            let head = link.head(at / PAGE);
-            self.slot(head)?.unlock();
-            at = (head + (1 << link.class())) * PAGE;
-        }
-        outcome
-    }
-
-    /// Reads bytes of one cover whose lock is held: its entry may go home, but nothing takes its place.
-    fn read_held(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        loop {
-            let Some(seen) = self.look(offset / PAGE) else { continue };
-            self.gather(&seen, offset, dst)?;
-            fence(Ordering::Acquire);
-            if seen.entry_is_there() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Locks the cover of a block. Returns where it ends; `None` if it changed meanwhile, or is coming apart and begins
-    /// below `floor`, where slots are locked already.
-    fn lock_to_read(&self, block: u64, floor: u64) -> Result<Option<u64>> {
-        let slot = self.slot(block)?;
-        let link = Link(slot.bitmap());
-        let head = link.head(block);
-        if head < floor {
-            return Ok(None);
-        }
-        let first = self.slot(head)?;
-        first.lock(false, self.relax());
-        if Link(slot.bitmap()) == link && Link(first.bitmap()) == link {
-            return Ok(Some((head + (1 << link.class())) * PAGE));
-        }
-        first.unlock();
-        Ok(None)
     }
 }

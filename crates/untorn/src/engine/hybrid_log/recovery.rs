@@ -1,5 +1,6 @@
 //! Recovery: from the records and headers that arrived to the last epoch that is whole.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::thread::available_parallelism;
 
@@ -35,7 +36,7 @@ pub(super) struct Found {
     pub(super) len: u64,
     /// Redo entries of committed epochs, by region of the file and then by epoch.
     replay: Vec<Entry>,
-    /// Undo entries of what did not commit, the latest epoch first.
+    /// Undo entries of what did not commit, by region and then the latest epoch first.
     revert: Vec<Entry>,
     /// Entries that count for nothing.
     dropped: u64,
@@ -86,7 +87,7 @@ impl Found {
         }
         let top = core.chunks.top_class();
         found.replay.sort_by_key(|entry| (entry.header.block >> top, entry.header.epoch));
-        found.revert.sort_by_key(|entry| std::cmp::Reverse(entry.header.epoch));
+        found.revert.sort_by_key(|entry| (entry.header.block >> top, Reverse(entry.header.epoch)));
         Ok(found)
     }
 
@@ -230,34 +231,34 @@ impl<M: Medium> Core<M> {
 
     /// Brings the committed bytes home, and back what was not committed.
     pub(super) fn apply(&self, found: &Found) -> Result<()> {
-        let mut image = Vec::new();
-        for entry in &found.revert {
-            self.read_entry(entry, &mut image)?;
-            // If they did not arrive, nothing was stored in their place.
-            if entry.header.sum == Some(sum_of(&image)) {
-                self.put_home(entry, &image)?;
-            }
-        }
-        let regions: Vec<&[Entry]> = {
-            let top = self.chunks.top_class();
-            found.replay.chunk_by(|one, two| one.header.block >> top == two.header.block >> top).collect()
-        };
-        let bytes = found.replay.iter().map(|entry| u64::from(entry.header.len)).sum();
+        self.bring_home_in_parallel("taking back what was not committed", &found.revert)?;
+        self.bring_home_in_parallel("replaying the log", &found.replay)
+    }
+
+    /// Stores what entries hold, those of one region in their order. No cover lies in two regions.
+    fn bring_home_in_parallel(&self, what: &'static str, entries: &[Entry]) -> Result<()> {
+        let top = self.chunks.top_class();
+        let region = |entry: &Entry| entry.header.block >> top;
+        let regions: Vec<&[Entry]> = entries.chunk_by(|one, two| region(one) == region(two)).collect();
+        let bytes = entries.iter().map(|entry| u64::from(entry.header.len)).sum();
         let total = regions.len() as u64;
-        let replay = |regions: &[&[Entry]]| -> Result<()> {
+        let bring = |regions: &[&[Entry]]| -> Result<()> {
             let mut image = Vec::new();
             for (done, region) in regions.iter().enumerate() {
                 for entry in *region {
                     self.read_entry(entry, &mut image)?;
-                    self.put_home(entry, &image)?;
+                    // If bytes that were to go back did not arrive, nothing was stored in their place.
+                    if entry.header.kind == Kind::Redo || entry.header.sum == Some(sum_of(&image)) {
+                        self.put_home(entry, &image)?;
+                    }
                 }
-                self.options.report("replaying the log", done as u64, total);
+                self.options.report(what, done as u64, total);
             }
             // Of streaming stores a thread vouches for its own.
             self.medium.order();
             Ok(())
         };
-        in_parallel(&regions, bytes, replay).map(drop)
+        in_parallel(&regions, bytes, bring).map(drop)
     }
 
     fn read_entry(&self, entry: &Entry, image: &mut Vec<u8>) -> Result<()> {

@@ -1,5 +1,10 @@
 //! The threads that checkpoint while the program goes on. They start when there is first something to do, sleep when there
 //! is not, and are told to stop before the file is closed.
+//!
+//! A write wakes them, and so does a read that had to look into the log: after the last write of a program nobody else would
+//! bring home what its reads go the long way for. When a checkpoint fails they *give up*: nobody wakes them until somebody,
+//! a writer that ran out of room or a `reclaim`, has made a checkpoint himself. Else a disk that fails, or is full, would
+//! have them try again with every call of the program.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -8,6 +13,7 @@ use super::Core;
 use super::checkpoint::Image;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, MediumClass};
+use crate::sharing::alarm::Alarm;
 use crate::sys::incarnation;
 use crate::sys::sync::{AtomicU64, Ordering};
 
@@ -26,6 +32,9 @@ fn is_due<M: Medium>(core: &Core<M>) -> bool {
     full && core.durable() > core.head.cut.load(Ordering::Relaxed)
 }
 
+/// A cut that was never reached: nobody gave up.
+const NEVER: u64 = u64::MAX;
+
 /// What a round of checkpointing is about.
 #[derive(Clone, Copy)]
 struct Round {
@@ -34,15 +43,16 @@ struct Round {
     chunks: u64,
 }
 
-#[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     /// Something is due, or it is time to stop.
     wake: Condvar,
     /// A helper is done with its share.
     done: Condvar,
-    /// 1 while nobody need be woken.
-    awake: AtomicU64,
+    /// Whether the leader has to be woken.
+    alarm: Alarm,
+    /// The cut behind which a checkpoint failed. It is not tried again before there is a later one.
+    gave_up: AtomicU64,
     /// The next chunk of the round.
     next: AtomicU64,
 }
@@ -71,15 +81,39 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Shared {
+    fn new() -> Self {
+        Shared {
+            state: Mutex::default(),
+            wake: Condvar::new(),
+            done: Condvar::new(),
+            alarm: Alarm::default(),
+            gave_up: AtomicU64::new(NEVER),
+            next: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether these threads are to make a checkpoint.
+    #[inline]
+    fn has_work<M: Medium>(&self, core: &Core<M>) -> bool {
+        is_due(core) && self.gave_up.load(Ordering::Acquire) != core.head.cut.load(Ordering::Acquire)
+    }
+
+    /// Leaves it to others to get beyond this cut.
+    fn give_up(&self, cut: u64) {
+        self.gave_up.store(cut, Ordering::Release);
+    }
+}
+
 impl Workers {
     pub(super) fn new(wanted: usize) -> Self {
-        Workers { shared: Arc::default(), threads: Mutex::default(), wanted, process: incarnation() }
+        Workers { shared: Arc::new(Shared::new()), threads: Mutex::default(), wanted, process: incarnation() }
     }
 
     /// Sees to it that a checkpoint is made if one is due.
     #[inline]
     pub(super) fn wake_if_due<M: Medium>(&self, core: &Arc<Core<M>>) {
-        if self.wanted > 0 && is_due(&**core) && self.shared.awake.swap(1, Ordering::AcqRel) == 0 {
+        if self.wanted > 0 && self.shared.has_work(core) && self.shared.alarm.ring() {
             self.wake(core);
         }
     }
@@ -102,6 +136,10 @@ impl Workers {
                 // Writers that run out of room checkpoint themselves.
                 Err(error) => {
                     tracing::warn!(path = %core.path().display(), %error, "no thread to checkpoint with");
+                    if threads.is_empty() {
+                        self.shared.give_up(core.head.cut.load(Ordering::Acquire));
+                        self.shared.alarm.rest();
+                    }
                     break;
                 }
             }
@@ -127,12 +165,11 @@ impl Workers {
 /// Waits for something that is due, and checkpoints.
 fn lead<M: Medium>(shared: &Shared, core: &Core<M>) {
     let mut state = locked(&shared.state);
-    let mut failed = false;
     while !state.stop {
         if !state.due {
-            shared.awake.store(0, Ordering::Release);
-            // Whoever found it due before that store relied on this thread to find it too.
-            if !failed && is_due(core) {
+            shared.alarm.rest();
+            // Whoever found it due before relied on this thread to find it too.
+            if shared.has_work(core) {
                 state.due = true;
                 continue;
             }
@@ -140,10 +177,12 @@ fn lead<M: Medium>(shared: &Shared, core: &Core<M>) {
             continue;
         }
         state.due = false;
+        // Who woke this thread may have found it due before a round that has brought it home, or failed, since.
+        if !shared.has_work(core) {
+            continue;
+        }
         drop(state);
-        let outcome = round(shared, core);
-        failed = outcome.is_err();
-        if let Err(error) = outcome {
+        if let Err(error) = round(shared, core) {
             // Whoever runs out of room meets the same error, and can be told.
             tracing::warn!(path = %core.path().display(), %error, "cannot checkpoint");
         }
@@ -171,6 +210,16 @@ fn help<M: Medium>(shared: &Shared, core: &Core<M>) {
 
 fn round<M: Medium>(shared: &Shared, core: &Core<M>) -> Result<()> {
     let _cutting = core.head.cutting.lock(core.relax());
+    let made = round_alone(shared, core);
+    if made.is_err() {
+        // Nobody else can have cut since it failed.
+        shared.give_up(core.head.cut.load(Ordering::Acquire));
+    }
+    made
+}
+
+/// The caller holds the cut gate.
+fn round_alone<M: Medium>(shared: &Shared, core: &Core<M>) -> Result<()> {
     core.standing.writable()?;
     let upto = core.durable();
     if upto == core.head.cut.load(Ordering::Relaxed) {

@@ -18,7 +18,7 @@ use super::{Opener, terms};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::sharing::board::{Board, CHANNELS, Channel, FREE, MOST, VERSION, Words};
-use crate::sharing::dial::{Trouble, ask, bell, connect, ring, with_handle};
+use crate::sharing::dial::{SHORTAGE, Trouble, ask, bell, connect, ring, with_handle};
 use crate::sharing::listener::Listener;
 use crate::sharing::place::Place;
 use crate::sharing::wire::{Kind as Says, Message};
@@ -97,7 +97,8 @@ pub(super) fn join(path: PathBuf, place: Arc<Place>, options: &Options, opener: 
         match attempt(&path, &place, options, &opener) {
             Ok(member) => return Ok(member),
             Err(Trouble::Again(_)) if since.elapsed() < PATIENCE => thread::sleep(PAUSE),
-            Err(Trouble::Again(why) | Trouble::Never(why)) => return Err(in_use(why)),
+            Err(Trouble::Short(_)) if since.elapsed() < PATIENCE => thread::sleep(SHORTAGE),
+            Err(Trouble::Again(why) | Trouble::Short(why) | Trouble::Never(why)) => return Err(in_use(why)),
         }
     }
 }
@@ -127,7 +128,7 @@ fn attempt(
     options: &Options,
     opener: &Opener,
 ) -> std::result::Result<Arc<Member>, Trouble> {
-    let fatal = |error: std::io::Error| Trouble::Never(error.to_string());
+    let fatal = |error: std::io::Error| Trouble::here(error.to_string(), &error);
     let socket = connect(place)?;
     let hello = Message::new(Says::Hello, place.slot() as u64, VERSION, 0);
     let (_, fds) = ask(&socket, &hello, &[], Says::Welcome, None)?;

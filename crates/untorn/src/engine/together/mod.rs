@@ -27,7 +27,7 @@
 //! over begins a new generation then too, or a handle that was told so would work again.
 //!
 //! A process that cannot take over (no descriptors, no memory, no permission, another file at the path, a bug) says nothing of
-//! the others. It tries for a second, or not at all where trying again is no use, and then is *cut off*: its calls fail, and it
+//! the others, and no more does one that cannot come back to the process that did. It tries for a second, or not at all where trying again is no use, and then is *cut off*: its calls fail, and it
 //! gives its part up, so nobody waits for it to serve. Each of the others tries for itself.
 //!
 //! A process that is stopped (SIGSTOP, a debugger) and not killed keeps its part: if it serves, the others wait for it. One
@@ -96,7 +96,7 @@ pub(super) fn open(path: &Path, identity: Identity, options: &Options, opener: O
         }
         _ => {}
     }
-    let place = Place::open(path, &dir, &format!("{}.calls", identity.inode)).map(Arc::new);
+    let place = Place::open(path, &dir, &sidecar::meeting_place(identity, sidecar::CALLS)).map(Arc::new);
     let joined = place.and_then(|place| member::join(path.to_owned(), place, options, opener));
     let member = joined.inspect_err(|_| {
         // Only if nothing is in it; if it stays, the error is the one that helps.

@@ -7,19 +7,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::service::{Service, serve};
 use crate::sharing::board::{BEGUN, Board, CHANNELS, VERSION};
-use crate::sharing::dial::timespec;
+use crate::sharing::dial::{SHORTAGE, wait, was_rung};
 use crate::sharing::listener::Listener;
 use crate::sharing::place::{MEMBERS, Place};
-use crate::sharing::wire::{Came, Kind, Message, receive};
+use crate::sharing::wire::{Came, Kind, Message, is_shortage_number, receive};
 use crate::sys::socket;
 
-/// How long a connection waits when there was no descriptor for it.
-const SHORTAGE: Duration = Duration::from_millis(10);
 /// How often to look whether those are alive that take part and have no connection.
 const ROUND: Duration = Duration::from_secs(1);
 
@@ -186,8 +184,10 @@ impl Server {
             (false, false) => Some(ROUND),
             (false, true) => None,
         };
-        // The end of the time, or an interruption, is a turn with nothing to do.
-        let _ = poll(&mut fds, limit.map(timespec).as_ref());
+        if !wait(&mut fds, limit) {
+            // None of these waits.
+            return (was_rung(stop.as_fd()), true, self.peers.iter().map(|peer| peer.token).collect());
+        }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let heard = self.peers.iter().zip(&ready[2..]).filter(|(_, ready)| **ready).map(|(peer, _)| peer.token);
         (ready[0], self.deaf || ready[1], heard.collect())
@@ -221,7 +221,7 @@ impl Server {
         while let Some(peer) = self.peer(token) {
             match receive(peer.socket.as_fd()) {
                 Came::Nothing => return,
-                Came::End => peer.ended = true,
+                Came::End | Came::Short(_) => peer.ended = true,
                 Came::Message(message, _) => self.handle(token, &message),
             }
         }
@@ -292,7 +292,14 @@ impl Server {
     /// Says something to a connection, with a handle of this process if wanted: whoever has it sees when it ends, even if a
     /// forked child keeps the connection.
     fn say(&mut self, token: u64, message: &Message, with_handle: bool) {
-        let handle = with_handle.then(|| pidfd_open(getpid(), PidfdFlags::empty()).ok()).flatten();
+        let handle = with_handle.then(|| pidfd_open(getpid(), PidfdFlags::empty()));
+        if let Some(Err(error)) = handle
+            && is_shortage_number(error.raw_os_error())
+        {
+            // Its process tries again. That there are no handles of processes at all is told by there being none.
+            return self.end(token);
+        }
+        let handle = handle.and_then(std::result::Result::ok);
         let handle: Vec<BorrowedFd<'_>> = handle.iter().map(AsFd::as_fd).collect();
         if let Some(peer) = self.peer(token)
             && message.send(peer.socket.as_fd(), &handle).is_err()

@@ -1,6 +1,7 @@
 //! What becomes of a shared map when the file behind it fails. A test that has the file fail does so in a process of its own.
 
 mod cuts;
+mod strangers;
 
 use std::sync::atomic::Ordering::SeqCst;
 

@@ -10,7 +10,7 @@ use crate::engine::snapshot::{PAGE, Page, Stored};
 use crate::error::{Error, Result};
 use crate::medium::{Identity, detect};
 use crate::region::{Region, RegionStore, StoreOptions};
-use crate::sharing::working::{Backing, Cut, Opener, cause_of};
+use crate::sharing::working::{Backing, Before, Cut, Opener, cause_of};
 use crate::sys::shared::SharedPages;
 
 /// Opens the store and the region for whoever serves.
@@ -64,8 +64,8 @@ impl Committed {
 }
 
 impl Opener for Committed {
-    fn open(&self, len: Option<u64>) -> Result<Box<dyn Backing>> {
-        Ok(Box::new(self.open_region(len)?))
+    fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>> {
+        Ok(Box::new(self.open_region(before.map(Before::len))?))
     }
 
     fn part(&self) -> String {

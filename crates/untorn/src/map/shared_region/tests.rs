@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use super::*;
 use crate::region::StoreOptions;
 use crate::sharing::working::tests::{
-    Children, DIE_AT, Point, await_word, child_of, command_in, notes, patience, unavailable, words,
+    Children, DIE_AT, Point, await_flag, await_word, child_of, command_in, notes, patience, unavailable, words,
 };
 use crate::sys::shared::SharedPages;
 

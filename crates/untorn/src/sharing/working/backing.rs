@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::control::PAGE;
+use super::control::{Control, PAGE};
 use crate::error::{Error, Result};
 use crate::sys::shared::SharedPages;
 
@@ -20,6 +20,11 @@ pub(crate) trait Backing: Send + Sync {
     /// What tells it from another one of the same name.
     fn identity(&self) -> [u64; 2] {
         [0; 2]
+    }
+
+    /// The session in which it is open, if it numbers those in which it is written to: it never has the number of another.
+    fn session(&self) -> u64 {
+        0
     }
 
     /// Reads the last commit from `offset`, a multiple of 4096; all that is asked for lies within [`len`](Backing::len).
@@ -67,14 +72,54 @@ pub(super) fn in_doubt(backing: &std::result::Result<Arc<dyn Backing>, String>, 
     asked.unwrap_or_else(|_| Some("the backing panicked".to_owned()))
 }
 
+/// How a process that served left what stands behind a working copy.
+#[derive(Clone)]
+pub(crate) struct Before(Arc<Control>);
+
+impl Before {
+    pub(super) fn new(control: &Arc<Control>) -> Self {
+        Before(Arc::clone(control))
+    }
+
+    /// Bytes of the working copy.
+    pub(crate) fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// Told which backing was found, and in which session it was left, before anything of it is changed; by how much the
+    /// number of the next session is to be higher.
+    ///
+    /// A session that somebody began who does not take part has a number of its own, whatever was committed in it: the pages in
+    /// memory are then not what differs from the last commit. Nobody else comes to the number of the next one, for they count by
+    /// one, and it is noted before it begins: a process that is killed in the middle of taking over keeps no other from it.
+    ///
+    /// # Errors
+    /// In words, that it is not as it was left.
+    pub(crate) fn succeed(&self, identity: [u64; 2], session: u64) -> std::result::Result<u64, String> {
+        if identity != self.0.backing() {
+            return Err(REPLACED.to_owned());
+        }
+        if !self.0.sessions().contains(&session) {
+            return Err("somebody else had it open for writing while no process served it".to_owned());
+        }
+        let random = crate::sys::random().map_err(|error| error.to_string())?;
+        let step = 16 + u64::from(u16::from_le_bytes([random[0], random[1]]));
+        self.0.set_sessions(session, session + step);
+        Ok(step)
+    }
+}
+
+/// What is found is not what was left.
+pub(super) const REPLACED: &str = "it was replaced by another one while no process served it";
+
 /// Opens what stands behind a working copy. Every process that may come to serve has one.
 pub(crate) trait Opener: Send + Sync {
-    /// Opens the backing at its last durable commit. `len` is the length of the working copy, if there is one already.
+    /// Opens the backing at its last durable commit. `before` is how the process that served left it, if one did.
     ///
     /// # Errors
     /// [`Error::InUse`](crate::error::Error::InUse) while the process that served before is dying: it is tried again for a
     /// second.
-    fn open(&self, len: Option<u64>) -> Result<Box<dyn Backing>>;
+    fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>>;
 
     /// What of the file it opens, in words, if that can differ: only those who say the same share a working copy.
     fn part(&self) -> String {
@@ -83,7 +128,7 @@ pub(crate) trait Opener: Send + Sync {
 }
 
 impl<F: Fn() -> Result<Box<dyn Backing>> + Send + Sync> Opener for F {
-    fn open(&self, _: Option<u64>) -> Result<Box<dyn Backing>> {
+    fn open(&self, _: Option<&Before>) -> Result<Box<dyn Backing>> {
         self()
     }
 }

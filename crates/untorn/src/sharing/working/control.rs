@@ -18,7 +18,7 @@ mod bits;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::thread::futex;
@@ -33,7 +33,7 @@ pub(super) const PAGE: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"untornWC");
 /// Of the block's layout and of the messages; processes of different versions don't share.
-pub(super) const VERSION: u64 = 2;
+pub(super) const VERSION: u64 = 3;
 
 // The block begins with two pages of words of 32 bits, each of what changes often in a cache line of its own.
 const GATE: usize = 0;
@@ -55,6 +55,7 @@ const WORD_ROLLING_BACK: usize = 7;
 const WORD_LOST: usize = 8;
 const WORD_COMMITTING: usize = 9;
 const WORD_BACKING: usize = 10;
+const WORD_SESSIONS: usize = 12;
 const WORD_POISONED: usize = 15;
 const WORD_CAUSE: usize = 16;
 const CAUSE_WORDS: usize = 64;
@@ -265,6 +266,18 @@ impl Control {
         }
     }
 
+    /// In which sessions the processes had the backing that served: the last one that is known to have begun, and the one
+    /// that may have begun after it.
+    pub(super) fn sessions(&self) -> [u64; 2] {
+        [0, 1].map(|index| self.words()[WORD_SESSIONS + index].load(Ordering::SeqCst))
+    }
+
+    /// In this order: whoever is killed in between leaves what was right before.
+    pub(super) fn set_sessions(&self, begun: u64, next: u64) {
+        self.words()[WORD_SESSIONS].store(begun, Ordering::SeqCst);
+        self.words()[WORD_SESSIONS + 1].store(next, Ordering::SeqCst);
+    }
+
     /// Whether some dirty pages have been brought back to the last commit, and others not yet.
     pub(super) fn rolling_back(&self) -> bool {
         self.words()[WORD_ROLLING_BACK].load(Ordering::SeqCst) != 0
@@ -337,20 +350,22 @@ impl Control {
     }
 
     /// Counts this thread in as one of `slot` that makes `page` writable, as soon as no cut forbids it. It must
-    /// [`leave`](Control::leave).
+    /// [`leave`](Control::leave). One whose process is cut off does not wait: perhaps nobody is left to open the gate. It
+    /// must not go on to what a cut forbids, so it looks at `cut_off` again.
     ///
     /// The thread says that it is in before it looks at the gate, and a cut closes the gate before it looks who is in, all
     /// of it sequentially consistent: one of the two sees the other.
-    pub(super) fn enter(&self, slot: usize, page: u64) {
-        self.enter_unless(slot, |gate| self.keeps_out(gate, page));
+    pub(super) fn enter(&self, slot: usize, page: u64, cut_off: &AtomicBool) {
+        self.enter_unless(slot, cut_off, |gate| self.keeps_out(gate, page));
     }
 
     /// The same for any page, as soon as no cut is being made at all. None is begun then before it leaves.
-    pub(super) fn enter_between_cuts(&self, slot: usize) {
-        self.enter_unless(slot, |gate| gate & PHASE != OPEN);
+    pub(super) fn enter_between_cuts(&self, slot: usize, cut_off: &AtomicBool) {
+        self.enter_unless(slot, cut_off, |gate| gate & PHASE != OPEN);
     }
 
-    fn enter_unless(&self, slot: usize, keeps_out: impl Fn(u32) -> bool) {
+    fn enter_unless(&self, slot: usize, cut_off: &AtomicBool, keeps_out: impl Fn(u32) -> bool) {
+        let keeps_out = |gate| keeps_out(gate) && !cut_off.load(Ordering::SeqCst);
         let gate = self.half(GATE);
         loop {
             self.active(slot).fetch_add(1, Ordering::SeqCst);
@@ -524,6 +539,23 @@ mod tests {
         control.dirty_pages(&mut found);
         assert_eq!(found, [0, 7, 63, 64, 4095, 4096, 19_999]);
         assert!(!pages.iter().any(|page| control.pending().get(*page) || control.in_flight().get(*page)));
+    }
+
+    /// As where the process that served was killed in the middle of a rollback, and none can take its place.
+    #[test]
+    fn who_is_cut_off_does_not_wait_for_a_gate_that_nobody_opens() {
+        let (control, cut_off) = (Control::create(PAGE as u64, 1).unwrap(), AtomicBool::new(false));
+        control.set_gate(CLOSED);
+        std::thread::scope(|scope| {
+            let threads = [
+                scope.spawn(|| control.enter(3, 0, &cut_off)),
+                scope.spawn(|| control.enter_between_cuts(3, &cut_off)),
+            ];
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!threads.iter().any(|thread| thread.is_finished()), "the gate is closed");
+            cut_off.store(true, Ordering::SeqCst);
+        });
+        assert_eq!(control.active(3).load(Ordering::SeqCst), 2);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -21,6 +22,10 @@ const GAP: u64 = 12;
 /// How long a thread may be about to make a page writable. It takes microseconds, unless its process is stopped, or gets no
 /// CPU for a while, which is no reason to refuse a commit.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a process that is cut off may take between forsaking the memory and saying that it takes part no more. Stores wait
+/// meanwhile.
+const FORSAKING: Duration = Duration::from_millis(500);
 
 /// Pages filled at once, around the one asked for: 64 KiB.
 const FILLED_AT_ONCE: u64 = 16;
@@ -144,17 +149,12 @@ impl Server {
             return Ok(());
         }
         for slot in 0..MEMBERS {
-            let Some(seat) = &self.seats[slot] else { continue };
+            if self.seats[slot].is_none() {
+                continue;
+            }
             let writable = self.control.writable(slot);
             let mut run: Option<(u64, u64)> = None;
-            let protect = |(first, last): (u64, u64)| {
-                let len = (last - first + 1) as usize * PAGE;
-                match seat.tracker.protect(seat.base.wrapping_add(first as usize * PAGE), len, true) {
-                    // Its process is gone, and with it all who could store.
-                    Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => Ok(()),
-                    other => other,
-                }
-            };
+            let protect = |(first, last): (u64, u64)| self.protect_in(slot, first, last + 1);
             for page in pages.iter().copied().filter(|page| writable.get(*page)) {
                 run = match run {
                     Some((first, last)) if page - last <= GAP => Some((first, page)),
@@ -168,6 +168,30 @@ impl Server {
             run.map_or(Ok(()), protect)?;
             // Only now, for one that is reset belongs to a page that is protected.
             pages.iter().filter(|page| writable.get(**page)).for_each(|page| writable.reset(*page));
+        }
+        Ok(())
+    }
+
+    /// Protects the pages from `from` to `to` in the process of a slot, unless it is gone, and with it all who could store.
+    pub(super) fn protect_in(&self, slot: usize, from: u64, to: u64) -> io::Result<()> {
+        let Some(seat) = &self.seats[slot] else { return Ok(()) };
+        let since = Instant::now();
+        while let Err(error) = protect_pages(&seat.tracker, seat.base, from, to) {
+            match Errno::from_io_error(&error) {
+                Some(Errno::SRCH) => break,
+                // It has other memory there. One that is cut off has forsaken it all, and says right after that it takes part
+                // no more. But one that takes part has other memory in the place of a page that it lost, or touched beyond the
+                // end, and behind that one there may be pages that are still to be protected.
+                Some(Errno::NOENT) if !self.place.is_alive(slot) => break,
+                Some(Errno::NOENT) if since.elapsed() > FORSAKING => {
+                    return Err(io::Error::other(
+                        "a process that shares it has lost a page of it, or touched one beyond its end; let that process \
+                         leave, and try again",
+                    ));
+                }
+                Some(Errno::NOENT) => thread::sleep(Duration::from_micros(100)),
+                _ => return Err(error),
+            }
         }
         Ok(())
     }
@@ -232,7 +256,7 @@ impl Server {
 }
 
 /// Protects the pages from `from` to `to` of a process.
-pub(super) fn protect_tail(tracker: &Userfault, base: usize, from: u64, to: u64) -> io::Result<()> {
+pub(super) fn protect_pages(tracker: &Userfault, base: usize, from: u64, to: u64) -> io::Result<()> {
     if from >= to {
         return Ok(());
     }

@@ -11,7 +11,7 @@ use super::control::{Control, PAGE, VERSION};
 use super::server::name;
 use super::serving::{Serving, begin};
 use crate::error::{Error, Result};
-use crate::sharing::dial::{Connection, Trouble, ask, connect, with_handle};
+use crate::sharing::dial::{Connection, SHORTAGE, Trouble, ask, connect, with_handle};
 use crate::sharing::place::Place;
 use crate::sharing::wire::{Kind, Message};
 use crate::sys::shared::SharedPages;
@@ -63,7 +63,8 @@ pub(super) fn join(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) -
                 return Ok(Joined { control, pages, tracker, connection, serving });
             }
             Err(Trouble::Again(_)) if since.elapsed() < PATIENCE => thread::sleep(PAUSE),
-            Err(Trouble::Again(why) | Trouble::Never(why)) => return Err(in_use(why)),
+            Err(Trouble::Short(_)) if since.elapsed() < PATIENCE => thread::sleep(SHORTAGE),
+            Err(Trouble::Again(why) | Trouble::Short(why) | Trouble::Never(why)) => return Err(in_use(why)),
         }
     }
 }
@@ -74,7 +75,7 @@ fn attempt(place: &Place, part: &str) -> std::result::Result<Parts, Trouble> {
     let socket = connect(place)?;
     let hello = Message::new(Kind::Hello, place.slot() as u64, VERSION, 0).text(part);
     let (welcome, fds) = ask(&socket, &hello, &[], Kind::Welcome, None)?;
-    let fatal = |error: io::Error| Trouble::Never(error.to_string());
+    let fatal = |error: io::Error| Trouble::here(error.to_string(), &error);
     let missing = || Trouble::Never("the serving process gave no memory".to_owned());
     let mut fds = fds.into_iter();
     let control = Control::join(fds.next().ok_or_else(missing)?, welcome.a).map_err(fatal)?;

@@ -73,7 +73,7 @@ impl Keeper {
         if self.cut_off.load(Ordering::Relaxed) {
             return false;
         }
-        self.control.enter(self.slot, page);
+        self.control.enter(self.slot, page, &self.cut_off);
         #[cfg(test)]
         super::tests::reach(super::tests::Point::Entered);
         let (done, was_writable) = self.let_through(page);
@@ -87,6 +87,10 @@ impl Keeper {
 
     /// The same for a thread that has passed the gate; and whether they were let through before.
     fn let_through(&self, page: u64) -> (bool, bool) {
+        // A process that is cut off waits for nobody who has passed the gate, but what follows needs memory that it still has.
+        if self.cut_off.load(Ordering::SeqCst) {
+            return (false, false);
+        }
         // Both before the first store can proceed: see the control block.
         self.control.dirty().set(page);
         let was_writable = self.control.writable(self.slot).set(page);
@@ -98,9 +102,10 @@ impl Keeper {
         (done.is_ok(), was_writable)
     }
 
-    /// Does something while no cut is being made, and none begun.
+    /// Does something while no cut is being made, and none begun; if the process is cut off, at once, and then no page can
+    /// be opened for it.
     pub(super) fn between_cuts<T>(&self, act: impl FnOnce(&BetweenCuts<'_>) -> T) -> T {
-        self.control.enter_between_cuts(self.slot);
+        self.control.enter_between_cuts(self.slot, &self.cut_off);
         act(&BetweenCuts(self))
     }
 }
@@ -111,7 +116,7 @@ pub(crate) struct BetweenCuts<'a>(&'a Keeper);
 impl BetweenCuts<'_> {
     /// Lets stores of this process to a page through. False if that is not to be had.
     pub(crate) fn open(&self, page: u64) -> bool {
-        !self.0.cut_off.load(Ordering::Relaxed) && self.0.let_through(page).0
+        self.0.let_through(page).0
     }
 }
 

@@ -16,7 +16,7 @@ use super::join::come_back;
 use super::keeper::Keeper;
 use super::serving::{Serving, take_over};
 use crate::error::{Error, Result};
-use crate::sharing::dial::{Connection, Trouble};
+use crate::sharing::dial::{Connection, SHORTAGE, Trouble, timespec};
 use crate::sharing::place::Place;
 use crate::sharing::wire::{Came, INVALID, Kind, Message, POISONED, receive};
 use crate::sys::fault::Watch;
@@ -24,8 +24,15 @@ use crate::sys::shared::SharedPages;
 use crate::sys::socket::Line;
 use crate::sys::userfault::Userfault;
 
-/// How long a process goes on trying to come back to a server that seems not to want it.
+/// How long a process goes on trying to come back to a server that seems not to want it, or what it lacks descriptors or
+/// memory for, and how often at least: one attempt may take long on a machine that has much else to do.
 const HOPE: Duration = Duration::from_secs(1);
+const ATTEMPTS: u32 = 10;
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_micros(500);
+
+/// How long a process leaves the serving to others that could not let one of them in.
+const ABSTENTION: Duration = Duration::from_secs(10);
 
 /// What a process has of a working copy.
 pub(super) struct Member {
@@ -43,6 +50,21 @@ pub(super) struct Member {
     pub(super) answered: Condvar,
     pub(super) serving: Mutex<Option<Serving>>,
     pub(super) cut_off: Arc<AtomicBool>,
+}
+
+/// A row of failures.
+#[derive(Default)]
+struct Row {
+    since: Option<Instant>,
+    count: u32,
+}
+
+impl Row {
+    /// Adds one; whether it is time to give up.
+    fn is_enough(&mut self) -> bool {
+        self.count += 1;
+        self.since.get_or_insert_with(Instant::now).elapsed() >= HOPE && self.count >= ATTEMPTS
+    }
 }
 
 /// Requests of this process, by their numbers.
@@ -149,7 +171,7 @@ impl Member {
                     }
                 }
                 Came::Nothing => return false,
-                Came::End => return true,
+                Came::End | Came::Short(_) => return true,
             }
         }
     }
@@ -158,40 +180,70 @@ impl Member {
     /// off.
     fn find_server(&self) -> Option<OwnedFd> {
         // If this process served, that thread has ended, or is about to.
-        drop(lock(&self.serving).take());
-        let mut hopeless: Option<Instant> = None;
+        let mut resigned = lock(&self.serving).take().is_some_and(|serving| serving.resigned()).then(Instant::now);
+        let (mut refused, mut failed) = (Row::default(), Row::default());
         loop {
-            let may_serve = lock(&self.serving).is_none() && self.place.try_serve().unwrap_or(false);
+            let mut rest = PAUSE;
+            // It may not even have let this process in.
+            let ended = lock(&self.serving).take_if(|serving| serving.has_ended());
+            if ended.is_some_and(|serving| serving.resigned()) {
+                resigned = Some(Instant::now());
+            }
+            let abstains = resigned.is_some_and(|since| since.elapsed() < ABSTENTION) && self.place.has_others();
+            #[cfg(test)]
+            let abstains = abstains || super::tests::ABSTAINS.load(Ordering::SeqCst);
+            let may_serve = !abstains && lock(&self.serving).is_none() && self.place.try_serve().unwrap_or(false);
             if may_serve {
                 match take_over(&self.place, &self.control, &self.pages, &self.opener) {
                     Ok(serving) => *lock(&self.serving) = Some(serving),
-                    Err(_) => self.place.serve_no_more(),
+                    Err(error) => {
+                        self.place.serve_no_more();
+                        if failed.is_enough() {
+                            return self.cut(format!("the process that served it ended, and this one cannot: {error}"));
+                        }
+                        // Another one may be able to.
+                        rest = SHORTAGE;
+                    }
                 }
             }
             let back = come_back(&self.place, &self.control, self.pages.address(), &self.tracker, self.stop.as_fd());
             match back.and_then(|connection| self.exchange(connection)) {
                 Ok(server) => return Some(server),
-                Err(Trouble::Again(_)) => hopeless = None,
-                // A shortage may pass.
-                Err(Trouble::Never(_)) if hopeless.get_or_insert_with(Instant::now).elapsed() < HOPE => {}
-                Err(Trouble::Never(why)) => {
-                    self.cut_off.store(true, Ordering::Relaxed);
-                    lock(&self.asked).cut_off = Some(why);
-                    self.answered.notify_all();
-                    return None;
-                }
+                Err(Trouble::Again(_)) => refused = Row::default(),
+                // It may pass, but the others wait for this process.
+                Err(Trouble::Never(why) | Trouble::Short(why)) if refused.is_enough() => return self.cut(why),
+                Err(Trouble::Never(_)) => {}
+                Err(Trouble::Short(_)) => rest = SHORTAGE,
             }
             let mut stop = [PollFd::new(&self.stop, PollFlags::IN)];
-            let pause = rustix::event::Timespec { tv_sec: 0, tv_nsec: 500_000 };
-            if poll(&mut stop, Some(&pause)).is_ok_and(|ready| ready > 0) {
+            if poll(&mut stop, Some(&timespec(rest))).is_ok_and(|ready| ready > 0) {
                 return None;
             }
         }
     }
 
+    /// Ends this process's part: its calls fail, and nobody has to wait for it any more, neither to serve nor for its
+    /// userfaultfd. So first none of its stores may reach the memory.
+    fn cut(&self, why: String) -> Option<OwnedFd> {
+        drop(lock(&self.serving).take());
+        self.cut_off.store(true, Ordering::SeqCst);
+        lock(&self.asked).cut_off = Some(why);
+        self.answered.notify_all();
+        // Memory of its own in the place of that of all. There is no page table to be made for it, as for protecting each page.
+        while let Err(error) = self.pages.forsake() {
+            tracing::warn!(%error, "a process that is cut off from shared memory cannot let go of it, and the others wait");
+            let mut stop = [PollFd::new(&self.stop, PollFlags::IN)];
+            if poll(&mut stop, Some(&timespec(SHORTAGE))).is_ok_and(|ready| ready > 0) {
+                return None;
+            }
+        }
+        self.place.detach();
+        None
+    }
+
     /// Makes a connection the process's line, and asks again what was not answered.
     fn exchange(&self, connection: Connection) -> std::result::Result<OwnedFd, Trouble> {
-        self.line.exchange(&connection.socket).map_err(|error| Trouble::Again(error.to_string()))?;
+        self.line.exchange(&connection.socket).map_err(|error| Trouble::here(error.to_string(), &error))?;
         let again: Vec<Message> = lock(&self.asked)
             .waiting
             .values()

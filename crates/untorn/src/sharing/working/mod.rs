@@ -31,6 +31,17 @@
 //! everybody if it serves; if not, by commits after another server has come, which need its userfaultfd. While one of its
 //! threads is stopped within 3 commits are refused, each after five seconds.
 //!
+//! One that was killed keeps its files as long as a child lives that it had forked and that runs no other program: the lock of
+//! what stands behind the working copy belongs to whoever has the descriptor, so to the child as well. Stores go on, and
+//! commits wait for some 30 s until the child ends; then the working copy is poisoned. Nothing is torn by it, nor committed twice.
+//! The locks that say who serves and who lives are no child's.
+//!
+//! # What a process does that lacks descriptors or memory
+//! One that cannot take over for want of them, or come back to the process that did, tries for a second and is then *cut off*:
+//! its calls fail, and before it gives its part up it puts memory of its own in the place of the working copy, for stores to a
+//! page that is writable there would trap no more. The others go on. One that serves and cannot let another one come back leaves
+//! the serving to others after a second. Only if the file itself cannot be opened again is the working copy poisoned for all.
+//!
 //! # What the kernel does (tried on Linux 6.18, as the tests here do)
 //! - Protecting a range of shared memory also marks pages that are not mapped, or do not exist, and the mark survives
 //!   MADV_DONTNEED, MADV_PAGEOUT, holes punched, and the file being made shorter and longer. A page that another process
@@ -69,7 +80,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
-pub(crate) use backing::{Backing, Cut, Opener, cause_of};
+pub(crate) use backing::{Backing, Before, Cut, Opener, cause_of};
 
 use self::control::PAGE;
 pub(crate) use self::keeper::BetweenCuts;
@@ -262,6 +273,12 @@ impl WorkingCopy {
     /// [opened](BetweenCuts::open).
     pub(crate) fn between_cuts<T>(&self, act: impl FnOnce(&BetweenCuts<'_>) -> T) -> T {
         self.member.keeper.between_cuts(act)
+    }
+
+    /// The sessions in which whoever served may have had the backing.
+    #[cfg(test)]
+    pub(crate) fn sessions(&self) -> [u64; 2] {
+        self.member.control.sessions()
     }
 
     /// Has a page that nobody has loaded be lost, as when there is no memory for it.

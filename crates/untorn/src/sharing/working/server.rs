@@ -5,26 +5,27 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::backing::{Backing, Cut, in_doubt};
 use super::committer::Committer;
 use super::control::{Control, PAGE, VERSION};
-use super::cut::protect_tail;
+use super::cut::protect_pages;
 use crate::error::{Error, Result};
-use crate::sharing::dial::timespec;
+use crate::sharing::dial::{SHORTAGE, wait, was_rung};
 use crate::sharing::listener::Listener;
 use crate::sharing::place::{MEMBERS, Place};
-use crate::sharing::wire::{Came, INVALID, Kind, Message, POISONED, receive};
+use crate::sharing::wire::{Came, INVALID, Kind, Message, POISONED, is_shortage, is_shortage_number, receive};
 use crate::sys::shared::SharedPages;
 use crate::sys::socket;
 use crate::sys::userfault::Userfault;
 
-/// How long a connection waits when there was no descriptor for it.
-const SHORTAGE: Duration = Duration::from_millis(10);
+/// How long others may wait for a process that serves and has no descriptors to let them in again: then another one tries.
+const STRANDED: Duration = Duration::from_secs(1);
 
 /// A connection. Dropping it ends it also where a forked child still has the descriptor.
 struct Peer {
@@ -79,6 +80,10 @@ pub(super) struct Server {
     listener: Listener,
     /// A connection could not be accepted just now.
     deaf: bool,
+    /// Since when somebody waits to come back for whom there was no descriptor.
+    stranded: Option<Instant>,
+    short: bool,
+    resigned: Arc<AtomicBool>,
     stop: Arc<OwnedFd>,
     peers: Vec<Peer>,
     next_token: u64,
@@ -99,7 +104,7 @@ impl Server {
         view: SharedPages,
         backing: std::result::Result<Arc<dyn Backing>, String>,
         part: String,
-        stop: Arc<OwnedFd>,
+        (stop, resigned): (Arc<OwnedFd>, Arc<AtomicBool>),
     ) -> Result<Self> {
         let failed = |error| Error::io("serve the sharers of", place.path(), error);
         let filler = Userfault::filling().map_err(failed)?;
@@ -112,6 +117,9 @@ impl Server {
             committed_len: backing.as_ref().map_or(0, |backing| backing.len()),
             listener: Listener::new(place)?,
             deaf: false,
+            stranded: None,
+            short: false,
+            resigned,
             place: Arc::clone(place),
             control,
             view,
@@ -166,6 +174,10 @@ impl Server {
             self.advance();
             // Before the next wait: closing a connection is what tells its process to come back.
             self.peers.retain(|peer| !peer.ended);
+            if self.is_to_resign() {
+                self.resigned.store(true, Ordering::SeqCst);
+                break;
+            }
         }
         // Whoever waits for it would ask the next server for another one, which is no harm but for the time.
         if self.in_flight.is_some() {
@@ -192,8 +204,11 @@ impl Server {
         let waits = self.seats.iter().flatten().any(|seat| self.is_lonely(seat));
         let waits = waits || (self.in_flight.is_none() && (!self.queue.is_empty() || self.control.rolling_back()));
         let limit = if waits { Some(Duration::from_millis(2)) } else { self.deaf.then_some(SHORTAGE) };
-        // An interruption is a turn with nothing to do.
-        let _ = poll(&mut fds, limit.map(timespec).as_ref());
+        if !wait(&mut fds, limit) {
+            // None of these waits.
+            let heard = self.peers.iter().map(|peer| peer.token).collect();
+            return (was_rung(self.stop.as_fd()), true, self.committer.is_some(), heard);
+        }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let heard = self.peers.iter().zip(&ready[3..]).filter(|(_, ready)| **ready).map(|(peer, _)| peer.token);
         (ready[0], self.deaf || ready[1], ready[2] && self.committer.is_some(), heard.collect())
@@ -202,6 +217,8 @@ impl Server {
     fn accept(&mut self) {
         loop {
             let accepted = self.listener.accept();
+            #[cfg(test)]
+            let accepted = super::tests::as_far_as_allowed(accepted);
             self.deaf = accepted.is_err();
             #[cfg(test)]
             if self.deaf {
@@ -225,6 +242,17 @@ impl Server {
         }
     }
 
+    /// Whether others wait in vain for this process, which is not to be borne for long: nobody can commit meanwhile.
+    fn is_to_resign(&mut self) -> bool {
+        let short = std::mem::take(&mut self.short) || self.deaf;
+        if self.all_are_back() {
+            self.stranded = None;
+        } else if short {
+            return self.stranded.get_or_insert_with(Instant::now).elapsed() > STRANDED;
+        }
+        false
+    }
+
     fn peer(&mut self, token: u64) -> Option<&mut Peer> {
         self.peers.iter_mut().find(|peer| peer.token == token && !peer.ended)
     }
@@ -235,6 +263,7 @@ impl Server {
             match receive(peer.socket.as_fd()) {
                 Came::Nothing => return,
                 Came::End => peer.ended = true,
+                Came::Short(_) => (peer.ended, self.short) = (true, true),
                 Came::Message(message, fds) => self.handle(token, message, fds),
             }
         }
@@ -255,9 +284,12 @@ impl Server {
             Kind::Attach | Kind::Return => match self.seat(token, &message, fds) {
                 Ok(()) => {
                     // Of this process: whoever has it sees when it ends, even if a forked child keeps the connection.
-                    let handle = pidfd_open(getpid(), PidfdFlags::empty());
-                    let handle: Vec<BorrowedFd<'_>> = handle.iter().map(AsFd::as_fd).collect();
-                    self.say(token, &Message::new(Kind::Ready, 0, 0, 0), &handle);
+                    match pidfd_open(getpid(), PidfdFlags::empty()) {
+                        Ok(handle) => self.say(token, &Message::new(Kind::Ready, 0, 0, 0), &[handle.as_fd()]),
+                        Err(error) if is_shortage_number(error.raw_os_error()) => self.end_for_want(token),
+                        // It is told by there being none.
+                        Err(_) => self.say(token, &Message::new(Kind::Ready, 0, 0, 0), &[]),
+                    }
                 }
                 Err(why) => self.say(token, &Message::new(Kind::Refused, 0, 1, 0).text(why), &[]),
             },
@@ -267,6 +299,14 @@ impl Server {
                     peer.ended = true;
                 }
             }
+        }
+    }
+
+    /// Ends a connection for which there is something wanting here. Its process tries again.
+    fn end_for_want(&mut self, token: u64) {
+        self.short = true;
+        if let Some(peer) = self.peer(token) {
+            peer.ended = true;
         }
     }
 
@@ -288,8 +328,8 @@ impl Server {
             self.release(slot);
         }
         let control = Arc::clone(&self.control);
-        let Ok(pages) = self.view.file().try_clone_to_owned() else { return };
         let welcome = Message::new(Kind::Welcome, 0, control.reserved(), 0);
+        let Ok(pages) = self.view.file().try_clone_to_owned() else { return self.end_for_want(token) };
         self.say(token, &welcome, &[control.file(), pages.as_fd()]);
     }
 
@@ -311,7 +351,7 @@ impl Server {
             self.control.allocate_member(slot, pages).map_err(|error| format!("there is no memory: {error}"))?;
             if message.b < pages {
                 // It has grown since the process had a look.
-                protect_tail(&tracker, base, message.b, pages)
+                protect_pages(&tracker, base, message.b, pages)
                     .map_err(|error| format!("protecting it failed: {error}"))?;
             }
             self.control.set_attached(slot, true);
@@ -416,14 +456,10 @@ impl Server {
         }
         let pages = len.div_ceil(PAGE as u64);
         let grown = self.control.allocate(pages).and_then(|()| {
-            for (slot, seat) in self.seats.iter().enumerate() {
-                let Some(seat) = seat else { continue };
+            for slot in (0..MEMBERS).filter(|slot| self.seats[*slot].is_some()) {
                 self.control.allocate_member(slot, pages)?;
                 // Before there is anything to store to.
-                match protect_tail(&seat.tracker, seat.base, old, pages) {
-                    Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {}
-                    done => done?,
-                }
+                self.protect_in(slot, old, pages)?;
             }
             self.view.grow(pages * PAGE as u64)
         });
@@ -481,12 +517,15 @@ impl Server {
         self.say(request.token, &answer, &[]);
     }
 
-    /// Says something to a connection. One that does not listen is closed: its process comes back and asks again.
+    /// Says something to a connection. One that does not listen is closed: its process comes back and asks again. That would
+    /// help nobody where this one is short of what it takes to hand descriptors on.
     fn say(&mut self, token: u64, message: &Message, fds: &[BorrowedFd<'_>]) {
         if let Some(peer) = self.peer(token)
-            && message.send(peer.socket.as_fd(), fds).is_err()
+            && let Err(error) = message.send(peer.socket.as_fd(), fds)
         {
             peer.ended = true;
+            let is_full = error.kind() == std::io::ErrorKind::WouldBlock;
+            self.short |= !fds.is_empty() && !is_full && is_shortage(&error);
         }
     }
 }

@@ -4,15 +4,17 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::backing::{Backing, Opener};
+use super::backing::{Backing, Before, Opener, REPLACED};
 use super::control::{CLOSED, Control, OPEN, PAGE};
 use super::server::Server;
 use crate::error::{Error, Result};
 use crate::sharing::dial::{bell, ring};
 use crate::sharing::place::Place;
+use crate::sharing::wire::is_shortage_number;
 use crate::sys::shared::SharedPages;
 
 /// How long the backing may say that it is in use when a process that had it may have just died.
@@ -25,7 +27,20 @@ const DYING_FOR_CERTAIN: Duration = Duration::from_secs(30);
 /// A serving thread of this process; dropping it ends the serving in good order.
 pub(super) struct Serving {
     stop: Arc<OwnedFd>,
+    resigned: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+}
+
+impl Serving {
+    /// Whether it has ended by itself.
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Whether it has ended by itself, for want of descriptors to let others in.
+    pub(super) fn resigned(&self) -> bool {
+        self.resigned.load(Ordering::SeqCst)
+    }
 }
 
 impl Drop for Serving {
@@ -55,6 +70,7 @@ pub(super) fn begin(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) 
     let control = Control::create(len, reserved).map_err(failed)?;
     control.set_commit(backing.last_commit());
     control.set_backing(backing.identity());
+    control.set_sessions(backing.session(), backing.session());
     let view = SharedPages::create("untorn-working", len.next_multiple_of(PAGE as u64), bytes).map_err(failed)?;
     start(place, Arc::new(control), view, Ok(backing), opener.part())
 }
@@ -76,7 +92,12 @@ pub(super) fn take_over(
     let view = file.and_then(|file| SharedPages::map(file, pages.reserved()));
     let view = view.and_then(|view| note_present(control, &view).map(|()| view));
     let view = view.map_err(|error| Error::io("take over the serving of", place.path(), error))?;
-    let opened = open(place, opener, Some(control.len()), DYING_FOR_CERTAIN);
+    let opened = open(place, opener, Some(&Before::new(control)), DYING_FOR_CERTAIN);
+    let opened = match opened {
+        // That is this process's, and says nothing of the file.
+        Err(error) if is_shortage_number(error.errno()) => return Err(error),
+        opened => opened,
+    };
     let backing = opened.map_err(|error| error.to_string()).and_then(|backing| left_alone(control, backing));
     let backing = backing.inspect_err(|cause| {
         // Somebody has to serve, or those who wait for a page wait for ever. What they get is never committed.
@@ -84,6 +105,8 @@ pub(super) fn take_over(
     });
     if let Ok(backing) = &backing {
         control.set_commit(backing.last_commit());
+        // It has begun, so whoever finds the one before finds what was put in the place of the backing.
+        control.set_sessions(backing.session(), backing.session());
     }
     start(place, Arc::clone(control), view, backing, opener.part())
 }
@@ -112,7 +135,7 @@ fn note_present(control: &Control, view: &SharedPages) -> io::Result<()> {
 fn left_alone(control: &Control, backing: Arc<dyn Backing>) -> std::result::Result<Arc<dyn Backing>, String> {
     let (found, last) = (backing.last_commit(), control.commit());
     if backing.identity() != control.backing() {
-        return Err("it was replaced by another one while no process served it".to_owned());
+        return Err(REPLACED.to_owned());
     }
     if found != last && found != control.committing() {
         return Err(format!(
@@ -124,10 +147,10 @@ fn left_alone(control: &Control, backing: Arc<dyn Backing>) -> std::result::Resu
 }
 
 /// Opens the backing. A process that had it and is dying lets go of one lock after the other, this one last perhaps.
-fn open(place: &Place, opener: &Arc<dyn Opener>, len: Option<u64>, dying: Duration) -> Result<Arc<dyn Backing>> {
+fn open(place: &Place, opener: &Arc<dyn Opener>, before: Option<&Before>, dying: Duration) -> Result<Arc<dyn Backing>> {
     let since = Instant::now();
     loop {
-        match catch_unwind(AssertUnwindSafe(|| opener.open(len))) {
+        match catch_unwind(AssertUnwindSafe(|| opener.open(before))) {
             Ok(Err(Error::InUse { .. })) if since.elapsed() < dying => thread::sleep(Duration::from_millis(2)),
             Ok(opened) => return opened.map(Arc::from),
             // Going on with the panic would leave the others with a process that serves and does not.
@@ -148,8 +171,9 @@ fn start(
 ) -> Result<Serving> {
     let failed = |error| Error::io("serve the sharers of", place.path(), error);
     let stop = Arc::new(bell().map_err(failed)?);
-    let server = Server::new(place, control, view, backing, part, Arc::clone(&stop))?;
+    let resigned = Arc::new(AtomicBool::new(false));
+    let server = Server::new(place, control, view, backing, part, (Arc::clone(&stop), Arc::clone(&resigned)))?;
     let thread =
         thread::Builder::new().name("untorn-server".to_owned()).spawn(move || server.serve()).map_err(failed)?;
-    Ok(Serving { stop, thread: Some(thread) })
+    Ok(Serving { stop, resigned, thread: Some(thread) })
 }

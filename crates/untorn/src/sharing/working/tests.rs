@@ -9,9 +9,10 @@ mod faces;
 pub(crate) mod rig;
 mod straits;
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,12 @@ pub(crate) enum Bug {
 
 /// When a connection could not be accepted, in this process.
 pub(super) static SHORTAGES: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
+
+/// This process leaves the serving to others.
+pub(super) static ABSTAINS: AtomicBool = AtomicBool::new(false);
+
+/// How many connections this process accepts: for the others it has no descriptors.
+pub(super) static ACCEPTS: AtomicU32 = AtomicU32::new(u32::MAX);
 
 /// Where a process can be made to kill itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +65,17 @@ pub(crate) enum Point {
 }
 
 pub(crate) static DIE_AT: AtomicU32 = AtomicU32::new(0);
+
+/// A connection, unless this process is to have no descriptor for it.
+pub(super) fn as_far_as_allowed(accepted: std::io::Result<Option<OwnedFd>>) -> std::io::Result<Option<OwnedFd>> {
+    let fewer = |left: u32| left.checked_sub(u32::from(left != u32::MAX));
+    match accepted {
+        Ok(Some(_)) if ACCEPTS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer).is_err() => {
+            Err(rustix::io::Errno::MFILE.into())
+        }
+        accepted => accepted,
+    }
+}
 
 /// Ends this process if it is to end here. Safe in a signal handler.
 pub(super) fn reach(point: Point) {
@@ -107,10 +125,11 @@ pub(crate) fn command_in(module: &str, test: &str, dir: &Path, id: usize, bug: O
     command
 }
 
-/// How long anybody may stand still. A second is what is promised, and measured with UNTORN_CUTS on a machine that has time
-/// for it; otherwise it is only to be seen that all goes on.
+/// How long anybody may stand still: UNTORN_PATIENCE in seconds. A second is what is promised, and what `cargo xtask cuts` asks
+/// for on a machine that has time for it; otherwise it is only to be seen that all goes on.
 pub(crate) fn patience() -> Duration {
-    Duration::from_secs(if std::env::var_os("UNTORN_CUTS").is_some() { 1 } else { 120 })
+    let asked = std::env::var("UNTORN_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(asked.unwrap_or(120))
 }
 
 /// Words that the processes of a test share beside the working copy.
@@ -123,6 +142,14 @@ pub(crate) fn notes(dir: &Path) -> SharedPages {
 
 pub(crate) fn words(notes: &SharedPages) -> &[AtomicU64] {
     notes.words(0, PAGE / 8)
+}
+
+/// What is noted of a backing that was in a session when its process ended.
+pub(crate) fn block(identity: [u64; 2], session: u64) -> super::Before {
+    let control = Arc::new(super::control::Control::create(PAGE as u64, 1).unwrap());
+    control.set_backing(identity);
+    control.set_sessions(session, session);
+    super::Before::new(&control)
 }
 
 fn open(dir: &Path, pages: usize) -> WorkingCopy {
@@ -150,6 +177,15 @@ pub(crate) fn await_word(notes: &SharedPages, index: usize) {
     let since = Instant::now();
     while words(notes)[index].load(Ordering::SeqCst) == 0 {
         assert!(since.elapsed() < Duration::from_secs(120), "nobody stored word {index}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until a flag of this process is set.
+pub(crate) fn await_flag(flag: &AtomicBool) {
+    let since = Instant::now();
+    while !flag.load(Ordering::SeqCst) {
+        assert!(since.elapsed() < Duration::from_secs(120), "the test never said so");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -187,11 +187,11 @@ impl Member {
             match self.come_back() {
                 Ok(part) => return Some(part),
                 Err(Trouble::Again(_)) => refused = Row::default(),
-                Err(Trouble::Never(why)) if refused.is_enough(HOPE) => {
+                Err(Trouble::Never(why) | Trouble::Short(why)) if refused.is_enough(HOPE) => {
                     self.cut(why);
                     return None;
                 }
-                Err(Trouble::Never(_)) => {}
+                Err(Trouble::Never(_) | Trouble::Short(_)) => rest = rest.max(refused.rest()),
             }
             if self.is_leaving(rest) {
                 return None;

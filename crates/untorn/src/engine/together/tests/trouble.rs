@@ -53,7 +53,8 @@ fn where_nobody_can_listen_every_call_ends() {
     let (path, [first, mut second, mut third]) = three(&dir, EngineKind::Reflection);
     std::fs::remove_file(path.with_extension("abstain")).unwrap();
     // Something that cannot be removed stands at the name of the socket.
-    let socket = dir.path().join(format!(".untorn/{}.calls.sock", std::fs::metadata(&path).unwrap().ino()));
+    let place = crate::sidecar::meeting_place(crate::medium::detect(&path).unwrap().identity, crate::sidecar::CALLS);
+    let socket = dir.path().join(format!(".untorn/{place}.sock"));
     std::fs::remove_file(&socket).unwrap();
     std::fs::create_dir_all(socket.join("in the way")).unwrap();
     drop(first);

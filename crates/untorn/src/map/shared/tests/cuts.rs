@@ -8,8 +8,8 @@ use crate::sharing::working::tests::rig::{Judged, PAGES, Subject, bugs, cuts};
 struct Judging(Committed, PathBuf);
 
 impl Opener for Judging {
-    fn open(&self, len: Option<u64>) -> Result<Box<dyn Backing>> {
-        Ok(Box::new(Judged::new(self.0.open(len)?, &self.1, |_, _| None)))
+    fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>> {
+        Ok(Box::new(Judged::new(self.0.open(before)?, &self.1, |_, _| None)))
     }
 }
 

@@ -5,7 +5,7 @@ use super::super::backing::{Committed, Mapped};
 use super::super::pages::{IN_WORD, allocated_in, pages_of};
 use super::*;
 use crate::sharing::working::tests::rig::{Judged, OWNERS, Outcome, PAGES as ORDERED, Subject, bugs, cuts, step};
-use crate::sharing::working::{Backing, Opener, WorkingCopy};
+use crate::sharing::working::{Backing, Before, Opener, WorkingCopy};
 
 /// Pages with what the threads link, one for each.
 const LINKS: u64 = ORDERED as u64;
@@ -15,8 +15,8 @@ const PAGES: u64 = 4 * ORDERED as u64;
 struct Judging(Committed, PathBuf);
 
 impl Opener for Judging {
-    fn open(&self, len: Option<u64>) -> Result<Box<dyn Backing>> {
-        Ok(Box::new(Judged::new(Box::new(self.0.open_region(len)?), &self.1, verdict)))
+    fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>> {
+        Ok(Box::new(Judged::new(Box::new(self.0.open_region(before.map(Before::len))?), &self.1, verdict)))
     }
     fn part(&self) -> String {
         self.0.part()

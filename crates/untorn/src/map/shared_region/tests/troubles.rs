@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use super::super::backing::Committed;
 use super::*;
 use crate::medium::PageCache;
-use crate::sharing::working::Backing;
+use crate::sharing::working::{Backing, Before};
 use crate::sys::ring::FAIL;
 
 const MODULE: &str = "map::shared_region::tests::troubles";
@@ -45,13 +45,9 @@ fn after_a_failed_flush_nothing_is_rolled_back_or_committed() {
 struct Held(Committed, Arc<AtomicBool>);
 
 impl Opener for Held {
-    fn open(&self, len: Option<u64>) -> Result<Box<dyn Backing>> {
-        let since = Instant::now();
-        while !self.1.load(SeqCst) {
-            assert!(since.elapsed() < Duration::from_secs(120), "the test never said so");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        self.0.open(len)
+    fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>> {
+        await_flag(&self.1);
+        self.0.open(before)
     }
     fn part(&self) -> String {
         self.0.part()

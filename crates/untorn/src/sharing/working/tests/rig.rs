@@ -154,6 +154,9 @@ impl<B: Backing + ?Sized> Backing for Judged<B> {
     fn identity(&self) -> [u64; 2] {
         self.inner.identity()
     }
+    fn session(&self) -> u64 {
+        self.inner.session()
+    }
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         self.inner.fill(offset, into)
     }

@@ -1,0 +1,189 @@
+//! Files with redundancy that get another length: what was covered before stays so, and damage never becomes the truth.
+
+use std::path::Path;
+use std::time::Duration;
+
+use untorn::medium::{Access, Medium, MediumClass, MediumFile};
+use untorn::{AtomicFile, Durability, EngineKind, Options, ProtectOptions, StripeLayout};
+use untorn_sim::SimMedium;
+
+const PAGE: usize = 4096;
+const PATH: &str = "/data";
+/// From which length to which, and on from there; some end within a page.
+const LENS: [[usize; 3]; 6] = [
+    [10 * PAGE, 13 * PAGE, 40 * PAGE],
+    [10 * PAGE + 100, 10 * PAGE + 3000, 10 * PAGE + 50],
+    [10 * PAGE + 100, 5 * PAGE, 10 * PAGE + 100],
+    [10 * PAGE, 7 * PAGE + 1, 7 * PAGE + 2],
+    [3 * PAGE + 5, 30 * PAGE - 1, 2 * PAGE + 7],
+    [PAGE, 2 * PAGE, 100],
+];
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at / 5 + 3 * (at / PAGE) + 1) as u8).collect()
+}
+
+struct Setup {
+    class: MediumClass,
+    engine: EngineKind,
+    layout: StripeLayout,
+    synchronous: bool,
+}
+
+impl Setup {
+    fn all() -> Vec<Setup> {
+        let mut all = Vec::new();
+        for class in [MediumClass::Block, MediumClass::PersistentMemory] {
+            for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+                for layout in [StripeLayout::Consecutive, StripeLayout::Spread] {
+                    all.extend([false, true].map(|synchronous| Setup { class, engine, layout, synchronous }));
+                }
+            }
+        }
+        all
+    }
+
+    fn open(&self, medium: &SimMedium) -> AtomicFile {
+        let redundancy = ProtectOptions::new().stripe(3).layout(self.layout);
+        let redundancy = if self.synchronous { redundancy.period(Duration::ZERO) } else { redundancy.on_demand() };
+        let options = Options::new().engine(self.engine).durability(Durability::PerCommit).max_len(1 << 20);
+        let options = options.record_area(2, 4).log_size(256 << 10).checkpointers(0).redundancy(redundancy);
+        options.open_on(medium.clone(), PATH).unwrap()
+    }
+}
+
+fn flip(medium: &SimMedium, at: usize) {
+    let byte = medium.peek(PATH).unwrap()[at];
+    medium.rot(PATH, at as u64, &[!byte]);
+}
+
+fn read(file: &AtomicFile) -> Vec<u8> {
+    let mut held = vec![0; file.len() as usize];
+    file.read_at(&mut held, 0).unwrap();
+    held
+}
+
+#[test]
+fn pages_that_were_damaged_before_are_given_back_after() {
+    for setup in Setup::all() {
+        for lens in LENS {
+            let mut expected = bytes(lens[0]);
+            let medium = SimMedium::new(setup.class);
+            medium.install(PATH, &expected);
+            let file = setup.open(&medium);
+            file.sync_redundancy().unwrap();
+            for len in &lens[1..] {
+                // One in the first stripe of either layout, and not where the engine has to read when it cuts.
+                if expected.len().min(*len) > PAGE {
+                    flip(&medium, 17);
+                }
+                file.resize(*len as u64).unwrap();
+                file.sync().unwrap();
+                expected.resize(*len, 0);
+                if setup.synchronous {
+                    // When the call returns, and not after the next pass.
+                    assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0);
+                }
+                // An engine may have stored zeros to pages that were added.
+                file.sync_redundancy().unwrap();
+                let report = file.repair().unwrap();
+                assert_eq!(report.unknown, []);
+                if !report.is_whole() {
+                    // The engine stored zeros behind the end to a page of its stripe, which is told of and no more.
+                    assert!(!setup.synchronous && report.lost.iter().all(|range| range.offset == 0), "{report:?}");
+                    flip(&medium, 17);
+                }
+                let held = read(&file);
+                let differs = (0..*len).find(|at| held[*at] != expected[*at]);
+                let what = (setup.class, setup.engine, setup.layout, setup.synchronous);
+                assert_eq!(differs, None, "{what:?}, {lens:?} to {len}: {report:?}");
+                // What was added is covered, and so is all else.
+                file.sync_redundancy().unwrap();
+                assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0);
+                flip(&medium, len - 1);
+                assert_eq!(file.repair().unwrap().repaired.len(), 1);
+                assert!(read(&file) == expected);
+            }
+            file.close().unwrap();
+            assert!(ProtectOptions::new().look_on(medium, PATH).unwrap().scrub().unwrap().is_clean());
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_given_back_stays_known_to_be_damaged() {
+    for setup in Setup::all().into_iter().filter(|setup| !setup.synchronous) {
+        for len in [7 * PAGE, 10 * PAGE + 100, 16 * PAGE] {
+            let medium = SimMedium::new(setup.class);
+            medium.install(PATH, &bytes(10 * PAGE));
+            let file = setup.open(&medium);
+            file.sync_redundancy().unwrap();
+            // Two of a stripe, in this layout and that.
+            let pages = if setup.layout == StripeLayout::Spread { [0, 4] } else { [0, 1] };
+            pages.iter().for_each(|page| flip(&medium, page * PAGE + 9));
+            file.resize(len as u64).unwrap();
+            file.sync().unwrap();
+            file.sync_redundancy().unwrap();
+            let found: Vec<u64> = file.repair().unwrap().lost.iter().map(|range| range.offset / PAGE as u64).collect();
+            assert_eq!(found, pages.map(|page| page as u64), "{:?} to {len}", setup.layout);
+            // And it is damaged for those who come later.
+            drop(file);
+            let file = setup.open(&medium);
+            assert_eq!(file.repair().unwrap().lost.len(), 2);
+            // Stored anew they are whole, and covered.
+            for page in pages {
+                file.write_at(&[7; PAGE], (page * PAGE) as u64).unwrap();
+            }
+            file.sync().unwrap();
+            file.settle().unwrap();
+            let looked = ProtectOptions::new().look_on(medium.clone(), PATH).unwrap();
+            assert!(looked.scrub().unwrap().is_clean(), "{:?} to {len}", setup.layout);
+        }
+    }
+}
+
+/// The companion is for the new length before the file has it.
+#[test]
+fn a_crash_amid_it_leaves_damage_known_too() {
+    for setup in Setup::all().into_iter().filter(|setup| !setup.synchronous) {
+        for len in [5 * PAGE, 13 * PAGE + 5] {
+            let medium = SimMedium::new(setup.class);
+            let expected = bytes(10 * PAGE);
+            medium.install(PATH, &expected);
+            let file = setup.open(&medium);
+            file.sync_redundancy().unwrap();
+            flip(&medium, 33);
+            let states = std::sync::Arc::<std::sync::Mutex<Vec<untorn_sim::CrashState>>>::default();
+            let seen = states.clone();
+            medium.set_hook(Box::new(move |instant| {
+                if instant.step.changes() {
+                    seen.lock().unwrap().push(instant.crash_state());
+                }
+                untorn_sim::Verdict::Allow
+            }));
+            file.resize(len as u64).unwrap();
+            file.sync().unwrap();
+            medium.clear_hook();
+            let states = std::mem::take(&mut *states.lock().unwrap());
+            assert!(!states.is_empty());
+            for state in states {
+                for left in
+                    [state.killed(), state.image(&state.everything()).boot(), state.image(&state.nothing()).boot()]
+                {
+                    let file = setup.open(&left);
+                    file.sync_redundancy().unwrap();
+                    let report = file.repair().unwrap();
+                    assert!(report.is_whole() && report.unknown.is_empty(), "{report:?}");
+                    let held = read(&file);
+                    let common = held.len().min(expected.len());
+                    assert!(held[..common] == expected[..common], "{:?} to {len}", setup.layout);
+                    // The device has it again, not only the log.
+                    let data = left.open(Path::new(PATH), Access::Read, 0).unwrap();
+                    let mut byte = [0];
+                    data.read(33, &mut byte).unwrap();
+                    assert_eq!(byte[0], expected[33]);
+                }
+            }
+        }
+    }
+}

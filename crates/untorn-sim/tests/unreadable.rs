@@ -1,0 +1,365 @@
+//! Pages that the medium cannot read, of protected files, their companions and sidecars: erasures, which end nothing.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use untorn::medium::{Access, Medium, MediumClass, MediumFile};
+use untorn::{
+    AtomicFile, Damage, Durability, EngineKind, Error, LogPolicy, Options, PageRange, ProtectOptions, Protected,
+};
+use untorn_sim::{SimMedium, Step, Verdict};
+
+const PAGE: usize = 4096;
+const PAGES: usize = 12;
+const PATH: &str = "/data";
+const CLASSES: [MediumClass; 2] = [MediumClass::Block, MediumClass::PersistentMemory];
+
+fn bytes() -> Vec<u8> {
+    (0..PAGES * PAGE - 1000).map(|at| (at / 7 + at / PAGE) as u8).collect()
+}
+
+fn by_hand() -> ProtectOptions {
+    ProtectOptions::new().stripe(4).on_demand()
+}
+
+fn installed(class: MediumClass) -> SimMedium {
+    let medium = SimMedium::new(class);
+    medium.install(PATH, &bytes());
+    medium
+}
+
+fn lose(medium: &SimMedium, page: usize) {
+    medium.lose(PATH, (page * PAGE) as u64);
+}
+
+fn range(page: usize) -> PageRange {
+    PageRange { offset: (page * PAGE) as u64, len: PAGE.min(bytes().len() - page * PAGE) as u64 }
+}
+
+fn store(medium: &SimMedium, protected: &Protected, at: usize, src: &[u8]) {
+    let stores = protected.announce(at as u64..(at + src.len()) as u64).unwrap();
+    let file = medium.open(Path::new(PATH), Access::ReadWrite, 0).unwrap();
+    file.store(at as u64, src).unwrap();
+    drop(stores);
+}
+
+fn companion(medium: &SimMedium, extension: &str) -> PathBuf {
+    let inode = medium.open(Path::new(PATH), Access::Read, 0).unwrap().identity().unwrap().inode;
+    format!("/.untorn/{inode}.{extension}").into()
+}
+
+/// Every byte of a file, through the medium: fails if one cannot be read.
+fn read(medium: &SimMedium, path: &Path) -> Vec<u8> {
+    let file = medium.open(path, Access::Read, 0).unwrap();
+    let mut held = vec![0; file.len() as usize];
+    file.read(0, &mut held).unwrap();
+    held
+}
+
+#[test]
+fn a_page_that_cannot_be_read_is_given_back_and_ends_nothing_elsewhere() {
+    for class in CLASSES {
+        for period in [None, Some(Duration::ZERO)] {
+            for page in 0..PAGES {
+                let medium = installed(class);
+                let options = period.map_or(by_hand(), |period| by_hand().period(period));
+                let protected = options.open_on(medium.clone(), PATH).unwrap();
+                protected.sync().unwrap();
+                lose(&medium, page);
+                assert_eq!(protected.scrub().unwrap().damage, [Damage::Page(range(page))]);
+                // In another stripe all goes on as ever.
+                let other = (page + 4) % PAGES;
+                store(&medium, &protected, other * PAGE + 5, b"stored");
+                protected.sync().unwrap();
+                assert_eq!(protected.coverage().unwrap().uncovered, 0);
+                let report = protected.repair().unwrap();
+                assert_eq!((&report.repaired[..], &report.lost[..]), (&[range(page)][..], &[][..]));
+                let mut expected = bytes();
+                expected[other * PAGE + 5..][..6].copy_from_slice(b"stored");
+                assert!(read(&medium, Path::new(PATH)) == expected);
+                assert!(protected.scrub().unwrap().is_clean());
+                protected.close().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn beside_a_page_that_is_stored_to_it_is_given_back_before_its_stripe_is_covered_or_else_told_of() {
+    for class in CLASSES {
+        let medium = installed(class);
+        let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
+        protected.sync().unwrap();
+        lose(&medium, 1);
+        store(&medium, &protected, 2 * PAGE, b"beside");
+        store(&medium, &protected, 9 * PAGE, b"elsewhere");
+        // Parity speaks of what page 2 held.
+        protected.sync().unwrap();
+        let coverage = protected.coverage().unwrap();
+        assert_eq!((coverage.uncovered, &coverage.lost[..]), (1, &[1][..]));
+        let report = protected.repair().unwrap();
+        assert_eq!((&report.repaired[..], &report.lost[..]), (&[][..], &[range(1)][..]));
+        // Nobody is stopped: the page is stored whole, and can be read from then on.
+        store(&medium, &protected, PAGE, &[3; PAGE]);
+        protected.sync().unwrap();
+        let coverage = protected.coverage().unwrap();
+        assert_eq!((coverage.uncovered, &coverage.lost[..]), (0, &[][..]));
+        assert!(protected.scrub().unwrap().is_clean());
+        protected.close().unwrap();
+    }
+}
+
+#[test]
+fn what_was_stored_and_cannot_be_read_is_told_of_and_never_given_back_as_it_was_before() {
+    for class in CLASSES {
+        let medium = installed(class);
+        let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
+        protected.sync().unwrap();
+        store(&medium, &protected, 6 * PAGE, b"newer");
+        lose(&medium, 6);
+        protected.sync().unwrap();
+        let coverage = protected.coverage().unwrap();
+        assert_eq!((coverage.uncovered, &coverage.lost[..]), (1, &[6][..]));
+        let report = protected.repair().unwrap();
+        assert_eq!((&report.repaired[..], &report.lost[..]), (&[][..], &[range(6)][..]));
+        protected.close().unwrap();
+        // Nor by those who open it later.
+        let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
+        protected.sync().unwrap();
+        assert_eq!(protected.coverage().unwrap().uncovered, 1);
+        assert_eq!(protected.repair().unwrap().lost, [range(6)]);
+    }
+}
+
+#[test]
+fn every_page_of_the_companion_may_be_lost_and_is_written_anew() {
+    for class in CLASSES {
+        let pages = {
+            let medium = installed(class);
+            by_hand().open_on(medium.clone(), PATH).unwrap().close().unwrap();
+            medium.peek(companion(&medium, "redundancy")).unwrap().len() / PAGE
+        };
+        assert_eq!(pages, 2 + 2 * 2 + PAGES / 4);
+        for lost in 0..pages {
+            for closed in [false, true] {
+                let medium = installed(class);
+                let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
+                protected.sync().unwrap();
+                let side = companion(&medium, "redundancy");
+                let protected = if closed {
+                    protected.close().unwrap();
+                    medium.lose(&side, (lost * PAGE) as u64);
+                    by_hand().open_on(medium.clone(), PATH).unwrap()
+                } else {
+                    medium.lose(&side, (lost * PAGE) as u64);
+                    protected
+                };
+                for page in 0..PAGES {
+                    store(&medium, &protected, page * PAGE + 9, &[page as u8; 3]);
+                    protected.sync().unwrap();
+                }
+                assert_eq!(protected.coverage().unwrap().uncovered, 0, "{class:?}, page {lost}");
+                let report = protected.repair().unwrap();
+                assert!(report.is_whole() && report.repaired.is_empty(), "{report:?}");
+                assert!(protected.scrub().unwrap().is_clean());
+                // What is covered now is given back.
+                let held = read(&medium, Path::new(PATH));
+                lose(&medium, 7);
+                assert_eq!(protected.repair().unwrap().repaired, [range(7)]);
+                assert!(read(&medium, Path::new(PATH)) == held);
+                protected.close().unwrap();
+                read(&medium, &side);
+            }
+        }
+    }
+}
+
+fn with_engine(engine: EngineKind) -> Options {
+    let options = Options::new().engine(engine).durability(Durability::PerCommit).max_len(1 << 20).record_area(2, 4);
+    options.log_size(256 << 10).checkpointers(0).redundancy(by_hand())
+}
+
+#[test]
+fn an_engine_goes_on_writing_while_pages_of_its_file_cannot_be_read() {
+    for class in CLASSES {
+        for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+            let medium = installed(class);
+            let file: AtomicFile = with_engine(engine).open_on(medium.clone(), PATH).unwrap();
+            file.sync_redundancy().unwrap();
+            // One that can be given back, and two of a stripe that cannot.
+            [1, 4, 5].iter().for_each(|page| lose(&medium, *page));
+            for round in 0..4_u8 {
+                file.write_at(&[round; 100], (10 * PAGE) as u64 + 100 * u64::from(round)).unwrap();
+                file.sync().unwrap();
+                file.sync_redundancy().unwrap();
+                assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0);
+            }
+            let report = file.repair().unwrap();
+            assert_eq!(report.lost, [range(4), range(5)], "{engine}");
+            for page in [4, 5] {
+                file.write_at(&bytes()[page * PAGE..][..PAGE], (page * PAGE) as u64).unwrap();
+            }
+            file.sync().unwrap();
+            file.sync_redundancy().unwrap();
+            if engine == EngineKind::Reflection {
+                // The new bytes may be in the sidecar, where they are covered.
+                file.settle().unwrap_or_else(|error| panic!("{engine} on {class:?}: {error}"));
+            } else {
+                file.close().unwrap();
+            }
+            let looked = by_hand().look_on(medium.clone(), PATH).unwrap();
+            let damage = looked.scrub().unwrap().damage;
+            assert_eq!(damage, [Damage::Page(range(1))], "{engine} on {class:?}");
+        }
+    }
+}
+
+/// A store to a part of a page reads it, so it fails as long as the page cannot be read.
+#[test]
+fn a_page_that_is_stored_to_in_part_is_given_back_first_also_by_recovery() {
+    for class in CLASSES {
+        for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+            for is_killed in [false, true] {
+                let medium = installed(class);
+                // What is written waits in the sidecar.
+                let options = with_engine(engine).log_policy(LogPolicy::Redo);
+                let file: AtomicFile = options.open_on(medium.clone(), PATH).unwrap();
+                file.sync_redundancy().unwrap();
+                file.write_at(b"a part", (PAGE + 700) as u64).unwrap();
+                file.sync().unwrap();
+                let mut expected = bytes();
+                expected[PAGE + 700..][..6].copy_from_slice(b"a part");
+                let (medium, file) = if is_killed {
+                    let killed = medium.crash_state().killed();
+                    lose(&killed, 1);
+                    let opened = options.open_on(killed.clone(), PATH);
+                    (killed, opened.unwrap_or_else(|error| panic!("{engine} on {class:?}: {error}")))
+                } else {
+                    lose(&medium, 1);
+                    (medium, file)
+                };
+                // Some lines of the page.
+                file.deploy(PAGE as u64, PAGE as u64).unwrap_or_else(|error| panic!("{engine} on {class:?}: {error}"));
+                file.sync_redundancy().unwrap_or_else(|error| panic!("{engine} on {class:?}: {error}"));
+                assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0, "{engine} on {class:?}");
+                let report = file.repair().unwrap();
+                assert!(report.is_whole(), "{engine} on {class:?}: {report:?}");
+                let mut held = vec![0; expected.len()];
+                file.read_at(&mut held, 0).unwrap();
+                assert!(held == expected);
+                file.close().unwrap();
+                assert!(by_hand().look_on(medium, PATH).unwrap().scrub().unwrap().is_clean());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_brought_home_is_told_of_and_keeps_nothing_else_uncovered() {
+    for class in CLASSES {
+        let medium = installed(class);
+        let file: AtomicFile =
+            with_engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo).open_on(medium.clone(), PATH).unwrap();
+        [4, 5].iter().for_each(|page| lose(&medium, *page));
+        file.write_at(b"a part", (4 * PAGE + 700) as u64).unwrap();
+        file.sync().unwrap();
+        // Nothing is covered yet.
+        assert!(file.sync_redundancy().is_err());
+        assert_eq!(file.coverage().unwrap().unwrap().uncovered, 4, "{class:?}");
+    }
+}
+
+/// A read that fails once, between the look at a stripe and the making of its parity.
+#[test]
+fn parity_is_never_made_of_bytes_that_could_not_be_read() {
+    for class in CLASSES {
+        let parity = (2 + 2 * 2) * PAGE as u64;
+        let mut outcomes = Vec::new();
+        for failing in 0.. {
+            let medium = installed(class);
+            by_hand().open_on(medium.clone(), PATH).unwrap().close().unwrap();
+            medium.rot(companion(&medium, "redundancy"), parity + 9, &[0x5a; 7]);
+            let looked = by_hand().look_on(medium.clone(), PATH).unwrap();
+            let (mut reads, is_over) = (0, Arc::new(AtomicBool::new(true)));
+            let over = Arc::clone(&is_over);
+            medium.set_hook(Box::new(move |instant| {
+                if instant.step != Step::Read || instant.path != Path::new(PATH) {
+                    return Verdict::Allow;
+                }
+                reads += 1;
+                if reads != failing + 1 {
+                    return Verdict::Allow;
+                }
+                over.store(false, Ordering::Relaxed);
+                Verdict::Refuse(Error::io("read from", instant.path, std::io::Error::from_raw_os_error(5)))
+            }));
+            let report = looked.repair().unwrap();
+            outcomes.push(report.rebuilt);
+            medium.clear_hook();
+            drop(looked);
+            if report.rebuilt == 0 {
+                // It is damaged as before, and can be made now.
+                assert_eq!(by_hand().look_on(medium.clone(), PATH).unwrap().repair().unwrap().rebuilt, 1);
+            }
+            lose(&medium, 2);
+            let report = by_hand().look_on(medium.clone(), PATH).unwrap().repair().unwrap();
+            assert_eq!(report.repaired, [range(2)], "{class:?}, read {failing}");
+            assert!(read(&medium, Path::new(PATH)) == bytes());
+            if is_over.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        assert!(outcomes.contains(&0) && outcomes.contains(&1), "{outcomes:?}");
+    }
+}
+
+#[test]
+fn an_engine_opens_a_file_whose_sidecar_cannot_be_read_where_redundancy_has_it() {
+    for class in CLASSES {
+        let medium = installed(class);
+        let options = with_engine(EngineKind::Reflection);
+        let file: AtomicFile = options.open_on(medium.clone(), PATH).unwrap();
+        let mut expected = bytes();
+        for page in 0..PAGES {
+            file.write_at(b"only in the sidecar", (page * PAGE + 64) as u64).unwrap();
+            expected[page * PAGE + 64..][..19].copy_from_slice(b"only in the sidecar");
+        }
+        file.close().unwrap();
+        let sidecar = companion(&medium, "redundancy").with_extension("");
+        let pages = medium.peek(&sidecar).unwrap().len() / PAGE;
+        for page in 4..pages {
+            medium.lose(&sidecar, (page * PAGE) as u64);
+            let file = options.open_on(medium.clone(), PATH).unwrap_or_else(|error| panic!("page {page}: {error}"));
+            let mut held = vec![0; expected.len()];
+            file.read_at(&mut held, 0).unwrap();
+            assert!(held == expected, "page {page}");
+            file.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_covers_does_not_die_of_it_and_tries_ever_more_seldom() {
+    let medium = installed(MediumClass::Block);
+    let options = ProtectOptions::new().stripe(4).period(Duration::from_millis(1));
+    let protected = options.open_on(medium.clone(), PATH).unwrap();
+    protected.sync().unwrap();
+    lose(&medium, 1);
+    store(&medium, &protected, 2 * PAGE, b"beside");
+    let rounds = 200;
+    for round in 0..rounds {
+        store(&medium, &protected, 9 * PAGE, &[round as u8; 10]);
+        while protected.coverage().unwrap().uncovered > 1 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let tried = medium.counters().bad_reads;
+    assert!((1..rounds).contains(&tried), "{tried} reads in at least {rounds} passes");
+    assert_eq!(protected.coverage().unwrap().lost, [1]);
+    // Whoever asks for it has it tried at once.
+    protected.sync().unwrap();
+    assert!(medium.counters().bad_reads > tried);
+    assert!(!matches!(protected.close(), Err(Error::Poisoned { .. })));
+}

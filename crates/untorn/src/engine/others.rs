@@ -1,0 +1,98 @@
+//! Sees to it that nobody opens a file while other processes share it.
+//!
+//! The sidecar's lock keeps others away from a file that is open, but between the death of the process that served those who
+//! share a file and the coming of the next nobody has it open. What somebody commits then who does not take part is not what
+//! they have in memory.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::medium::Identity;
+use crate::options::Admission;
+use crate::sharing::place::who_takes_part;
+use crate::sidecar::{CALLS, SHARE, directory, meeting_place};
+
+/// Lets a file be opened that nobody shares in any of these ways.
+pub(crate) struct NoOthers {
+    path: PathBuf,
+    identity: Identity,
+    kinds: &'static [&'static str],
+}
+
+impl NoOthers {
+    /// For those who open the file for themselves.
+    pub(super) fn of_any_kind(path: &Path, identity: Identity) -> Self {
+        NoOthers { path: path.to_owned(), identity, kinds: &[CALLS, SHARE] }
+    }
+
+    /// For those who share it as memory.
+    pub(crate) fn by_calls(path: &Path, identity: Identity) -> Self {
+        NoOthers { path: path.to_owned(), identity, kinds: &[CALLS] }
+    }
+
+    /// For those who share it by calls.
+    pub(super) fn as_memory(path: &Path, identity: Identity) -> Self {
+        NoOthers { path: path.to_owned(), identity, kinds: &[SHARE] }
+    }
+
+    /// The same before anything is locked that others wait for: somebody who is just leaving, or was killed a moment ago, is
+    /// waited for as long as the lock of a sidecar is.
+    pub(super) fn admit_in_a_moment(&self) -> Result<()> {
+        for _ in 0..50 {
+            match self.admit() {
+                Err(Error::InUse { .. }) => std::thread::sleep(Duration::from_millis(10)),
+                answer => return answer,
+            }
+        }
+        self.admit()
+    }
+
+    /// Why something of the file is not as it should be.
+    pub(crate) fn invalid(&self, what: String) -> Error {
+        Error::Invalid { path: self.path.clone(), what }
+    }
+}
+
+impl Admission for NoOthers {
+    fn admit(&self) -> Result<()> {
+        let directory = directory(&self.path);
+        for kind in self.kinds {
+            let who = who_takes_part(&directory, &meeting_place(self.identity, kind));
+            if let Some(who) = who.map_err(|error| Error::io("ask who shares", &self.path, error))? {
+                let how = if *kind == SHARE { "as a shared map" } else { "as a shared file" };
+                return Err(Error::InUse { path: self.path.clone(), holder: format!("{who}, which has it {how}") });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::AtomicFile;
+    use crate::medium::detect;
+    use crate::sharing::place::Place;
+
+    #[test]
+    fn somebody_who_is_just_leaving_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let file = AtomicFile::create(&path, 4096).unwrap();
+        file.close().unwrap();
+        let identity = detect(&path).unwrap().identity;
+        let sharer = Place::open(&path, &directory(&path), &meeting_place(identity, SHARE)).unwrap();
+        sharer.attach().unwrap();
+        for error in [NoOthers::as_memory(&path, identity).admit().err(), AtomicFile::open(&path).err()] {
+            assert!(matches!(error, Some(Error::InUse { .. })), "{error:?}");
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                drop(sharer);
+            });
+            AtomicFile::open(&path).unwrap().close().unwrap();
+        });
+    }
+}

@@ -1,0 +1,23 @@
+//! Who may open a file for writing: decided when it has been locked.
+
+use crate::error::Result;
+
+/// Asked by an engine that opens a file for writing.
+pub(crate) trait Admission: Send + Sync {
+    /// Asked when the file's sidecar is locked and nothing has been changed, neither of it nor of the file. Creating a sidecar
+    /// comes before.
+    ///
+    /// # Errors
+    /// Why the file is not to be opened.
+    fn admit(&self) -> Result<()>;
+
+    /// Told by the hybrid log, once the sidecar is one that the file has, be it a new one, and before anything of the log goes
+    /// home, in which session it was left; by how much the number of the next one is higher. Of several attempts to open a file
+    /// each one tells.
+    ///
+    /// # Errors
+    /// Why the file is not to be opened.
+    fn succeed(&self, _sidecar: &[u8; 16], _session: u64) -> Result<u64> {
+        Ok(1)
+    }
+}

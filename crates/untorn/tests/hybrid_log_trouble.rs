@@ -1,0 +1,204 @@
+//! Who wakes the threads that checkpoint, what they do when they cannot, and what becomes of those who wait for something that
+//! fails.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use common::counting::{Counting, Halfway};
+use common::{PAGE, limit, memory_dir};
+use untorn::medium::{Dax, Medium, MediumKind, PageCache};
+use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Result};
+
+/// Units of a chunk of the log.
+const UNITS: u64 = 16;
+
+fn options() -> Options {
+    let options = Options::new().engine(EngineKind::HybridLog).log_policy(LogPolicy::Redo);
+    options.durability(Durability::PerCommit).record_area(1, UNITS as u32).checkpointers(1)
+}
+
+fn write(file: &AtomicFile, block: u64, fill: u8) -> Result<()> {
+    file.write_at(&[fill; PAGE], block * PAGE as u64)
+}
+
+fn is_checkpointer() -> bool {
+    thread::current().name().is_some_and(|name| name.starts_with("untorn-ckpt"))
+}
+
+/// After the last write of a program its reads see to it that what they find in the log goes home.
+#[test]
+fn a_read_of_the_log_has_it_brought_home() {
+    let _limit = limit(60, "reads that wake checkpoints");
+    let dir = memory_dir();
+    let file = options().create_on(Dax::new(MediumKind::AssumedPmem), dir.path().join("data"), 1 << 20).unwrap();
+    // Nothing of it is durable before the sync, and nobody is woken by that.
+    (0..8 * UNITS).for_each(|block| write(&file, block, 3).unwrap());
+    file.sync().unwrap();
+    let mut bytes = [0; 100];
+    while file.info().reflected_pages > 0 {
+        file.read_at(&mut bytes, 50).unwrap();
+        assert_eq!(bytes, [3; 100]);
+        thread::yield_now();
+    }
+}
+
+/// A data file that takes no more bytes: the threads that checkpoint try once, writers go on while the log has room and then
+/// are told, and when there is space again all goes on, in the background too.
+#[test]
+fn a_checkpoint_that_fails_is_not_tried_again_by_every_write() {
+    let _limit = limit(120, "checkpoints that fail");
+    for block_medium in [true, false] {
+        if block_medium {
+            checkpoints_that_fail(PageCache::new());
+        } else {
+            checkpoints_that_fail(Dax::new(MediumKind::AssumedPmem));
+        }
+    }
+}
+
+fn checkpoints_that_fail<M: Medium>(inner: M) {
+    let dir = memory_dir();
+    let medium = Counting::new(inner);
+    let path = dir.path().join("data");
+    // Eight chunks.
+    let options = options().log_size(8 * (UNITS + 1) * PAGE as u64);
+    let file = options.create_on(medium.clone(), &path, 4096 * PAGE as u64).unwrap();
+    let tried = Arc::new(AtomicU64::new(0));
+    let count = tried.clone();
+    medium.watch(move |what, _| {
+        if what == "refused" && is_checkpointer() {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    medium.refuse_writes_to(Some(&path));
+    let mut block = 0;
+    let refused = loop {
+        let written = write(&file, block, block as u8).and_then(|()| file.sync());
+        match written {
+            Ok(_) => block += 1,
+            Err(error) => break error,
+        }
+        // From four chunks on there is something to do on every medium.
+        while block > 3 * UNITS && tried.load(Ordering::SeqCst) == 0 {
+            let mut byte = [0];
+            file.read_at(&mut byte, 0).unwrap();
+            thread::yield_now();
+        }
+        let mut bytes = [0; 10];
+        file.read_at(&mut bytes, (block / 2) * PAGE as u64).unwrap();
+        assert_eq!(bytes, [(block / 2) as u8; 10]);
+    };
+    assert!(matches!(refused, Error::Io { .. }), "{refused}");
+    for _ in 0..30 {
+        let again = write(&file, block, 0).map(drop).unwrap_err();
+        assert!(matches!(again, Error::Io { .. }), "{again}");
+        file.read_at(&mut [0; 10], (block - 1) * PAGE as u64).unwrap();
+        thread::yield_now();
+    }
+    assert!(block >= 4 * UNITS, "the log had room for more than {block} blocks");
+    assert_eq!(tried.load(Ordering::SeqCst), 1, "checkpoints tried in the background");
+
+    medium.refuse_writes_to(None);
+    let carried = Arc::new(AtomicBool::new(false));
+    let (seen, data) = (carried.clone(), path.clone());
+    medium.halve(move |halfway| {
+        if matches!(halfway, Halfway::Write(file, _) if file == data) && is_checkpointer() {
+            seen.store(true, Ordering::SeqCst);
+        }
+    });
+    while !carried.load(Ordering::SeqCst) {
+        write(&file, block % 4000, block as u8).unwrap();
+        file.sync().unwrap();
+        block += 1;
+    }
+    for found in block.saturating_sub(4000)..block {
+        let mut bytes = [0; PAGE];
+        file.read_at(&mut bytes, found % 4000 * PAGE as u64).unwrap();
+        assert!(bytes == [found as u8; PAGE], "block {found}");
+    }
+    file.close().unwrap();
+}
+
+/// A thread that waits for a flush which fails gets no flush of its own, which might succeed with the pages lost.
+#[test]
+fn who_waits_for_a_flush_that_fails_is_told_so() {
+    let _limit = limit(60, "a shared flush that fails");
+    let dir = memory_dir();
+    let medium = Counting::new(PageCache::new());
+    let file = options().create_on(medium.clone(), dir.path().join("data"), 1 << 20).unwrap();
+    write(&file, 1, 1).unwrap();
+    file.sync().unwrap();
+    let flushes = flush_that_fails(&medium);
+    thread::scope(|scope| {
+        let syncs = [2, 3].map(|block| {
+            let file = &file;
+            scope.spawn(move || {
+                // The log has room, so this waits for nobody.
+                write(file, block, 2)?;
+                file.sync()
+            })
+        });
+        let mut outcomes = syncs.map(|sync| sync.join().unwrap().unwrap_err());
+        outcomes.sort_by_key(|error| matches!(error, Error::Poisoned { .. }));
+        assert!(matches!(outcomes, [Error::Io { .. }, Error::Poisoned { .. }]), "{outcomes:?}");
+    });
+    assert_eq!(flushes.load(Ordering::SeqCst), 1, "a flush that failed was made again");
+}
+
+/// A writer that waits for a commit which fails is told, and does not go on in an epoch that can never commit.
+#[test]
+fn who_waits_for_a_commit_that_fails_is_told_so() {
+    let _limit = limit(60, "a commit that fails");
+    for bytes in [8, 2 * PAGE] {
+        let dir = memory_dir();
+        let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+        let file = options().create_on(medium.clone(), dir.path().join("data"), 1 << 20).unwrap();
+        for block in 0..4 {
+            write(&file, block, 1).unwrap();
+        }
+        file.sync().unwrap();
+        write(&file, 1, 2).unwrap();
+        let flushes = flush_that_fails(&medium);
+        thread::scope(|scope| {
+            let commit = scope.spawn(|| file.sync());
+            while flushes.load(Ordering::SeqCst) == 0 {
+                thread::yield_now();
+            }
+            let written = file.write_at(&vec![9; bytes], 2 * PAGE as u64);
+            assert!(matches!(written, Err(Error::Poisoned { .. })), "{bytes} bytes: {written:?}");
+            assert!(matches!(commit.join().unwrap(), Err(Error::Io { .. })));
+        });
+        let mut found = [0; 8];
+        file.read_at(&mut found, 2 * PAGE as u64).unwrap();
+        assert_eq!(found, [1; 8], "{bytes} bytes: written all the same");
+    }
+}
+
+/// Lets the next flush of a record of an epoch fail, when somebody waits for it, and those after it succeed. Counts them.
+fn flush_that_fails<M: Medium>(medium: &Counting<M>) -> Arc<AtomicU64> {
+    let flushes = Arc::new(AtomicU64::new(0));
+    let waiting = Arc::new(AtomicBool::new(false));
+    let (count, waits, soundness) = (flushes.clone(), waiting.clone(), medium.clone());
+    medium.watch(move |what, _| {
+        if what != "hybrid-log.epoch.record" {
+            return;
+        }
+        if count.fetch_add(1, Ordering::SeqCst) > 0 {
+            return soundness.fail_fences_after(u64::MAX);
+        }
+        while !waits.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        soundness.fail_fences_after(0);
+    });
+    let begun = flushes.clone();
+    medium.halve(move |halfway| {
+        if halfway == Halfway::Wait && begun.load(Ordering::SeqCst) > 0 {
+            waiting.store(true, Ordering::SeqCst);
+        }
+    });
+    flushes
+}
