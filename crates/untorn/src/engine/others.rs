@@ -13,6 +13,10 @@ use crate::options::Admission;
 use crate::sharing::place::who_takes_part;
 use crate::sidecar::{CALLS, SHARE, directory, meeting_place};
 
+/// How often somebody who may be about to leave is asked for, and how long the pause after each time is.
+const ATTEMPTS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// Lets a file be opened that nobody shares in any of these ways.
 pub(crate) struct NoOthers {
     path: PathBuf,
@@ -39,9 +43,9 @@ impl NoOthers {
     /// The same before anything is locked that others wait for: somebody who is just leaving, or was killed a moment ago, is
     /// waited for as long as the lock of a sidecar is.
     pub(super) fn admit_in_a_moment(&self) -> Result<()> {
-        for _ in 0..50 {
+        for _ in 0..ATTEMPTS {
             match self.admit() {
-                Err(Error::InUse { .. }) => std::thread::sleep(Duration::from_millis(10)),
+                Err(Error::InUse { .. }) => std::thread::sleep(PAUSE),
                 answer => return answer,
             }
         }
@@ -70,6 +74,9 @@ impl Admission for NoOthers {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Instant;
+
     use super::*;
     use crate::AtomicFile;
     use crate::medium::detect;
@@ -84,15 +91,27 @@ mod tests {
         let identity = detect(&path).unwrap().identity;
         let sharer = Place::open(&path, &directory(&path), &meeting_place(identity, SHARE)).unwrap();
         sharer.attach().unwrap();
+        let since = Instant::now();
         for error in [NoOthers::as_memory(&path, identity).admit().err(), AtomicFile::open(&path).err()] {
             assert!(matches!(error, Some(Error::InUse { .. })), "{error:?}");
         }
+        assert!(since.elapsed() >= PAUSE * ATTEMPTS, "an opening waited for nobody");
+        let left = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(20));
                 drop(sharer);
+                left.store(true, Ordering::SeqCst);
             });
-            AtomicFile::open(&path).unwrap().close().unwrap();
+            // On a busy machine that may take longer than anybody waits for.
+            let file = loop {
+                let late = !left.load(Ordering::SeqCst);
+                match AtomicFile::open(&path) {
+                    Err(Error::InUse { .. }) if late => {}
+                    opened => break opened.unwrap(),
+                }
+            };
+            file.close().unwrap();
         });
     }
 }

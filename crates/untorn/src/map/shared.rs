@@ -130,8 +130,7 @@ impl SharedMap {
     /// [`Error::OutOfRange`] unless the whole range lies within the length; otherwise as for [`words`](SharedMap::words).
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.check(offset, buf.len())?;
-        self.copy.load(offset as usize, buf);
-        Ok(())
+        self.copy.load(offset as usize, buf)
     }
 
     /// Copies bytes in: stores like any other, of which a commit meanwhile may hold the first ones only.
@@ -140,8 +139,7 @@ impl SharedMap {
     /// [`Error::OutOfRange`] unless the whole range lies within the length; otherwise as for [`words`](SharedMap::words).
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check(offset, buf.len())?;
-        self.copy.store(offset as usize, buf);
-        Ok(())
+        self.copy.store(offset as usize, buf)
     }
 
     fn check(&self, offset: u64, len: usize) -> Result<()> {

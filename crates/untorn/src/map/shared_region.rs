@@ -259,8 +259,7 @@ impl SharedRegion {
     /// As for [`words`](SharedRegion::words).
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.check(offset, buf.len())?;
-        self.copy.load(offset as usize, buf);
-        Ok(())
+        self.copy.load(offset as usize, buf)
     }
 
     /// Copies bytes in: stores like any other, of which a commit meanwhile may hold the first ones only.
@@ -269,8 +268,7 @@ impl SharedRegion {
     /// As for [`words`](SharedRegion::words).
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check(offset, buf.len())?;
-        self.copy.store(offset as usize, buf);
-        Ok(())
+        self.copy.store(offset as usize, buf)
     }
 
     /// Lets system calls, of any of the processes, load from a range of bytes and store to it until the next commit, of which

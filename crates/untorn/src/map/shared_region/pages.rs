@@ -140,10 +140,10 @@ fn open(copy: &WorkingCopy, now: &BetweenCuts<'_>, page: u64) -> Result<(), Refu
 fn clear(copy: &WorkingCopy, now: &BetweenCuts<'_>, page: u64) -> Result<(), Refused> {
     let (at, mut bytes) = ((page * PAGE) as usize, [0; PAGE as usize]);
     if copy.has(page) {
-        copy.load(at, &mut bytes);
+        copy.load(at, &mut bytes).map_err(Refused::Lost)?;
         if bytes.iter().any(|byte| *byte != 0) {
             open(copy, now, page)?;
-            copy.store(at, &[0; PAGE as usize]);
+            copy.store(at, &[0; PAGE as usize]).map_err(Refused::Lost)?;
         }
     }
     Ok(())

@@ -76,7 +76,7 @@ pub(crate) mod tests;
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
@@ -189,18 +189,28 @@ impl WorkingCopy {
 
     /// Copies bytes out, which others may be storing to.
     ///
+    /// # Errors
+    /// As for [`check`](WorkingCopy::check); what was copied may be zeros then.
+    ///
     /// # Panics
     /// If they lie beyond what is reserved.
-    pub(crate) fn load(&self, offset: usize, into: &mut [u8]) {
+    pub(crate) fn load(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.member.pages.copy_out(offset, into);
+        // Whoever is cut off in the middle, or finds a page lost, has copied zeros. None of it was loaded after this is asked.
+        fence(Ordering::Acquire);
+        self.check()
     }
 
     /// Copies bytes in.
     ///
+    /// # Errors
+    /// As for [`check`](WorkingCopy::check); what was copied may reach nobody then.
+    ///
     /// # Panics
     /// If they lie beyond what is reserved.
-    pub(crate) fn store(&self, offset: usize, from: &[u8]) {
+    pub(crate) fn store(&self, offset: usize, from: &[u8]) -> Result<()> {
         self.member.pages.copy_in(offset, from);
+        self.check()
     }
 
     /// Makes all stores of all processes, up to one instant after this call began, durable together; gives the number of
@@ -323,15 +333,16 @@ impl WorkingCopy {
         if !self.is_ours() {
             return Err(Error::Forked { path: path() });
         }
-        if !none_lost()
-            && let Some(offset) = lock(&self.member.watch).as_ref().and_then(Watch::lost)
-        {
-            return Err(Error::page_lost("load from or store to", &path(), offset));
-        }
+        // First, as pages that it needs from then on are lost for no other reason.
         if self.member.cut_off.load(Ordering::Relaxed) {
             let cause = lock(&self.member.asked).cut_off.clone();
             let cause = cause.unwrap_or_else(|| "this process has lost touch with those that share it".to_owned());
             return Err(Error::Poisoned { path: path(), cause });
+        }
+        if !none_lost()
+            && let Some(offset) = lock(&self.member.watch).as_ref().and_then(Watch::lost)
+        {
+            return Err(Error::page_lost("load from or store to", &path(), offset));
         }
         Ok(())
     }

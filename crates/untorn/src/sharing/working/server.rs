@@ -27,6 +27,14 @@ use crate::sys::userfault::Userfault;
 /// How long others may wait for a process that serves and has no descriptors to let them in again: then another one tries.
 const STRANDED: Duration = Duration::from_secs(1);
 
+/// A want of descriptors that others wait for.
+#[derive(Clone, Copy)]
+struct Stranded {
+    since: Instant,
+    /// When it was felt last.
+    last: Instant,
+}
+
 /// A connection. Dropping it ends it also where a forked child still has the descriptor.
 struct Peer {
     socket: OwnedFd,
@@ -80,8 +88,8 @@ pub(super) struct Server {
     listener: Listener,
     /// A connection could not be accepted just now.
     deaf: bool,
-    /// Since when somebody waits to come back for whom there was no descriptor.
-    stranded: Option<Instant>,
+    /// Somebody waits to come back for whom there was no descriptor.
+    stranded: Option<Stranded>,
     short: bool,
     resigned: Arc<AtomicBool>,
     stop: Arc<OwnedFd>,
@@ -248,7 +256,12 @@ impl Server {
         if self.all_are_back() {
             self.stranded = None;
         } else if short {
-            return self.stranded.get_or_insert_with(Instant::now).elapsed() > STRANDED;
+            let now = Instant::now();
+            // A shortage that has not been felt for as long is over, and this one is another.
+            let lasting = self.stranded.filter(|stranded| now.duration_since(stranded.last) <= STRANDED);
+            let since = lasting.map_or(now, |stranded| stranded.since);
+            self.stranded = Some(Stranded { since, last: now });
+            return now.duration_since(since) > STRANDED;
         }
         false
     }

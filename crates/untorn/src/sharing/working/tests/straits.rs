@@ -122,7 +122,7 @@ fn memory_is_not_grown_past_a_page_that_a_sharer_has_of_its_own() {
     }
     if let Some((dir, _)) = child_of(TEST) {
         let (copy, notes) = (open(&dir, PAGES), notes(&dir));
-        copy.load((PAGES + 3) * PAGE, &mut [0; 8]);
+        assert!(copy.load((PAGES + 3) * PAGE, &mut [0; 8]).is_err());
         assert!(copy.commit().is_err());
         words(&notes)[READY].store(1, SeqCst);
         return await_word(&notes, STOP);
@@ -219,6 +219,44 @@ fn who_lacks_descriptors_when_it_is_to_serve_gives_up_and_another_one_serves() {
     copy.leave().unwrap();
     let copy = open(dir.path(), PAGES);
     assert_eq!([0, 1, 2, 3].map(|page| copy.words(page * PAGE, 1)[0].load(SeqCst)), [1, 2, 3, 4]);
+}
+
+/// Nobody is left to fill a page that a process without descriptors loads from, too far from those loaded to have come with them.
+/// What it finds there is not taken for the page.
+#[test]
+fn who_is_cut_off_in_the_middle_of_a_load_believes_none_of_it() {
+    const TEST: &str = "who_is_cut_off_in_the_middle_of_a_load_believes_none_of_it";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, which)) = child_of(TEST) {
+        let (copy, notes) = (open(&dir, PAGES), notes(&dir));
+        if which == 0 {
+            copy.words(0, 2)[1].store(1, SeqCst);
+            copy.commit().unwrap();
+            words(&notes)[READY].store(1, SeqCst);
+            return await_word(&notes, STOP);
+        }
+        copy.store(PAGE, &[7; 8]).unwrap();
+        let _files = exhaust();
+        words(&notes)[GO].store(1, SeqCst);
+        await_word(&notes, DEAD);
+        let mut bytes = [9; 8];
+        let error = copy.load(90 * PAGE, &mut bytes).expect_err("a page that nobody has filled was loaded");
+        assert!(matches!(&error, Error::Poisoned { cause, .. } if cause.contains("Too many open files")), "{error}");
+        assert!(matches!(copy.store(90 * PAGE, &[9; 8]), Err(Error::Poisoned { .. })));
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let notes = notes(dir.path());
+    let mut children = Children(vec![spawn("straits", TEST, dir.path(), 0, None)]);
+    await_word(&notes, READY);
+    children.0.push(spawn("straits", TEST, dir.path(), 1, None));
+    await_word(&notes, GO);
+    children.0[0].kill().unwrap();
+    children.0[0].wait().unwrap();
+    words(&notes)[DEAD].store(1, SeqCst);
+    assert!(children.0[1].wait().unwrap().success());
 }
 
 /// As long as there is one, this process leaves the serving to others.
