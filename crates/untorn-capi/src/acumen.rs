@@ -4,14 +4,14 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
+use std::sync::Mutex;
 
-use untorn_core::{Durability, Options};
+use untorn_core::{Durability, Options, PerProcess};
 
 use crate::abi::{ATO_EAGER, ATO_FAST, ATO_SPATIAL};
 use crate::descriptor::FileId;
 use crate::errors::{Failure, Result};
 use crate::mapping::{self, Ranges, Request, copy, no_mapping_at, with_errno};
-use crate::per_process::PerProcess;
 
 /// What mapping and unmapping keep in mind. Reads and writes never look here.
 #[derive(Default)]
@@ -29,7 +29,7 @@ struct Unmap {
 
 /// Locked while a file is mapped or unmapped, so that settling a file and mapping it anew do not meet. A panic in between
 /// leaves at most a file that is counted once too often and so never settled.
-static MAPPED: PerProcess<Mapped> = PerProcess::new();
+static MAPPED: PerProcess<Mutex<Mapped>> = PerProcess::new();
 
 /// Whether a mapping of a process that this one was forked from starts there.
 fn inherited(addr: *mut c_void) -> bool {

@@ -1,13 +1,15 @@
 //! The line between C and Rust: no panic crosses it, nothing is printed, every failure becomes a number.
 
 use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::slice;
-use std::sync::Once;
 use std::thread;
+
+use untorn_core::OnceForAll;
 
 use crate::abi::{UNTORN_EINTERNAL, untorn_error};
 use crate::errors::{Failure, Result, remember};
@@ -136,12 +138,13 @@ fn check(pointer: *const c_void, n: usize, name: &str) -> Result<()> {
 /// The standard library prints every panic before it unwinds. Panics that this file turns into an error are not printed;
 /// all others, of Rust code this library is linked into statically, are handled as before.
 fn keep_panics_quiet() {
-    static ONCE: Once = Once::new();
+    static ONCE: OnceForAll = OnceForAll::new();
     // A thread that unwinds may not change the hook; the next call will.
-    if ONCE.is_completed() || thread::panicking() {
+    if ONCE.is_done() || thread::panicking() {
         return;
     }
-    ONCE.call_once(|| {
+    // A child that was forked in the middle may put one hook over the other, which does no harm.
+    let _ = ONCE.run(|| {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             if !INSIDE.try_with(Cell::get).unwrap_or(false) {
@@ -151,6 +154,7 @@ fn keep_panics_quiet() {
                 let _ = PLACE.try_with(|last| last.try_borrow_mut().map(|mut last| *last = place.to_string()));
             }
         }));
+        Ok::<_, Infallible>(())
     });
 }
 

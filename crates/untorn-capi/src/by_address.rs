@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use untorn_core::PerProcess;
 
 use crate::abi::{UNTORN_EOWNERDEAD, UNTORN_EPOISONED};
 use crate::errors::{Failure, Result};
-use crate::per_process::PerProcess;
 
 /// One that is open, until the call that ends it takes it out.
 type Slot<T> = Arc<RwLock<Option<T>>>;
@@ -24,7 +25,7 @@ pub(crate) struct Words {
 pub(crate) struct ByAddress<T: 'static> {
     words: Words,
     /// Held for as long as a look takes, never during a call.
-    open: PerProcess<BTreeMap<usize, Slot<T>>>,
+    open: PerProcess<Mutex<BTreeMap<usize, Slot<T>>>>,
 }
 
 impl<T: Send + Sync> ByAddress<T> {

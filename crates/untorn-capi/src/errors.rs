@@ -2,9 +2,8 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
-use std::sync::LazyLock;
 
-use untorn_core::Error;
+use untorn_core::{Error, FirstUse};
 
 use crate::abi::{self, untorn_error};
 
@@ -90,7 +89,8 @@ pub(crate) fn last() -> untorn_error {
 
 /// The text of a code; it lives as long as the process.
 pub(crate) fn text(code: c_int) -> &'static CStr {
-    static SYSTEM: LazyLock<Vec<CString>> = LazyLock::new(|| {
+    static SYSTEM: FirstUse<Vec<CString>> = FirstUse::new();
+    let system = || {
         (0..256)
             .map(|errno| {
                 let text = std::io::Error::from_raw_os_error(errno).to_string();
@@ -98,7 +98,7 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
                 CString::new(text).unwrap_or_default()
             })
             .collect()
-    });
+    };
     match i64::from(code) {
         0 => c"Success",
         abi::UNTORN_EFAULT => c"The range does not lie within the file",
@@ -116,7 +116,7 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
         abi::UNTORN_ETXOPEN => c"Transactions of this handle are open; end them first",
         code => usize::try_from(-code)
             .ok()
-            .and_then(|errno| SYSTEM.get(errno))
+            .and_then(|errno| SYSTEM.get(system).get(errno))
             .map_or(c"Not an error code of untorn", CString::as_c_str),
     }
 }

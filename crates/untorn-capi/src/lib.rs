@@ -14,7 +14,6 @@ mod mapping;
 pub mod native;
 pub mod nvmmio;
 mod options;
-mod per_process;
 pub mod plain;
 pub mod protect;
 pub mod region;

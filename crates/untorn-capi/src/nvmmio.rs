@@ -4,15 +4,15 @@
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
+use std::sync::Mutex;
 
-use untorn_core::{Durability, EngineKind, MappedFiles, Options, Place, View};
+use untorn_core::{Durability, EngineKind, MappedFiles, Options, PerProcess, Place, View};
 
 use crate::boundary::source;
 use crate::errors::{Failure, Result};
 use crate::mapping::{
     self, Ranges, Request, copy, errno, filled, fits, not_null, page_size, read, with_errno, writable,
 };
-use crate::per_process::PerProcess;
 
 /// What a comparison that failed returns: not 0, so that it is never taken for "equal", and no result of one that did not.
 const FAILED: c_int = c_int::MIN;
@@ -21,7 +21,7 @@ const FAILED: c_int = c_int::MIN;
 const STRING_PIECE: usize = 256;
 
 /// Reads and writes never look here. A panic while it is locked leaves at most a range that nobody can unmap.
-static MAPPED: PerProcess<Ranges> = PerProcess::new();
+static MAPPED: PerProcess<Mutex<Ranges>> = PerProcess::new();
 
 fn map(request: &Request) -> Result<usize> {
     let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit);

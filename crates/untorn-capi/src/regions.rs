@@ -11,12 +11,10 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
-use std::process;
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use untorn_core::{Error, RegionMap, RegionStore, SharedRegion};
+use untorn_core::{Error, PerProcess, RegionMap, RegionStore, SharedRegion};
 
 use crate::abi;
 use crate::errors::{Failure, Result};
@@ -170,31 +168,16 @@ struct Table {
 }
 
 /// What one process has open.
+#[derive(Default)]
 pub(crate) struct Regions {
-    process: u32,
     stores: Mutex<Stores>,
     table: Mutex<Table>,
 }
 
-/// That of this process, or of the one it was forked from, until it is first needed. It is never dropped.
-static REGIONS: AtomicPtr<Regions> = AtomicPtr::new(ptr::null_mut());
-
 /// What this process has open.
 pub(crate) fn regions() -> &'static Regions {
-    let process = process::id();
-    loop {
-        let found = REGIONS.load(Ordering::Acquire);
-        // SAFETY: null, or leaked by this function, now or in a process that this one is descended from.
-        let known: Option<&'static Regions> = unsafe { found.as_ref() };
-        if let Some(regions) = known.filter(|regions| regions.process == process) {
-            return regions;
-        }
-        let ours = Box::into_raw(Box::new(Regions { process, stores: Mutex::default(), table: Mutex::default() }));
-        if REGIONS.compare_exchange(found, ours, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: from `into_raw`, and no other thread has seen it.
-            drop(unsafe { Box::from_raw(ours) });
-        }
-    }
+    static REGIONS: PerProcess<Regions> = PerProcess::new();
+    REGIONS.get()
 }
 
 impl Opened {

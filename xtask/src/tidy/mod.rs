@@ -12,6 +12,7 @@ use std::process::ExitCode;
 mod barriers;
 mod headers;
 mod layers;
+mod lazy;
 mod repository;
 mod source;
 mod text;
@@ -103,7 +104,8 @@ impl fmt::Display for Finding {
 /// Checks the repository at `root`, prints what it finds, and says whether the house is in order.
 pub(crate) fn run(root: &Path) -> io::Result<ExitCode> {
     let tree = Tree::read(root)?;
-    let rules = [layers::check, text::check, unsafety::check, headers::check, barriers::check, repository::check];
+    let rules =
+        [layers::check, lazy::check, text::check, unsafety::check, headers::check, barriers::check, repository::check];
     let mut findings: Vec<Finding> = rules.iter().flat_map(|rule| rule(&tree)).collect();
     findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
     for finding in &findings {

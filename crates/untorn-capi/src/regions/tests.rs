@@ -1,12 +1,13 @@
 //! Several threads at the regions of one process.
 
 use std::collections::BTreeSet;
+use std::ptr;
 use std::sync::atomic::AtomicU64;
 
 use super::*;
 
 fn none_open() -> Regions {
-    Regions { process: process::id(), stores: Mutex::default(), table: Mutex::default() }
+    Regions::default()
 }
 
 /// Opens a region that is shared, or says why this machine has none.

@@ -1,10 +1,9 @@
 //! CRC-32C (Castagnoli). Source: RFC 3720, appendix B.4.
 
-use std::sync::LazyLock;
-
 use crc_fast::CrcAlgorithm;
 
 use super::{Crc32c, Way};
+use crate::sys::FirstUse;
 
 /// The polynomial, its bits reversed.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
@@ -46,8 +45,9 @@ pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
 
 /// See [`crc32c_ways`](super::crc32c_ways).
 pub(super) fn ways() -> Vec<Way<Crc32c>> {
-    static NAME: LazyLock<String> = LazyLock::new(|| crc_fast::get_calculator_target(CrcAlgorithm::Crc32Iscsi));
-    vec![Way { name: &NAME, run: crc32c }, Way { name: "portable", run: crc32c_portable }]
+    static NAME: FirstUse<String> = FirstUse::new();
+    let name = NAME.get(|| crc_fast::get_calculator_target(CrcAlgorithm::Crc32Iscsi));
+    vec![Way { name, run: crc32c }, Way { name: "portable", run: crc32c_portable }]
 }
 
 /// The reference: eight bytes at a time, by tables.

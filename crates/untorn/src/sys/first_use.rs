@@ -6,19 +6,20 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Threads that need it at once each make one, and all take the first that is entered. None waits for another, unlike for the
 /// lazy values of the standard library: a child forked meanwhile would wait for a thread that it does not have.
-pub(crate) struct FirstUse<T: 'static> {
+pub struct FirstUse<T: 'static> {
     /// Never dropped.
     entered: AtomicPtr<T>,
 }
 
 impl<T: Send + Sync> FirstUse<T> {
-    pub(crate) const fn new() -> Self {
+    /// It is not made yet.
+    pub const fn new() -> Self {
         FirstUse { entered: AtomicPtr::new(ptr::null_mut()) }
     }
 
     /// The value, made if need be.
     #[inline]
-    pub(crate) fn get(&self, make: impl FnOnce() -> T) -> &'static T {
+    pub fn get(&self, make: impl FnOnce() -> T) -> &'static T {
         // SAFETY: null, or leaked by `enter`; nobody changes it or gives it back.
         let entered: Option<&'static T> = unsafe { self.entered.load(Ordering::Acquire).as_ref() };
         entered.unwrap_or_else(|| self.enter(Box::new(make())))
@@ -37,6 +38,12 @@ impl<T: Send + Sync> FirstUse<T> {
         };
         // SAFETY: a box that this function, in one thread or another, leaked; nobody changes it or gives it back.
         unsafe { &*first }
+    }
+}
+
+impl<T: Send + Sync> Default for FirstUse<T> {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod locks;
 pub(crate) mod map;
 pub(crate) mod mappings;
 pub(crate) mod paged;
+mod per_process;
 mod process;
 pub(crate) mod range;
 pub(crate) mod ring;
@@ -26,7 +27,8 @@ pub(crate) mod tracking;
 pub(crate) mod userfault;
 mod zeroed;
 
-pub(crate) use first_use::FirstUse;
+pub use first_use::FirstUse;
+pub use per_process::{OnceForAll, PerProcess};
 #[cfg(test)]
 pub(crate) use process::in_forked_child;
 pub(crate) use process::incarnation;

@@ -25,8 +25,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::mm::UserfaultfdFlags;
 
-use super::page_size;
 use super::runs::Runs;
+use super::{PerProcess, incarnation, page_size};
 use crate::options::DirtyTracking;
 
 /// Pages closer to each other than this many bytes are asked about together.
@@ -137,25 +137,25 @@ pub(crate) struct SharedTracking {
 struct Watch {
     addresses: Range<usize>,
     /// A forked child has other mappings, and locks that nobody lets go.
-    process: u32,
+    process: u64,
     /// Whether another mapping is watched there since. Held while the kernel is asked, which takes from it what it tells.
     displaced: Mutex<bool>,
 }
 
 /// Every range of addresses that this process watches.
-static WATCHES: Mutex<Vec<Weak<Watch>>> = Mutex::new(Vec::new());
+static WATCHES: PerProcess<Mutex<Vec<Weak<Watch>>>> = PerProcess::new();
 
 impl Watch {
     /// Watches a range, from now on alone.
     fn begin(addresses: Range<usize>) -> Arc<Watch> {
-        let process = std::process::id();
+        let process = incarnation();
         let watch = Arc::new(Watch { addresses, process, displaced: Mutex::new(false) });
         // Nothing panics under either lock.
-        let mut watches = WATCHES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watches = WATCHES.lock();
         watches.retain(|other| other.strong_count() > 0);
         for other in watches.iter().filter_map(Weak::upgrade) {
             let (here, there) = (&watch.addresses, &other.addresses);
-            if other.process == process && here.start < there.end && there.start < here.end {
+            if here.start < there.end && there.start < here.end {
                 *other.displaced.lock().unwrap_or_else(PoisonError::into_inner) = true;
             }
         }
@@ -238,7 +238,7 @@ impl Drop for SharedTracking {
     fn drop(&mut self) {
         // A forked child has the descriptor too, and with it open the kernel lets nobody watch the mapping anew: closing it here
         // would not end the watch while the child lives. And the child, whose call would end it for the parent, must not.
-        if self.watch.process != std::process::id() || self.look().is_err() {
+        if self.watch.process != incarnation() || self.look().is_err() {
             return;
         }
         let displaced = self.watch.displaced.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,18 +1,22 @@
 //! Waiting for a word that another process changes.
 
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::thread::futex;
 
+use crate::sys::FirstUse;
+
 /// How often a waiter looks again at most before it goes to sleep, which is some 80 µs: longer than waking a thread takes that
 /// has a processor to itself. See [`spin`].
-static SPINS: LazyLock<u32> = LazyLock::new(|| match std::thread::available_parallelism() {
-    // Whoever is waited for has no other processor.
-    Ok(one) if one.get() == 1 => 0,
-    _ => 3000,
-});
+fn spins() -> u32 {
+    static SPINS: FirstUse<u32> = FirstUse::new();
+    *SPINS.get(|| match std::thread::available_parallelism() {
+        // Whoever is waited for has no other processor.
+        Ok(one) if one.get() == 1 => 0,
+        _ => 3000,
+    })
+}
 
 /// Looks for a while whether something has come about.
 ///
@@ -23,7 +27,7 @@ static SPINS: LazyLock<u32> = LazyLock::new(|| match std::thread::available_para
 pub(super) fn spin(memory: &AtomicU32, come: impl Fn() -> bool) -> bool {
     const OFTEN: u32 = 64;
     let word = memory.load(Ordering::Relaxed);
-    let (turn, most) = (word >> 16, *SPINS);
+    let (turn, most) = (word >> 16, spins());
     let rounds = if turn % OFTEN == 0 { most } else { (word & 0xffff).min(most) };
     let come = (0..rounds).any(|_| {
         std::hint::spin_loop();

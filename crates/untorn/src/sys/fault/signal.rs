@@ -9,14 +9,13 @@ use std::ffi::{c_int, c_short, c_void};
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use super::table::{Visit, visit};
-use crate::sys::page_size;
+use crate::sys::{OnceForAll, page_size};
 
 /// The head of `siginfo_t` as the kernel fills it for a fault; libc does not name all of it. Source: `sigaction(2)`,
 /// `asm-generic/siginfo.h`.
@@ -38,9 +37,8 @@ static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 /// # Errors
 /// What `sigaction(2)` says.
 pub(super) fn install() -> io::Result<()> {
-    static DONE: OnceLock<Option<i32>> = OnceLock::new();
-    let failure = DONE.get_or_init(|| install_now().err().map(|error| error.raw_os_error().unwrap_or(libc::EINVAL)));
-    failure.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
+    static INSTALLED: OnceForAll = OnceForAll::new();
+    INSTALLED.run(install_now)
 }
 
 fn install_now() -> io::Result<()> {
@@ -49,6 +47,11 @@ fn install_now() -> io::Result<()> {
     let _ = (page_size(), membarrier(MembarrierCommand::RegisterPrivateExpedited));
     // Known before the handler can run.
     let before = action(None)?;
+    if before.sa_sigaction == on_sigbus as *const () as usize {
+        // This process was forked while a thread of its parent was at the end of this function, which had noted the previous
+        // handler by then. Noting this one in its place would have it call itself for ever.
+        return Ok(());
+    }
     PREVIOUS.store(Box::into_raw(Box::new(before)), Ordering::Release);
     // The environment that the previous handler asked for, as far as it is not ours to choose.
     let mut ours = before;
