@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
-use untorn::medium::{Descriptor, give_lease_back, has_lease, mark_description, take_lease};
+use untorn::medium::{Descriptor, SlowFile, give_lease_back, has_lease, mark_description, take_lease};
 use untorn::{CachedFile, Error, WriteCache};
 use untorn_wire::{MARK, PLAIN};
 
@@ -62,11 +62,25 @@ impl Boosted {
     /// # Errors
     /// Why it is left to the kernel.
     pub(super) fn new(cache: &WriteCache, descriptor: &OwnedFd) -> Result<Self, Plain> {
-        let path = path_of(descriptor).unwrap_or_default();
-        Self::of(cache, descriptor, &path).map_err(|why| Plain { why: format!("open: {why}"), path })
+        Self::over(cache, descriptor, |slow| Arc::new(slow))
     }
 
-    fn of(cache: &WriteCache, descriptor: &OwnedFd, path: &Path) -> Result<Self, String> {
+    /// The same, with what `device` makes of the file for the log to write to.
+    pub(super) fn over(
+        cache: &WriteCache,
+        descriptor: &OwnedFd,
+        device: impl FnOnce(Descriptor) -> Arc<dyn SlowFile>,
+    ) -> Result<Self, Plain> {
+        let path = path_of(descriptor).unwrap_or_default();
+        Self::of(cache, descriptor, &path, device).map_err(|why| Plain { why: format!("open: {why}"), path })
+    }
+
+    fn of(
+        cache: &WriteCache,
+        descriptor: &OwnedFd,
+        path: &Path,
+        device: impl FnOnce(Descriptor) -> Arc<dyn SlowFile>,
+    ) -> Result<Self, String> {
         let flags = flags(descriptor).map_err(words)?;
         if !writable(flags) {
             return Err("for reading only".to_owned());
@@ -89,7 +103,7 @@ impl Boosted {
         let own = copy()?;
         let slow = Descriptor::new(copy()?, path).map_err(|error| error.to_string())?;
         // Before the lease, which keeps also this process from opening the file.
-        let file = cache.attach_through(Arc::new(slow), path).map_err(|error| error.to_string())?;
+        let file = cache.attach_through(device(slow), path).map_err(|error| error.to_string())?;
         if file.is_demoted() {
             return Err("the log has let it go".to_owned());
         }
@@ -245,9 +259,15 @@ impl Boosted {
         self.file().is_ok_and(CachedFile::is_settled)
     }
 
-    /// Whether it failed when nobody was there to be told.
-    pub(super) fn has_failed(&self) -> bool {
-        self.file().is_ok_and(|file| file.standing().is_err())
+    /// # Errors
+    /// EIO if it could not be synced, whether somebody was there to be told or not.
+    pub(super) fn standing(&self) -> Result<(), Errno> {
+        let sound = match self.state {
+            State::Boosted => self.file().is_ok_and(|file| file.standing().is_ok()),
+            State::Plain => true,
+            State::Failed(_) => false,
+        };
+        if sound { Ok(()) } else { Err(libc_errno(rustix::io::Errno::IO)) }
     }
 
     /// Whether a removal of its only name was announced that did not take place, or not yet.

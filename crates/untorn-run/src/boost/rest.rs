@@ -63,13 +63,21 @@ impl Boost {
         Ok(())
     }
 
-    /// A descriptor of a file was closed.
-    pub(super) fn descriptor_closed(&self, key: Key) {
-        let Some(file) = self.find(key) else { return };
-        lock(&file).rest();
+    /// A descriptor of a file was closed. That waits for no device.
+    ///
+    /// # Errors
+    /// EIO, to each that closes it, once the file could not be synced: what they wrote may be in the log alone.
+    pub(super) fn descriptor_closed(&self, key: Key) -> Result<(), Errno> {
+        let Some(file) = self.find(key) else { return Ok(()) };
+        let standing = {
+            let mut file = lock(&file);
+            file.rest();
+            file.standing()
+        };
         if self.resting.add(key) >= MOST {
             self.look_after_resting(true);
         }
+        standing
     }
 
     /// A process has ended, and with it its descriptors. A name that it was about to remove may have stayed.
@@ -129,7 +137,7 @@ impl Boost {
             if file.rests_since() != Some(since) {
                 continue;
             }
-            if all || file.is_settled() || file.has_failed() || file.names() == Ok(0) {
+            if all || file.is_settled() || file.standing().is_err() || file.names() == Ok(0) {
                 if let Err(errno) = self.release(&mut file) {
                     tracing::warn!(errno, "a file could not be synced");
                 }

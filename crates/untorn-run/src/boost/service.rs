@@ -31,7 +31,7 @@ impl Service for Boost {
         let key = (request.device, request.inode);
         match operation {
             Operation::Open => return Ok(managed(self.opened(call.descriptor()?)?)),
-            Operation::Closed => self.descriptor_closed(key),
+            Operation::Closed => self.descriptor_closed(key)?,
             Operation::Write => return Ok(value(self.write(call.descriptor()?, request, &call.payload)?)),
             Operation::SetLength => self.set_length(call.descriptor()?, request.number)?,
             Operation::Commit => self.sync(call.descriptor()?)?,

@@ -6,15 +6,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
-use untorn::medium::{Dax, Kernel, MediumKind};
-use untorn::{CacheOptions, Step, WriteCache};
+use untorn::medium::{Barrier, Dax, Descriptor, Identity, Kernel, MediumKind, SlowFile};
+use untorn::{CacheOptions, Error, Step, WriteCache};
 use untorn_wire::{PLAIN, Request};
 
 use super::Boost;
+use super::file::Boosted;
 use crate::board::Board;
 use crate::files::{Key, lock};
 
@@ -70,7 +72,7 @@ impl Place {
     /// Closes it, as the program that had it.
     fn close(&self, file: OwnedFd, key: Key) {
         drop(file);
-        self.boost.descriptor_closed(key);
+        assert_eq!(self.boost.descriptor_closed(key), Ok(()));
     }
 
     fn reopen(&self, key: Key) -> Option<OwnedFd> {
@@ -238,7 +240,7 @@ fn what_the_log_has_of_a_file_that_somebody_else_removed_is_missed_by_nobody() {
     place.close(file, key);
     await_that(|| {
         place.boost.look_after_resting(true);
-        place.boost.descriptor_closed(key);
+        assert_eq!(place.boost.descriptor_closed(key), Ok(()));
         place.boost.find(key).is_none()
     });
     let (_dir, replay) = place.crash();
@@ -300,4 +302,89 @@ fn what_is_appended_is_in_the_log_where_the_kernel_has_it() {
     let (_dir, replay) = place.crash();
     assert!(replay.is_complete(), "{replay:?}");
     assert_eq!(fs::read(path).unwrap(), b"onetwothend");
+}
+
+/// A file whose device fails from some instant on.
+struct Failing {
+    file: Descriptor,
+    fails: Arc<AtomicBool>,
+}
+
+impl SlowFile for Failing {
+    fn identity(&self) -> untorn::Result<Identity> {
+        self.file.identity()
+    }
+
+    fn len(&self) -> untorn::Result<u64> {
+        self.file.len()
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> untorn::Result<usize> {
+        self.file.read(offset, dst)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> untorn::Result<()> {
+        self.file.write(offset, src)
+    }
+
+    fn set_len(&self, len: u64) -> untorn::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync(&self, barrier: Barrier) -> untorn::Result<()> {
+        if self.fails.load(Ordering::Relaxed) {
+            let error = std::io::Error::from_raw_os_error(5);
+            return Err(Error::io("sync", std::path::Path::new("a device"), error));
+        }
+        self.file.sync(barrier)
+    }
+}
+
+/// The drain is told, and nobody else: the kernel says it once.
+#[test]
+fn a_device_that_failed_behind_the_log_is_told_to_the_next_write_sync_and_close() {
+    const EIO: Result<(), i32> = Err(5);
+    let place = Place::shared();
+    let fails = Arc::new(AtomicBool::new(false));
+    let file = File::options().read(true).write(true).create_new(true).open(place.path()).unwrap();
+    let (status, file) = (file.metadata().unwrap(), OwnedFd::from(file));
+    let key = (status.dev(), status.ino());
+    // Other tests start programs, which hold it for a moment.
+    let mut boosted = None;
+    await_that(|| {
+        let device = |file| -> Arc<dyn SlowFile> { Arc::new(Failing { file, fails: fails.clone() }) };
+        boosted = Boosted::over(&place.boost.cache, &file, device).ok();
+        boosted.is_some()
+    });
+    lock(&place.boost.table).insert(key, Arc::new(std::sync::Mutex::new(boosted.unwrap())));
+    let next = Request { offset: -1, ..Request::default() };
+    assert_eq!(place.boost.write(&file, &next, b"acknowledged"), Ok(12));
+    let copies = [(); 3].map(|()| file.try_clone().unwrap());
+    assert_eq!(place.boost.descriptor_closed(key), Ok(()));
+    fails.store(true, Ordering::Relaxed);
+    place.boost.cache.drain().unwrap_err();
+    // That it gets well says nothing about what it lost.
+    fails.store(false, Ordering::Relaxed);
+    for copy in copies {
+        drop(copy);
+        assert_eq!(place.boost.descriptor_closed(key), EIO);
+    }
+    assert_eq!(place.boost.write(&file, &next, b"more"), Err(5));
+    assert_eq!(place.boost.set_length(&file, 1), EIO);
+    assert_eq!(place.boost.sync(&file), EIO);
+    // Nobody writes it by himself either.
+    let known = place.boost.find(key).unwrap();
+    assert_eq!(lock(&known).write_beside(b"more", 12), None);
+    drop((known, file));
+    assert_eq!(place.boost.descriptor_closed(key), EIO);
+    // Nor is it told to the last only, nor no more when the file was given up.
+    await_that(|| {
+        place.boost.look_after_resting(true);
+        !place.boost.ledger.report().failures.is_empty()
+    });
+    assert_eq!(place.boost.descriptor_closed(key), EIO);
+    fs::write(place.path(), b"").unwrap();
+    let (dir, replay) = place.crash();
+    assert!(replay.is_complete(), "{replay:?}");
+    assert_eq!(fs::read(dir.path().join("files/f")).unwrap(), b"acknowledged");
 }
