@@ -39,30 +39,97 @@ const VICTIMS: &[Victim] = &[
         program: "exec python3 \"$PROGRAMS/kill_writer.py\"",
         judge: "python3 \"$PROGRAMS/kill_writer.py\" judge",
     },
+    Victim {
+        name: "appender",
+        mode: Mode::Boost,
+        program: "exec python3 \"$PROGRAMS/kill_appender.py\"",
+        judge: "python3 \"$PROGRAMS/kill_appender.py\" judge",
+    },
+    // Without untorn, or in mode boost, it would tear.
+    Victim {
+        name: "sqlite",
+        mode: Mode::Atomic,
+        program: "exec python3 \"$PROGRAMS/kill_sqlite.py\" OFF",
+        judge: "python3 \"$PROGRAMS/kill_sqlite.py\" OFF judge",
+    },
+    Victim {
+        name: "sqlite",
+        mode: Mode::Boost,
+        program: "exec python3 \"$PROGRAMS/kill_sqlite.py\" DELETE",
+        judge: "python3 \"$PROGRAMS/kill_sqlite.py\" DELETE judge",
+    },
+    Victim {
+        name: "sqlite-wal",
+        mode: Mode::Boost,
+        program: "exec python3 \"$PROGRAMS/kill_sqlite.py\" WAL",
+        judge: "python3 \"$PROGRAMS/kill_sqlite.py\" WAL judge",
+    },
 ];
 
 /// Of what a judge says, so many characters are told.
 const MOST_WORDS: usize = 300;
 
-/// Kills each program so many times. Whether nothing was lost.
+/// What is wrong after a kill.
+struct Wrong {
+    said: String,
+    /// How many of the acknowledged steps are not there; 0 if it is not that.
+    lost: u64,
+}
+
+impl Wrong {
+    fn integrity(said: impl Into<String>) -> Self {
+        Wrong { said: said.into(), lost: 0 }
+    }
+}
+
+/// What came of the kills under one mode.
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    kills: u32,
+    lost: u64,
+    failures: u32,
+}
+
+impl Tally {
+    fn add(&mut self, kills: u32, found: &Result<(), Wrong>) {
+        self.kills += kills;
+        if let Err(wrong) = found {
+            self.lost += wrong.lost;
+            self.failures += u32::from(wrong.lost == 0);
+        }
+    }
+
+    fn words(self, mode: Mode) -> String {
+        let Tally { kills, lost, failures } = self;
+        format!("{}: {kills} kills, {lost} acknowledged writes lost, {failures} integrity failures", mode.name())
+    }
+}
+
+/// The kills of one of `victims` programs, of so many in all.
+fn share(kills: u32, victims: u32, number: u32) -> u32 {
+    kills / victims + u32::from(number < kills % victims)
+}
+
+/// Deals so many kills out over the programs, and says last what came of them by mode. Whether nothing was lost.
 pub(super) fn run(built: &Built, kills: u32, at: &Path) -> io::Result<bool> {
-    let mut all = true;
-    for victim in VICTIMS {
+    let (mut all, mut atomic, mut boost) = (true, Tally::default(), Tally::default());
+    for (place, victim) in (0..).zip(VICTIMS) {
+        let kills = share(kills, VICTIMS.len() as u32, place);
         let at = at.join(format!("kills-{}-{}", victim.name, victim.mode.name()));
         // Of an earlier run that was kept.
         let _ = fs::remove_dir_all(&at);
         let scene = Scene { built, victim, at };
-        let (mut last, mut found) = (0, Ok(()));
-        for number in 0..kills {
-            found = scene.kill(number, &mut last)?;
-            if found.is_err() {
-                break;
-            }
+        let (mut last, mut done, mut found) = (0, 0, Ok(()));
+        while done < kills && found.is_ok() {
+            found = scene.kill(done, &mut last)?;
+            done += 1;
         }
-        let said = found.as_ref().err().map_or("nothing lost", String::as_str);
-        println!("{:20} {} kills under {}, {last} steps acknowledged: {said}", victim.name, kills, victim.mode.name());
+        let said = found.as_ref().err().map_or("nothing lost", |wrong| &wrong.said);
+        println!("{:20} {done} kills under {}, {last} steps acknowledged: {said}", victim.name, victim.mode.name());
+        if victim.mode == Mode::Atomic { &mut atomic } else { &mut boost }.add(done, &found);
         all &= found.is_ok();
     }
+    println!("{}; {}", atomic.words(Mode::Atomic), boost.words(Mode::Boost));
     Ok(all)
 }
 
@@ -87,7 +154,7 @@ impl Scene<'_> {
     }
 
     /// Starts the program, kills it after some steps, and sees what is left. `last` is what was acknowledged by then.
-    fn kill(&self, number: u32, last: &mut u64) -> io::Result<Result<(), String>> {
+    fn kill(&self, number: u32, last: &mut u64) -> io::Result<Result<(), Wrong>> {
         for directory in ["files", "aside"] {
             fs::create_dir_all(self.at.join(directory))?;
         }
@@ -96,12 +163,14 @@ impl Scene<'_> {
         command.args(["setsid", "sh", "-c", self.victim.program]).stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let mut said = BufReader::new(child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?).lines();
-        let Some(process) = said.next().transpose()? else { return Ok(Err("the program did not begin".to_owned())) };
+        let Some(process) = said.next().transpose()? else {
+            return Ok(Err(Wrong::integrity("the program did not begin")));
+        };
         // After so many steps, and somewhere within the next ones.
         for _ in 0..number * 7919 % 5 {
             match said.next().transpose()? {
                 Some(line) => *last = line.parse().map_err(io::Error::other)?,
-                None => return Ok(Err("the program ended by itself".to_owned())),
+                None => return Ok(Err(Wrong::integrity("the program ended by itself"))),
             }
         }
         thread::sleep(Duration::from_micros(u64::from(number * 7919 % 997) * 100));
@@ -123,7 +192,7 @@ impl Scene<'_> {
         self.judge(serves, last)
     }
 
-    fn judge(&self, serves: bool, last: &mut u64) -> io::Result<Result<(), String>> {
+    fn judge(&self, serves: bool, last: &mut u64) -> io::Result<Result<(), Wrong>> {
         let boosts = self.victim.mode == Mode::Boost;
         let mut judge = if serves && !boosts {
             // The next run recovers the files.
@@ -134,7 +203,8 @@ impl Scene<'_> {
                 believe(&mut replay, &self.at.join("aside"))?;
                 let output = replay.arg(&self.built.untorn).arg("replay").arg(self.at.join("aside/log")).output()?;
                 if !output.status.success() {
-                    return Ok(Err(format!("the replay failed: {}", String::from_utf8_lossy(&output.stdout))));
+                    let said = String::from_utf8_lossy(&output.stdout);
+                    return Ok(Err(Wrong::integrity(format!("the replay failed: {said}"))));
                 }
             }
             self.prepared(quiet("env"))
@@ -148,11 +218,33 @@ impl Scene<'_> {
                 *last = found;
                 Ok(())
             }
-            Some(found) => Err(format!("STEP {last} WAS ACKNOWLEDGED, and {found} is the last there is")),
+            Some(found) => {
+                let said = format!("STEP {last} WAS ACKNOWLEDGED, and {found} is the last there is");
+                Err(Wrong { said, lost: last.saturating_sub(found) })
+            }
             None => {
                 let said: String = said.trim().chars().take(MOST_WORDS).collect();
-                Err(format!("AFTER STEP {last} THE JUDGE ENDED WITH {:?} AND SAID {said:?}", output.status.code()))
+                let code = output.status.code();
+                Err(Wrong::integrity(format!("AFTER STEP {last} THE JUDGE ENDED WITH {code:?} AND SAID {said:?}")))
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kill_is_dealt_to_somebody_and_every_failure_is_counted() {
+        for kills in [0, 1, 7, 8, 1000] {
+            assert_eq!((0..7).map(|number| share(kills, 7, number)).sum::<u32>(), kills);
+        }
+        let mut tally = Tally::default();
+        tally.add(3, &Ok(()));
+        tally.add(2, &Err(Wrong { said: String::new(), lost: 4 }));
+        tally.add(1, &Err(Wrong::integrity("torn")));
+        let said = "boost: 6 kills, 4 acknowledged writes lost, 1 integrity failures";
+        assert_eq!(tally.words(Mode::Boost), said);
     }
 }

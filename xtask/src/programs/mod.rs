@@ -28,7 +28,8 @@ pub(crate) struct Arguments {
     /// Programs at once
     #[arg(long, value_name = "N", default_value_t = 2)]
     jobs: usize,
-    /// Kill each of the programs that can tell what they acknowledged so many times, too
+    /// Kill programs that can tell what they acknowledged so many times in all, too, dealt out over SQLite, RocksDB and file-writing
+    /// ones in both modes; the tally of each mode is the last but one line
     #[arg(long, value_name = "N", default_value_t = 0)]
     kills: u32,
     /// The directory with the tool and the layer, instead of building them; escapes are found only by a layer with the feature
