@@ -353,8 +353,16 @@ fn sqlite_that_was_killed_is_what_it_said_after_a_replay() {
 }
 
 #[test]
+fn a_read_cache_is_taken_and_said_to_be_the_kernels() {
+    let place = Place::new();
+    place.run(&["--read-cache", "1M"], &["true"]).expect(0).names("--read-cache has no effect");
+    assert_eq!(place.run(&["--read-cache", "0"], &["true"]).expect(0).err, "");
+    untorn(&["run", "--read-cache", "1M", "--", "true"]).expect(64).names("--read-cache is only for --mode boost");
+}
+
+#[test]
 fn help_completions_and_man_page_have_the_options() {
-    let options = ["--log", "--log-size", "--durability", "--entry-size", "--batch-min", "--batch-max"];
+    let options = ["--log", "--log-size", "--durability", "--entry-size", "--batch-min", "--batch-max", "--read-cache"];
     let help = untorn(&["run", "--help"]).expect(0).text();
     let completions = untorn(&["completions", "bash"]).expect(0).text();
     let dir = tempfile::tempdir().unwrap();

@@ -69,6 +69,10 @@ pub(crate) struct BoostLog {
     /// With `--mode boost`, entries between two syncs of their files, at most [default: 10000].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) batch_max: Option<u64>,
+    /// With `--mode boost`, taken and of no effect, but for a word on standard error: reads are the kernel's own, from its page
+    /// cache, which has all that was written.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub(crate) read_cache: Option<u64>,
 }
 
 impl BoostLog {
@@ -81,6 +85,7 @@ impl BoostLog {
             ("--entry-size", self.entry_size.is_some()),
             ("--batch-min", self.batch_min.is_some()),
             ("--batch-max", self.batch_max.is_some()),
+            ("--read-cache", self.read_cache.is_some()),
         ];
         all.iter().find(|(_, given)| *given).map(|(name, _)| *name)
     }

@@ -34,6 +34,9 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
         }
         (RunMode::Boost, _) => {
             let log = boost::open(&args.boost, &what)?;
+            if args.boost.read_cache.is_some_and(|bytes| bytes > 0) {
+                say("untorn: --read-cache has no effect: reads are the kernel's own, from its page cache\n");
+            }
             if what.globs.is_empty() {
                 // The cache takes its own log for none of its files.
                 what.globs.push("/**".to_owned());
