@@ -11,6 +11,7 @@ mod companion;
 mod forge;
 mod input;
 mod judge;
+mod log;
 mod operations;
 mod pair;
 mod seeds;
@@ -32,12 +33,13 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     Target { name: "superblock", run: superblock, seeds: || seeds::forged(&SUPERBLOCK) },
     Target { name: "records", run: records, seeds: || seeds::forged(&RECORDS) },
     Target { name: "sidecar", run: sidecar, seeds: || seeds::forged(&SIDECAR) },
     Target { name: "operations", run: operations::run, seeds: seeds::operations },
     Target { name: "companion", run: companion, seeds: seeds::companions },
+    Target { name: "log", run: log, seeds: seeds::logs },
 ];
 
 const SUPERBLOCK: [Kind; 3] = [Kind::Superblock, Kind::Retirement, Kind::RawHead];
@@ -80,4 +82,9 @@ pub fn operations(bytes: &[u8]) {
 /// The companion file of a protected file with anything changed in it.
 pub fn companion(bytes: &[u8]) {
     companion::run(bytes);
+}
+
+/// The log of a write cache with anything changed in it, replayed.
+pub fn log(bytes: &[u8]) {
+    log::run(bytes);
 }

@@ -49,3 +49,17 @@ pub(crate) fn companions() -> Vec<Vec<u8>> {
     };
     (0..32).map(seed).collect()
 }
+
+/// For each honest log, some changes.
+pub(crate) fn logs() -> Vec<Vec<u8>> {
+    let mut rng = Rng::new(4);
+    let seed = |n: u8| {
+        let mut bytes = vec![0; 8 + usize::from(n) * 4];
+        rng.fill(&mut bytes);
+        bytes[0] = n;
+        bytes[1] = n / 8 * 4;
+        bytes[2] = n / 2;
+        bytes
+    };
+    (0..32).map(seed).collect()
+}

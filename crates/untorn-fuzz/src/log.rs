@@ -1,0 +1,344 @@
+//! Forged logs of a write cache: an honest one with changes, sealed as somebody would who knows the format, and replayed.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use twox_hash::XxHash3_64;
+use untorn::medium::{Barrier, Identity, MediumClass, SlowFile, SlowPlace};
+use untorn::{CacheOptions, Durability, Result};
+use untorn_sim::{CrashState, SimMedium};
+
+use crate::forge::{on_copies, put, raw, word};
+use crate::input::Input;
+use crate::pair::{PAGE, boot, bytes, replace};
+
+const LOG: &str = "/log";
+/// The files, by inode number; the last one has nothing in an honest log.
+const NAMES: [&str; 3] = ["/slow/one", "/slow/two", "/slow/other"];
+const ENTRY: usize = 64;
+const STRIDE: usize = 64 + ENTRY;
+const FILES: usize = 4;
+const SLOTS: usize = 24;
+const TAIL_AT: usize = 2 * PAGE;
+const TABLE_AT: usize = 3 * PAGE;
+const ENTRIES_AT: usize = TABLE_AT + 2 * FILES * PAGE;
+/// The most a log is stretched to.
+const MAX_LEN: u64 = 1 << 20;
+
+/// Offset and width of the fields of superblock, table line and entry.
+const SUPERBLOCK: [(usize, usize); 8] = [(8, 4), (12, 4), (32, 8), (40, 8), (48, 8), (56, 4), (60, 4), (64, 4)];
+const LINE: [(usize, usize); 12] =
+    [(0, 8), (8, 8), (16, 8), (24, 8), (32, 8), (40, 8), (48, 4), (52, 4), (56, 8), (64, 8), (72, 8), (80, 8)];
+const HEADER: [(usize, usize); 9] = [(0, 8), (8, 8), (16, 8), (24, 8), (32, 4), (36, 4), (40, 4), (44, 4), (48, 8)];
+
+/// What was done to a file.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Done {
+    Write(u64, Vec<u8>),
+    Length(u64),
+}
+
+/// Files that only note what is done to them, so that they may be of any length.
+#[derive(Clone, Default)]
+struct Shelf(Arc<Mutex<BTreeMap<u64, Vec<Done>>>>);
+
+impl Shelf {
+    fn done(&self) -> BTreeMap<u64, Vec<Done>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, inode: u64, done: Done) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(inode).or_default().push(done);
+    }
+
+    fn file(&self, inode: u64) -> Arc<dyn SlowFile> {
+        Arc::new(Book { shelf: self.clone(), inode })
+    }
+}
+
+struct Book {
+    shelf: Shelf,
+    inode: u64,
+}
+
+impl SlowFile for Book {
+    fn identity(&self) -> Result<Identity> {
+        Ok(Identity { device: 1, inode: self.inode, generation: 7, birth: 9 })
+    }
+
+    fn len(&self) -> Result<u64> {
+        let done = self.shelf.done();
+        Ok(done.get(&self.inode).into_iter().flatten().fold(0, |len, done| match done {
+            Done::Write(at, bytes) => len.max(at.saturating_add(bytes.len() as u64)),
+            Done::Length(len) => *len,
+        }))
+    }
+
+    fn read(&self, _: u64, _: &mut [u8]) -> Result<usize> {
+        Ok(0)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.shelf.note(self.inode, Done::Write(offset, src.to_vec()));
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.shelf.note(self.inode, Done::Length(len));
+        Ok(())
+    }
+
+    fn sync(&self, _: Barrier) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl SlowPlace for Shelf {
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
+        let found = (1..).zip(NAMES).find(|(_, name)| Path::new(name) == path);
+        Ok(found.map(|(inode, _)| self.file(inode)))
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        Ok(NAMES.iter().any(|name| Path::new(name) == path))
+    }
+
+    fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>> {
+        let named = (1..).zip(NAMES).filter(|(number, _)| *number == inode && dir == Path::new("/slow"));
+        Ok(named.filter_map(|(_, name)| Path::new(name).file_name().map(OsString::from)).collect())
+    }
+
+    fn directory(&self, dir: &Path) -> Result<Option<(u64, u64)>> {
+        Ok((dir == Path::new("/slow")).then_some((1, 77)))
+    }
+
+    fn sync_dir(&self, _: Barrier, _: &Path) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A machine with a log that was left in use.
+struct Honest {
+    state: CrashState,
+    log: Vec<u8>,
+    /// What a replay of it does.
+    done: BTreeMap<u64, Vec<Done>>,
+}
+
+static HONEST: LazyLock<Vec<Honest>> = LazyLock::new(|| {
+    let both = [Durability::PerWrite, Durability::PerCommit];
+    both.into_iter().map(|durability| build(durability).expect("an honest log can be made")).collect()
+});
+
+fn options(durability: Durability) -> CacheOptions {
+    let size = (ENTRIES_AT + SLOTS * STRIDE) as u64;
+    let options = CacheOptions::new().size(size).entry_size(ENTRY as u32).max_files(FILES as u32);
+    options.durability(durability).background(false)
+}
+
+fn build(durability: Durability) -> Result<Honest> {
+    let medium = SimMedium::new(MediumClass::PersistentMemory);
+    let shelf = Shelf::default();
+    let cache = options(durability).create_on(medium.clone(), Arc::new(shelf.clone()), LOG)?;
+    let files = [1, 2].map(|inode| cache.attach_through(shelf.file(inode), Path::new(NAMES[inode as usize - 1])));
+    let [one, two] = files;
+    let (one, two) = (one?, two?);
+    one.write_at(&[1; 40], 10)?;
+    cache.drain()?;
+    one.write_at(&[2; 150], 30)?;
+    two.write_at(&[3; 64], 1000)?;
+    two.set_len(1020)?;
+    one.write_at(&[4; 10], 0)?;
+    two.write_at(&[5; 200], 1100)?;
+    two.leave()?;
+    cache.sync()?;
+    let state = medium.crash_state();
+    let medium = boot(&state);
+    let log = bytes(&medium, Path::new(LOG))?;
+    let shelf = Shelf::default();
+    CacheOptions::new().replay_on(medium, &shelf, LOG)?;
+    Ok(Honest { state, log, done: shelf.done() })
+}
+
+/// The seal of the session that the log is in.
+fn seed(log: &[u8], at: usize) -> u64 {
+    let newer = [0, PAGE].into_iter().max_by_key(|at| word(log, at + 32)).unwrap_or_default();
+    let uuid = log.get(newer + 16..newer + 32).unwrap_or(&[0; 16]);
+    XxHash3_64::oneshot_with_seed(word(log, newer + 40), uuid) ^ (at as u64).rotate_left(32)
+}
+
+fn seal_superblock(log: &mut [u8], at: usize) {
+    if let Some(bytes) = log.get(at..at + 504) {
+        let check = XxHash3_64::oneshot(bytes);
+        put(log, at + 504, check, 8);
+    }
+}
+
+fn seal_tail(log: &mut [u8], at: usize) {
+    let seed = seed(log, at);
+    if let Some(bytes) = log.get(at..at + 56) {
+        let check = XxHash3_64::oneshot_with_seed(seed, bytes);
+        put(log, at + 56, check, 8);
+    }
+}
+
+fn seal_line(log: &mut [u8], at: usize) {
+    let seed = seed(log, at);
+    put(log, at + 88, 0, 8);
+    if let Some(bytes) = log.get(at..at + PAGE) {
+        let check = XxHash3_64::oneshot_with_seed(seed, bytes);
+        put(log, at + 88, check, 8);
+    }
+}
+
+fn seal_entry(log: &mut [u8], at: usize) {
+    let seed = seed(log, at);
+    let len = (word(log, at + 32) & 0xffff_ffff) as usize;
+    if let (Some(header), Some(data)) = (log.get(at..at + 56), log.get(at + 64..(at + 64).saturating_add(len))) {
+        let check = XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot_with_seed(seed, header), data);
+        put(log, at + 56, check, 8);
+    }
+}
+
+/// Changes something. Whether nothing was sealed anew, so that no changed line or entry can be believed.
+fn change(log: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
+    match input.byte() % 8 {
+        0 => {
+            let &(at, width) = input.pick(&SUPERBLOCK);
+            let value = input.number();
+            on_copies(input, |copy, sealed| {
+                put(log, copy * PAGE + at, value, width);
+                if sealed {
+                    seal_superblock(log, copy * PAGE);
+                }
+            });
+        }
+        1 => {
+            let value = input.number();
+            on_copies(input, |copy, sealed| {
+                put(log, TAIL_AT + copy * 512, value, 8);
+                if sealed {
+                    seal_tail(log, TAIL_AT + copy * 512);
+                }
+            });
+        }
+        2 => {
+            let (slot, &(at, width)) = (input.below(FILES as u64) as usize, input.pick(&LINE));
+            let value = input.number();
+            on_copies(input, |copy, sealed| {
+                let line = TABLE_AT + (2 * slot + copy) * PAGE;
+                put(log, line + at, value, width);
+                if sealed {
+                    seal_line(log, line);
+                }
+            });
+        }
+        3..=5 => {
+            let (slot, &(at, width)) = (input.below(SLOTS as u64) as usize, input.pick(&HEADER));
+            let (value, entry) = (input.number(), ENTRIES_AT + slot * STRIDE);
+            put(log, entry + at, value, width);
+            seal_entry(log, entry);
+        }
+        6 => {
+            log.resize(input.below(MAX_LEN) as usize, 0);
+            return true;
+        }
+        _ => {
+            let len = log.len();
+            raw(log, 0, len, input);
+            return true;
+        }
+    }
+    false
+}
+
+/// Forges a log as the input says, and replays it, twice. An error is a right answer to it. Nothing panics; no write is longer than an
+/// entry or ends where no file can; no file is written to that no line of the table names; and where nothing was sealed anew,
+/// nothing is done that a replay of the honest log would not do.
+pub(crate) fn run(input: &[u8]) {
+    let mut input = Input::new(input);
+    let honest = input.pick(&HONEST);
+    let (mut log, mut unforged) = (honest.log.clone(), true);
+    for _ in 0..1 + input.below(16) {
+        unforged &= change(&mut log, &mut input);
+        if input.is_empty() {
+            break;
+        }
+    }
+    let medium = boot(&honest.state);
+    replace(&medium, Path::new(LOG), &honest.log, &log).expect("a simulated machine takes any bytes");
+    // Lines are pages, wherever a forged superblock puts the table's end.
+    let named = |inode: u64| log.chunks(PAGE).any(|line| word(line, 24) == inode);
+    for _ in 0..2 {
+        let shelf = Shelf::default();
+        drop(CacheOptions::new().replay_on(medium.clone(), &shelf, LOG));
+        for (inode, done) in shelf.done() {
+            assert!(named(inode), "the file {inode} is written to, which the log does not name");
+            for done in done {
+                if let Done::Write(at, bytes) = &done {
+                    assert!(at.checked_add(bytes.len() as u64).is_some_and(|end| end <= i64::MAX as u64), "{at}");
+                    assert!(bytes.len() <= log.len(), "a write of {} bytes", bytes.len());
+                }
+                let known = honest.done.get(&inode).is_some_and(|honest| honest.contains(&done));
+                assert!(known || !unforged, "the file {inode}: nobody wrote {done:?}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fuzzer whose seals are wrong would never get past the first check.
+    #[test]
+    fn what_is_sealed_anew_is_believed() {
+        for honest in HONEST.iter() {
+            assert_eq!(honest.done.keys().copied().collect::<Vec<_>>(), [1, 2]);
+            let replayed = |log: &[u8]| {
+                let medium = boot(&honest.state);
+                replace(&medium, Path::new(LOG), &honest.log, log).unwrap();
+                let shelf = Shelf::default();
+                CacheOptions::new().replay_on(medium, &shelf, LOG).map(|_| shelf.done())
+            };
+            let entries = || (0..SLOTS).map(|slot| ENTRIES_AT + slot * STRIDE);
+            let at = entries().find(|at| word(&honest.log, at + 24) == 1000).unwrap();
+            let mut log = honest.log.clone();
+            put(&mut log, at + 24, 5000, 8);
+            assert!(!replayed(&log).unwrap()[&2].contains(&Done::Write(1000, vec![3; 64])), "it was damaged");
+            seal_entry(&mut log, at);
+            assert!(replayed(&log).unwrap()[&2].contains(&Done::Write(5000, vec![3; 64])));
+            // The other file, by both copies of a line.
+            let mut log = honest.log.clone();
+            for line in (0..2 * FILES).map(|n| TABLE_AT + n * PAGE).filter(|at| word(&honest.log, at + 24) == 2) {
+                put(&mut log, line + 24, 3, 8);
+                seal_line(&mut log, line);
+            }
+            assert_eq!(replayed(&log).unwrap().keys().copied().collect::<Vec<_>>(), [1, 3]);
+            // All that the tail passes is done with, and a log of another session has nothing.
+            let mut log = honest.log.clone();
+            for copy in 0..2 {
+                put(&mut log, TAIL_AT + copy * 512, 1000, 8);
+                seal_tail(&mut log, TAIL_AT + copy * 512);
+            }
+            assert!(replayed(&log).unwrap().is_empty());
+            let mut log = honest.log.clone();
+            for copy in 0..2 {
+                put(&mut log, copy * PAGE + 40, 99, 8);
+                seal_superblock(&mut log, copy * PAGE);
+            }
+            assert!(replayed(&log).unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn made_up_changes_are_judged() {
+        for seed in 0..400 {
+            let mut bytes = vec![0; 200];
+            untorn_sim::Rng::new(seed).fill(&mut bytes);
+            assert!(std::panic::catch_unwind(|| run(&bytes)).is_ok(), "seed {seed}");
+        }
+    }
+}
