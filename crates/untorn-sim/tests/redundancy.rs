@@ -1,10 +1,12 @@
 //! Redundancy on the simulated media: a bounded exploration, what it must convict, and calls that fail.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use untorn::medium::{Access, Barrier, Medium, MediumClass, MediumFile};
-use untorn::{Error, ProtectOptions, RepairReport};
+use untorn::{Error, ProtectOptions, RepairReport, Tracker};
 use untorn_sim::explore::{self, Settings, redundancy};
 use untorn_sim::{CrashState, SimMedium, Step, Verdict};
 
@@ -193,4 +195,42 @@ fn a_repair_of_many_pages_needs_no_room_for_a_list() {
     drop(looked);
     assert!(medium.peek("/data").unwrap() == file.bytes);
     assert!(file.options.look_on(medium, "/data").unwrap().scrub().unwrap().is_clean());
+}
+
+/// Tells of stores what it was told to tell, one answer after the other.
+#[derive(Default)]
+struct Script(Mutex<VecDeque<Vec<Range<u64>>>>);
+
+impl Tracker for Script {
+    fn take(&self) -> untorn::Result<Vec<Range<u64>>> {
+        Ok(self.0.lock().unwrap().pop_front().unwrap_or_default())
+    }
+
+    fn look(&self) -> untorn::Result<Vec<Range<u64>>> {
+        Ok(self.0.lock().unwrap().front().cloned().unwrap_or_default())
+    }
+}
+
+/// Pages 9 and 0 are stored to after the pass asked; it finds that 9 differs, beside 8, and asks again: by then 0 is behind it.
+#[test]
+fn a_page_that_a_pass_was_told_of_and_did_not_come_to_is_not_called_covered() {
+    const PAGE: u64 = 4096;
+    let medium = SimMedium::new(MediumClass::Block);
+    medium.install("/data", &[1; 12 * PAGE as usize]);
+    let script = Arc::new(Script::default());
+    let options = ProtectOptions::new().stripe(4).batch(1).on_demand();
+    let protected = options.track_on(medium.clone(), "/data", script.clone()).unwrap();
+    protected.sync().unwrap();
+    assert_eq!(protected.coverage().unwrap().uncovered, 0);
+    let file = medium.open(Path::new("/data"), Access::ReadWrite, 0).unwrap();
+    [8, 9, 0].iter().for_each(|page| file.store(page * PAGE + 7, b"stored").unwrap());
+    script.0.lock().unwrap().extend([vec![8..9], vec![9..10, 0..1]]);
+    protected.sync().unwrap();
+    let coverage = protected.coverage().unwrap();
+    assert_eq!((coverage.uncovered, coverage.vulnerable_stripes), (1, 1));
+    assert!(coverage.oldest_uncovered.is_some());
+    protected.sync().unwrap();
+    let coverage = protected.coverage().unwrap();
+    assert_eq!((coverage.uncovered, coverage.oldest_uncovered), (0, None));
+    assert!(protected.scrub().unwrap().is_clean());
 }

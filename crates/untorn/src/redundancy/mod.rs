@@ -359,6 +359,8 @@ impl<M: Medium> Redundancy<M> {
             let pages = self.geometry.pages();
             uncovered.extend(tracker.look()?.into_iter().flat_map(|run| run.start..run.end.min(pages)));
         }
+        // What a pass was told of and has not come to yet: whoever told it does not tell it again, and it is marked only then.
+        uncovered.extend(inner.stored.iter());
         uncovered.extend(inner.unknown.iter().copied());
         let vulnerable: BTreeSet<u64> = uncovered.iter().map(|page| self.geometry.stripe_of(*page)).collect();
         let age = if uncovered.is_empty() { None } else { Some(inner.whole_at.elapsed()) };
