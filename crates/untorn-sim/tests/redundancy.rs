@@ -1,6 +1,7 @@
 //! Redundancy on the simulated media: a bounded exploration, what it must convict, and calls that fail.
 
 use std::collections::VecDeque;
+use std::iter;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -224,7 +225,7 @@ fn a_page_that_a_pass_was_told_of_and_did_not_come_to_is_not_called_covered() {
     assert_eq!(protected.coverage().unwrap().uncovered, 0);
     let file = medium.open(Path::new("/data"), Access::ReadWrite, 0).unwrap();
     [8, 9, 0].iter().for_each(|page| file.store(page * PAGE + 7, b"stored").unwrap());
-    script.0.lock().unwrap().extend([vec![8..9], vec![9..10, 0..1]]);
+    script.0.lock().unwrap().extend([iter::once(8..9).collect(), vec![9..10, 0..1]]);
     protected.sync().unwrap();
     let coverage = protected.coverage().unwrap();
     assert_eq!((coverage.uncovered, coverage.vulnerable_stripes), (1, 1));
