@@ -19,20 +19,19 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
     let Some((program, arguments)) = args.command.split_first() else {
         return Err(Failure::usage("name a program to run"));
     };
+    if let (RunMode::Atomic, Some(option)) = (args.mode, args.boost.given()) {
+        let why = format!("{option} is only for --mode boost: --mode atomic has a log beside each file");
+        return Err(Failure::usage(why));
+    }
     let mut what = Launch {
         program: program.clone(),
         arguments: arguments.to_vec(),
         globs: args.globs.clone(),
         layer: layer(args.layer.as_deref())?,
     };
-    let (ended, log) = match (args.mode, args.boost.given()) {
-        (RunMode::Atomic, None) => (launch(&what, Atomic), None),
-        (RunMode::Atomic, Some(option)) => {
-            return Err(Failure::usage(format!(
-                "{option} is only for --mode boost: --mode atomic has a log beside each file"
-            )));
-        }
-        (RunMode::Boost, _) => {
+    let (ended, log) = match args.mode {
+        RunMode::Atomic => (launch(&what, Atomic), None),
+        RunMode::Boost => {
             let log = boost::open(&args.boost, &what)?;
             if args.boost.read_cache.is_some_and(|bytes| bytes > 0) {
                 say("untorn: --read-cache has no effect: reads are the kernel's own, from its page cache\n");

@@ -233,7 +233,8 @@ struct Inner {
     mends: bool,
     superblock: Superblock,
     tables: Tables,
-    /// Pages that were stored to since they were last read to be covered. All of them are marked.
+    /// Pages that were stored to since they were last read to be covered. All of them are marked, but those that a pass was told
+    /// of and has not come to.
     stored: Bits,
     /// Pages that are marked because stores to them may come, and that nobody has stored to since: all else says that they are
     /// covered, and they are.

@@ -226,8 +226,12 @@ impl Member {
     /// userfaultfd. So first none of its stores may reach the memory.
     fn cut(&self, why: String) -> Option<OwnedFd> {
         drop(lock(&self.serving).take());
-        self.cut_off.store(true, Ordering::SeqCst);
-        lock(&self.asked).cut_off = Some(why);
+        {
+            // Under the lock: who sees the flag and asks why waits for the answer.
+            let mut asked = lock(&self.asked);
+            self.cut_off.store(true, Ordering::SeqCst);
+            asked.cut_off = Some(why);
+        }
         self.answered.notify_all();
         // Memory of its own in the place of that of all. There is no page table to be made for it, as for protecting each page.
         while let Err(error) = self.pages.forsake() {
