@@ -1,5 +1,6 @@
 """Appends records, one write and one sync each, and says their numbers. Goes on where an earlier one was killed. With an argument:
-says the last number, after a check of every record. Each write is whole or not there: nothing ties several together."""
+says the last number, after a check of every record. Each write is whole or not there: nothing ties several together. With TEARS the last
+one may be there in part, as a power cut leaves what was not synced; that part is cut off, and not counted."""
 
 import os
 import random
@@ -21,7 +22,12 @@ last, at = 0, 0
 while at < len(there):
     last += 1
     whole = record(last)
-    assert there[at : at + len(whole)] == whole, f"record {last} is not what was written"
+    if there[at : at + len(whole)] != whole:
+        assert "TEARS" in os.environ and len(there) - at <= len(whole), f"record {last} is not what was written"
+        last -= 1
+        if len(sys.argv) == 1:
+            os.ftruncate(fd, at)
+        break
     at += len(whole)
 if len(sys.argv) > 1:
     print(last)

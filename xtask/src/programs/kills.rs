@@ -8,107 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::outcome::{Mode, believe, under};
+use super::victims::{Tally, VICTIMS, Victim, Wrong, judged, share};
 use super::{Built, quiet};
-
-/// A program that says its process, then the number of each step that it has acknowledged; and one that says the last number that
-/// is there, or fails.
-struct Victim {
-    name: &'static str,
-    mode: Mode,
-    program: &'static str,
-    judge: &'static str,
-}
-
-const VICTIMS: &[Victim] = &[
-    Victim {
-        name: "rocksdb",
-        mode: Mode::Atomic,
-        program: "exec sh \"$PROGRAMS/kill_rocksdb.sh\"",
-        judge: "sh -e \"$PROGRAMS/judge_rocksdb.sh\"",
-    },
-    Victim {
-        name: "rocksdb",
-        mode: Mode::Boost,
-        program: "exec sh \"$PROGRAMS/kill_rocksdb.sh\"",
-        judge: "sh -e \"$PROGRAMS/judge_rocksdb.sh\"",
-    },
-    // Without untorn, or in mode boost, its steps would tear.
-    Victim {
-        name: "writer",
-        mode: Mode::Atomic,
-        program: "exec python3 \"$PROGRAMS/kill_writer.py\"",
-        judge: "python3 \"$PROGRAMS/kill_writer.py\" judge",
-    },
-    Victim {
-        name: "appender",
-        mode: Mode::Boost,
-        program: "exec python3 \"$PROGRAMS/kill_appender.py\"",
-        judge: "python3 \"$PROGRAMS/kill_appender.py\" judge",
-    },
-    // Without untorn, or in mode boost, it would tear.
-    Victim {
-        name: "sqlite",
-        mode: Mode::Atomic,
-        program: "exec python3 \"$PROGRAMS/kill_sqlite.py\" OFF",
-        judge: "python3 \"$PROGRAMS/kill_sqlite.py\" OFF judge",
-    },
-    Victim {
-        name: "sqlite",
-        mode: Mode::Boost,
-        program: "exec python3 \"$PROGRAMS/kill_sqlite.py\" DELETE",
-        judge: "python3 \"$PROGRAMS/kill_sqlite.py\" DELETE judge",
-    },
-    Victim {
-        name: "sqlite-wal",
-        mode: Mode::Boost,
-        program: "exec python3 \"$PROGRAMS/kill_sqlite.py\" WAL",
-        judge: "python3 \"$PROGRAMS/kill_sqlite.py\" WAL judge",
-    },
-];
-
-/// Of what a judge says, so many characters are told.
-const MOST_WORDS: usize = 300;
-
-/// What is wrong after a kill.
-struct Wrong {
-    said: String,
-    /// How many of the acknowledged steps are not there; 0 if it is not that.
-    lost: u64,
-}
-
-impl Wrong {
-    fn integrity(said: impl Into<String>) -> Self {
-        Wrong { said: said.into(), lost: 0 }
-    }
-}
-
-/// What came of the kills under one mode.
-#[derive(Clone, Copy, Default)]
-struct Tally {
-    kills: u32,
-    lost: u64,
-    failures: u32,
-}
-
-impl Tally {
-    fn add(&mut self, kills: u32, found: &Result<(), Wrong>) {
-        self.kills += kills;
-        if let Err(wrong) = found {
-            self.lost += wrong.lost;
-            self.failures += u32::from(wrong.lost == 0);
-        }
-    }
-
-    fn words(self, mode: Mode) -> String {
-        let Tally { kills, lost, failures } = self;
-        format!("{}: {kills} kills, {lost} acknowledged writes lost, {failures} integrity failures", mode.name())
-    }
-}
-
-/// The kills of one of `victims` programs, of so many in all.
-fn share(kills: u32, victims: u32, number: u32) -> u32 {
-    kills / victims + u32::from(number < kills % victims)
-}
 
 /// Deals so many kills out over the programs, and says last what came of them by mode. Whether nothing was lost.
 pub(super) fn run(built: &Built, kills: u32, at: &Path) -> io::Result<bool> {
@@ -134,10 +35,10 @@ pub(super) fn run(built: &Built, kills: u32, at: &Path) -> io::Result<bool> {
         }
         let said = found.as_ref().err().map_or("nothing lost", |wrong| &wrong.said);
         println!("{:20} {done} kills under {}, {last} steps acknowledged: {said}", victim.name, victim.mode.name());
-        if victim.mode == Mode::Atomic { &mut atomic } else { &mut boost }.add(done, &found);
+        if victim.mode == Mode::Atomic { &mut atomic } else { &mut boost }.add(done, found.as_ref().err());
         all &= found.is_ok();
     }
-    println!("{}; {}", atomic.words(Mode::Atomic), boost.words(Mode::Boost));
+    println!("{}; {}", atomic.words(Mode::Atomic, "kills"), boost.words(Mode::Boost, "kills"));
     Ok(all)
 }
 
@@ -166,9 +67,8 @@ impl Scene<'_> {
         for directory in ["files", "aside"] {
             fs::create_dir_all(self.at.join(directory))?;
         }
-        fs::write(self.at.join("acknowledged"), last.to_string())?;
         let mut command = self.under()?;
-        command.args(["setsid", "sh", "-c", self.victim.program]).stdout(Stdio::piped());
+        command.args(["setsid", "sh", "-c", self.victim.program]).env("LAST", last.to_string()).stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let mut said = BufReader::new(child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?).lines();
         let Some(process) = said.next().transpose()? else {
@@ -218,41 +118,6 @@ impl Scene<'_> {
             self.prepared(quiet("env"))
         };
         let output = judge.args(["sh", "-c", self.victim.judge]).output()?;
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        // Under the tool, its report follows.
-        let found = said.lines().next().and_then(|line| line.parse::<u64>().ok()).filter(|_| output.status.success());
-        Ok(match found {
-            Some(found) if found == *last || found == *last + 1 => {
-                *last = found;
-                Ok(())
-            }
-            Some(found) => {
-                let said = format!("STEP {last} WAS ACKNOWLEDGED, and {found} is the last there is");
-                Err(Wrong { said, lost: last.saturating_sub(found) })
-            }
-            None => {
-                let said: String = said.trim().chars().take(MOST_WORDS).collect();
-                let code = output.status.code();
-                Err(Wrong::integrity(format!("AFTER STEP {last} THE JUDGE ENDED WITH {code:?} AND SAID {said:?}")))
-            }
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_kill_is_dealt_to_somebody_and_every_failure_is_counted() {
-        for kills in [0, 1, 7, 8, 1000] {
-            assert_eq!((0..7).map(|number| share(kills, 7, number)).sum::<u32>(), kills);
-        }
-        let mut tally = Tally::default();
-        tally.add(3, &Ok(()));
-        tally.add(2, &Err(Wrong { said: String::new(), lost: 4 }));
-        tally.add(1, &Err(Wrong::integrity("torn")));
-        let said = "boost: 6 kills, 4 acknowledged writes lost, 1 integrity failures";
-        assert_eq!(tally.words(Mode::Boost), said);
+        Ok(judged(&output, *last, *last).map(|found| *last = found))
     }
 }

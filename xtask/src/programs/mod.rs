@@ -13,6 +13,8 @@ use clap::Args;
 mod catalogue;
 mod kills;
 mod outcome;
+mod power_cuts;
+mod victims;
 
 use catalogue::{CATALOGUE, Program};
 use outcome::{Mode, Outcome, differences};
@@ -32,6 +34,14 @@ pub(crate) struct Arguments {
     /// ones in both modes; the tally of each mode is the last but one line
     #[arg(long, value_name = "N", default_value_t = 0)]
     kills: u32,
+    /// Cut the power of the same programs' disk so many times in all, too, as root: each runs on ext4 on a recorded disk, boosted ones
+    /// with the log in memory and on that disk, and is judged on disks that a power cut may have left. Disks that must not stand (lying
+    /// ones, those without a replay, that of a program without a sync) have to be convicted; the tally is the last but one line
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    power_cuts: u32,
+    /// Draws the instants of the power cuts and what is left then
+    #[arg(long, value_name = "N", default_value_t = 0x5eed)]
+    seed: u64,
     /// The directory with the tool and the layer, instead of building them; escapes are found only by a layer with the feature
     /// `oracle`
     #[arg(long, value_name = "DIR")]
@@ -64,6 +74,12 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
             missing.join(", "),
             missing.join(" ")
         );
+        return ExitCode::from(UNAVAILABLE);
+    }
+    if arguments.power_cuts > 0
+        && let Err(error) = power_cuts::require()
+    {
+        eprintln!("programs: {error}");
         return ExitCode::from(UNAVAILABLE);
     }
     match compare(root, arguments, &chosen) {
@@ -131,6 +147,12 @@ fn compare(root: &Path, arguments: &Arguments, chosen: &[&Program]) -> io::Resul
     let mut same = same.into_inner();
     if arguments.kills > 0 {
         same &= kills::run(&built, arguments.kills, &at.path)?;
+    }
+    if arguments.power_cuts > 0 {
+        let order = power_cuts::Order { disks: arguments.power_cuts, seed: arguments.seed, jobs: arguments.jobs };
+        // What is wrong is to be looked at.
+        let keep = arguments.keep.clone().unwrap_or_else(std::env::temp_dir);
+        same &= power_cuts::run(&built, &order, &keep)?;
     }
     let verdict =
         if same { "each as it is bare" } else { "NOT AS THEY ARE BARE, OR NOT WHAT THEY ACKNOWLEDGED; see above" };

@@ -1,6 +1,7 @@
 //! One run of one program, and what distinguishes it from another.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -129,15 +130,22 @@ impl Outcome {
     }
 }
 
-/// The command line of the tool, up to the program.
+/// The command line of the tool, up to the program, with the log in `aside`.
 pub(super) fn under(command: &mut Command, built: &Built, mode: Mode, aside: &Path) -> io::Result<()> {
-    command.arg(&built.untorn).args(["run", "--json", "--mode", mode.name(), "--layer"]).arg(&built.layer);
     if mode == Mode::Boost {
-        command.args(["--log-size", "16M", "--log"]).arg(aside.join("log"));
         believe(command, aside)?;
     }
-    command.args(["--match", "./**", "--"]);
+    tool(command, built, mode, &[OsStr::new("--log-size=16M"), OsStr::new("--log"), aside.join("log").as_os_str()]);
     Ok(())
+}
+
+/// The command line of the tool, up to the program, with options of mode boost.
+pub(super) fn tool(command: &mut Command, built: &Built, mode: Mode, log: &[&OsStr]) {
+    command.arg(&built.untorn).args(["run", "--json", "--mode", mode.name(), "--layer"]).arg(&built.layer);
+    if mode == Mode::Boost {
+        command.args(log);
+    }
+    command.args(["--match", "./**", "--"]);
 }
 
 /// Where temporary files are in memory, so is the log.

@@ -79,6 +79,14 @@ impl Log {
         self.cut_without(1, at)
     }
 
+    /// What it would find if the disk had carried out no flush that began at `since` or later, though it acknowledged them.
+    pub fn cut_lying_since(&self, since: Position, at: Position) -> Cut<'_> {
+        let lies = |entry: &&Entry| {
+            entry.request == Request::Flush && entry.begin >= since && entry.end.is_some_and(|end| end < at)
+        };
+        self.cut_without(self.before(at).iter().filter(lies).count(), at)
+    }
+
     /// Leaves out so many of the latest flushes.
     fn cut_without(&self, lies: usize, at: Position) -> Cut<'_> {
         let begun = self.before(at);
@@ -289,6 +297,10 @@ mod tests {
         };
         assert_eq!(images(log.cut(log.position())), BTreeSet::from([vec![1, 2]]));
         assert_eq!(images(log.cut_lying(log.position())), BTreeSet::from([vec![1, 0], vec![1, 2]]));
+        assert_eq!(images(log.cut_lying_since(4, log.position())), BTreeSet::from([vec![1, 0], vec![1, 2]]));
+        let all = BTreeSet::from([vec![0, 0], vec![0, 2], vec![1, 0], vec![1, 2]]);
+        assert_eq!(images(log.cut_lying_since(0, log.position())), all);
+        assert_eq!(images(log.cut_lying_since(log.position(), log.position())), BTreeSet::from([vec![1, 2]]));
     }
 
     #[test]

@@ -60,10 +60,15 @@ impl FileSystem {
         }
     }
 
-    /// Makes `image`, which must not exist, an empty file system.
+    /// Makes `image`, which must not exist, an empty file system, hardly larger than it has to be.
     pub fn make(self, image: &Path) -> Result<()> {
+        self.make_of(self.image_len(), image)
+    }
+
+    /// Makes `image`, which must not exist, an empty file system of so many bytes.
+    pub fn make_of(self, len: u64, image: &Path) -> Result<()> {
         let file = File::create_new(image).map_err(|error| Error::io("create", image, error))?;
-        file.set_len(self.image_len()).map_err(|error| Error::io("grow", image, error))?;
+        file.set_len(len).map_err(|error| Error::io("grow", image, error))?;
         let arguments: &[&str] = match self {
             // Nothing lazy: a kernel thread that writes zeros would fill the log.
             FileSystem::Ext4 => {

@@ -1,0 +1,549 @@
+//! Programs whose power is cut: they run on a real file system on a recorded disk until they are killed, and what they acknowledged
+//! must be on every disk that a power cut may have left.
+//!
+//! An acknowledgement binds a disk if it had been *received* before the record reached the disk's instant: all that made the step
+//! durable was in the record by then. A step of which no word had come may be there or not.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use untorn_rigs::block::{
+    self, Clock, Cut, FileSystem, Mounted, Position, Recorder, copy_image, isolated, write_image,
+};
+use untorn_sim::Rng;
+
+use super::outcome::{Mode, believe, tool};
+use super::victims::{CARELESS, Tally, VICTIMS, Victim, Wrong, judged, share};
+use super::{Built, Place, quiet};
+
+/// Where the log of a boosted program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Log {
+    /// In memory that is taken for persistent, which keeps what was last stored to it. So the power of the disk goes when all have
+    /// been killed, while the kernel writes back what they left.
+    Memory,
+    /// On the disk whose power goes, or there is none.
+    Disk,
+}
+
+/// A program, and where its log is.
+#[derive(Clone, Copy)]
+struct Arm {
+    victim: &'static Victim,
+    log: Log,
+}
+
+/// The file system has room for what RocksDB reserves.
+const DISK: u64 = 256 << 20;
+/// So small that it is used again and again.
+const LOG: &str = "--log-size=2M";
+/// Disks of each life.
+const DISKS_PER_LIFE: u32 = 6;
+/// Disks that must be convicted, tried for each life of a program that has had none yet.
+const CANARIES_PER_LIFE: u32 = 12;
+/// When so many of them stood, the rig is blind. Some have to stand: whoever syncs a file a moment after its close leaves little to lose.
+const MOST_CANARIES: u32 = 8 * CANARIES_PER_LIFE;
+/// Lives of one program that give no disk that the file system mounts.
+const FRUITLESS: u32 = 5;
+/// The longest that a program goes on after its first steps, in microseconds.
+const LONGEST: u64 = 400_000;
+/// A program that acknowledges nothing for so long hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Memory-backed on every Linux: the disks are written and read whole, and need not survive anything.
+const FAST: &str = "/dev/shm";
+
+/// What came of one arm.
+#[derive(Default)]
+struct Found {
+    lives: u32,
+    disks: u32,
+    /// Those of them on which something could be lost.
+    unflushed: u32,
+    /// Disks that the file system did not mount: they say nothing.
+    refused: u32,
+    /// Steps that disks were bound to have.
+    bound: u64,
+    /// Whether a disk that must be convicted was, and after how many.
+    convicted: Option<u32>,
+    tried: u32,
+    wrong: Option<Wrong>,
+}
+
+/// What disks a power cut leaves, as asked for.
+pub(super) struct Order {
+    pub(super) disks: u32,
+    pub(super) seed: u64,
+    pub(super) jobs: usize,
+}
+
+/// Says what this machine lacks.
+pub(super) fn require() -> io::Result<()> {
+    FileSystem::Ext4.require().map_err(io::Error::other)
+}
+
+/// Deals so many power cuts out over the programs, and says last what came of them by mode. Whether nothing was lost, and all that
+/// had to be convicted was. Disks that are wrong are kept in `keep`.
+pub(super) fn run(built: &Built, order: &Order, keep: &Path) -> io::Result<bool> {
+    let fast = Path::new(FAST);
+    let scratch = if fast.is_dir() { fast.to_owned() } else { std::env::temp_dir() };
+    let mut place = Place::new(Some(&scratch.join(format!("untorn-power-cuts-{}", std::process::id()))))?;
+    place.kept = false;
+    let arms = arms();
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    isolated(|| {
+        thread::scope(|scope| {
+            for _ in 0..order.jobs.max(1) {
+                scope.spawn(|| {
+                    loop {
+                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(arm) = arms.get(number) else { break };
+                        let found = Chain::begin(built, *arm, order.seed, number, &place.path, keep)
+                            .and_then(|chain| chain.run(disks(&arms, order.disks, number)));
+                        if let Ok(found) = &found {
+                            println!("{}", words(*arm, found));
+                        }
+                        done.lock().unwrap_or_else(PoisonError::into_inner).push((*arm, found));
+                    }
+                });
+            }
+        });
+    })
+    .map_err(io::Error::other)?;
+    let (mut all, mut atomic, mut boost, mut convicted, mut lives) = (true, Tally::default(), Tally::default(), 0, 0);
+    for (arm, found) in done.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        let found = found.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", arm.words())))?;
+        if arm.victim.mode != Mode::Bare {
+            let tally = if arm.victim.mode == Mode::Atomic { &mut atomic } else { &mut boost };
+            tally.add(found.disks, found.wrong.as_ref());
+        }
+        convicted += u32::from(found.convicted.is_some());
+        lives += found.lives;
+        all &= found.wrong.is_none() && found.convicted.is_some();
+    }
+    println!("power cuts, seed {}, {lives} lives; canaries convicted: {convicted} of {}", order.seed, arms.len());
+    println!("{}; {}", atomic.words(Mode::Atomic, "power cuts"), boost.words(Mode::Boost, "power cuts"));
+    Ok(all)
+}
+
+/// Boosted programs once with each place of the log, and last the one that is to lose something.
+fn arms() -> Vec<Arm> {
+    let logs = |victim: &Victim| if victim.mode == Mode::Boost { &[Log::Disk, Log::Memory][..] } else { &[Log::Disk] };
+    let all = VICTIMS.iter().chain([&CARELESS]);
+    all.flat_map(|victim| logs(victim).iter().map(move |log| Arm { victim, log: *log })).collect()
+}
+
+/// How many disks an arm gets; the last one has canaries only.
+fn disks(arms: &[Arm], all: u32, number: usize) -> u32 {
+    if arms[number].victim.mode == Mode::Bare { 0 } else { share(all, arms.len() as u32 - 1, number as u32) }
+}
+
+impl Arm {
+    fn words(self) -> String {
+        let place = match (self.victim.mode, self.log) {
+            (Mode::Boost, Log::Memory) => ", its log in memory",
+            (Mode::Boost, Log::Disk) => ", its log on the disk",
+            _ => "",
+        };
+        format!("{} under {}{place}", self.victim.name, self.victim.mode.name())
+    }
+
+    /// What shows that the rig is not blind.
+    fn canary(self) -> &'static str {
+        match (self.victim.mode, self.log) {
+            (Mode::Bare, _) => "no sync",
+            (_, Log::Memory) => "no replay",
+            (_, Log::Disk) => "a disk that lies",
+        }
+    }
+}
+
+fn words(arm: Arm, found: &Found) -> String {
+    let Found { lives, disks, unflushed, refused, bound, .. } = found;
+    let canary = match found.convicted {
+        Some(after) => format!("{} convicted at number {after}", arm.canary()),
+        None => format!("{} ACQUITTED {} TIMES", arm.canary().to_uppercase(), found.tried),
+    };
+    let said = found.wrong.as_ref().map_or("nothing lost", |wrong| &wrong.said);
+    format!(
+        "{:48} {lives} lives, {disks} disks ({unflushed} with unflushed writes, {refused} refused), {bound} steps bound: {said}; \
+         {canary}",
+        arm.words()
+    )
+}
+
+/// One life of a program.
+struct Life {
+    record: block::Log,
+    /// What had been acknowledged when the record had come to a position.
+    received: Vec<(Position, u64)>,
+    /// Where the record was when the program was dead.
+    dead: Position,
+}
+
+impl Life {
+    /// The last step of which word had come before an instant, or that there was before the life.
+    fn known(&self, at: Position, before: u64) -> u64 {
+        let counted = self.received.partition_point(|(position, _)| *position <= at);
+        self.received[..counted].last().map_or(before, |(_, step)| *step)
+    }
+
+    fn last(&self, before: u64) -> u64 {
+        self.known(Position::MAX, before)
+    }
+}
+
+/// Life after life of one program, each on a disk that a power cut in the one before left, before anything recovered it.
+struct Chain<'a> {
+    built: &'a Built,
+    arm: Arm,
+    rng: Rng,
+    keep: &'a Path,
+    at: PathBuf,
+    /// The last step on the disk that the next life begins with.
+    last: u64,
+    found: Found,
+}
+
+/// What recovers the files before they are judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recovery {
+    /// `untorn replay`; the judge is no program of a run.
+    Replay,
+    /// The run that the judge is in.
+    Run,
+    Nothing,
+}
+
+impl<'a> Chain<'a> {
+    fn begin(built: &'a Built, arm: Arm, seed: u64, number: usize, scratch: &Path, keep: &'a Path) -> io::Result<Self> {
+        let at = scratch.join(number.to_string());
+        fs::create_dir_all(at.join("recorded"))?;
+        fs::create_dir_all(at.join("aside"))?;
+        let rng = Rng::derive(seed, number as u64);
+        let chain = Chain { built, arm, rng, keep, at, last: 0, found: Found::default() };
+        FileSystem::Ext4.make_of(DISK, &chain.at.join("made")).map_err(io::Error::other)?;
+        let mounted = chain.mounted("made").map_err(io::Error::other)?;
+        fs::create_dir(mounted.path().join("files"))?;
+        drop(mounted);
+        // mkfs writes zeros; in a copy they are holes.
+        copy_image(&chain.at.join("made"), &chain.at.join("base")).map_err(io::Error::other)?;
+        fs::remove_file(chain.at.join("made"))?;
+        Ok(chain)
+    }
+
+    /// Always at the same place, by which a log may know a file.
+    fn mounted(&self, image: &str) -> Result<Mounted, untorn_rigs::Error> {
+        Mounted::new(FileSystem::Ext4, &self.at.join(image), &self.at.join("recorded"))
+    }
+
+    fn run(mut self, disks: u32) -> io::Result<Found> {
+        let mut fruitless = 0;
+        let unconvicted = |found: &Found| found.convicted.is_none() && found.tried < MOST_CANARIES;
+        while self.found.wrong.is_none() && (self.found.disks < disks || unconvicted(&self.found)) {
+            let before = self.found.disks + self.found.tried;
+            match self.live()? {
+                Ok(life) => self.cut(&life, disks)?,
+                Err(wrong) => self.found.wrong = Some(wrong),
+            }
+            fruitless = if self.found.disks + self.found.tried == before { fruitless + 1 } else { 0 };
+            if fruitless == FRUITLESS {
+                return Err(io::Error::other("ext4 mounts none of the disks"));
+            }
+        }
+        if self.found.wrong.is_none() && disks > DISKS_PER_LIFE && self.found.bound == 0 {
+            self.found.wrong = Some(Wrong::integrity("no disk was bound to have a step, so nothing was judged"));
+        }
+        fs::remove_dir_all(&self.at)?;
+        Ok(self.found)
+    }
+
+    /// A command in the directory of the files, to which another process goes: this one serves the disk.
+    fn command(&self) -> Command {
+        let (aside, mut command) = (self.at.join("aside"), quiet("env"));
+        command.arg("-C").arg(self.at.join("recorded/files")).env("TMPDIR", &aside).env("ASIDE", &aside);
+        command.env("PROGRAMS", &self.built.scripts).env("LAST", self.last.to_string()).stderr(Stdio::null());
+        // On the disk it would be a promise that nobody can keep.
+        command.env("SYNCHRONOUS", "EXTRA").env_remove("UNTORN_ASSUME_PMEM");
+        if self.arm.log == Log::Disk {
+            // What is not synced may be there in part then.
+            command.env("TEARS", "1");
+        }
+        command
+    }
+
+    fn log(&self) -> PathBuf {
+        self.at.join(if self.arm.log == Log::Memory { "aside/log" } else { "recorded/log" })
+    }
+
+    fn under(&self) -> io::Result<Command> {
+        let mut command = self.command();
+        if self.arm.victim.mode == Mode::Bare {
+            return Ok(command);
+        }
+        if self.arm.log == Log::Memory {
+            believe(&mut command, &self.at.join("aside"))?;
+        }
+        // Who does not sync is promised something by durability per write only.
+        let durability = if self.arm.victim.syncs && self.arm.log == Log::Disk { "fsync" } else { "write" };
+        let log = self.log();
+        let log = [LOG, "--durability", durability, "--log"].map(OsStr::new).into_iter().chain([log.as_os_str()]);
+        tool(&mut command, self.built, self.arm.victim.mode, &log.collect::<Vec<_>>());
+        Ok(command)
+    }
+
+    /// The log in memory, as the life left it, is kept aside for each of its disks.
+    fn swap_log(&self, from: &str, to: &str) -> io::Result<()> {
+        let (from, to) = (self.at.join(from), self.at.join(to));
+        if self.arm.log == Log::Disk || !from.exists() {
+            return Ok(());
+        }
+        copy_image(&from, &to).map_err(io::Error::other)
+    }
+
+    /// Runs the program on the recorded disk until it is killed.
+    fn live(&mut self) -> io::Result<Result<Life, Wrong>> {
+        let live = self.at.join("live");
+        copy_image(&self.at.join("base"), &live).map_err(io::Error::other)?;
+        self.swap_log("log-before", "aside/log")?;
+        self.found.lives += 1;
+        let recorder = Recorder::start(FileSystem::Ext4, &live, &self.at).map_err(io::Error::other)?;
+        let mut command = self.under()?;
+        command.args(["setsid", "sh", "-c", self.arm.victim.program]).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let (steps, wait) = (self.rng.below(5), Duration::from_micros(self.rng.below(LONGEST)));
+        let received = watch(&mut child, recorder.clock(), steps, wait);
+        let dead = recorder.clock().now();
+        // The kernel may write back what it has at any time. What comes of this is judged on the disks.
+        quiet("sync").arg("-f").arg(recorder.path()).status()?;
+        let record = recorder.finish();
+        fs::remove_file(&live)?;
+        self.swap_log("aside/log", "log-after")?;
+        Ok(received?.map(|received| Life { record, received, dead }))
+    }
+
+    /// Cuts the power at random instants of a life. The next one begins with one of the disks.
+    fn cut(&mut self, life: &Life, disks: u32) -> io::Result<()> {
+        let (end, before) = (life.record.position(), self.last);
+        let mut next = None;
+        for _ in 0..DISKS_PER_LIFE {
+            if self.found.disks >= disks {
+                break;
+            }
+            let at = self.instant(life);
+            let (cut, seed) = (life.record.cut(at), self.rng.next_u64());
+            let recovery = match self.arm.victim.mode {
+                Mode::Boost if self.rng.one_in(2) => Recovery::Replay,
+                _ => Recovery::Run,
+            };
+            let known = self.known(life, at);
+            let Some(verdict) = self.examine(&cut, seed, recovery, (known, life.last(before)))? else {
+                self.found.refused += 1;
+                continue;
+            };
+            self.found.disks += 1;
+            self.found.unflushed += u32::from(cut.pending() > 0);
+            self.found.bound += known;
+            match verdict {
+                // Not the image, which has been recovered.
+                Ok(found) if next.is_none() || self.rng.one_in(3) => next = Some((at, seed, found)),
+                Ok(_) => {}
+                Err(wrong) => {
+                    self.found.wrong = Some(self.keep(&cut, seed, (at, end), wrong)?);
+                    return Ok(());
+                }
+            }
+        }
+        self.canaries(life)?;
+        if let Some((at, seed, found)) = next {
+            self.draw(&life.record.cut(at), seed)?;
+            fs::rename(self.at.join("image"), self.at.join("base"))?;
+            self.swap_log("log-after", "log-before")?;
+            self.last = found;
+        }
+        Ok(())
+    }
+
+    /// An instant of the whole record, or just when word had come of a step; where the log is in memory, one after the death.
+    fn instant(&mut self, life: &Life) -> Position {
+        let end = life.record.position();
+        if self.arm.log == Log::Memory {
+            return life.dead + self.rng.below(end - life.dead + 1);
+        }
+        if life.received.is_empty() || self.rng.one_in(2) {
+            return self.rng.below(end + 1);
+        }
+        self.rng.pick(&life.received).0
+    }
+
+    /// What the disk of an instant must have. After the death that is everything, whenever word of it came.
+    fn known(&self, life: &Life, at: Position) -> u64 {
+        if at >= life.dead { life.last(self.last) } else { life.known(at, self.last) }
+    }
+
+    /// Tries disks that must not stand, until one does not.
+    fn canaries(&mut self, life: &Life) -> io::Result<()> {
+        let (before, memory) = (self.last, self.arm.log == Log::Memory);
+        // All of a log in memory are of one instant.
+        for _ in 0..if memory { CANARIES_PER_LIFE / 4 } else { CANARIES_PER_LIFE } {
+            if self.found.convicted.is_some() || life.received.is_empty() {
+                break;
+            }
+            let step = self.rng.below(life.received.len() as u64) as usize;
+            let at = if memory { life.dead } else { life.received[step].0 };
+            let since = step.checked_sub(1).map_or(0, |step| life.received[step].0);
+            let (cut, recovery) = match self.arm.victim.mode {
+                Mode::Bare => (life.record.cut(at), Recovery::Nothing),
+                _ if memory => (life.record.cut(at), Recovery::Nothing),
+                Mode::Boost => (life.record.cut_lying_since(since, at), Recovery::Replay),
+                Mode::Atomic => (life.record.cut_lying_since(since, at), Recovery::Run),
+            };
+            let seed = self.rng.next_u64();
+            self.found.tried += 1;
+            let bounds = (self.known(life, at), life.last(before));
+            if matches!(self.examine(&cut, seed, recovery, bounds)?, Some(Err(_))) {
+                self.found.convicted = Some(self.found.tried);
+            }
+        }
+        Ok(())
+    }
+
+    fn draw(&self, cut: &Cut<'_>, seed: u64) -> io::Result<String> {
+        let (fate, patches) = cut.draw(&mut Rng::new(seed));
+        write_image(&self.at.join("base"), &patches, &self.at.join("image")).map_err(io::Error::other)?;
+        Ok(fate.to_string())
+    }
+
+    /// Mounts a disk, recovers the files and has them judged; `None` if the file system does not mount it.
+    fn examine(
+        &self,
+        cut: &Cut<'_>,
+        seed: u64,
+        recovery: Recovery,
+        (known, done): (u64, u64),
+    ) -> io::Result<Option<Result<u64, Wrong>>> {
+        self.draw(cut, seed)?;
+        self.swap_log("log-after", "aside/log")?;
+        let _mounted = match self.mounted("image") {
+            Ok(mounted) => mounted,
+            Err(untorn_rigs::Error::Unmountable { .. }) => return Ok(None),
+            Err(error) => return Err(io::Error::other(error)),
+        };
+        // Where the cut came before the log was made there is nothing to replay.
+        if recovery == Recovery::Replay && self.log().exists() {
+            let mut replay = self.command();
+            if self.arm.log == Log::Memory {
+                believe(&mut replay, &self.at.join("aside"))?;
+            }
+            let output = patient(replay).arg(&self.built.untorn).arg("replay").arg(self.log()).output()?;
+            if !output.status.success() {
+                return Ok(Some(Err(replay_failed(&output))));
+            }
+        }
+        let judge = if recovery == Recovery::Run { self.under()? } else { self.command() };
+        let output = patient(judge).args(["sh", "-c", self.arm.victim.judge]).output()?;
+        Ok(Some(judged(&output, known, done)))
+    }
+
+    /// Leaves what must be known of a disk that is wrong.
+    fn keep(&self, cut: &Cut<'_>, seed: u64, (at, end): (Position, Position), wrong: Wrong) -> io::Result<Wrong> {
+        let fate = self.draw(cut, seed)?;
+        let (name, life) = (self.arm.victim.name, self.found.lives);
+        let kept = self.keep.join(format!("power-cut-{name}-{}-{life}", self.arm.victim.mode.name()));
+        fs::create_dir_all(&kept)?;
+        copy_image(&self.at.join("image"), &kept.join("image")).map_err(io::Error::other)?;
+        if self.arm.log == Log::Memory {
+            copy_image(&self.at.join("log-after"), &kept.join("log")).map_err(io::Error::other)?;
+        }
+        let said = format!(
+            "{} (life {life}, instant {at} of {end}, the disk {fate}; it is kept in {})",
+            wrong.said,
+            kept.display()
+        );
+        Ok(Wrong { said, ..wrong })
+    }
+}
+
+fn replay_failed(output: &Output) -> Wrong {
+    let said = String::from_utf8_lossy(&output.stdout);
+    Wrong::integrity(format!("THE REPLAY ENDED WITH {:?} AND SAID {:?}", output.status.code(), said.trim()))
+}
+
+/// What hangs is wrong.
+fn patient(mut command: Command) -> Command {
+    command.args(["timeout", "--kill-after=5"]).arg(PATIENCE.as_secs().to_string());
+    command
+}
+
+/// What the program acknowledged until it was killed, after so many steps and some time.
+fn watch(
+    child: &mut Child,
+    clock: Clock,
+    steps: u64,
+    wait: Duration,
+) -> io::Result<Result<Vec<(Position, u64)>, Wrong>> {
+    let said = BufReader::new(child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?);
+    let (sender, lines) = mpsc::channel();
+    let reader = thread::spawn(move || read(said, &clock, &sender));
+    let process = lines.recv_timeout(PATIENCE);
+    let stepped = process.is_ok() && (0..steps).all(|_| lines.recv_timeout(PATIENCE).is_ok());
+    thread::sleep(wait);
+    // The tool first, lest it sync what the program leaves.
+    let _ = child.kill();
+    let status = child.wait()?;
+    if let Ok(process) = process {
+        // The program and what it started. It may have ended by then, told by its calls that nobody serves it.
+        let process = process.to_string();
+        quiet("sh").args(["-c", "kill -s KILL -- \"-$0\"", &process]).stderr(Stdio::null()).status()?;
+    }
+    let received = reader.join().map_err(|_| io::Error::other("a reader panicked"))?;
+    if stepped && status.code().is_none() {
+        return Ok(Ok(received));
+    }
+    let last = received.last().map_or(0, |(_, step)| *step);
+    Ok(Err(Wrong::integrity(format!("AFTER STEP {last} THE PROGRAM WENT ON NO MORE, OR ENDED BY ITSELF ({status})"))))
+}
+
+/// Notes for each step the position at which it is certain; hands the process and the steps on.
+fn read(said: impl BufRead, clock: &Clock, lines: &Sender<u64>) -> Vec<(Position, u64)> {
+    let mut received = Vec::new();
+    // What a killed tool did not say to its end is no number.
+    let numbers = said.lines().map_while(Result::ok).map_while(|line| line.parse::<u64>().ok());
+    for (place, number) in numbers.enumerate() {
+        if place > 0 {
+            received.push((clock.now(), number));
+        }
+        // Nobody waits for it once the program is to be killed.
+        let _ = lines.send(number);
+    }
+    received
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_binds_the_disks_at_and_after_the_position_at_which_word_came_of_it() {
+        let life = Life { record: block::Log::default(), received: vec![(3, 8), (7, 9)], dead: 9 };
+        assert_eq!([0, 2, 3, 6, 7, 9].map(|at| life.known(at, 7)), [7, 7, 8, 8, 9, 9]);
+        assert_eq!((life.last(7), Life { received: vec![], ..life }.last(7)), (9, 7));
+    }
+
+    #[test]
+    fn every_power_cut_is_dealt_out_and_none_to_the_program_that_has_to_lose() {
+        let arms = arms();
+        for all in [0, 5, 11, 100] {
+            assert_eq!((0..arms.len()).map(|number| disks(&arms, all, number)).sum::<u32>(), all);
+        }
+        assert_eq!(disks(&arms, 1000, arms.len() - 1), 0);
+        assert_eq!(arms.iter().filter(|arm| arm.log == Log::Memory).count(), 4);
+    }
+}

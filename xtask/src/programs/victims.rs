@@ -1,0 +1,177 @@
+//! Programs that can tell what they acknowledged, and what is said of them after a crash.
+
+use std::process::Output;
+
+use super::outcome::Mode;
+
+/// A program that says its process, then the number of each step that it has acknowledged; and one that says the last number that
+/// is there, or fails.
+pub(super) struct Victim {
+    pub(super) name: &'static str,
+    pub(super) mode: Mode,
+    pub(super) program: &'static str,
+    pub(super) judge: &'static str,
+    /// Whether it syncs what it acknowledges. If not, only its writes and closes can make that durable.
+    pub(super) syncs: bool,
+}
+
+const ROCKSDB: Victim = Victim {
+    name: "rocksdb",
+    mode: Mode::Boost,
+    program: "exec sh \"$PROGRAMS/kill_rocksdb.sh\"",
+    judge: "sh -e \"$PROGRAMS/judge_rocksdb.sh\"",
+    syncs: false,
+};
+
+/// Without a sync at all: what must lose something when the power goes.
+pub(super) const CARELESS: Victim = Victim {
+    name: "sqlite-unsynced",
+    mode: Mode::Bare,
+    program: "SYNCHRONOUS=OFF exec python3 \"$PROGRAMS/kill_sqlite.py\" WAL",
+    judge: "python3 \"$PROGRAMS/kill_sqlite.py\" WAL judge",
+    syncs: false,
+};
+
+pub(super) const VICTIMS: &[Victim] = &[
+    Victim { mode: Mode::Atomic, ..ROCKSDB },
+    ROCKSDB,
+    // Without untorn, or in mode boost, its steps would tear.
+    Victim {
+        name: "writer",
+        mode: Mode::Atomic,
+        program: "exec python3 \"$PROGRAMS/kill_writer.py\"",
+        judge: "python3 \"$PROGRAMS/kill_writer.py\" judge",
+        syncs: true,
+    },
+    Victim {
+        name: "appender",
+        mode: Mode::Boost,
+        program: "exec python3 \"$PROGRAMS/kill_appender.py\"",
+        judge: "python3 \"$PROGRAMS/kill_appender.py\" judge",
+        syncs: true,
+    },
+    // Without untorn, or in mode boost, it would tear.
+    Victim {
+        name: "sqlite",
+        mode: Mode::Atomic,
+        program: "exec python3 \"$PROGRAMS/kill_sqlite.py\" OFF",
+        judge: "python3 \"$PROGRAMS/kill_sqlite.py\" OFF judge",
+        syncs: true,
+    },
+    Victim {
+        name: "sqlite",
+        mode: Mode::Boost,
+        program: "exec python3 \"$PROGRAMS/kill_sqlite.py\" DELETE",
+        judge: "python3 \"$PROGRAMS/kill_sqlite.py\" DELETE judge",
+        syncs: true,
+    },
+    Victim {
+        name: "sqlite-wal",
+        mode: Mode::Boost,
+        program: "exec python3 \"$PROGRAMS/kill_sqlite.py\" WAL",
+        judge: "python3 \"$PROGRAMS/kill_sqlite.py\" WAL judge",
+        syncs: true,
+    },
+];
+
+/// Of what a judge says, so many characters are told.
+const MOST_WORDS: usize = 300;
+
+/// What is wrong after a crash.
+#[derive(Debug)]
+pub(super) struct Wrong {
+    pub(super) said: String,
+    /// How many of the acknowledged steps are not there; 0 if it is not that.
+    pub(super) lost: u64,
+}
+
+impl Wrong {
+    pub(super) fn integrity(said: impl Into<String>) -> Self {
+        Wrong { said: said.into(), lost: 0 }
+    }
+}
+
+/// What a judge found, if that may be: no step before `acknowledged`, and none after the one that was under way behind `done`, the
+/// last that the program did.
+pub(super) fn judged(output: &Output, acknowledged: u64, done: u64) -> Result<u64, Wrong> {
+    let said = String::from_utf8_lossy(&output.stdout);
+    // Under the tool, its report follows.
+    let found = said.lines().next().and_then(|line| line.parse::<u64>().ok()).filter(|_| output.status.success());
+    match found {
+        Some(found) if (acknowledged..=done + 1).contains(&found) => Ok(found),
+        Some(found) => {
+            let said = format!("STEP {acknowledged} WAS ACKNOWLEDGED, and {found} is the last there is");
+            Err(Wrong { said, lost: acknowledged.saturating_sub(found) })
+        }
+        None => {
+            let said: String = said.trim().chars().take(MOST_WORDS).collect();
+            let code = output.status.code();
+            Err(Wrong::integrity(format!("AFTER STEP {acknowledged} THE JUDGE ENDED WITH {code:?} AND SAID {said:?}")))
+        }
+    }
+}
+
+/// What came of the crashes under one mode.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Tally {
+    crashes: u32,
+    lost: u64,
+    failures: u32,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, crashes: u32, wrong: Option<&Wrong>) {
+        self.crashes += crashes;
+        if let Some(wrong) = wrong {
+            self.lost += wrong.lost;
+            self.failures += u32::from(wrong.lost == 0);
+        }
+    }
+
+    /// In words, where crashes are called `crashes`.
+    pub(super) fn words(self, mode: Mode, called: &str) -> String {
+        let Tally { crashes, lost, failures } = self;
+        format!("{}: {crashes} {called}, {lost} acknowledged writes lost, {failures} integrity failures", mode.name())
+    }
+}
+
+/// The crashes of one of `arms` programs, of so many in all.
+pub(super) fn share(crashes: u32, arms: u32, number: u32) -> u32 {
+    crashes / arms + u32::from(number < crashes % arms)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    #[test]
+    fn every_crash_is_dealt_to_somebody_and_every_failure_is_counted() {
+        for crashes in [0, 1, 7, 8, 1000] {
+            assert_eq!((0..7).map(|number| share(crashes, 7, number)).sum::<u32>(), crashes);
+        }
+        let mut tally = Tally::default();
+        tally.add(3, None);
+        tally.add(2, Some(&Wrong { said: String::new(), lost: 4 }));
+        tally.add(1, Some(&Wrong::integrity("torn")));
+        let said = "boost: 6 kills, 4 acknowledged writes lost, 1 integrity failures";
+        assert_eq!(tally.words(Mode::Boost, "kills"), said);
+    }
+
+    #[test]
+    fn a_judge_is_believed_only_between_what_was_acknowledged_and_what_was_under_way() {
+        let output = |said: &str, code| Output {
+            status: ExitStatus::from_raw(code << 8),
+            stdout: said.into(),
+            stderr: Vec::new(),
+        };
+        let judge = |said: &str, code| judged(&output(said, code), 4, 6).map_err(|wrong| wrong.lost);
+        assert_eq!([4, 5, 6, 7].map(|found| judge(&format!("{found}\n{{}}\n"), 0)), [4, 5, 6, 7].map(Ok));
+        assert_eq!(judge("1\n", 0), Err(3));
+        assert_eq!(judge("8\n", 0), Err(0));
+        assert_eq!(judge("5\n", 1), Err(0));
+        assert_eq!(judge("", 0), Err(0));
+    }
+}
