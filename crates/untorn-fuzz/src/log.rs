@@ -14,6 +14,8 @@ use crate::forge::{on_copies, put, raw, word};
 use crate::input::Input;
 use crate::pair::{PAGE, boot, bytes, replace};
 
+mod entries;
+
 const LOG: &str = "/log";
 /// The files, by inode number; the last one has nothing in an honest log.
 const NAMES: [&str; 3] = ["/slow/one", "/slow/two", "/slow/other"];
@@ -188,26 +190,34 @@ fn seal_tail(log: &mut [u8], at: usize) {
 }
 
 fn seal_line(log: &mut [u8], at: usize) {
-    let seed = seed(log, at);
-    put(log, at + 88, 0, 8);
-    if let Some(bytes) = log.get(at..at + PAGE) {
-        let check = XxHash3_64::oneshot_with_seed(seed, bytes);
+    if let Some(check) = line_check(log, at) {
         put(log, at + 88, check, 8);
     }
 }
 
+/// What the seal of a table line has to be.
+fn line_check(log: &[u8], at: usize) -> Option<u64> {
+    let mut bytes = log.get(at..at + PAGE)?.to_vec();
+    put(&mut bytes, 88, 0, 8);
+    Some(XxHash3_64::oneshot_with_seed(seed(log, at), &bytes))
+}
+
 fn seal_entry(log: &mut [u8], at: usize) {
-    let seed = seed(log, at);
-    let len = (word(log, at + 32) & 0xffff_ffff) as usize;
-    if let (Some(header), Some(data)) = (log.get(at..at + 56), log.get(at + 64..(at + 64).saturating_add(len))) {
-        let check = XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot_with_seed(seed, header), data);
+    if let Some(check) = entry_check(log, at) {
         put(log, at + 56, check, 8);
     }
 }
 
+/// What the seal of an entry has to be.
+fn entry_check(log: &[u8], at: usize) -> Option<u64> {
+    let len = (word(log, at + 32) & 0xffff_ffff) as usize;
+    let (header, data) = (log.get(at..at + 56)?, log.get(at + 64..(at + 64).saturating_add(len))?);
+    Some(XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot_with_seed(seed(log, at), header), data))
+}
+
 /// Changes something. Whether nothing was sealed anew, so that no changed line or entry can be believed.
 fn change(log: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
-    match input.byte() % 8 {
+    match input.byte() % 16 {
         0 => {
             let &(at, width) = input.pick(&SUPERBLOCK);
             let value = input.number();
@@ -248,6 +258,7 @@ fn change(log: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
             log.resize(input.below(MAX_LEN) as usize, 0);
             return true;
         }
+        8.. => entries::change(log, input),
         _ => {
             let len = log.len();
             raw(log, 0, len, input);
@@ -257,9 +268,10 @@ fn change(log: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
     false
 }
 
-/// Forges a log as the input says, and replays it, twice. An error is a right answer to it. Nothing panics; no write is longer
-/// than the log or ends where no file can; no file is written to that no line of the table names; and where nothing was sealed
-/// anew, nothing is done that nobody wrote.
+/// Forges a log as the input says, replays it, twice, and uses it. An error is a right answer to it. Nothing panics; no write is
+/// longer than the log or ends where no file can; no file is written to that no line of the table names; nothing is done that no whole
+/// entry of the log says, to the file that it says; where nothing was sealed anew, nothing that nobody wrote; the second replay does
+/// nothing that the first one did not do; and a log that opens afterwards serves.
 pub(crate) fn run(input: &[u8]) {
     let mut input = Input::new(input);
     let honest = input.pick(&HONEST);
@@ -274,6 +286,9 @@ pub(crate) fn run(input: &[u8]) {
     replace(&medium, Path::new(LOG), &honest.log, &log).expect("a simulated machine takes any bytes");
     // Lines are pages, wherever a forged superblock puts the table's end.
     let named = |inode: u64| log.chunks(PAGE).any(|line| word(line, 24) == inode);
+    // Where everything is, the superblocks say.
+    let said = (log.get(..2 * PAGE) == honest.log.get(..2 * PAGE)).then(|| entries::said(&log));
+    let mut before: Option<BTreeMap<u64, Vec<Done>>> = None;
     for _ in 0..2 {
         let shelf = Shelf::default();
         drop(CacheOptions::new().replay_on(medium.clone(), &shelf, LOG));
@@ -286,9 +301,29 @@ pub(crate) fn run(input: &[u8]) {
                 }
                 let known = honest.done.get(&inode).is_some_and(|honest| honest.contains(&done));
                 assert!(known || !unforged, "the file {inode}: nobody wrote {done:?}");
+                let again = before.as_ref().is_none_or(|before| before.get(&inode).is_some_and(|b| b.contains(&done)));
+                assert!(again, "the file {inode}: {done:?} by the second replay only");
+                let said = said.as_ref().is_none_or(|said| said.contains(&(inode, done.clone())));
+                assert!(said, "the file {inode}: no entry says {done:?}");
             }
         }
+        before = Some(shelf.done());
     }
+    serve(medium);
+}
+
+/// A log that opens takes a write and brings it to its file, whatever was replayed from it.
+fn serve(medium: SimMedium) {
+    let shelf = Shelf::default();
+    let Ok(cache) = CacheOptions::new().background(false).open_on(medium, Arc::new(shelf.clone()), LOG) else { return };
+    let written = cache.attach_through(shelf.file(2), Path::new(NAMES[1])).and_then(|file| {
+        file.write_at(&[9; 100], 5)?;
+        file.sync()?;
+        cache.drain()
+    });
+    let bytes = shelf.done().remove(&2).unwrap_or_default();
+    let there = bytes.iter().any(|done| matches!(done, Done::Write(5, bytes) if bytes.first() == Some(&9)));
+    assert!(written.is_err() || there, "a write was taken and is not in its file");
 }
 
 #[cfg(test)]
@@ -336,9 +371,33 @@ mod tests {
         }
     }
 
+    /// Whole operations that are made up, of every length, must reach the files, or the searcher tries nothing but the first checks.
+    #[test]
+    fn what_is_made_up_consistently_is_done() {
+        let honest = &HONEST[0];
+        let (mut others, mut longest) = (0, 0);
+        for seed in 0..300 {
+            let mut choices = vec![0; 40];
+            untorn_sim::Rng::new(seed).fill(&mut choices);
+            // An operation, by a choice between 5 and 7.
+            choices[0] = 5;
+            let mut log = honest.log.clone();
+            entries::change(&mut log, &mut Input::new(&choices));
+            let medium = boot(&honest.state);
+            replace(&medium, Path::new(LOG), &honest.log, &log).unwrap();
+            let shelf = Shelf::default();
+            drop(CacheOptions::new().replay_on(medium, &shelf, LOG));
+            let done: Vec<Done> = shelf.done().into_values().flatten().collect();
+            let new = done.iter().filter(|done| !honest.done.values().flatten().any(|honest| honest == *done)).count();
+            others += usize::from(new > 0);
+            longest = longest.max(new);
+        }
+        assert!(others > 30 && longest >= SLOTS / 4, "{others} operations were done, the longest of {longest} parts");
+    }
+
     #[test]
     fn made_up_changes_are_judged() {
-        for seed in 0..400 {
+        for seed in 0..600 {
             let mut bytes = vec![0; 200];
             untorn_sim::Rng::new(seed).fill(&mut bytes);
             assert!(std::panic::catch_unwind(|| run(&bytes)).is_ok(), "seed {seed}");
