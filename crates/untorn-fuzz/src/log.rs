@@ -301,8 +301,9 @@ pub(crate) fn run(input: &[u8]) {
                 }
                 let known = honest.done.get(&inode).is_some_and(|honest| honest.contains(&done));
                 assert!(known || !unforged, "the file {inode}: nobody wrote {done:?}");
+                // A session that was set back makes old entries count again once it has been counted up.
                 let again = before.as_ref().is_none_or(|before| before.get(&inode).is_some_and(|b| b.contains(&done)));
-                assert!(again, "the file {inode}: {done:?} by the second replay only");
+                assert!(again || said.is_none(), "the file {inode}: {done:?} by the second replay only");
                 let said = said.as_ref().is_none_or(|said| said.contains(&(inode, done.clone())));
                 assert!(said, "the file {inode}: no entry says {done:?}");
             }
