@@ -1,11 +1,4 @@
 # LMDB, which maps its file shared.
-ended() {
-    if grep -q 'Operation not supported' "$ASIDE/load.err"; then
-        echo "$1: told no"
-    else
-        echo "$1: $(md5sum <"$ASIDE/$1")"
-    fi
-}
 mkdir db
 mdb_load -n db/data >"$ASIDE/load" 2>"$ASIDE/load.err" <<'D' || true
 VERSION=3
@@ -20,8 +13,8 @@ HEADER=END
  2
 DATA=END
 D
-ended load
+echo "load: $(md5sum <"$ASIDE/load") $(cat "$ASIDE/load.err")"
 mdb_dump -n -p db/data >"$ASIDE/dump" 2>"$ASIDE/dump.err" || true
-ended dump
+echo "dump: $(md5sum <"$ASIDE/dump") $(cat "$ASIDE/dump.err")"
 mdb_stat -n db/data >"$ASIDE/stat" 2>"$ASIDE/stat.err" || true
-ended stat
+echo "stat: $(md5sum <"$ASIDE/stat") $(cat "$ASIDE/stat.err")"

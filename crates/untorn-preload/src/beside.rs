@@ -112,7 +112,7 @@ extern "C" fn in_child() {
 /// Asks for the memory of this number and maps it: so many bytes of it, or all. Where, and how many.
 fn mapped(number: u64, flags: c_int, len: Option<usize>) -> Option<(usize, usize)> {
     let request = Request { operation: Operation::Share as u32, number, ..Request::default() };
-    let (reply, fd) = client::ask_for_descriptor(&request);
+    let (reply, fd) = client::ask_for_descriptor(&request, None);
     let fd = fd?;
     let mapped = reply.ok().and_then(|_| {
         let all = usize::try_from(raw::fstat(fd).ok()?.st_size).ok()?;

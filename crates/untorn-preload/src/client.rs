@@ -169,8 +169,8 @@ pub(crate) fn ask(request: &Request, fd: Option<c_int>, out: Memory<'_>, into: M
 
 /// Makes a request whose answer may carry a descriptor, which is closed on `exec`. One may have come without the rest of the answer,
 /// and the answer without it.
-pub(crate) fn ask_for_descriptor(request: &Request) -> (Result<Reply, c_int>, Option<c_int>) {
-    let mut exchange = Exchange { request, fd: None, out: Memory::NONE, into: Memory::NONE, taken: None };
+pub(crate) fn ask_for_descriptor(request: &Request, fd: Option<c_int>) -> (Result<Reply, c_int>, Option<c_int>) {
+    let mut exchange = Exchange { request, fd, out: Memory::NONE, into: Memory::NONE, taken: None };
     let reply = ask_for(&mut exchange);
     (reply, exchange.taken)
 }

@@ -150,7 +150,7 @@ pub(crate) fn reopened(status: &stat, flags: c_int) -> Option<c_int> {
         return None;
     }
     let request = Request { operation: Operation::Reopen as u32, flags, ..of_file(status) };
-    let (reply, fd) = client::ask_for_descriptor(&request);
+    let (reply, fd) = client::ask_for_descriptor(&request, None);
     let usable = |fd: &c_int| {
         // The C library's streams of these numbers would go past us.
         *fd > libc::STDERR_FILENO && (flags & libc::O_CLOEXEC != 0 || raw::fcntl(*fd, libc::F_SETFD, 0).is_ok())

@@ -16,7 +16,6 @@ use rustix::net::{
 use untorn_wire::{MOST, Operation, Reply, Request};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::descriptor::path_of;
 use crate::managed::{Errno, libc_errno};
 use crate::service::Service;
 
@@ -181,7 +180,7 @@ impl Call<'_> {
         let mut next = || words.next().unwrap_or_default();
         let (call, why, path) = (next(), next(), next());
         let path = match &self.descriptor {
-            Some(descriptor) => path_of(descriptor).unwrap_or_default(),
+            Some(descriptor) => self.service.path(descriptor),
             None => Path::new(std::ffi::OsStr::from_bytes(path)).to_owned(),
         };
         self.service.ledger().refused(&String::from_utf8_lossy(call), &String::from_utf8_lossy(why), &path);

@@ -10,6 +10,8 @@ use std::process;
 
 use rustix::io::Errno;
 
+use crate::maps::areas;
+
 /// Files by device and inode.
 pub(crate) type Keys = HashSet<(u64, u64)>;
 
@@ -25,6 +27,20 @@ pub(crate) fn held(wanted: &Keys) -> Keys {
         found.extend(held_by(&new, wanted));
         if new.is_empty() || found.len() == wanted.len() {
             return found;
+        }
+    }
+}
+
+/// Whether some process below this one has a file in memory mapped. One that may not be looked into is taken to have it.
+pub(crate) fn maps(inode: u64) -> bool {
+    let mut seen: HashSet<u32> = HashSet::new();
+    loop {
+        let new: Vec<u32> = descendants().into_iter().filter(|process| seen.insert(*process)).collect();
+        let mapped = |process: &u32| areas(*process).map_or(true, |areas| areas.iter().any(|area| area.inode == inode));
+        match new.is_empty() {
+            true => return false,
+            false if new.iter().any(mapped) => return true,
+            false => {}
         }
     }
 }
@@ -74,7 +90,7 @@ fn descriptors(process: u32) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn is_gone(error: &io::Error) -> bool {
+pub(crate) fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || Errno::from_io_error(error) == Some(Errno::SRCH)
 }
 

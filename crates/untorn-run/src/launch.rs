@@ -95,7 +95,7 @@ impl std::error::Error for NotRun {}
 /// Why it was not run; nothing of it was, then.
 pub fn launch(launch: &Launch, mode: impl Mode + 'static) -> Result<Ended, NotRun> {
     let name = mode.name();
-    run(launch, name, |board| Ok(Arc::new(Files::new(Box::new(mode), board))))
+    run(launch, name, |board| Ok(Files::new(Box::new(mode), board)))
 }
 
 /// Runs a program with a log in front of its files, which was replayed when it was opened; otherwise as [`launch`]. What is still

@@ -25,6 +25,7 @@ mod files;
 mod holders;
 mod launch;
 mod managed;
+mod maps;
 mod processes;
 mod program;
 mod report;

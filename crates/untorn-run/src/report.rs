@@ -29,6 +29,10 @@ pub struct FileReport {
     pub writes_in_process: u64,
     /// Bytes written.
     pub bytes_written: u64,
+    /// Shared mappings that were made of it.
+    pub mappings: u64,
+    /// First stores to a page of such a mapping in an epoch.
+    pub stores: u64,
     /// Epochs that were committed; where a log is in front of the file, syncs of it that the log served.
     pub commits: u64,
     /// Epochs that were dropped because one that wrote in them was killed.

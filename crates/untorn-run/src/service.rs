@@ -1,8 +1,12 @@
 //! What the server of a run asks of a mode: the seam between connections and files.
 
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
 use untorn_wire::Operation;
 
 use crate::connection::{Answer, Call};
+use crate::descriptor::path_of;
 use crate::managed::Errno;
 use crate::processes::Processes;
 use crate::report::Ledger;
@@ -20,6 +24,11 @@ pub(crate) trait Service: Send + Sync {
     /// # Errors
     /// The errno that the program is to see.
     fn answer(&self, operation: Operation, call: &Call<'_>) -> Result<Answer, Errno>;
+
+    /// What to call the file of a descriptor.
+    fn path(&self, descriptor: &OwnedFd) -> PathBuf {
+        path_of(descriptor).unwrap_or_default()
+    }
 
     /// A process died without saying that it wants to end.
     fn forsaken_by(&self, process: u32);

@@ -102,6 +102,22 @@ pub enum Operation {
     /// The kernel took less of a write to the file (`device`, `inode`) than this process put into the log: the log is to have nothing
     /// of the file any more.
     TakeBack = 20,
+    /// The descriptor is about to be mapped shared: the answer carries that of its *twin*, the memory with the file's present bytes
+    /// that is mapped in its place. It may be written to if `number` is 1.
+    Map = 21,
+    /// A twin was mapped: `offset` bytes of it at the address `number`; the kernel tells which, and from where on. A descriptor that
+    /// comes along is of userfaultfd(2): the memory is registered and protected over it, and each first store to a page waits for
+    /// the server.
+    Mapped = 22,
+    /// Memory of this process is not mapped any more, or something else is: its mappings are to be looked at again.
+    Unmapped = 23,
+    /// A mapping of this process of which the server was not told, if `managed` is 1: `value` is its address, `seconds` its length.
+    Inherited = 24,
+    /// The memory at `number`, `offset` bytes, is to be synced: commits what it maps, if anything.
+    SyncMapped = 25,
+    /// The first mapping in the memory at `number`, `offset` bytes, which is to be made once more: as for [`Map`](Operation::Map), and
+    /// `value` is its offset at that address, `seconds` its protection, `nanoseconds` 1 if its twin may be written to. `managed` is 0 if there is none.
+    MapAgain = 26,
 }
 
 impl Operation {
@@ -110,7 +126,8 @@ impl Operation {
         use Operation::*;
         let all = [
             Hello, Open, Closed, Read, Write, Seek, SetLength, Allocate, Commit, CommitAll, Status, Times, Refused,
-            Exit, Managed, Demote, Leave, Reopen, Share, TakeBack,
+            Exit, Managed, Demote, Leave, Reopen, Share, TakeBack, Map, Mapped, Unmapped, Inherited, SyncMapped,
+            MapAgain,
         ];
         all.into_iter().find(|operation| *operation as u32 == number)
     }
@@ -160,11 +177,11 @@ mod tests {
 
     #[test]
     fn every_operation_is_found_by_its_number() {
-        for number in 1..=20 {
+        for number in 1..=26 {
             assert_eq!(Operation::of(number).map(|operation| operation as u32), Some(number));
         }
         assert_eq!(Operation::of(0), None);
-        assert_eq!(Operation::of(21), None);
+        assert_eq!(Operation::of(27), None);
     }
 
     #[test]

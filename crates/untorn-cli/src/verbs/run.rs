@@ -138,6 +138,10 @@ fn words(report: &Report, mode: RunMode) -> String {
             file.writes,
             file.bytes_written
         );
+        if file.mappings > 0 {
+            let pages = output::count(file.stores, "page", "pages");
+            let _ = write!(text, ", mapped {} times, {pages} stored to", file.mappings);
+        }
         // A log has no epochs.
         let synced = if mode == RunMode::Atomic { "commits" } else { "syncs" };
         let _ = write!(text, ", {} {synced}", file.commits);

@@ -19,8 +19,11 @@ static void say(const char *what, long result) {
 int main(void) {
     int fd = open("f.managed", O_RDWR | O_CREAT, 0644), ends[2];
     if (write(fd, "bytes", 5) != 5 || pipe(ends) != 0 || mkdir("d", 0755) != 0) return 1;
-    say("shared mapping", (long)mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
-    say("read-only shared mapping", (long)mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0));
+    char *mapped = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+    say("a hole through a mapping", madvise(mapped, 4096, MADV_REMOVE));
+    say("pages of a mapping", remap_file_pages(mapped, 4096, 0, 0, 0));
+    say("a second place of a mapping", (long)mremap(mapped, 0, 4096, MREMAP_MAYMOVE));
+    say("a place given to a mapping", (long)mremap(mapped, 4096, 4096, MREMAP_MAYMOVE | MREMAP_FIXED, mapped + (1 << 20)));
     say("splice", splice(fd, NULL, ends[1], NULL, 5, 0));
     struct aiocb operation = {.aio_fildes = fd, .aio_buf = "x", .aio_nbytes = 1};
     say("aio_write", aio_write(&operation));

@@ -2,6 +2,7 @@
 
 mod data;
 mod descriptors;
+mod memory;
 mod messages;
 mod names;
 mod numbers;

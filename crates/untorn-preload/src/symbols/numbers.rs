@@ -5,7 +5,7 @@ use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use libc::{iovec, mode_t, off_t};
 
 use super::refused::{self, asynchronous};
-use super::{calls, data, descriptors, messages, names, open, processes, status, zero_copy};
+use super::{calls, data, descriptors, memory, messages, names, open, processes, status, zero_copy};
 use crate::layer::{boosts, demote, demote_all, demoted, fail, managed, refuse, served};
 use crate::settings::{seen, settings};
 
@@ -163,7 +163,21 @@ fn by_name(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Option<c_long> {
         libc::SYS_vmsplice => (unsafe { refused::vmsplice(fd, vector, c, d as c_uint) }) as c_long,
         libc::SYS_mmap => {
             // SAFETY: see above.
-            (unsafe { refused::mmap(a as *mut c_void, b, c as c_int, d as c_int, e as c_int, f as off_t) }) as c_long
+            (unsafe { memory::mmap(a as *mut c_void, b, c as c_int, d as c_int, e as c_int, f as off_t) }) as c_long
+        }
+        // SAFETY: see above.
+        libc::SYS_munmap => c_long::from(unsafe { memory::munmap(a as *mut c_void, b) }),
+        // SAFETY: see above.
+        libc::SYS_msync => c_long::from(unsafe { memory::msync(a as *mut c_void, b, c as c_int) }),
+        libc::SYS_mremap => {
+            // SAFETY: see above.
+            (unsafe { memory::mremap(a as *mut c_void, b, c, d as c_int, e as *mut c_void) }) as c_long
+        }
+        // SAFETY: see above.
+        libc::SYS_madvise => c_long::from(unsafe { memory::madvise(a as *mut c_void, b, c as c_int) }),
+        libc::SYS_remap_file_pages => {
+            // SAFETY: see above.
+            c_long::from(unsafe { memory::remap_file_pages(a as *mut c_void, b, c as c_int, d, e as c_int) })
         }
         // SAFETY: see above.
         libc::SYS_unlinkat => c_long::from(unsafe { names::unlinkat(fd, at, c as c_int) }),

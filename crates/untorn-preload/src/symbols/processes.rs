@@ -16,6 +16,7 @@ extern "C" fn loaded() {
     set_up();
     stdio::set_up();
     if settings().is_some() {
+        crate::mapped::watch_forks();
         // The first that is registered is the last that runs.
         // SAFETY: the function lives as long as the process.
         let _ = unsafe { __cxa_at_quick_exit(ending_quickly, null_mut()) };

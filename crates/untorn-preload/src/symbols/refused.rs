@@ -4,7 +4,7 @@ use core::ffi::{CStr, c_int, c_long, c_uint, c_void};
 
 use libc::{aiocb, off_t, sigevent, size_t, ssize_t};
 
-use super::{calls, data};
+use super::calls;
 use crate::layer::{boost_no_more, boosts, demote_all, demoted, fail, managed, refuse};
 use crate::raw::{self, word};
 use crate::settings::{seen, settings};
@@ -54,58 +54,6 @@ unsafe fn any_of(list: *const *const aiocb, count: c_int) -> Option<i64> {
     }
     None
 }
-
-/// A private mapping: a copy, for whether later changes show in it is left open (mmap(2)).
-fn copied(
-    place: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> Result<*mut c_void, c_int> {
-    if flags & libc::MAP_TYPE != libc::MAP_PRIVATE {
-        return Err(refuse(c"mmap", c"a shared mapping of a managed file", fd));
-    }
-    if offset < 0 || offset % 4096 != 0 {
-        return Err(libc::EINVAL);
-    }
-    if raw::fcntl(fd, libc::F_GETFL, 0)? & libc::O_ACCMODE == libc::O_WRONLY {
-        return Err(libc::EACCES);
-    }
-    let flags = flags | libc::MAP_ANONYMOUS;
-    let first = word(libc::PROT_READ | libc::PROT_WRITE);
-    let arguments = [place as usize, len, first, word(flags), usize::MAX, 0];
-    // SAFETY: what the program asked for, but for where the bytes come from.
-    let mapped = unsafe { raw::result(libc::SYS_mmap, arguments) }?;
-    let filled = fill(fd, mapped, len, offset);
-    // SAFETY: the mapping just made.
-    let protected = unsafe { raw::result(libc::SYS_mprotect, [mapped, len, word(protection), 0, 0, 0]) };
-    match filled.and(protected.map(drop)) {
-        Ok(()) => Ok(mapped as *mut c_void),
-        Err(errno) => {
-            // SAFETY: the mapping just made.
-            let _ = unsafe { raw::result(libc::SYS_munmap, [mapped, len, 0, 0, 0, 0]) };
-            Err(errno)
-        }
-    }
-}
-
-/// Reads all that there is of a file from `offset` on, which may be more than one call reads.
-fn fill(fd: c_int, into: usize, len: usize, offset: off_t) -> Result<(), c_int> {
-    let mut done = 0;
-    while done < len {
-        let at = offset.checked_add(done as off_t).ok_or(libc::EOVERFLOW)?;
-        match data::read_at(fd, (into + done) as *mut c_void, (len - done).min(AT_A_TIME), at)? {
-            0 => break,
-            count => done += count as usize,
-        }
-    }
-    Ok(())
-}
-
-/// Bytes of a private mapping that are read by one call.
-const AT_A_TIME: usize = 64 << 20;
 
 const FICLONE: u64 = 0x4004_9409;
 const FICLONERANGE: u64 = 0x4020_940d;
@@ -197,21 +145,6 @@ calls! {
     [tee](from: c_int, to: c_int, count: size_t, flags: c_uint) -> ssize_t = size(no(c"tee", PAST, &[from, to]));
     [vmsplice](fd: c_int, vector: *const libc::iovec, count: size_t, flags: c_uint) -> ssize_t =
         size(no(c"vmsplice", PAST, &[fd]));
-    [mmap mmap64](
-        place: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t
-    ) -> *mut c_void = if boosts() {
-        // What is written to a private one stays there. A shared one may be made writable later.
-        let writes = flags & libc::MAP_ANONYMOUS == 0 && flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
-        let failed = if writes { demoted(c"mmap", &[fd]) } else { None };
-        failed.map(|_| libc::MAP_FAILED)
-    } else if flags & libc::MAP_ANONYMOUS == 0 && managed(fd) {
-        Some(copied(place, len, protection, flags, fd, offset).unwrap_or_else(|errno| {
-            fail(errno);
-            libc::MAP_FAILED
-        }))
-    } else {
-        None
-    };
     [ioctl](fd: c_int, request: u64, argument: usize) -> c_int = match request {
         FICLONE | FICLONERANGE | FIDEDUPERANGE if seen() && !boosts() => {
             // The source is the argument, or the first member of what it points to.

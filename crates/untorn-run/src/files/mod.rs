@@ -3,13 +3,15 @@
 //! Locks, in the order in which they are taken: that of opening, a file's, the table's, the board's.
 
 mod calls;
+mod mapped;
 mod service;
 mod state;
+mod twin;
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno as Sys;
 
@@ -25,6 +27,8 @@ pub(crate) type Key = (u64, u64);
 
 /// The files of a run.
 pub(crate) struct Files {
+    /// For the threads that hear of stores.
+    me: Weak<Files>,
     mode: Box<dyn Mode>,
     pub(crate) processes: Processes,
     /// Held while a file is looked at that is not in the table yet: whoever else opens it must not find it in use by us.
@@ -42,8 +46,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Files {
-    pub(crate) fn new(mode: Box<dyn Mode>, board: Board) -> Self {
-        Files {
+    pub(crate) fn new(mode: Box<dyn Mode>, board: Board) -> Arc<Self> {
+        Arc::new_cyclic(|me| Files {
+            me: me.clone(),
             mode,
             processes: Processes::default(),
             opening: Mutex::default(),
@@ -51,7 +56,7 @@ impl Files {
             board: Mutex::new(board),
             closed: AtomicBool::new(false),
             ledger: Ledger::default(),
-        }
+        })
     }
 
     fn find(&self, key: Key) -> Option<Arc<Mutex<State>>> {
@@ -150,6 +155,13 @@ impl Files {
         // Asked again under the file's lock: whoever opened it meanwhile waits for this lock, and holds it already.
         if state.is_over() || !holders::held(&Keys::from([key])).is_empty() {
             return Ok(());
+        }
+        // After the descriptors: who maps it has one until then.
+        if let Some(twin) = state.present_twin() {
+            twin.look_again(None);
+            if holders::maps(twin.inode) {
+                return Ok(());
+            }
         }
         state.bury(&*self.mode, &self.processes, &self.ledger);
         let outcome = state.finish(&self.ledger);

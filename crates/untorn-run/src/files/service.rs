@@ -1,11 +1,15 @@
 //! Requests, to the calls that serve them.
 
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
 use rustix::io::Errno as Sys;
 use untorn_wire::{Operation, Reply};
 
 use super::Files;
 use crate::connection::{Answer, Call, bytes, status, value};
-use crate::managed::{Errno, libc_errno};
+use crate::descriptor::path_of;
+use crate::managed::{Errno, io_errno, libc_errno};
 use crate::processes::Processes;
 use crate::report::Ledger;
 use crate::service::Service;
@@ -43,9 +47,33 @@ impl Service for Files {
                 let reply = Reply { managed: managed.into(), value, ..Reply::default() };
                 return Ok((reply, Vec::new()));
             }
+            Operation::Map => call.pass(self.map(call.descriptor()?, request.number != 0)?),
+            Operation::Mapped => {
+                let watch = call.descriptor().ok().map(OwnedFd::try_clone).transpose();
+                self.mapped(process, request, watch.map_err(|error| io_errno(&error))?)?;
+            }
+            Operation::Unmapped => self.unmapped(process)?,
+            Operation::Inherited => return Ok((self.inherited(process)?, Vec::new())),
+            Operation::SyncMapped => self.sync_mapped(process, request)?,
+            Operation::MapAgain => {
+                let (reply, twin) = self.map_again(process, request)?;
+                if let Some(twin) = twin {
+                    call.pass(twin);
+                }
+                return Ok((reply, Vec::new()));
+            }
             _ => return Err(libc_errno(Sys::NOSYS)),
         }
         Ok(value(0))
+    }
+
+    fn path(&self, descriptor: &OwnedFd) -> PathBuf {
+        let path = path_of(descriptor).unwrap_or_default();
+        if !path.to_string_lossy().starts_with("/memfd:") {
+            return path;
+        }
+        let twin = rustix::fs::fstat(descriptor).ok().and_then(|status| self.path_of_twin(status.st_ino));
+        twin.unwrap_or(path)
     }
 
     fn forsaken_by(&self, process: u32) {
@@ -53,6 +81,7 @@ impl Service for Files {
     }
 
     fn sweep(&self) {
+        self.forget_unmapped();
         self.let_go_of_unheld();
     }
 

@@ -5,11 +5,13 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirEntryExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Access, Timespec, Timestamps};
 use rustix::io::Errno as Sys;
 
+use super::twin::{Mapping, Twin};
 use crate::descriptor::path_of;
 use crate::managed::{Errno, Managed, Mode, as_owner, io_errno, libc_errno, reopen};
 use crate::processes::Processes;
@@ -26,6 +28,8 @@ pub(super) struct State {
     /// A description of our own, with which the bytes of a plain file are read.
     own: File,
     body: Option<Box<dyn Managed>>,
+    /// What programs map in its place, from the first time that one does.
+    twin: Option<Twin>,
     /// When its bytes were last changed, if they were while it was managed.
     changed: Option<Time>,
     /// The same as of the last commit.
@@ -46,6 +50,7 @@ impl State {
             path,
             own,
             body: None,
+            twin: None,
             changed: None,
             committed: None,
             writers: BTreeSet::new(),
@@ -135,13 +140,78 @@ impl State {
     pub(super) fn read(&self, offset: u64, number: u64) -> Result<Vec<u8>, Errno> {
         let number = self.len()?.saturating_sub(offset).min(number);
         let mut bytes = vec![0; usize::try_from(number).map_err(|_| libc_errno(Sys::INVAL))?];
-        match &self.body {
+        match &self.twin {
             // At the end of the file, or past it.
             _ if bytes.is_empty() => {}
-            Some(body) => body.read_at(&mut bytes, offset)?,
-            None => self.own.read_exact_at(&mut bytes, offset).map_err(|error| io_errno(&error))?,
+            Some(twin) => twin.read_at(&mut bytes, offset)?,
+            None => self.read_body(&mut bytes, offset)?,
         }
         Ok(bytes)
+    }
+
+    /// What calls wrote.
+    fn read_body(&self, bytes: &mut [u8], offset: u64) -> Result<(), Errno> {
+        match &self.body {
+            Some(body) => body.read_at(bytes, offset),
+            None => self.own.read_exact_at(bytes, offset).map_err(|error| io_errno(&error)),
+        }
+    }
+
+    /// The twin, which the file has from now on.
+    ///
+    /// # Errors
+    /// EIO once bytes of somebody are lost; ENOMEM; that of taking the file over, if it may be stored to.
+    pub(super) fn twin(&mut self, mode: &dyn Mode, writable: bool) -> Result<&mut Twin, Errno> {
+        self.standing()?;
+        if writable {
+            self.body(mode)?;
+        }
+        if self.twin.is_none() {
+            self.twin = Some(Twin::new(self.len()?, |bytes, offset| self.read_body(bytes, offset))?);
+        }
+        self.twin.as_mut().ok_or(libc_errno(Sys::IO))
+    }
+
+    /// The twin, if there is one.
+    pub(super) fn present_twin(&mut self) -> Option<&mut Twin> {
+        self.twin.as_mut()
+    }
+
+    /// Somebody is about to store to a page, and waits.
+    pub(super) fn stored(&mut self, mode: &dyn Mode, mapping: &Arc<Mapping>, address: usize, ledger: &Ledger) {
+        match self.body(mode).map(|body| body.is_some()) {
+            _ if self.over || self.poisoned => {}
+            // Nothing is left of a file without a name: there is nothing to commit, and nothing to lose.
+            Ok(false) => {}
+            Ok(true) => {
+                if let Some(twin) = &mut self.twin {
+                    twin.note(mapping, address);
+                }
+                self.note(mapping.process);
+                ledger.of(&self.path, |report| report.stores += 1);
+            }
+            Err(errno) => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                ledger.failure(format!("{}: it was stored to, and could not be managed: {error}", self.path.display()));
+                self.poison();
+            }
+        }
+    }
+
+    /// Bytes of somebody are lost, or not as they should be.
+    fn poison(&mut self) {
+        self.poisoned = true;
+        if let Some(twin) = &mut self.twin {
+            twin.take_away();
+        }
+    }
+
+    /// What was done to the file was not done to its twin: nobody may see that, nor may it become durable.
+    fn unless_astray(&mut self, outcome: Result<(), Errno>) -> Result<(), Errno> {
+        if outcome.is_err() {
+            self.poison();
+        }
+        outcome
     }
 
     pub(super) fn write(
@@ -159,11 +229,13 @@ impl State {
                 while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
                     done += rustix::io::pwrite(descriptor, rest, offset + done as u64).map_err(libc_errno)?;
                 }
-                return Ok(());
             }
         }
-        self.note(process);
-        Ok(())
+        if self.body.is_some() {
+            self.note(process);
+        }
+        let outcome = self.twin.as_ref().map_or(Ok(()), |twin| twin.write_at(bytes, offset));
+        self.unless_astray(outcome)
     }
 
     pub(super) fn set_len(
@@ -175,10 +247,13 @@ impl State {
     ) -> Result<(), Errno> {
         match self.body(mode)? {
             Some(body) => body.set_len(len)?,
-            None => return rustix::fs::ftruncate(descriptor, len).map_err(libc_errno),
+            None => rustix::fs::ftruncate(descriptor, len).map_err(libc_errno)?,
         }
-        self.note(process);
-        Ok(())
+        if self.body.is_some() {
+            self.note(process);
+        }
+        let outcome = self.twin.as_mut().map_or(Ok(()), |twin| twin.set_len(len));
+        self.unless_astray(outcome)
     }
 
     /// Notes that a process changed the file, now.
@@ -190,6 +265,7 @@ impl State {
 
     pub(super) fn commit(&mut self, ledger: &Ledger) -> Result<(), Errno> {
         self.standing()?;
+        self.fold()?;
         match &self.body {
             Some(_) if self.writers.is_empty() => {}
             Some(body) => {
@@ -201,6 +277,14 @@ impl State {
         self.writers.clear();
         self.committed = self.changed;
         Ok(())
+    }
+
+    /// Brings what was stored to the engine, as it is at one instant.
+    fn fold(&mut self) -> Result<(), Errno> {
+        match (&mut self.twin, &self.body) {
+            (Some(twin), Some(body)) => twin.fold(|bytes, offset| body.write_at(bytes, offset)),
+            _ => Ok(()),
+        }
     }
 
     /// Length and time of the last change, where they differ from the kernel's.
@@ -250,6 +334,18 @@ impl State {
                 self.path.display()
             ));
         }
+        if let Some(mut twin) = self.twin.take() {
+            twin.forget();
+            // Whoever has it mapped has stored nothing since the last commit, or all are told.
+            let restored = match self.poisoned {
+                true => Err(libc_errno(Sys::IO)),
+                false => self.len().and_then(|len| twin.fill(len, |bytes, offset| self.read_body(bytes, offset))),
+            };
+            self.twin = Some(twin);
+            if restored.is_err() {
+                self.poison();
+            }
+        }
         self.restore_times();
     }
 
@@ -270,8 +366,15 @@ impl State {
     pub(super) fn finish(&mut self, ledger: &Ledger) -> Result<(), Errno> {
         self.over = true;
         let keep = !self.writers.is_empty();
+        let folded = if self.poisoned { Err(libc_errno(Sys::IO)) } else { self.fold() };
+        self.twin = None;
         let Some(body) = self.body.take() else { return Ok(()) };
         let gone = !self.is_linked().unwrap_or(true);
+        if !gone && let Err(errno) = folded {
+            // As a crash would leave it: nothing of the epoch, instead of a part of it.
+            drop(body);
+            return Err(errno);
+        }
         let released = as_owner(&self.own, BOTH, || body.release());
         if gone {
             // A file without a name: there is nothing to keep.

@@ -20,6 +20,7 @@ pub(crate) mod ring;
 pub(crate) mod runs;
 pub(crate) mod shared;
 pub(crate) mod socket;
+mod stores;
 // The one place where the model checker comes in.
 #[cfg_attr(loom, path = "sync_loom.rs")]
 pub(crate) mod sync;
@@ -32,6 +33,7 @@ pub use per_process::{OnceForAll, PerProcess};
 #[cfg(test)]
 pub(crate) use process::in_forked_child;
 pub(crate) use process::incarnation;
+pub use stores::StoreWatch;
 pub(crate) use untorn_ring::flush;
 pub(crate) use zeroed::ZeroedArray;
 

@@ -29,6 +29,7 @@ const WRITEPROTECT_ON: u64 = 1;
 /// The requests, by their numbers.
 const IOCTL_API: u64 = 0x3f;
 const IOCTL_REGISTER: u64 = 0x00;
+const IOCTL_WAKE: u64 = 0x02;
 const IOCTL_COPY: u64 = 0x03;
 const IOCTL_WRITEPROTECT: u64 = 0x06;
 
@@ -59,6 +60,15 @@ impl Userfault {
     /// As for [`signalling`](Userfault::signalling).
     pub(crate) fn filling() -> io::Result<Self> {
         Self::with(FEATURE_MISSING_SHMEM | FEATURE_SIGBUS, "filling pages of shared memory")
+    }
+
+    /// One for ranges whose write-protected pages have the thread that stores to them wait.
+    ///
+    /// # Errors
+    /// As for [`signalling`](Userfault::signalling).
+    #[cfg(test)]
+    pub(crate) fn blocking() -> io::Result<Self> {
+        Self::with(FEATURE_PAGEFAULT_FLAG_WP | FEATURE_WP_HUGETLBFS_SHMEM, "a write-protected page of shared memory")
     }
 
     /// One that came from another process.
@@ -96,6 +106,21 @@ impl Userfault {
         Ok(self.request(IOCTL_REGISTER, &mut [address as u64, len as u64, MODE_MISSING, 0])?)
     }
 
+    /// Has write-protected pages of a range fault.
+    #[cfg(test)]
+    pub(crate) fn register_stores(&self, address: usize, len: usize) -> io::Result<()> {
+        Ok(self.request(IOCTL_REGISTER, &mut [address as u64, len as u64, MODE_WRITEPROTECT, 0])?)
+    }
+
+    /// Has threads that wait for a range look again.
+    ///
+    /// # Errors
+    /// EINVAL for a range that is not one of pages.
+    pub(crate) fn wake(&self, address: usize, len: usize) -> io::Result<()> {
+        // The only request that changes nothing of what it is given.
+        Ok(self.request_of(2, IOCTL_WAKE, &mut [address as u64, len as u64])?)
+    }
+
     /// Makes the next store to each page of a range fault (`on`), or lets stores proceed. It also holds for pages that are
     /// not mapped yet, not even filled, and through `madvise(2)`, swapping and holes punched. Once it has returned, no
     /// thread of the process stores to a page that it protected. Safe in a signal handler.
@@ -131,8 +156,13 @@ impl Userfault {
     }
 
     fn request(&self, number: u64, words: &mut [u64]) -> rustix::io::Result<()> {
-        // `_IOWR(0xaa, number, words)`.
-        let request = 3 << 30 | (size_of_val(words) as u64) << 16 | 0xaa << 8 | number;
+        self.request_of(3, number, words)
+    }
+
+    /// A request that reads (2) its words only, or changes them as well (3).
+    fn request_of(&self, direction: u64, number: u64, words: &mut [u64]) -> rustix::io::Result<()> {
+        // `_IOR` or `_IOWR(0xaa, number, words)`.
+        let request = direction << 30 | (size_of_val(words) as u64) << 16 | 0xaa << 8 | number;
         // SAFETY: the kernel reads and writes as many bytes as the request says, which are those of `words`. The addresses
         // in them are ranges of the caller's, or of a process that gave this descriptor away, and readable bytes.
         if unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, words.as_mut_ptr()) } == 0 {

@@ -1,0 +1,107 @@
+//! Running unmodified programs under `untorn run`, and bare.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use super::UNTORN;
+
+/// The layer, plain and as the test build that reports what slips past it. Cargo builds no C library for the tests of another
+/// package, so it is asked to here.
+pub fn layers() -> &'static (PathBuf, PathBuf) {
+    static LAYERS: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
+    LAYERS.get_or_init(|| {
+        let target = Path::new(UNTORN).ancestors().nth(2).unwrap();
+        let build = |directory: &str, features: &str| {
+            let into = target.join(directory);
+            let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+            cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "-p", "untorn-preload"]);
+            let status = cargo.args(["--features", features, "--target-dir"]).arg(&into).status().unwrap();
+            assert!(status.success());
+            into.join("debug/libuntorn_preload.so")
+        };
+        (build("layer", ""), build("layer-oracle", "oracle"))
+    })
+}
+
+/// A program under untorn, in a directory, with the files managed that end in `.managed`, and those of a repository.
+pub fn under(dir: &Path, layer: &Path, program: &[&OsStr]) -> Command {
+    let mut command = Command::new(UNTORN);
+    command.current_dir(dir).args([
+        "run",
+        "--mode",
+        "atomic",
+        "--match",
+        "*.managed",
+        "--match",
+        "repository/**",
+        "--layer",
+    ]);
+    command.arg(layer).arg("--");
+    command.args(program).stdin(Stdio::null());
+    command
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+pub fn succeed(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    output
+}
+
+/// Compiles a program of `tests/programs`.
+pub fn compile(name: &str, dir: &Path, options: &[&str]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name);
+    let program = dir.join(name.trim_end_matches(".c"));
+    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    succeed(cc.args(options).args(["-w", "-pthread", "-o"]).arg(&program).arg(source));
+    program
+}
+
+/// The files in a directory, by name.
+pub fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut all: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.file_type().unwrap().is_file())
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
+        .collect();
+    all.sort();
+    all
+}
+
+/// Runs a program bare and under untorn, each in a directory of its own, and compares all that can be seen of it. Nothing may slip
+/// past the layer.
+#[track_caller]
+pub fn same_as_bare(program: &[&OsStr]) {
+    let (bare, managed, reports) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let report = reports.path().join("escapes");
+    let expected =
+        Command::new(program[0]).args(&program[1..]).current_dir(bare.path()).stdin(Stdio::null()).output().unwrap();
+    let found = under(managed.path(), &layers().1, program).env("UNTORN_PRELOAD_ORACLE", &report).output().unwrap();
+    assert_eq!(text(&found.stdout), text(&expected.stdout));
+    assert_eq!(text(&found.stderr), text(&expected.stderr));
+    assert_eq!(found.status.code(), expected.status.code());
+    let (found, expected) = (files(managed.path()), files(bare.path()));
+    let names = |files: &[(String, Vec<u8>)]| files.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&found), names(&expected));
+    for ((name, found), (_, expected)) in found.iter().zip(&expected) {
+        assert!(found == expected, "{name} differs: {} bytes, {} bare", found.len(), expected.len());
+    }
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(fs::read_to_string(&report).unwrap_or_default(), "", "slipped past the layer");
+    }
+}

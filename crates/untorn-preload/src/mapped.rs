@@ -1,0 +1,264 @@
+//! Shared mappings of managed files. What is mapped is a file's *twin*, memory that the server has made with the file's bytes, so
+//! all that a program does to a mapping the kernel does. What can be stored to is registered with userfaultfd(2) and protected, so
+//! that each first store to a page waits until the server has heard of it.
+//!
+//! # What makes it sound
+//! 1. Nobody knows the address of a mapping before all of it is protected and the server has the descriptor that tells of its
+//!    faults; only what another thread does to a place that it shares with one of `MAP_FIXED` may come earlier, and waits.
+//! 2. A forked child has the mappings, and they are not protected in it. So before `fork` returns each of them is made so again, or
+//!    taken away.
+//! 3. Which mappings there are is the kernel's knowledge, which the server asks for. Here is only a range that all lie in.
+//! 4. A mapping that would have to move (`mremap`) is made once more, and the old one unmapped.
+
+use core::ffi::{CStr, c_int};
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use libc::off_t;
+use untorn_wire::{Operation, Reply, Request};
+
+use crate::client;
+use crate::layer::{ask, refuse};
+use crate::raw::{self, word};
+
+/// What a program asks of `mmap`.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted {
+    pub(crate) place: usize,
+    pub(crate) len: usize,
+    pub(crate) protection: c_int,
+    pub(crate) flags: c_int,
+    pub(crate) offset: off_t,
+}
+
+/// Below no mapping lies.
+static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Above none does.
+static HIGHEST: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a shared mapping of a managed file may be in a range.
+#[inline]
+pub(crate) fn may_be_in(start: usize, len: usize) -> bool {
+    start < HIGHEST.load(Ordering::Relaxed) && start.saturating_add(len) > LOWEST.load(Ordering::Relaxed)
+}
+
+// Source: `linux/userfaultfd.h`.
+const API: u64 = 0xaa;
+const FEATURES: u64 = 1 << 0 | 1 << 12;
+const IOCTL_API: u64 = 0xc018_aa3f;
+const IOCTL_REGISTER: u64 = 0xc020_aa00;
+const IOCTL_WRITEPROTECT: u64 = 0xc018_aa06;
+const MODE_WRITEPROTECT: u64 = 2;
+const PROTECTED: u64 = 1;
+const USER_MODE_ONLY: c_int = 1;
+
+fn request(fd: c_int, number: u64, words: &mut [u64]) -> Result<(), c_int> {
+    // SAFETY: the kernel reads and writes as many bytes as the request says, which are those of `words`. What they name is a mapping
+    // just made, or inherited and told nobody yet; whether a store to it waits is all that changes.
+    unsafe { raw::result(libc::SYS_ioctl, [word(fd), number as usize, words.as_mut_ptr() as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// A descriptor of ours, closed when it is dropped.
+struct Owned(c_int);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let _ = raw::close(self.0);
+    }
+}
+
+/// What tells of stores to this process's memory.
+///
+/// # Errors
+/// EPERM, ENOSYS, EINVAL where the kernel, or a filter, does not let it.
+fn watch() -> Result<Owned, c_int> {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: a new descriptor changes no memory.
+    let made = |flags| unsafe { raw::result(libc::SYS_userfaultfd, [word(flags), 0, 0, 0, 0, 0]) };
+    // Without the right to it the kernel's own stores (`read(2)` into a mapping) cannot wait, and fail.
+    let watch = Owned(made(flags).or_else(|_| made(flags | USER_MODE_ONLY))? as c_int);
+    request(watch.0, IOCTL_API, &mut [API, FEATURES, 0])?;
+    Ok(watch)
+}
+
+/// Has every page of a mapping wait for its first store, and the server hear of it.
+fn announce(start: usize, len: usize, watch: Option<&Owned>) -> Result<(), c_int> {
+    // Of a page that is not whole the kernel maps all.
+    let page = 4096;
+    let whole = (len.checked_add(page - 1).ok_or(libc::EINVAL)? & !(page - 1)) as u64;
+    if let Some(watch) = watch {
+        request(watch.0, IOCTL_REGISTER, &mut [start as u64, whole, MODE_WRITEPROTECT, 0])?;
+        loop {
+            match request(watch.0, IOCTL_WRITEPROTECT, &mut [start as u64, whole, PROTECTED]) {
+                Err(libc::EAGAIN | libc::EINTR) => {}
+                done => break done?,
+            }
+        }
+    }
+    let told = Request { number: start as u64, offset: len as i64, ..Request::default() };
+    ask(Operation::Mapped, watch.map(|watch| watch.0), told).map(drop)
+}
+
+fn unmap(start: usize, len: usize) {
+    // SAFETY: a mapping of ours that nobody knows of, or one that is not to be touched.
+    let _ = unsafe { raw::result(libc::SYS_munmap, [start, len, 0, 0, 0, 0]) };
+}
+
+/// Maps a twin, and has the server hear of stores to it.
+fn map(twin: &Owned, watch: Option<&Owned>, wanted: Wanted) -> Result<usize, c_int> {
+    let Wanted { place, len, protection, flags, offset } = wanted;
+    let arguments = [place, len, word(protection), word(flags), word(twin.0), offset as usize];
+    // SAFETY: what the program asked for, but for what the bytes are kept in.
+    let start = unsafe { raw::result(libc::SYS_mmap, arguments) }?;
+    // Before anybody may unmap it.
+    LOWEST.fetch_min(start, Ordering::Relaxed);
+    HIGHEST.fetch_max(start.saturating_add(len), Ordering::Relaxed);
+    match announce(start, len, watch) {
+        Ok(()) => Ok(start),
+        Err(errno) => {
+            unmap(start, len);
+            Err(errno)
+        }
+    }
+}
+
+/// `mmap` of a managed descriptor, shared.
+pub(crate) fn shared(fd: c_int, wanted: Wanted) -> Result<usize, c_int> {
+    const CALL: &CStr = c"mmap";
+    let access = raw::fcntl(fd, libc::F_GETFL, 0)? & libc::O_ACCMODE;
+    let writes = wanted.protection & libc::PROT_WRITE != 0;
+    if wanted.len == 0 || wanted.offset < 0 || wanted.offset % 4096 != 0 {
+        return Err(libc::EINVAL);
+    }
+    if access == libc::O_WRONLY || writes && access != libc::O_RDWR {
+        return Err(libc::EACCES);
+    }
+    if client::is_in_vfork() {
+        return Err(refuse(CALL, c"a shared mapping, by a child of vfork", fd));
+    }
+    // Also of one that is for reading: it may be made writable later. Where nobody would hear of stores, it may not.
+    let watch = match watch() {
+        Ok(watch) if access == libc::O_RDWR => Some(watch),
+        Err(_) if writes => {
+            return Err(refuse(
+                CALL,
+                c"a writable shared mapping, where userfaultfd(2) is forbidden or lacks what is needed",
+                fd,
+            ));
+        }
+        _ => None,
+    };
+    let asked = Request { operation: Operation::Map as u32, number: watch.is_some().into(), ..Request::default() };
+    let (reply, twin) = client::ask_for_descriptor(&asked, Some(fd));
+    let twin = twin.map(Owned);
+    reply?;
+    map(&twin.ok_or(libc::EMFILE)?, watch.as_ref(), wanted)
+}
+
+/// The first shared mapping in a range: what the server says of it, and its twin.
+fn found(start: usize, len: usize) -> (Result<Reply, c_int>, Option<Owned>) {
+    let operation = Operation::MapAgain as u32;
+    let asked = Request { operation, number: start as u64, offset: len as i64, ..Request::default() };
+    let (reply, twin) = client::ask_for_descriptor(&asked, None);
+    (reply, twin.map(Owned))
+}
+
+/// `mremap`: a mapping that gets longer or moves is made once more, which shows the same bytes. `None` if it is none of ours.
+pub(crate) fn again(old: usize, old_len: usize, len: usize, flags: c_int) -> Option<Result<usize, c_int>> {
+    let (reply, twin) = found(old, 1);
+    let found = match reply {
+        Ok(Reply { managed: 0, .. }) => return None,
+        Ok(found) => found,
+        Err(errno) => return Some(Err(errno)),
+    };
+    Some(twin.ok_or(libc::EMFILE).and_then(|twin| made_again(&found, &twin, old, [old_len, len], flags)))
+}
+
+fn made_again(
+    found: &Reply,
+    twin: &Owned,
+    old: usize,
+    [old_len, len]: [usize; 2],
+    flags: c_int,
+) -> Result<usize, c_int> {
+    let whole = |len: usize| len.checked_next_multiple_of(4096).ok_or(libc::EINVAL);
+    let (old_len, len) = (whole(old_len)?, whole(len)?);
+    if len == 0 || flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0 {
+        return Err(libc::EINVAL);
+    }
+    if old_len == 0 || flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0 {
+        return Err(refuse(c"mremap", c"a copy of a shared mapping, or one at a place that is given", twin.0));
+    }
+    if len <= old_len {
+        if len < old_len {
+            unmap(old + len, old_len - len);
+            were_unmapped();
+        }
+        return Ok(old);
+    }
+    if flags & libc::MREMAP_MAYMOVE == 0 {
+        return Err(libc::ENOMEM);
+    }
+    let watch = if found.nanoseconds == 1 { Some(watch()?) } else { None };
+    let (protection, offset) = (found.seconds as c_int, found.value);
+    let wanted = Wanted { place: 0, len, protection, flags: libc::MAP_SHARED, offset };
+    let start = map(twin, watch.as_ref(), wanted)?;
+    unmap(old, old_len);
+    were_unmapped();
+    Ok(start)
+}
+
+/// `msync`.
+///
+/// # Errors
+/// That of the commit.
+pub(crate) fn sync(start: usize, len: usize) -> Result<(), c_int> {
+    let asked = Request { number: start as u64, offset: len as i64, ..Request::default() };
+    ask(Operation::SyncMapped, None, asked).map(drop)
+}
+
+/// Something may have been unmapped. A commit at a file's last mapping that fails is in the report: `munmap` has no way to tell.
+pub(crate) fn were_unmapped() {
+    let _ = ask(Operation::Unmapped, None, Request::default());
+}
+
+/// A refusal, if a shared mapping is there.
+pub(crate) fn refused(call: &CStr, why: &CStr, start: usize, len: usize) -> Option<c_int> {
+    let (reply, twin) = found(start, len);
+    match reply {
+        Ok(Reply { managed: 0, .. }) => None,
+        Ok(_) => Some(refuse(call, why, twin.as_ref().map_or(-1, |twin| twin.0))),
+        Err(errno) => Some(errno),
+    }
+}
+
+/// When the layer is loaded: has children of `fork` say what they inherited.
+pub(crate) fn watch_forks() {
+    // SAFETY: a function for it to call, which lives as long as the process.
+    let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}
+
+/// In a child of `fork`, before it goes on.
+pub(crate) extern "C" fn in_child() {
+    if HIGHEST.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    loop {
+        match ask(Operation::Inherited, None, Request::default()) {
+            Ok(Reply { managed: 0, .. }) => return,
+            Ok(found) => {
+                let (start, len) = (found.value as usize, found.seconds as usize);
+                let outcome = watch().and_then(|watch| match announce(start, len, Some(&watch)) {
+                    // It can never be written to.
+                    Err(libc::EPERM) => announce(start, len, None),
+                    done => done,
+                });
+                if outcome.is_err() {
+                    // Nobody would hear of what is stored there.
+                    unmap(start, len);
+                }
+            }
+            // Nobody would hear of what it stores to memory that it shares with others, of which a part may be committed.
+            Err(_) => raw::die(),
+        }
+    }
+}

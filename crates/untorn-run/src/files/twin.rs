@@ -1,0 +1,276 @@
+//! What programs map in the place of a managed file: a file in memory with the same bytes.
+//!
+//! The kernel maps it as it would the file itself: what is beyond its end is a SIGBUS, and all mappings show the same bytes. What
+//! calls write goes to the engine and to the twin, and is read from there. What programs *store* is in the twin only, until a commit
+//! hands it to the engine. So that nothing of it is missed, and that all of it is of one instant, memory that may be stored to is
+//! protected by userfaultfd(2), in every process: the first store to a page waits until the page is noted here; a commit protects
+//! all pages that were noted, in every process, before it copies the first.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, SeekFrom};
+use rustix::io::Errno as Sys;
+use untorn::StoreWatch;
+
+use crate::managed::{Errno, io_errno, libc_errno};
+use crate::maps::{self, Area};
+
+/// Bytes that are copied at once.
+const PIECE: u64 = 1 << 20;
+/// So often what a process has mapped is looked up again, while it goes on changing it.
+const LOOKS: u32 = 1000;
+
+fn page() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// A mapping of a twin in a process, as it was made; parts of it may be gone since.
+pub(super) struct Mapping {
+    pub(super) process: u32,
+    pub(super) area: Area,
+    /// Over which its stores are heard of; `None` where it can never be stored to.
+    watch: Option<StoreWatch>,
+    /// Rung when nobody has to hear of them any more.
+    bell: OwnedFd,
+}
+
+impl Mapping {
+    pub(super) fn new(process: u32, area: Area, watch: Option<OwnedFd>) -> Result<Self, Errno> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(libc_errno)?;
+        Ok(Mapping { process, area, watch: watch.map(StoreWatch::new), bell })
+    }
+
+    pub(super) fn watch(&self) -> Option<&StoreWatch> {
+        self.watch.as_ref()
+    }
+
+    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// What of it is there among the areas of its process.
+    fn parts(&self, areas: &[Area]) -> Vec<Area> {
+        let all = areas.iter().filter(|area| area.inode == self.area.inode);
+        all.filter_map(|area| area.within(self.area.start, self.area.end)).collect()
+    }
+
+    /// Nobody hears of its stores any more.
+    fn end(&self) {
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    /// Has stores to a range of addresses wait, where it is mapped still.
+    fn protect(&self, range: &Range<usize>) -> io::Result<()> {
+        let Some(watch) = &self.watch else { return Ok(()) };
+        let gone = |error: &io::Error| Sys::from_io_error(error);
+        match watch.protect(range.start, range.len()) {
+            // The process, or the program that it was, is no more.
+            Err(error) if gone(&error) == Some(Sys::SRCH) => return Ok(()),
+            Err(error) if gone(&error) == Some(Sys::NOENT) => {}
+            done => return done,
+        }
+        // The program gave parts of it up. It may go on doing so.
+        for _ in 0..LOOKS {
+            let mut whole = true;
+            let parts = self.parts(&maps::areas(self.process)?);
+            for part in parts.into_iter().filter_map(|part| part.within(range.start, range.end)) {
+                match watch.protect(part.start, part.end - part.start) {
+                    Err(error) if gone(&error) == Some(Sys::SRCH) => return Ok(()),
+                    Err(error) if gone(&error) == Some(Sys::NOENT) => whole = false,
+                    done => done?,
+                }
+            }
+            if whole {
+                return Ok(());
+            }
+        }
+        Err(Sys::AGAIN.into())
+    }
+}
+
+impl Drop for Twin {
+    fn drop(&mut self) {
+        self.mappings.iter().for_each(|mapping| mapping.end());
+    }
+}
+
+/// A twin.
+pub(super) struct Twin {
+    memory: File,
+    pub(super) inode: u64,
+    pub(super) mappings: Vec<Arc<Mapping>>,
+    /// Pages that may have been stored to since the last commit.
+    stored: BTreeSet<u64>,
+    /// Pages that may be stored to unheard: by whom, and at which address.
+    open: Vec<(Arc<Mapping>, usize)>,
+}
+
+impl Twin {
+    /// One with the bytes that `read` reads, of a file of `len` bytes.
+    pub(super) fn new(len: u64, read: impl Fn(&mut [u8], u64) -> Result<(), Errno>) -> Result<Self, Errno> {
+        let memory = rustix::fs::memfd_create(maps::NAME, MemfdFlags::CLOEXEC).map_err(libc_errno)?;
+        let memory = File::from(memory);
+        let inode = memory.metadata().map_err(|error| io_errno(&error))?.ino();
+        let twin = Twin { memory, inode, mappings: Vec::new(), stored: BTreeSet::new(), open: Vec::new() };
+        twin.fill(len, read)?;
+        Ok(twin)
+    }
+
+    /// Gives it these bytes. Where it has them already it stays as it is; so zeros take no memory.
+    pub(super) fn fill(&self, len: u64, read: impl Fn(&mut [u8], u64) -> Result<(), Errno>) -> Result<(), Errno> {
+        let failed = |error| io_errno(&error);
+        self.memory.set_len(len).map_err(failed)?;
+        let (mut wanted, mut found) = (Vec::new(), Vec::new());
+        for at in (0..len).step_by(PIECE as usize) {
+            let count = (len - at).min(PIECE) as usize;
+            wanted.resize(count, 0);
+            found.resize(count, 0);
+            read(&mut wanted, at)?;
+            self.read_at(&mut found, at)?;
+            let pages = wanted.chunks(page() as usize).zip(found.chunks(page() as usize));
+            for (number, (wanted, _)) in pages.enumerate().filter(|(_, (wanted, found))| wanted != found) {
+                self.memory.write_all_at(wanted, at + number as u64 * page()).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Its descriptor, which can be stored through or not.
+    pub(super) fn descriptor(&self, writable: bool) -> Result<OwnedFd, Errno> {
+        let path = format!("/proc/self/fd/{}", self.memory.as_raw_fd());
+        let opened = if writable { self.memory.try_clone() } else { File::open(path) };
+        Ok(opened.map_err(|error| io_errno(&error))?.into())
+    }
+
+    fn len(&self) -> Result<u64, Errno> {
+        Ok(self.memory.metadata().map_err(|error| io_errno(&error))?.len())
+    }
+
+    /// Fills `bytes` from `offset`; they are within it.
+    pub(super) fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<(), Errno> {
+        // Of a long hole nothing is read, nor is memory taken for it.
+        let data = rustix::fs::seek(&self.memory, SeekFrom::Data(offset));
+        if data == Err(Sys::NXIO) || data.is_ok_and(|data| data >= offset + bytes.len() as u64) {
+            bytes.fill(0);
+            return Ok(());
+        }
+        self.memory.read_exact_at(bytes, offset).map_err(|error| io_errno(&error))
+    }
+
+    /// What a call wrote.
+    pub(super) fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), Errno> {
+        self.hide(offset.saturating_add(bytes.len() as u64))?;
+        self.memory.write_all_at(bytes, offset).map_err(|error| io_errno(&error))
+    }
+
+    /// Before it gets longer: what was stored between its end and that of its last page is no part of the file.
+    fn hide(&self, to: u64) -> Result<(), Errno> {
+        let end = self.len()?;
+        let count = end.next_multiple_of(page()).min(to).saturating_sub(end);
+        self.memory.write_all_at(&vec![0; count as usize], end).map_err(|error| io_errno(&error))
+    }
+
+    /// Changes its length.
+    pub(super) fn set_len(&mut self, len: u64) -> Result<(), Errno> {
+        self.hide(len)?;
+        self.memory.set_len(len).map_err(|error| io_errno(&error))?;
+        // Where the kernel takes pages away it may forget that they are protected. Beyond the end nobody stores.
+        let end = len.next_multiple_of(page());
+        for mapping in &self.mappings {
+            let skip = usize::try_from(end.saturating_sub(mapping.area.offset)).unwrap_or(usize::MAX);
+            let range = mapping.area.start.saturating_add(skip)..mapping.area.end;
+            if range.start < range.end {
+                mapping.protect(&range).map_err(|error| io_errno(&error))?;
+            }
+        }
+        self.stored.retain(|number| number * page() < end);
+        self.open.retain(|(mapping, address)| mapping.area.offset + ((address - mapping.area.start) as u64) < end);
+        Ok(())
+    }
+
+    /// From now on who touches it is told by SIGBUS, as of a device that fails.
+    pub(super) fn take_away(&mut self) {
+        let _ = self.memory.set_len(0);
+        self.forget();
+    }
+
+    /// What was stored is of no account.
+    pub(super) fn forget(&mut self) {
+        self.stored.clear();
+        self.open.clear();
+    }
+
+    /// Notes that a page is about to be stored to.
+    pub(super) fn note(&mut self, mapping: &Arc<Mapping>, address: usize) {
+        self.stored.insert((mapping.area.offset + (address - mapping.area.start) as u64) / page());
+        self.open.push((mapping.clone(), address));
+    }
+
+    /// Has all stores wait from here on: what it has then is what it had at one instant.
+    fn protect(&mut self) -> Result<(), Errno> {
+        self.open.sort_unstable_by_key(|(mapping, address)| (Arc::as_ptr(mapping) as usize, *address));
+        let step = page() as usize;
+        let mut rest = self.open.as_slice();
+        while let Some((mapping, start)) = rest.first() {
+            let together = |(number, (other, address)): &(usize, &(Arc<Mapping>, usize))| {
+                Arc::ptr_eq(mapping, other) && *address == start + number * step
+            };
+            let count = rest.iter().enumerate().take_while(together).count();
+            mapping.protect(&(*start..start + count * step)).map_err(|error| io_errno(&error))?;
+            rest = rest.get(count..).unwrap_or_default();
+        }
+        self.open.clear();
+        Ok(())
+    }
+
+    /// Hands all that was stored to `write`, as of one instant. If that fails it is all to be done once more.
+    pub(super) fn fold(&mut self, mut write: impl FnMut(&[u8], u64) -> Result<(), Errno>) -> Result<(), Errno> {
+        if self.stored.is_empty() {
+            return Ok(());
+        }
+        self.protect()?;
+        let len = self.len()?;
+        let mut bytes = Vec::new();
+        let mut pages = self.stored.iter().copied().peekable();
+        while let Some(first) = pages.next() {
+            let mut last = first;
+            while (last + 1 - first) * page() < PIECE && pages.next_if_eq(&(last + 1)).is_some() {
+                last += 1;
+            }
+            let (from, to) = (first * page(), ((last + 1) * page()).min(len));
+            if from < to {
+                bytes.resize((to - from) as usize, 0);
+                self.read_at(&mut bytes, from)?;
+                write(&bytes, from)?;
+            }
+        }
+        self.stored.clear();
+        Ok(())
+    }
+
+    /// Lets go of mappings, of one process or of all, that are there no more; whether there were any. One that cannot be looked at is
+    /// there.
+    pub(super) fn look_again(&mut self, process: Option<u32>) -> bool {
+        let before = self.mappings.len();
+        let mut known = BTreeMap::new();
+        self.mappings.retain(|mapping| {
+            if process.is_some_and(|process| process != mapping.process) {
+                return true;
+            }
+            let areas = known.entry(mapping.process).or_insert_with(|| maps::areas(mapping.process).ok());
+            let there = areas.as_ref().is_none_or(|areas| !mapping.parts(areas).is_empty());
+            if !there {
+                mapping.end();
+            }
+            there
+        });
+        before != self.mappings.len()
+    }
+}

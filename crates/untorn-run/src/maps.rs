@@ -1,0 +1,86 @@
+//! What a process has mapped of our files in memory: asked of the kernel, as who holds a file is.
+
+use std::fs;
+use std::io;
+
+/// What the kernel calls files in memory that programs map in the place of their own.
+pub(crate) const NAME: &str = "untorn-twin";
+
+/// A part of a process's memory that maps such a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Area {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    /// Where in the file it begins.
+    pub(crate) offset: u64,
+    /// `PROT_READ` and so on.
+    pub(crate) protection: i32,
+    /// Of the file in memory.
+    pub(crate) inode: u64,
+}
+
+impl Area {
+    /// The part of it that lies in a range; `None` if nothing does.
+    pub(crate) fn within(self, start: usize, end: usize) -> Option<Area> {
+        let (from, to) = (self.start.max(start), self.end.min(end));
+        let offset = self.offset + from.saturating_sub(self.start) as u64;
+        (from < to).then_some(Area { start: from, end: to, offset, ..self })
+    }
+}
+
+/// The areas of a process, in the order of their addresses. None of one that has ended.
+///
+/// # Errors
+/// EACCES for a process that may not be looked into.
+pub(crate) fn areas(process: u32) -> io::Result<Vec<Area>> {
+    let text = match fs::read(format!("/proc/{process}/maps")) {
+        Err(error) if crate::holders::is_gone(&error) => return Ok(Vec::new()),
+        read => read?,
+    };
+    // Paths may be any bytes; all else is ASCII.
+    Ok(String::from_utf8_lossy(&text).lines().filter_map(area).collect())
+}
+
+/// The area of a line, if it is one of ours.
+fn area(line: &str) -> Option<Area> {
+    // proc_pid_maps(5): addresses, permissions, offset, device, inode, path.
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let permissions = fields.next()?.as_bytes();
+    let (offset, _, inode, path) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+    if path.strip_prefix("/memfd:")? != NAME || permissions.get(3) != Some(&b's') {
+        return None;
+    }
+    let bits = [(b'r', 1), (b'w', 2), (b'x', 4)];
+    let protection =
+        bits.iter().zip(permissions).filter(|((letter, _), found)| letter == *found).map(|((_, bit), _)| bit);
+    Some(Area {
+        start: usize::from_str_radix(start, 16).ok()?,
+        end: usize::from_str_radix(end, 16).ok()?,
+        offset: u64::from_str_radix(offset, 16).ok()?,
+        protection: protection.sum(),
+        inode: inode.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_read() {
+        let line =
+            "7f0000001000-7f0000004000 rw-s 00002000 00:01 1029                       /memfd:untorn-twin (deleted)";
+        let found = area(line).unwrap();
+        let wanted =
+            Area { start: 0x7f00_0000_1000, end: 0x7f00_0000_4000, offset: 0x2000, protection: 3, inode: 1029 };
+        assert_eq!(found, wanted);
+        let part = found.within(0x7f00_0000_2000, usize::MAX).unwrap();
+        assert_eq!((part.start, part.end, part.offset), (0x7f00_0000_2000, wanted.end, 0x3000));
+        assert_eq!(found.within(0, wanted.start), None);
+        for other in [line.replace("rw-s", "rw-p"), line.replace("/memfd:", "/tmp/"), line.replace("twin", "twins")] {
+            assert_eq!(area(&other), None, "{other}");
+        }
+        assert_eq!(areas(u32::MAX).unwrap(), []);
+    }
+}

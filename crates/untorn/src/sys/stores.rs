@@ -1,0 +1,102 @@
+//! Stores of another process to memory that it shares with this one: each first store to a page waits until this process has
+//! heard of it. The other process has registered the memory, and handed the descriptor over.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+
+use super::userfault::Userfault;
+
+/// Bytes of a message of userfaultfd(2).
+const MESSAGE: usize = 32;
+/// The event that is a page fault (`linux/userfaultfd.h`).
+const PAGEFAULT: u8 = 0x12;
+
+/// Memory of another process of which this one hears when it is stored to.
+#[derive(Debug)]
+pub struct StoreWatch(Userfault);
+
+impl StoreWatch {
+    /// Takes over the descriptor, of userfaultfd(2), over which the other process has registered its memory.
+    pub fn new(descriptor: OwnedFd) -> Self {
+        StoreWatch(Userfault::from_fd(descriptor))
+    }
+
+    /// The address of a store that waits, if one does.
+    ///
+    /// # Errors
+    /// Those of `read(2)`: the other process did not finish what it began with the descriptor.
+    pub fn next(&self) -> io::Result<Option<usize>> {
+        loop {
+            let mut message = [0; MESSAGE];
+            match rustix::io::read(self.0.fd(), &mut message) {
+                Ok(MESSAGE) => {}
+                Err(Errno::INTR) => continue,
+                Ok(_) | Err(Errno::AGAIN) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+            let [_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, address @ .., _, _, _, _, _, _, _, _] = message;
+            if message[0] == PAGEFAULT {
+                return Ok(Some(u64::from_ne_bytes(address) as usize));
+            }
+        }
+    }
+
+    /// Has the next store to each page of a range wait. Once this has returned, no store to it is under way.
+    ///
+    /// # Errors
+    /// ENOENT where a part of the range is not registered (any more), ESRCH if the process, or the program that it was, is gone.
+    pub fn protect(&self, address: usize, len: usize) -> io::Result<()> {
+        self.0.protect(address, len, true)
+    }
+
+    /// Lets stores to a range proceed. Those to memory that is not there any more fail in their own way.
+    pub fn let_go(&self, address: usize, len: usize) {
+        if self.0.protect(address, len, false).is_err() {
+            let _ = self.0.wake(address, len);
+        }
+    }
+}
+
+impl AsFd for StoreWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+    use std::thread;
+
+    use super::super::shared::SharedPages;
+    use super::super::userfault;
+    use super::*;
+
+    #[test]
+    fn a_store_waits_until_it_is_let_go() {
+        if let Err(why) = userfault::probe() {
+            return eprintln!("skipped: {why}");
+        }
+        let pages = SharedPages::create("untorn-test", 8192, 8192).unwrap();
+        let watch = StoreWatch(Userfault::blocking().unwrap());
+        watch.0.register_stores(pages.address(), 8192).unwrap();
+        watch.protect(pages.address(), 8192).unwrap();
+        assert_eq!(watch.next().unwrap(), None);
+        thread::scope(|scope| {
+            scope.spawn(|| pages.words(4096, 1)[0].store(7, Ordering::SeqCst));
+            let address = loop {
+                if let Some(address) = watch.next().unwrap() {
+                    break address;
+                }
+                thread::yield_now();
+            };
+            assert_eq!(address & !4095, pages.address() + 4096);
+            assert_eq!(pages.words(4096, 1)[0].load(Ordering::SeqCst), 0);
+            watch.let_go(pages.address() + 4096, 4096);
+        });
+        assert_eq!(pages.words(4096, 1)[0].load(Ordering::SeqCst), 7);
+        assert_eq!(watch.protect(1 << 20, 4096).unwrap_err().raw_os_error(), Some(libc::ENOENT));
+    }
+}
