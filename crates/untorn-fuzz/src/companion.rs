@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use twox_hash::XxHash3_64;
 use untorn::medium::{Access, Medium, MediumClass, MediumFile};
 use untorn::{Checksum, ProtectOptions, Result, StripeLayout};
 use untorn_sim::{CrashState, SimMedium};
 
-use crate::forge::{on_copies, put, raw};
+use crate::forge::{changes, field, raw, seal_superblock};
 use crate::input::Input;
 use crate::judge::plain;
 use crate::pair::{LEN, PAGE, PATH, boot, bytes, replace};
@@ -94,38 +93,19 @@ fn companion(medium: &SimMedium) -> Result<PathBuf> {
     Ok(PathBuf::from(format!("/.untorn/{inode}.redundancy")))
 }
 
-fn seal(side: &mut [u8], page: usize) {
-    if let Some(bytes) = side.get(page * PAGE..page * PAGE + 4088) {
-        let check = XxHash3_64::oneshot(bytes);
-        put(side, page * PAGE + 4088, check, 8);
-    }
-}
-
 /// Changes something. Whether no seal was forged, so that no changed block or superblock can be believed.
 fn change(side: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
     match input.byte() % 5 {
         0 => {
-            let &(at, width) = input.pick(&SUPERBLOCK);
-            let value = input.number();
-            on_copies(input, |copy, sealed| {
-                put(side, copy * PAGE + at, value, width);
-                if sealed {
-                    seal(side, copy);
-                }
-            });
+            field(side, &SUPERBLOCK, [0, PAGE], input, seal_superblock);
             false
         }
         1 => {
             // A number, a sequence number, a tie, marks, or a checksum.
             let at = 8 * input.below(511) as usize;
-            let (block, value) = (input.below(BLOCKS as u64) as usize, input.number());
-            on_copies(input, |copy, sealed| {
-                let page = 2 + copy * BLOCKS + block;
-                put(side, page * PAGE + at, value, 8);
-                if sealed {
-                    seal(side, page);
-                }
-            });
+            let block = input.below(BLOCKS as u64) as usize;
+            let copies = [0, 1].map(|copy| (2 + copy * BLOCKS + block) * PAGE);
+            field(side, &[(at, 8)], copies, input, seal_superblock);
             false
         }
         2 => {
@@ -145,13 +125,9 @@ fn change(side: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
 pub(crate) fn run(input: &[u8]) {
     let mut input = Input::new(input);
     let honest = input.pick(&HONEST);
-    let (mut side, mut unforged) = (honest.side.clone(), true);
-    for _ in 0..1 + input.below(16) {
-        unforged &= change(&mut side, &mut input);
-        if input.is_empty() {
-            break;
-        }
-    }
+    let mut side = honest.side.clone();
+    let count = 1 + input.below(16);
+    let unforged = changes(&mut input, count, |input| change(&mut side, input));
     let medium = boot(&honest.state);
     let place = companion(&medium).expect("the file is there");
     replace(&medium, &place, &honest.side, &side).expect("a simulated machine takes any bytes");
@@ -189,6 +165,7 @@ pub(crate) fn run(input: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::forge::put;
 
     /// A fuzzer whose seals are wrong would never get past the first check.
     #[test]
@@ -197,7 +174,7 @@ mod tests {
             let mut side = honest.side.clone();
             for copy in 0..2 {
                 put(&mut side, copy * PAGE + 144, 77, 8);
-                seal(&mut side, copy);
+                seal_superblock(&mut side, copy * PAGE);
             }
             let medium = boot(&honest.state);
             replace(&medium, &companion(&medium).unwrap(), &honest.side, &side).unwrap();

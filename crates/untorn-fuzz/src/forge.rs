@@ -2,9 +2,10 @@
 
 use twox_hash::XxHash3_64;
 
+use crate::hybrid;
 use crate::input::Input;
 use crate::judge::judge;
-use crate::pair::{CHUNKS_AT, Forged, LANES, LANES_AT, LEN, PAGE, PAIRS, RETIREMENT_AT, SLOTS, UUID_AT};
+use crate::pair::{CHUNKS_AT, Forged, LANES, LANES_AT, LEN, PAGE, Pair, RETIREMENT_AT, SLOTS, UUID_AT};
 
 /// One kind of change.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +26,10 @@ pub(crate) enum Kind {
     Slot,
     /// A bitmap of a dense meta page.
     Bitmap,
+    /// A field of a header or an epoch's record in a log, sealed anew or not.
+    Line,
+    /// A whole epoch of a log: entries and a record that adds them up.
+    Epoch,
     /// Bytes of anything.
     Raw,
     /// The sidecar's length.
@@ -60,30 +65,31 @@ const SUPERBLOCK: [(usize, usize); 22] = [
     (128, 8),
     (136, 8),
 ];
-const RETIREMENT: [usize; 6] = [0, 8, 16, 24, 32, 40];
+const RETIREMENT: [(usize, usize); 6] = [(0, 8), (8, 8), (16, 8), (24, 8), (32, 8), (40, 8)];
 const SPILLED: u16 = 2;
 /// The most a sidecar is stretched to: as a hole, some chunks more than it needs.
 const MAX_SIDE: u64 = 4 << 20;
 
 /// Forges a sidecar as the input says and judges what untorn makes of it.
-pub(crate) fn run(bytes: &[u8], kinds: &[Kind]) {
+pub(crate) fn run(bytes: &[u8], pairs: &[Pair], kinds: &[Kind]) {
     let mut input = Input::new(bytes);
-    let pair = input.pick(&PAIRS);
+    let pair = input.pick(pairs);
     let mut forged = pair.forged();
     // The last choices are left to the judge.
-    for _ in 0..input.below(24) {
+    let count = input.below(24);
+    changes(&mut input, count, |input| {
         let kind = *input.pick(kinds);
-        change(&mut forged, kind, &mut input);
-        if input.is_empty() {
-            break;
-        }
-    }
+        change(&mut forged, kind, input);
+        false
+    });
     // A session set back lets records count again that an earlier one discarded, as soon as an open counts it up. An
     // honest sidecar's never goes back, so of such a one only that nothing panics is asked.
     let session = |side: &[u8]| [0, 1].map(|copy| word(side, retirement_at(copy) + 24));
     // One that counts to the last number a reader believes is read now and, counted up, not the next time.
     let heads = (0..2).flat_map(|copy| [copy * PAGE + 56, retirement_at(copy), retirement_at(copy) + 8]);
     let lines = (0..LANES * SLOTS).map(|slot| LANES_AT + 64 * slot);
+    let epochs = hybrid::lines(&forged.side).flat_map(|line| [line, line + 48]);
+    let lines: Vec<usize> = if pair.is_log() { epochs.collect() } else { lines.collect() };
     let far = heads.chain(lines).any(|at| word(&forged.side, at) > 1 << 61);
     let agrees = session(&forged.side) == session(&pair.side) && !far;
     let medium = pair.with(&forged).expect("a simulated machine takes any bytes");
@@ -103,32 +109,14 @@ pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
 fn change(forged: &mut Forged, kind: Kind, input: &mut Input<'_>) {
     let side = &mut forged.side;
     match kind {
-        Kind::Superblock => {
-            let &(at, width) = input.pick(&SUPERBLOCK);
-            let value = input.number();
-            on_copies(input, |copy, seal| {
-                put(side, copy * PAGE + at, value, width);
-                if seal {
-                    seal_superblock(side, copy);
-                }
-            });
-        }
-        Kind::Retirement => {
-            let at = *input.pick(&RETIREMENT);
-            let value = input.number();
-            on_copies(input, |copy, seal| {
-                put(side, retirement_at(copy) + at, value, 8);
-                if seal {
-                    seal_retirement(side, copy);
-                }
-            });
-        }
+        Kind::Superblock => field(side, &SUPERBLOCK, [0, PAGE], input, seal_superblock),
+        Kind::Retirement => field(side, &RETIREMENT, [0, 1].map(retirement_at), input, seal_retirement),
         Kind::RawHead => {
             raw(side, 0, LANES_AT, input);
             for copy in 0..2 {
                 if input.byte() % 2 == 1 {
-                    seal_superblock(side, copy);
-                    seal_retirement(side, copy);
+                    seal_superblock(side, copy * PAGE);
+                    seal_retirement(side, retirement_at(copy));
                 }
             }
         }
@@ -145,6 +133,8 @@ fn change(forged: &mut Forged, kind: Kind, input: &mut Input<'_>) {
             put(side, at + 8, input.number(), 8);
         }
         Kind::Bitmap => put(side, CHUNKS_AT + input.below(512) as usize * 8, input.number(), 8),
+        Kind::Line => hybrid::line(side, input),
+        Kind::Epoch => hybrid::epoch(forged, input),
         Kind::Raw => {
             let len = side.len();
             raw(side, 0, len, input);
@@ -178,20 +168,45 @@ pub(crate) fn raw(bytes: &mut [u8], from: usize, to: usize, input: &mut Input<'_
     }
 }
 
-/// Calls `each` with one copy or both, and with whether it is sealed anew.
-pub(crate) fn on_copies(input: &mut Input<'_>, mut each: impl FnMut(usize, bool)) {
+/// Forges in so many steps, or until the input is used up. Whether each step says that it sealed nothing anew, so that
+/// nothing that was changed can be believed.
+pub(crate) fn changes(input: &mut Input<'_>, count: u64, mut change: impl FnMut(&mut Input<'_>) -> bool) -> bool {
+    let mut unforged = true;
+    for _ in 0..count {
+        unforged &= change(input);
+        if input.is_empty() {
+            break;
+        }
+    }
+    unforged
+}
+
+/// Puts any number into one of these fields, offset and width each, of one of two copies or both, and seals them anew or not.
+pub(crate) fn field(
+    bytes: &mut [u8],
+    fields: &[(usize, usize)],
+    copies: [usize; 2],
+    input: &mut Input<'_>,
+    seal: impl Fn(&mut [u8], usize),
+) {
+    let &(at, width) = input.pick(fields);
+    let value = input.number();
     let choice = input.byte();
-    for copy in 0..2 {
+    for (copy, start) in copies.into_iter().enumerate() {
         if choice >> copy & 1 == 0 {
-            each(copy, choice >> (2 + copy) & 1 == 0);
+            put(bytes, start + at, value, width);
+            if choice >> (2 + copy) & 1 == 0 {
+                seal(bytes, start);
+            }
         }
     }
 }
 
-fn seal_superblock(side: &mut [u8], copy: usize) {
-    if let Some(bytes) = side.get(copy * PAGE..copy * PAGE + 4088) {
-        let check = XxHash3_64::oneshot(bytes);
-        put(side, copy * PAGE + 4088, check, 8);
+/// Seals the page that begins here as superblocks are: by a digest of all before its last eight bytes.
+pub(crate) fn seal_superblock(bytes: &mut [u8], at: usize) {
+    if let Some(covered) = bytes.get(at..at + PAGE - 8) {
+        let check = XxHash3_64::oneshot(covered);
+        put(bytes, at + PAGE - 8, check, 8);
     }
 }
 
@@ -199,8 +214,19 @@ fn retirement_at(copy: usize) -> usize {
     RETIREMENT_AT + 512 * copy
 }
 
-fn seal_retirement(side: &mut [u8], copy: usize) {
-    let at = retirement_at(copy);
+/// The retirement line that counts.
+pub(crate) fn newer_retirement(side: &[u8]) -> usize {
+    (0..2).map(retirement_at).max_by_key(|&at| word(side, at)).unwrap_or_default()
+}
+
+/// What lines that stand here are sealed with, in the session that counts.
+pub(crate) fn seed_at(side: &[u8], at: usize) -> u64 {
+    let session = word(side, newer_retirement(side) + 24);
+    let uuid = side.get(UUID_AT..UUID_AT + 16).unwrap_or(&[0; 16]);
+    XxHash3_64::oneshot_with_seed(session, uuid) ^ (at as u64).rotate_left(32)
+}
+
+fn seal_retirement(side: &mut [u8], at: usize) {
     let Some(uuid) = side.get(UUID_AT..UUID_AT + 16) else { return };
     let seed = XxHash3_64::oneshot(uuid);
     if let Some(bytes) = side.get(at..at + 56) {
@@ -246,8 +272,7 @@ impl Record {
     /// Stores it, chained and sealed as the format says.
     fn put(&self, forged: &mut Forged) {
         let side = &mut forged.side;
-        let newer = (0..2).map(retirement_at).max_by_key(|&at| word(side, at)).unwrap_or_default();
-        let (cut, session) = (word(side, newer + 8), word(side, newer + 24));
+        let cut = word(side, newer_retirement(side) + 8);
         let seq = match self.seq {
             Ok(above) => cut.wrapping_add(above),
             Err(any) => any,
@@ -256,8 +281,7 @@ impl Record {
         let at = |n: usize| LANES_AT + (lane + (self.slot + n) % SLOTS) * 64;
         let spilled = self.flags & SPILLED != 0;
         let own = if spilled { 0 } else { 1.min(self.entries.len()) };
-        let uuid = side.get(UUID_AT..UUID_AT + 16).unwrap_or(&[0; 16]);
-        let mut seed = XxHash3_64::oneshot_with_seed(session, uuid) ^ (at(0) as u64).rotate_left(32);
+        let mut seed = seed_at(side, at(0));
         let mut spill = Vec::new();
         for (n, pair) in self.entries[own..].chunks(2).enumerate() {
             let mut line = [0; 64];
@@ -301,7 +325,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pair::{PATH, Pair};
+    use crate::pair::{PAIRS, PATH};
 
     /// How many records recovery applied and discarded; the error's text where it refused.
     fn opened(pair: &Pair, forged: &Forged) -> Result<(u64, u64), String> {
@@ -354,12 +378,12 @@ mod tests {
                 put(&mut forged.side, copy * PAGE + 8, 9, 4);
             }
             assert!(opened(pair, &forged).unwrap_err().contains("neither superblock is whole"));
-            (0..2).for_each(|copy| seal_superblock(&mut forged.side, copy));
+            (0..2).for_each(|copy| seal_superblock(&mut forged.side, copy * PAGE));
             assert!(opened(pair, &forged).unwrap_err().contains("format version 9"));
             let mut forged = pair.forged();
             for copy in 0..2 {
                 put(&mut forged.side, retirement_at(copy) + 16, 1 << 40, 8);
-                seal_retirement(&mut forged.side, copy);
+                seal_retirement(&mut forged.side, retirement_at(copy));
             }
             // A length beyond the file's, but a later record's length counts.
             match opened(pair, &forged) {

@@ -9,11 +9,13 @@
 
 mod companion;
 mod forge;
+mod hybrid;
 mod input;
 mod judge;
 mod log;
 mod operations;
 mod pair;
+mod regions;
 mod seeds;
 
 use forge::Kind;
@@ -33,13 +35,15 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 6] = [
-    Target { name: "superblock", run: superblock, seeds: || seeds::forged(&SUPERBLOCK) },
-    Target { name: "records", run: records, seeds: || seeds::forged(&RECORDS) },
-    Target { name: "sidecar", run: sidecar, seeds: || seeds::forged(&SIDECAR) },
+pub const TARGETS: [Target; 8] = [
+    Target { name: "superblock", run: superblock, seeds: || seeds::forged(1, &SUPERBLOCK) },
+    Target { name: "records", run: records, seeds: || seeds::forged(1, &RECORDS) },
+    Target { name: "sidecar", run: sidecar, seeds: || seeds::forged(1, &SIDECAR) },
     Target { name: "operations", run: operations::run, seeds: seeds::operations },
     Target { name: "companion", run: companion, seeds: seeds::companions },
     Target { name: "log", run: log, seeds: seeds::logs },
+    Target { name: "regions", run: regions, seeds: seeds::regions },
+    Target { name: "hybrid", run: hybrid, seeds: || seeds::forged(6, &HYBRID) },
 ];
 
 const SUPERBLOCK: [Kind; 3] = [Kind::Superblock, Kind::Retirement, Kind::RawHead];
@@ -58,20 +62,34 @@ const SIDECAR: [Kind; 12] = [
     Kind::Data,
     Kind::Mark,
 ];
+const HYBRID: [Kind; 12] = [
+    Kind::Superblock,
+    Kind::Retirement,
+    Kind::RawHead,
+    Kind::Line,
+    Kind::Line,
+    Kind::Epoch,
+    Kind::Epoch,
+    Kind::RawLane,
+    Kind::Raw,
+    Kind::Length,
+    Kind::Data,
+    Kind::Mark,
+];
 
 /// Superblocks and retirement lines with any field changed, sealed anew or not.
 pub fn superblock(bytes: &[u8]) {
-    forge::run(bytes, &SUPERBLOCK);
+    forge::run(bytes, &pair::PAIRS, &SUPERBLOCK);
 }
 
 /// Records of any shape, in the lanes and in the spill file, sealed for their place or not.
 pub fn records(bytes: &[u8]) {
-    forge::run(bytes, &RECORDS);
+    forge::run(bytes, &pair::PAIRS, &RECORDS);
 }
 
 /// A whole sidecar with anything changed in it, and in what stands around it.
 pub fn sidecar(bytes: &[u8]) {
-    forge::run(bytes, &SIDECAR);
+    forge::run(bytes, &pair::PAIRS, &SIDECAR);
 }
 
 /// Operations on a file in any order, with crashes between them, against a plain byte array.
@@ -87,4 +105,14 @@ pub fn companion(bytes: &[u8]) {
 /// The log of a write cache with anything changed in it, replayed.
 pub fn log(bytes: &[u8]) {
     log::run(bytes);
+}
+
+/// A region store with anything changed in it.
+pub fn regions(bytes: &[u8]) {
+    regions::run(bytes);
+}
+
+/// The sidecar of a hybrid log on persistent memory with anything changed in it, and what stands around it.
+pub fn hybrid(bytes: &[u8]) {
+    forge::run(bytes, &pair::LOGS, &HYBRID);
 }

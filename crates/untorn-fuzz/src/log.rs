@@ -10,7 +10,7 @@ use untorn::medium::{Barrier, Identity, MediumClass, SlowFile, SlowPlace};
 use untorn::{CacheOptions, Durability, Result};
 use untorn_sim::{CrashState, SimMedium};
 
-use crate::forge::{on_copies, put, raw, word};
+use crate::forge::{changes, field, put, raw, word};
 use crate::input::Input;
 use crate::pair::{PAGE, boot, bytes, replace};
 
@@ -29,8 +29,9 @@ const ENTRIES_AT: usize = TABLE_AT + 2 * FILES * PAGE;
 /// The most a log is stretched to.
 const MAX_LEN: u64 = 1 << 20;
 
-/// Offset and width of the fields of superblock, table line and entry.
+/// Offset and width of the fields of superblock, tail line, table line and entry.
 const SUPERBLOCK: [(usize, usize); 8] = [(8, 4), (12, 4), (32, 8), (40, 8), (48, 8), (56, 4), (60, 4), (64, 4)];
+const TAIL: [(usize, usize); 1] = [(0, 8)];
 const LINE: [(usize, usize); 12] =
     [(0, 8), (8, 8), (16, 8), (24, 8), (32, 8), (40, 8), (48, 4), (52, 4), (56, 8), (64, 8), (72, 8), (80, 8)];
 const HEADER: [(usize, usize); 9] = [(0, 8), (8, 8), (16, 8), (24, 8), (32, 4), (36, 4), (40, 4), (44, 4), (48, 8)];
@@ -218,35 +219,12 @@ fn entry_check(log: &[u8], at: usize) -> Option<u64> {
 /// Changes something. Whether nothing was sealed anew, so that no changed line or entry can be believed.
 fn change(log: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
     match input.byte() % 16 {
-        0 => {
-            let &(at, width) = input.pick(&SUPERBLOCK);
-            let value = input.number();
-            on_copies(input, |copy, sealed| {
-                put(log, copy * PAGE + at, value, width);
-                if sealed {
-                    seal_superblock(log, copy * PAGE);
-                }
-            });
-        }
-        1 => {
-            let value = input.number();
-            on_copies(input, |copy, sealed| {
-                put(log, TAIL_AT + copy * 512, value, 8);
-                if sealed {
-                    seal_tail(log, TAIL_AT + copy * 512);
-                }
-            });
-        }
+        0 => field(log, &SUPERBLOCK, [0, PAGE], input, seal_superblock),
+        1 => field(log, &TAIL, [TAIL_AT, TAIL_AT + 512], input, seal_tail),
         2 => {
-            let (slot, &(at, width)) = (input.below(FILES as u64) as usize, input.pick(&LINE));
-            let value = input.number();
-            on_copies(input, |copy, sealed| {
-                let line = TABLE_AT + (2 * slot + copy) * PAGE;
-                put(log, line + at, value, width);
-                if sealed {
-                    seal_line(log, line);
-                }
-            });
+            let slot = input.below(FILES as u64) as usize;
+            let copies = [0, 1].map(|copy| TABLE_AT + (2 * slot + copy) * PAGE);
+            field(log, &LINE, copies, input, seal_line);
         }
         3..=5 => {
             let (slot, &(at, width)) = (input.below(SLOTS as u64) as usize, input.pick(&HEADER));
@@ -275,13 +253,9 @@ fn change(log: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
 pub(crate) fn run(input: &[u8]) {
     let mut input = Input::new(input);
     let honest = input.pick(&HONEST);
-    let (mut log, mut unforged) = (honest.log.clone(), true);
-    for _ in 0..1 + input.below(16) {
-        unforged &= change(&mut log, &mut input);
-        if input.is_empty() {
-            break;
-        }
-    }
+    let mut log = honest.log.clone();
+    let count = 1 + input.below(16);
+    let unforged = changes(&mut input, count, |input| change(&mut log, input));
     let medium = boot(&honest.state);
     replace(&medium, Path::new(LOG), &honest.log, &log).expect("a simulated machine takes any bytes");
     // Lines are pages, wherever a forged superblock puts the table's end.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use untorn::medium::{Access, Medium, MediumClass, MediumFile};
-use untorn::{Durability, Layout, Options, Result};
+use untorn::{Durability, EngineKind, Layout, LogPolicy, Options, Order, Result};
 use untorn_sim::{CrashState, SimMedium};
 
 use crate::judge::LEAVE;
@@ -22,6 +22,7 @@ pub(crate) const RETIREMENT_AT: usize = 2 * PAGE;
 pub(crate) const LANES_AT: usize = 3 * PAGE;
 pub(crate) const CHUNKS_AT: usize = 4 * PAGE;
 pub(crate) const UUID_AT: usize = 40;
+const ENGINE_AT: usize = 108;
 
 /// A machine with a data file and its sidecar.
 pub(crate) struct Pair {
@@ -37,22 +38,38 @@ pub(crate) static PAIRS: LazyLock<Vec<Pair>> = LazyLock::new(|| {
     for layout in [Layout::Dense, Layout::Sparse] {
         for durability in [Durability::PerWrite, Durability::PerCommit] {
             for clean in [false, true] {
-                pairs.push(build(layout, durability, clean).expect("an honest file can be written"));
+                let class = match durability {
+                    Durability::PerWrite => MediumClass::PersistentMemory,
+                    Durability::PerCommit => MediumClass::Block,
+                };
+                let options = Options::new().layout(layout).durability(durability);
+                let options = options.record_area(LANES as u32, SLOTS as u32);
+                pairs.push(build(class, options, clean).expect("an honest file can be written"));
             }
         }
     }
     pairs
 });
 
-fn build(layout: Layout, durability: Durability, clean: bool) -> Result<Pair> {
-    let class = match durability {
-        Durability::PerWrite => MediumClass::PersistentMemory,
-        Durability::PerCommit => MediumClass::Block,
-    };
+/// The same of files with a log on persistent memory: one for each policy and order, and each way of being left.
+pub(crate) static LOGS: LazyLock<Vec<Pair>> = LazyLock::new(|| {
+    let mut pairs = Vec::new();
+    for policy in [LogPolicy::Redo, LogPolicy::Undo] {
+        for order in [Order::OneFence, Order::TwoFence] {
+            for clean in [false, true] {
+                let options = Options::new().engine(EngineKind::HybridLog).log_policy(policy).order(order);
+                let options = options.log_size(1 << 18).checkpointers(0).record_area(1, SLOTS as u32);
+                pairs.push(build(MediumClass::PersistentMemory, options, clean).expect("an honest log can be written"));
+            }
+        }
+    }
+    pairs
+});
+
+fn build(class: MediumClass, options: Options, clean: bool) -> Result<Pair> {
     let medium = SimMedium::new(class);
     medium.install(PATH, &[7; LEN]);
-    let options = Options::new().layout(layout).durability(durability).max_len(64 * PAGE as u64);
-    let options = options.record_area(LANES as u32, SLOTS as u32);
+    let options = options.max_len(64 * PAGE as u64);
     let file = options.open_on(medium.clone(), PATH)?;
     for (n, at) in [0, 100, PAGE, 2 * PAGE - 64, LEN - 50].into_iter().enumerate() {
         file.write_at(&[n as u8 + 1; 50], at as u64)?;
@@ -100,6 +117,11 @@ pub(crate) struct Forged {
 }
 
 impl Pair {
+    /// Whether it is one of the log's.
+    pub(crate) fn is_log(&self) -> bool {
+        self.side.get(ENGINE_AT..ENGINE_AT + 1) == Some(&[2])
+    }
+
     pub(crate) fn forged(&self) -> Forged {
         Forged { side: self.side.clone(), data: self.data.clone(), spill: Vec::new(), mark: None }
     }

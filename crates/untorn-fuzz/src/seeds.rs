@@ -4,13 +4,13 @@
 use untorn_sim::Rng;
 
 use crate::forge::Kind;
-use crate::pair::PAIRS;
 
-/// For each honest sidecar: one left as it is, one with a single change of each kind, and one with many.
-pub(crate) fn forged(kinds: &[Kind]) -> Vec<Vec<u8>> {
+/// For each honest sidecar, of either engine: one left as it is, one with a single change of each kind, and one with many.
+pub(crate) fn forged(chosen: u64, kinds: &[Kind]) -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
-    let mut rng = Rng::new(1);
-    for pair in 0..PAIRS.len() as u8 {
+    let mut rng = Rng::new(chosen);
+    // As many as there are honest ones of either engine.
+    for pair in 0..8 {
         seeds.push(vec![pair]);
         for changes in [1, 1, 5] {
             let mut bytes = vec![0; 24 + 24 * usize::from(changes)];
@@ -59,6 +59,19 @@ pub(crate) fn logs() -> Vec<Vec<u8>> {
         bytes[0] = n;
         bytes[1] = n / 8 * 4;
         bytes[2] = n / 2;
+        bytes
+    };
+    (0..32).map(seed).collect()
+}
+
+/// For each honest region store, some changes.
+pub(crate) fn regions() -> Vec<Vec<u8>> {
+    let mut rng = Rng::new(5);
+    let seed = |n: u8| {
+        let mut bytes = vec![0; 20 + usize::from(n) * 5];
+        rng.fill(&mut bytes);
+        bytes[0] = n;
+        bytes[1] = n / 4;
         bytes
     };
     (0..32).map(seed).collect()

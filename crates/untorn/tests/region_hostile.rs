@@ -11,7 +11,7 @@ use std::path::Path;
 use common::{Rng, limit, memory_dir, pattern, seed};
 use twox_hash::XxHash3_64;
 use untorn::medium::{Dax, MediumKind, PageCache};
-use untorn::{Error, RegionStore, Result, StoreOptions};
+use untorn::{Error, Order, RegionStore, Result, StoreOptions};
 
 const PAGE: usize = 4096;
 const NODES_AT: usize = 2;
@@ -335,6 +335,40 @@ fn a_free_map_that_gives_away_what_is_owned_is_found_out_by_its_owner() {
     assert!(store.info().unwrap().recovered);
     assert_eq!(store.audit().unwrap().findings, Vec::<String>::new());
     store.open_region("one").unwrap();
+}
+
+/// Who only reads may not erase a commit that did not arrive whole, so it is there the next time the region is read.
+#[test]
+fn who_only_reads_sees_the_same_commit_each_time() {
+    let dir = memory_dir();
+    let path = dir.path().join("store");
+    let store = options().order(Order::OneFence).create(&path).unwrap();
+    let region = store.create_region("r").unwrap();
+    region.alloc_pages(2).unwrap();
+    for fill in [1, 2] {
+        region.write_page(0, &[fill; PAGE]).unwrap();
+        region.write_page(1, &[fill + 10; PAGE]).unwrap();
+        region.pmsync().unwrap();
+    }
+    drop((region, store));
+    let mut bytes = std::fs::read(&path).unwrap();
+    let late = bytes.chunks(PAGE).position(|page| page == [12; PAGE]).unwrap() * PAGE;
+    bytes[late..late + PAGE].fill(0);
+    std::fs::write(&path, &bytes).unwrap();
+    let store = options().read_only(true).open(&path).unwrap();
+    for time in 0..3 {
+        assert_eq!(store.list().unwrap()[0].commit, 1, "time {time}");
+        let region = store.open_region("r").unwrap();
+        assert_eq!(region.info().unwrap().commit, 1, "time {time}");
+        let mut page = [0; PAGE];
+        for (number, fill) in [(0, 1), (1, 11)] {
+            region.read_page(number, &mut page).unwrap();
+            assert_eq!(page, [fill; PAGE], "time {time}: page {number}");
+        }
+    }
+    drop(store);
+    assert_eq!(std::fs::read(&path).unwrap(), bytes, "who only reads has changed it");
+    assert_eq!(options().open(&path).unwrap().open_region("r").unwrap().info().unwrap().commit, 1);
 }
 
 #[test]

@@ -105,8 +105,10 @@ impl<M: Medium> Core<M> {
         let damaged = |what: &str| region.damaged(self.path(), region.node, what);
         let records = Record::both(node, &region.uid);
         let Some(newest) = records.first() else { return Err(damaged("no commit record is whole")) };
-        // In a store that was closed cleanly, and in a region looked at before, no commit is in flight.
-        let certain = newest.ordered || self.was_clean || region.counted.load(Ordering::Acquire);
+        // In a store that was closed cleanly, and in a region looked at before, no commit is in flight; unless who looked at it
+        // only reads, and had to leave it there.
+        let looked_at = region.counted.load(Ordering::Acquire) && !self.settings.read_only;
+        let certain = newest.ordered || self.was_clean || looked_at;
         let counts = walk.agrees(newest) && (certain || self.arrived(walk, newest.commit)?);
         if !counts && certain {
             return Err(damaged("its page table does not agree with its last commit"));
