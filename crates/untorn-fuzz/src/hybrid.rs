@@ -63,7 +63,7 @@ fn some(side: &[u8], input: &mut Input<'_>) -> usize {
 /// Changes a field of a line, or puts what stands in one into another.
 pub(crate) fn line(side: &mut [u8], input: &mut Input<'_>) {
     let at = some(side, input);
-    if input.byte() % 4 != 0 {
+    if !input.byte().is_multiple_of(4) {
         field(side, &FIELDS, [at, at], input, seal);
         return;
     }

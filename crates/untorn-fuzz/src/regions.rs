@@ -146,13 +146,13 @@ fn change(bytes: &mut Vec<u8>, input: &mut Input<'_>) {
             // A link or an entry, mostly among the first ones, where there are any.
             let pages = (bytes.len() / PAGE).saturating_sub(FIRST).max(1);
             let page = FIRST + input.below(pages as u64) as usize;
-            let place = if input.byte() % 4 == 0 { input.below(512) } else { input.below(16) };
+            let place = if input.byte().is_multiple_of(4) { input.below(512) } else { input.below(16) };
             let half = usize::from(input.byte() % 2) * 2048;
             let value = number(bytes, input);
             put(bytes, page * PAGE + (half + place as usize * 8) % PAGE, value, 8);
         }
     }
-    if input.byte() % 4 != 0 {
+    if !input.byte().is_multiple_of(4) {
         tree::agree(bytes);
     }
 }
@@ -162,7 +162,7 @@ fn map(bytes: &mut [u8], input: &mut Input<'_>) {
     let newest = [0, PAGE].into_iter().max_by_key(|at| word(bytes, at + 56)).unwrap_or_default();
     let [pages, at] = [72, 80].map(|at| word(bytes, newest + at) as usize);
     let (Some(start), len) = (at.checked_mul(PAGE), pages.div_ceil(64).saturating_mul(8)) else { return };
-    let value = if input.byte() % 2 == 0 { 0 } else { input.number() };
+    let value = if input.byte().is_multiple_of(2) { 0 } else { input.number() };
     put(bytes, start.saturating_add(8 * input.below(3) as usize), value, 8);
     if let Some(covered) = start.checked_add(len).and_then(|end| bytes.get(start..end)) {
         let sum = twox_hash::XxHash3_64::oneshot(covered);

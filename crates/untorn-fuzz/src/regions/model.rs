@@ -69,15 +69,11 @@ fn step(store: &RegionStore, working: &mut Contents, committed: &mut Contents, i
                 }
             }
         }
-        (3..=4, Some(page)) => {
-            if region.write_page(page, &[fill; PAGE]).is_ok() {
-                pages.insert(page, seen(&[fill; PAGE]));
-            }
+        (3..=4, Some(page)) if region.write_page(page, &[fill; PAGE]).is_ok() => {
+            pages.insert(page, seen(&[fill; PAGE]));
         }
-        (5, Some(page)) => {
-            if region.free_page(page).is_ok() {
-                pages.remove(&page);
-            }
+        (5, Some(page)) if region.free_page(page).is_ok() => {
+            pages.remove(&page);
         }
         (6, Some(page)) => {
             drop(region.write_page(page, &[fill; PAGE]));
@@ -101,7 +97,7 @@ pub(super) fn hold(medium: &SimMedium, store: RegionStore, mut committed: Conten
     for _ in 0..1 + input.below(12) {
         step(&store, &mut working, &mut committed, input);
     }
-    if input.byte() % 4 == 0 && store.create_region("new").is_ok() {
+    if input.byte().is_multiple_of(4) && store.create_region("new").is_ok() {
         committed.insert("new".to_owned(), Pages::new());
     }
     check(&store, &committed, "after it was changed");
