@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use untorn::{EngineKind, LogPolicy};
-use untorn_rigs::dax::{self, Cycle, FileSystem, Kernel, Outcome, Settings};
+use untorn_rigs::dax::{self, Cycle, Face, FileSystem, Kernel, Outcome, Settings};
 use untorn_rigs::{Error, Result};
 
 /// Boots a stock kernel in an emulated machine with an emulated NVDIMM, cuts its power while it writes to a DAX file
@@ -36,6 +36,9 @@ pub(crate) struct Arguments {
     /// Have the writer store plainly into a map and commit; with `--engine hybrid-log`
     #[arg(long)]
     map: bool,
+    /// Have the writer store plainly into a region of a store, which has an engine of its own, and commit it by pmsync
+    #[arg(long, conflicts_with_all = ["map", "engine"])]
+    region: bool,
     /// What the hybrid log logs: undo, redo or hybrid, which is what it does if nothing is said
     #[arg(long, value_name = "POLICY", value_parser = log_policy)]
     log_policy: Option<LogPolicy>,
@@ -110,7 +113,7 @@ fn log_policy(word: &str) -> std::result::Result<LogPolicy, String> {
 
 /// What is wrong with the arguments together: only one engine has a log.
 fn contradiction(arguments: &Arguments) -> Option<&'static str> {
-    let logged = arguments.map || arguments.engine == EngineKind::HybridLog;
+    let logged = !arguments.region && (arguments.map || arguments.engine == EngineKind::HybridLog);
     let given = arguments.log_policy.is_some() || arguments.log_size.is_some();
     (given && !logged).then_some("--log-policy and --log-size are for --engine hybrid-log and --map")
 }
@@ -126,6 +129,11 @@ fn cut(arguments: &Arguments, root: &Path) -> Result<(u64, Outcome)> {
     }
     let target = crate::target(root, "");
     let seed = arguments.seed.unwrap_or_else(fresh_seed);
+    let (engine, face) = match (arguments.map, arguments.region) {
+        (true, _) => (EngineKind::HybridLog, Face::Map),
+        (_, true) => (EngineKind::Auto, Face::Region),
+        _ => (arguments.engine, Face::File),
+    };
     let settings = Settings {
         program: build(root, &target)?,
         kernel: kernel(arguments, &target)?,
@@ -134,8 +142,8 @@ fn cut(arguments: &Arguments, root: &Path) -> Result<(u64, Outcome)> {
             Systems::Xfs => vec![FileSystem::Xfs],
             Systems::Both => vec![FileSystem::Ext4, FileSystem::Xfs],
         },
-        engine: if arguments.map { EngineKind::HybridLog } else { arguments.engine }.as_str().to_owned(),
-        map: arguments.map,
+        engine: engine.as_str().to_owned(),
+        face,
         log_policy: arguments.log_policy.map(|policy| policy.to_string()),
         log_size: arguments.log_size,
         cycles: arguments.cycles,
@@ -216,7 +224,13 @@ mod tests {
         assert!(contradiction(&undo).is_none());
         assert_eq!((undo.log_policy, undo.log_size), (Some(LogPolicy::Undo), Some(2 << 20)));
         assert!(contradiction(&parse("dax --map --log-policy redo").unwrap()).is_none());
-        for line in ["dax --log-policy undo", "dax --engine reflection --log-size 1000000"] {
+        assert!(contradiction(&parse("dax --region").unwrap()).is_none());
+        for line in ["dax --region --map", "dax --region --engine hybrid-log"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+        for line in
+            ["dax --region --log-policy redo", "dax --log-policy undo", "dax --engine reflection --log-size 1000000"]
+        {
             assert!(contradiction(&parse(line).unwrap()).is_some(), "{line}");
         }
         assert!(parse("dax --engine hybrid-log --log-policy both").is_err());

@@ -122,6 +122,8 @@ fn what_cannot_be_leaves_no_file() {
     .expect(64)
     .names("btrfs has no DAX");
     untorn(&["torture", "--medium", "dax", "--map", "--log-size", "2M", "--fs", "btrfs"]).expect(64).names("no DAX");
+    untorn(&["torture", "--medium", "dax", "--region", "--fs", "btrfs"]).expect(64).names("no DAX");
+    untorn(&["torture", "--medium", "dax", "--region", "--log-size", "2M"]).expect(64).names("--region");
     untorn(&["bench", "atomic-write", "--log-policy", "redo"]).expect(64).names("--engine hybrid-log");
 }
 

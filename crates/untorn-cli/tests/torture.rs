@@ -49,9 +49,48 @@ fn mapped_regions_survive_too() {
     assert_eq!((&object["engine"], &object["durability"]), (&"snapshot".into(), &"commit".into()));
     assert_eq!((&object["region"], &object["violations"]), (&true.into(), &0.into()), "{object}");
     assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
-    for refused in [["--engine", "reflection"], ["--durability", "write"], ["--medium", "dax"]] {
+    for refused in [["--engine", "reflection"], ["--durability", "write"]] {
         untorn(&[&["torture", "--region"], &refused[..]].concat()).expect(64).names("--region");
     }
+}
+
+/// What a rig does that cuts the power of a machine: one process writes, another one verifies, of a region as of a file. Without
+/// the region's records what was acknowledged is lost, and that has to be found.
+#[test]
+fn a_region_is_verified_apart_from_who_wrote_it() {
+    let place = Place::empty();
+    let (store, reports) = (place.dir.path().join("store"), place.dir.path().join("reports"));
+    let parent = std::process::id().to_string();
+    let common = ["--seed", "7", "--engine", "auto", "--durability", "commit", "--region"];
+    let heard = fs::File::create(&reports).expect("a file");
+    let mut writer = Command::new(common::UNTORN)
+        .args(["torture-writer", "--create", "--parent", &parent, "--start", "1,1"])
+        .args(common)
+        .arg(&store)
+        .stdout(heard)
+        .spawn()
+        .expect("the tool runs");
+    while fs::metadata(&reports).expect("it is there").len() < 8 * 200 {
+        assert_eq!(writer.try_wait().expect("it can be asked"), None, "the writer ended by itself");
+    }
+    writer.kill().and_then(|()| writer.wait()).expect("it can be killed");
+    let crashed = fs::read(&store).expect("a store");
+    let verify = || {
+        let heard = fs::File::open(&reports).expect("it is there");
+        let arguments = ["torture-verify", "--threads", "2"];
+        let run = Command::new(common::UNTORN).args(arguments).args(common).arg(&store).stdin(heard).output();
+        common::Run::of(run.expect("the tool runs"), &arguments)
+    };
+    let object = verify().expect(0).json();
+    assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
+    assert_eq!(object["violations"], serde_json::json!([]));
+    let mut forgetful = crashed;
+    for record in [8192 + 512, 8192 + 1024] {
+        forgetful[record..record + 512].fill(0);
+    }
+    fs::write(&store, forgetful).expect("it can be written");
+    let object = verify().expect(1).json();
+    assert!(object["violations"][0].as_str().is_some_and(|what| what.contains("recovery refused")), "{object}");
 }
 
 #[test]

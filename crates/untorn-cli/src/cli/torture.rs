@@ -52,8 +52,8 @@ pub(crate) struct Torture {
     /// hybrid-log`, which is the default then.
     #[arg(long)]
     pub(crate) map: bool,
-    /// Have the writer map a region of a store, store to it plainly, allocate and free pages, and commit it by pmsync; with
-    /// `--medium process` and `block`.
+    /// Have the writer map a region of a store, store to it plainly, allocate and free pages, and commit it by
+    /// pmsync.
     #[arg(long, conflicts_with = "map")]
     pub(crate) region: bool,
     /// Writer threads in the process that is killed.
@@ -130,4 +130,7 @@ pub(crate) struct TortureVerify {
     /// Refuse to verify unless the file is mapped with MAP_SYNC.
     #[arg(long)]
     pub(crate) demand_map_sync: bool,
+    /// It is a store, and what was written a region of it.
+    #[arg(long)]
+    pub(crate) region: bool,
 }

@@ -9,6 +9,7 @@ use untorn::EngineKind;
 use untorn_rigs::block;
 use untorn_rigs::dax::{self, FileSystem, Kernel, Outcome, Settings};
 
+use super::target::Face;
 use crate::cli::Torture;
 use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Colour, paint};
@@ -38,12 +39,19 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
         missing.iter().for_each(|error| eprintln!("untorn: {error}"));
         return Err(last.into());
     }
+    let face = super::face(args);
+    // A store has its own, and is not told.
+    let of_files = if engine == EngineKind::Auto && face != Face::Region { EngineKind::Reflection } else { engine };
     let settings = Settings {
         program: std::env::current_exe().map_err(|error| Failure::io("cannot find this program", &error))?,
         kernel: Kernel::find(args.kernel.as_deref(), &cache())?,
         file_systems,
-        engine: if engine == EngineKind::Auto { EngineKind::Reflection } else { engine }.as_str().to_owned(),
-        map: args.map,
+        engine: of_files.as_str().to_owned(),
+        face: match face {
+            Face::File => dax::Face::File,
+            Face::Map => dax::Face::Map,
+            Face::Region => dax::Face::Region,
+        },
         log_policy: args.log.log_policy.map(|policy| policy.to_string()),
         log_size: args.log.log_size,
         cycles: args.images.unwrap_or(CUTS),
@@ -56,9 +64,10 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
     let violations: Vec<&String> = outcome.cycles.iter().flat_map(|cycle| &cycle.violations).collect();
     let sum = |of: fn(&dax::Cycle) -> u64| outcome.cycles.iter().map(of).sum::<u64>();
     let object = json!({
-        "engine": settings.engine,
+        "engine": face.engine(of_files),
         "medium": "dax",
-        "map": settings.map,
+        "map": face == Face::Map,
+        "region": face == Face::Region,
         "log_policy": settings.log_policy,
         "log_size": settings.log_size,
         "seed": settings.seed,
@@ -72,7 +81,8 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
         "details": violations,
         "kept": outcome.kept.as_ref().map(|path| path.display().to_string()),
     });
-    output::report(args.form.json, &object, || words(&settings, &outcome, &violations))?;
+    let served = format!("{}engine {}", face.words(), face.engine(of_files));
+    output::report(args.form.json, &object, || words(&served, &settings, &outcome, &violations))?;
     if outcome.clean() {
         return Ok(Exit::Clean);
     }
@@ -99,10 +109,10 @@ fn cache() -> PathBuf {
     base.unwrap_or_else(std::env::temp_dir).join("untorn/kernels")
 }
 
-fn words(settings: &Settings, outcome: &Outcome, violations: &[&String]) -> String {
+fn words(served: &str, settings: &Settings, outcome: &Outcome, violations: &[&String]) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
-    let _ = writeln!(text, "engine {}, kernel {}, seed {}", settings.engine, outcome.kernel, settings.seed);
+    let _ = writeln!(text, "{served}, kernel {}, seed {}", outcome.kernel, settings.seed);
     let _ = writeln!(text, "{outcome}");
     if violations.is_empty() {
         let _ = writeln!(text, "{}", paint(Colour::Good, "no violation"));

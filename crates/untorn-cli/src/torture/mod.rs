@@ -64,9 +64,6 @@ pub(crate) struct Outcome {
 
 /// Tortures.
 pub(crate) fn run(args: &Torture) -> Result<Exit> {
-    if args.region && args.medium == "dax" {
-        return Err(Failure::usage("--region is for --medium process and block"));
-    }
     match args.medium.as_str() {
         "process" => {}
         "block" => return block::run(args),

@@ -7,11 +7,12 @@ use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use serde_json::json;
-use untorn::{AtomicFile, Error, Options};
+use untorn::{Error, Options};
 
 use super::model::Model;
 use super::plan::Plan;
 use super::report;
+use super::target::{Face, Target};
 use crate::cli::TortureVerify;
 use crate::exit::{Exit, Failure, Result, exit_of};
 use crate::output;
@@ -34,8 +35,9 @@ pub(crate) fn run(args: &TortureVerify) -> Result<Exit> {
             let place = plan.blocks[block];
             bytes.clear();
             bytes.resize(place.len, 0);
-            file.read_at(bytes, place.offset)
+            file.read(place.offset, bytes)
         })?);
+        violations.extend(file.audit()?);
     }
     output::json(&json!({
         "operations": operations,
@@ -46,8 +48,10 @@ pub(crate) fn run(args: &TortureVerify) -> Result<Exit> {
 }
 
 /// Opens the file, which recovers it. An error that blames its state is a violation.
-fn reopen(args: &TortureVerify, violations: &mut Vec<String>) -> Result<Option<AtomicFile>> {
-    match Options::new().engine(args.engine).durability(args.durability).open(&args.file) {
+fn reopen(args: &TortureVerify, violations: &mut Vec<String>) -> Result<Option<Target>> {
+    let options = Options::new().engine(args.engine).durability(args.durability);
+    let face = if args.region { Face::Region } else { Face::File };
+    match Target::open(&options, &args.file, false, face) {
         Ok(file) => Ok(Some(file)),
         Err(error) if matches!(exit_of(&error), Exit::Attention | Exit::Corrupt) => {
             violations.push(format!("recovery refused: {error}"));

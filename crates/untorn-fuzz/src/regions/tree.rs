@@ -113,10 +113,12 @@ pub(super) fn is_far(bytes: &[u8]) -> bool {
 /// A sentence, if one of them is owned twice, or is no page of the file that a region can have.
 pub(super) fn owned(bytes: &[u8], names: &BTreeSet<String>) -> Result<usize, String> {
     let mut owned = BTreeSet::new();
+    // Of two nodes with one name the second is damaged, and opened by nobody.
+    let mut names: BTreeSet<&[u8]> = names.iter().map(String::as_bytes).collect();
     for node in nodes() {
         let len = (word(bytes, node + 48) as u32) as usize;
         let name = bytes.get(node + 56..node + 56 + len.min(255)).unwrap_or_default();
-        if word(bytes, node) != VALID || !names.iter().any(|known| known.as_bytes() == name) {
+        if word(bytes, node) != VALID || !names.remove(name) {
             continue;
         }
         let is_whole = |at: &usize| record_check(bytes, *at) == word(bytes, at + 56);

@@ -12,8 +12,38 @@ use crate::error::{Error, Result};
 const FILE: &str = "/mnt/tortured";
 /// What a writer complained of.
 const COMPLAINT: &str = "/tmp/complaint";
+/// The sectors of the records of a store's first region: of its last even commit, and of its last odd one.
+const EVEN: u64 = 2 * 8 + 1;
+const ODD: u64 = EVEN + 1;
 /// How many threads write.
 const THREADS: &str = "2";
+
+/// How the writer writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Face {
+    /// Reads and writes of a file.
+    File,
+    /// Plain loads and stores into a file, and commits, for an engine that serves them.
+    Map,
+    /// The same into a region of a store, which has an engine of its own.
+    Region,
+}
+
+impl Face {
+    /// What a process that writes is told, with a space behind it.
+    fn of_writer(self) -> &'static str {
+        match self {
+            Face::File => "",
+            Face::Map => "--map ",
+            Face::Region => "--region ",
+        }
+    }
+
+    /// What one that reads is told: a file that was stored to is read as one.
+    fn of_reader(self) -> &'static str {
+        if self == Face::Region { "--region " } else { "" }
+    }
+}
 
 /// One life of the file.
 #[derive(Clone, Copy, Debug)]
@@ -24,8 +54,8 @@ pub(super) struct Life<'a> {
     pub(super) engine: &'a str,
     /// The durability.
     pub(super) durability: &'static str,
-    /// Whether the writer stores plainly into a map.
-    pub(super) map: bool,
+    /// How the writer writes.
+    pub(super) face: Face,
     /// What the writer is told of the log.
     pub(super) log: &'a [String],
     /// Whether every mapping must be a `MAP_SYNC` one.
@@ -97,13 +127,12 @@ impl Life<'_> {
 
     /// Recovers and verifies; `reports` is the command that prints what the writer reported.
     pub(super) fn verify(&self, reports: &str) -> String {
-        format!("{reports} | untorn torture-verify --threads {THREADS} {}", self.common())
+        format!("{reports} | untorn torture-verify --threads {THREADS} {}{}", self.face.of_reader(), self.common())
     }
 
     fn writer(&self) -> String {
-        let map = if self.map { "--map " } else { "" };
         let log: String = self.log.iter().map(|argument| format!("{argument} ")).collect();
-        format!("--parent $$ --start 1,1 {map}{log}{}", self.common())
+        format!("--parent $$ --start 1,1 {}{log}{}", self.face.of_writer(), self.common())
     }
 
     fn common(&self) -> String {
@@ -115,7 +144,19 @@ impl Life<'_> {
 
 /// Erases the records of the file's sidecar, and nothing else: whoever opens it then does what a build would do whose
 /// recovery is switched off. `docs/format.md` says where the records lie and how many there are.
-pub(super) fn forget_records() -> String {
+///
+/// Of a store it is the newer one of its only region's two records: what a build would do that does not look for it.
+pub(super) fn forget_records(face: Face) -> String {
+    if face == Face::Region {
+        return format!(
+            "E=$(od -A n -t u4 -j {} -N 4 {FILE}) && O=$(od -A n -t u4 -j {} -N 4 {FILE}) && \
+             dd if=/dev/zero of={FILE} bs=512 seek=$(($E > $O ? {} : {})) count=1 conv=notrunc 2>/tmp/dd",
+            EVEN * 512,
+            ODD * 512,
+            EVEN,
+            ODD
+        );
+    }
     format!(
         "S=/mnt/.untorn/$(stat -c %i {FILE}) && rm -f $S.spill && set -- $(od -A n -t u4 -j 100 -N 8 $S) && \
          dd if=/dev/zero of=$S bs=4096 seek=3 count=$(($1 * $2 / 64)) conv=notrunc 2>/tmp/dd"
@@ -177,7 +218,7 @@ mod tests {
     }
 
     fn life(log: &[String]) -> Life<'_> {
-        Life { seed: 7, engine: "hybrid-log", durability: "write", map: false, log, demand_map_sync: false }
+        Life { seed: 7, engine: "hybrid-log", durability: "write", face: Face::File, log, demand_map_sync: false }
     }
 
     /// A file does not remember its log's options, so that whoever verifies needs none.
@@ -189,6 +230,21 @@ mod tests {
             assert!(line.contains(" --log-policy=undo --log-size=2097152 --seed 7 "), "{line}");
         }
         assert!(!life.verify("dd").contains("--log"));
+    }
+
+    /// Whoever looks into a region must be told so, too.
+    #[test]
+    fn a_region_is_verified_as_one_and_a_map_as_a_file() {
+        for (face, writes, reads) in
+            [(Face::File, "", ""), (Face::Map, "--map", ""), (Face::Region, "--region", "--region")]
+        {
+            let life = Life { face, ..life(&[]) };
+            let told =
+                |line: String| line.split(' ').filter(|word| ["--map", "--region"].contains(word)).collect::<String>();
+            assert_eq!((told(life.write()), told(life.recover())), (writes.to_owned(), writes.to_owned()));
+            assert_eq!((told(life.verify("dd")), told(life.refuse())), (reads.to_owned(), writes.to_owned()));
+        }
+        assert_ne!(forget_records(Face::Region), forget_records(Face::Map));
     }
 
     #[test]

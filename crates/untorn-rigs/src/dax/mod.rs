@@ -25,6 +25,7 @@ mod tools;
 mod version;
 mod vm;
 
+pub use guest::Face;
 pub use image::FileSystem;
 pub use kernel::Kernel;
 pub use outcome::{Cycle, Outcome, Refusal};

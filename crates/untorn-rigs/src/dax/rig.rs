@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use untorn_sim::Rng;
 
-use super::guest::{self, Life, Verdict};
+use super::guest::{self, Face, Life, Verdict};
 use super::image::{self, FileSystem};
 use super::kernel::Kernel;
 use super::lab::Lab;
@@ -37,10 +37,10 @@ pub struct Settings {
     pub kernel: Kernel,
     /// Taken in turn, by the seed.
     pub file_systems: Vec<FileSystem>,
-    /// The engine, as the tool calls it.
+    /// The engine, as the tool calls it; of a region, which has its own, `auto`.
     pub engine: String,
-    /// Whether the writer stores plainly into a map and commits; for an engine that serves one.
-    pub map: bool,
+    /// How the writer writes.
+    pub face: Face,
     /// What the engine logs, as the tool calls it, for an engine with a log: undo, redo or hybrid.
     pub log_policy: Option<String>,
     /// The most bytes its log may take.
@@ -138,12 +138,12 @@ impl Rig<'_> {
         let systems = &self.settings.file_systems;
         let file_system = systems[(seed % systems.len() as u64) as usize];
         let mut rng = Rng::derive(seed, 1);
-        // The canary serves no map, and has no log.
+        // The canary serves neither maps nor regions, and has no log.
         let ours = engine == self.settings.engine;
-        let map = self.settings.map && ours;
+        let face = if ours { self.settings.face } else { Face::File };
         let log = if ours { self.settings.log(true) } else { Vec::new() };
-        let durability = if rng.one_in(3) || map { "commit" } else { "write" };
-        let life = Life { seed, engine, durability, map, log: &log, demand_map_sync: true };
+        let durability = if rng.one_in(3) || face != Face::File { "commit" } else { "write" };
+        let life = Life { seed, engine, durability, face, log: &log, demand_map_sync: true };
         let time = Duration::from_micros(rng.below(LONGEST_LIFE * 1000));
         let recovery = rng.one_in(4).then(|| Duration::from_micros(rng.below(LONGEST_RECOVERY * 1000)));
 
@@ -191,7 +191,7 @@ impl Rig<'_> {
     /// What is wrong if nobody recovers. The image is then again as the cut left it.
     fn without_recovery(&self, file_system: FileSystem, life: &Life<'_>, reader: &str) -> Result<Vec<String>> {
         let mut vm = self.resume(file_system)?;
-        vm.console.run(&guest::forget_records())?;
+        vm.console.run(&guest::forget_records(life.face))?;
         let verdict = Verdict::parse(&vm.console.ask(&life.verify(reader))?.text)?;
         vm.cut()?;
         let (from, to) = (self.lab.file(CRASH_IMAGE), self.lab.image());
@@ -209,9 +209,9 @@ impl Rig<'_> {
     fn virtio_pmem(&self) -> Result<Refusal> {
         let (memory, file_system) = (Memory::VirtioPmem, FileSystem::Ext4);
         let seed = self.settings.seed;
-        let Settings { engine, map, .. } = self.settings;
+        let Settings { engine, face, .. } = self.settings;
         let log = self.settings.log(false);
-        let life = Life { seed, engine, durability: "commit", map: *map, log: &log, demand_map_sync: false };
+        let life = Life { seed, engine, durability: "commit", face: *face, log: &log, demand_map_sync: false };
         let time = Duration::from_millis(LONGEST_LIFE);
         self.lab.new_image(file_system, memory)?;
         let mut vm = self.lab.boot(memory)?;
@@ -305,7 +305,7 @@ mod tests {
             kernel,
             file_systems: vec![FileSystem::Ext4],
             engine: "hybrid-log".to_owned(),
-            map: false,
+            face: Face::File,
             log_policy: Some("undo".to_owned()),
             log_size: Some(1 << 21),
             cycles: 1,
