@@ -121,6 +121,26 @@ fn the_report_says_what_went_through_the_log_and_what_was_left_to_the_kernel() {
     assert_eq!(fs::read_to_string(place.files.path().join("a.managed")).unwrap(), "first second");
 }
 
+/// Descriptors are looked for where there are any, however high their numbers.
+#[test]
+fn a_file_is_left_to_the_kernel_when_its_descriptor_is_handed_to_another_program() {
+    let place = Place::new();
+    let program = "
+import fcntl, os, resource
+fd = os.open('a.managed', os.O_RDWR | os.O_CREAT, 0o644)
+os.write(fd, b'first ')
+high = fcntl.fcntl(fd, fcntl.F_DUPFD, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 3)
+os.close(fd)
+os.execvp('sh', ['sh', '-c', 'echo second > /proc/self/fd/' + str(high)])
+";
+    let run = place.run(&["--match", "*.managed", "--json"], &["python3", "-c", program]).expect(0);
+    let report: Value = serde_json::from_str(&run.text()).unwrap();
+    let demoted = report["demoted"].as_array().unwrap();
+    assert!(demoted.iter().any(|entry| entry[0]["why"] == "exec"), "{report}");
+    // By a new description, which truncates it.
+    assert_eq!(fs::read_to_string(place.files.path().join("a.managed")).unwrap(), "second\n");
+}
+
 #[test]
 fn the_words_say_it_too() {
     let place = Place::new();

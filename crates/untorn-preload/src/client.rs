@@ -10,7 +10,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use libc::{iovec, msghdr};
-use untorn_wire::{Reply, Request};
+use untorn_wire::{Patience, Reply, Request};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::raw::{self, Quiet, word};
@@ -28,6 +28,8 @@ struct Slot {
     lock: AtomicU32,
     /// The descriptor, plus one; 0 for none.
     socket: AtomicI32,
+    /// How whoever has the lock waits for answers.
+    patience: AtomicU32,
 }
 
 /// What a forked child finds zeroed.
@@ -228,13 +230,14 @@ fn owns(pool: &Pool) -> bool {
 
 fn ask_once(settings: &Settings, wanted: &mut Exchange<'_>) -> Result<Reply, c_int> {
     let socket = connect(settings)?;
-    let outcome = exchange(socket, wanted);
+    let outcome = exchange(socket, wanted, &mut Patience::default());
     let _ = raw::close(socket);
     outcome.map_err(Broken::errno)
 }
 
 fn ask_over(pool: &Pool, settings: &Settings, wanted: &mut Exchange<'_>) -> Result<Reply, c_int> {
     let (number, slot) = acquire(pool);
+    let mut patience = Patience::from_bits(slot.patience.load(Ordering::Relaxed));
     let outcome = loop {
         let kept = slot.socket.load(Ordering::Relaxed) - 1;
         let socket = if kept >= 0 {
@@ -249,7 +252,7 @@ fn ask_over(pool: &Pool, settings: &Settings, wanted: &mut Exchange<'_>) -> Resu
                 Err(errno) => break Err(errno),
             }
         };
-        match exchange(socket, wanted) {
+        match exchange(socket, wanted, &mut patience) {
             Ok(reply) => break Ok(reply),
             Err(broken) => {
                 slot.socket.store(0, Ordering::Relaxed);
@@ -264,6 +267,7 @@ fn ask_over(pool: &Pool, settings: &Settings, wanted: &mut Exchange<'_>) -> Resu
             }
         }
     };
+    slot.patience.store(patience.bits(), Ordering::Relaxed);
     slot.lock.store(0, Ordering::Release);
     raw::wake(&slot.lock);
     outcome
@@ -313,11 +317,12 @@ impl Broken {
     }
 }
 
-fn exchange(socket: c_int, wanted: &mut Exchange<'_>) -> Result<Reply, Broken> {
+fn exchange(socket: c_int, wanted: &mut Exchange<'_>, patience: &mut Patience) -> Result<Reply, Broken> {
     let Exchange { request, fd, out, into, .. } = *wanted;
     let header = iovec { iov_base: request.as_bytes().as_ptr().cast_mut().cast(), iov_len: size_of::<Request>() };
     let mut pass = fd;
     transfer(libc::SYS_sendmsg, socket, header, out, out.limit, &mut pass)?;
+    patience.wait(|| raw::has_something(socket));
     let mut reply = Reply::new_zeroed();
     let header = iovec { iov_base: reply.as_mut_bytes().as_mut_ptr().cast(), iov_len: size_of::<Reply>() };
     transfer(libc::SYS_recvmsg, socket, header, Memory::NONE, 0, &mut wanted.taken)?;

@@ -165,7 +165,7 @@ pub(crate) fn is_limited() -> bool {
 }
 
 /// How many descriptors this process may have.
-pub(crate) fn most_descriptors() -> c_int {
+fn most_descriptors() -> c_int {
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
     let arguments = [0, libc::RLIMIT_NOFILE as usize, 0, &raw mut limit as usize, 0, 0];
     // SAFETY: the kernel fills a structure of this size.
@@ -214,6 +214,60 @@ pub(crate) fn seek(fd: c_int, offset: i64, whence: c_int) -> Result<u64, c_int> 
 pub(crate) fn truncate(fd: c_int, len: u64) -> Result<(), c_int> {
     // SAFETY: takes numbers.
     unsafe { result(libc::SYS_ftruncate, [word(fd), len as usize, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Whether a socket has bytes to read, or is at its end, or is none any more.
+pub(crate) fn has_something(socket: c_int) -> bool {
+    let (mut byte, flags) = (0_u8, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+    // SAFETY: the kernel writes to no more than the byte.
+    let found = unsafe { result(libc::SYS_recvfrom, [word(socket), &raw mut byte as usize, 1, word(flags), 0, 0]) };
+    found != Err(libc::EAGAIN)
+}
+
+/// Calls `each` with every descriptor of this process, until it fails.
+pub(crate) fn each_descriptor(mut each: impl FnMut(c_int) -> Result<(), c_int>) -> Result<(), c_int> {
+    let flags = word(libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC);
+    let arguments = [word(libc::AT_FDCWD), c"/proc/self/fd".as_ptr() as usize, flags, 0, 0, 0];
+    // SAFETY: the path ends in a zero.
+    let Ok(list) = (unsafe { result(libc::SYS_openat, arguments) }) else {
+        // Without /proc, or a descriptor to spare, all that there may be.
+        return (0..most_descriptors()).try_for_each(each);
+    };
+    let list = list as c_int;
+    let mut entries = [0; 4096];
+    let outcome = loop {
+        let arguments = [word(list), entries.as_mut_ptr() as usize, entries.len(), 0, 0, 0];
+        // SAFETY: the kernel writes to no more than the array.
+        match unsafe { result(libc::SYS_getdents64, arguments) } {
+            Ok(0) => break Ok(()),
+            Ok(len) => {
+                let mut named = entries_of(entries.get(..len).unwrap_or_default());
+                if let Err(errno) = named.try_for_each(|fd| if fd == list { Ok(()) } else { each(fd) }) {
+                    break Err(errno);
+                }
+            }
+            Err(_) => break (0..most_descriptors()).try_for_each(&mut each),
+        }
+    };
+    let _ = close(list);
+    outcome
+}
+
+/// The numbers among the names that `getdents64` found.
+fn entries_of(mut entries: &[u8]) -> impl Iterator<Item = c_int> {
+    /// Where an entry has its length, and its name.
+    const LEN: usize = 16;
+    const NAME: usize = 19;
+    core::iter::from_fn(move || {
+        loop {
+            let len = u16::from_ne_bytes(entries.get(LEN..)?.first_chunk().copied()?);
+            let name = entries.get(NAME..usize::from(len))?.split(|byte| *byte == 0).next()?;
+            entries = entries.get(usize::from(len)..)?;
+            if let Some(fd) = core::str::from_utf8(name).ok().and_then(|name| name.parse().ok()) {
+                return Some(fd);
+            }
+        }
+    })
 }
 
 /// What the link `/proc/self/fd/N` names.

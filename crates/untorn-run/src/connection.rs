@@ -10,10 +10,10 @@ use std::path::Path;
 
 use rustix::io::Errno as Sys;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv,
     recvmsg, sendmsg,
 };
-use untorn_wire::{MOST, Operation, Reply, Request};
+use untorn_wire::{MOST, Operation, Patience, Reply, Request};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::managed::{Errno, libc_errno};
@@ -24,7 +24,8 @@ use crate::service::Service;
 /// # Errors
 /// Those of the socket: the process died amid a request, which is dropped then.
 pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, process: u32, known: bool) -> io::Result<()> {
-    while let Some((request, descriptor)) = receive(&mut socket)? {
+    let mut patience = Patience::default();
+    while let Some((request, descriptor)) = receive(&mut socket, &mut patience)? {
         // A payload is as long as a write may be; more is no request of the layer.
         if request.payload > MOST {
             return Err(io::ErrorKind::InvalidData.into());
@@ -52,7 +53,8 @@ pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, process: u32,
 }
 
 /// The next request, with the descriptor that came with it; `None` at the end.
-fn receive(socket: &mut UnixStream) -> io::Result<Option<(Request, Option<OwnedFd>)>> {
+fn receive(socket: &mut UnixStream, patience: &mut Patience) -> io::Result<Option<(Request, Option<OwnedFd>)>> {
+    patience.wait(|| recv(&*socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT) != Err(Sys::AGAIN));
     let mut request = Request::new_zeroed();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

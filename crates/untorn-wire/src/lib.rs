@@ -8,7 +8,11 @@
 //! Both ends are of one build and run on one machine, so numbers are in the machine's own order.
 #![forbid(unsafe_code)]
 
+mod patience;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub use self::patience::Patience;
 
 /// The flag of `open` that asks for atomicity; the kernel never sees it. The Libnvmmio paper, §4.3; the value is the one of
 /// its authors' header.

@@ -123,12 +123,10 @@ pub(super) fn hand_down(call: &CStr, all: bool) -> Result<(), c_int> {
     if !seen() || !boosts() {
         return Ok(());
     }
-    for fd in 0..raw::most_descriptors() {
-        if managed(fd) && (all || raw::fcntl(fd, libc::F_GETFD, 0) == Ok(0)) {
-            demote(call, fd)?;
-        }
-    }
-    Ok(())
+    raw::each_descriptor(|fd| {
+        let passes = managed(fd) && (all || raw::fcntl(fd, libc::F_GETFD, 0) == Ok(0));
+        if passes { demote(call, fd) } else { Ok(()) }
+    })
 }
 
 /// Descriptors that are looked at; shells keep those that they hand on low.

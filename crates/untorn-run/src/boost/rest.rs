@@ -17,8 +17,10 @@ use crate::managed::Errno;
 
 /// Between two looks at them.
 const MOMENT: Duration = Duration::from_millis(50);
-/// So many rest at most: each is a descriptor or two of the server's, and a line of the log's file table.
-const MOST: usize = 64;
+/// So many do not rest for longer: each is a descriptor or two of the server's, and a line of the log's file table.
+const MANY: usize = 64;
+/// So many rest at most: who closes one more lets go of them.
+const MOST: usize = 256;
 
 /// Files that nobody may hold any more.
 #[derive(Default)]
@@ -41,9 +43,12 @@ impl Resting {
         std::mem::take(&mut *lock(&self.keys))
     }
 
-    fn wait(&self) {
+    /// Waits until there are some, and then for a moment; not so long if there are [`MANY`], which it tells.
+    fn wait(&self) -> bool {
         let keys = lock(&self.keys);
-        drop(self.some.wait_while(keys, |keys| keys.is_empty()).unwrap_or_else(PoisonError::into_inner));
+        let keys = self.some.wait_while(keys, |keys| keys.is_empty()).unwrap_or_else(PoisonError::into_inner);
+        let waited = self.some.wait_timeout_while(keys, MOMENT, |keys| keys.len() < MANY);
+        waited.unwrap_or_else(PoisonError::into_inner).0.len() >= MANY
     }
 }
 
@@ -53,11 +58,10 @@ impl Boost {
         let (resting, watched) = (self.resting.clone(), Arc::downgrade(self));
         thread::Builder::new().name("untorn-rest".to_owned()).spawn(move || {
             loop {
-                resting.wait();
                 // Nobody waits for it: who wants a file that rests takes it.
-                thread::sleep(MOMENT);
+                let all = resting.wait();
                 let Some(boost) = watched.upgrade() else { return };
-                boost.look_after_resting(false);
+                boost.look_after_resting(all);
             }
         })?;
         Ok(())

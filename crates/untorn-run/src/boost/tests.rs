@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ impl Place {
     fn with(create: impl FnOnce(CacheOptions, PathBuf) -> untorn::Result<WriteCache>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("files")).unwrap();
-        let options = CacheOptions::new().size(1 << 20).max_files(8).background(false);
+        let options = CacheOptions::new().size(2 << 20).max_files(128).background(false);
         let cache = create(options, dir.path().join("log")).unwrap();
         let board = Board::create(&dir.path().join("board")).unwrap();
         let boost = Boost::start(cache, board).unwrap();
@@ -340,6 +340,70 @@ impl SlowFile for Failing {
     }
 }
 
+/// A file whose device does nothing from some instant on, until it is let.
+struct Slow {
+    file: Descriptor,
+    rests: Arc<(Mutex<bool>, Condvar)>,
+}
+
+impl SlowFile for Slow {
+    fn identity(&self) -> untorn::Result<Identity> {
+        self.file.identity()
+    }
+
+    fn len(&self) -> untorn::Result<u64> {
+        self.file.len()
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> untorn::Result<usize> {
+        self.file.read(offset, dst)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> untorn::Result<()> {
+        self.file.write(offset, src)
+    }
+
+    fn set_len(&self, len: u64) -> untorn::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync(&self, barrier: Barrier) -> untorn::Result<()> {
+        let (rests, goes_on) = &*self.rests;
+        drop(goes_on.wait_while(lock(rests), |rests| *rests).unwrap());
+        self.file.sync(barrier)
+    }
+}
+
+/// However many rest: another thread lets go of them.
+#[test]
+fn who_closes_many_files_waits_for_no_device() {
+    let place = Place::new();
+    let rests = Arc::new((Mutex::new(false), Condvar::new()));
+    let mut files = Vec::new();
+    for number in 0..80 {
+        let path = place.path().with_extension(number.to_string());
+        let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+        let (status, file) = (file.metadata().unwrap(), OwnedFd::from(file));
+        let key = (status.dev(), status.ino());
+        let mut boosted = None;
+        await_that(|| {
+            let device = |file| -> Arc<dyn SlowFile> { Arc::new(Slow { file, rests: rests.clone() }) };
+            boosted = Boosted::over(&place.boost.cache, &file, device).ok();
+            boosted.is_some()
+        });
+        lock(&place.boost.table).insert(key, Arc::new(Mutex::new(boosted.unwrap())));
+        assert_eq!(place.boost.write(&file, &Request::default(), b"written"), Ok(7));
+        files.push((file, key));
+    }
+    *lock(&rests.0) = true;
+    for (file, key) in files {
+        place.close(file, key);
+    }
+    *lock(&rests.0) = false;
+    rests.1.notify_all();
+    await_that(|| lock(&place.boost.table).is_empty());
+}
+
 /// The drain is told, and nobody else: the kernel says it once.
 #[test]
 fn a_device_that_failed_behind_the_log_is_told_to_the_next_write_sync_and_close() {
@@ -356,7 +420,7 @@ fn a_device_that_failed_behind_the_log_is_told_to_the_next_write_sync_and_close(
         boosted = Boosted::over(&place.boost.cache, &file, device).ok();
         boosted.is_some()
     });
-    lock(&place.boost.table).insert(key, Arc::new(std::sync::Mutex::new(boosted.unwrap())));
+    lock(&place.boost.table).insert(key, Arc::new(Mutex::new(boosted.unwrap())));
     let next = Request { offset: -1, ..Request::default() };
     assert_eq!(place.boost.write(&file, &next, b"acknowledged"), Ok(12));
     let copies = [(); 3].map(|()| file.try_clone().unwrap());

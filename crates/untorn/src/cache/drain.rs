@@ -312,11 +312,7 @@ impl<M: Medium> Cache<M> {
     /// Syncs what was delivered, and frees it. With `all`, also what is stuck is moved out of the way.
     fn settle(&self, drain: &mut Drain, all: bool) -> Result<()> {
         let dirty = std::mem::take(&mut drain.dirty);
-        for file in dirty.values().filter(|file| !file.has_failed()) {
-            if let Err(error) = file.slow.sync(barriers::FILE) {
-                self.fail(file, &error);
-            }
-        }
+        self.sync_or_miss(dirty.values().filter(|file| !file.has_failed()));
         let has_failed = |item: &Item| dirty.get(&item.operation.uid).is_some_and(|file| file.has_failed());
         let (failed, settled): (Vec<Item>, Vec<Item>) = drain.pending.drain(..).partition(has_failed);
         drain.stuck.extend(failed);
@@ -346,6 +342,35 @@ impl<M: Medium> Cache<M> {
             self.forget_if_done(&mut registry, file);
         }
         Ok(())
+    }
+
+    /// Makes files durable, each by its own sync, or, if it was removed, by that of its directory: then no crash brings it back, and
+    /// nobody misses what it had.
+    fn sync_or_miss<'a>(&self, files: impl Iterator<Item = &'a Arc<Managed>>) {
+        // All are asked before the first directory is synced: what is removed later that sync does not make durable.
+        let (removed, there): (Vec<_>, Vec<_>) = files.partition(|file| self.was_removed(file));
+        for file in there {
+            if let Err(error) = file.slow.sync(barriers::FILE) {
+                self.fail(file, &error);
+            }
+        }
+        let mut dirs = BTreeMap::new();
+        for file in removed {
+            dirs.entry(file.dir()).or_insert_with(Vec::new).push(file);
+        }
+        for (dir, files) in dirs {
+            if let Err(error) = self.place.sync_dir(barriers::REMOVED, dir) {
+                files.into_iter().for_each(|file| self.fail(file, &error));
+            }
+        }
+    }
+
+    /// Whether a file was removed, after the log had noted that it might be, from a directory that is where it was then.
+    fn was_removed(&self, file: &Managed) -> bool {
+        let Some(parents) = file.parents.get() else { return false };
+        file.leaving.load(Ordering::Acquire)
+            && file.slow.is_removed().unwrap_or(false)
+            && self.place.directory(file.dir()).is_ok_and(|found| found.is_some_and(|(_, inode)| inode == parents[0]))
     }
 
     /// Moves the tail, durably, and frees what it passes.

@@ -29,6 +29,8 @@ pub(crate) struct Managed {
     pub(super) overlay: Overlay,
     /// Its line in the file table, once it has one.
     pub(super) line: Mutex<Option<Line>>,
+    /// The line says that the file may be removed.
+    pub(super) leaving: AtomicBool,
     /// The number that its entries have; 0 without a line.
     pub(super) uid: AtomicU64,
     /// Every entry of it has a position below.
@@ -76,6 +78,7 @@ impl Managed {
             identity,
             path,
             parents: OnceLock::new(),
+            leaving: AtomicBool::new(false),
             through,
             gate: RwLock::default(),
             length: RwLock::new(Length { len, changes: VecDeque::new() }),
@@ -93,6 +96,11 @@ impl Managed {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The directory that has its name.
+    pub(super) fn dir(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("/"))
     }
 
     /// # Errors

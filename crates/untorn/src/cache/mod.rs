@@ -17,7 +17,7 @@
 //! 2. An entry is laid over its pages after its fence, under locks that were taken before its place in the order was decided.
 //!    So nothing is seen that a crash could take back, and of two writes to one page the later in the log is the later one.
 //!    Where durability is left to a sync, entries are seen before: like any file, then.
-//! 3. The tail passes an entry when its file was synced after it was written to, and nothing is stored over an entry before
+//! 3. The tail passes an entry when its file was synced after it was written to, or was removed, durably, and nothing is stored over an entry before
 //!    the tail beyond it is durable. So a replay finds every entry that matters, and before it none that is older than one
 //!    it does not find: replaying is idempotent, over what was drained already too.
 //! 4. An operation that is in the file by halves, because the drain or its sync was interrupted, is whole in the log. (Where
@@ -117,6 +117,8 @@ pub(crate) mod barriers {
         CUT = "cache.through.cut";
         /// What was drained is durable in the file before its entries are free.
         FILE = "cache.drain.file";
+        /// A file that was removed stays so before entries that were not brought to it are free.
+        REMOVED = "cache.drain.removed";
         /// The log says what is free before it is written over.
         TAIL = "cache.drain.tail";
         /// An entry that was moved is durable before the tail passes the one it was.

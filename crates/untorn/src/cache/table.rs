@@ -158,8 +158,7 @@ impl<M: Medium> Cache<M> {
         let line = Line { seq: line.seq + 1, ..line };
         // A replay must find the file, and in it what was there before it had a log: its name, its length and its contents may
         // be as new as this call.
-        let dir = file.path().parent().unwrap_or(Path::new("/"));
-        let there = file.slow.sync(barriers::BEFORE).and_then(|()| self.place.sync_dir(barriers::NAME, dir));
+        let there = file.slow.sync(barriers::BEFORE).and_then(|()| self.place.sync_dir(barriers::NAME, file.dir()));
         let there = there.and_then(|()| self.parents(file.path()));
         match there {
             Ok(parents) => drop(file.parents.set(parents)),
@@ -214,6 +213,7 @@ impl<M: Medium> Cache<M> {
         let durable = || self.ring.persist(barriers::LEAVING);
         self.put_lines(file, line, file.uid.load(Ordering::Acquire), true, durable)?;
         *own = Some(line);
+        file.leaving.store(true, Ordering::Release);
         Ok(true)
     }
 

@@ -38,6 +38,14 @@ pub trait SlowFile: Send + Sync + 'static {
         Ok(self.len()? == 0)
     }
 
+    /// Whether the file has no name any more, and so will get none. One that does not know says no.
+    ///
+    /// # Errors
+    /// Those of `fstat(2)`.
+    fn is_removed(&self) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Fills `dst` from `offset` as far as the file goes; how many bytes those were.
     ///
     /// # Errors
@@ -156,6 +164,11 @@ impl SlowFile for Descriptor {
         Ok(found.st_size.try_into().unwrap_or(0))
     }
 
+    fn is_removed(&self) -> Result<bool> {
+        let found = rustix::fs::fstat(&self.file).map_err(|errno| Error::io("examine", &self.path, errno))?;
+        Ok(found.st_nlink == 0)
+    }
+
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
         let mut done = 0;
         while done < dst.len() {
@@ -247,47 +260,60 @@ pub struct OnMedium<M>(pub M);
 /// The longest that a slow file on a medium may grow to.
 const RESERVE: u64 = 1 << 24;
 
-struct OnMediumFile<F>(F);
+struct OnMediumFile<M: Medium> {
+    file: M::File,
+    medium: M,
+    path: PathBuf,
+}
 
-impl<F: MediumFile + 'static> SlowFile for OnMediumFile<F> {
+impl<M: Medium> SlowFile for OnMediumFile<M> {
     fn identity(&self) -> Result<Identity> {
-        self.0.identity()
+        self.file.identity()
     }
 
     fn len(&self) -> Result<u64> {
-        Ok(self.0.len())
+        Ok(self.file.len())
+    }
+
+    fn is_removed(&self) -> Result<bool> {
+        if !self.medium.exists(&self.path)? {
+            return Ok(true);
+        }
+        let there = self.medium.open(&self.path, Access::ReadWrite, RESERVE)?;
+        Ok(there.identity()? != self.identity()?)
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
-        let there = self.0.len().saturating_sub(offset).min(dst.len() as u64) as usize;
-        self.0.read(offset, &mut dst[..there])?;
+        let there = self.file.len().saturating_sub(offset).min(dst.len() as u64) as usize;
+        self.file.read(offset, &mut dst[..there])?;
         Ok(there)
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         let end = offset + src.len() as u64;
-        if end > self.0.len() {
-            self.0.set_len(end)?;
+        if end > self.file.len() {
+            self.file.set_len(end)?;
         }
-        self.0.allocate(offset, src.len() as u64)?;
-        self.0.write(offset, src)
+        self.file.allocate(offset, src.len() as u64)?;
+        self.file.write(offset, src)
     }
 
     fn set_len(&self, len: u64) -> Result<()> {
-        self.0.set_len(len)
+        self.file.set_len(len)
     }
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
-        self.0.sync(barrier)
+        self.file.sync(barrier)
     }
 }
 
-impl<M: Medium> SlowPlace for OnMedium<M> {
+impl<M: Medium + Clone> SlowPlace for OnMedium<M> {
     fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
         if !self.0.exists(path)? {
             return Ok(None);
         }
-        Ok(Some(Arc::new(OnMediumFile(self.0.open(path, Access::ReadWrite, RESERVE)?))))
+        let file = self.0.open(path, Access::ReadWrite, RESERVE)?;
+        Ok(Some(Arc::new(OnMediumFile { file, medium: self.0.clone(), path: path.to_owned() })))
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
