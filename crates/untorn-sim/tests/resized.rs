@@ -1,6 +1,9 @@
 //! Files with redundancy that get another length: what was covered before stays so, and damage never becomes the truth.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use untorn::medium::{Access, Medium, MediumClass, MediumFile};
@@ -185,5 +188,60 @@ fn a_crash_amid_it_leaves_damage_known_too() {
                 }
             }
         }
+    }
+}
+
+/// The length changes while what was called for goes on, batch after batch: it waits.
+#[test]
+fn what_was_called_to_be_covered_is_covered_also_beside_a_change_of_length() {
+    const STRIPES: usize = 64;
+    for round in 1..3_u64 {
+        let medium = SimMedium::new(MediumClass::Block);
+        medium.install(PATH, &bytes(4 * STRIPES * PAGE));
+        let redundancy = ProtectOptions::new().stripe(4).batch(1).on_demand();
+        let options = Options::new().engine(EngineKind::Reflection).durability(Durability::PerCommit).max_len(16 << 20);
+        let options = options.record_area(2, 4).redundancy(redundancy);
+        let file: AtomicFile = options.open_on(medium.clone(), PATH).unwrap();
+        // To the pages of the sidecar, and then to those of the file.
+        for copy in 0..2 {
+            file.sync_redundancy().unwrap();
+            for stripe in 0..STRIPES {
+                file.write_at(&[round as u8 + copy; PAGE], (4 * stripe * PAGE) as u64).unwrap();
+            }
+            file.sync().unwrap();
+        }
+        let (begun, begins) = std::sync::mpsc::channel();
+        let (batches, caller) = (Arc::new(AtomicU64::new(0)), thread::current().id());
+        let counted = batches.clone();
+        medium.set_hook(Box::new(move |instant| {
+            let marks = instant.barrier.is_some_and(|barrier| barrier.name() == "redundancy.cover.marks");
+            // What the other thread covers is for the new length.
+            if marks && thread::current().id() == caller {
+                counted.fetch_add(1, Ordering::Relaxed);
+                // Nobody listens any more after the first, when there is time to come to wait.
+                if begun.send(()).is_ok() {
+                    thread::sleep(Duration::from_millis(20));
+                }
+            }
+            untorn_sim::Verdict::Allow
+        }));
+        let len = 4 * (STRIPES as u64 + round) * PAGE as u64;
+        let covered = thread::scope(|scope| {
+            let file = &file;
+            scope.spawn(move || {
+                begins.recv().unwrap();
+                // It makes the data file longer at once.
+                file.resize(len).unwrap();
+            });
+            file.sync_redundancy().unwrap();
+            batches.load(Ordering::Relaxed)
+        });
+        medium.clear_hook();
+        assert!(covered >= STRIPES as u64, "{covered} batches");
+        file.sync_redundancy().unwrap();
+        let coverage = file.coverage().unwrap().unwrap();
+        assert_eq!((coverage.pages * PAGE as u64, coverage.uncovered), (len, 0));
+        file.close().unwrap();
+        assert!(ProtectOptions::new().look_on(medium, PATH).unwrap().scrub().unwrap().is_clean());
     }
 }

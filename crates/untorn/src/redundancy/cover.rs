@@ -65,26 +65,32 @@ impl<M: Medium> Redundancy<M> {
     }
 
     /// Covers what was stored to before the call, in batches. Pages that somebody announced and is still storing to are left
-    /// out, with their stripes. Returns how many pages were covered.
+    /// out, with their stripes. Returns how many pages were covered. Who calls goes by its return, so it does not leave for a
+    /// file that is about to change: whoever changes it waits.
     ///
     /// # Errors
     /// Those of reading, writing and flushing. After them, and after any other failure on the way, nothing more is promised.
     pub(crate) fn cover(&self) -> Result<u64> {
         self.usable()?.left_alone.values_mut().for_each(|stripe| stripe.left = 0);
-        self.pass()
+        self.pass_unless(|| false)
     }
 
-    /// The same by the way, as the thread does it: without stripes whose pages could not be read a short time ago.
+    /// The same by the way, as the thread does it: without stripes whose pages could not be read a short time ago, and not to the
+    /// end if it is to [leave](Redundancy::leave).
     ///
     /// # Errors
     /// As there.
     pub(crate) fn pass(&self) -> Result<u64> {
+        self.pass_unless(|| self.is_leaving())
+    }
+
+    fn pass_unless(&self, leaves: impl Fn() -> bool) -> Result<u64> {
         self.note_stores(&mut *self.usable()?)?;
         self.usable()?.left_alone.values_mut().for_each(|stripe| stripe.left = stripe.left.saturating_sub(1));
         let (mut covered, mut from) = (0, 0);
         loop {
             let mut inner = self.usable()?;
-            if self.is_leaving() {
+            if leaves() {
                 return Ok(covered);
             }
             let Some((stripes, next)) = self.next_batch(&inner, from) else {

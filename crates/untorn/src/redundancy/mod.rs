@@ -305,7 +305,8 @@ impl<M: Medium> Redundancy<M> {
         self.geometry.len
     }
 
-    /// Has passes and scrubs under way end soon: the file is about to change.
+    /// Has passes and scrubs under way end soon: the file is about to change. Not those that somebody
+    /// [called for](Redundancy::cover).
     pub(crate) fn leave(&self) {
         self.leaving.store(true, Ordering::Relaxed);
     }

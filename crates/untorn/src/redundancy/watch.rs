@@ -204,7 +204,7 @@ impl<M: Medium> Watch<M> {
             return Err(Error::Invalid { path: self.path.clone(), what: what.to_owned() });
         }
         if let Kept::Open(redundancy) = &*kept {
-            // A pass or a scrub under way would have to be waited for.
+            // A pass of the thread or a scrub under way would have to be waited for. What somebody called for is.
             redundancy.leave();
         }
         drop(kept);
