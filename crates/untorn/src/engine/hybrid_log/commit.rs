@@ -44,15 +44,20 @@ impl<M: Medium> Core<M> {
     /// Stores the record of the open epoch, unless nothing happened in it, and opens the next. On persistent memory the
     /// epoch is durable then; on a block medium it is by the next flush. The caller holds every lane.
     pub(super) fn commit_holding(&self, lanes: &[Lane<'_>]) -> Result<()> {
-        self.commit_with(lanes, self.class == MediumClass::PersistentMemory, || ())
+        self.commit_with(lanes, self.len(), self.class == MediumClass::PersistentMemory, || ())
     }
 
-    /// The same; if `at_once`, the epoch is durable then in any case, and `publish` is called when it is, before anybody
-    /// else can know.
-    pub(super) fn commit_with(&self, lanes: &[Lane<'_>], at_once: bool, publish: impl FnOnce()) -> Result<()> {
+    /// The same, with a length for the file; if `at_once`, the epoch is durable then in any case, and `publish` is called when it
+    /// is, before anybody else can know. Until then the file has the length that it had.
+    pub(super) fn commit_with(
+        &self,
+        lanes: &[Lane<'_>],
+        len: u64,
+        at_once: bool,
+        publish: impl FnOnce(),
+    ) -> Result<()> {
         self.standing.writable()?;
         let writes: u64 = lanes.iter().map(|lane| lane.state.writes()).sum();
-        let len = self.len();
         if writes == 0 && len == self.head.committed_len.load(Ordering::Relaxed) {
             // A growth that was taken back: nobody wrote behind the end, so what is there is zeros as the growth left it, and
             // the next one has nothing to lay zeros over.

@@ -32,11 +32,12 @@ impl<M: Medium> Core<M> {
             let lanes = self.lanes.acquire_all(self.relax());
             let ready = len <= self.len() || self.uncover(&lanes, len)?;
             if ready {
-                self.show_len(len);
-                return match self.durability {
-                    Durability::PerCommit => Ok(()),
-                    Durability::PerWrite => self.commit_with(&lanes, true, || ()),
-                };
+                match self.durability {
+                    Durability::PerCommit => self.show_len(len),
+                    // Nobody sees a length that a crash could take back.
+                    Durability::PerWrite => self.commit_with(&lanes, len, true, || self.show_len(len))?,
+                }
+                return Ok(());
             }
             drop(lanes);
             self.make_room(&[Piece { offset: 0, bytes: &[0; ZEROS] }], attempt)?;

@@ -118,7 +118,7 @@ impl<M: Medium> Core<M> {
                     let publish =
                         || plan.covers.iter().zip(&links).for_each(|(cover, &link)| self.publish(cover, link));
                     // Whether a write whose commit failed is in, only recovery can tell; the handle is poisoned.
-                    let committed = self.commit_with(&lanes, true, publish);
+                    let committed = self.commit_with(&lanes, self.len(), true, publish);
                     if committed.is_err() {
                         self.unlock(&plan.covers);
                     }
