@@ -304,13 +304,13 @@ fn what_is_appended_is_in_the_log_where_the_kernel_has_it() {
     assert_eq!(fs::read(path).unwrap(), b"onetwothend");
 }
 
-/// A file whose device fails from some instant on.
-struct Failing {
+/// A file of which something is done before its device syncs it, which may fail.
+struct Behind {
     file: Descriptor,
-    fails: Arc<AtomicBool>,
+    before: Arc<dyn Fn() -> untorn::Result<()> + Send + Sync>,
 }
 
-impl SlowFile for Failing {
+impl SlowFile for Behind {
     fn identity(&self) -> untorn::Result<Identity> {
         self.file.identity()
     }
@@ -332,45 +332,26 @@ impl SlowFile for Failing {
     }
 
     fn sync(&self, barrier: Barrier) -> untorn::Result<()> {
-        if self.fails.load(Ordering::Relaxed) {
-            let error = std::io::Error::from_raw_os_error(5);
-            return Err(Error::io("sync", std::path::Path::new("a device"), error));
-        }
+        (self.before)()?;
         self.file.sync(barrier)
     }
 }
 
-/// A file whose device does nothing from some instant on, until it is let.
-struct Slow {
-    file: Descriptor,
-    rests: Arc<(Mutex<bool>, Condvar)>,
-}
-
-impl SlowFile for Slow {
-    fn identity(&self) -> untorn::Result<Identity> {
-        self.file.identity()
-    }
-
-    fn len(&self) -> untorn::Result<u64> {
-        self.file.len()
-    }
-
-    fn read(&self, offset: u64, dst: &mut [u8]) -> untorn::Result<usize> {
-        self.file.read(offset, dst)
-    }
-
-    fn write(&self, offset: u64, src: &[u8]) -> untorn::Result<()> {
-        self.file.write(offset, src)
-    }
-
-    fn set_len(&self, len: u64) -> untorn::Result<()> {
-        self.file.set_len(len)
-    }
-
-    fn sync(&self, barrier: Barrier) -> untorn::Result<()> {
-        let (rests, goes_on) = &*self.rests;
-        drop(goes_on.wait_while(lock(rests), |rests| *rests).unwrap());
-        self.file.sync(barrier)
+impl Place {
+    /// A new file that is boosted, on such a device.
+    fn behind(&self, path: PathBuf, before: Arc<dyn Fn() -> untorn::Result<()> + Send + Sync>) -> (OwnedFd, Key) {
+        let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+        let (status, file) = (file.metadata().unwrap(), OwnedFd::from(file));
+        let key = (status.dev(), status.ino());
+        // Other tests start programs, which hold it for a moment.
+        let mut boosted = None;
+        await_that(|| {
+            let device = |file| -> Arc<dyn SlowFile> { Arc::new(Behind { file, before: before.clone() }) };
+            boosted = Boosted::over(&self.boost.cache, &file, device).ok();
+            boosted.is_some()
+        });
+        lock(&self.boost.table).insert(key, Arc::new(Mutex::new(boosted.unwrap())));
+        (file, key)
     }
 }
 
@@ -379,19 +360,16 @@ impl SlowFile for Slow {
 fn who_closes_many_files_waits_for_no_device() {
     let place = Place::new();
     let rests = Arc::new((Mutex::new(false), Condvar::new()));
+    let device = rests.clone();
+    let before = Arc::new(move || {
+        let (rests, goes_on) = &*device;
+        drop(goes_on.wait_while(lock(rests), |rests| *rests).unwrap());
+        Ok(())
+    });
     let mut files = Vec::new();
     for number in 0..80 {
         let path = place.path().with_extension(number.to_string());
-        let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
-        let (status, file) = (file.metadata().unwrap(), OwnedFd::from(file));
-        let key = (status.dev(), status.ino());
-        let mut boosted = None;
-        await_that(|| {
-            let device = |file| -> Arc<dyn SlowFile> { Arc::new(Slow { file, rests: rests.clone() }) };
-            boosted = Boosted::over(&place.boost.cache, &file, device).ok();
-            boosted.is_some()
-        });
-        lock(&place.boost.table).insert(key, Arc::new(Mutex::new(boosted.unwrap())));
+        let (file, key) = place.behind(path, before.clone());
         assert_eq!(place.boost.write(&file, &Request::default(), b"written"), Ok(7));
         files.push((file, key));
     }
@@ -410,17 +388,15 @@ fn a_device_that_failed_behind_the_log_is_told_to_the_next_write_sync_and_close(
     const EIO: Result<(), i32> = Err(5);
     let place = Place::shared();
     let fails = Arc::new(AtomicBool::new(false));
-    let file = File::options().read(true).write(true).create_new(true).open(place.path()).unwrap();
-    let (status, file) = (file.metadata().unwrap(), OwnedFd::from(file));
-    let key = (status.dev(), status.ino());
-    // Other tests start programs, which hold it for a moment.
-    let mut boosted = None;
-    await_that(|| {
-        let device = |file| -> Arc<dyn SlowFile> { Arc::new(Failing { file, fails: fails.clone() }) };
-        boosted = Boosted::over(&place.boost.cache, &file, device).ok();
-        boosted.is_some()
+    let device = fails.clone();
+    let before = Arc::new(move || match device.load(Ordering::Relaxed) {
+        true => {
+            let error = std::io::Error::from_raw_os_error(5);
+            Err(Error::io("sync", std::path::Path::new("a device"), error))
+        }
+        false => Ok(()),
     });
-    lock(&place.boost.table).insert(key, Arc::new(Mutex::new(boosted.unwrap())));
+    let (file, key) = place.behind(place.path(), before);
     let next = Request { offset: -1, ..Request::default() };
     assert_eq!(place.boost.write(&file, &next, b"acknowledged"), Ok(12));
     let copies = [(); 3].map(|()| file.try_clone().unwrap());
