@@ -51,6 +51,40 @@ fn threads_and_children_lose_nothing_of_what_they_store_at_once() {
     }
 }
 
+/// The kernel says nothing of what such a process has open and mapped, but of its other threads'.
+#[test]
+fn a_process_whose_first_thread_has_ended_is_served_like_any_other() {
+    if !are_stores_heard_of() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("leaderless.c", dir.path(), &[]);
+    same_as_bare(&[program.as_os_str()]);
+    let at = tempfile::tempdir().unwrap();
+    let output = under(at.path(), &layers().0, &[program.as_os_str(), "kill".as_ref()]).output().unwrap();
+    assert_eq!(output.status.code(), Some(137), "{}", text(&output.stderr));
+    let found = files(at.path());
+    assert_eq!(found.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["f.managed", "g.managed"]);
+    assert_eq!((&found[0].1[..6], &found[0].1[PAGE..PAGE + 7]), (&b"first\0"[..], &b"second\0"[..]));
+    assert_eq!(found[1].1, b"", "what was never synced was kept, so nobody managed the file");
+}
+
+/// The one in the place of which another one is made is no more.
+#[test]
+fn mappings_that_replace_one_another_leave_nothing_behind() {
+    if !are_stores_heard_of() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("window.c", dir.path(), &[]);
+    same_as_bare(&[program.as_os_str()]);
+    // With what the first ones leave, the launcher has no descriptors for the last ones.
+    let script = format!("ulimit -n 256; exec \"$0\" run --match '*.managed' --layer {:?} -- {program:?}", layers().0);
+    let mut run = Command::new("sh");
+    run.current_dir(dir.path()).args(["-c", &script, UNTORN]);
+    assert_eq!(text(&succeed(&mut run).stdout), "1000 mappings, synced 0\n");
+}
+
 #[test]
 fn what_was_stored_is_kept_by_a_sync_and_by_the_programs_own_end_and_by_nothing_else() {
     if !are_stores_heard_of() {

@@ -59,7 +59,7 @@ impl Path {
     }
 }
 
-/// `/proc/self/fd/N`, and zeros. As small as it can be: a signal handler may have little stack.
+/// `/proc/thread-self/fd/N`, and zeros. As small as it can be: a signal handler may have little stack.
 fn link_of(fd: c_int) -> [u8; 32] {
     let mut link = [0; 32];
     let mut number = fd.unsigned_abs();
@@ -78,4 +78,5 @@ fn link_of(fd: c_int) -> [u8; 32] {
     link
 }
 
-const PROC: &[u8] = b"/proc/self/fd/";
+/// Of this thread: once the first thread of a process has ended, the process itself has none.
+const PROC: &[u8] = b"/proc/thread-self/fd/";

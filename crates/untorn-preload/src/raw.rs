@@ -224,10 +224,10 @@ pub(crate) fn has_something(socket: c_int) -> bool {
     found != Err(libc::EAGAIN)
 }
 
-/// Calls `each` with every descriptor of this process, until it fails.
+/// Calls `each` with every descriptor of this process, until it fails. The first thread may have ended, and has none then.
 pub(crate) fn each_descriptor(mut each: impl FnMut(c_int) -> Result<(), c_int>) -> Result<(), c_int> {
     let flags = word(libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC);
-    let arguments = [word(libc::AT_FDCWD), c"/proc/self/fd".as_ptr() as usize, flags, 0, 0, 0];
+    let arguments = [word(libc::AT_FDCWD), c"/proc/thread-self/fd".as_ptr() as usize, flags, 0, 0, 0];
     // SAFETY: the path ends in a zero.
     let Ok(list) = (unsafe { result(libc::SYS_openat, arguments) }) else {
         // Without /proc, or a descriptor to spare, all that there may be.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 
 /// What the kernel calls files in memory that programs map in the place of their own.
 pub(crate) const NAME: &str = "untorn-twin";
@@ -26,19 +27,38 @@ impl Area {
         let offset = self.offset + from.saturating_sub(self.start) as u64;
         (from < to).then_some(Area { start: from, end: to, offset, ..self })
     }
+
+    /// The parts of it that do not lie in the addresses of another.
+    pub(crate) fn without(self, other: &Area) -> impl Iterator<Item = Area> + use<> {
+        [self.within(0, other.start), self.within(other.end, usize::MAX)].into_iter().flatten()
+    }
 }
 
-/// The areas of a process, in the order of their addresses. None of one that has ended.
+/// The areas of a process, in the order of their addresses. None of one that has ended. Its threads share them; the first may
+/// have ended, and has none then.
 ///
 /// # Errors
 /// EACCES for a process that may not be looked into.
 pub(crate) fn areas(process: u32) -> io::Result<Vec<Area>> {
-    let text = match fs::read(format!("/proc/{process}/maps")) {
-        Err(error) if crate::holders::is_gone(&error) => return Ok(Vec::new()),
-        read => read?,
-    };
+    let mut text = lines(Path::new(&format!("/proc/{process}")))?;
+    if text.is_empty() {
+        for task in fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {
+            text = lines(&task.path())?;
+            if !text.is_empty() {
+                break;
+            }
+        }
+    }
     // Paths may be any bytes; all else is ASCII.
     Ok(String::from_utf8_lossy(&text).lines().filter_map(area).collect())
+}
+
+/// What the kernel says of the memory of a thread; nothing of one that has ended.
+fn lines(task: &Path) -> io::Result<Vec<u8>> {
+    match fs::read(task.join("maps")) {
+        Err(error) if crate::holders::is_gone(&error) => Ok(Vec::new()),
+        read => read,
+    }
 }
 
 /// The area of a line, if it is one of ours.
@@ -78,6 +98,10 @@ mod tests {
         let part = found.within(0x7f00_0000_2000, usize::MAX).unwrap();
         assert_eq!((part.start, part.end, part.offset), (0x7f00_0000_2000, wanted.end, 0x3000));
         assert_eq!(found.within(0, wanted.start), None);
+        let rest: Vec<_> = found.without(&part).map(|rest| (rest.start, rest.end, rest.offset)).collect();
+        assert_eq!(rest, [(wanted.start, part.start, wanted.offset)]);
+        let middle = Area { start: part.start, end: part.start + 0x1000, ..part };
+        assert_eq!(found.without(&middle).map(|rest| rest.offset).collect::<Vec<_>>(), [0x2000, 0x4000]);
         for other in [line.replace("rw-s", "rw-p"), line.replace("/memfd:", "/tmp/"), line.replace("twin", "twins")] {
             assert_eq!(area(&other), None, "{other}");
         }

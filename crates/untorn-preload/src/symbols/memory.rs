@@ -11,6 +11,9 @@ use crate::raw::{self, word};
 use crate::real::real;
 use crate::settings::settings;
 
+/// madvise(2), Linux 6.13; where stores wait to be heard of the kernel never comes to its end with it (6.18).
+const MADV_GUARD_INSTALL: c_int = 102;
+
 /// A private mapping: a copy, for whether later changes show in it is left open (mmap(2)).
 fn copied(
     place: *mut c_void,
@@ -151,11 +154,15 @@ calls! {
         Some(child)
     };
     [madvise](place: *mut c_void, len: size_t, advice: c_int) -> c_int =
-        if advice == libc::MADV_REMOVE && mapped::may_be_in(place as usize, len) {
-            mapped::refused(c"madvise", c"takes bytes out of a file past the epoch", place as usize, len)
+        {
+            let why = match advice {
+                libc::MADV_REMOVE => Some(c"takes bytes out of a file past the epoch"),
+                MADV_GUARD_INSTALL => Some(c"would take the marks away by which stores are heard of"),
+                _ => None,
+            };
+            why.filter(|_| mapped::may_be_in(place as usize, len))
+                .and_then(|why| mapped::refused(c"madvise", why, place as usize, len))
                 .map(|errno| fail(errno) as c_int)
-        } else {
-            None
         };
     [remap_file_pages](place: *mut c_void, len: size_t, protection: c_int, offset: size_t, flags: c_int) -> c_int =
         if mapped::may_be_in(place as usize, len) {

@@ -93,7 +93,7 @@ impl Files {
                     .map_err(|error| io_errno(&error))?;
             }
             if let Some(twin) = state.present_twin() {
-                twin.mappings.push(mapping);
+                twin.take_up(mapping);
             }
             Ok(())
         })

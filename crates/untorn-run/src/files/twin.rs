@@ -6,7 +6,7 @@
 //! protected by userfaultfd(2), in every process: the first store to a page waits until the page is noted here; a commit protects
 //! all pages that were noted, in every process, before it copies the first.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -260,17 +260,44 @@ impl Twin {
     pub(super) fn look_again(&mut self, process: Option<u32>) -> bool {
         let before = self.mappings.len();
         let mut known = BTreeMap::new();
-        self.mappings.retain(|mapping| {
-            if process.is_some_and(|process| process != mapping.process) {
-                return true;
-            }
-            let areas = known.entry(mapping.process).or_insert_with(|| maps::areas(mapping.process).ok());
-            let there = areas.as_ref().is_none_or(|areas| !mapping.parts(areas).is_empty());
-            if !there {
+        // From the latest on: what it has is none of an earlier one's in the place of which it was made.
+        let mut kept: Vec<Arc<Mapping>> = Vec::with_capacity(before);
+        let mut gone = HashSet::new();
+        for mapping in std::mem::take(&mut self.mappings).into_iter().rev() {
+            let is_asked_for = process.is_none_or(|process| process == mapping.process);
+            let areas = is_asked_for
+                .then(|| known.entry(mapping.process).or_insert_with(|| maps::areas(mapping.process).ok()))
+                .and_then(|areas| areas.as_ref());
+            let there = areas.is_none_or(|areas| {
+                let mut parts = mapping.parts(areas);
+                for later in kept.iter().filter(|later| later.process == mapping.process) {
+                    parts = parts.into_iter().flat_map(|part| part.without(&later.area)).collect();
+                }
+                !parts.is_empty()
+            });
+            if there {
+                kept.push(mapping);
+            } else {
                 mapping.end();
+                gone.insert(Arc::as_ptr(&mapping));
             }
-            there
-        });
+        }
+        kept.reverse();
+        // Nobody stores there any more; what was stored is committed all the same.
+        self.open.retain(|(mapping, _)| gone.is_empty() || !gone.contains(&Arc::as_ptr(mapping)));
+        self.mappings = kept;
         before != self.mappings.len()
+    }
+
+    /// Takes a mapping up that was just made, and lets go of those in the place of which it was.
+    pub(super) fn take_up(&mut self, mapping: Arc<Mapping>) {
+        let (process, area) = (mapping.process, mapping.area);
+        let replaces =
+            |other: &Arc<Mapping>| other.process == process && other.area.within(area.start, area.end).is_some();
+        let replaces = self.mappings.iter().any(replaces);
+        self.mappings.push(mapping);
+        if replaces {
+            self.look_again(Some(process));
+        }
     }
 }
