@@ -11,7 +11,7 @@ pub use crate::engine::snapshot::{Audit, RegionInfo, StoreInfo};
 use crate::error::{Error, Result};
 use crate::map::{RegionMap, RegionMapOptions, refuse_if_shared};
 use crate::medium::{self, Dax, Latched, Medium, MediumKind, PageCache};
-use crate::options::Order;
+use crate::options::{Admission, Order};
 
 /// A store of named regions in one file, each a set of 4 KiB pages that [`pmsync`](Region::pmsync) commits as a whole.
 ///
@@ -161,24 +161,29 @@ impl StoreOptions {
     /// [`Error::Unsupported`] for one of a later version.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<RegionStore> {
         let path = &medium::resolve(path.as_ref())?;
-        let refuse = || refuse_if_shared(path, medium::detect(path)?.identity);
-        // Before it is opened, which leaves it as a crash does. And after: from then on nobody else can begin to share.
-        refuse()?;
-        let store = self.open_to_share(path)?;
-        refuse()?;
-        Ok(store)
+        let unshared = Unshared { path };
+        // Before it is locked too, as those who share a region are who has the lock.
+        unshared.admit()?;
+        self.open_admitted(path, &unshared)
     }
 
-    /// Opens a store for those who share a region of it.
+    /// Opens a store if the admission lets it.
     ///
     /// # Errors
-    /// As for [`open`](StoreOptions::open), but for those who share.
-    pub(crate) fn open_to_share(&self, path: &Path) -> Result<RegionStore> {
+    /// As for [`open`](StoreOptions::open), but for those who share; those of the admission.
+    pub(crate) fn open_admitted(&self, path: &Path, admission: &dyn Admission) -> Result<RegionStore> {
         let detected = medium::detect(path)?;
         match detected.kind {
-            MediumKind::PersistentMemory | MediumKind::AssumedPmem => self.open_on(Dax::new(detected.kind), path),
-            MediumKind::Block | MediumKind::Volatile => self.open_on(PageCache::new(), path),
+            MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
+                self.open_with(Dax::new(detected.kind), path, Some(admission))
+            }
+            MediumKind::Block | MediumKind::Volatile => self.open_with(PageCache::new(), path, Some(admission)),
         }
+    }
+
+    fn open_with<M: Medium>(&self, medium: M, path: &Path, admission: Option<&dyn Admission>) -> Result<RegionStore> {
+        let medium = Arc::new(Latched::new(medium));
+        Ok(RegionStore { store: Arc::new(Box::new(Store::open(medium, path, self.settings, admission)?)) })
     }
 
     /// [`create`](StoreOptions::create) on a medium of one's own: for simulators.
@@ -190,7 +195,7 @@ impl StoreOptions {
         self.validate(path)?;
         let medium = Arc::new(Latched::new(medium));
         snapshot::create(&*medium, path, &self.settings)?;
-        Ok(RegionStore { store: Arc::new(Box::new(Store::open(medium, path, self.settings)?)) })
+        Ok(RegionStore { store: Arc::new(Box::new(Store::open(medium, path, self.settings, None)?)) })
     }
 
     /// [`open`](StoreOptions::open) on a medium of one's own: for simulators.
@@ -198,8 +203,18 @@ impl StoreOptions {
     /// # Errors
     /// As there.
     pub fn open_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>) -> Result<RegionStore> {
-        let medium = Arc::new(Latched::new(medium));
-        Ok(RegionStore { store: Arc::new(Box::new(Store::open(medium, path.as_ref(), self.settings)?)) })
+        self.open_with(medium, path.as_ref(), None)
+    }
+}
+
+/// Lets a store be opened of which nobody shares a region.
+struct Unshared<'a> {
+    path: &'a Path,
+}
+
+impl Admission for Unshared<'_> {
+    fn admit(&self) -> Result<()> {
+        refuse_if_shared(self.path, medium::detect(self.path)?.identity)
     }
 }
 

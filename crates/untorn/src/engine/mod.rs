@@ -26,6 +26,7 @@ mod reflection;
 mod registry;
 pub(crate) mod snapshot;
 pub(crate) mod standing;
+pub(crate) mod terms;
 mod together;
 
 /// One contiguous part of an atomic write.

@@ -3,14 +3,14 @@
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::engine::{self, NoOthers, Piece, Shared};
+use crate::engine::{self, NoOthers, Piece, Shared, terms};
 use crate::error::{Error, Result};
 use crate::medium::{self, Identity, detect};
 use crate::options::{Admission, Options};
-use crate::sharing::working::{Backing, Before, Cut, Opener, WorkingCopy, cause_of};
+use crate::sharing::working::{Backing, Before, Cut, Opener, Succession, WorkingCopy, cause_of};
 use crate::sidecar;
 use crate::sys::sync;
 
@@ -168,7 +168,8 @@ impl SharedMap {
         self.copy.roll_back().map(drop)
     }
 
-    /// Makes the file `len` bytes long for all processes, and commits. New bytes are zeros; it cannot be made shorter.
+    /// Makes the file `len` bytes long for all processes, and commits. New bytes are zeros; it cannot be made shorter. All see
+    /// the new length when it is durable; if it fails none does, and commits go on without it.
     ///
     /// # Errors
     /// [`Error::Invalid`] if that is shorter than it is, or longer than the process that came first reserved address space
@@ -203,7 +204,7 @@ impl SharedMap {
 impl Options {
     /// Opens an existing file as plain memory shared with other processes that do the same, and recovers it if it stands at
     /// a crash. Address space is reserved for [`max_len`](Options::max_len), as the process that came first said; without
-    /// it for 64 GiB, or twice the length.
+    /// it for 64 GiB, or twice the length. What it said of the log counts for all, too, whichever process serves.
     ///
     /// They meet in the directory of sidecars beside the file, so all of them have to see that and be allowed to write to
     /// it.
@@ -264,34 +265,32 @@ impl Opener for Committed {
         }
         let heir = Arc::new(Heir {
             others: NoOthers::by_calls(&self.path, self.identity),
-            before: before.cloned(),
-            found: Mutex::default(),
+            succession: Succession::of(before),
         });
         let admission: Arc<dyn Admission> = heir.clone();
-        let mut options = Options { admission: Some(admission), ..self.options.clone() };
-        if before.is_some() {
-            // These were about the first opening: nothing that was committed since may be given up by a later one. The
-            // program's function was called for the map that it asked for, in a thread of its own.
-            (options.trust, options.adopt, options.progress) = (None, false, None);
-        }
+        let agreed = match before {
+            Some(before) => terms::adopt(&before.terms(), &self.options).map_err(|what| heir.others.invalid(what))?,
+            None => self.options.clone(),
+        };
+        // How this process learns of a page that its medium lost is its own affair.
+        let options = Options { admission: Some(admission), lost_page: self.options.lost_page, ..agreed };
         let shared = engine::open(&self.path, &options)?;
+        let terms = terms::of(&options, &shared.engine.info());
         // The path may have come to name another file since it was looked at.
         if shared.engine.identity()? != self.identity {
             return Err(another());
         }
         let commit = shared.engine.info().commit;
         // It was told, or the engine would not have opened the file for writing.
-        let (sidecar, session) = *heir.found.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Box::new(Logged { shared, commit: commit.into(), sidecar, session }))
+        let (sidecar, session) = heir.succession.found();
+        Ok(Box::new(Logged { shared, commit: commit.into(), sidecar, session, terms }))
     }
 }
 
 /// Lets whoever is to serve open the file, if it is as the process left it that served before.
 struct Heir {
     others: NoOthers,
-    before: Option<Before>,
-    /// The sidecar's UUID, and the session that is begun: by the last attempt, for an opening may take several.
-    found: Mutex<([u64; 2], u64)>,
+    succession: Succession,
 }
 
 impl Admission for Heir {
@@ -300,14 +299,7 @@ impl Admission for Heir {
     }
 
     fn succeed(&self, sidecar: &[u8; 16], session: u64) -> Result<u64> {
-        let sidecar = u128::from_le_bytes(*sidecar);
-        let sidecar = [sidecar as u64, (sidecar >> 64) as u64];
-        let step = match &self.before {
-            Some(before) => before.succeed(sidecar, session).map_err(|what| self.others.invalid(what))?,
-            None => 1,
-        };
-        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = (sidecar, session + step);
-        Ok(step)
+        self.succession.succeed(sidecar, session).map_err(|what| self.others.invalid(what))
     }
 }
 
@@ -317,6 +309,7 @@ struct Logged {
     commit: AtomicU64,
     sidecar: [u64; 2],
     session: u64,
+    terms: String,
 }
 
 impl Backing for Logged {
@@ -334,6 +327,10 @@ impl Backing for Logged {
 
     fn session(&self) -> u64 {
         self.session
+    }
+
+    fn terms(&self) -> String {
+        self.terms.clone()
     }
 
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {

@@ -205,7 +205,7 @@ mod tests {
             Settings { order: None, nodes: 2, max_len: 1 << 30, grow_by: 4, background: false, read_only: false };
         let medium = Arc::new(PageCache::new());
         create(&*medium, &dir.join("store"), &settings).unwrap();
-        let store = Store::open(medium, &dir.join("store"), settings).unwrap();
+        let store = Store::open(medium, &dir.join("store"), settings, None).unwrap();
         let region = store.create_region("r", 1000).unwrap();
         (store, region)
     }

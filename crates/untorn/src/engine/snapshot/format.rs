@@ -58,6 +58,8 @@ pub(super) struct Superblock {
     pub(super) seq: u64,
     /// Region nodes.
     pub(super) nodes: u32,
+    /// Another one in each opening for writing, so that who shares a region can tell whether somebody else has had the store.
+    pub(super) session: u64,
     /// The free map, if the store was closed cleanly.
     pub(super) map: Option<MapPlace>,
 }
@@ -97,7 +99,8 @@ struct RawSuperblock {
     pages: U64,
     map_at: U64,
     map_sum: U64,
-    reserved: [u8; 3992],
+    session: U64,
+    reserved: [u8; 3984],
     check: U64,
 }
 
@@ -106,6 +109,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSuperblock, uuid) == 40);
     assert!(std::mem::offset_of!(RawSuperblock, seq) == 56);
     assert!(std::mem::offset_of!(RawSuperblock, pages) == 72);
+    assert!(std::mem::offset_of!(RawSuperblock, session) == 96);
     assert!(std::mem::offset_of!(RawSuperblock, check) == 4088);
 };
 
@@ -127,6 +131,7 @@ impl Superblock {
         raw.seq = self.seq.into();
         raw.nodes = self.nodes.into();
         raw.left = OPEN.into();
+        raw.session = self.session.into();
         if let Some(map) = self.map {
             raw.left = CLEAN.into();
             raw.pages = map.pages.into();
@@ -170,7 +175,7 @@ impl Superblock {
             CLEAN => Some(MapPlace { pages: raw.pages.get(), at: raw.map_at.get(), sum: raw.map_sum.get() }),
             other => return Err(nonsense(format!("state {other} is unknown"))),
         };
-        Ok(Some(Superblock { uuid: raw.uuid, seq: raw.seq.get(), nodes, map }))
+        Ok(Some(Superblock { uuid: raw.uuid, seq: raw.seq.get(), nodes, session: raw.session.get(), map }))
     }
 
     /// Reads the copy that counts.

@@ -85,7 +85,8 @@ pub(crate) mod barriers {
         ATTACH_NAME = "snapshot.attach.name";
         /// What is concluded at an open comes from the medium and not from what a failed flush left in the cache.
         ATTACH_CACHE = "snapshot.attach.cache";
-        /// The superblock says "open" before the first change: else a crash would leave a free map that is out of date.
+        /// The superblock says "open" before the first change: else a crash would leave a free map that is out of date. And it
+        /// has the number of this session, so that nothing changes in one that somebody takes for another.
         OPEN = "snapshot.open";
         /// A region node is whole before its status says that it has a region.
         NODE = "snapshot.node";
@@ -193,8 +194,6 @@ pub(crate) trait AnyRegion: Send + Sync {
     /// The store's file.
     fn path(&self) -> &Path;
     fn info(&self) -> Result<RegionInfo>;
-    /// Of all regions there ever were only this one has it.
-    fn uid(&self) -> [u8; 16];
     /// Allocates pages in a row, from `at` on or where there is room. Returns the first.
     fn alloc(&self, at: Option<u64>, count: u64) -> Result<u64>;
     fn free(&self, logical: u64) -> Result<()>;

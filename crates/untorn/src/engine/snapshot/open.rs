@@ -11,7 +11,7 @@ use super::{Core, Region, Settings, Slot, barriers};
 use crate::engine::standing::Standing;
 use crate::error::{Error, Result};
 use crate::medium::{self, Access, LockKind, Medium, MediumClass, MediumFile};
-use crate::options::Order;
+use crate::options::{Admission, Order};
 
 /// Makes a store without regions. The name must be free.
 ///
@@ -21,7 +21,8 @@ use crate::options::Order;
 /// EEXIST if the name is taken, [`Error::InUse`] if another process is making it.
 pub(crate) fn create<M: Medium>(medium: &M, path: &Path, settings: &Settings) -> Result<()> {
     medium::create_whole(medium, path, settings_reserve(), |file| {
-        let mut superblock = Superblock { uuid: medium.unique()?, seq: 0, nodes: settings.nodes, map: None };
+        let mut superblock =
+            Superblock { uuid: medium.unique()?, seq: 0, nodes: settings.nodes, session: 0, map: None };
         file.set_len(superblock.first() * PAGE)?;
         if medium.class() == MediumClass::PersistentMemory {
             file.allocate(0, superblock.first() * PAGE)?;
@@ -38,11 +39,17 @@ const fn settings_reserve() -> u64 {
 }
 
 impl<M: Medium> Store<M> {
-    /// Opens a store; nobody else may have it open, but others that only read if this one does.
+    /// Opens a store; nobody else may have it open, but others that only read if this one does. The admission, if there is one,
+    /// is asked as soon as the store is locked, and told the session before one is begun.
     ///
     /// # Errors
-    /// [`Error::InUse`]; [`Error::Corrupt`] and [`Error::Unsupported`] for what is no store that this code knows.
-    pub(crate) fn open(medium: Arc<M>, path: &Path, settings: Settings) -> Result<Self> {
+    /// [`Error::InUse`]; those of the admission; [`Error::Corrupt`] and [`Error::Unsupported`] for what is no store that this code knows.
+    pub(crate) fn open(
+        medium: Arc<M>,
+        path: &Path,
+        settings: Settings,
+        admission: Option<&dyn Admission>,
+    ) -> Result<Self> {
         let (access, lock) = match settings.read_only {
             true => (Access::Read, LockKind::Shared),
             false => (Access::ReadWrite, LockKind::Exclusive),
@@ -51,6 +58,7 @@ impl<M: Medium> Store<M> {
         if !file.try_lock(lock)? {
             return Err(Error::InUse { path: path.to_owned(), holder: "another process, or this one".to_owned() });
         }
+        admission.map_or(Ok(()), Admission::admit)?;
         file.sync(barriers::ATTACH_FILE)?;
         medium.sync_dir(barriers::ATTACH_NAME, &directory_of(path))?;
         // Who only looks changes nothing that what it sees would have to be durable for, and what cannot be dropped from a
@@ -89,6 +97,8 @@ impl<M: Medium> Store<M> {
         let standing = Standing::new(path, settings.read_only);
         let standing = standing.map_err(|error| Error::io("prepare to open", path, error))?;
         if !settings.read_only {
+            let step = admission.map_or(Ok(1), |admission| admission.succeed(&superblock.uuid, superblock.session))?;
+            superblock.session = superblock.session.wrapping_add(step);
             // After a crash too: what is left of a torn "clean" must not be completed by a later one.
             superblock.map = None;
             superblock.write(&file)?;

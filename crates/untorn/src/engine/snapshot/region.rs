@@ -136,10 +136,6 @@ impl<M: Medium> AnyRegion for Access<M> {
         Ok(self.core().describe(self.region()))
     }
 
-    fn uid(&self) -> [u8; 16] {
-        self.region().uid
-    }
-
     fn alloc(&self, at: Option<u64>, count: u64) -> Result<u64> {
         self.core().standing.writable()?;
         let max_pages = self.region().max_pages;

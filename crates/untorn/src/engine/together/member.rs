@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use self::succession::Part;
+use super::Opener;
 use super::call::{self, Kind};
 use super::server::Server;
 use super::service::Service;
-use super::{Opener, terms};
+use crate::engine::terms;
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::sharing::board::{Board, CHANNELS, Channel, FREE, MOST, VERSION, Words};

@@ -40,7 +40,6 @@ mod member;
 mod ranges;
 mod server;
 mod service;
-mod terms;
 #[cfg(test)]
 mod tests;
 
@@ -51,7 +50,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use self::call::Kind;
 use self::member::Member;
 use self::service::{Service, why_new_generation};
-use super::{Engine, Info, Piece, Recovery};
+use super::{Engine, Info, Piece, Recovery, terms};
 use crate::error::{Error, Result};
 use crate::medium::Identity;
 use crate::options::{Durability, EngineKind, Options};

@@ -246,10 +246,6 @@ impl AnyRegion for Ailing {
         self.region.info()
     }
 
-    fn uid(&self) -> [u8; 16] {
-        self.region.uid()
-    }
-
     fn alloc(&self, at: Option<u64>, count: u64) -> Result<u64> {
         self.writable()?;
         self.region.alloc(at, count)

@@ -9,8 +9,9 @@ use super::pages::{ALLOCATED, IN_WORD, Layout, allocated_in, let_go, pages_of};
 use crate::engine::snapshot::{PAGE, Page, Stored};
 use crate::error::{Error, Result};
 use crate::medium::{Identity, detect};
+use crate::options::Admission;
 use crate::region::{Region, RegionStore, StoreOptions};
-use crate::sharing::working::{Backing, Before, Cut, Opener, cause_of};
+use crate::sharing::working::{Backing, Before, Cut, Opener, Succession, cause_of};
 use crate::sys::shared::SharedPages;
 
 /// Opens the store and the region for whoever serves.
@@ -30,11 +31,13 @@ impl Committed {
         Error::Invalid { path: self.store.clone(), what }
     }
 
-    pub(super) fn open_region(&self, len: Option<u64>) -> Result<Mapped> {
+    pub(super) fn open_region(&self, before: Option<&Before>) -> Result<Mapped> {
         if detect(&self.store)?.identity != self.identity {
             return Err(self.invalid("it is another file than the store whose region is shared".to_owned()));
         }
-        let store = StoreOptions::new().open_to_share(&self.store)?;
+        let heir = Heir { opener: self, succession: Succession::of(before) };
+        let store = StoreOptions::new().open_admitted(&self.store, &heir)?;
+        let len = before.map(Before::len);
         let region = match store.open_region(&self.name) {
             Err(error) if self.create && len.is_none() && error.errno() == libc::ENOENT => {
                 store.create_region(&self.name)?
@@ -56,16 +59,15 @@ impl Committed {
             shown.allocated[(page / IN_WORD) as usize] |= ALLOCATED << (page % IN_WORD * 2);
         }
         shown.note(&region, &pages)?;
-        let uid = u128::from_le_bytes(region.region.uid());
-        let uid = [uid as u64, (uid >> 64) as u64];
+        let (uuid, session) = heir.succession.found();
         let open = Some((region, store));
-        Ok(Mapped { layout, commit: info.commit.into(), uid, shown: Mutex::new(shown), open })
+        Ok(Mapped { layout, commit: info.commit.into(), uuid, session, shown: Mutex::new(shown), open })
     }
 }
 
 impl Opener for Committed {
     fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>> {
-        Ok(Box::new(self.open_region(before.map(Before::len))?))
+        Ok(Box::new(self.open_region(before)?))
     }
 
     fn part(&self) -> String {
@@ -73,12 +75,30 @@ impl Opener for Committed {
     }
 }
 
+/// Lets whoever is to serve open the store, if it is as the process left it that served before. In another session somebody
+/// may have put another region of the name in the place of this one, or made the commit that the dead process had under way.
+struct Heir<'a> {
+    opener: &'a Committed,
+    succession: Succession,
+}
+
+impl Admission for Heir<'_> {
+    fn admit(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn succeed(&self, store: &[u8; 16], session: u64) -> Result<u64> {
+        self.succession.succeed(store, session).map_err(|what| self.opener.invalid(what))
+    }
+}
+
 /// A region at its last commit.
 pub(super) struct Mapped {
     layout: Layout,
     commit: AtomicU64,
-    /// The region's: one that is made again has another.
-    uid: [u64; 2],
+    /// The store's.
+    uuid: [u64; 2],
+    session: u64,
     /// Not held while the engine commits: a process that has to wait for a page does not wait for a flush.
     shown: Mutex<Shown>,
     /// Both, until they are closed.
@@ -220,7 +240,11 @@ impl Backing for Mapped {
     }
 
     fn identity(&self) -> [u64; 2] {
-        self.uid
+        self.uuid
+    }
+
+    fn session(&self) -> u64 {
+        self.session
     }
 
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {

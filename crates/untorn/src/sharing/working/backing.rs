@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::control::{Control, PAGE};
 use crate::error::{Error, Result};
@@ -25,6 +25,11 @@ pub(crate) trait Backing: Send + Sync {
     /// The session in which it is open, if it numbers those in which it is written to: it never has the number of another.
     fn session(&self) -> u64 {
         0
+    }
+
+    /// What is to hold of it whichever process has it open, in words of its own.
+    fn terms(&self) -> String {
+        String::new()
     }
 
     /// Reads the last commit from `offset`, a multiple of 4096; all that is asked for lies within [`len`](Backing::len).
@@ -86,6 +91,11 @@ impl Before {
         self.0.len()
     }
 
+    /// The [terms](Backing::terms) of the process that came first.
+    pub(crate) fn terms(&self) -> String {
+        self.0.terms()
+    }
+
     /// Told which backing was found, and in which session it was left, before anything of it is changed; by how much the
     /// number of the next session is to be higher.
     ///
@@ -104,8 +114,38 @@ impl Before {
         }
         let random = crate::sys::random().map_err(|error| error.to_string())?;
         let step = 16 + u64::from(u16::from_le_bytes([random[0], random[1]]));
-        self.0.set_sessions(session, session + step);
+        self.0.set_sessions(session, session.wrapping_add(step));
         Ok(step)
+    }
+}
+
+/// Which backing is found by a process that comes to serve, and which session it begins: told by the engine that opens it.
+pub(crate) struct Succession {
+    before: Option<Before>,
+    /// By the last attempt, for an opening may take several.
+    found: Mutex<([u64; 2], u64)>,
+}
+
+impl Succession {
+    pub(crate) fn of(before: Option<&Before>) -> Self {
+        Succession { before: before.cloned(), found: Mutex::default() }
+    }
+
+    /// Told the backing's UUID and the session in which it was left; by how much the number of the next one is to be higher.
+    ///
+    /// # Errors
+    /// In words, that it is not as it was left.
+    pub(crate) fn succeed(&self, uuid: &[u8; 16], session: u64) -> std::result::Result<u64, String> {
+        let uuid = u128::from_le_bytes(*uuid);
+        let identity = [uuid as u64, (uuid >> 64) as u64];
+        let step = self.before.as_ref().map_or(Ok(1), |before| before.succeed(identity, session))?;
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = (identity, session.wrapping_add(step));
+        Ok(step)
+    }
+
+    /// The backing's identity, and the session that was begun.
+    pub(crate) fn found(&self) -> ([u64; 2], u64) {
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

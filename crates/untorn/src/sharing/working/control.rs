@@ -33,7 +33,7 @@ pub(super) const PAGE: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"untornWC");
 /// Of the block's layout and of the messages; processes of different versions don't share.
-pub(super) const VERSION: u64 = 3;
+pub(super) const VERSION: u64 = 4;
 
 // The block begins with two pages of words of 32 bits, each of what changes often in a cache line of its own.
 const GATE: usize = 0;
@@ -59,6 +59,8 @@ const WORD_SESSIONS: usize = 12;
 const WORD_POISONED: usize = 15;
 const WORD_CAUSE: usize = 16;
 const CAUSE_WORDS: usize = 64;
+const WORD_TERMS: usize = WORD_CAUSE + CAUSE_WORDS;
+const TERMS_WORDS: usize = 128;
 const BITMAPS_AT: usize = WORDS_AT + PAGE;
 
 // The two low bits of the gate say what a cut is doing; the others count its steps, so that no waiter misses one.
@@ -298,14 +300,8 @@ impl Control {
 
     /// Why nothing more is promised, if so.
     pub(super) fn poisoned(&self) -> Option<String> {
-        let words = self.words();
-        let len = words[WORD_POISONED].load(Ordering::SeqCst) as usize;
-        let cause: Vec<u8> = words[WORD_CAUSE..WORD_CAUSE + CAUSE_WORDS]
-            .iter()
-            .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes())
-            .take(len)
-            .collect();
-        (len != 0).then(|| String::from_utf8_lossy(&cause).into_owned())
+        let len = self.words()[WORD_POISONED].load(Ordering::SeqCst) as usize;
+        (len != 0).then(|| self.text(WORD_CAUSE, CAUSE_WORDS, len))
     }
 
     /// Notes that nothing more is promised, unless it was noted before.
@@ -314,13 +310,37 @@ impl Control {
         if words[WORD_POISONED].load(Ordering::SeqCst) != 0 {
             return;
         }
-        for (word, bytes) in words[WORD_CAUSE..WORD_CAUSE + CAUSE_WORDS].iter().zip(cause.as_bytes().chunks(8)) {
+        self.set_text(WORD_CAUSE, CAUSE_WORDS, cause);
+        let len = cause.len().clamp(1, CAUSE_WORDS * 8);
+        words[WORD_POISONED].store(len as u64, Ordering::SeqCst);
+    }
+
+    /// On what terms the process that came first opened the backing.
+    pub(super) fn terms(&self) -> String {
+        let len = self.words()[WORD_TERMS].load(Ordering::Relaxed) as usize;
+        self.text(WORD_TERMS + 1, TERMS_WORDS, len)
+    }
+
+    /// Notes them, before anybody else takes part.
+    pub(super) fn set_terms(&self, terms: &str) {
+        self.set_text(WORD_TERMS + 1, TERMS_WORDS, terms);
+        self.words()[WORD_TERMS].store(terms.len() as u64, Ordering::Relaxed);
+    }
+
+    /// `len` bytes in words from `at` on, of which there are `room`.
+    fn text(&self, at: usize, room: usize, len: usize) -> String {
+        let words = self.words()[at..at + room].iter();
+        let bytes: Vec<u8> = words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).take(len).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// As much of a text as there is room for.
+    fn set_text(&self, at: usize, room: usize, text: &str) {
+        for (word, bytes) in self.words()[at..at + room].iter().zip(text.as_bytes().chunks(8)) {
             let mut eight = [0; 8];
             eight[..bytes.len()].copy_from_slice(bytes);
             word.store(u64::from_le_bytes(eight), Ordering::Relaxed);
         }
-        let len = cause.len().clamp(1, CAUSE_WORDS * 8);
-        words[WORD_POISONED].store(len as u64, Ordering::SeqCst);
     }
 
     /// How many threads of a member are making a page writable just now.

@@ -37,7 +37,7 @@ impl Server {
     /// proceed; those to a page of the cut as soon as it has been copied.
     pub(super) fn cut(&mut self) -> Result<Option<Cut>> {
         let mut cut = std::mem::take(&mut self.spare);
-        cut.len = self.control.len();
+        cut.len = self.cut_len();
         // How many there will be about, so that the memory for the copies is there before anybody waits.
         self.control.dirty_pages(&mut cut.pages);
         if cut.pages.is_empty() && cut.len == self.committed_len {

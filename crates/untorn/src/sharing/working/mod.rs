@@ -80,7 +80,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
-pub(crate) use backing::{Backing, Before, Cut, Opener, cause_of};
+pub(crate) use backing::{Backing, Before, Cut, Opener, Succession, cause_of};
 
 use self::control::PAGE;
 pub(crate) use self::keeper::BetweenCuts;

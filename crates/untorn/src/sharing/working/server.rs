@@ -77,6 +77,8 @@ pub(super) struct Server {
     part: String,
     /// Bytes of the last commit.
     pub(super) committed_len: u64,
+    /// Bytes that the working copy is to have once the commit under way is durable: nobody is shown them before.
+    growing: Option<u64>,
     /// The seats, by slot.
     pub(super) seats: Vec<Option<Seat>>,
     /// Buffers for the next cut.
@@ -123,6 +125,7 @@ impl Server {
         };
         Ok(Server {
             committed_len: backing.as_ref().map_or(0, |backing| backing.len()),
+            growing: None,
             listener: Listener::new(place)?,
             deaf: false,
             stranded: None,
@@ -359,7 +362,7 @@ impl Server {
                 return Err("it was given up".to_owned());
             }
         } else {
-            let pages = self.control.pages();
+            let pages = self.cut_len().div_ceil(PAGE as u64);
             self.control.reset_member(slot);
             self.control.allocate_member(slot, pages).map_err(|error| format!("there is no memory: {error}"))?;
             if message.b < pages {
@@ -441,7 +444,11 @@ impl Server {
             while self.queue.front().is_some_and(|next| next.message.kind == Kind::Commit) {
                 waiting.extend(self.queue.pop_front());
             }
-            match begun.and_then(|()| self.cut()) {
+            let cut = begun.and_then(|()| self.cut());
+            if !matches!(cut, Ok(Some(_))) {
+                self.growing = None;
+            }
+            match cut {
                 Ok(Some(cut)) => {
                     self.in_flight = Some(waiting);
                     // Before it can be durable: whoever takes over may find it, and no other one.
@@ -458,7 +465,13 @@ impl Server {
         }
     }
 
-    /// Makes the working copy longer, everywhere.
+    /// Bytes of the next cut, and of the one that is being committed.
+    pub(super) fn cut_len(&self) -> u64 {
+        self.growing.unwrap_or_else(|| self.control.len())
+    }
+
+    /// Makes room for a longer working copy, everywhere. It is as long once that is committed, and if it never is, nobody has
+    /// seen a length that the file could not have.
     fn grow(&mut self, len: u64) -> Result<()> {
         let (before, old) = (self.control.len(), self.control.pages());
         let room = self.control.reserved() * PAGE as u64;
@@ -477,7 +490,7 @@ impl Server {
             self.view.grow(pages * PAGE as u64)
         });
         grown.map_err(|error| self.io("grow the working copy of", error))?;
-        self.control.set_len(len);
+        self.growing = Some(len);
         Ok(())
     }
 
@@ -489,10 +502,12 @@ impl Server {
     }
 
     fn finish(&mut self, cut: Cut, result: Result<u64>) {
+        self.growing = None;
         match &result {
             Ok(number) => {
                 let in_flight = self.control.in_flight();
                 cut.pages.iter().for_each(|page| in_flight.reset(*page));
+                self.control.set_len(cut.len);
                 self.control.set_commit(*number);
                 self.committed_len = cut.len;
                 if let Ok(backing) = &self.backing {

@@ -70,6 +70,7 @@ pub(super) fn begin(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) 
     let control = Control::create(len, reserved).map_err(failed)?;
     control.set_commit(backing.last_commit());
     control.set_backing(backing.identity());
+    control.set_terms(&backing.terms());
     control.set_sessions(backing.session(), backing.session());
     let view = SharedPages::create("untorn-working", len.next_multiple_of(PAGE as u64), bytes).map_err(failed)?;
     start(place, Arc::new(control), view, Ok(backing), opener.part())
@@ -105,6 +106,8 @@ pub(super) fn take_over(
     });
     if let Ok(backing) = &backing {
         control.set_commit(backing.last_commit());
+        // A process that was killed when it had made it longer had made the room before, and could not say so any more.
+        control.set_len(backing.len());
         // It has begun, so whoever finds the one before finds what was put in the place of the backing.
         control.set_sessions(backing.session(), backing.session());
     }

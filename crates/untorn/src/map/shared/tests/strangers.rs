@@ -167,6 +167,28 @@ fn an_heir_that_trusted_one_side_when_it_joined_keeps_what_was_committed() {
 }
 
 /// Who takes over and dies before anybody knows of it keeps no other from taking over.
+/// Also when another process comes to serve.
+#[test]
+fn what_the_first_process_said_of_the_log_counts_for_all() {
+    const TEST: &str = "what_the_first_process_said_of_the_log_counts_for_all";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, _)) = child_of(TEST) {
+        return serve(&dir);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (map, go) = without_a_server(TEST, dir.path(), &Options::new().log_size(1 << 20));
+    go.store(true, SeqCst);
+    map.grow(4 << 20).unwrap();
+    assert!(map.is_serving());
+    map.write_at(&vec![5; 4 << 20], 0).unwrap();
+    // A log of 1 MiB has no room for it.
+    map.commit().unwrap();
+    map.close().unwrap();
+    assert_eq!(committed(&dir.path().join("file")), [0x0505_0505_0505_0505; 2]);
+}
+
 #[test]
 fn sessions_that_heirs_began_are_no_strangers() {
     let copy = crate::sharing::working::tests::block([7, 8], 5);

@@ -16,7 +16,7 @@ struct Judging(Committed, PathBuf);
 
 impl Opener for Judging {
     fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>> {
-        Ok(Box::new(Judged::new(Box::new(self.0.open_region(before.map(Before::len))?), &self.1, verdict)))
+        Ok(Box::new(Judged::new(Box::new(self.0.open_region(before)?), &self.1, verdict)))
     }
     fn part(&self) -> String {
         self.0.part()

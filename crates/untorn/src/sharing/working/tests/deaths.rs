@@ -105,6 +105,45 @@ fn survive(test: &str, point: Point) {
     copy.leave().unwrap();
 }
 
+/// In the middle of making it longer: what the file has is what all see, and its new pages are protected in all.
+#[test]
+fn that_was_making_it_longer() {
+    const TEST: &str = "that_was_making_it_longer";
+    if unavailable() {
+        return;
+    }
+    const LONGER: u64 = ((PAGES + 9) * PAGE + 10) as u64;
+    if let Some((dir, point)) = child_of(TEST) {
+        let (copy, notes) = (open(&dir, PAGES), notes(&dir));
+        words(&notes)[READY].store(1, SeqCst);
+        await_word(&notes, GO);
+        DIE_AT.store(point as u32, SeqCst);
+        let _ = copy.grow(LONGER);
+        unreachable!("it survived");
+    }
+    for (point, len) in [(Point::Committing, (PAGES * PAGE) as u64), (Point::Committed, LONGER)] {
+        let dir = tempfile::tempdir().unwrap();
+        let notes = notes(dir.path());
+        let mut child = spawn("deaths", TEST, dir.path(), point as usize, None);
+        await_word(&notes, READY);
+        let copy = open(dir.path(), PAGES);
+        words(&notes)[GO].store(1, SeqCst);
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()), Some(9), "not killed");
+        word(&copy, 0).store(1, SeqCst);
+        let first = copy.commit().unwrap();
+        assert_eq!((copy.len(), copy.is_serving()), (len, true), "{point:?}");
+        copy.grow(LONGER).unwrap();
+        for round in 1..3 {
+            let before = copy.commit().unwrap();
+            assert!(before >= first);
+            (PAGES..PAGES + 10).for_each(|page| word(&copy, page).store(round, SeqCst));
+            assert_eq!(copy.commit().unwrap(), before + 1, "{point:?}: a store went unnoticed");
+            (PAGES..PAGES + 10).for_each(|page| assert_eq!((page, image(dir.path(), page)), (page, round)));
+        }
+        copy.leave().unwrap();
+    }
+}
+
 /// A process forked from the one that serves has its sockets too, so that their other ends do not see it end.
 #[test]
 fn that_left_an_heir_of_its_sockets() {

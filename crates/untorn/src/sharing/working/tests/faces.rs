@@ -96,6 +96,32 @@ fn two_processes_see_one_memory_that_grows_for_both() {
     assert_eq!([1, 2, 199, 200].map(|page| get(&copy, page)), [5, 6, 8, 7]);
 }
 
+/// On a full disk everything else goes on, also what is committed by others while it is full.
+#[test]
+fn a_length_that_cannot_be_had_is_seen_by_nobody() {
+    if unavailable() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let copy = open(dir.path(), PAGES);
+    let longer = ((PAGES + 5) * PAGE + 10) as u64;
+    set(&copy, 1, 5);
+    fs::write(dir.path().join("full"), "").unwrap();
+    let error = copy.grow(longer).unwrap_err();
+    assert!(error.to_string().contains("the test's disk is full"), "{error}");
+    assert_eq!(copy.len(), (PAGES * PAGE) as u64);
+    assert!(copy.commit().is_err());
+    fs::remove_file(dir.path().join("full")).unwrap();
+    assert_eq!(copy.commit().unwrap(), 1);
+    copy.leave().unwrap();
+    let copy = open(dir.path(), PAGES);
+    assert_eq!((copy.len(), get(&copy, 1)), ((PAGES * PAGE) as u64, 5));
+    assert_eq!(copy.grow(longer).unwrap(), 2);
+    assert_eq!((copy.len(), get(&copy, PAGES + 4)), (longer, 0));
+    set(&copy, PAGES + 5, 6);
+    assert_eq!(copy.commit().unwrap(), 3);
+}
+
 #[test]
 fn the_serving_process_may_leave() {
     const TEST: &str = "the_serving_process_may_leave";

@@ -157,6 +157,9 @@ impl<B: Backing + ?Sized> Backing for Judged<B> {
     fn session(&self) -> u64 {
         self.inner.session()
     }
+    fn terms(&self) -> String {
+        self.inner.terms()
+    }
     fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         self.inner.fill(offset, into)
     }

@@ -1,4 +1,4 @@
-//! On what terms processes share a file: the options that all of them have to agree on.
+//! On what terms processes share a file: the options that hold for all of them, whichever serves.
 
 use std::str::FromStr;
 
@@ -9,7 +9,7 @@ use crate::options::Options;
 const ANY: &str = "any";
 
 /// The terms as a text: those of a file that was opened with these options, and turned out to be so.
-pub(super) fn of(options: &Options, info: &Info) -> String {
+pub(crate) fn of(options: &Options, info: &Info) -> String {
     let mut options = options.clone();
     (options.engine, options.durability) = (info.engine, Some(info.durability));
     list(&options).map(|(name, value)| format!("{name}={value}\n")).concat()
@@ -54,6 +54,14 @@ pub(super) fn agree(terms: &str, options: &Options) -> Result<Options, String> {
             return Err(format!("it shares the file with {name} {found}, and here {wanted} is asked for"));
         }
     }
+    adopt(terms, options)
+}
+
+/// Takes from the terms whatever they say.
+///
+/// # Errors
+/// In words, what of them is not known here.
+pub(crate) fn adopt(terms: &str, options: &Options) -> Result<Options, String> {
     let mut agreed = options.clone();
     agreed.engine = taken(terms, ENGINE)?;
     agreed.durability = Some(taken(terms, DURABILITY)?);
