@@ -143,7 +143,10 @@ pub unsafe extern "C" fn untorn_redundancy_repair(addr: *mut c_void, repaired: *
         if report.lost.is_empty() {
             return Ok(());
         }
-        let message = format!("parity cannot give these pages back, so nothing was touched: {:?}", report.lost);
+        let message = format!(
+            "parity cannot give these pages back, so nothing was touched, or the device does not keep what they are given: {:?}",
+            report.lost
+        );
         Err(Failure::new(abi::UNTORN_EBADMSG, message))
     })
 }

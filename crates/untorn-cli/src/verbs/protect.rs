@@ -134,7 +134,18 @@ fn mend(path: &Path, as_json: bool) -> Result<Exit> {
             let _ = writeln!(text, "  {}: {pages} and {parts}", paint(Colour::Good, "repaired"));
         } else {
             let word = paint(Colour::Bad, "lost");
-            let _ = writeln!(text, "  {word}: parity cannot give these back, so nothing was touched:");
+            // What the device did not keep stands among these, too, and then others may have been repaired.
+            let repaired = (report.repaired.len() + report.sidecar_repaired.len()) as u64;
+            let _ = match repaired {
+                0 => writeln!(
+                    text,
+                    "  {word}: parity cannot give these back, so nothing was touched; or the device does not keep what they are given:"
+                ),
+                many => {
+                    let pages = count(many, "page was", "pages were");
+                    writeln!(text, "  {word}: the device does not keep what these are given back; {pages} repaired:")
+                }
+            };
             for range in &report.lost {
                 let _ = writeln!(text, "    {} bytes at {}", range.len, range.offset);
             }

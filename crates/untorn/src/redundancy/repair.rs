@@ -14,6 +14,7 @@ use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
 use crate::medium::{Barrier, Medium, MediumFile, is_bad};
 use crate::options::Damage;
+use crate::sidecar::PAGE;
 
 /// What is to be written: pages, and parity of stripes.
 struct Plan {
@@ -77,7 +78,7 @@ impl<M: Medium> Redundancy<M> {
             .damage
             .iter()
             .filter_map(|damage| match damage {
-                Damage::Page(range) => Some(self.geometry.stripe_of(range.offset / crate::sidecar::PAGE)),
+                Damage::Page(range) => Some(self.geometry.stripe_of(range.offset / PAGE)),
                 Damage::Parity { stripe } => Some(*stripe),
                 _ => None,
             })
@@ -120,7 +121,7 @@ impl<M: Medium> Redundancy<M> {
         }
         for batch in plan.pages.chunks(MAX_INTENTS) {
             let repaired = self.put_back(inner, batch)?;
-            // What the device takes no other bytes for.
+            // What the device takes no other bytes for, or does not keep.
             let refused = batch.iter().filter(|(page, _)| inner.stuck.contains(page) && !repaired.contains(page));
             report.lost.extend(refused.map(|(page, _)| self.range_of(*page)));
             report.repaired.extend(repaired.into_iter().map(|page| self.range_of(page)));
@@ -142,8 +143,9 @@ impl<M: Medium> Redundancy<M> {
         Ok(right.then_some(bytes))
     }
 
-    /// Writes the bytes of damaged pages in place, at most [`MAX_INTENTS`] of them. Which of them were written: one that
-    /// is being stored to by now is left to whoever does, and covered as he leaves it.
+    /// Writes the bytes of damaged pages in place, at most [`MAX_INTENTS`] of them. Which of them the medium has by then: one
+    /// that is being stored to by now is left to whoever does, and covered as he leaves it; one that the medium did not take
+    /// is [stuck](Inner::stuck).
     pub(super) fn put_back(&self, inner: &mut Inner, pages: &[(u64, Vec<u8>)]) -> Result<Vec<u64>> {
         inner.superblock.intents = pages.iter().map(|(page, _)| *page).collect();
         let left = inner.superblock.left;
@@ -172,6 +174,7 @@ impl<M: Medium> Redundancy<M> {
             }
         }
         self.pages.sync(barriers::REPAIR_DATA)?;
+        let repaired = self.that_took(inner, repaired)?;
         inner.superblock.intents.clear();
         inner.superblock.left = left;
         if inner.superblock.left != Left::Tracked && inner.unknown.is_empty() {
@@ -186,6 +189,32 @@ impl<M: Medium> Redundancy<M> {
         }
         self.write_superblocks(inner, barriers::REPAIR_DONE)?;
         Ok(repaired)
+    }
+
+    /// Of pages that were written and flushed, those of which the medium has the bytes. The flush says only that the device took
+    /// them; one that loses writes says so too, and the cache would show what was written. They are read as a scrub reads
+    /// them: whoever is told of a repair is told of what the next scrub finds.
+    fn that_took(&self, inner: &mut Inner, written: Vec<u64>) -> Result<Vec<u64>> {
+        let mut held = [0; PAGE as usize];
+        let mut differing = Vec::new();
+        for &page in &written {
+            if self.read_stored(page, &mut held)? != Some(inner.tables.sum(page)) {
+                differing.push(page);
+            }
+        }
+        if differing.is_empty() {
+            return Ok(written);
+        }
+        // Asked after the reading, as for an accusation: what was stored to meanwhile differs for that.
+        let stored = match &self.mode {
+            Mode::Tracked(tracker) => tracker.look()?,
+            _ => Vec::new(),
+        };
+        for page in differing.iter().filter(|page| !stored.iter().any(|run| run.contains(page))) {
+            tracing::error!(path = %self.path.display(), page, "a page was written anew, and the medium does not have it");
+            inner.stuck.insert(*page);
+        }
+        Ok(written.into_iter().filter(|page| !differing.contains(page)).collect())
     }
 
     /// Writes both copies of the superblock, one after the other: damage to one of them then costs nothing.
