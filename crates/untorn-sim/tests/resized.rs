@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use untorn::medium::{Access, Medium, MediumClass, MediumFile};
 use untorn::{AtomicFile, Durability, EngineKind, Options, ProtectOptions, StripeLayout};
@@ -243,5 +243,28 @@ fn what_was_called_to_be_covered_is_covered_also_beside_a_change_of_length() {
         assert_eq!((coverage.pages * PAGE as u64, coverage.uncovered), (len, 0));
         file.close().unwrap();
         assert!(ProtectOptions::new().look_on(medium, PATH).unwrap().scrub().unwrap().is_clean());
+    }
+}
+
+/// Another length makes nothing younger.
+#[test]
+fn what_is_uncovered_keeps_its_age_beside_a_change_of_length() {
+    for setup in Setup::all().into_iter().filter(|setup| !setup.synchronous) {
+        let medium = SimMedium::new(setup.class);
+        medium.install(PATH, &bytes(10 * PAGE));
+        let file = setup.open(&medium);
+        file.sync_redundancy().unwrap();
+        file.write_at(b"stored", 0).unwrap();
+        file.sync().unwrap();
+        file.deploy(0, 6).unwrap();
+        let stored = Instant::now();
+        for len in [30 * PAGE, 5 * PAGE] {
+            file.resize(len as u64).unwrap();
+            file.sync().unwrap();
+            let at_least = stored.elapsed();
+            let coverage = file.coverage().unwrap().unwrap();
+            assert!(coverage.oldest_uncovered.unwrap() >= at_least, "{:?} {:?}", setup.class, setup.engine);
+        }
+        file.close().unwrap();
     }
 }

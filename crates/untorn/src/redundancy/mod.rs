@@ -42,6 +42,7 @@
 //! data file are announced for it by the medium that it is given, see [`watch`], and so are those to the pages of its sidecar
 //! that may hold what counts, see [`sidecar_pages`].
 
+mod ages;
 mod ahead;
 mod announce;
 mod bits;
@@ -72,8 +73,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use ages::Ages;
 use bits::Bits;
 use format::Superblock;
 use layout::Geometry;
@@ -261,8 +263,8 @@ struct Inner {
     damaged: Vec<(u64, usize)>,
     /// Which copies of the superblock were whole.
     superblocks: [bool; 2],
-    /// The last time at which everything was covered.
-    whole_at: Instant,
+    /// Since when pages are uncovered.
+    ages: Ages,
     /// Whether a crash, or a write that nobody told of, has left pages that may be unknown.
     disbelieved: bool,
     /// It was carried over from another length, and no pass has noted the file's time since.
@@ -365,7 +367,7 @@ impl<M: Medium> Redundancy<M> {
         uncovered.extend(inner.stored.iter());
         uncovered.extend(inner.unknown.iter().copied());
         let vulnerable: BTreeSet<u64> = uncovered.iter().map(|page| self.geometry.stripe_of(*page)).collect();
-        let age = if uncovered.is_empty() { None } else { Some(inner.whole_at.elapsed()) };
+        let age = inner.ages.oldest(uncovered.iter()).map(|since| since.elapsed());
         Ok(Coverage {
             companion: self.side_path.clone(),
             bytes: self.geometry.side_len(),

@@ -33,8 +33,8 @@ pub struct Coverage {
     pub unknown: Vec<u64>,
     /// Damaged pages that could not be repaired when they were come upon.
     pub lost: Vec<u64>,
-    /// For how long, at most, the oldest uncovered page has been so; `None` if there is none. Time before the file was opened
-    /// does not count.
+    /// For how long, at most, the oldest uncovered page has been so; `None` if there is none. It is too much by the time between
+    /// two passes at most, or between two calls that cover. Time before the file was opened does not count.
     pub oldest_uncovered: Option<Duration>,
     /// Stripes of the file.
     pub stripes: u64,

@@ -252,9 +252,11 @@ impl<M: Medium> SidecarPages<M> {
         // What it was asked to leave for does not come: else no pass would ever cover anything again, and say so to nobody.
         let made = redundancy.renew(len).inspect_err(|_| redundancy.stay())?;
         // Lets go of the one before, whose companion has no name any more.
+        let troubles = redundancy.troubles();
         *kept = Kept::Lost("its redundancy could not be made for a greater length".to_owned());
         let longer = self.open(self.from.load(Ordering::Acquire), Some(made))?;
         longer.begin()?;
+        longer.inherit(troubles);
         *kept = Kept::Open(Box::new(longer));
         Ok(())
     }
