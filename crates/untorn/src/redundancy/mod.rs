@@ -307,7 +307,7 @@ impl<M: Medium> Redundancy<M> {
         self.geometry.len
     }
 
-    /// Has passes and scrubs under way end soon: the file is about to change. Not those that somebody
+    /// Has passes under way end soon, and scrubs make a pause, for the file is about to change. Not passes that somebody
     /// [called for](Redundancy::cover).
     pub(crate) fn leave(&self) {
         self.leaving.store(true, Ordering::Relaxed);

@@ -51,6 +51,14 @@ impl<M: Medium> Redundancy<M> {
             return Err(Error::Invalid { path: self.path.clone(), what: what.to_owned() });
         }
         let scrub = self.scrub(how)?;
+        self.repair_found(scrub)
+    }
+
+    /// Repairs what a scrub of this very length has found.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn repair_found(&self, scrub: ScrubReport) -> Result<RepairReport> {
         let mut inner = self.usable()?;
         let (mut report, plan) = self.plan(&inner, scrub)?;
         if report.lost.is_empty() {
@@ -66,6 +74,14 @@ impl<M: Medium> Redundancy<M> {
     /// Those of reading.
     pub(crate) fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
         let scrub = self.scrub(how)?;
+        self.assess_found(scrub)
+    }
+
+    /// The same of what a scrub of this very length has found.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn assess_found(&self, scrub: ScrubReport) -> Result<RepairReport> {
         let inner = self.usable()?;
         self.plan(&inner, scrub).map(|(report, _)| report)
     }
@@ -83,6 +99,8 @@ impl<M: Medium> Redundancy<M> {
                 _ => None,
             })
             .collect();
+        // Not by place, if the length changed meanwhile.
+        stripes.sort_unstable();
         stripes.dedup();
         for damage in &scrub.damage {
             if let Damage::Unknown(range) = damage {
