@@ -26,7 +26,8 @@
 //! 6. A repair is written in place. Until it is done the page goes on differing from its checksum, whatever a crash leaves of
 //!    it, while neither parity nor the other pages of the stripe are touched: so it is done again. Because it changes the
 //!    file's time, by which 5 would disbelieve everything, the superblock names the page first; if there are too many for it, all
-//!    of them are [listed], so that those whose turn has not come are known to be damaged as well.
+//!    of them are [listed], so that those whose turn has not come are known to be damaged as well. It is told of when the medium has
+//!    the bytes, which is read anew after the flush.
 //! 7. Where stores are covered as soon as they are made, parity changes by the difference between what a page held when it
 //!    was announced and what it holds then, see [`delta`]. The first was what its checksum speaks of, so parity goes on
 //!    speaking of every other page as it was covered, whatever that page holds by now. Only of a stripe all of whose pages
