@@ -53,9 +53,20 @@ extern "C" {
  * untorn_redundancy_sync and untorn_unprotect do. */
 #define UNTORN_COVER_ON_DEMAND 1
 
+/* What a scrub found: the second argument of on_damage. */
+/* A page of the file: its offset and length in bytes. */
+#define UNTORN_DAMAGE_PAGE 1
+/* The same of a page of which it cannot be said whether it is damaged. */
+#define UNTORN_DAMAGE_UNKNOWN 2
+/* A parity page: the number of its stripe, and 0. */
+#define UNTORN_DAMAGE_PARITY 3
+/* A table of checksums: its offset in the file that they lie in, and 0. */
+#define UNTORN_DAMAGE_TABLE 4
+
 /* How to protect a mapping. Start from UNTORN_REDUNDANCY_OPTIONS_INIT; a field of
  * zero has its default, which for the first three is what the file is protected
- * with already, if it is. */
+ * with already, if it is. Later versions add fields at the end: a program that was
+ * compiled with fewer leaves these at their defaults. */
 typedef struct untorn_redundancy_options {
     /* sizeof(untorn_redundancy_options). */
     uint32_t size;
@@ -71,9 +82,20 @@ typedef struct untorn_redundancy_options {
     uint32_t batch;
     /* Milliseconds between two passes of the thread that covers. 0: 1000. */
     uint64_t period_ms;
+    /* Milliseconds between two scrubs by a thread. 0: no thread scrubs. */
+    uint64_t scrub_every_ms;
+    /* Bytes that such a scrub reads in a second, at most. 0: as many as it can. */
+    uint64_t scrub_rate;
+    /* Is called with each damage that such a scrub comes upon, on its thread: with
+     * `context`, UNTORN_DAMAGE_*, and the two numbers that are said there. It must
+     * not call untorn_unprotect, which waits for that thread. NULL: nobody is. */
+    void (*on_damage)(void *context, uint32_t what, uint64_t at, uint64_t length);
+    /* What on_damage is called with. It stays until untorn_unprotect has returned, and
+     * may be used by another thread than the caller's. */
+    void *context;
 } untorn_redundancy_options;
 
-#define UNTORN_REDUNDANCY_OPTIONS_INIT { (uint32_t)sizeof(untorn_redundancy_options), 0, 0, 0, 0, 0, 0 }
+#define UNTORN_REDUNDANCY_OPTIONS_INIT { (uint32_t)sizeof(untorn_redundancy_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
 
 /* Protects the file that is mapped at `addr`. Keep the mapping until
  * untorn_unprotect: once it is unmapped or mapped over, every call on it fails, and

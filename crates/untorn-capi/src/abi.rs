@@ -1,6 +1,6 @@
 //! What C programs are compiled against: numbers and struct layouts. They may be added to and never change.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 macro_rules! constants {
     ($($(#[$doc:meta])* $name:ident = $value:expr;)+) => {
@@ -124,6 +124,14 @@ constants! {
     UNTORN_CHECKSUM_XXH3 = 2;
     /// Flag: no thread covers.
     UNTORN_COVER_ON_DEMAND = 1;
+    /// A damaged page.
+    UNTORN_DAMAGE_PAGE = 1;
+    /// A page that may be damaged.
+    UNTORN_DAMAGE_UNKNOWN = 2;
+    /// A damaged parity page.
+    UNTORN_DAMAGE_PARITY = 3;
+    /// A damaged table of checksums.
+    UNTORN_DAMAGE_TABLE = 4;
     /// Bytes of a message, the final zero included.
     UNTORN_MESSAGE_SIZE = 508;
 
@@ -191,7 +199,7 @@ pub struct untorn_options {
 
 /// `untorn_redundancy_options`: how to protect a mapping. Zero in a field means its default.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 #[allow(non_camel_case_types, reason = "the name C programs use")]
 pub struct untorn_redundancy_options {
     /// Bytes of the struct as the program was compiled.
@@ -208,4 +216,30 @@ pub struct untorn_redundancy_options {
     pub batch: u32,
     /// Milliseconds between two passes of the thread that covers.
     pub period_ms: u64,
+    /// Milliseconds between two scrubs by a thread.
+    pub scrub_every_ms: u64,
+    /// Bytes that such a scrub reads in a second, at most.
+    pub scrub_rate: u64,
+    /// Is told of damage.
+    pub on_damage: Option<unsafe extern "C" fn(*mut c_void, u32, u64, u64)>,
+    /// Its first argument.
+    pub context: *mut c_void,
+}
+
+impl Default for untorn_redundancy_options {
+    fn default() -> Self {
+        untorn_redundancy_options {
+            size: 0,
+            stripe: 0,
+            layout: 0,
+            checksum: 0,
+            flags: 0,
+            batch: 0,
+            period_ms: 0,
+            scrub_every_ms: 0,
+            scrub_rate: 0,
+            on_damage: None,
+            context: std::ptr::null_mut(),
+        }
+    }
 }

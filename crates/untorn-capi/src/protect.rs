@@ -20,6 +20,9 @@ static PROTECTED: ByAddress<Protected> = ByAddress::new(Words {
     anew: "protect a mapping of its own",
 });
 
+/// Bytes of the struct of the first version.
+const OLDEST: usize = offset_of!(untorn_redundancy_options, scrub_every_ms);
+
 /// The options at `opts`.
 ///
 /// # Safety
@@ -31,28 +34,50 @@ unsafe fn given(opts: *const untorn_redundancy_options) -> Result<untorn_redunda
     // SAFETY: not null, and the caller vouches that the size is there; a read of four bytes needs no alignment this way.
     let size = unsafe { opts.cast::<u32>().read_unaligned() } as usize;
     let known = size_of::<untorn_redundancy_options>();
-    if !(known..=4096).contains(&size) {
+    if !(OLDEST..=4096).contains(&size) {
         let message = "untorn_redundancy_options.size is not set; start from UNTORN_REDUNDANCY_OPTIONS_INIT";
         return Err(Failure::invalid(message));
     }
     // SAFETY: the struct is as long as its size field says, and nobody changes it during the call.
     let bytes = unsafe { source(opts.cast(), size, "opts") }?;
-    if bytes[known..].iter().any(|&byte| byte != 0) {
+    if bytes.iter().skip(known).any(|&byte| byte != 0) {
         let message =
             "untorn_redundancy_options sets a field this version of libuntorn does not know; install a newer one";
         return Err(Failure::new(abi::UNTORN_EOPNOTSUPP, message));
     }
-    let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
-    let long = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
-    Ok(untorn_redundancy_options {
-        size: size as u32,
-        stripe: word(offset_of!(untorn_redundancy_options, stripe)),
-        layout: word(offset_of!(untorn_redundancy_options, layout)),
-        checksum: word(offset_of!(untorn_redundancy_options, checksum)),
-        flags: word(offset_of!(untorn_redundancy_options, flags)),
-        batch: word(offset_of!(untorn_redundancy_options, batch)),
-        period_ms: long(offset_of!(untorn_redundancy_options, period_ms)),
-    })
+    let mut given = untorn_redundancy_options::default();
+    // SAFETY: no more bytes than both structs have, which do not overlap. A struct of the program's has in each field it has what
+    // that may have: numbers, and for on_damage null or a function, as untorn/protect.h asks. Copied as bytes, pointers stay
+    // what they were.
+    unsafe { std::ptr::copy_nonoverlapping(opts.cast::<u8>(), (&raw mut given).cast::<u8>(), size.min(known)) };
+    Ok(given)
+}
+
+/// Tells of damage, on another thread than the one that asked for it.
+struct Teller {
+    on_damage: unsafe extern "C" fn(*mut c_void, u32, u64, u64),
+    context: *mut c_void,
+}
+
+// SAFETY: the context is handed on and not used here; untorn/protect.h asks that it may be used by another thread.
+unsafe impl Send for Teller {}
+// SAFETY: the same; one thread at a time calls it.
+unsafe impl Sync for Teller {}
+
+impl Teller {
+    fn tell(&self, damage: &Damage) {
+        let (what, at, length) = match damage {
+            Damage::Page(range) => (abi::UNTORN_DAMAGE_PAGE, range.offset, range.len),
+            Damage::Unknown(range) => (abi::UNTORN_DAMAGE_UNKNOWN, range.offset, range.len),
+            Damage::Parity { stripe } => (abi::UNTORN_DAMAGE_PARITY, *stripe, 0),
+            Damage::Table { offset } => (abi::UNTORN_DAMAGE_TABLE, *offset, 0),
+            // A mapping has no sidecar.
+            _ => return,
+        };
+        // SAFETY: a function of this type and its context, both of which untorn/protect.h asks to stay until untorn_unprotect
+        // has returned, which waits for the thread that calls this.
+        unsafe { (self.on_damage)(self.context, what as u32, at, length) };
+    }
 }
 
 fn options(given: &untorn_redundancy_options) -> Result<ProtectOptions> {
@@ -77,6 +102,18 @@ fn options(given: &untorn_redundancy_options) -> Result<ProtectOptions> {
     };
     if given.batch != 0 {
         options = options.batch(u64::from(given.batch));
+    }
+    if given.scrub_every_ms != 0 {
+        options = options.scrub_every(Duration::from_millis(given.scrub_every_ms));
+    } else if given.scrub_rate != 0 || given.on_damage.is_some() {
+        return Err(Failure::invalid("scrub_rate and on_damage are of the thread that scrub_every_ms asks for"));
+    }
+    if given.scrub_rate != 0 {
+        options = options.scrub_rate(given.scrub_rate);
+    }
+    if let Some(on_damage) = given.on_damage {
+        let teller = Teller { on_damage, context: given.context };
+        options = options.on_damage(move |damage| teller.tell(damage));
     }
     match i64::from(given.flags) {
         0 if given.period_ms != 0 => Ok(options.period(Duration::from_millis(given.period_ms))),
@@ -143,7 +180,10 @@ pub unsafe extern "C" fn untorn_redundancy_repair(addr: *mut c_void, repaired: *
         if report.lost.is_empty() {
             return Ok(());
         }
-        let message = format!("parity cannot give these pages back, so nothing was touched: {:?}", report.lost);
+        let message = format!(
+            "parity cannot give these pages back, so nothing was touched, or the device does not keep what they are given: {:?}",
+            report.lost
+        );
         Err(Failure::new(abi::UNTORN_EBADMSG, message))
     })
 }

@@ -188,3 +188,36 @@ fn one_bad_place_is_given_back_where_stripes_are_spread() {
         assert!(fs::read(&place.file).unwrap() == if given_back { before } else { damaged }, "{layout}");
     }
 }
+
+#[test]
+fn what_is_recorded_is_told_while_another_process_keeps_it() {
+    let place = plain(12);
+    untorn(&["protect", place.name(), "--period", "30", "--stripe=3"]).expect(0);
+    untorn(&["scrub", place.name()]).expect(0);
+    let closed = place.info()["redundancy"].clone();
+    let protected = untorn::ProtectOptions::new().on_demand().open(&place.file).unwrap();
+    let stores = protected.announce(PAGE..2 * PAGE + 1).unwrap();
+    let told = place.info()["redundancy"].clone();
+    assert_eq!((&told["state"], &told["holder"]), (&"in-use".into(), &std::process::id().into()));
+    // Two pages of one stripe are announced, which is recorded before they are stored to.
+    assert_eq!((&told["uncovered"], &told["vulnerable_stripes"]), (&2.into(), &1.into()));
+    for same in ["companion", "pages", "stripe", "stripes", "layout", "checksum", "period_seconds", "repaired"] {
+        assert_eq!(told[same], closed[same], "{same}");
+    }
+    for unknown in ["lost", "unknown", "oldest_uncovered_seconds", "in_sidecar"] {
+        assert!(told[unknown].is_null(), "{unknown}: nobody but its owner knows");
+    }
+    let line = untorn(&["info", place.name()]).expect(0).text();
+    assert!(line.contains(&format!("process {}", std::process::id())) && line.contains("10 of 12 pages"), "{line}");
+    drop(stores);
+    protected.sync().unwrap();
+    assert_eq!(place.info()["redundancy"]["uncovered"], 0);
+    protected.close().unwrap();
+    assert_eq!(place.info()["redundancy"]["state"], "trusted");
+    // Of a file with an engine, what its sidecar has too.
+    let file = untorn::AtomicFile::open(&place.file).unwrap();
+    let told = place.info()["redundancy"].clone();
+    assert_eq!((&told["state"], &told["holder"]), (&"in-use".into(), &std::process::id().into()));
+    assert!(told["sidecar"]["pages"].is_u64() && told["sidecar"]["lost"].is_null(), "{told}");
+    file.close().unwrap();
+}

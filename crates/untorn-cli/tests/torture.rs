@@ -54,6 +54,23 @@ fn mapped_regions_survive_too() {
     }
 }
 
+#[test]
+fn files_with_redundancy_survive_and_are_given_back_what_is_damaged() {
+    for (engine, durability) in [("reflection", "commit"), ("hybrid-log", "commit"), ("reflection", "write")] {
+        let place = Place::empty();
+        let dir = place.dir.path().to_str().expect("text");
+        let arguments = ["torture", "--redundancy", "--seconds", "2", "--engine", engine, "--durability", durability];
+        let object = untorn(&[&arguments[..], &["--dir", dir, "--json"]].concat()).expect(0).json();
+        assert_eq!((&object["engine"], &object["durability"]), (&engine.into(), &durability.into()));
+        assert_eq!((&object["redundancy"], &object["violations"]), (&true.into(), &0.into()), "{object}");
+        assert!(object["acknowledged"].as_u64() > Some(0) && object["damaged"].as_u64() > Some(0), "{object}");
+        assert_eq!(fs::read_dir(dir).expect("readable").count(), 0, "files are left behind");
+    }
+    for refused in [["--medium", "dax"], ["--engine", "passthrough"]] {
+        untorn(&[&["torture", "--redundancy"], &refused[..]].concat()).expect(64).names("--redundancy");
+    }
+}
+
 /// What a rig does that cuts the power of a machine: one process writes, another one verifies, of a region as of a file. Without
 /// the region's records what was acknowledged is lost, and that has to be found.
 #[test]

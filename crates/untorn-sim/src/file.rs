@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use untorn::medium::{Access, Barrier, Identity, LockKind, Mark, MarkState, MediumFile, Stamp};
+use untorn::medium::{Access, Barrier, Identity, LockKind, Mark, MarkState, MediumClass, MediumFile, Stamp};
 use untorn::{Error, Result};
 
 use crate::effects::What;
@@ -50,6 +50,24 @@ impl SimFile {
         }
     }
 
+    /// Reads what is in the cache, or what the device has. Memory has no cache that would hide it.
+    fn get(&self, offset: u64, dst: &mut [u8], stored: bool) -> Result<()> {
+        let mut world = self.medium.enter(Step::Read, None, &self.path)?;
+        self.check(&mut world, offset, dst.len() as u64)?;
+        world.counters.bytes_read += dst.len() as u64;
+        if world.inode(self.number).is_bad(offset, dst.len() as u64) {
+            world.counters.bad_reads += 1;
+            return Err(errno("read from", &self.path, EIO));
+        }
+        let shows_device = stored || world.class == MediumClass::PersistentMemory;
+        let inode = world.inode(self.number);
+        inode.volatile.read(offset, dst);
+        if shows_device {
+            inode.show_worn(offset, dst);
+        }
+        Ok(())
+    }
+
     fn put(&self, step: Step, offset: u64, src: &[u8]) -> Result<()> {
         self.writable()?;
         let (mut world, verdict) = self.medium.admit(step, None, &self.path);
@@ -91,15 +109,11 @@ impl MediumFile for SimFile {
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        let mut world = self.medium.enter(Step::Read, None, &self.path)?;
-        self.check(&mut world, offset, dst.len() as u64)?;
-        world.counters.bytes_read += dst.len() as u64;
-        if world.inode(self.number).is_bad(offset, dst.len() as u64) {
-            world.counters.bad_reads += 1;
-            return Err(errno("read from", &self.path, EIO));
-        }
-        world.inode(self.number).volatile.read(offset, dst);
-        Ok(())
+        self.get(offset, dst, false)
+    }
+
+    fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.get(offset, dst, true)
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {

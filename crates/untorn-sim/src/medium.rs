@@ -158,6 +158,19 @@ impl SimMedium {
         world.inode(number).bad.insert(from / 4096);
     }
 
+    /// Has the device write nothing more to the page of a file that has this byte, and say that it did: the cache shows what is
+    /// written from now on, and [`read_stored`](untorn::medium::MediumFile::read_stored) what the page has now. Memory, which
+    /// has no such cache, shows that to all. A power cut forgets it. No such file, no wear.
+    pub fn wear(&self, path: impl AsRef<Path>, offset: u64) {
+        let from = offset / 4096 * 4096;
+        let Some(bytes) = self.peek(&path) else { return };
+        let end = bytes.len().min(from as usize + 4096);
+        let held = bytes.get(from as usize..end).unwrap_or_default().to_vec();
+        let mut world = self.lock();
+        let Some(Node::File(number)) = world.names.volatile.find(path.as_ref()) else { return };
+        world.inode(number).worn.insert(from / 4096, held);
+    }
+
     /// The bytes of a file as programs see them, without passing through [`Medium`]; `None` if there is no such file.
     pub fn peek(&self, path: impl AsRef<Path>) -> Option<Vec<u8>> {
         let world = self.lock();

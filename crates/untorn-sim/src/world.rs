@@ -80,6 +80,8 @@ pub(crate) struct Inode {
     pub(crate) handles: u32,
     /// Pages that cannot be read until they are written whole. A power cut does not remember them.
     pub(crate) bad: BTreeSet<u64>,
+    /// What the device has of pages to which it writes nothing any more. A power cut does not remember them.
+    pub(crate) worn: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Inode {
@@ -97,6 +99,19 @@ impl Inode {
             locks: BTreeMap::new(),
             handles: 0,
             bad: BTreeSet::new(),
+            worn: BTreeMap::new(),
+        }
+    }
+
+    /// Puts what the device has of worn pages in the place of what was read from the cache.
+    pub(crate) fn show_worn(&self, offset: u64, dst: &mut [u8]) {
+        let end = offset + dst.len() as u64;
+        for (page, held) in self.worn.range(offset / PAGE..end.div_ceil(PAGE)) {
+            let (from, to) = ((page * PAGE).max(offset), (page * PAGE + held.len() as u64).min(end));
+            if from < to {
+                let held = &held[(from - page * PAGE) as usize..(to - page * PAGE) as usize];
+                dst[(from - offset) as usize..(to - offset) as usize].copy_from_slice(held);
+            }
         }
     }
 

@@ -5,6 +5,7 @@ use std::iter;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use untorn::medium::{Access, Barrier, Medium, MediumClass, MediumFile};
 use untorn::{Error, ProtectOptions, RepairReport, Tracker};
@@ -234,4 +235,36 @@ fn a_page_that_a_pass_was_told_of_and_did_not_come_to_is_not_called_covered() {
     let coverage = protected.coverage().unwrap();
     assert_eq!((coverage.uncovered, coverage.oldest_uncovered), (0, None));
     assert!(protected.scrub().unwrap().is_clean());
+}
+
+/// Something is uncovered at the end of every pass, and never the same for long.
+#[test]
+fn the_age_that_is_told_is_that_of_a_page_and_not_of_the_file() {
+    for (class, period) in [(MediumClass::Block, None), (MediumClass::PersistentMemory, Some(Duration::ZERO))] {
+        let medium = SimMedium::new(class);
+        medium.install("/data", &[7; 12 * 4096]);
+        let options = ProtectOptions::new().stripe(4).on_demand();
+        let options = period.map_or(options.clone(), |period| options.period(period));
+        let protected = options.open_on(medium.clone(), "/data").unwrap();
+        let page = |number: u64| number * 4096..number * 4096 + 1;
+        let mut held = protected.announce(page(0)).unwrap();
+        for round in 1..6 {
+            let before = Instant::now();
+            // It leaves the page that is held, and what else there is of its stripe.
+            protected.sync().unwrap();
+            let next = protected.announce(page(round % 3 * 4)).unwrap();
+            drop(std::mem::replace(&mut held, next));
+            let stored = Instant::now();
+            protected.sync().unwrap();
+            let at_least = stored.elapsed();
+            let coverage = protected.coverage().unwrap();
+            let age = coverage.oldest_uncovered.unwrap();
+            assert_eq!(coverage.uncovered, 1);
+            assert!(at_least <= age && age <= before.elapsed(), "{age:?} in round {round} on {class:?}");
+        }
+        drop(held);
+        protected.sync().unwrap();
+        assert_eq!(protected.coverage().unwrap().oldest_uncovered, None);
+        protected.close().unwrap();
+    }
 }

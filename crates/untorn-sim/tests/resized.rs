@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use untorn::medium::{Access, Medium, MediumClass, MediumFile};
-use untorn::{AtomicFile, Durability, EngineKind, Options, ProtectOptions, StripeLayout};
-use untorn_sim::SimMedium;
+use untorn::{AtomicFile, Damage, Durability, EngineKind, Options, PageRange, ProtectOptions, StripeLayout};
+use untorn_sim::{SimMedium, Step};
 
 const PAGE: usize = 4096;
 const PATH: &str = "/data";
@@ -47,9 +47,13 @@ impl Setup {
     }
 
     fn open(&self, medium: &SimMedium) -> AtomicFile {
+        self.open_up_to(medium, 1 << 20)
+    }
+
+    fn open_up_to(&self, medium: &SimMedium, max_len: u64) -> AtomicFile {
         let redundancy = ProtectOptions::new().stripe(3).layout(self.layout);
         let redundancy = if self.synchronous { redundancy.period(Duration::ZERO) } else { redundancy.on_demand() };
-        let options = Options::new().engine(self.engine).durability(Durability::PerCommit).max_len(1 << 20);
+        let options = Options::new().engine(self.engine).durability(Durability::PerCommit).max_len(max_len);
         let options = options.record_area(2, 4).log_size(256 << 10).checkpointers(0).redundancy(redundancy);
         options.open_on(medium.clone(), PATH).unwrap()
     }
@@ -243,5 +247,93 @@ fn what_was_called_to_be_covered_is_covered_also_beside_a_change_of_length() {
         assert_eq!((coverage.pages * PAGE as u64, coverage.uncovered), (len, 0));
         file.close().unwrap();
         assert!(ProtectOptions::new().look_on(medium, PATH).unwrap().scrub().unwrap().is_clean());
+    }
+}
+
+/// Another length makes nothing younger.
+#[test]
+fn what_is_uncovered_keeps_its_age_beside_a_change_of_length() {
+    for setup in Setup::all().into_iter().filter(|setup| !setup.synchronous) {
+        let medium = SimMedium::new(setup.class);
+        medium.install(PATH, &bytes(10 * PAGE));
+        let file = setup.open(&medium);
+        file.sync_redundancy().unwrap();
+        file.write_at(b"stored", 0).unwrap();
+        file.sync().unwrap();
+        file.deploy(0, 6).unwrap();
+        let stored = Instant::now();
+        for len in [30 * PAGE, 5 * PAGE] {
+            file.resize(len as u64).unwrap();
+            file.sync().unwrap();
+            let at_least = stored.elapsed();
+            let coverage = file.coverage().unwrap().unwrap();
+            assert!(coverage.oldest_uncovered.unwrap() >= at_least, "{:?} {:?}", setup.class, setup.engine);
+        }
+        file.close().unwrap();
+    }
+}
+
+/// The length changes while all is being looked at: what is reported is about every page of one length, and has nothing but what
+/// is wrong.
+#[test]
+fn a_scrub_and_a_repair_beside_a_change_of_length_look_at_every_page() {
+    const PAGES: usize = 300;
+    for setup in Setup::all() {
+        for (len, repairs) in [(PAGES + 70, true), (PAGES - 70, true), (PAGES + 70, false), (PAGES - 70, false)] {
+            let medium = SimMedium::new(setup.class);
+            medium.install(PATH, &bytes(PAGES * PAGE));
+            let file = setup.open_up_to(&medium, 16 << 20);
+            file.sync_redundancy().unwrap();
+            // Behind where it is when the length changes, and in both.
+            let bad = PAGES - 80;
+            flip(&medium, bad * PAGE + 9);
+            let (begun, begins) = std::sync::mpsc::channel();
+            let tell = move || {
+                // Nobody listens any more after the first, when there is time to come to wait.
+                if begun.send(()).is_ok() {
+                    thread::sleep(Duration::from_millis(if repairs { 20 } else { 1 }));
+                }
+            };
+            let (report, repaired) = thread::scope(|scope| {
+                let resized = &file;
+                scope.spawn(move || {
+                    begins.recv().unwrap();
+                    resized.resize((len * PAGE) as u64).unwrap();
+                });
+                if repairs {
+                    let report = file
+                        .repair_with(&mut |_, _| {
+                            tell();
+                            true
+                        })
+                        .unwrap();
+                    assert!(report.is_whole() && report.unknown.is_empty(), "{report:?}");
+                    (report.scrub, report.repaired.len())
+                } else {
+                    let caller = thread::current().id();
+                    medium.set_hook(Box::new(move |instant| {
+                        if instant.step == Step::Read && thread::current().id() == caller {
+                            tell();
+                        }
+                        untorn_sim::Verdict::Allow
+                    }));
+                    let report = file.scrub().unwrap();
+                    medium.clear_hook();
+                    (report, 0)
+                }
+            });
+            let what = (setup.class, setup.engine, setup.layout, setup.synchronous, len, repairs);
+            let looked = (report.checked + report.skipped) as usize;
+            assert!(looked == PAGES || looked == len, "{looked} pages, {what:?}");
+            let range = PageRange { offset: (bad * PAGE) as u64, len: PAGE as u64 };
+            let is_found = report.damage == [Damage::Page(range)];
+            // A new companion may be made of it, and it is given back for that.
+            assert!(is_found || report.damage.is_empty() && repaired == 0, "{report:?}, {what:?}");
+            file.sync_redundancy().unwrap();
+            let left = file.repair().unwrap();
+            assert!(left.is_whole() && read(&file)[bad * PAGE..][..PAGE] == bytes(PAGES * PAGE)[bad * PAGE..][..PAGE]);
+            assert!(file.scrub().unwrap().is_clean());
+            file.close().unwrap();
+        }
     }
 }

@@ -363,3 +363,30 @@ fn a_thread_that_covers_does_not_die_of_it_and_tries_ever_more_seldom() {
     assert!(medium.counters().bad_reads > tried);
     assert!(!matches!(protected.close(), Err(Error::Poisoned { .. })));
 }
+
+#[test]
+fn a_repair_that_the_device_loses_is_not_called_done() {
+    for class in CLASSES {
+        for period in [None, Some(Duration::ZERO)] {
+            let medium = installed(class);
+            let options = period.map_or(by_hand(), |period| by_hand().period(period));
+            let protected = options.open_on(medium.clone(), PATH).unwrap();
+            protected.sync().unwrap();
+            // One in each of two stripes; the last page, which is short, among them. Of the first the device keeps nothing new.
+            for page in [1, PAGES - 1] {
+                let at = page * PAGE + 7;
+                medium.rot(PATH, at as u64, &[!bytes()[at]]);
+            }
+            medium.wear(PATH, PAGE as u64);
+            for _ in 0..2 {
+                let report = protected.repair().unwrap();
+                assert_eq!(report.lost, [range(1)]);
+                assert!(!report.is_whole() && !report.repaired.contains(&range(1)), "{report:?}");
+                assert_eq!(protected.coverage().unwrap().lost, [1]);
+                assert_eq!(protected.scrub().unwrap().damage, [Damage::Page(range(1))]);
+            }
+            assert_eq!(protected.coverage().unwrap().history.repaired, 1);
+            protected.close().unwrap();
+        }
+    }
+}

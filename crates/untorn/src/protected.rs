@@ -246,6 +246,30 @@ pub fn coverage(path: impl AsRef<Path>) -> Result<Option<Coverage>> {
     look(path, Mode::Report)?.coverage().map(Some)
 }
 
+/// What can be told of a file whose redundancy somebody else keeps, who is not asked.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Record {
+    /// What the companion file says, as of when it was last written. Pages that are announced are marked in it before they are
+    /// stored to; stores that page tables tell of are in it after the next pass only. What only the owner knows is not
+    /// told: ages, pages that are lost or unknown, what is in the sidecar of the hybrid log.
+    pub coverage: Coverage,
+    /// The process that has it open, where the kernel tells; `None` too if nobody has.
+    pub holder: Option<u32>,
+}
+
+/// What the companion file of a file says, also while a process keeps it; `None` if it is not protected. Nothing is locked or
+/// changed.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a companion that cannot be believed, [`Error::Invalid`] for that of another file; those of reading.
+pub fn recorded(path: impl AsRef<Path>) -> Result<Option<Record>> {
+    let path = &medium::resolve(path.as_ref())?;
+    let Some(coverage) = redundancy::recorded(&PageCache::new(), path)? else { return Ok(None) };
+    let holder = crate::sys::locks::flock_holder(&coverage.companion).unwrap_or_default();
+    Ok(Some(Record { coverage, holder }))
+}
+
 /// Compares a protected file that nobody has open with its checksums and parity; see [`Protected::scrub_with`].
 ///
 /// # Errors

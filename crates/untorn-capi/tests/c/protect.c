@@ -8,6 +8,7 @@
 #include "check.h"
 
 #include <fcntl.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -91,8 +92,48 @@ static int protects(const char *dir) {
     return 1;
 }
 
+/* Tells of what it was called with, through a pipe. */
+static void note(void *context, uint32_t what, uint64_t at, uint64_t length) {
+    uint64_t found[3] = { what, at, length };
+    CHECK(write(*(int *)context, found, sizeof found) == sizeof found);
+}
+
+static void tells(const char *dir) {
+    char *path = in_dir(dir, "damaged");
+    unsigned char *memory = map(path, MAP_SHARED);
+    int ends[2], fd = open(path, O_RDWR);
+    CHECK(fd >= 0 && pipe(ends) == 0);
+    untorn_redundancy_options options = UNTORN_REDUNDANCY_OPTIONS_INIT;
+    options.flags = UNTORN_COVER_ON_DEMAND;
+    options.on_damage = note;
+    CHECK(told(untorn_protect(memory, LENGTH, &options), "scrub_every_ms") == UNTORN_EINVAL);
+    options.scrub_every_ms = 1;
+    options.context = &ends[1];
+    CHECK(untorn_protect(memory, LENGTH, &options) == 0);
+    memset(memory, 7, LENGTH);
+    CHECK(untorn_redundancy_sync(memory) == 0);
+    /* As a device does it: past the mapping. */
+    CHECK(pwrite(fd, "damage", 6, 3 * PAGE + 9) == 6);
+    uint64_t found[3], count = 0;
+    CHECK(read(ends[0], found, sizeof found) == sizeof found);
+    CHECK(found[0] == UNTORN_DAMAGE_PAGE && found[1] == 3 * PAGE && found[2] == PAGE);
+    CHECK(untorn_redundancy_repair(memory, &count) == 0 && count == 1);
+    CHECK(memory[3 * PAGE + 9] == 7 && untorn_unprotect(memory) == 0);
+    /* A program that was compiled with fewer fields has none of the later ones. */
+    struct { uint32_t size, stripe, layout, checksum, flags, batch; uint64_t period_ms; unsigned char behind[64]; } older;
+    memset(&older, 0, sizeof older);
+    memset(older.behind, 0xee, sizeof older.behind);
+    older.size = (uint32_t)offsetof(untorn_redundancy_options, scrub_every_ms);
+    CHECK(untorn_protect(memory, LENGTH, (const untorn_redundancy_options *)(const void *)&older) == 0);
+    CHECK(untorn_unprotect(memory) == 0);
+    CHECK(close(fd) == 0 && close(ends[0]) == 0 && close(ends[1]) == 0 && munmap(memory, LENGTH) == 0);
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) return 1;
-    if (protects(argv[1])) refusals(argv[1]);
+    if (protects(argv[1])) {
+        refusals(argv[1]);
+        tells(argv[1]);
+    }
     return 0;
 }

@@ -56,6 +56,10 @@ pub(crate) struct Torture {
     /// pmsync.
     #[arg(long, conflicts_with = "map")]
     pub(crate) region: bool,
+    /// Keep redundancy of the file, covered, scrubbed and repaired while it is written; pages of it are damaged between two
+    /// lives of the writer, and have to be given back.
+    #[arg(long, conflicts_with_all = ["map", "region"])]
+    pub(crate) redundancy: bool,
     /// Writer threads in the process that is killed.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) threads: u8,
@@ -105,6 +109,9 @@ pub(crate) struct TortureWriter {
     /// Store plainly into a region of a store.
     #[arg(long, conflicts_with = "map")]
     pub(crate) region: bool,
+    /// Cover, scrub and repair the file meanwhile.
+    #[arg(long, conflicts_with_all = ["map", "region"])]
+    pub(crate) redundancy: bool,
     /// The process to die with.
     #[arg(long)]
     pub(crate) parent: i32,

@@ -48,7 +48,8 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
         file_systems,
         engine: of_files.as_str().to_owned(),
         face: match face {
-            Face::File => dax::Face::File,
+            // Refused before.
+            Face::File | Face::Healed => dax::Face::File,
             Face::Map => dax::Face::Map,
             Face::Region => dax::Face::Region,
         },

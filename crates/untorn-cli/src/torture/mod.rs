@@ -3,6 +3,7 @@
 
 mod block;
 mod dax;
+mod healing;
 mod keep;
 mod model;
 mod plan;
@@ -52,6 +53,8 @@ pub(crate) struct Outcome {
     kills: u64,
     /// Kills of a process that was recovering.
     recovery_kills: u64,
+    /// Pages that were damaged between two lives.
+    damaged: u64,
     /// Operations that returned.
     operations: u64,
     /// Operations acknowledged as durable.
@@ -64,6 +67,12 @@ pub(crate) struct Outcome {
 
 /// Tortures.
 pub(crate) fn run(args: &Torture) -> Result<Exit> {
+    if args.redundancy && args.medium != "process" {
+        return Err(Failure::usage("--redundancy is for --medium process"));
+    }
+    if args.redundancy && args.engine == EngineKind::Passthrough {
+        return Err(Failure::usage("--redundancy is for engines that tell of their stores, not for passthrough"));
+    }
     match args.medium.as_str() {
         "process" => {}
         "block" => return block::run(args),
@@ -103,6 +112,8 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
         "durability": setting.durability.as_str(),
         "map": setting.face == Face::Map,
         "region": setting.face == Face::Region,
+        "redundancy": setting.face == Face::Healed,
+        "damaged": outcome.damaged,
         "threads": setting.threads,
         "recovery_kills": outcome.recovery_kills,
         "operations": outcome.operations,
@@ -123,9 +134,10 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
 }
 
 fn face(args: &Torture) -> Face {
-    match (args.region, args.map) {
-        (true, _) => Face::Region,
-        (_, true) => Face::Map,
+    match (args.region, args.map, args.redundancy) {
+        (true, ..) => Face::Region,
+        (_, true, _) => Face::Map,
+        (.., true) => Face::Healed,
         _ => Face::File,
     }
 }
@@ -175,6 +187,10 @@ fn words(setting: &Setting, outcome: &Outcome) -> String {
         outcome.operations,
         outcome.acknowledged
     );
+    if setting.face == Face::Healed {
+        let pages = output::count(outcome.damaged, "page was", "pages were");
+        let _ = writeln!(text, "{pages} damaged between two lives, to be given back");
+    }
     if outcome.violations.is_empty() {
         let _ = writeln!(text, "{}", paint(Colour::Good, "no violation"));
     } else {

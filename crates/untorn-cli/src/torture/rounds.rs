@@ -1,5 +1,6 @@
 //! The rounds of a torture: start a writer, kill it, recover, verify, go on with the same file.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -10,10 +11,11 @@ use indicatif::ProgressBar;
 use tempfile::TempDir;
 use untorn::{Durability, EngineKind, Options};
 
+use super::healing;
 use super::keep::copy_state;
 use super::model::Model;
 use super::plan::Plan;
-use super::target::Target;
+use super::target::{Face, Target};
 use super::{Outcome, Setting};
 use crate::exit::{Exit, Failure, Result, exit_of};
 use crate::progress;
@@ -64,7 +66,8 @@ fn keep_with(failure: Failure, dir: TempDir) -> Failure {
 }
 
 fn options(setting: &Setting) -> Options {
-    setting.log.apply(Options::new().engine(setting.engine).durability(setting.durability))
+    let options = setting.log.apply(Options::new().engine(setting.engine).durability(setting.durability));
+    if setting.face == Face::Healed { healing::by_hand(options) } else { options }
 }
 
 struct Rounds<'a> {
@@ -99,6 +102,8 @@ impl Rounds<'_> {
         let life = Duration::from_micros(self.rng.below(LONGEST_LIFE));
         let Some(reports) = self.reports_of(victim.kill_after(life)?)? else { return Ok(()) };
         self.outcome.kills += 1;
+        // Also amid a repair of what was damaged before.
+        let damaged = self.damage(false)?;
         copy_state(&self.path, &self.crashed).map_err(|error| Failure::io_at("copy", &self.path, &error))?;
         if self.rng.below(4) == 0 {
             self.kill_a_recovery()?;
@@ -112,6 +117,9 @@ impl Rounds<'_> {
             self.outcome.acknowledged += heard.durable[thread] + 1 - next;
         }
         let Some(file) = self.reopen()? else { return Ok(()) };
+        if let (Face::Healed, Target::File(file)) = (self.setting.face, &file) {
+            self.outcome.violations.extend(healing::judge(file, &damaged)?);
+        }
         let plan = self.model.plan().clone();
         let wrong = self.model.verify(&heard, |block, bytes| {
             let place = plan.blocks[block];
@@ -137,6 +145,35 @@ impl Rounds<'_> {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Damages pages of a file with redundancy, while nobody has it open: those that are covered at every instant, or any.
+    fn damage(&mut self, any: bool) -> Result<BTreeSet<u64>> {
+        if self.setting.face != Face::Healed {
+            return Ok(BTreeSet::new());
+        }
+        let damaged = healing::damage(&self.path, any, &mut self.rng);
+        let damaged = damaged.map_err(|error| Failure::io_at("damage", &self.path, &error))?;
+        self.outcome.damaged += damaged.len() as u64;
+        Ok(damaged)
+    }
+
+    /// Damages whatever page of a file that was closed, all of which is covered then, and looks whether it is as before.
+    fn heal(&mut self, file: Target, plan: &Plan) -> Result<()> {
+        file.close()?;
+        let damaged = self.damage(true)?;
+        let Some(file) = self.reopen()? else { return Ok(()) };
+        if let Target::File(file) = &file {
+            self.outcome.violations.extend(healing::judge(file, &damaged)?);
+        }
+        let wrong = self.model.verify_unchanged(|block, bytes| {
+            let place = plan.blocks[block];
+            bytes.clear();
+            bytes.resize(place.len, 0);
+            file.read(place.offset, bytes)
+        })?;
+        self.outcome.violations.extend(wrong.into_iter().map(|what| format!("given back: {what}")));
+        Ok(())
     }
 
     /// Starts a process that does nothing but recover, and kills it meanwhile.
@@ -180,6 +217,7 @@ impl Rounds<'_> {
                 let wrong = wrong.map_err(|error| Failure::io_at("read", &self.path, &error))?;
                 self.outcome.violations.extend(wrong.into_iter().map(|what| format!("settled: {what}")));
             }
+            1 | 2 if self.setting.face == Face::Healed => self.heal(file, plan)?,
             1..4 => file.close()?,
             _ => drop(file),
         }

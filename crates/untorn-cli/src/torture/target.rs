@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use untorn::{AtomicFile, AtomicMap, EngineKind, Options, Region, RegionMap, RegionStore, Result};
 
+use super::healing;
 use super::plan::FILE_LEN;
 use crate::rng::Rng;
 
@@ -27,12 +28,14 @@ pub(crate) enum Face {
     Map,
     /// Plain loads and stores into a mapped region, pages of which are allocated and freed.
     Region,
+    /// Reads and writes of a file with redundancy.
+    Healed,
 }
 
 impl Face {
     /// That of a process that verifies. A file that was stored to is read as one, which shows that it can be.
     pub(super) fn of_reader(self) -> Face {
-        if self == Face::Region { Face::Region } else { Face::File }
+        if self == Face::Map { Face::File } else { self }
     }
 
     /// What a writing process is told.
@@ -41,6 +44,7 @@ impl Face {
             Face::File => None,
             Face::Map => Some("--map"),
             Face::Region => Some("--region"),
+            Face::Healed => Some("--redundancy"),
         }
     }
 
@@ -50,6 +54,7 @@ impl Face {
             Face::File => "",
             Face::Map => "plain stores, ",
             Face::Region => "a mapped region, ",
+            Face::Healed => "with redundancy, ",
         }
     }
 
@@ -80,7 +85,12 @@ impl Target {
             (true, Face::Map) => Target::Map(Mutex::new(options.create_map(path, FILE_LEN)?)),
             (false, Face::Map) => Target::Map(Mutex::new(options.map(path)?)),
             (true, Face::File) => Target::File(options.create(path, FILE_LEN)?),
-            (false, Face::File) => Target::File(options.open(path)?),
+            (false, Face::File | Face::Healed) => Target::File(options.open(path)?),
+            (true, Face::Healed) => {
+                let file = options.create(path, healing::LEN)?;
+                healing::prepare(&file)?;
+                Target::File(file)
+            }
             (true, Face::Region) => {
                 let store = RegionStore::create(path)?;
                 let mut map = store.create_region_of(REGION, PAGES + RESTLESS)?.map()?;
@@ -100,8 +110,10 @@ impl Target {
     pub(super) fn audit(&self) -> Result<Vec<String>> {
         let Target::Region(map, store) = self else {
             let len = if let Target::File(file) = self { file.len() } else { FILE_LEN };
-            let wrong = format!("the file is {len} bytes long instead of {FILE_LEN} (C1)");
-            return Ok(if len == FILE_LEN { Vec::new() } else { vec![wrong] });
+            let is_healed = if let Target::File(file) = self { file.coverage()?.is_some() } else { false };
+            let right = if is_healed { healing::LEN } else { FILE_LEN };
+            let wrong = format!("the file is {len} bytes long instead of {right} (C1)");
+            return Ok(if len == right { Vec::new() } else { vec![wrong] });
         };
         let map = lock(map);
         let mut findings = store.audit()?.findings;

@@ -10,7 +10,7 @@ use untorn::{Durability, Options};
 use super::plan::{Plan, Stamp};
 use super::report::Report;
 use super::target::{Face, Patch, Target};
-use super::{verifier, write_back};
+use super::{healing, verifier, write_back};
 use crate::cli::TortureWriter;
 use crate::exit::{Exit, Failure, Result};
 use crate::victim::{self, die_with_parent};
@@ -21,12 +21,16 @@ pub(crate) fn run(args: &TortureWriter) -> Result<Exit> {
     let reports = victim::reports()?;
     let plan = Plan::new(args.seed, args.start.len());
     let options = args.log.apply(Options::new().engine(args.engine).durability(args.durability));
+    let options = if args.redundancy { healing::in_background(options) } else { options };
     let file = Target::open(&options, &args.file, args.create, face(args))?;
     if args.demand_map_sync {
         verifier::demand_map_sync(&args.file)?;
     }
     send(&reports, Report::Ready)?;
     if args.idle {
+        if let (true, Target::File(file)) = (args.redundancy, &file) {
+            healing::forever(file)?;
+        }
         loop {
             thread::sleep(Duration::from_secs(3600));
         }
@@ -34,6 +38,14 @@ pub(crate) fn run(args: &TortureWriter) -> Result<Exit> {
     thread::scope(|scope| {
         if let Some(seed) = args.write_back {
             scope.spawn(move || write_back::forever(&args.file, seed));
+        }
+        if let (true, Target::File(file)) = (args.redundancy, &file) {
+            scope.spawn(move || {
+                let Err(error) = healing::forever(file);
+                let failure = Failure::from(error);
+                eprintln!("untorn: {failure}");
+                std::process::exit(failure.exit as i32);
+            });
         }
         for (thread, &start) in args.start.iter().enumerate() {
             let worker = Worker { plan: &plan, file: &file, reports: &reports, thread, durability: args.durability };
@@ -49,9 +61,10 @@ pub(crate) fn run(args: &TortureWriter) -> Result<Exit> {
 }
 
 fn face(args: &TortureWriter) -> Face {
-    match (args.region, args.map) {
-        (true, _) => Face::Region,
-        (_, true) => Face::Map,
+    match (args.region, args.map, args.redundancy) {
+        (true, ..) => Face::Region,
+        (_, true, _) => Face::Map,
+        (.., true) => Face::Healed,
         _ => Face::File,
     }
 }

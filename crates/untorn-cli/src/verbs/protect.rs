@@ -134,7 +134,18 @@ fn mend(path: &Path, as_json: bool) -> Result<Exit> {
             let _ = writeln!(text, "  {}: {pages} and {parts}", paint(Colour::Good, "repaired"));
         } else {
             let word = paint(Colour::Bad, "lost");
-            let _ = writeln!(text, "  {word}: parity cannot give these back, so nothing was touched:");
+            // What the device did not keep stands among these, too, and then others may have been repaired.
+            let repaired = (report.repaired.len() + report.sidecar_repaired.len()) as u64;
+            let _ = match repaired {
+                0 => writeln!(
+                    text,
+                    "  {word}: parity cannot give these back, so nothing was touched; or the device does not keep what they are given:"
+                ),
+                many => {
+                    let pages = count(many, "page was", "pages were");
+                    writeln!(text, "  {word}: the device does not keep what these are given back; {pages} repaired:")
+                }
+            };
             for range in &report.lost {
                 let _ = writeln!(text, "    {} bytes at {}", range.len, range.offset);
             }
@@ -257,9 +268,30 @@ pub(crate) fn summary(path: &Path) -> Value {
     match untorn::coverage(path) {
         Ok(None) => Value::Null,
         Ok(Some(coverage)) => object(&coverage),
-        Err(Error::InUse { .. }) => json!({ "state": "in-use" }),
+        Err(Error::InUse { .. }) => in_use(path),
         Err(error) => json!({ "state": "unreadable", "error": error.to_string() }),
     }
+}
+
+/// The same while somebody has it open, who knows more than what is recorded.
+fn in_use(path: &Path) -> Value {
+    let (coverage, holder) = match untorn::recorded(path) {
+        Ok(Some(untorn::Record { coverage, holder, .. })) => (coverage, holder),
+        Ok(None) => return Value::Null,
+        Err(error) => return json!({ "state": "in-use", "error": error.to_string() }),
+    };
+    let mut object = object(&coverage);
+    insert(&mut object, "state", json!("in-use"));
+    insert(&mut object, "holder", json!(holder));
+    for unknown in ["in_sidecar", "unknown", "lost", "oldest_uncovered_seconds"] {
+        insert(&mut object, unknown, Value::Null);
+    }
+    for unknown in ["unknown", "lost"] {
+        if !object["sidecar"].is_null() {
+            insert(&mut object["sidecar"], unknown, Value::Null);
+        }
+    }
+    object
 }
 
 fn object(coverage: &Coverage) -> Value {
@@ -303,7 +335,18 @@ pub(crate) fn line(summary: &Value) -> String {
     let number = |key: &str| summary[key].as_u64().unwrap_or(0);
     match summary["state"].as_str() {
         None => "none".to_owned(),
-        Some("in-use") => "kept by the process that has it open".to_owned(),
+        Some("in-use") => {
+            let holder = match summary["holder"].as_u64() {
+                Some(process) => format!("kept by process {process}, which has it open"),
+                None => "kept by the process that has it open".to_owned(),
+            };
+            match summary["pages"].as_u64() {
+                Some(pages) => {
+                    format!("{holder}; as last recorded {} of {pages} pages covered", pages - number("uncovered"))
+                }
+                None => holder,
+            }
+        }
         Some("unreadable") => summary["error"].as_str().unwrap_or_default().to_owned(),
         Some(state) => {
             let covered = number("pages") - number("uncovered");

@@ -46,7 +46,7 @@ impl AtomicFile {
     }
 
     /// Reads the data file as the medium holds it, and what of the sidecar is covered, and compares them with their checksums and
-    /// parity; see [`Protected::scrub`](crate::Protected::scrub). It ends early if the file is given another length meanwhile.
+    /// parity; see [`Protected::scrub`](crate::Protected::scrub). If the file is given another length meanwhile, it goes on with that, to its end.
     ///
     /// # Errors
     /// [`Error::Invalid`] if this handle keeps no redundancy; those of reading. Damage is not an error: it is in the report.

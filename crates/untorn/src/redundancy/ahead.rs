@@ -42,6 +42,7 @@ impl<M: Medium> Redundancy<M> {
         let ahead = std::mem::replace(&mut inner.ahead, Bits::new(self.geometry.pages()));
         for page in ahead.iter() {
             inner.tables.set_uncovered(page, false);
+            inner.ages.covered(page);
         }
         inner.tables.write(&self.side)?;
         self.medium.fence(barriers::COVER_MARKS, &[&self.side])

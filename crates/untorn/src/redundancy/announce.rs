@@ -2,6 +2,7 @@
 
 use std::collections::btree_map::Entry;
 use std::ops::Range;
+use std::time::Instant;
 
 use super::format::Left;
 use super::{Inner, Mode, Redundancy, barriers, sidecar_barriers};
@@ -32,8 +33,14 @@ impl<M: Medium> Redundancy<M> {
             }
         };
         let mut fresh = false;
+        let now = matches!(self.mode, Mode::Synchronous).then(Instant::now);
         for page in pages.clone() {
-            fresh |= !inner.tables.uncovered().has(page);
+            if !inner.tables.uncovered().has(page) {
+                fresh = true;
+                if let Some(now) = now {
+                    inner.ages.stored(page, now);
+                }
+            }
             inner.tables.set_uncovered(page, true);
             inner.ahead.put(page, false);
         }

@@ -16,6 +16,7 @@
 //!    leaves beside a file of another length is carried over to that, but for pages of which one of the lengths cuts a part,
 //!    and those that the companion does not speak of: these are marked.
 
+use super::ages::Ages;
 use super::companion::{Filling, create};
 use super::format::Left;
 use super::layout::Geometry;
@@ -25,6 +26,14 @@ use crate::error::Result;
 use crate::medium::{Access, Medium, MediumFile};
 use crate::sidecar::PAGE;
 use crate::simd::xor;
+
+/// What is to be told of yet, and since when pages are uncovered.
+#[derive(Default)]
+pub(super) struct Troubles {
+    were_unknown: Vec<u64>,
+    spoilt: Vec<u64>,
+    ages: Option<Ages>,
+}
 
 impl<M: Medium> Redundancy<M> {
     /// Puts a companion file for another length in the place of this one, durably; what it says of pages that stay is carried
@@ -135,15 +144,20 @@ impl<M: Medium> Redundancy<M> {
     }
 
     /// What was come upon before the length changed, and is to be told of yet.
-    pub(super) fn troubles(&self) -> (Vec<u64>, Vec<u64>) {
+    pub(super) fn troubles(&self) -> Troubles {
         let inner = self.lock();
-        (inner.were_unknown.clone(), inner.spoilt.iter().copied().collect())
+        let (were_unknown, spoilt) = (inner.were_unknown.clone(), inner.spoilt.iter().copied().collect());
+        Troubles { were_unknown, spoilt, ages: Some(inner.ages.of_length(self.geometry.pages())) }
     }
 
     /// Takes note of it for those pages that there still are.
-    pub(super) fn inherit(&self, (were_unknown, spoilt): (Vec<u64>, Vec<u64>)) {
+    pub(super) fn inherit(&self, Troubles { were_unknown, spoilt, ages }: Troubles) {
         let mut inner = self.lock();
         let pages = self.geometry.pages();
+        if let Some(ages) = ages {
+            // What is marked has been so since before. What was added counts by the same instant, which is too much.
+            inner.ages = ages.of_length(pages);
+        }
         inner.were_unknown.extend(were_unknown.into_iter().filter(|page| *page < pages));
         inner.spoilt.extend(spoilt.into_iter().filter(|page| *page < pages));
     }

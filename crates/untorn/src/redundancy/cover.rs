@@ -85,8 +85,18 @@ impl<M: Medium> Redundancy<M> {
     }
 
     fn pass_unless(&self, leaves: impl Fn() -> bool) -> Result<u64> {
-        self.note_stores(&mut *self.usable()?)?;
-        self.usable()?.left_alone.values_mut().for_each(|stripe| stripe.left = stripe.left.saturating_sub(1));
+        // Before it is asked what was stored to: what it does not tell of was stored later.
+        let began = Instant::now();
+        {
+            let mut inner = self.usable()?;
+            self.note_stores(&mut inner)?;
+            let mut due = inner.stored.clone();
+            for page in inner.tables.uncovered().iter() {
+                due.put(page, true);
+            }
+            inner.ages.begin(due);
+            inner.left_alone.values_mut().for_each(|stripe| stripe.left = stripe.left.saturating_sub(1));
+        }
         let (mut covered, mut from) = (0, 0);
         loop {
             let mut inner = self.usable()?;
@@ -96,9 +106,7 @@ impl<M: Medium> Redundancy<M> {
             let Some((stripes, next)) = self.next_batch(&inner, from) else {
                 let given_up = self.give_up_ahead(&mut inner);
                 self.note_failure(&mut inner, given_up)?;
-                if inner.stored.count() == 0 && inner.tables.uncovered().count() == 0 {
-                    inner.whole_at = Instant::now();
-                }
+                inner.ages.end(began);
                 if inner.superblock.left == Left::Storing && inner.is_quiet() && !self.of_sidecar {
                     // Nothing could be covered, of which the file's time would have been noted.
                     let noted = self.note_quiet(&mut inner);
@@ -269,6 +277,7 @@ impl<M: Medium> Redundancy<M> {
         for &page in &covered {
             inner.unknown.remove(&page);
             inner.tables.set_uncovered(page, false);
+            inner.ages.covered(page);
         }
         inner.tables.write(&self.side)?;
         self.medium.fence(sites.marks, &[&self.side])?;

@@ -10,7 +10,6 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
-use std::time::Instant;
 
 use super::cover::{Sites, Stripe};
 use super::{Inner, Redundancy, barriers};
@@ -141,9 +140,6 @@ impl<M: Medium> Redundancy<M> {
         if !covered.is_empty() {
             let parities: Vec<_> = parities.into_iter().collect();
             self.publish(inner, &parities, covered, &SITES)?;
-            if inner.tables.uncovered().count() == 0 {
-                inner.whole_at = Instant::now();
-            }
         }
         let is_left =
             |page: &u64| self.geometry.members(self.geometry.stripe_of(*page)).any(|member| inner.stored.has(member));

@@ -26,7 +26,8 @@
 //! 6. A repair is written in place. Until it is done the page goes on differing from its checksum, whatever a crash leaves of
 //!    it, while neither parity nor the other pages of the stripe are touched: so it is done again. Because it changes the
 //!    file's time, by which 5 would disbelieve everything, the superblock names the page first; if there are too many for it, all
-//!    of them are [listed], so that those whose turn has not come are known to be damaged as well.
+//!    of them are [listed], so that those whose turn has not come are known to be damaged as well. It is told of when the medium has
+//!    the bytes, which is read anew after the flush.
 //! 7. Where stores are covered as soon as they are made, parity changes by the difference between what a page held when it
 //!    was announced and what it holds then, see [`delta`]. The first was what its checksum speaks of, so parity goes on
 //!    speaking of every other page as it was covered, whatever that page holds by now. Only of a stripe all of whose pages
@@ -42,6 +43,7 @@
 //! data file are announced for it by the medium that it is given, see [`watch`], and so are those to the pages of its sidecar
 //! that may hold what counts, see [`sidecar_pages`].
 
+mod ages;
 mod ahead;
 mod announce;
 mod bits;
@@ -56,6 +58,7 @@ mod layout;
 mod listed;
 mod open;
 mod pages;
+mod record;
 mod repair;
 mod report;
 mod scrub;
@@ -72,8 +75,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use ages::Ages;
 use bits::Bits;
 use format::Superblock;
 use layout::Geometry;
@@ -83,6 +87,7 @@ pub(crate) use both::Both;
 pub(crate) use companion::{companion, kept_period, remove};
 pub use format::History;
 use pages::Pages;
+pub(crate) use record::recorded;
 pub use report::{Coverage, RepairReport, ScrubReport};
 pub(crate) use scrub::Scrub;
 pub(crate) use service::{Aside, Beside, Service, Told};
@@ -261,8 +266,8 @@ struct Inner {
     damaged: Vec<(u64, usize)>,
     /// Which copies of the superblock were whole.
     superblocks: [bool; 2],
-    /// The last time at which everything was covered.
-    whole_at: Instant,
+    /// Since when pages are uncovered.
+    ages: Ages,
     /// Whether a crash, or a write that nobody told of, has left pages that may be unknown.
     disbelieved: bool,
     /// It was carried over from another length, and no pass has noted the file's time since.
@@ -305,7 +310,7 @@ impl<M: Medium> Redundancy<M> {
         self.geometry.len
     }
 
-    /// Has passes and scrubs under way end soon: the file is about to change. Not those that somebody
+    /// Has passes under way end soon, and scrubs make a pause, for the file is about to change. Not passes that somebody
     /// [called for](Redundancy::cover).
     pub(crate) fn leave(&self) {
         self.leaving.store(true, Ordering::Relaxed);
@@ -365,7 +370,7 @@ impl<M: Medium> Redundancy<M> {
         uncovered.extend(inner.stored.iter());
         uncovered.extend(inner.unknown.iter().copied());
         let vulnerable: BTreeSet<u64> = uncovered.iter().map(|page| self.geometry.stripe_of(*page)).collect();
-        let age = if uncovered.is_empty() { None } else { Some(inner.whole_at.elapsed()) };
+        let age = inner.ages.oldest(uncovered.iter()).map(|since| since.elapsed());
         Ok(Coverage {
             companion: self.side_path.clone(),
             bytes: self.geometry.side_len(),

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use super::ages::Ages;
 use super::ahead::STRIDE;
 use super::bits::Bits;
 use super::companion::{agree, attach, companion, create_marked, is_of};
@@ -63,7 +64,7 @@ impl Inner {
             left_alone: BTreeMap::new(),
             damaged: Vec::new(),
             superblocks,
-            whole_at: Instant::now(),
+            ages: Ages::new(pages, Instant::now()),
             disbelieved: false,
             carried: false,
             doubts: false,

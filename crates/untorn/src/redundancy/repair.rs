@@ -14,6 +14,7 @@ use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
 use crate::medium::{Barrier, Medium, MediumFile, is_bad};
 use crate::options::Damage;
+use crate::sidecar::PAGE;
 
 /// What is to be written: pages, and parity of stripes.
 struct Plan {
@@ -50,6 +51,14 @@ impl<M: Medium> Redundancy<M> {
             return Err(Error::Invalid { path: self.path.clone(), what: what.to_owned() });
         }
         let scrub = self.scrub(how)?;
+        self.repair_found(scrub)
+    }
+
+    /// Repairs what a scrub of this very length has found.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn repair_found(&self, scrub: ScrubReport) -> Result<RepairReport> {
         let mut inner = self.usable()?;
         let (mut report, plan) = self.plan(&inner, scrub)?;
         if report.lost.is_empty() {
@@ -65,6 +74,14 @@ impl<M: Medium> Redundancy<M> {
     /// Those of reading.
     pub(crate) fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
         let scrub = self.scrub(how)?;
+        self.assess_found(scrub)
+    }
+
+    /// The same of what a scrub of this very length has found.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn assess_found(&self, scrub: ScrubReport) -> Result<RepairReport> {
         let inner = self.usable()?;
         self.plan(&inner, scrub).map(|(report, _)| report)
     }
@@ -77,11 +94,13 @@ impl<M: Medium> Redundancy<M> {
             .damage
             .iter()
             .filter_map(|damage| match damage {
-                Damage::Page(range) => Some(self.geometry.stripe_of(range.offset / crate::sidecar::PAGE)),
+                Damage::Page(range) => Some(self.geometry.stripe_of(range.offset / PAGE)),
                 Damage::Parity { stripe } => Some(*stripe),
                 _ => None,
             })
             .collect();
+        // Not by place, if the length changed meanwhile.
+        stripes.sort_unstable();
         stripes.dedup();
         for damage in &scrub.damage {
             if let Damage::Unknown(range) = damage {
@@ -120,7 +139,7 @@ impl<M: Medium> Redundancy<M> {
         }
         for batch in plan.pages.chunks(MAX_INTENTS) {
             let repaired = self.put_back(inner, batch)?;
-            // What the device takes no other bytes for.
+            // What the device takes no other bytes for, or does not keep.
             let refused = batch.iter().filter(|(page, _)| inner.stuck.contains(page) && !repaired.contains(page));
             report.lost.extend(refused.map(|(page, _)| self.range_of(*page)));
             report.repaired.extend(repaired.into_iter().map(|page| self.range_of(page)));
@@ -142,8 +161,9 @@ impl<M: Medium> Redundancy<M> {
         Ok(right.then_some(bytes))
     }
 
-    /// Writes the bytes of damaged pages in place, at most [`MAX_INTENTS`] of them. Which of them were written: one that
-    /// is being stored to by now is left to whoever does, and covered as he leaves it.
+    /// Writes the bytes of damaged pages in place, at most [`MAX_INTENTS`] of them. Which of them the medium has by then: one
+    /// that is being stored to by now is left to whoever does, and covered as he leaves it; one that the medium did not take
+    /// is [stuck](Inner::stuck).
     pub(super) fn put_back(&self, inner: &mut Inner, pages: &[(u64, Vec<u8>)]) -> Result<Vec<u64>> {
         inner.superblock.intents = pages.iter().map(|(page, _)| *page).collect();
         let left = inner.superblock.left;
@@ -172,6 +192,7 @@ impl<M: Medium> Redundancy<M> {
             }
         }
         self.pages.sync(barriers::REPAIR_DATA)?;
+        let repaired = self.that_took(inner, repaired)?;
         inner.superblock.intents.clear();
         inner.superblock.left = left;
         if inner.superblock.left != Left::Tracked && inner.unknown.is_empty() {
@@ -186,6 +207,32 @@ impl<M: Medium> Redundancy<M> {
         }
         self.write_superblocks(inner, barriers::REPAIR_DONE)?;
         Ok(repaired)
+    }
+
+    /// Of pages that were written and flushed, those of which the medium has the bytes. The flush says only that the device took
+    /// them; one that loses writes says so too, and the cache would show what was written. They are read as a scrub reads
+    /// them: whoever is told of a repair is told of what the next scrub finds.
+    fn that_took(&self, inner: &mut Inner, written: Vec<u64>) -> Result<Vec<u64>> {
+        let mut held = [0; PAGE as usize];
+        let mut differing = Vec::new();
+        for &page in &written {
+            if self.read_stored(page, &mut held)? != Some(inner.tables.sum(page)) {
+                differing.push(page);
+            }
+        }
+        if differing.is_empty() {
+            return Ok(written);
+        }
+        // Asked after the reading, as for an accusation: what was stored to meanwhile differs for that.
+        let stored = match &self.mode {
+            Mode::Tracked(tracker) => tracker.look()?,
+            _ => Vec::new(),
+        };
+        for page in differing.iter().filter(|page| !stored.iter().any(|run| run.contains(page))) {
+            tracing::error!(path = %self.path.display(), page, "a page was written anew, and the medium does not have it");
+            inner.stuck.insert(*page);
+        }
+        Ok(written.into_iter().filter(|page| !differing.contains(page)).collect())
     }
 
     /// Writes both copies of the superblock, one after the other: damage to one of them then costs nothing.

@@ -33,8 +33,8 @@ pub struct Coverage {
     pub unknown: Vec<u64>,
     /// Damaged pages that could not be repaired when they were come upon.
     pub lost: Vec<u64>,
-    /// For how long, at most, the oldest uncovered page has been so; `None` if there is none. Time before the file was opened
-    /// does not count.
+    /// For how long, at most, the oldest uncovered page has been so; `None` if there is none. It is too much by the time between
+    /// two passes at most, or between two calls that cover. Time before the file was opened does not count.
     pub oldest_uncovered: Option<Duration>,
     /// Stripes of the file.
     pub stripes: u64,
@@ -92,18 +92,20 @@ impl ScrubReport {
 pub struct RepairReport {
     /// What was found.
     pub scrub: ScrubReport,
-    /// Pages that have their bytes again.
+    /// Pages that have their bytes again: read anew from the medium after they were flushed, and compared.
     pub repaired: Vec<PageRange>,
     /// Parity pages and copies of tables that were written anew.
     pub rebuilt: u64,
     /// Pages that parity cannot give back: their stripe has lost more than one, or is not covered, save for stores that are
-    /// covered [at once](crate::ProtectOptions::period) and not made yet. While there is one, nothing is repaired.
+    /// covered [at once](crate::ProtectOptions::period) and not made yet. While there is one, nothing is repaired. And those that the
+    /// medium did not take, or does not have although it said that it did: beside them others may have been repaired.
     pub lost: Vec<PageRange>,
     /// Pages of which it cannot be said whether they are damaged. They are left alone.
     pub unknown: Vec<PageRange>,
     /// Pages of the sidecar that have their bytes again. Where they are is counted from its start, as below.
     pub sidecar_repaired: Vec<PageRange>,
-    /// Pages of the sidecar that parity cannot give back. While there is one, nothing is repaired, here or in the file.
+    /// Pages of the sidecar that parity cannot give back. While there is one, nothing is repaired, here or in the file. And
+    /// those that the medium does not have after all, as above.
     pub sidecar_lost: Vec<PageRange>,
     /// Pages of the sidecar of which it cannot be said whether they are damaged.
     pub sidecar_unknown: Vec<PageRange>,

@@ -4,9 +4,12 @@
 //! looks at again under the lock, where nothing is covered and no announcement is made: the page is read once more, and
 //! *then* asked for whether it was stored to. If not, it held at that read what was covered, if it is not damaged.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::bits::Bits;
+use super::layout::Geometry;
 use super::report::ScrubReport;
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::Result;
@@ -34,45 +37,126 @@ pub(super) struct StripeFindings {
     pub(super) parity: bool,
 }
 
+/// How far a scrub has come that goes on when the file has another length.
+///
+/// What counts is which pages were looked at, for stripes may have others by then. What was found wrong is looked at once more: it
+/// may have been given back, or cut off, and the parity of a stripe may be a new one.
+pub(super) struct Looked {
+    start: Instant,
+    /// The shape that the file had then.
+    was: Option<Geometry>,
+    looked: Bits,
+    /// Of these, pages of which nothing could be said.
+    skipped: Bits,
+    damage: Vec<Damage>,
+}
+
+impl Looked {
+    pub(super) fn nothing() -> Self {
+        Looked { start: Instant::now(), was: None, looked: Bits::new(0), skipped: Bits::new(0), damage: Vec::new() }
+    }
+
+    /// Goes on with a file of this shape, which may be another one than before.
+    fn follow(&mut self, geometry: Geometry) {
+        let was = self.was.replace(geometry).unwrap_or(geometry);
+        let mut again = BTreeSet::new();
+        for damage in std::mem::take(&mut self.damage) {
+            match damage {
+                Damage::Page(range) | Damage::Unknown(range) => again.extend(Some(range.offset / PAGE)),
+                Damage::Parity { stripe } => again.extend(was.members(stripe)),
+                _ => {}
+            }
+        }
+        let pages = geometry.pages();
+        let stay = |bits: &Bits| {
+            let mut stay = Bits::new(pages);
+            for page in bits.iter().filter(|page| *page < pages && !again.contains(page)) {
+                stay.put(page, true);
+            }
+            stay
+        };
+        (self.looked, self.skipped) = (stay(&self.looked), stay(&self.skipped));
+    }
+
+    fn note(&mut self, members: impl Iterator<Item = u64>, uncovered: &[u64]) {
+        for page in members {
+            self.looked.put(page, true);
+            self.skipped.put(page, uncovered.contains(&page));
+        }
+    }
+
+    /// What is said of it.
+    pub(super) fn report(self) -> ScrubReport {
+        let skipped = self.skipped.count();
+        ScrubReport { checked: self.looked.count() - skipped, skipped, damage: self.damage, ..ScrubReport::default() }
+    }
+}
+
+/// How a part of a scrub ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// All was looked at.
+    Whole,
+    /// Whoever called has it end.
+    Stopped,
+    /// The file is about to have another length, of which the scrub is to [go on](Looked::follow).
+    Left,
+}
+
 impl<M: Medium> Redundancy<M> {
     /// Reads all pages, all parity and all tables.
     ///
     /// # Errors
     /// Those of reading. What is wrong with the file is in the report.
-    pub(crate) fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport> {
-        let mut report = ScrubReport::default();
-        let (start, total) = (Instant::now(), self.geometry.len);
-        let mut done = 0;
+    pub(crate) fn scrub(&self, mut how: Scrub<'_>) -> Result<ScrubReport> {
+        let mut looked = Looked::nothing();
+        self.go_on(&mut how, &mut looked)?;
+        Ok(looked.report())
+    }
+
+    /// Looks at what has not been looked at, until the file is about to change.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn go_on(&self, how: &mut Scrub<'_>, looked: &mut Looked) -> Result<End> {
+        looked.follow(self.geometry);
+        let total = self.geometry.len;
         for stripe in 0..self.geometry.stripes() {
-            let found = self.look_at(stripe)?;
-            let ranges = |pages: &[u64]| pages.iter().map(|page| self.range_of(*page)).collect::<Vec<_>>();
-            let members = self.geometry.members(stripe).count() as u64;
-            report.skipped += found.uncovered.len() as u64;
-            report.checked += members - found.uncovered.len() as u64;
-            report.damage.extend(ranges(&found.damaged).into_iter().map(Damage::Page));
-            report.damage.extend(ranges(&found.unknown).into_iter().map(Damage::Unknown));
-            if found.parity {
-                report.damage.push(Damage::Parity { stripe });
+            if self.geometry.members(stripe).all(|page| looked.looked.has(page)) {
+                continue;
             }
-            done += members * PAGE;
+            if self.is_leaving() {
+                return Ok(End::Left);
+            }
+            let found = self.look_at(stripe)?;
+            // Of a stripe that has others than before, some pages were looked at already, and nothing was wrong with them.
+            looked.note(self.geometry.members(stripe), &found.uncovered);
+            let ranges = |pages: &[u64]| pages.iter().map(|page| self.range_of(*page)).collect::<Vec<_>>();
+            looked.damage.extend(ranges(&found.damaged).into_iter().map(Damage::Page));
+            looked.damage.extend(ranges(&found.unknown).into_iter().map(Damage::Unknown));
+            if found.parity {
+                looked.damage.push(Damage::Parity { stripe });
+            }
             if stripe % 256 == 0 || stripe + 1 == self.geometry.stripes() {
-                if !(how.progress)(done.min(total), total) || self.is_leaving() {
-                    return Ok(report);
+                let done = looked.looked.count() * PAGE;
+                if !(how.progress)(done.min(total), total) {
+                    return Ok(End::Stopped);
                 }
                 let due = how.rate.map(|rate| Duration::from_secs_f64(done as f64 / rate.max(1) as f64));
-                while let Some(left) = due.and_then(|due| due.checked_sub(start.elapsed()))
+                while let Some(left) = due.and_then(|due| due.checked_sub(looked.start.elapsed()))
                     && !left.is_zero()
+                    && !self.is_leaving()
                 {
                     std::thread::sleep(left.min(NAP));
-                    if !(how.progress)(done.min(total), total) || self.is_leaving() {
-                        return Ok(report);
+                    if !(how.progress)(done.min(total), total) {
+                        return Ok(End::Stopped);
                     }
                 }
             }
         }
         let mut inner = self.usable()?;
         let copies = self.damaged_tables(&inner)?;
-        report.damage.extend(copies.into_iter().map(|(block, copy)| {
+        looked.damage.extend(copies.into_iter().map(|(block, copy)| {
             let offset = self.geometry.block_at(block, copy);
             Damage::Table { offset }
         }));
@@ -81,12 +165,12 @@ impl<M: Medium> Redundancy<M> {
             inner.superblocks = inner.superblock.whole_copies(&self.side)?;
         }
         let superblocks = (0_u64..).zip(inner.superblocks).filter(|(_, whole)| !whole);
-        report.damage.extend(superblocks.map(|(copy, _)| Damage::Table { offset: copy * PAGE }));
+        looked.damage.extend(superblocks.map(|(copy, _)| Damage::Table { offset: copy * PAGE }));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
         inner.superblock.history.scrubbed = now;
         // Anybody may have written the number that this begins with.
         inner.superblock.history.scrubs = inner.superblock.history.scrubs.saturating_add(1);
-        Ok(report)
+        Ok(End::Whole)
     }
 
     /// Copies of table blocks that are not as they should be.

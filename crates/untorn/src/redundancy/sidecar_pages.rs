@@ -28,6 +28,7 @@ use super::companion::{create_marked, is_of, remove_of_sidecar, sidecar_companio
 use super::format::{History, Superblock as Companion};
 use super::open::InSidecar;
 use super::report::{in_sidecar, repair_in_sidecar};
+use super::scrub::{End, Looked};
 use super::service::Aside;
 use super::{Coverage, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
 use crate::error::{Error, Result};
@@ -252,9 +253,11 @@ impl<M: Medium> SidecarPages<M> {
         // What it was asked to leave for does not come: else no pass would ever cover anything again, and say so to nobody.
         let made = redundancy.renew(len).inspect_err(|_| redundancy.stay())?;
         // Lets go of the one before, whose companion has no name any more.
+        let troubles = redundancy.troubles();
         *kept = Kept::Lost("its redundancy could not be made for a greater length".to_owned());
         let longer = self.open(self.from.load(Ordering::Acquire), Some(made))?;
         longer.begin()?;
+        longer.inherit(troubles);
         *kept = Kept::Open(Box::new(longer));
         Ok(())
     }
@@ -281,6 +284,31 @@ impl<M: Medium> SidecarPages<M> {
             Kept::Lost(cause) => Err(Error::Poisoned { path: self.path.clone(), cause: cause.clone() }),
             Kept::Nothing => Ok(None),
         }
+    }
+
+    /// Scrubs the pages to the end, and does something about it while there are so many. It gives way to a store that needs
+    /// a companion for more, and goes on with that.
+    fn scrubbed<T: Default>(
+        &self,
+        mut how: Scrub<'_>,
+        then: impl FnOnce(&Redundancy<M>, ScrubReport) -> Result<T>,
+    ) -> Result<T> {
+        let (mut looked, mut then) = (Looked::nothing(), Some(then));
+        for round in 0.. {
+            let done = self.with(|redundancy| {
+                if redundancy.go_on(&mut how, &mut looked)? == End::Left {
+                    return Ok(None);
+                }
+                let report = std::mem::replace(&mut looked, Looked::nothing()).report();
+                then.take().map(|then| then(redundancy, report)).transpose()
+            })?;
+            match done {
+                Some(None) => self.medium.relax(round),
+                Some(Some(done)) => return Ok(done),
+                None => break,
+            }
+        }
+        Ok(T::default())
     }
 
     fn begins_at(&self) -> u64 {
@@ -314,7 +342,7 @@ impl<M: Medium> Aside for SidecarPages<M> {
     }
 
     fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport> {
-        let report = self.with(|redundancy| redundancy.scrub(how))?.unwrap_or_default();
+        let report = self.scrubbed(how, |_, report| Ok(report))?;
         Ok(in_sidecar(report, self.begins_at()))
     }
 
@@ -323,12 +351,12 @@ impl<M: Medium> Aside for SidecarPages<M> {
     }
 
     fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
-        let report = self.with(|redundancy| redundancy.assess(how))?.unwrap_or_default();
+        let report = self.scrubbed(how, Redundancy::assess_found)?;
         Ok(repair_in_sidecar(report, self.begins_at()))
     }
 
     fn repair(&self, how: Scrub<'_>) -> Result<RepairReport> {
-        let report = self.with(|redundancy| redundancy.repair(how))?.unwrap_or_default();
+        let report = self.scrubbed(how, Redundancy::repair_found)?;
         Ok(repair_in_sidecar(report, self.begins_at()))
     }
 

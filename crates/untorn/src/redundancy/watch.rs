@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::companion::{Found, is_at, look_beside, remove_unlocked};
+use super::scrub::{End, Looked};
 use super::service::{Beside, Service};
 use super::{Coverage, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
 use crate::error::{Error, Result};
@@ -159,6 +160,34 @@ impl<M: Medium> Watch<M> {
         }
     }
 
+    /// Scrubs the file to the end, and does something about it while it has that length. It gives way to whoever changes the
+    /// length, and goes on with what is kept then: no page of the length at the end is passed over.
+    fn scrubbed<T: Default>(
+        &self,
+        mut how: Scrub<'_>,
+        then: impl FnOnce(&Redundancy<M>, ScrubReport) -> Result<T>,
+    ) -> Result<T> {
+        let (mut looked, mut then) = (Looked::nothing(), Some(then));
+        for round in 0.. {
+            if self.is_empty() {
+                break;
+            }
+            let done = self.with(|redundancy| {
+                if redundancy.go_on(&mut how, &mut looked)? == End::Left {
+                    return Ok(None);
+                }
+                let report = std::mem::replace(&mut looked, Looked::nothing()).report();
+                // Before anybody changes the length again.
+                then.take().map(|then| then(redundancy, report)).transpose()
+            })?;
+            if let Some(done) = done {
+                return Ok(done);
+            }
+            self.medium.relax(round);
+        }
+        Ok(T::default())
+    }
+
     /// Stores to these bytes of the file, and tells.
     pub(super) fn told(&self, bytes: Range<u64>, store: impl FnOnce() -> Result<()>) -> Result<()> {
         match &*self.fresh()? {
@@ -267,7 +296,7 @@ impl<M: Medium> Service for Watch<M> {
     }
 
     fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport> {
-        if self.is_empty() { Ok(ScrubReport::default()) } else { self.with(|redundancy| redundancy.scrub(how)) }
+        self.scrubbed(how, |_, report| Ok(report))
     }
 
     fn note_scrub(&self) -> Result<()> {
@@ -275,13 +304,13 @@ impl<M: Medium> Service for Watch<M> {
     }
 
     fn repair(&self, how: Scrub<'_>) -> Result<RepairReport> {
-        if self.is_empty() { Ok(RepairReport::default()) } else { self.with(|redundancy| redundancy.repair(how)) }
+        self.scrubbed(how, Redundancy::repair_found)
     }
 }
 
 impl<M: Medium> Beside for Watch<M> {
     fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
-        if self.is_empty() { Ok(RepairReport::default()) } else { self.with(|redundancy| redundancy.assess(how)) }
+        self.scrubbed(how, Redundancy::assess_found)
     }
 
     fn verify(&self, bytes: Range<u64>, repair: bool) -> Result<()> {

@@ -51,3 +51,27 @@ fn request(file: BorrowedFd<'_>, request: i32, kind: i32, at: u64, count: u64) -
     }
     Err(io::Error::last_os_error())
 }
+
+/// The process that has the advisory lock of `flock(2)` on the file of this name, where the kernel tells. Source: `proc_locks(5)`.
+///
+/// # Errors
+/// Those of looking at the file.
+pub(crate) fn flock_holder(path: &std::path::Path) -> io::Result<Option<u32>> {
+    use std::os::unix::fs::MetadataExt;
+    let file = std::fs::metadata(path)?;
+    let Ok(locks) = std::fs::read_to_string("/proc/locks") else { return Ok(None) };
+    // What the kernel calls the device of a file is not what file systems with several call it, so the process is asked.
+    let has_it = |process: u32| {
+        let open = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+        open.filter_map(|open| std::fs::metadata(open.path()).ok())
+            .any(|open| (open.dev(), open.ino()) == (file.dev(), file.ino()))
+    };
+    let holders = locks.lines().filter_map(|line| {
+        // 1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF
+        let mut fields = line.split_whitespace().skip(1);
+        let (kind, process) = (fields.next()?, fields.nth(2)?.parse().ok()?);
+        let inode: u64 = fields.next()?.rsplit(':').next()?.parse().ok()?;
+        (kind == "FLOCK" && inode == file.ino()).then_some(process)
+    });
+    Ok(holders.into_iter().find(|process| has_it(*process)))
+}

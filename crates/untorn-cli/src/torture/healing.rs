@@ -1,0 +1,201 @@
+//! The torture of redundancy: a file whose stores are covered, scrubbed and repaired while they are made, and that is damaged between
+//! two lives of the process that does all that.
+//!
+//! Behind what is written there are pages that nobody ever writes again, in stripes of their own. They are covered whatever instant a
+//! process is killed at, so a damaged one is to be given back, byte for byte, also if repair after repair is killed. What is written may be
+//! uncovered at a kill: there nothing is damaged before all is covered again, and nothing at all may be accused.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use untorn::{AtomicFile, Damage, Options, PageRange, ProtectOptions, Result, VerifyReads};
+
+use super::plan::FILE_LEN;
+use crate::exit::Exit;
+use crate::rng::Rng;
+
+const PAGE: u64 = 4096;
+/// Data pages of a stripe.
+const STRIPE: u64 = 4;
+/// The pages that are written once.
+const STILL: Range<u64> = FILE_LEN.div_ceil(STRIPE * PAGE) * STRIPE..FILE_LEN.div_ceil(STRIPE * PAGE) * STRIPE + 64;
+/// Length of the file.
+pub(super) const LEN: u64 = STILL.end * PAGE;
+/// The period of the updater and of the scrub: many of both in each life.
+const OFTEN: Duration = Duration::from_millis(1);
+
+/// What such a page holds.
+fn bytes_of(page: u64) -> Vec<u8> {
+    let mut bytes = vec![0; PAGE as usize];
+    Rng::from_parts(&[page]).fill(&mut bytes);
+    bytes
+}
+
+fn is_still(range: &PageRange) -> bool {
+    STILL.contains(&(range.offset / PAGE))
+}
+
+fn redundancy() -> ProtectOptions {
+    ProtectOptions::new().stripe(STRIPE as u32).batch(8)
+}
+
+/// For who looks at the file between two lives.
+pub(super) fn by_hand(options: Options) -> Options {
+    options.redundancy(redundancy().on_demand())
+}
+
+/// For the process that is killed.
+pub(super) fn in_background(options: Options) -> Options {
+    let alarm = |damage: &Damage| {
+        if !matches!(damage, Damage::Page(range) if is_still(range)) {
+            accused(&format!("a scrub calls damaged what nobody damaged: {damage:?}"));
+        }
+    };
+    let redundancy = redundancy().period(OFTEN).scrub_every(OFTEN).on_damage(alarm);
+    options.redundancy(redundancy).verify_reads(VerifyReads::Fail)
+}
+
+/// Ends the process, which is a violation.
+fn accused(what: &str) {
+    eprintln!("untorn: {what}");
+    std::process::exit(Exit::Attention as i32);
+}
+
+/// Writes what is written once, and covers all of it.
+pub(super) fn prepare(file: &AtomicFile) -> Result<()> {
+    for page in STILL {
+        file.write_at(&bytes_of(page), page * PAGE)?;
+    }
+    file.sync()?;
+    file.deploy(0, LEN)?;
+    file.sync_redundancy()
+}
+
+/// Repairs and covers without end, beside those who write.
+pub(super) fn forever(file: &AtomicFile) -> Result<std::convert::Infallible> {
+    loop {
+        let report = file.repair()?;
+        let wrong = misjudged(&report.scrub.damage, &STILL.collect());
+        let strays = report.repaired.iter().any(|range| !is_still(range)) || !report.sidecar_repaired.is_empty();
+        if !wrong.is_empty() || strays || !report.is_whole() || !report.unknown.is_empty() {
+            accused(&format!("a repair went wrong: {report:?}"));
+        }
+        file.sync_redundancy()?;
+    }
+}
+
+/// Of what was found damaged, all that is none of these pages.
+fn misjudged(found: &[Damage], damaged: &BTreeSet<u64>) -> Vec<String> {
+    let is_right = |damage: &&Damage| matches!(damage, Damage::Page(range) if damaged.contains(&(range.offset / PAGE)));
+    let wrong = found.iter().filter(|damage| !is_right(damage));
+    wrong.map(|damage| format!("called damaged, and nobody damaged it: {damage:?}")).collect()
+}
+
+/// Damages pages as a device does, at most one of a stripe, while nobody has the file open: those that are written once, or
+/// any. The file's time stays. Which.
+pub(super) fn damage(path: &Path, any: bool, rng: &mut Rng) -> io::Result<BTreeSet<u64>> {
+    let file = File::options().read(true).write(true).open(path)?;
+    let modified = file.metadata()?.modified()?;
+    let from = if any { 0 } else { STILL.start / STRIPE };
+    let mut damaged = BTreeSet::new();
+    for stripe in from..STILL.end / STRIPE {
+        // One there always is: a pass without any would be one of nothing.
+        if rng.below(6) != 0 && stripe + 1 < STILL.end / STRIPE {
+            continue;
+        }
+        let page = stripe * STRIPE + rng.below(STRIPE);
+        let mut held = vec![0; PAGE as usize];
+        file.read_exact_at(&mut held, page * PAGE)?;
+        let before = held.clone();
+        match rng.below(3) {
+            0 => held[rng.below(PAGE) as usize] ^= 1 << rng.below(8),
+            1 => held.fill(0),
+            // What belongs on another page.
+            _ => file.read_exact_at(&mut held, rng.below(STILL.end) * PAGE)?,
+        }
+        if held != before {
+            file.write_all_at(&held, page * PAGE)?;
+            damaged.insert(page);
+        }
+    }
+    file.set_modified(modified)?;
+    Ok(damaged)
+}
+
+/// What is wrong with the redundancy of a file of which these pages were damaged, and perhaps given back since by others.
+/// It is repaired, and all of it is covered then.
+///
+/// # Errors
+/// Those of reading and writing it.
+pub(super) fn judge(file: &AtomicFile, damaged: &BTreeSet<u64>) -> Result<Vec<String>> {
+    let mut wrong = misjudged(&file.scrub()?.damage, damaged);
+    let report = file.repair()?;
+    let repaired: BTreeSet<u64> = report.repaired.iter().map(|range| range.offset / PAGE).collect();
+    if !repaired.is_subset(damaged) || !report.sidecar_repaired.is_empty() {
+        wrong.push(format!("repaired, and nobody damaged it: {:?} {:?}", report.repaired, report.sidecar_repaired));
+    }
+    if !report.is_whole() || !report.unknown.is_empty() || !report.sidecar_unknown.is_empty() {
+        wrong.push(format!("one page of a covered stripe was damaged, and not given back: {report:?}"));
+    }
+    let mut held = vec![0; PAGE as usize];
+    for page in STILL {
+        file.read_at(&mut held, page * PAGE)?;
+        if held != bytes_of(page) {
+            wrong.push(format!("page {page}, which was written once, has other bytes than it was given"));
+        }
+    }
+    file.sync_redundancy()?;
+    let again = file.scrub()?;
+    wrong.extend(misjudged(&again.damage, &BTreeSet::new()));
+    if let Some(coverage) = file.coverage()?
+        && (coverage.uncovered > 0 || !coverage.unknown.is_empty() || again.skipped > 0)
+    {
+        wrong.push(format!("not covered when it was to be: {coverage:?}"));
+    }
+    Ok(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> Options {
+        by_hand(Options::new())
+    }
+
+    #[test]
+    fn what_is_damaged_is_given_back_and_what_goes_wrong_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("healed");
+        let file = options().create(&path, LEN).unwrap();
+        prepare(&file).unwrap();
+        file.close().unwrap();
+        let mut rng = Rng::new(7);
+        let damaged = damage(&path, true, &mut rng).unwrap();
+        assert!(damaged.len() > 10, "{damaged:?}");
+        let file = options().open(&path).unwrap();
+        assert_eq!(judge(&file, &damaged).unwrap(), Vec::<String>::new());
+        file.close().unwrap();
+        // Of what nobody told of it is said that it was accused.
+        let damaged = damage(&path, true, &mut rng).unwrap();
+        let file = options().open(&path).unwrap();
+        let wrong = judge(&file, &BTreeSet::new()).unwrap();
+        assert!(wrong.len() > damaged.len(), "{wrong:?}");
+        file.close().unwrap();
+        // Of two in a stripe neither can be given back.
+        let raw = File::options().write(true).open(&path).unwrap();
+        let modified = raw.metadata().unwrap().modified().unwrap();
+        let both: BTreeSet<u64> = [STILL.start, STILL.start + 1].into();
+        both.iter().for_each(|page| raw.write_all_at(b"damage", page * PAGE).unwrap());
+        raw.set_modified(modified).unwrap();
+        let file = options().open(&path).unwrap();
+        let wrong = judge(&file, &both).unwrap();
+        assert!(wrong.iter().any(|what| what.contains("not given back")), "{wrong:?}");
+        assert!(wrong.iter().any(|what| what.contains("has other bytes")), "{wrong:?}");
+    }
+}
