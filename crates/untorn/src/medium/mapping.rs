@@ -342,14 +342,23 @@ impl MappedFile {
     /// mapped or in use, are written over with the bytes they hold, so that the next flush takes them along. Returns
     /// whether any were. Nobody else may be writing meanwhile.
     ///
-    /// Source: `posix_fadvise(2)`, `mincore(2)`.
+    /// Source: `posix_fadvise(2)`, `mincore(2)`, `cachestat(2)`.
     pub(super) fn distrust(&self, offset: u64, len: u64) -> Result<bool> {
         self.writable()?;
         let page = sys::page_size() as u64;
         let end = offset.saturating_add(len).min(self.len());
         let (mut at, mut rewrote) = (offset / page * page, false);
+        // Of a long file as a rule little is there.
+        let none = |at: u64, part: u64| sys::cached::cached_pages(self.fd(), at, part) == Some(0);
+        if none(at, end.saturating_sub(at)) {
+            return Ok(false);
+        }
         while at < end {
             let part = (end - at).min(LOOK);
+            if none(at, part) {
+                at += part;
+                continue;
+            }
             // Pages this mapping has touched are in use, by this mapping. Advice that is refused leaves pages in memory, and
             // so they are found there.
             let _ = self.map.release(at, part);
