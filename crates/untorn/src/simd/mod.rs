@@ -9,6 +9,8 @@
 #![allow(unsafe_code)]
 
 mod crc;
+#[cfg(target_arch = "x86_64")]
+mod crc_fold;
 mod parity;
 
 pub(crate) use crc::crc32c;
