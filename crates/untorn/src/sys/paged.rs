@@ -275,11 +275,16 @@ impl Open {
             rustix::fs::ftruncate(file, end)?;
             self.len = end;
         }
-        // The file has no bytes of a closed page: zeros need not be written.
-        for (page, bytes) in pages.clone().zip(bytes.chunks_exact(PAGE as usize)) {
-            if self.leftovers || bytes.iter().any(|byte| *byte != 0) {
-                write_all(file, bytes, page * PAGE)?;
+        // The file has no bytes of a closed page: zeros need not be written. All else goes in rows, for a call each.
+        let (contents, _) = bytes.as_chunks::<{ PAGE as usize }>();
+        let is_written = |page: &[u8; PAGE as usize]| self.leftovers || *page != [0; PAGE as usize];
+        let mut offset = pages.start * PAGE;
+        for row in contents.chunk_by(|page, next| is_written(page) == is_written(next)) {
+            let row_bytes = row.as_flattened();
+            if is_written(&row[0]) {
+                write_all(file, row_bytes, offset)?;
             }
+            offset += row_bytes.len() as u64;
         }
         for chunk in pages.start / CHUNK..pages.end.div_ceil(CHUNK) {
             self.prepare(memory, chunk)?;
