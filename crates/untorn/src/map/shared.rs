@@ -114,8 +114,8 @@ impl SharedMap {
     ///
     /// # Errors
     /// [`Error::OutOfRange`] unless they lie within the length; [`Error::Invalid`] unless `offset` is a multiple of 8;
-    /// [`Error::Forked`]; [`Error::Io`] once a page was lost, [`Error::Poisoned`] once the process has lost touch with the
-    /// others.
+    /// [`Error::Forked`]; [`Error::Io`] once a page was lost, [`Error::Poisoned`] once nothing more is promised, or the process
+    /// has lost touch with the others.
     pub fn words(&self, offset: u64, count: usize) -> Result<&[AtomicU64]> {
         self.check(offset, count.saturating_mul(8))?;
         if !offset.is_multiple_of(8) {

@@ -165,7 +165,7 @@ impl SharedRegion {
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is none; [`Error::Forked`]; [`Error::Io`] once a page of the memory was lost, and
-    /// [`Error::Poisoned`] once the process has lost touch with the others.
+    /// [`Error::Poisoned`] once nothing more is promised, or the process has lost touch with the others.
     pub fn alloc_page(&self) -> Result<u64> {
         self.alloc_pages(1)
     }
@@ -288,7 +288,7 @@ impl SharedRegion {
     ///
     /// # Errors
     /// [`Error::Io`] with the reason of the process that serves: nothing is committed then, unless the flush failed:
-    /// commits and rollbacks of every process are refused after that, until all have left, for nobody knows which commit the
+    /// every call of every process is refused after that, until all have left, for nobody knows which commit the
     /// store is at. [`Error::Poisoned`] when nothing more is promised, as then, and when somebody who does not share the
     /// region changed it while no process served it; [`Error::Io`] once a page of the memory was lost; [`Error::Forked`].
     pub fn pmsync(&self) -> Result<u64> {

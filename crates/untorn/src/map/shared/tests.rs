@@ -29,7 +29,8 @@ fn after_a_failed_flush_nothing_is_rolled_back_or_committed() {
         assert!(matches!(first, Error::Io { .. }), "{first}");
         FAIL.store(false, SeqCst);
         // Commit 2 may be durable: a rollback to commit 1 would make the memory differ from it without anybody's noticing.
-        for refused in [map.rollback().err(), map.commit().err(), map.grow(1 << 20).err()] {
+        let read = map.read_at(&mut [0; 8], 0);
+        for refused in [map.rollback().err(), map.commit().err(), map.grow(1 << 20).err(), read.err()] {
             assert!(matches!(refused, Some(Error::Poisoned { .. })), "{refused:?}");
         }
         assert_eq!((words[0].load(SeqCst), words[512].load(SeqCst)), (2, 2));

@@ -314,7 +314,8 @@ impl WorkingCopy {
     /// # Errors
     /// [`Error::Forked`]; [`Error::Poisoned`] if the process had lost touch with the others.
     pub(crate) fn leave(mut self) -> Result<()> {
-        self.check()?;
+        // Also where nothing more is promised: that ends when all have left.
+        self.in_touch()?;
         self.left = true;
         self.member.request(Kind::Leave, "leave", 0).map(drop)
     }
@@ -326,9 +327,19 @@ impl WorkingCopy {
 
     /// # Errors
     /// [`Error::Forked`] in a forked child, which does not have the memory; [`Error::Io`] once a page was lost, and
-    /// [`Error::Poisoned`] once the process has lost touch with the others: there may be zeros then where something is, of
-    /// which this thread's loads so far are told.
+    /// [`Error::Poisoned`] once nothing more is promised, or the process has lost touch with the others: there may be zeros
+    /// then where something is, of which this thread's loads so far are told.
     pub(crate) fn check(&self) -> Result<()> {
+        self.in_touch()?;
+        // Before zeros take the place of what cannot be read it is noted that nothing more is promised.
+        match self.member.control.poisoned() {
+            Some(cause) => Err(Error::Poisoned { path: self.member.place.path().to_owned(), cause }),
+            None => Ok(()),
+        }
+    }
+
+    /// [`check`](WorkingCopy::check), but for what concerns all who share it.
+    fn in_touch(&self) -> Result<()> {
         let path = || self.member.place.path().to_owned();
         if !self.is_ours() {
             return Err(Error::Forked { path: path() });
