@@ -12,6 +12,8 @@ mod open;
 mod region;
 mod shared;
 mod shared_region;
+#[cfg(test)]
+mod tests;
 mod views;
 
 use std::fmt;
@@ -359,23 +361,29 @@ impl AtomicMap {
         self.check_memory()?;
         let own = self.kept.union(&self.stored);
         let (seen, all) = self.tracking.take_stored(slice::from_ref(&(0..self.zeros_from)), &own);
-        let seen = if self.suspects_reads { self.changed(seen) } else { seen };
+        let seen = if self.suspects_reads { self.sift(&seen) } else { seen };
         self.stored = self.stored.union(&seen);
         all.map_err(|error| Error::io("find the stores to the mapping of", self.path(), error))
     }
 
-    /// The pages among `seen` whose bytes are not those of the last commit, or of which that can't be told.
-    fn changed(&self, seen: Runs) -> Runs {
+    /// The pages among `seen` whose bytes are not those of the last commit, or of which that can't be told. The others become
+    /// the file's again, and are not seen the next time unless they are touched.
+    fn sift(&self, seen: &Runs) -> Runs {
         let page = page_size() as u64;
         let (engine, mut home) = (self.engine(), vec![0; page as usize]);
-        let mut changed = Runs::new();
+        let (mut changed, mut same) = (Runs::new(), Runs::new());
         for start in seen.iter().flat_map(|run| (run.start..run.end).step_by(page as usize)) {
             let end = (start + page).min(self.len);
             let home = &mut home[..end.saturating_sub(start) as usize];
-            let same = !home.is_empty() && engine.read(start, home).is_ok();
-            if !same || *home != self[start as usize..end as usize] {
-                changed.push(start..start + page);
-            }
+            let is_same = !home.is_empty() && engine.read(start, home).is_ok();
+            let is_same = is_same && *home == self[start as usize..end as usize];
+            if is_same { &mut same } else { &mut changed }.push(start..start + page);
+        }
+        // What a commit that failed has in the engine is no commit yet; and of a page that the length cuts only a part was looked at.
+        let last = self.len.min(self.committed_len) / page * page;
+        for run in same.without(&self.stored).iter().filter(|run| run.start < last) {
+            // What stays is looked at again each time.
+            let _ = self.become_the_file(&(run.start..run.end.min(last)));
         }
         changed
     }

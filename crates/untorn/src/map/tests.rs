@@ -1,0 +1,64 @@
+//! What a map knows of its pages, looked at from inside.
+
+use super::*;
+
+/// Pages that seem to be stored to and were not, as those that were only read on persistent memory.
+#[test]
+fn pages_that_were_only_read_are_compared_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let page = page_size();
+    let len = 20 * page + 100;
+    let mut map = Options::new().dirty_tracking(DirtyTracking::PageTable).create_map(&path, len as u64).unwrap();
+    map.suspects_reads = true;
+    map.fill(1);
+    let first = map.commit().unwrap();
+    // What is in the log, and not at home yet.
+    map[3 * page] = 2;
+    assert_eq!(map.commit().unwrap(), first + 1);
+    // The same bytes: the pages are the process's own, and hold what the last commit has.
+    let same = map.to_vec();
+    map.copy_from_slice(&same);
+    let seen = |map: &AtomicMap| {
+        let (seen, all) = map.tracking.take_stored(slice::from_ref(&(0..map.zeros_from)), &Runs::new());
+        all.map(|()| seen.bytes() as usize / page).unwrap()
+    };
+    assert_eq!(seen(&map), 21);
+    map[7 * page] = 3;
+    let stored = map.uncommitted().unwrap();
+    assert!(stored.len() == 1 && stored[0] == (7 * page as u64..8 * page as u64), "{stored:?}");
+    // The one that was stored to, and the last one, of which the file has a part.
+    assert_eq!(seen(&map), 2, "the others are to be compared again");
+    assert_eq!(map.commit().unwrap(), first + 2);
+    assert_eq!(map.commit().unwrap(), first + 2, "there was nothing to commit");
+    let mut expected = same;
+    expected[7 * page] = 3;
+    assert!(*map == expected[..]);
+    map.close().unwrap();
+    assert!(std::fs::read(&path).unwrap() == expected);
+}
+
+/// What was cut off and not committed comes back, whatever became of its pages meanwhile.
+#[test]
+fn pages_that_were_only_read_are_rolled_back_with_the_length() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let page = page_size();
+    let mut map = Options::new().dirty_tracking(DirtyTracking::PageTable).create_map(&path, 8 * page as u64).unwrap();
+    map.suspects_reads = true;
+    map.fill(1);
+    map.commit().unwrap();
+    let same = map.to_vec();
+    map.copy_from_slice(&same);
+    map.resize(3 * page as u64 + 7).unwrap();
+    map.uncommitted().unwrap();
+    map.resize(6 * page as u64).unwrap();
+    assert!(map[..3 * page + 7].iter().all(|byte| *byte == 1) && map[3 * page + 7..].iter().all(|byte| *byte == 0));
+    map.rollback().unwrap();
+    assert!(*map == same[..]);
+    map[5 * page] = 9;
+    map.commit().unwrap();
+    map.close().unwrap();
+    let found = std::fs::read(&path).unwrap();
+    assert!(found[5 * page] == 9 && found.iter().filter(|byte| **byte != 1).count() == 1);
+}
