@@ -536,7 +536,7 @@ impl Server {
                 self.control.set_committing(0);
             }
         }
-        self.spare = cut;
+        self.spare = cut.emptied();
         let waiting = self.in_flight.take().unwrap_or_default();
         self.answer_all(&waiting, &result);
     }
