@@ -28,12 +28,12 @@ pub use self::region::{RegionMap, RegionMapOptions};
 pub use self::shared::SharedMap;
 pub use self::shared_region::SharedRegion;
 pub(crate) use self::shared_region::refuse_if_shared;
-use crate::engine::{Engine, Info, Piece, Shared};
+use crate::engine::{Engine, Info, Piece, Shared, check_range};
 use crate::error::{Error, Result};
 use crate::medium::{MediumKind, detect};
 use crate::options::{DirtyTracking, Options};
 use crate::sys::fault::none_lost;
-use crate::sys::file::{identity, is_dax};
+use crate::sys::file::{identity, is_dax, uninterrupted};
 use crate::sys::map::{FileMap, MapKind};
 use crate::sys::page_size;
 use crate::sys::runs::Runs;
@@ -307,6 +307,32 @@ impl AtomicMap {
         }
         self.zeros_from = self.zeros_from.max(page_end(len));
         Ok(())
+    }
+
+    /// Reads up to `len` bytes from where a descriptor stands, as `read(2)` does, into the map from `offset` on; they count as
+    /// stored. Returns how many there were, 0 at the end of the source.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (path, log) = (dir.path().join("map"), dir.path().join("log"));
+    /// # std::fs::write(&log, "what happened").unwrap();
+    /// # let mut map = untorn::AtomicMap::create(&path, 8192)?;
+    /// let log = std::fs::File::open(&log).unwrap();
+    /// let read = map.read_from(&log, 4096, 1000)?;
+    /// map.commit()?;
+    /// # assert_eq!(read, 13);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless the whole range lies within the length: nothing is read then; [`Error::Io`] with what
+    /// `read(2)` says, EFAULT where a page of the map was lost.
+    pub fn read_from(&mut self, source: impl AsFd, offset: u64, len: usize) -> Result<usize> {
+        check_range(self.path(), offset, len as u64, self.len)?;
+        let into = &mut self[offset as usize..][..len];
+        let read = uninterrupted(|| rustix::io::read(&source, &mut *into));
+        read.map_err(|error| Error::io("read from a descriptor into", self.path(), error))
     }
 
     /// The ranges that were stored to since the last commit, in whole pages: what the next commit writes.

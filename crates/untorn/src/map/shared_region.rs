@@ -21,6 +21,7 @@ mod tests;
 
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -271,8 +272,18 @@ impl SharedRegion {
         self.copy.store(offset as usize, buf)
     }
 
-    /// Lets system calls, of any of the processes, load from a range of bytes and store to it until the next commit, of which
-    /// it is part.
+    /// Reads up to `len` bytes from where a descriptor stands and stores them from `offset` on: see
+    /// [`SharedMap::read_from`](crate::SharedMap::read_from).
+    ///
+    /// # Errors
+    /// As for [`words`](SharedRegion::words), and [`Error::Io`] with what `read(2)` says.
+    pub fn read_from(&self, source: impl AsFd, offset: u64, len: usize) -> Result<usize> {
+        self.check(offset, len)?;
+        self.copy.read_from(source.as_fd(), offset as usize, len)
+    }
+
+    /// Lets system calls, of any of the processes, load from a range of bytes and store to it until the next commit, by
+    /// whomever, of which it is part.
     ///
     /// # Errors
     /// As for [`words`](SharedRegion::words); [`Error::Poisoned`].

@@ -62,3 +62,29 @@ fn pages_that_were_only_read_are_rolled_back_with_the_length() {
     let found = std::fs::read(&path).unwrap();
     assert!(found[5 * page] == 9 && found.iter().filter(|byte| **byte != 1).count() == 1);
 }
+
+#[test]
+fn what_is_read_from_a_descriptor_is_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let source = dir.path().join("source");
+    std::fs::write(&source, [7; 5000]).unwrap();
+    let source = std::fs::File::open(source).unwrap();
+    for method in [DirtyTracking::Auto, DirtyTracking::PageTable] {
+        let mut map = Options::new().dirty_tracking(method).create_map(&path, 3 * page_size() as u64).unwrap();
+        rustix::fs::seek(&source, rustix::fs::SeekFrom::Start(0)).unwrap();
+        let beyond = map.len() - 100;
+        assert!(matches!(map.read_from(&source, 101, beyond), Err(Error::OutOfRange { .. })));
+        let read = [(10, 4000), (4010, 4000), (5010, 4000)].map(|(at, len)| map.read_from(&source, at, len).unwrap());
+        assert_eq!(read, [4000, 1000, 0]);
+        let first = map.commit().unwrap();
+        // Also into pages that are committed.
+        rustix::fs::seek(&source, rustix::fs::SeekFrom::Start(0)).unwrap();
+        assert_eq!(map.read_from(&source, 0, 10).unwrap(), 10);
+        assert_eq!(map.commit().unwrap(), first + 1, "what was read went unnoticed");
+        map.close().unwrap();
+        let found = std::fs::read(&path).unwrap();
+        assert!(found[..5010].iter().all(|byte| *byte == 7) && found[5010..].iter().all(|byte| *byte == 0));
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -75,6 +75,7 @@ mod serving;
 pub(crate) mod tests;
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
@@ -90,9 +91,13 @@ use crate::error::{Error, Result};
 use crate::sharing::dial;
 use crate::sharing::place::Place;
 use crate::sharing::wire::Kind;
+use crate::sys::direct::read_once;
 use crate::sys::fault::{Watch, none_lost};
 use crate::sys::incarnation;
 use crate::sys::socket::Line;
+
+/// Bytes that are read from a descriptor at once, at most.
+const READ_AT_ONCE: usize = 1 << 20;
 
 /// This process's handle of a working copy. Dropping it leaves.
 pub(crate) struct WorkingCopy {
@@ -258,6 +263,23 @@ impl WorkingCopy {
             }
         }
         Ok(())
+    }
+
+    /// Reads from where a descriptor stands, and stores what comes, which may be less than `len` bytes; how many it was, 0 at the
+    /// end of the source.
+    ///
+    /// The kernel reads into a buffer. Into the memory itself it could only as long as nobody commits, and what it fails to
+    /// store there not every source gives a second time.
+    ///
+    /// # Errors
+    /// Those of `read(2)`; as for [`store`](WorkingCopy::store).
+    ///
+    /// # Panics
+    /// If they lie beyond what is reserved.
+    pub(crate) fn read_from(&self, source: BorrowedFd<'_>, offset: usize, len: usize) -> Result<usize> {
+        self.check()?;
+        let stored = read_once(source, len.min(READ_AT_ONCE), |bytes| self.store(offset, bytes).map(|()| bytes.len()));
+        stored.map_err(|error| Error::io("read from a descriptor for", self.path(), error))?
     }
 
     fn unserved(&self) -> Error {
