@@ -93,6 +93,8 @@ uint64_t untorn_share_len(void *map);
 
 /* Lets system calls, of any of the processes, load from `len` bytes at `offset` and
  * store to them until the next commit, by whomever. They are part of that commit.
+ * Another process may commit before the system call is made, which then fails with
+ * EFAULT: read into a buffer and copy it, or call both again.
  * Errors: UNTORN_EFAULT beyond the length; UNTORN_EINVAL, UNTORN_EPOISONED. */
 int untorn_share_open_range(void *map, uint64_t offset, uint64_t len);
 

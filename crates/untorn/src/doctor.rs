@@ -78,7 +78,7 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
     };
     reasons.push(match crate::sys::userfault::probe() {
         Ok(()) => "Several processes can share a file as plain memory (SharedMap). There read(2) and the like into the memory fail \
-                   with EFAULT unless `open_to_kernel` was called for the range."
+                   with EFAULT unless `open_to_kernel` was called for the range since the last commit; `read_from` gets through."
             .to_owned(),
         Err(error) => format!("Several processes cannot share a file as plain memory (SharedMap): {error}."),
     });

@@ -12,6 +12,8 @@ mod open;
 mod region;
 mod shared;
 mod shared_region;
+#[cfg(test)]
+mod tests;
 mod views;
 
 use std::fmt;
@@ -26,12 +28,12 @@ pub use self::region::{RegionMap, RegionMapOptions};
 pub use self::shared::SharedMap;
 pub use self::shared_region::SharedRegion;
 pub(crate) use self::shared_region::refuse_if_shared;
-use crate::engine::{Engine, Info, Piece, Shared};
+use crate::engine::{Engine, Info, Piece, Shared, check_range};
 use crate::error::{Error, Result};
 use crate::medium::{MediumKind, detect};
 use crate::options::{DirtyTracking, Options};
 use crate::sys::fault::none_lost;
-use crate::sys::file::{identity, is_dax};
+use crate::sys::file::{identity, is_dax, uninterrupted};
 use crate::sys::map::{FileMap, MapKind};
 use crate::sys::page_size;
 use crate::sys::runs::Runs;
@@ -307,6 +309,32 @@ impl AtomicMap {
         Ok(())
     }
 
+    /// Reads up to `len` bytes from where a descriptor stands, as `read(2)` does, into the map from `offset` on; they count as
+    /// stored. Returns how many there were, 0 at the end of the source.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (path, log) = (dir.path().join("map"), dir.path().join("log"));
+    /// # std::fs::write(&log, "what happened").unwrap();
+    /// # let mut map = untorn::AtomicMap::create(&path, 8192)?;
+    /// let log = std::fs::File::open(&log).unwrap();
+    /// let read = map.read_from(&log, 4096, 1000)?;
+    /// map.commit()?;
+    /// # assert_eq!(read, 13);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless the whole range lies within the length: nothing is read then; [`Error::Io`] with what
+    /// `read(2)` says, EFAULT where a page of the map was lost.
+    pub fn read_from(&mut self, source: impl AsFd, offset: u64, len: usize) -> Result<usize> {
+        check_range(self.path(), offset, len as u64, self.len)?;
+        let into = &mut self[offset as usize..][..len];
+        let read = uninterrupted(|| rustix::io::read(&source, &mut *into));
+        read.map_err(|error| Error::io("read from a descriptor into", self.path(), error))
+    }
+
     /// The ranges that were stored to since the last commit, in whole pages: what the next commit writes.
     ///
     /// # Errors
@@ -359,23 +387,29 @@ impl AtomicMap {
         self.check_memory()?;
         let own = self.kept.union(&self.stored);
         let (seen, all) = self.tracking.take_stored(slice::from_ref(&(0..self.zeros_from)), &own);
-        let seen = if self.suspects_reads { self.changed(seen) } else { seen };
+        let seen = if self.suspects_reads { self.sift(&seen) } else { seen };
         self.stored = self.stored.union(&seen);
         all.map_err(|error| Error::io("find the stores to the mapping of", self.path(), error))
     }
 
-    /// The pages among `seen` whose bytes are not those of the last commit, or of which that can't be told.
-    fn changed(&self, seen: Runs) -> Runs {
+    /// The pages among `seen` whose bytes are not those of the last commit, or of which that can't be told. The others become
+    /// the file's again, and are not seen the next time unless they are touched.
+    fn sift(&self, seen: &Runs) -> Runs {
         let page = page_size() as u64;
         let (engine, mut home) = (self.engine(), vec![0; page as usize]);
-        let mut changed = Runs::new();
+        let (mut changed, mut same) = (Runs::new(), Runs::new());
         for start in seen.iter().flat_map(|run| (run.start..run.end).step_by(page as usize)) {
             let end = (start + page).min(self.len);
             let home = &mut home[..end.saturating_sub(start) as usize];
-            let same = !home.is_empty() && engine.read(start, home).is_ok();
-            if !same || *home != self[start as usize..end as usize] {
-                changed.push(start..start + page);
-            }
+            let is_same = !home.is_empty() && engine.read(start, home).is_ok();
+            let is_same = is_same && *home == self[start as usize..end as usize];
+            if is_same { &mut same } else { &mut changed }.push(start..start + page);
+        }
+        // What a commit that failed has in the engine is no commit yet; and of a page that the length cuts only a part was looked at.
+        let last = self.len.min(self.committed_len) / page * page;
+        for run in same.without(&self.stored).iter().filter(|run| run.start < last) {
+            // What stays is looked at again each time.
+            let _ = self.become_the_file(&(run.start..run.end.min(last)));
         }
         changed
     }

@@ -371,6 +371,49 @@ fn who_only_reads_sees_the_same_commit_each_time() {
     assert_eq!(options().open(&path).unwrap().open_region("r").unwrap().info().unwrap().commit, 1);
 }
 
+/// A commit that was acknowledged, and of which a page has rotted: the one before it gave pages up that are another region's
+/// now. To take it for the last one would show their bytes, and declare that other region damaged.
+#[test]
+fn who_lost_a_page_to_rot_is_not_given_pages_of_another_region() {
+    let dir = memory_dir();
+    let path = dir.path().join("store");
+    let store = options().order(Order::OneFence).create(&path).unwrap();
+    let (first, second) = (store.create_region("first").unwrap(), store.create_region("second").unwrap());
+    first.alloc_pages(1).unwrap();
+    for fill in [1, 2] {
+        first.write_page(0, &[fill; PAGE]).unwrap();
+        first.pmsync().unwrap();
+    }
+    second.alloc_pages(1).unwrap();
+    second.write_page(0, &[3; PAGE]).unwrap();
+    second.pmsync().unwrap();
+    drop((first, second, store));
+    let mut bytes = std::fs::read(&path).unwrap();
+    assert!(!bytes.chunks(PAGE).any(|page| page == [1; PAGE]), "its page was not given to the other region");
+    let late = bytes.chunks(PAGE).position(|page| page == [2; PAGE]).unwrap() * PAGE;
+    bytes[late + 77] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    for read_only in [true, false] {
+        let store = options().read_only(read_only).open(&path).unwrap();
+        let error = store.open_region("first").err();
+        assert!(matches!(error, Some(Error::Corrupt { .. })), "{error:?}");
+        let second = store.open_region("second").unwrap();
+        let mut page = [0; PAGE];
+        second.read_page(0, &mut page).unwrap();
+        assert_eq!((page, second.info().unwrap().commit), ([3; PAGE], 1));
+        drop((second, store));
+        let now = std::fs::read(&path).unwrap();
+        let differs = |page: usize| now[page * PAGE..][..PAGE] != bytes[page * PAGE..][..PAGE];
+        let changed: Vec<usize> = (0..bytes.len() / PAGE).filter(|page| differs(*page)).collect();
+        if read_only {
+            assert!(changed.is_empty(), "pages {changed:?}");
+        } else {
+            // Superblocks say that it was open.
+            assert!(changed.iter().all(|page| *page < 2), "pages {changed:?}");
+        }
+    }
+}
+
 #[test]
 fn a_page_that_rotted_is_found_by_the_audit() {
     let dir = memory_dir();

@@ -12,7 +12,7 @@ pub(crate) use self::others::NoOthers;
 use crate::error::{Error, Result};
 use crate::medium::{self, Barrier, Dax, Identity, Latched, Medium, MediumFile, MediumKind, PageCache};
 pub use crate::options::EngineKind;
-use crate::options::{Durability, Layout, Options};
+use crate::options::{Admission, Durability, Layout, Options};
 use crate::redundancy::{Service, TICK};
 use crate::sidecar::attach::engine_of;
 use crate::sys::sync;
@@ -240,24 +240,31 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> 
         let path = &medium::resolve(path)?;
         let detected = medium::detect(path)?;
         let mut replaced = false;
-        let shared = registry::shared(path, detected.identity, options, || {
-            let engine = if options.shared {
-                let (kind, place) = (detected.kind, path.clone());
-                let others = NoOthers::as_memory(path, detected.identity);
-                others.admit_in_a_moment()?;
-                let admitted = options.admitted_by(others);
-                let opener = Arc::new(move |options: &Options| engine_at(kind, &place, options));
-                together::open(path, detected.identity, &admitted, opener)
-            } else if options.admission.is_some() {
-                engine_at(detected.kind, path, options)
-            } else {
-                let others = NoOthers::of_any_kind(path, detected.identity);
+        let others = if options.shared {
+            Some(NoOthers::as_memory(path, detected.identity))
+        } else if options.admission.is_some() {
+            None
+        } else {
+            Some(NoOthers::of_any_kind(path, detected.identity))
+        };
+        let shared = others::in_a_moment(|turned_away| {
+            registry::shared(path, detected.identity, options, || {
                 // Here for readers, and for whoever would give the file a sidecar. Whether it is still so is asked when it is locked.
-                others.admit_in_a_moment()?;
-                engine_at(detected.kind, path, &options.admitted_by(others))
-            }?;
-            replaced = engine.identity()? != detected.identity;
-            if replaced { Err(in_flux(path)) } else { Ok(engine) }
+                let asked = others.as_ref().map_or(Ok(()), Admission::admit);
+                *turned_away = matches!(asked, Err(Error::InUse { .. }));
+                asked?;
+                let admitted = others.clone().map(|others| options.admitted_by(others));
+                let options = admitted.as_ref().unwrap_or(options);
+                let engine = if options.shared {
+                    let (kind, place) = (detected.kind, path.clone());
+                    let opener = Arc::new(move |options: &Options| engine_at(kind, &place, options));
+                    together::open(path, detected.identity, options, opener)
+                } else {
+                    engine_at(detected.kind, path, options)
+                }?;
+                replaced = engine.identity()? != detected.identity;
+                if replaced { Err(in_flux(path)) } else { Ok(engine) }
+            })
         });
         if !replaced {
             return shared;

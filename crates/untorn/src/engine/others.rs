@@ -18,6 +18,7 @@ const ATTEMPTS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Lets a file be opened that nobody shares in any of these ways.
+#[derive(Clone)]
 pub(crate) struct NoOthers {
     path: PathBuf,
     identity: Identity,
@@ -40,22 +41,27 @@ impl NoOthers {
         NoOthers { path: path.to_owned(), identity, kinds: &[SHARE] }
     }
 
-    /// The same before anything is locked that others wait for: somebody who is just leaving, or was killed a moment ago, is
-    /// waited for as long as the lock of a sidecar is.
-    pub(super) fn admit_in_a_moment(&self) -> Result<()> {
-        for _ in 0..ATTEMPTS {
-            match self.admit() {
-                Err(Error::InUse { .. }) => std::thread::sleep(PAUSE),
-                answer => return answer,
-            }
-        }
-        self.admit()
-    }
-
     /// Why something of the file is not as it should be.
     pub(crate) fn invalid(&self, what: String) -> Error {
         Error::Invalid { path: self.path.clone(), what }
     }
+}
+
+/// Tries to open a file, again as long as an attempt says that it was turned away: somebody who is just leaving, or was killed a
+/// moment ago, is waited for as long as the lock of a sidecar is. Between two attempts nothing is held, for this process itself
+/// may take part, and be the next to serve.
+pub(super) fn in_a_moment<T>(mut open: impl FnMut(&mut bool) -> Result<T>) -> Result<T> {
+    for _ in 0..ATTEMPTS {
+        let mut turned_away = false;
+        let opened = open(&mut turned_away);
+        if !turned_away {
+            return opened;
+        }
+        #[cfg(test)]
+        tests::PAUSED.with_borrow(|paused| paused.iter().for_each(|paused| paused()));
+        std::thread::sleep(PAUSE);
+    }
+    open(&mut false)
 }
 
 impl Admission for NoOthers {
@@ -74,13 +80,44 @@ impl Admission for NoOthers {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Instant;
 
+    use super::super::registry;
     use super::*;
     use crate::AtomicFile;
     use crate::medium::detect;
+    use crate::options::Options;
     use crate::sharing::place::Place;
+
+    thread_local! {
+        /// What a thread does in each pause.
+        pub(super) static PAUSED: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
+    }
+
+    /// For they may be in this process: the thread that opens the file as the next to serve those who share it.
+    #[test]
+    fn others_open_the_file_while_somebody_waits_until_it_is_not_shared() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        AtomicFile::create(&path, 4096).unwrap().close().unwrap();
+        let identity = detect(&path).unwrap().identity;
+        let sharer = Place::open(&path, &directory(&path), &meeting_place(identity, SHARE)).unwrap();
+        sharer.attach().unwrap();
+        let pauses = Rc::new(Cell::new(0));
+        let counted = Rc::clone(&pauses);
+        PAUSED.set(Some(Box::new(move || {
+            assert!(registry::is_free(identity), "nobody of the process can open it");
+            counted.set(counted.get() + 1);
+        })));
+        for options in [Options::new(), Options::new().shared(true)] {
+            let error = options.open(&path).err();
+            assert!(matches!(error, Some(Error::InUse { .. })), "{error:?}");
+        }
+        assert_eq!(pauses.get(), 2 * ATTEMPTS);
+    }
 
     #[test]
     fn somebody_who_is_just_leaving_is_waited_for() {

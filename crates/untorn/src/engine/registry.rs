@@ -96,6 +96,12 @@ pub(super) fn shared(
     registry().shared(path, identity, options, open)
 }
 
+/// Whether nobody of this process is opening or closing the file.
+#[cfg(test)]
+pub(super) fn is_free(identity: Identity) -> bool {
+    registry().place(identity).try_lock().is_ok()
+}
+
 impl Registry {
     /// See [`shared`].
     fn shared(

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -56,7 +57,8 @@ const RESERVE: u64 = 1 << 36;
 ///
 /// The processes are one user's and trust each other. SIGBUS must not be blocked in a thread that stores, and a handler for
 /// it that the program installs later has to call the one it replaces. A forked child does not have the memory. `read(2)`
-/// into it fails with EFAULT unless [`open_to_kernel`](SharedMap::open_to_kernel) was called for the range.
+/// into it fails with EFAULT unless [`open_to_kernel`](SharedMap::open_to_kernel) was called for the range, and nobody has
+/// committed since; [`read_from`](SharedMap::read_from) always gets through.
 ///
 /// Source: the Region System paper, §V-C, whose interrupts to all processors are replaced by write protection.
 pub struct SharedMap {
@@ -114,8 +116,8 @@ impl SharedMap {
     ///
     /// # Errors
     /// [`Error::OutOfRange`] unless they lie within the length; [`Error::Invalid`] unless `offset` is a multiple of 8;
-    /// [`Error::Forked`]; [`Error::Io`] once a page was lost, [`Error::Poisoned`] once the process has lost touch with the
-    /// others.
+    /// [`Error::Forked`]; [`Error::Io`] once a page was lost, [`Error::Poisoned`] once nothing more is promised, or the process
+    /// has lost touch with the others.
     pub fn words(&self, offset: u64, count: usize) -> Result<&[AtomicU64]> {
         self.check(offset, count.saturating_mul(8))?;
         if !offset.is_multiple_of(8) {
@@ -140,6 +142,40 @@ impl SharedMap {
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check(offset, buf.len())?;
         self.copy.store(offset as usize, buf)
+    }
+
+    /// Reads up to `len` bytes from where a descriptor stands, as `read(2)` does, and stores them from `offset` on. Returns how
+    /// many there were, 0 at the end of the source; of a longer source it reads 1 MiB at once. Unlike `read(2)` into the memory it
+    /// needs no [`open_to_kernel`](SharedMap::open_to_kernel), and commits meanwhile do it no harm.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (path, log) = (dir.path().join("shared"), dir.path().join("log"));
+    /// # std::fs::write(&log, "what happened").unwrap();
+    /// # untorn::AtomicFile::create(&path, 8192)?.settle()?;
+    /// # let map = match untorn::SharedMap::open(&path) {
+    /// #     Err(error) if error.errno() == 1 => return Ok(()),
+    /// #     map => map?,
+    /// # };
+    /// let (log, mut at) = (std::fs::File::open(&log).unwrap(), 4096);
+    /// loop {
+    ///     match map.read_from(&log, at, map.len() - at as usize)? {
+    ///         0 => break,
+    ///         read => at += read as u64,
+    ///     }
+    /// }
+    /// map.commit()?;
+    /// # assert_eq!(at, 4096 + 13);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless the whole range lies within the length: nothing is read then; [`Error::Io`] with what
+    /// `read(2)` says; otherwise as for [`words`](SharedMap::words).
+    pub fn read_from(&self, source: impl AsFd, offset: u64, len: usize) -> Result<usize> {
+        self.check(offset, len)?;
+        self.copy.read_from(source.as_fd(), offset as usize, len)
     }
 
     fn check(&self, offset: u64, len: usize) -> Result<()> {
@@ -178,8 +214,8 @@ impl SharedMap {
         self.copy.grow(len)
     }
 
-    /// Lets system calls, of any of the processes, load from a range of bytes and store to it until the next commit. The
-    /// range is part of that commit.
+    /// Lets system calls, of any of the processes, load from a range of bytes and store to it until the next commit, by
+    /// whomever, after which their stores fail with EFAULT again. The range is part of that commit.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Poisoned`], [`Error::Forked`].

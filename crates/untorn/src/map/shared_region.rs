@@ -21,6 +21,7 @@ mod tests;
 
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -165,7 +166,7 @@ impl SharedRegion {
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is none; [`Error::Forked`]; [`Error::Io`] once a page of the memory was lost, and
-    /// [`Error::Poisoned`] once the process has lost touch with the others.
+    /// [`Error::Poisoned`] once nothing more is promised, or the process has lost touch with the others.
     pub fn alloc_page(&self) -> Result<u64> {
         self.alloc_pages(1)
     }
@@ -271,8 +272,18 @@ impl SharedRegion {
         self.copy.store(offset as usize, buf)
     }
 
-    /// Lets system calls, of any of the processes, load from a range of bytes and store to it until the next commit, of which
-    /// it is part.
+    /// Reads up to `len` bytes from where a descriptor stands and stores them from `offset` on: see
+    /// [`SharedMap::read_from`](crate::SharedMap::read_from).
+    ///
+    /// # Errors
+    /// As for [`words`](SharedRegion::words), and [`Error::Io`] with what `read(2)` says.
+    pub fn read_from(&self, source: impl AsFd, offset: u64, len: usize) -> Result<usize> {
+        self.check(offset, len)?;
+        self.copy.read_from(source.as_fd(), offset as usize, len)
+    }
+
+    /// Lets system calls, of any of the processes, load from a range of bytes and store to it until the next commit, by
+    /// whomever, of which it is part.
     ///
     /// # Errors
     /// As for [`words`](SharedRegion::words); [`Error::Poisoned`].
@@ -288,7 +299,7 @@ impl SharedRegion {
     ///
     /// # Errors
     /// [`Error::Io`] with the reason of the process that serves: nothing is committed then, unless the flush failed:
-    /// commits and rollbacks of every process are refused after that, until all have left, for nobody knows which commit the
+    /// every call of every process is refused after that, until all have left, for nobody knows which commit the
     /// store is at. [`Error::Poisoned`] when nothing more is promised, as then, and when somebody who does not share the
     /// region changed it while no process served it; [`Error::Io`] once a page of the memory was lost; [`Error::Forked`].
     pub fn pmsync(&self) -> Result<u64> {

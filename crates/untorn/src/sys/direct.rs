@@ -5,12 +5,27 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::file::uninterrupted;
 
 const PAGE: usize = 4096;
 
 /// A buffer as aligned as any device asks for.
+#[derive(Clone, FromBytes, IntoBytes)]
 #[repr(C, align(4096))]
 struct Aligned([u8; PAGE]);
+
+/// Reads from where a descriptor stands, `most` bytes if there are as many, and hands them over: none at its end.
+///
+/// # Errors
+/// Those of `read(2)`.
+pub(crate) fn read_once<T>(file: BorrowedFd<'_>, most: usize, take: impl FnOnce(&[u8]) -> T) -> io::Result<T> {
+    let mut pages = vec![Aligned([0; PAGE]); most.div_ceil(PAGE)];
+    let bytes = &mut pages.as_mut_bytes()[..most];
+    let read = uninterrupted(|| rustix::io::read(file, &mut *bytes))?;
+    Ok(take(&bytes[..read]))
+}
 
 /// Another description of an open file, whose reads go past the page cache.
 ///

@@ -205,7 +205,8 @@ impl Paged {
     /// Closes what is open of a range of pages. Their bytes are gone.
     ///
     /// # Errors
-    /// Those of `madvise(2)` and `mprotect(2)`; some pages may be closed by then, and the others hold what they held.
+    /// Those of `madvise(2)` and `mprotect(2)`; some pages may be closed by then, and the others are open. A single page that is
+    /// open still holds what it held; of several some may hold what the file has.
     pub(crate) fn close(&mut self, pages: Range<u64>) -> io::Result<()> {
         let Paged { file, memory, tracking, open } = self;
         let open = open.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -392,7 +393,12 @@ impl Open {
             match guard(memory, pages.clone(), true) {
                 // As in `prepare`.
                 Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => self.mixed = true,
-                done => return done,
+                Err(error) => {
+                    // It may have come as far as the first of several. They count as open, so they must not be a SIGSEGV.
+                    let _ = guard(memory, pages, false);
+                    return Err(error);
+                }
+                Ok(()) => return Ok(()),
             }
         }
         let hidden = protect(memory, pages.clone(), false)

@@ -115,7 +115,15 @@ impl<M: Medium> Core<M> {
         }
         let chosen = match records.get(1) {
             _ if counts => newest,
-            Some(before) if before.commit + 1 == newest.commit && walk.agrees(before) => before,
+            // What the last commit gave up belongs to others once it is durable. If it was in flight all of it is still there;
+            // else it did arrive, and has rotted since.
+            Some(before)
+                if before.commit + 1 == newest.commit
+                    && walk.agrees(before)
+                    && self.arrived(walk, before.commit)? =>
+            {
+                before
+            }
             _ => return Err(damaged("its last commit did not arrive whole, and the one before it is not there")),
         };
         let other = Record::at(chosen.commit + 1);
@@ -133,7 +141,8 @@ impl<M: Medium> Core<M> {
         Ok(*chosen)
     }
 
-    /// Whether the pages that a commit wrote are whole: those that the two halves name differently.
+    /// Whether the pages that a commit has, and the one before or after it has not, are whole: those that the two halves name
+    /// differently.
     fn arrived(&self, walk: &Walk, commit: u64) -> Result<bool> {
         let mut bytes: Page = [0; PAGE as usize];
         for leaf in &walk.leaves {

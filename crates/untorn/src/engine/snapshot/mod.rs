@@ -26,7 +26,9 @@
 //! 2. A record is stored only when the one before it is durable with all it speaks of. So of a region's two records the
 //!    older one is certain, and the newer one is if it is ordered. Otherwise it counts if the sum of its half agrees and so
 //!    does every page that the two halves name differently, which are all that it wrote. Nothing of what it wrote is written
-//!    again before a later record is durable, so what was acknowledged always adds up.
+//!    again before a later record is durable, so what was acknowledged always adds up. If it does not count, the older one's
+//!    pages that the two name differently are whole, by 1; where they are not, the newer one was durable and has rotted, and
+//!    the region is damaged.
 //! 3. What is left of a record that does not count, whole or torn, is durably erased (`snapshot.recover.discard`) before the
 //!    region is written to again: what is missing of it might otherwise arrive later, as part of something else.
 //! 4. Recovery of a region changes nothing but that: which half counts follows from the record, and what the other one has

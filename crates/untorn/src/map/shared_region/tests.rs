@@ -308,3 +308,22 @@ fn another_store_at_the_path_is_not_touched() {
     assert_eq!(committed(&path), BTreeMap::new());
     assert_eq!(committed(&dir.path().join("moved")), BTreeMap::from([(0, 0)]));
 }
+
+#[test]
+fn what_is_read_from_a_descriptor_goes_to_pages_that_are_there() {
+    if unavailable() {
+        return;
+    }
+    let dir = memory_dir();
+    let path = make(dir.path());
+    let region = share(&path);
+    assert_eq!(region.alloc_page().unwrap(), 0);
+    std::fs::write(dir.path().join("source"), 5_u64.to_le_bytes()).unwrap();
+    let source = std::fs::File::open(dir.path().join("source")).unwrap();
+    assert!(matches!(region.read_from(&source, PAGE - 1, 2), Err(Error::Invalid { .. })));
+    assert_eq!(region.read_from(&source, 0, PAGE as usize).unwrap(), 8);
+    assert_eq!(region.read_from(&source, 0, PAGE as usize).unwrap(), 0);
+    region.pmsync().unwrap();
+    region.close().unwrap();
+    assert_eq!(committed(&path), BTreeMap::from([(0, 5)]));
+}

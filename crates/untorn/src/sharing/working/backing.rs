@@ -184,7 +184,19 @@ pub(crate) struct Cut {
     pub(super) bytes: Vec<u8>,
 }
 
+/// Bytes of a cut's buffers that are kept for the next one, at most.
+const SPARE: usize = 16 << 20;
+
 impl Cut {
+    /// Its buffers, for the next cut, but for memory that only a large one needs.
+    pub(super) fn emptied(mut self) -> Self {
+        self.pages.clear();
+        self.pages.shrink_to(SPARE / PAGE);
+        self.bytes.truncate(SPARE);
+        self.bytes.shrink_to(SPARE);
+        self
+    }
+
     /// What differs, in stretches as long as can be: an offset in the file, and the bytes there. Ascending, and nothing
     /// beyond the length.
     pub(crate) fn runs(&self) -> impl Iterator<Item = (u64, &[u8])> {
@@ -205,6 +217,15 @@ impl Cut {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_large_cut_little_is_kept() {
+        let pages = 2 * SPARE / PAGE;
+        let large = Cut { len: 1 << 40, pages: (0..pages as u64).collect(), bytes: vec![1; pages * PAGE] };
+        let spare = large.emptied();
+        assert!(spare.bytes.capacity() <= SPARE + PAGE && spare.pages.capacity() <= 2 * SPARE / PAGE);
+        assert!(spare.pages.is_empty() && spare.bytes.len() == SPARE);
+    }
 
     #[test]
     fn runs_are_long_and_end_with_the_file() {

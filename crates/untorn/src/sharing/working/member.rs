@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
 
 use super::backing::Opener;
 use super::control::Control;
@@ -18,7 +16,7 @@ use super::serving::{Serving, take_over};
 use crate::error::{Error, Result};
 use crate::sharing::dial::{Connection, SHORTAGE, Trouble, timespec};
 use crate::sharing::place::Place;
-use crate::sharing::wire::{Came, INVALID, Kind, Message, POISONED, receive};
+use crate::sharing::wire::{Came, INVALID, Kind, Message, POISONED, is_shortage, receive};
 use crate::sys::fault::Watch;
 use crate::sys::shared::SharedPages;
 use crate::sys::socket::Line;
@@ -30,6 +28,9 @@ const HOPE: Duration = Duration::from_secs(1);
 const ATTEMPTS: u32 = 10;
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_micros(500);
+
+/// Before something is said again to a server that is behind with hearing.
+const RETRY: Duration = Duration::from_millis(1);
 
 /// How long a process leaves the serving to others that could not let one of them in.
 const ABSTENTION: Duration = Duration::from_secs(10);
@@ -68,10 +69,19 @@ impl Row {
 }
 
 /// Requests of this process, by their numbers.
+///
+/// # Once for each server
+/// A request that a server has twice it does twice, and a rollback that it does after it has answered takes back what the
+/// thread stored since. So the thread that waits sends its request itself, once on each line, under the lock under which the
+/// line is exchanged; and a server to which a process comes back forgets what it asked on the line before. Whoever served
+/// before another one is gone.
 #[derive(Default)]
 pub(super) struct Asked {
     next: u64,
-    waiting: BTreeMap<u64, (Message, Option<Message>)>,
+    /// How often the line was exchanged.
+    lines: u64,
+    /// Those who wait, and the answers that have come.
+    waiting: BTreeMap<u64, Option<Message>>,
     /// Why there will be no answers any more.
     pub(super) cut_off: Option<String>,
 }
@@ -91,22 +101,33 @@ impl Member {
         let mut asked = lock(&self.asked);
         let id = asked.next;
         asked.next += 1;
+        asked.waiting.insert(id, None);
         let message = Message::new(kind, id, a, 0);
-        // Before it is sent: whoever comes to serve in between is told of it.
-        asked.waiting.insert(id, (message.clone(), None));
-        drop(asked);
-        self.send(&message);
-        let mut asked = lock(&self.asked);
+        let mut sent_on = None;
         loop {
-            if let Some((_, Some(_))) = asked.waiting.get(&id)
-                && let Some((_, Some(answer))) = asked.waiting.remove(&id)
-            {
+            if let Some(Some(answer)) = asked.waiting.get_mut(&id).map(Option::take) {
+                asked.waiting.remove(&id);
                 drop(asked);
                 return self.result(operation, answer);
             }
             if let Some(why) = asked.cut_off.clone() {
                 asked.waiting.remove(&id);
                 return Err(Error::Poisoned { path: self.place.path().to_owned(), cause: why });
+            }
+            if sent_on != Some(asked.lines) {
+                #[cfg(test)]
+                super::tests::halt(kind);
+                match message.send(self.line.as_fd(), &[]) {
+                    // The server is behind with hearing, or something is wanting here. It may be gone, too: the line is to be
+                    // exchanged meanwhile.
+                    Err(error) if is_shortage(&error) => {
+                        let waited = self.answered.wait_timeout(asked, RETRY);
+                        asked = waited.unwrap_or_else(PoisonError::into_inner).0;
+                        continue;
+                    }
+                    // If nobody is there to take it, it is sent on the next line.
+                    _ => sent_on = Some(asked.lines),
+                }
             }
             asked = self.answered.wait(asked).unwrap_or_else(PoisonError::into_inner);
         }
@@ -119,16 +140,6 @@ impl Member {
             _ if answer.b == POISONED => Err(Error::Poisoned { path: path.to_owned(), cause: answer.text }),
             _ if answer.b == INVALID => Err(Error::Invalid { path: path.to_owned(), what: answer.text }),
             _ => Err(Error::of_another_process(operation, path, answer.a, answer.text)),
-        }
-    }
-
-    /// Sends a request. If nobody is there to take it, it is sent again when somebody is.
-    fn send(&self, message: &Message) {
-        while let Err(error) = message.send(self.line.as_fd(), &[]) {
-            if error.raw_os_error() != Some(Errno::AGAIN.raw_os_error()) {
-                return;
-            }
-            thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -163,7 +174,7 @@ impl Member {
         loop {
             match receive(self.line.as_fd()) {
                 Came::Message(answer, _) => {
-                    if let Some((_, place @ None)) = lock(&self.asked).waiting.get_mut(&answer.id)
+                    if let Some(place @ None) = lock(&self.asked).waiting.get_mut(&answer.id)
                         && matches!(answer.kind, Kind::Done | Kind::Failed)
                     {
                         *place = Some(answer);
@@ -245,16 +256,15 @@ impl Member {
         None
     }
 
-    /// Makes a connection the process's line, and asks again what was not answered.
+    /// Makes a connection the process's line, and has those who wait ask again.
     fn exchange(&self, connection: Connection) -> std::result::Result<OwnedFd, Trouble> {
+        #[cfg(test)]
+        super::tests::EXCHANGES.fetch_add(1, Ordering::SeqCst);
+        let mut asked = lock(&self.asked);
         self.line.exchange(&connection.socket).map_err(|error| Trouble::here(error.to_string(), &error))?;
-        let again: Vec<Message> = lock(&self.asked)
-            .waiting
-            .values()
-            .filter(|(_, answer)| answer.is_none())
-            .map(|(message, _)| message.clone())
-            .collect();
-        again.iter().for_each(|message| self.send(message));
+        asked.lines += 1;
+        drop(asked);
+        self.answered.notify_all();
         Ok(connection.server)
     }
 }

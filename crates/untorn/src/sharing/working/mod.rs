@@ -75,6 +75,7 @@ mod serving;
 pub(crate) mod tests;
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
@@ -90,9 +91,13 @@ use crate::error::{Error, Result};
 use crate::sharing::dial;
 use crate::sharing::place::Place;
 use crate::sharing::wire::Kind;
+use crate::sys::direct::read_once;
 use crate::sys::fault::{Watch, none_lost};
 use crate::sys::incarnation;
 use crate::sys::socket::Line;
+
+/// Bytes that are read from a descriptor at once, at most.
+const READ_AT_ONCE: usize = 1 << 20;
 
 /// This process's handle of a working copy. Dropping it leaves.
 pub(crate) struct WorkingCopy {
@@ -260,6 +265,23 @@ impl WorkingCopy {
         Ok(())
     }
 
+    /// Reads from where a descriptor stands, and stores what comes, which may be less than `len` bytes; how many it was, 0 at the
+    /// end of the source.
+    ///
+    /// The kernel reads into a buffer. Into the memory itself it could only as long as nobody commits, and what it fails to
+    /// store there not every source gives a second time.
+    ///
+    /// # Errors
+    /// Those of `read(2)`; as for [`store`](WorkingCopy::store).
+    ///
+    /// # Panics
+    /// If they lie beyond what is reserved.
+    pub(crate) fn read_from(&self, source: BorrowedFd<'_>, offset: usize, len: usize) -> Result<usize> {
+        self.check()?;
+        let stored = read_once(source, len.min(READ_AT_ONCE), |bytes| self.store(offset, bytes).map(|()| bytes.len()));
+        stored.map_err(|error| Error::io("read from a descriptor for", self.path(), error))?
+    }
+
     fn unserved(&self) -> Error {
         let cause = "there is no process any more that serves it".to_owned();
         self.check().err().unwrap_or_else(|| Error::Poisoned { path: self.member.place.path().to_owned(), cause })
@@ -314,7 +336,8 @@ impl WorkingCopy {
     /// # Errors
     /// [`Error::Forked`]; [`Error::Poisoned`] if the process had lost touch with the others.
     pub(crate) fn leave(mut self) -> Result<()> {
-        self.check()?;
+        // Also where nothing more is promised: that ends when all have left.
+        self.in_touch()?;
         self.left = true;
         self.member.request(Kind::Leave, "leave", 0).map(drop)
     }
@@ -326,9 +349,19 @@ impl WorkingCopy {
 
     /// # Errors
     /// [`Error::Forked`] in a forked child, which does not have the memory; [`Error::Io`] once a page was lost, and
-    /// [`Error::Poisoned`] once the process has lost touch with the others: there may be zeros then where something is, of
-    /// which this thread's loads so far are told.
+    /// [`Error::Poisoned`] once nothing more is promised, or the process has lost touch with the others: there may be zeros
+    /// then where something is, of which this thread's loads so far are told.
     pub(crate) fn check(&self) -> Result<()> {
+        self.in_touch()?;
+        // Before zeros take the place of what cannot be read it is noted that nothing more is promised.
+        match self.member.control.poisoned() {
+            Some(cause) => Err(Error::Poisoned { path: self.member.place.path().to_owned(), cause }),
+            None => Ok(()),
+        }
+    }
+
+    /// [`check`](WorkingCopy::check), but for what concerns all who share it.
+    fn in_touch(&self) -> Result<()> {
         let path = || self.member.place.path().to_owned();
         if !self.is_ours() {
             return Err(Error::Forked { path: path() });

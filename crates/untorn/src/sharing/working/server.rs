@@ -372,8 +372,19 @@ impl Server {
             }
             self.control.set_attached(slot, true);
         }
-        self.seats[slot] = Some(Seat { tracker, base, token });
+        if let Some(before) = self.seats[slot].replace(Seat { tracker, base, token }) {
+            // Its process has left that line, and asks on this one for what it was not answered.
+            self.forget(before.token);
+        }
         Ok(())
+    }
+
+    /// Ends a connection, with what was asked on it and is not begun.
+    fn forget(&mut self, token: u64) {
+        self.queue.retain(|request| request.token != token);
+        if let Some(peer) = self.peer(token) {
+            peer.ended = true;
+        }
     }
 
     /// Gives a seat up whose process is gone, or stores no more.
@@ -525,7 +536,7 @@ impl Server {
                 self.control.set_committing(0);
             }
         }
-        self.spare = cut;
+        self.spare = cut.emptied();
         let waiting = self.in_flight.take().unwrap_or_default();
         self.answer_all(&waiting, &result);
     }

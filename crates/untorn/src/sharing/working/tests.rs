@@ -9,14 +9,17 @@ mod faces;
 pub(crate) mod rig;
 mod straits;
 
+use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::{Opener, PAGE, WorkingCopy};
+use crate::sharing::wire::Kind;
 use crate::sys::shared::SharedPages;
 
 /// Bugs that the tests must find.
@@ -65,6 +68,26 @@ pub(crate) enum Point {
 }
 
 pub(crate) static DIE_AT: AtomicU32 = AtomicU32::new(0);
+
+/// How often a process here is about to exchange its line.
+pub(super) static EXCHANGES: AtomicU32 = AtomicU32::new(0);
+
+/// A request of this kind that a thread is about to send waits for the word, once it has said that it does.
+pub(super) type Halt = (Kind, Sender<()>, Receiver<()>);
+
+thread_local! {
+    /// Where this thread is to halt.
+    pub(super) static HALT: RefCell<Option<Halt>> = const { RefCell::new(None) };
+}
+
+/// Waits, if this thread is to halt here.
+pub(super) fn halt(kind: Kind) {
+    let halt = HALT.with_borrow_mut(|halt| halt.take_if(|halt| halt.0 == kind));
+    if let Some((_, halted, go)) = halt {
+        halted.send(()).unwrap();
+        go.recv().unwrap();
+    }
+}
 
 /// A connection, unless this process is to have no descriptor for it.
 pub(super) fn as_far_as_allowed(accepted: std::io::Result<Option<OwnedFd>>) -> std::io::Result<Option<OwnedFd>> {

@@ -1,8 +1,11 @@
 //! Pages that are opened and closed, with guards and by protection, also where the kernel refuses.
 
+use std::mem::ManuallyDrop;
+
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::*;
+use crate::sys::in_forked_child;
 
 fn both() -> [Paged; 2] {
     [Closing::Auto, Closing::Protection].map(new)
@@ -170,4 +173,23 @@ fn a_page_whose_memory_is_not_let_go_of_is_open_still() {
         assert_eq!(memory.bytes(&(PAGE..PAGE + 2)).unwrap(), [7, 7]);
     };
     std::thread::spawn(body).join().unwrap();
+}
+
+/// As far as the kernel came they had guards by then.
+#[test]
+fn pages_that_cannot_all_be_closed_are_all_open() {
+    // In a process of its own: no other thread gets memory in the hole that is made here.
+    let told = in_forked_child(|| {
+        let mut memory = ManuallyDrop::new(new(Closing::Auto));
+        if !memory.has_guards() {
+            return 0;
+        }
+        open(&memory, 0..3, 7);
+        // SAFETY: a page that nothing refers to.
+        unsafe { rustix::mm::munmap(memory.address(1).cast(), PAGE as usize) }.unwrap();
+        let Paged { memory: pages, open, .. } = &mut *memory;
+        open.get_mut().unwrap().hide(pages, 0..3).unwrap_err();
+        i32::from(!(memory.has(&(0..PAGE)) && can_be_read(&memory, 0) && can_be_read(&memory, 2)))
+    });
+    assert_eq!(told, Some(0));
 }

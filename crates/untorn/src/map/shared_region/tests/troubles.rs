@@ -23,15 +23,17 @@ fn after_a_failed_flush_nothing_is_rolled_back_or_committed() {
         assert_eq!(region.alloc_pages(2).unwrap(), 0);
         (0..2).for_each(|page| word(&region, page).store(1, SeqCst));
         assert_eq!(region.pmsync().unwrap(), 1);
-        (0..2).for_each(|page| word(&region, page).store(2, SeqCst));
+        let words = [0, 1].map(|page| word(&region, page));
+        words.iter().for_each(|word| word.store(2, SeqCst));
         FAIL.store(true, SeqCst);
         let first = region.pmsync().unwrap_err();
         assert!(matches!(first, Error::Io { .. }), "{first}");
         FAIL.store(false, SeqCst);
-        for refused in [region.rollback().err(), region.pmsync().err()] {
+        let read = region.read_at(&mut [0; 8], 0);
+        for refused in [region.rollback().err(), region.pmsync().err(), read.err(), region.free_page(0).err()] {
             assert!(matches!(refused, Some(Error::Poisoned { .. })), "{refused:?}");
         }
-        assert_eq!([0, 1].map(|page| word(&region, page).load(SeqCst)), [2, 2]);
+        assert_eq!(words.map(|word| word.load(SeqCst)), [2, 2]);
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -2,11 +2,13 @@
 
 use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::super::{PAGE, WorkingCopy};
-use super::{DIE_AT, Point, child_of, notes, open, patience, spawn, unavailable, words};
+use super::{Children, DIE_AT, EXCHANGES, HALT, Point, child_of, notes, open, patience, spawn, unavailable, words};
+use crate::sharing::wire::Kind;
 
 const PAGES: usize = 256;
 
@@ -142,6 +144,59 @@ fn that_was_making_it_longer() {
         }
         copy.leave().unwrap();
     }
+}
+
+/// While a thread is about to ask for a rollback: it is done once, whoever sends it to the next server, for what is stored after
+/// it is not to be taken back.
+#[test]
+fn when_a_rollback_was_about_to_be_asked_for() {
+    const TEST: &str = "when_a_rollback_was_about_to_be_asked_for";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, _)) = child_of(TEST) {
+        let (copy, notes) = (open(&dir, PAGES), notes(&dir));
+        word(&copy, 0).store(1, SeqCst);
+        copy.commit().unwrap();
+        words(&notes)[READY].store(1, SeqCst);
+        return await_word(&notes, STOP);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let notes = notes(dir.path());
+    let mut children = Children(vec![spawn("deaths", TEST, dir.path(), 0, None)]);
+    await_word(&notes, READY);
+    let copy = open(dir.path(), PAGES);
+    word(&copy, 0).store(2, SeqCst);
+    let ((halted, is_halted), (go, may_go)) = (channel(), channel());
+    let number = thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            HALT.set(Some((Kind::RollBack, halted, may_go)));
+            copy.roll_back().unwrap();
+            word(&copy, 0).store(3, SeqCst);
+            copy.commit().unwrap()
+        });
+        is_halted.recv().unwrap();
+        let before = EXCHANGES.load(SeqCst);
+        children.0[0].kill().unwrap();
+        children.0[0].wait().unwrap();
+        while !copy.is_serving() || EXCHANGES.load(SeqCst) == before {
+            thread::sleep(Duration::from_millis(1));
+        }
+        // As long as somebody else who sent it would need.
+        let since = Instant::now();
+        while copy.member.control.dirty().get(0) && since.elapsed() < Duration::from_millis(200) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        go.send(()).unwrap();
+        asking.join().unwrap()
+    });
+    assert_eq!(
+        (word(&copy, 0).load(SeqCst), image(dir.path(), 0)),
+        (3, 3),
+        "a commit was acknowledged without its store"
+    );
+    assert_eq!(number, 2);
+    copy.leave().unwrap();
 }
 
 /// A process forked from the one that serves has its sockets too, so that their other ends do not see it end.

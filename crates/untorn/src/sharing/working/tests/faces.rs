@@ -176,7 +176,7 @@ fn a_commit_that_fails_can_be_tried_again() {
 }
 
 #[test]
-fn what_cannot_be_read_reads_as_zeros_and_nothing_is_committed_any_more() {
+fn what_cannot_be_read_fails_every_call_and_nothing_is_committed_any_more() {
     if unavailable() {
         return;
     }
@@ -187,10 +187,15 @@ fn what_cannot_be_read_reads_as_zeros_and_nothing_is_committed_any_more() {
     fs::write(dir.path().join("unreadable"), "").unwrap();
     set(&copy, 0, get(&copy, 0) + 7);
     assert_eq!((get(&copy, 0), get(&copy, 1)), (7, 0));
-    for result in [copy.commit(), copy.roll_back(), copy.grow((PAGES * PAGE) as u64)] {
+    // Of pages in memory and of others.
+    let loaded = [0, 60 * PAGE, 99 * PAGE].map(|at| copy.load(at, &mut [9; 8]).map(|()| 0));
+    let opened = copy.open_range(0..8).map(|()| 0);
+    let calls = [copy.commit(), copy.roll_back(), copy.grow((PAGES * PAGE) as u64), opened];
+    for result in loaded.into_iter().chain(calls) {
         let error = result.unwrap_err();
         assert!(matches!(&error, Error::Poisoned { cause, .. } if cause.contains("broken")), "{error}");
     }
+    assert!(matches!(copy.store(0, &[1; 8]), Err(Error::Poisoned { .. })));
     copy.leave().unwrap();
     fs::remove_file(dir.path().join("unreadable")).unwrap();
     let copy = open(dir.path(), PAGES);
@@ -225,8 +230,10 @@ fn if_the_file_cannot_be_opened_again_nobody_waits_and_nothing_is_committed() {
     child.wait().unwrap();
     set(&copy, 1, 1);
     assert_eq!((get(&copy, 0), get(&copy, 99)), (1, 0));
-    let error = copy.commit().unwrap_err();
-    assert!(matches!(&error, Error::Poisoned { cause, .. } if cause.contains("is gone")), "{error}");
+    for result in [copy.load(99 * PAGE, &mut [9; 8]).map(|()| 0), copy.commit()] {
+        let error = result.unwrap_err();
+        assert!(matches!(&error, Error::Poisoned { cause, .. } if cause.contains("is gone")), "{error}");
+    }
     copy.leave().unwrap();
 }
 

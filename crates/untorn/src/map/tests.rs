@@ -1,0 +1,90 @@
+//! What a map knows of its pages, looked at from inside.
+
+use super::*;
+
+/// Pages that seem to be stored to and were not, as those that were only read on persistent memory.
+#[test]
+fn pages_that_were_only_read_are_compared_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let page = page_size();
+    let len = 20 * page + 100;
+    let mut map = Options::new().dirty_tracking(DirtyTracking::PageTable).create_map(&path, len as u64).unwrap();
+    map.suspects_reads = true;
+    map.fill(1);
+    let first = map.commit().unwrap();
+    // What is in the log, and not at home yet.
+    map[3 * page] = 2;
+    assert_eq!(map.commit().unwrap(), first + 1);
+    // The same bytes: the pages are the process's own, and hold what the last commit has.
+    let same = map.to_vec();
+    map.copy_from_slice(&same);
+    let seen = |map: &AtomicMap| {
+        let (seen, all) = map.tracking.take_stored(slice::from_ref(&(0..map.zeros_from)), &Runs::new());
+        all.map(|()| seen.bytes() as usize / page).unwrap()
+    };
+    assert_eq!(seen(&map), 21);
+    map[7 * page] = 3;
+    let stored = map.uncommitted().unwrap();
+    assert!(stored.len() == 1 && stored[0] == (7 * page as u64..8 * page as u64), "{stored:?}");
+    // The one that was stored to, and the last one, of which the file has a part.
+    assert_eq!(seen(&map), 2, "the others are to be compared again");
+    assert_eq!(map.commit().unwrap(), first + 2);
+    assert_eq!(map.commit().unwrap(), first + 2, "there was nothing to commit");
+    let mut expected = same;
+    expected[7 * page] = 3;
+    assert!(*map == expected[..]);
+    map.close().unwrap();
+    assert!(std::fs::read(&path).unwrap() == expected);
+}
+
+/// What was cut off and not committed comes back, whatever became of its pages meanwhile.
+#[test]
+fn pages_that_were_only_read_are_rolled_back_with_the_length() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let page = page_size();
+    let mut map = Options::new().dirty_tracking(DirtyTracking::PageTable).create_map(&path, 8 * page as u64).unwrap();
+    map.suspects_reads = true;
+    map.fill(1);
+    map.commit().unwrap();
+    let same = map.to_vec();
+    map.copy_from_slice(&same);
+    map.resize(3 * page as u64 + 7).unwrap();
+    map.uncommitted().unwrap();
+    map.resize(6 * page as u64).unwrap();
+    assert!(map[..3 * page + 7].iter().all(|byte| *byte == 1) && map[3 * page + 7..].iter().all(|byte| *byte == 0));
+    map.rollback().unwrap();
+    assert!(*map == same[..]);
+    map[5 * page] = 9;
+    map.commit().unwrap();
+    map.close().unwrap();
+    let found = std::fs::read(&path).unwrap();
+    assert!(found[5 * page] == 9 && found.iter().filter(|byte| **byte != 1).count() == 1);
+}
+
+#[test]
+fn what_is_read_from_a_descriptor_is_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let source = dir.path().join("source");
+    std::fs::write(&source, [7; 5000]).unwrap();
+    let source = std::fs::File::open(source).unwrap();
+    for method in [DirtyTracking::Auto, DirtyTracking::PageTable] {
+        let mut map = Options::new().dirty_tracking(method).create_map(&path, 3 * page_size() as u64).unwrap();
+        rustix::fs::seek(&source, rustix::fs::SeekFrom::Start(0)).unwrap();
+        let beyond = map.len() - 100;
+        assert!(matches!(map.read_from(&source, 101, beyond), Err(Error::OutOfRange { .. })));
+        let read = [(10, 4000), (4010, 4000), (5010, 4000)].map(|(at, len)| map.read_from(&source, at, len).unwrap());
+        assert_eq!(read, [4000, 1000, 0]);
+        let first = map.commit().unwrap();
+        // Also into pages that are committed.
+        rustix::fs::seek(&source, rustix::fs::SeekFrom::Start(0)).unwrap();
+        assert_eq!(map.read_from(&source, 0, 10).unwrap(), 10);
+        assert_eq!(map.commit().unwrap(), first + 1, "what was read went unnoticed");
+        map.close().unwrap();
+        let found = std::fs::read(&path).unwrap();
+        assert!(found[..5010].iter().all(|byte| *byte == 7) && found[5010..].iter().all(|byte| *byte == 0));
+        std::fs::remove_file(&path).unwrap();
+    }
+}
