@@ -4,7 +4,7 @@ use crate::engine::{Engine, Shared};
 use crate::error::{Error, Result};
 use crate::file::AtomicFile;
 use crate::map::AtomicMap;
-use crate::redundancy::{Coverage, RepairReport, Scrub, ScrubReport, Service};
+use crate::redundancy::{Coverage, RepairReport, Scrub, ScrubReport, Service, scrub_and_note};
 
 /// The redundancy of an open file.
 fn kept(shared: &Shared) -> Result<&dyn Service> {
@@ -20,10 +20,7 @@ fn coverage(shared: &Shared) -> Result<Option<Coverage>> {
 }
 
 fn scrub(shared: &Shared) -> Result<ScrubReport> {
-    let kept = kept(shared)?;
-    let report = kept.scrub(Scrub { rate: None, progress: &mut |_, _| true })?;
-    kept.note_scrub()?;
-    Ok(report)
+    scrub_and_note(kept(shared)?, Scrub { rate: None, progress: &mut |_, _| true })
 }
 
 impl AtomicFile {

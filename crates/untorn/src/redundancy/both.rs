@@ -29,7 +29,14 @@ pub(crate) fn scrub(data: &dyn Beside, sidecar: &dyn Aside, how: Scrub<'_>) -> R
         },
     })?;
     if goes_on && sidecar.is_kept() {
-        let other = sidecar.scrub(Scrub { rate, progress: &mut |_, _| progress(seen.0, seen.1) })?;
+        let other = match sidecar.scrub(Scrub { rate, progress: &mut |_, _| progress(seen.0, seen.1) }) {
+            // What was found in the file is told. That no page of the sidecar was compared is told with it.
+            Err(error) if !report.is_clean() => {
+                tracing::error!(path = %data.path().display(), %error, "scrubbing the sidecar failed");
+                return Ok(report);
+            }
+            other => other?,
+        };
         (report.sidecar_checked, report.sidecar_skipped) = (other.sidecar_checked, other.sidecar_skipped);
         report.damage.extend(other.damage);
     }

@@ -90,7 +90,7 @@ use pages::Pages;
 pub(crate) use record::recorded;
 pub use report::{Coverage, RepairReport, ScrubReport};
 pub(crate) use scrub::Scrub;
-pub(crate) use service::{Aside, Beside, Service, Told};
+pub(crate) use service::{Aside, Beside, Service, Told, scrub_and_note};
 pub(crate) use sidecar_pages::{SidecarPages, none_of_sidecar};
 pub(crate) use threads::Threads;
 pub(crate) use watch::Watch;

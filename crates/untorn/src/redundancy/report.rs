@@ -71,7 +71,7 @@ pub struct ScrubReport {
     pub checked: u64,
     /// Pages that were uncovered when it came by.
     pub skipped: u64,
-    /// Pages of the sidecar that were read and compared.
+    /// Pages of the sidecar that were read and compared; 0 too if its scrub failed after damage was found in the file.
     pub sidecar_checked: u64,
     /// Pages of the sidecar that were uncovered when it came by.
     pub sidecar_skipped: u64,

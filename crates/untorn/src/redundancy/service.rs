@@ -16,7 +16,7 @@ pub(crate) trait Service: Send + Sync {
     fn pass(&self) -> Result<u64> {
         self.cover()
     }
-    /// Hears of a pass of the thread that failed, for nobody else does. Another may go through.
+    /// Hears of a pass or a scrub of a thread that failed, for nobody else does. Another may go through.
     fn failed(&self, _error: Error) {}
     fn coverage(&self) -> Result<Coverage>;
     fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport>;
@@ -60,6 +60,22 @@ pub(crate) trait Aside: Send + Sync {
     fn verify_index(&self) -> Result<()>;
     /// See [`Beside::finish`].
     fn finish(&self) -> Result<()>;
+}
+
+/// Scrubs, and notes that it went through. What was found is not dropped because it cannot be noted: redundancy remembers the
+/// failure, and the next call tells of it.
+///
+/// # Errors
+/// Those of [`scrub`](Service::scrub), and where nothing was found those of [`note_scrub`](Service::note_scrub).
+pub(crate) fn scrub_and_note<S: Service + ?Sized>(service: &S, how: Scrub<'_>) -> Result<ScrubReport> {
+    let report = service.scrub(how)?;
+    match service.note_scrub() {
+        Err(error) if !report.is_clean() => {
+            tracing::error!(path = %service.path().display(), %error, "a scrub that found damage cannot be noted");
+            Ok(report)
+        }
+        noted => noted.map(|()| report),
+    }
 }
 
 /// [`Redundancy`] over whatever medium, of a file whose program tells of stores.

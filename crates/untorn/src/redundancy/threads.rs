@@ -122,23 +122,22 @@ fn cover(stop: &Stop, service: &dyn Service, period: Duration) {
 fn scrub(stop: &Stop, service: &dyn Service, pause: Duration, rate: Option<u64>, tell: Option<&DamageFn>) {
     while !stop.wait(pause) {
         let mut progress = |_, _| !stop.wait(Duration::ZERO);
-        let report = service.scrub(Scrub { rate, progress: &mut progress });
-        let report = report.and_then(|report| service.note_scrub().map(|()| report));
-        match report {
-            Ok(report) => {
-                for damage in &report.damage {
-                    tracing::error!(path = %service.path().display(), ?damage, "damage");
-                    if let Some(tell) = tell {
-                        tell(damage);
-                    }
+        let scrubbed = service.scrub(Scrub { rate, progress: &mut progress }).and_then(|report| {
+            // Before anything else that may fail.
+            for damage in &report.damage {
+                tracing::error!(path = %service.path().display(), ?damage, "damage");
+                if let Some(tell) = tell {
+                    tell(damage);
                 }
             }
-            Err(error) => {
-                tracing::error!(path = %service.path().display(), %error, "scrubbing failed");
-                if is_final(&error) {
-                    return;
-                }
+            service.note_scrub()
+        });
+        if let Err(error) = scrubbed {
+            tracing::error!(path = %service.path().display(), %error, "scrubbing failed");
+            if is_final(&error) {
+                return;
             }
+            service.failed(error);
         }
     }
 }
@@ -149,7 +148,8 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
-    use crate::redundancy::{Coverage, RepairReport, ScrubReport};
+    use crate::options::Damage;
+    use crate::redundancy::{Coverage, RepairReport, ScrubReport, scrub_and_note};
 
     /// Fails at first, and tells of each call.
     struct Full(Mutex<(u32, Sender<&'static str>)>);
@@ -196,11 +196,12 @@ mod tests {
         }
 
         fn scrub(&self, _how: Scrub<'_>) -> Result<ScrubReport> {
-            self.tell("scrub", ScrubReport::default())
+            let _ = self.0.lock().unwrap().1.send("scrub");
+            Ok(ScrubReport { damage: vec![Damage::Parity { stripe: 7 }], ..ScrubReport::default() })
         }
 
         fn note_scrub(&self) -> Result<()> {
-            Ok(())
+            self.tell("note", ())
         }
 
         fn repair(&self, _how: Scrub<'_>) -> Result<RepairReport> {
@@ -215,7 +216,21 @@ mod tests {
         let calls: Vec<_> = told.iter().take(6).collect();
         assert_eq!(calls, ["cover", "failed", "cover", "failed", "cover", "cover"]);
         let (_threads, told) = Full::start(&ProtectOptions::new().on_demand().scrub_every(often), 2);
-        assert_eq!(told.iter().take(4).collect::<Vec<_>>(), ["scrub"; 4]);
+        let calls: Vec<_> = told.iter().take(8).collect();
+        assert_eq!(calls, ["scrub", "note", "failed", "scrub", "note", "failed", "scrub", "note"]);
+    }
+
+    #[test]
+    fn damage_is_told_also_if_the_scrub_that_found_it_cannot_be_noted() {
+        let (tell, found) = channel();
+        let options = ProtectOptions::new().on_demand().scrub_every(Duration::from_millis(1));
+        let options = options.on_damage(move |damage| tell.send(*damage).unwrap_or_default());
+        let (_threads, _told) = Full::start(&options, u32::MAX);
+        assert_eq!(found.iter().take(2).collect::<Vec<_>>(), [Damage::Parity { stripe: 7 }; 2]);
+        // Whoever asks for a scrub is given what it found as well.
+        let full = Full(Mutex::new((1, channel().0)));
+        let report = scrub_and_note(&full, Scrub { rate: None, progress: &mut |_, _| true }).unwrap();
+        assert_eq!(report.damage, [Damage::Parity { stripe: 7 }]);
     }
 
     #[test]
