@@ -53,7 +53,7 @@ extern "C" {
  * untorn_redundancy_sync and untorn_unprotect do. */
 #define UNTORN_COVER_ON_DEMAND 1
 
-/* What a scrub found: the second argument of on_damage. */
+/* What was found: the second argument of on_damage. */
 /* A page of the file: its offset and length in bytes. */
 #define UNTORN_DAMAGE_PAGE 1
 /* The same of a page of which it cannot be said whether it is damaged. */
@@ -86,9 +86,15 @@ typedef struct untorn_redundancy_options {
     uint64_t scrub_every_ms;
     /* Bytes that such a scrub reads in a second, at most. 0: as many as it can. */
     uint64_t scrub_rate;
-    /* Is called with each damage that such a scrub comes upon, on its thread: with
-     * `context`, UNTORN_DAMAGE_*, and the two numbers that are said there. It must
-     * not call untorn_unprotect, which waits for that thread. NULL: nobody is. */
+    /* Is called with each damage that such a scrub comes upon, or the thread that
+     * covers, or a call that covers: with `context`, UNTORN_DAMAGE_*, and the two
+     * numbers that are said there. Without a scrub of its own the program hears only
+     * of damage beside pages that it stores to, which is repaired there and then, or
+     * is told of once. What untorn_redundancy_scrub and untorn_redundancy_repair find
+     * they return. It is called on a thread of its own and must not call
+     * untorn_unprotect, which waits for that thread until all is told. Damage ends
+     * nothing by itself: a program that would rather abort does it here. NULL: nobody
+     * is called. */
     void (*on_damage)(void *context, uint32_t what, uint64_t at, uint64_t length);
     /* What on_damage is called with. It stays until untorn_unprotect has returned, and
      * may be used by another thread than the caller's. */

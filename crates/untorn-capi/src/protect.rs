@@ -53,7 +53,7 @@ unsafe fn given(opts: *const untorn_redundancy_options) -> Result<untorn_redunda
     Ok(given)
 }
 
-/// Tells of damage, on another thread than the one that asked for it.
+/// Tells of damage, on a thread of its own.
 struct Teller {
     on_damage: unsafe extern "C" fn(*mut c_void, u32, u64, u64),
     context: *mut c_void,
@@ -105,8 +105,8 @@ fn options(given: &untorn_redundancy_options) -> Result<ProtectOptions> {
     }
     if given.scrub_every_ms != 0 {
         options = options.scrub_every(Duration::from_millis(given.scrub_every_ms));
-    } else if given.scrub_rate != 0 || given.on_damage.is_some() {
-        return Err(Failure::invalid("scrub_rate and on_damage are of the thread that scrub_every_ms asks for"));
+    } else if given.scrub_rate != 0 {
+        return Err(Failure::invalid("scrub_rate is of the thread that scrub_every_ms asks for"));
     }
     if given.scrub_rate != 0 {
         options = options.scrub_rate(given.scrub_rate);

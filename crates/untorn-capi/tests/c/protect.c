@@ -106,9 +106,23 @@ static void tells(const char *dir) {
     untorn_redundancy_options options = UNTORN_REDUNDANCY_OPTIONS_INIT;
     options.flags = UNTORN_COVER_ON_DEMAND;
     options.on_damage = note;
-    CHECK(told(untorn_protect(memory, LENGTH, &options), "scrub_every_ms") == UNTORN_EINVAL);
-    options.scrub_every_ms = 1;
     options.context = &ends[1];
+    options.scrub_rate = 1 << 30;
+    CHECK(told(untorn_protect(memory, LENGTH, &options), "scrub_every_ms") == UNTORN_EINVAL);
+    options.scrub_rate = 0;
+    /* Of itself nobody looks at this page; a pass does, for one beside it is stored to. */
+    CHECK(untorn_protect(memory, LENGTH, &options) == 0);
+    memset(memory, 7, LENGTH);
+    CHECK(untorn_redundancy_sync(memory) == 0);
+    CHECK(pwrite(fd, "damage", 6, 6 * PAGE + 9) == 6);
+    memory[5 * PAGE] = 8;
+    CHECK(untorn_redundancy_sync(memory) == 0);
+    uint64_t beside[3];
+    CHECK(read(ends[0], beside, sizeof beside) == sizeof beside);
+    CHECK(beside[0] == UNTORN_DAMAGE_PAGE && beside[1] == 6 * PAGE && beside[2] == PAGE);
+    memset(memory, 7, LENGTH);
+    CHECK(untorn_unprotect(memory) == 0);
+    options.scrub_every_ms = 1;
     CHECK(untorn_protect(memory, LENGTH, &options) == 0);
     memset(memory, 7, LENGTH);
     CHECK(untorn_redundancy_sync(memory) == 0);

@@ -61,6 +61,7 @@ impl Inner {
             unknown: BTreeSet::new(),
             were_unknown: Vec::new(),
             stuck: BTreeSet::new(),
+            told: BTreeSet::new(),
             left_alone: BTreeMap::new(),
             damaged: Vec::new(),
             superblocks,
@@ -208,6 +209,7 @@ impl<M: Medium> Redundancy<M> {
             has_engine,
             of_sidecar,
             leaving: AtomicBool::new(false),
+            tidings: Arc::default(),
             inner: Mutex::new(inner),
         };
         if !created {
@@ -247,6 +249,7 @@ impl<M: Medium> Redundancy<M> {
             has_engine: true,
             of_sidecar: false,
             leaving: AtomicBool::new(false),
+            tidings: Arc::default(),
             inner: Mutex::new(inner),
         };
         before.judge(&read, false, false)?;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use super::{Coverage, Redundancy, RepairReport, Scrub, ScrubReport};
+use super::{Coverage, Line, Redundancy, RepairReport, Scrub, ScrubReport};
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 
@@ -16,6 +16,8 @@ pub(crate) trait Service: Send + Sync {
     fn pass(&self) -> Result<u64> {
         self.cover()
     }
+    /// Where to tell of damage that is come upon by the way, from now on; nowhere, if nobody asked. What was before is told too.
+    fn listen(&self, _line: Option<Line>) {}
     /// Hears of a pass or a scrub of a thread that failed, for nobody else does. Another may go through.
     fn failed(&self, _error: Error) {}
     fn coverage(&self) -> Result<Coverage>;
@@ -45,6 +47,8 @@ pub(crate) trait Beside: Service {
 pub(crate) trait Aside: Send + Sync {
     /// Whether there is any.
     fn is_kept(&self) -> bool;
+    /// See [`Service::listen`].
+    fn listen(&self, line: Option<Line>);
     fn cover(&self) -> Result<u64>;
     /// See [`Service::pass`].
     fn pass(&self) -> Result<u64>;
@@ -97,6 +101,10 @@ impl<M: Medium> Service for Redundancy<M> {
 
     fn pass(&self) -> Result<u64> {
         Redundancy::pass(self)
+    }
+
+    fn listen(&self, line: Option<Line>) {
+        self.tidings.listen(line);
     }
 
     fn coverage(&self) -> Result<Coverage> {
