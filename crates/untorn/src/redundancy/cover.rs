@@ -295,7 +295,7 @@ impl<M: Medium> Redundancy<M> {
         }
         let page = read.pages[*nth];
         let Some(bytes) = self.rebuild(inner, stripe, read, *nth)? else { return Ok(false) };
-        if self.put_back(inner, &[(page, bytes.clone())])?.is_empty() {
+        if self.put_back(inner, &[(page, bytes.clone())], &[])?.is_empty() {
             return Ok(false);
         }
         read.replace(*nth, &bytes, inner.tables.sum(page));

@@ -137,8 +137,10 @@ impl<M: Medium> Redundancy<M> {
         if plan.pages.len() > MAX_INTENTS && matches!(self.mode, Mode::Look) {
             self.list(inner, &plan.pages.iter().map(|(page, _)| *page).collect::<Vec<_>>())?;
         }
-        for batch in plan.pages.chunks(MAX_INTENTS) {
-            let repaired = self.put_back(inner, batch)?;
+        let mut batches = plan.pages.chunks(MAX_INTENTS).peekable();
+        while let Some(batch) = batches.next() {
+            let next = batches.peek().copied().unwrap_or_default();
+            let repaired = self.put_back(inner, batch, next)?;
             // What the device takes no other bytes for, or does not keep.
             let refused = batch.iter().filter(|(page, _)| inner.stuck.contains(page) && !repaired.contains(page));
             report.lost.extend(refused.map(|(page, _)| self.range_of(*page)));
@@ -163,8 +165,13 @@ impl<M: Medium> Redundancy<M> {
 
     /// Writes the bytes of damaged pages in place, at most [`MAX_INTENTS`] of them. Which of them the medium has by then: one
     /// that is being stored to by now is left to whoever does, and covered as he leaves it; one that the medium did not take
-    /// is [stuck](Inner::stuck).
-    pub(super) fn put_back(&self, inner: &mut Inner, pages: &[(u64, Vec<u8>)]) -> Result<Vec<u64>> {
+    /// is [stuck](Inner::stuck). `next` are those that are to follow.
+    pub(super) fn put_back(
+        &self,
+        inner: &mut Inner,
+        pages: &[(u64, Vec<u8>)],
+        next: &[(u64, Vec<u8>)],
+    ) -> Result<Vec<u64>> {
         inner.superblock.intents = pages.iter().map(|(page, _)| *page).collect();
         let left = inner.superblock.left;
         if left == Left::Announced && self.mode.is_announced() {
@@ -198,6 +205,9 @@ impl<M: Medium> Redundancy<M> {
         if inner.superblock.left != Left::Tracked && inner.unknown.is_empty() {
             // All other pages are known to be as they were, so the time that only this repair changed is believed again.
             inner.superblock.stamp = self.pages.stamp()?;
+        } else {
+            // The time stays in doubt, and with it all that is not named: also those whose turn has not come yet.
+            inner.superblock.intents = next.iter().map(|(page, _)| *page).collect();
         }
         let history = &mut inner.superblock.history;
         history.repaired = history.repaired.saturating_add(repaired.len() as u64);
