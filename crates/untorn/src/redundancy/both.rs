@@ -67,6 +67,7 @@ pub(crate) fn repair(data: &dyn Beside, sidecar: &dyn Aside, how: Scrub<'_>) -> 
         (other.scrub.sidecar_checked, other.scrub.sidecar_skipped);
     report.scrub.damage.extend(other.scrub.damage);
     report.rebuilt += other.rebuilt;
+    report.not_rebuilt.extend(other.not_rebuilt);
     report.sidecar_repaired = other.sidecar_repaired;
     report.sidecar_lost = other.sidecar_lost;
     report.sidecar_unknown = other.sidecar_unknown;
