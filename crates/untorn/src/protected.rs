@@ -155,7 +155,7 @@ impl Protected {
     /// # Errors
     /// As there.
     pub fn scrub_with(&self, rate: Option<u64>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
-        scrub_and_note(self.service()?, Scrub { rate, progress })
+        scrub_and_note(self.service()?, Scrub { rate, ..Scrub::telling(progress) })
     }
 
     /// Scrubs, and repairs what can be repaired, unless some of it cannot be: then nothing is touched. A page is given back
@@ -173,7 +173,7 @@ impl Protected {
     /// # Errors
     /// As there.
     pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
-        let report = self.service()?.repair(Scrub { rate: None, progress })?;
+        let report = self.service()?.repair(Scrub::telling(progress))?;
         std::thread::sleep(self.tick);
         Ok(report)
     }

@@ -20,7 +20,7 @@ fn coverage(shared: &Shared) -> Result<Option<Coverage>> {
 }
 
 fn scrub(shared: &Shared) -> Result<ScrubReport> {
-    scrub_and_note(kept(shared)?, Scrub { rate: None, progress: &mut |_, _| true })
+    scrub_and_note(kept(shared)?, Scrub::telling(&mut |_, _| true))
 }
 
 impl AtomicFile {
@@ -66,7 +66,7 @@ impl AtomicFile {
     /// # Errors
     /// As there.
     pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
-        kept(self.shared())?.repair(Scrub { rate: None, progress })
+        kept(self.shared())?.repair(Scrub::telling(progress))
     }
 }
 
@@ -103,6 +103,6 @@ impl AtomicMap {
     /// # Errors
     /// As there, and those of writing and flushing. What is lost is in the report.
     pub fn repair(&self) -> Result<RepairReport> {
-        kept(self.shared())?.repair(Scrub { rate: None, progress: &mut |_, _| true })
+        kept(self.shared())?.repair(Scrub::telling(&mut |_, _| true))
     }
 }

@@ -178,7 +178,7 @@ impl<M: Medium> SidecarPages<M> {
     /// Those of reading, writing and flushing.
     pub(crate) fn mend(&self) -> Result<bool> {
         let Kept::Open(redundancy) = &*self.read() else { return Ok(false) };
-        let report = redundancy.repair(Scrub { rate: None, progress: &mut |_, _| true })?;
+        let report = redundancy.repair(Scrub::telling(&mut |_, _| true))?;
         Ok(!report.repaired.is_empty())
     }
 

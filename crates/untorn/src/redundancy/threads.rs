@@ -150,8 +150,9 @@ fn cover(stop: &Stop, service: &dyn Service, period: Duration) {
 
 fn scrub(stop: &Stop, service: &dyn Service, pause: Duration, rate: Option<u64>, line: Option<&Line>) {
     while !stop.wait(pause) {
-        let mut progress = |_, _| !stop.wait(Duration::ZERO);
-        let scrubbed = service.scrub(Scrub { rate, progress: &mut progress }).and_then(|report| {
+        let stops = || stop.wait(Duration::ZERO);
+        let how = Scrub { rate, stops: &stops, progress: &mut |_, _| !stops() };
+        let scrubbed = service.scrub(how).and_then(|report| {
             // Before anything else that may fail.
             for damage in &report.damage {
                 tracing::error!(path = %service.path().display(), ?damage, "damage");
@@ -177,6 +178,8 @@ mod tests {
 
     use super::*;
     use crate::redundancy::{Coverage, RepairReport, ScrubReport, scrub_and_note};
+
+    const FOR_EVER: u64 = 77;
 
     /// Fails at first, and tells of each call.
     struct Full(Mutex<(u32, Sender<&'static str>)>);
@@ -222,8 +225,12 @@ mod tests {
             Err(Full::refused())
         }
 
-        fn scrub(&self, _how: Scrub<'_>) -> Result<ScrubReport> {
+        fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport> {
             let _ = self.0.lock().unwrap().1.send("scrub");
+            // By this it is told apart from one that is to go on until it is stopped.
+            while how.rate == Some(FOR_EVER) && !(how.stops)() {
+                std::thread::yield_now();
+            }
             Ok(ScrubReport { damage: vec![Damage::Parity { stripe: 7 }], ..ScrubReport::default() })
         }
 
@@ -256,8 +263,18 @@ mod tests {
         assert_eq!(found.iter().take(2).collect::<Vec<_>>(), [Damage::Parity { stripe: 7 }; 2]);
         // Whoever asks for a scrub is given what it found as well.
         let full = Full(Mutex::new((1, channel().0)));
-        let report = scrub_and_note(&full, Scrub { rate: None, progress: &mut |_, _| true }).unwrap();
+        let report = scrub_and_note(&full, Scrub::telling(&mut |_, _| true)).unwrap();
         assert_eq!(report.damage, [Damage::Parity { stripe: 7 }]);
+    }
+
+    #[test]
+    fn a_scrub_under_way_hears_that_it_is_to_stop_and_how_fast_it_may_read() {
+        let options = ProtectOptions::new().on_demand().scrub_every(Duration::from_millis(1)).scrub_rate(FOR_EVER);
+        let (mut threads, told) = Full::start(&options, 0);
+        assert_eq!(told.recv().unwrap(), "scrub");
+        assert!(told.try_recv().is_err(), "it goes on");
+        threads.stop();
+        assert_eq!(told.recv().unwrap(), "note");
     }
 
     #[test]
