@@ -10,7 +10,9 @@ use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
-use untorn::{Damage, EngineKind, Error, Options, PageRange, ProtectOptions, Protected, VerifyReads};
+use untorn::{
+    AtomicFile, Damage, EngineKind, Error, Options, PageRange, ProtectOptions, Protected, ScrubFindings, VerifyReads,
+};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 12;
@@ -132,6 +134,35 @@ fn a_file_that_gets_another_length_keeps_who_is_told() {
     file.read_at(&mut [0; 10], 5 * PAGE as u64).unwrap();
     file.close().unwrap();
     assert_eq!(told.try_iter().collect::<Vec<_>>(), [page(5)]);
+}
+
+#[test]
+fn what_the_last_scrub_found_is_told_as_long_as_the_file_is_open_whatever_its_length() {
+    let place = Place::new();
+    let options = Options::new().redundancy(ProtectOptions::new().on_demand());
+    let file = options.open(&place.path).unwrap();
+    file.sync_redundancy().unwrap();
+    assert_eq!(file.coverage().unwrap().unwrap().found, None);
+    place.rot(5);
+    let mut told = Vec::new();
+    let progress = &mut |done, of| {
+        told.push((done, of));
+        true
+    };
+    assert_eq!(file.scrub_with(Some(u64::MAX), progress).unwrap().damage, [page(5)]);
+    assert_eq!(told.last(), Some(&((PAGES * PAGE) as u64, (PAGES * PAGE) as u64)));
+    let found = |file: &AtomicFile| file.coverage().unwrap().unwrap().found.unwrap();
+    let what = found(&file);
+    assert_eq!((what.damaged, what.unknown, what.redundancy), (1, 0, 0));
+    // One that is ended found nothing out.
+    assert!(file.scrub_with(None, &mut |_, _| false).is_ok());
+    file.resize(20 * PAGE as u64).unwrap();
+    assert_eq!(found(&file), what);
+    file.repair().unwrap();
+    file.scrub().unwrap();
+    assert_eq!(found(&file), ScrubFindings::default());
+    assert_eq!(file.coverage().unwrap().unwrap().scrubbing, None);
+    file.close().unwrap();
 }
 
 #[test]

@@ -88,8 +88,9 @@ pub(crate) use both::Both;
 pub(crate) use companion::{companion, kept_period, remove};
 pub use format::History;
 use pages::Pages;
+use scrub::Scrubs;
 pub(crate) use record::recorded;
-pub use report::{Coverage, RepairReport, ScrubReport};
+pub use report::{Coverage, RepairReport, ScrubFindings, ScrubReport, Scrubbing};
 pub(crate) use scrub::Scrub;
 pub(crate) use service::{Aside, Beside, Service, Told, scrub_and_note};
 pub(crate) use sidecar_pages::{SidecarPages, none_of_sidecar};
@@ -232,6 +233,8 @@ pub(crate) struct Redundancy<M: Medium> {
     leaving: AtomicBool,
     /// Where damage is noted that is come upon by the way.
     tidings: Arc<Tidings>,
+    /// How far a scrub is, and what the last one found.
+    scrubs: Scrubs,
     inner: Mutex<Inner>,
 }
 
@@ -396,6 +399,8 @@ impl<M: Medium> Redundancy<M> {
             checksum: self.checksum,
             period: inner.superblock.period,
             history: inner.superblock.history,
+            scrubbing: self.scrubs.under_way(self.geometry.pages()),
+            found: self.scrubs.found(),
         })
     }
 }

@@ -12,6 +12,7 @@ use super::bits::Bits;
 use super::companion::{agree, attach, companion, create_marked, is_of};
 use super::format::{Left, Superblock};
 use super::pages::{FilePages, Pages, PagesFrom};
+use super::scrub::Scrubs;
 use super::table::{Read, Scope, Tables};
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
@@ -210,6 +211,7 @@ impl<M: Medium> Redundancy<M> {
             of_sidecar,
             leaving: AtomicBool::new(false),
             tidings: Arc::default(),
+            scrubs: Scrubs::default(),
             inner: Mutex::new(inner),
         };
         if !created {
@@ -250,6 +252,7 @@ impl<M: Medium> Redundancy<M> {
             of_sidecar: false,
             leaving: AtomicBool::new(false),
             tidings: Arc::default(),
+            scrubs: Scrubs::default(),
             inner: Mutex::new(inner),
         };
         before.judge(&read, false, false)?;

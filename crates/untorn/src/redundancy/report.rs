@@ -50,6 +50,46 @@ pub struct Coverage {
     pub period: Option<Duration>,
     /// What was done before.
     pub history: History,
+    /// How far the scrub is that is under way, of whatever thread; `None` if none is.
+    pub scrubbing: Option<Scrubbing>,
+    /// What the last whole scrub found since the file was opened by this process; `None` if there was none.
+    pub found: Option<ScrubFindings>,
+}
+
+/// How far a scrub is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Scrubbing {
+    /// Pages that were looked at.
+    pub looked: u64,
+    /// Pages in all.
+    pub pages: u64,
+}
+
+/// What a scrub found, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ScrubFindings {
+    /// Damaged pages.
+    pub damaged: u64,
+    /// Pages of which it cannot be said whether they are damaged.
+    pub unknown: u64,
+    /// Damaged parity pages, and copies of tables and of the superblock that are not whole.
+    pub redundancy: u64,
+}
+
+impl ScrubFindings {
+    pub(super) fn of(damage: &[Damage]) -> Self {
+        let mut found = ScrubFindings::default();
+        for damage in damage {
+            match damage {
+                Damage::Page(_) => found.damaged += 1,
+                Damage::Unknown(_) => found.unknown += 1,
+                _ => found.redundancy += 1,
+            }
+        }
+        found
+    }
 }
 
 impl Coverage {

@@ -6,11 +6,12 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::bits::Bits;
 use super::layout::Geometry;
-use super::report::ScrubReport;
+use super::report::{ScrubFindings, ScrubReport, Scrubbing};
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::Result;
 use crate::medium::{Medium, MediumFile};
@@ -104,6 +105,33 @@ impl Looked {
     }
 }
 
+/// What is told of scrubs while the file is open.
+#[derive(Default)]
+pub(super) struct Scrubs {
+    /// Pages that the scrub under way has looked at; of several, the one that told last.
+    looked: Mutex<Option<u64>>,
+    found: Mutex<Option<ScrubFindings>>,
+}
+
+impl Scrubs {
+    fn note(&self, looked: Option<u64>) {
+        *self.looked.lock().unwrap_or_else(PoisonError::into_inner) = looked;
+    }
+
+    pub(super) fn under_way(&self, pages: u64) -> Option<Scrubbing> {
+        let looked = *self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        looked.map(|looked| Scrubbing { looked: looked.min(pages), pages })
+    }
+
+    pub(super) fn found(&self) -> Option<ScrubFindings> {
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_found(&self, found: Option<ScrubFindings>) {
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = found;
+    }
+}
+
 /// How a part of a scrub ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
@@ -131,6 +159,15 @@ impl<M: Medium> Redundancy<M> {
     /// # Errors
     /// As there.
     pub(super) fn go_on(&self, how: &mut Scrub<'_>, looked: &mut Looked) -> Result<End> {
+        let end = self.go_on_telling(how, looked);
+        self.scrubs.note(None);
+        if matches!(end, Ok(End::Whole)) {
+            self.scrubs.set_found(Some(ScrubFindings::of(&looked.damage)));
+        }
+        end
+    }
+
+    fn go_on_telling(&self, how: &mut Scrub<'_>, looked: &mut Looked) -> Result<End> {
         looked.follow(self.geometry);
         let total = self.geometry.len;
         let mut done = looked.looked.count() * PAGE;
@@ -157,6 +194,7 @@ impl<M: Medium> Redundancy<M> {
             }
             // Not counted anew each time: of a long file that would take longer than to read a stripe.
             done += fresh * PAGE;
+            self.scrubs.note(Some(done / PAGE));
             if told.is_none_or(|told| done >= told + STEP) || stripe + 1 == self.geometry.stripes() {
                 told = Some(done);
                 if !(how.progress)(done.min(total), total) {
@@ -331,7 +369,15 @@ mod tests {
     fn progress_is_told_by_bytes_and_not_by_stripes() {
         let (_dir, redundancy) = protected(640);
         let mut told = Vec::new();
-        redundancy.scrub(Scrub::telling(&mut |done, of| { told.push((done, of)); true })).unwrap();
+        let mut progress = |done, of| {
+            // Whoever else asks is told the same.
+            let Some(Scrubbing { looked, pages }) = redundancy.coverage().unwrap().scrubbing else { return false };
+            assert_eq!((looked * PAGE, pages * PAGE), (done, of));
+            told.push((done, of));
+            true
+        };
+        redundancy.scrub(Scrub::telling(&mut progress)).unwrap();
+        assert_eq!(redundancy.coverage().unwrap().scrubbing, None);
         // Of stripes of 64: after the first, after each fourth that follows, and at the end.
         assert_eq!(told, [64, 320, 576, 640].map(|pages| (pages * PAGE, 640 * PAGE)));
     }
