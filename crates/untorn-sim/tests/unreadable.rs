@@ -319,6 +319,70 @@ fn parity_is_never_made_of_bytes_that_could_not_be_read() {
 }
 
 #[test]
+fn a_page_that_can_be_neither_read_nor_written_is_told_of_and_ends_nothing_elsewhere() {
+    for class in CLASSES {
+        for period in [None, Some(Duration::ZERO)] {
+            let medium = installed(class);
+            let options = period.map_or(by_hand(), |period| by_hand().period(period));
+            let protected = options.open_on(medium.clone(), PATH).unwrap();
+            protected.sync().unwrap();
+            lose(&medium, 1);
+            medium.refuse(PATH, PAGE as u64);
+            medium.rot(PATH, 6 * PAGE as u64 + 9, &[!bytes()[6 * PAGE + 9]]);
+            let report = protected.repair().unwrap();
+            assert_eq!((&report.repaired[..], &report.lost[..]), (&[range(6)][..], &[range(1)][..]), "{class:?}");
+            // Beside it and elsewhere.
+            store(&medium, &protected, 2 * PAGE, b"beside");
+            store(&medium, &protected, 9 * PAGE, b"elsewhere");
+            protected.sync().unwrap();
+            let coverage = protected.coverage().unwrap();
+            assert_eq!(coverage.lost, [1], "{class:?}");
+            assert_eq!(protected.scrub().unwrap().damage, [Damage::Page(range(1))], "{class:?}");
+            protected.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_engine_goes_on_beside_a_page_that_can_be_neither_read_nor_written() {
+    for class in CLASSES {
+        for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+            let medium = installed(class);
+            let file: AtomicFile = with_engine(engine).open_on(medium.clone(), PATH).unwrap();
+            file.sync_redundancy().unwrap();
+            lose(&medium, 1);
+            medium.refuse(PATH, PAGE as u64);
+            assert_eq!(file.repair().unwrap().lost, [range(1)], "{engine} on {class:?}");
+            file.write_at(b"elsewhere", 9 * PAGE as u64).unwrap();
+            file.sync().unwrap();
+            file.sync_redundancy().unwrap();
+            assert_eq!(file.repair().unwrap().lost, [range(1)], "{engine} on {class:?}");
+            file.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn parity_that_can_be_neither_read_nor_written_is_told_of_and_ends_nothing() {
+    for class in CLASSES {
+        let medium = installed(class);
+        let protected = by_hand().open_on(medium.clone(), PATH).unwrap();
+        protected.sync().unwrap();
+        let side = companion(&medium, "redundancy");
+        medium.lose(&side, 6 * PAGE as u64);
+        medium.refuse(&side, 6 * PAGE as u64);
+        for _ in 0..2 {
+            let report = protected.repair().unwrap();
+            assert_eq!((report.rebuilt, &report.not_rebuilt[..]), (0, &[Damage::Parity { stripe: 0 }][..]));
+        }
+        // Of other stripes all is given back.
+        lose(&medium, 5);
+        assert_eq!(protected.repair().unwrap().repaired, [range(5)], "{class:?}");
+        protected.close().unwrap();
+    }
+}
+
+#[test]
 fn parts_of_the_companion_that_the_device_loses_are_not_called_rebuilt() {
     for class in CLASSES {
         // Tables, then parity; of both copies of a table, too.

@@ -12,7 +12,7 @@ use super::scrub::Scrub;
 use super::table::Scope;
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
-use crate::medium::{Barrier, Medium, MediumFile, is_bad};
+use crate::medium::{Barrier, Medium, MediumFile};
 use crate::options::Damage;
 use crate::sidecar::PAGE;
 
@@ -197,14 +197,12 @@ impl<M: Medium> Redundancy<M> {
         let mut repaired = Vec::new();
         for (page, bytes) in pages.iter().filter(|(page, _)| !stored.iter().any(|run| run.contains(page))) {
             let range = self.range_of(*page);
-            match self.pages.write(range.offset, &bytes[..range.len as usize]) {
-                Ok(()) => repaired.push(*page),
-                // Of a short page a file system may have to read the rest of its block, and cannot.
-                Err(error) if is_bad(&error) => {
-                    tracing::error!(path = %self.path.display(), page, %error, "a page cannot be written anew");
-                    inner.stuck.insert(*page);
-                }
-                Err(error) => return Err(error),
+            // Of a short page a file system may have to read the rest of its block, and cannot.
+            if self.pages.write(range.offset, &bytes[..range.len as usize])? {
+                repaired.push(*page);
+            } else {
+                tracing::error!(path = %self.path.display(), page, "a page cannot be written anew");
+                inner.stuck.insert(*page);
             }
         }
         self.pages.sync(barriers::REPAIR_DATA)?;
@@ -280,7 +278,8 @@ impl<M: Medium> Redundancy<M> {
     fn rebuild_side(&self, inner: &mut Inner, parities: &[(u64, Vec<u8>)]) -> Result<(u64, Vec<Damage>)> {
         for (stripe, parity) in parities {
             inner.tables.set_parity_sum(*stripe, self.checksum.of(parity));
-            self.side.write_anew(self.geometry.parity_at(*stripe), parity)?;
+            // What is not taken is not read either.
+            let _ = self.side.write_anew_unless_bad(self.geometry.parity_at(*stripe), parity)?;
         }
         let damaged = self.damaged_tables(inner)?;
         // Where both copies are, what is in memory is written over one of them, and over the other when that is durable.
