@@ -148,7 +148,11 @@ impl<M: Medium> Redundancy<M> {
             // What the device takes no other bytes for, or does not keep.
             let refused = batch.iter().filter(|(page, _)| inner.stuck.contains(page) && !repaired.contains(page));
             report.lost.extend(refused.map(|(page, _)| self.range_of(*page)));
-            report.repaired.extend(repaired.into_iter().map(|page| self.range_of(page)));
+            // At once: if a later part fails, there is no report.
+            for page in repaired {
+                tracing::warn!(path = %self.path.display(), page, "a damaged page was repaired");
+                report.repaired.push(self.range_of(page));
+            }
         }
         let (rebuilt, refused) = self.rebuild_side(inner, &plan.parities)?;
         report.rebuilt = rebuilt;
