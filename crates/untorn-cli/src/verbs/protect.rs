@@ -155,7 +155,11 @@ fn mend(path: &Path, as_json: bool) -> Result<Exit> {
         }
         if !report.not_rebuilt.is_empty() {
             let parts = count(report.not_rebuilt.len() as u64, "part", "parts");
-            let _ = writeln!(text, "  {}: {parts} of the redundancy, no page; repair it again", paint(Colour::Bad, "damaged yet"));
+            let _ = writeln!(
+                text,
+                "  {}: {parts} of the redundancy, no page; repair it again",
+                paint(Colour::Bad, "damaged yet")
+            );
         }
         if !all_known {
             let _ =

@@ -26,8 +26,8 @@ use crate::error::{Error, Result};
 use crate::medium::{Identity, Medium, is_bad};
 use crate::options::{Options, ProtectOptions, ReadPolicy, VerifyReads};
 use crate::redundancy::{
-    Aside, Beside, Coverage, Line, Mode, RepairReport, Scrub, ScrubReport, Service, SidecarPages, Threads, Watch, Watched,
-    both, none_of_sidecar,
+    Aside, Beside, Coverage, Line, Mode, RepairReport, Scrub, ScrubReport, Service, SidecarPages, Threads, Watch,
+    Watched, both, none_of_sidecar,
 };
 use crate::sidecar::PAGE;
 

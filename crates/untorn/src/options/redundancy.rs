@@ -319,8 +319,8 @@ impl ProtectOptions {
     /// was repaired there and then ([`coverage`](crate::Protected::coverage) tells what is lost), and of one that was not once, until
     /// it is stored to or repaired; each scrub tells anew. What a call to scrub or to repair finds is in its report.
     ///
-    /// It is called on a thread of its own, in the order of finding, and so may use the file, but for closing it and dropping the last
-    /// handle: these wait for that thread, until all is told. If it panics, it is called with the next damage all the same. Damage
+    /// It is called on a thread of its own, in the order of finding, and so may use the file by a handle that somebody else keeps. It
+    /// must neither open nor close it, nor drop the last handle: that waits for this thread, until all is told. If it panics, it is called with the next damage all the same. Damage
     /// ends nothing by itself: a program that would rather abort does it here.
     ///
     /// ```

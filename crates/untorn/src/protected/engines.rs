@@ -19,11 +19,7 @@ fn coverage(shared: &Shared) -> Result<Option<Coverage>> {
     shared.engine.redundancy().map(|kept| kept.coverage()).transpose()
 }
 
-fn scrub(
-    shared: &Shared,
-    rate: Option<u64>,
-    progress: &mut dyn FnMut(u64, u64) -> bool,
-) -> Result<ScrubReport> {
+fn scrub(shared: &Shared, rate: Option<u64>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
     scrub_and_note(kept(shared)?, Scrub { rate, ..Scrub::telling(progress) })
 }
 

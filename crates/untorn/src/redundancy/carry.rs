@@ -149,7 +149,12 @@ impl<M: Medium> Redundancy<M> {
     pub(super) fn troubles(&self) -> Troubles {
         let inner = self.lock();
         let (were_unknown, spoilt) = (inner.were_unknown.clone(), inner.spoilt.iter().copied().collect());
-        Troubles { were_unknown, spoilt, ages: Some(inner.ages.of_length(self.geometry.pages())), found: self.scrubs.found() }
+        Troubles {
+            were_unknown,
+            spoilt,
+            ages: Some(inner.ages.of_length(self.geometry.pages())),
+            found: self.scrubs.found(),
+        }
     }
 
     /// Takes note of it for those pages that there still are.

@@ -330,7 +330,8 @@ impl<M: Medium> Redundancy<M> {
             }
         }
         let tables = inner.tables.damaged(&self.side)?;
-        refused.extend(tables.iter().map(|(block, copy)| Damage::Table { offset: self.geometry.block_at(*block, *copy) }));
+        refused
+            .extend(tables.iter().map(|(block, copy)| Damage::Table { offset: self.geometry.block_at(*block, *copy) }));
         if matches!(self.mode, Mode::Look) {
             // The next scrub by this handle goes by it.
             inner.damaged = tables;
