@@ -53,7 +53,7 @@ extern "C" {
  * untorn_redundancy_sync and untorn_unprotect do. */
 #define UNTORN_COVER_ON_DEMAND 1
 
-/* What a scrub found: the second argument of on_damage. */
+/* What was found: the second argument of on_damage. */
 /* A page of the file: its offset and length in bytes. */
 #define UNTORN_DAMAGE_PAGE 1
 /* The same of a page of which it cannot be said whether it is damaged. */
@@ -86,9 +86,15 @@ typedef struct untorn_redundancy_options {
     uint64_t scrub_every_ms;
     /* Bytes that such a scrub reads in a second, at most. 0: as many as it can. */
     uint64_t scrub_rate;
-    /* Is called with each damage that such a scrub comes upon, on its thread: with
-     * `context`, UNTORN_DAMAGE_*, and the two numbers that are said there. It must
-     * not call untorn_unprotect, which waits for that thread. NULL: nobody is. */
+    /* Is called with each damage that such a scrub comes upon, or the thread that
+     * covers, or a call that covers: with `context`, UNTORN_DAMAGE_*, and the two
+     * numbers that are said there. Without a scrub of its own the program hears only
+     * of damage beside pages that it stores to, which is repaired there and then, or
+     * is told of once. What untorn_redundancy_scrub and untorn_redundancy_repair find
+     * they return. It is called on a thread of its own and must not call
+     * untorn_unprotect, which waits for that thread until all is told. Damage ends
+     * nothing by itself: a program that would rather abort does it here. NULL: nobody
+     * is called. */
     void (*on_damage)(void *context, uint32_t what, uint64_t at, uint64_t length);
     /* What on_damage is called with. It stays until untorn_unprotect has returned, and
      * may be used by another thread than the caller's. */
@@ -96,6 +102,43 @@ typedef struct untorn_redundancy_options {
 } untorn_redundancy_options;
 
 #define UNTORN_REDUNDANCY_OPTIONS_INIT { (uint32_t)sizeof(untorn_redundancy_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
+
+/* How much of a mapping is covered. Start from UNTORN_COVERAGE_INIT. Later versions
+ * add fields at the end, of which a program that was compiled with fewer hears
+ * nothing. */
+typedef struct untorn_coverage {
+    /* sizeof(untorn_coverage). */
+    uint32_t size;
+    /* 1 while a scrub is under way, else 0. */
+    uint32_t is_scrubbed;
+    /* Pages of the file, of 4096 bytes. */
+    uint64_t pages;
+    /* Of these, how many were stored to since they were last covered. */
+    uint64_t uncovered;
+    /* Stripes of pages that share a parity page. */
+    uint64_t stripes;
+    /* Of these, how many have an uncovered page: if another page of one is damaged,
+     * it cannot be repaired. */
+    uint64_t vulnerable_stripes;
+    /* Pages that differed from their checksums when the file was protected: whether
+     * they are damaged cannot be said. They are covered as they are. */
+    uint64_t unknown;
+    /* Damaged pages that could not be given back when they were come upon. */
+    uint64_t lost;
+    /* Milliseconds that the oldest uncovered page has been so, at most; 0 if there is
+     * none. */
+    uint64_t oldest_uncovered_ms;
+    /* Pages that the scrub under way has looked at. */
+    uint64_t looked;
+    /* Whole scrubs since the file was protected first. */
+    uint64_t scrubs;
+    /* When the last of them ended, in seconds since 1970; 0 if there was none. */
+    uint64_t last_scrub;
+    /* Pages that were repaired since then. */
+    uint64_t repaired;
+} untorn_coverage;
+
+#define UNTORN_COVERAGE_INIT { (uint32_t)sizeof(untorn_coverage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Protects the file that is mapped at `addr`. Keep the mapping until
  * untorn_unprotect: once it is unmapped or mapped over, every call on it fails, and
@@ -118,6 +161,11 @@ int untorn_unprotect(void *addr);
  * those of the thread that covers. */
 int untorn_redundancy_sync(void *addr);
 
+/* What is covered now.
+ * coverage: where to put it; its size is set.
+ * Errors: those of untorn_redundancy_sync. */
+int untorn_redundancy_coverage(void *addr, untorn_coverage *coverage);
+
 /* Compares everything that is covered, as the device holds it; threads may store
  * meanwhile.
  * damaged: NULL, or where to put how many pages of the file are damaged.
@@ -127,7 +175,9 @@ int untorn_redundancy_scrub(void *addr, uint64_t *damaged);
 /* Scrubs and repairs. If a page cannot be given back nothing is touched. No thread
  * may store to a damaged page meanwhile.
  * repaired: NULL, or where to put how many pages of the file were given back.
- * Errors: UNTORN_EBADMSG if pages are lost; those of untorn_redundancy_sync. */
+ * Errors: UNTORN_EBADMSG if pages are lost, or left as they are because it cannot be
+ * said whether they are damaged, or if parts of the redundancy are damaged yet;
+ * untorn_last_error says which. Those of untorn_redundancy_sync. */
 int untorn_redundancy_repair(void *addr, uint64_t *repaired);
 
 #ifdef __cplusplus

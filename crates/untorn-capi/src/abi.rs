@@ -226,6 +226,39 @@ pub struct untorn_redundancy_options {
     pub context: *mut c_void,
 }
 
+/// `untorn_coverage`: how much of a mapping is covered.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types, reason = "the name C programs use")]
+pub struct untorn_coverage {
+    /// Bytes of the struct as the program was compiled.
+    pub size: u32,
+    /// 1 while a scrub is under way.
+    pub is_scrubbed: u32,
+    /// Pages of the file.
+    pub pages: u64,
+    /// Of these, stored to since they were covered.
+    pub uncovered: u64,
+    /// Stripes.
+    pub stripes: u64,
+    /// Of these, with an uncovered page.
+    pub vulnerable_stripes: u64,
+    /// Pages that differed when the file was protected.
+    pub unknown: u64,
+    /// Damaged pages that could not be given back.
+    pub lost: u64,
+    /// Milliseconds since the oldest uncovered page is so, at most.
+    pub oldest_uncovered_ms: u64,
+    /// Pages that the scrub under way has looked at.
+    pub looked: u64,
+    /// Whole scrubs.
+    pub scrubs: u64,
+    /// When the last of them ended, in seconds since 1970.
+    pub last_scrub: u64,
+    /// Pages that were repaired.
+    pub repaired: u64,
+}
+
 impl Default for untorn_redundancy_options {
     fn default() -> Self {
         untorn_redundancy_options {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use untorn_core::{Checksum, Damage, ProtectOptions, Protected, StripeLayout};
 
-use crate::abi::{self, untorn_redundancy_options};
+use crate::abi::{self, untorn_coverage, untorn_redundancy_options};
 use crate::boundary::{code, source};
 use crate::by_address::{ByAddress, Words};
 use crate::errors::{Failure, Result};
@@ -22,6 +22,9 @@ static PROTECTED: ByAddress<Protected> = ByAddress::new(Words {
 
 /// Bytes of the struct of the first version.
 const OLDEST: usize = offset_of!(untorn_redundancy_options, scrub_every_ms);
+
+/// The same of `untorn_coverage`.
+const OLDEST_COVERAGE: usize = size_of::<untorn_coverage>();
 
 /// The options at `opts`.
 ///
@@ -53,7 +56,7 @@ unsafe fn given(opts: *const untorn_redundancy_options) -> Result<untorn_redunda
     Ok(given)
 }
 
-/// Tells of damage, on another thread than the one that asked for it.
+/// Tells of damage, on a thread of its own.
 struct Teller {
     on_damage: unsafe extern "C" fn(*mut c_void, u32, u64, u64),
     context: *mut c_void,
@@ -105,8 +108,8 @@ fn options(given: &untorn_redundancy_options) -> Result<ProtectOptions> {
     }
     if given.scrub_every_ms != 0 {
         options = options.scrub_every(Duration::from_millis(given.scrub_every_ms));
-    } else if given.scrub_rate != 0 || given.on_damage.is_some() {
-        return Err(Failure::invalid("scrub_rate and on_damage are of the thread that scrub_every_ms asks for"));
+    } else if given.scrub_rate != 0 {
+        return Err(Failure::invalid("scrub_rate is of the thread that scrub_every_ms asks for"));
     }
     if given.scrub_rate != 0 {
         options = options.scrub_rate(given.scrub_rate);
@@ -151,6 +154,43 @@ pub unsafe extern "C" fn untorn_redundancy_sync(addr: *mut c_void) -> c_int {
     code(|| PROTECTED.with(addr, |protected| Ok(protected.sync()?)))
 }
 
+/// What is covered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_redundancy_coverage(addr: *mut c_void, coverage: *mut untorn_coverage) -> c_int {
+    code(|| {
+        if coverage.is_null() {
+            return Err(Failure::invalid("coverage is NULL; pass where to put what is covered"));
+        }
+        // SAFETY: not null, and untorn/protect.h asks that the size is there; a read of four bytes needs no alignment this way.
+        let size = unsafe { coverage.cast::<u32>().read_unaligned() } as usize;
+        if !(OLDEST_COVERAGE..=4096).contains(&size) {
+            let message = "untorn_coverage.size is not set; start from UNTORN_COVERAGE_INIT";
+            return Err(Failure::invalid(message));
+        }
+        let now = PROTECTED.with(addr, |protected| Ok(protected.coverage()?))?;
+        let scrubbing = now.scrubbing;
+        let told = untorn_coverage {
+            size: size as u32,
+            is_scrubbed: scrubbing.is_some().into(),
+            pages: now.pages,
+            uncovered: now.uncovered,
+            stripes: now.stripes,
+            vulnerable_stripes: now.vulnerable_stripes,
+            unknown: now.unknown.len() as u64,
+            lost: now.lost.len() as u64,
+            oldest_uncovered_ms: now.oldest_uncovered.map_or(0, |age| age.as_millis().min(u128::from(u64::MAX)) as u64),
+            looked: scrubbing.map_or(0, |scrubbing| scrubbing.looked),
+            scrubs: now.history.scrubs,
+            last_scrub: now.history.scrubbed,
+            repaired: now.history.repaired,
+        };
+        let known = size.min(size_of::<untorn_coverage>());
+        // SAFETY: no more bytes than both have, the program's by its size; a struct of this call's overlaps none of the program's.
+        unsafe { std::ptr::copy_nonoverlapping((&raw const told).cast::<u8>(), coverage.cast::<u8>(), known) };
+        Ok(())
+    })
+}
+
 /// Compares everything, and says how much is damaged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_redundancy_scrub(addr: *mut c_void, damaged: *mut u64) -> c_int {
@@ -177,13 +217,19 @@ pub unsafe extern "C" fn untorn_redundancy_repair(addr: *mut c_void, repaired: *
             // SAFETY: not null; untorn/protect.h asks for a place where a uint64_t may be written.
             unsafe { repaired.write(report.repaired.len() as u64) };
         }
-        if report.lost.is_empty() {
+        let message = if !report.lost.is_empty() {
+            let lost = &report.lost;
+            format!(
+                "parity cannot give these pages back, so nothing was touched, or the device does not keep what they are given: {lost:?}"
+            )
+        } else if !report.unknown.is_empty() {
+            let unknown = &report.unknown;
+            format!("whether these pages are damaged cannot be said, so they were left as they are: {unknown:?}")
+        } else if !report.not_rebuilt.is_empty() {
+            format!("parts of the redundancy are damaged yet: {:?}", report.not_rebuilt)
+        } else {
             return Ok(());
-        }
-        let message = format!(
-            "parity cannot give these pages back, so nothing was touched, or the device does not keep what they are given: {:?}",
-            report.lost
-        );
+        };
         Err(Failure::new(abi::UNTORN_EBADMSG, message))
     })
 }

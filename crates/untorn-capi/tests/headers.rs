@@ -12,7 +12,7 @@ use std::fs;
 use std::mem::offset_of;
 use std::process::Command;
 
-use abi::{untorn_error, untorn_options, untorn_redundancy_options};
+use abi::{untorn_coverage, untorn_error, untorn_options, untorn_redundancy_options};
 use common::{Link, available, check_syntax, compile, include_dir, library_dir, manifest_dir, succeed};
 
 const HEADERS: [&str; 6] =
@@ -133,6 +133,10 @@ fn headers_and_sources_agree_on_numbers_and_layouts() {
     layout!(
         untorn_redundancy_options: size, stripe, layout, checksum, flags, batch, period_ms, scrub_every_ms, scrub_rate,
         on_damage, context
+    );
+    layout!(
+        untorn_coverage: size, is_scrubbed, pages, uncovered, stripes, vulnerable_stripes, unknown, lost,
+        oldest_uncovered_ms, looked, scrubs, last_scrub, repaired
     );
 
     let mut source = String::from("#include <stdio.h>\n");

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use untorn::medium::Mark;
 
-use crate::content::Content;
+use crate::content::{Content, PAGE};
 
 /// One thing that survives a crash or does not.
 #[derive(Clone, Debug)]
@@ -56,6 +56,14 @@ impl What {
             What::SetLen { to } => (to, u64::MAX),
             What::Punch { at, len } => (at, at + len),
             What::Allocate { .. } | What::Mark(_) => (0, 0),
+        }
+    }
+
+    /// Of a store to a block device, the page that it is to.
+    pub(crate) fn page(&self) -> Option<u64> {
+        match *self {
+            What::Piece { at, .. } => Some(at / PAGE),
+            _ => None,
         }
     }
 

@@ -80,6 +80,10 @@ impl SimFile {
         if src.is_empty() {
             return verdict.plain();
         }
+        let is_memory = world.class == MediumClass::PersistentMemory;
+        if is_memory && world.inode(self.number).is_refused(offset, src.len() as u64) {
+            return Err(errno("write to", &self.path, EIO));
+        }
         if !world.inode(self.number).overwrite(offset, src.len() as u64) {
             return Err(errno("write to", &self.path, EIO));
         }
@@ -114,6 +118,14 @@ impl MediumFile for SimFile {
 
     fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.get(offset, dst, true)
+    }
+
+    /// As past the page cache.
+    fn write_anew_unless_bad(&self, offset: u64, src: &[u8]) -> Result<bool> {
+        if self.medium.lock().inode(self.number).is_refused(offset, src.len() as u64) {
+            return Ok(false);
+        }
+        self.write_anew(offset, src).map(|()| true)
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
@@ -171,6 +183,10 @@ impl MediumFile for SimFile {
     fn sync(&self, barrier: Barrier) -> Result<()> {
         let (mut world, verdict) = self.medium.admit(Step::Sync, Some(barrier), &self.path);
         match verdict {
+            Verdict::Allow if world.inode(self.number).fails_to_flush() => {
+                world.lose_dirty(&[self.number], 0);
+                return Err(errno("flush", &self.path, EIO));
+            }
             Verdict::Allow => world.sync(self.number, schedule::thread(), barrier),
             Verdict::LoseDirty { seed, .. } => world.lose_dirty(&[self.number], seed),
             _ => {}

@@ -158,6 +158,14 @@ impl SimMedium {
         world.inode(number).bad.insert(from / 4096);
     }
 
+    /// Has the device take nothing for the page of a file that has this byte: on a disk the cache takes it, and each flush of it
+    /// fails. A power cut forgets it. No such file, no refusal.
+    pub fn refuse(&self, path: impl AsRef<Path>, offset: u64) {
+        let mut world = self.lock();
+        let Some(Node::File(number)) = world.names.volatile.find(path.as_ref()) else { return };
+        world.inode(number).refused.insert(offset / 4096);
+    }
+
     /// Has the device write nothing more to the page of a file that has this byte, and say that it did: the cache shows what is
     /// written from now on, and [`read_stored`](untorn::medium::MediumFile::read_stored) what the page has now. Memory, which
     /// has no such cache, shows that to all. A power cut forgets it. No such file, no wear.
@@ -317,6 +325,10 @@ impl Medium for SimMedium {
         let (mut world, verdict) = self.admit(Step::Fence, Some(barrier), &path);
         let numbers: Vec<u64> = files.iter().map(|file| file.number()).collect();
         match verdict {
+            Verdict::Allow if numbers.iter().any(|number| world.inode(*number).fails_to_flush()) => {
+                world.lose_dirty(&numbers, 0);
+                return Err(errno("flush", &path, EIO));
+            }
             Verdict::Allow => world.fence(schedule::thread(), barrier, &numbers),
             Verdict::LoseDirty { seed, .. } => world.lose_dirty(&numbers, seed),
             _ => {}

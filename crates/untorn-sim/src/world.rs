@@ -82,6 +82,8 @@ pub(crate) struct Inode {
     pub(crate) bad: BTreeSet<u64>,
     /// What the device has of pages to which it writes nothing any more. A power cut does not remember them.
     pub(crate) worn: BTreeMap<u64, Vec<u8>>,
+    /// Pages that the device does not take: a flush of one fails. A power cut does not remember them.
+    pub(crate) refused: BTreeSet<u64>,
 }
 
 impl Inode {
@@ -100,6 +102,7 @@ impl Inode {
             handles: 0,
             bad: BTreeSet::new(),
             worn: BTreeMap::new(),
+            refused: BTreeSet::new(),
         }
     }
 
@@ -113,6 +116,19 @@ impl Inode {
                 dst[(from - offset) as usize..(to - offset) as usize].copy_from_slice(held);
             }
         }
+    }
+
+    /// Whether these bytes have any of a page that the device does not take.
+    pub(crate) fn is_refused(&self, offset: u64, len: u64) -> bool {
+        len > 0 && self.refused.range(offset / PAGE..(offset + len).div_ceil(PAGE)).next().is_some()
+    }
+
+    /// Whether the next flush comes upon such a page. It cannot be read afterwards, as it could not before.
+    pub(crate) fn fails_to_flush(&mut self) -> bool {
+        let dirty: BTreeSet<u64> = self.log.effects.iter().filter_map(|effect| effect.what.page()).collect();
+        let failing: Vec<u64> = dirty.intersection(&self.refused).copied().collect();
+        self.bad.extend(&failing);
+        !failing.is_empty()
     }
 
     /// Whether these bytes have any of a page that cannot be read.

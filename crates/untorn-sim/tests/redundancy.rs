@@ -96,7 +96,7 @@ fn a_repair_of_many_pages_that_is_cut_short_anywhere_is_carried_on() {
     }
 }
 
-/// More damaged pages than a superblock names, of a file that was closed.
+/// More damaged pages than a superblock names, of a file that was closed, and a stripe that has none.
 struct ManyDamaged {
     bytes: Vec<u8>,
     options: ProtectOptions,
@@ -107,7 +107,7 @@ impl ManyDamaged {
     const DAMAGED: usize = 150;
 
     fn new() -> (SimMedium, Self) {
-        let bytes: Vec<u8> = (0..2 * Self::DAMAGED * Self::PAGE).map(|at| (at % 251) as u8).collect();
+        let bytes: Vec<u8> = (0..2 * (Self::DAMAGED + 1) * Self::PAGE).map(|at| (at % 251) as u8).collect();
         let options = ProtectOptions::new().stripe(2).on_demand();
         let medium = SimMedium::new(MediumClass::Block);
         medium.install("/data", &bytes);
@@ -125,6 +125,12 @@ impl ManyDamaged {
 
     /// Repairs, and tells what a crash at each flush could have left, with the flush's name.
     fn repair_watched(&self, medium: &SimMedium) -> Vec<(&'static str, CrashState)> {
+        let (report, states) = self.watched(medium);
+        assert_eq!((&report.lost[..], &report.unknown[..]), (&[][..], &[][..]));
+        states
+    }
+
+    fn watched(&self, medium: &SimMedium) -> (RepairReport, Vec<(&'static str, CrashState)>) {
         let seen: Arc<Mutex<Vec<_>>> = Arc::default();
         let states = Arc::clone(&seen);
         let looked = self.options.look_on(medium.clone(), "/data").unwrap();
@@ -136,9 +142,15 @@ impl ManyDamaged {
             Verdict::Allow
         }));
         let report = looked.repair().unwrap();
-        assert_eq!((&report.lost[..], &report.unknown[..]), (&[][..], &[][..]));
         medium.clear_hook();
-        std::mem::take(&mut *seen.lock().unwrap())
+        (report, std::mem::take(&mut *seen.lock().unwrap()))
+    }
+
+    /// Somebody writes to a page, untold.
+    fn write_untold(medium: &SimMedium, page: usize) {
+        let others = medium.open(Path::new("/data"), Access::ReadWrite, 0).unwrap();
+        others.store((page * Self::PAGE + 5) as u64, b"of others").unwrap();
+        others.sync(Barrier::new("test.others")).unwrap();
     }
 }
 
@@ -177,6 +189,44 @@ fn what_others_write_between_two_parts_of_a_repair_that_was_killed_stays() {
     expected[5..14].copy_from_slice(b"of others");
     let report = file.repair(&left);
     assert!(report.repaired.is_empty() && report.unknown.iter().any(|range| range.offset == 0));
+    assert!(left.peek("/data").unwrap() == expected);
+}
+
+/// Of two repairs that are killed one after the other, with a write of others between them: the file's time is in doubt from
+/// then on, and only what is named or listed is known to be damaged.
+#[test]
+fn a_repair_beside_an_unknown_page_may_be_killed_between_its_parts() {
+    let (medium, file) = ManyDamaged::new();
+    let states = file.repair_watched(&medium);
+    let done = |states: &[(&str, CrashState)]| -> Vec<CrashState> {
+        let states = states.iter().filter(|(name, _)| *name == "redundancy.repair.done");
+        states.map(|(_, state)| state.clone()).collect()
+    };
+    let killed = &done(&states)[0];
+    let left = killed.image(&killed.nothing()).boot();
+    let untouched = 2 * ManyDamaged::DAMAGED;
+    ManyDamaged::write_untold(&left, untouched);
+    let at = |page: usize| (page * ManyDamaged::PAGE) as u64;
+    let mut expected = file.bytes.clone();
+    expected[untouched * ManyDamaged::PAGE + 5..][..9].copy_from_slice(b"of others");
+    let (report, states) = file.watched(&left);
+    assert_eq!((report.unknown.len(), report.unknown[0].offset), (1, at(untouched)));
+    assert!(left.peek("/data").unwrap() == expected);
+    let states = done(&states);
+    assert!(states.len() > 3);
+    for state in &states {
+        for left in [state.image(&state.everything()).boot(), state.image(&state.nothing()).boot()] {
+            let report = file.repair(&left);
+            assert_eq!((report.unknown.len(), report.unknown[0].offset), (1, at(untouched)));
+            assert!(left.peek("/data").unwrap() == expected);
+        }
+    }
+    // What was given back is not named any more, so what others write there stays.
+    let left = states[0].image(&states[0].everything()).boot();
+    ManyDamaged::write_untold(&left, 0);
+    expected[5..14].copy_from_slice(b"of others");
+    let report = file.repair(&left);
+    assert_eq!(report.unknown.iter().map(|range| range.offset).collect::<Vec<_>>(), [0, at(untouched)]);
     assert!(left.peek("/data").unwrap() == expected);
 }
 

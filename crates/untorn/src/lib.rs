@@ -61,7 +61,7 @@ pub use options::{
     ProgressFn, ProtectOptions, ReadPolicy, StripeLayout, Trust, VerifyReads,
 };
 pub use protected::{Protected, Record, Stores, coverage, protect, recorded, repair, scrub, track, unprotect};
-pub use redundancy::{Coverage, History, RepairReport, ScrubReport, Tracker};
+pub use redundancy::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing, Tracker};
 pub use region::{Audit, Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
 /// For `untorn run`, likewise.
 #[doc(hidden)]

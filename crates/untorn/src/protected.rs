@@ -15,7 +15,7 @@ pub use options::track;
 use crate::error::{Error, Result};
 use crate::medium::{self, Latched, PageCache};
 use crate::options::{Options, ProtectOptions};
-use crate::redundancy::{self, Coverage, Mode, RepairReport, Scrub, ScrubReport, Threads, Told};
+use crate::redundancy::{self, Coverage, Mode, RepairReport, Scrub, ScrubReport, Threads, Told, scrub_and_note};
 use crate::sidecar;
 
 /// A file whose pages have checksums and parity, kept up to date behind the program's stores.
@@ -143,7 +143,8 @@ impl Protected {
     /// yet is passed over; none is accused because of stores that are made meanwhile.
     ///
     /// # Errors
-    /// Those of reading. Damage is not an error: it is in the report.
+    /// Those of reading, and of noting in the companion file that it went through. Damage is not an error: it is in the report, also
+    /// if it cannot be noted; the next call fails then.
     pub fn scrub(&self) -> Result<ScrubReport> {
         self.scrub_with(None, &mut |_, _| true)
     }
@@ -154,9 +155,7 @@ impl Protected {
     /// # Errors
     /// As there.
     pub fn scrub_with(&self, rate: Option<u64>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
-        let report = self.service()?.scrub(Scrub { rate, progress })?;
-        self.service()?.note_scrub()?;
-        Ok(report)
+        scrub_and_note(self.service()?, Scrub { rate, ..Scrub::telling(progress) })
     }
 
     /// Scrubs, and repairs what can be repaired, unless some of it cannot be: then nothing is touched. A page is given back
@@ -174,7 +173,7 @@ impl Protected {
     /// # Errors
     /// As there.
     pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
-        let report = self.service()?.repair(Scrub { rate: None, progress })?;
+        let report = self.service()?.repair(Scrub::telling(progress))?;
         std::thread::sleep(self.tick);
         Ok(report)
     }

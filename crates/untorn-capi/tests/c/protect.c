@@ -72,6 +72,13 @@ static int protects(const char *dir) {
     memset(memory, 7, LENGTH);
     CHECK(untorn_redundancy_sync(memory) == 0);
     CHECK(untorn_redundancy_scrub(memory, &count) == 0 && count == 0);
+    untorn_coverage coverage = UNTORN_COVERAGE_INIT;
+    CHECK(untorn_redundancy_coverage(memory, &coverage) == 0 && coverage.size == sizeof coverage);
+    CHECK(coverage.pages == 8 && coverage.uncovered == 0 && coverage.stripes == 2 && coverage.lost == 0);
+    CHECK(coverage.scrubs == 1 && coverage.last_scrub > 0 && !coverage.is_scrubbed && !coverage.oldest_uncovered_ms);
+    coverage.size = 4;
+    CHECK(told(untorn_redundancy_coverage(memory, &coverage), "size") == UNTORN_EINVAL);
+    CHECK(told(untorn_redundancy_coverage(memory, NULL), "NULL") == UNTORN_EINVAL);
     count = 77;
     CHECK(untorn_redundancy_repair(memory, &count) == 0 && count == 0);
     CHECK(untorn_redundancy_scrub(memory, NULL) == 0);
@@ -106,9 +113,23 @@ static void tells(const char *dir) {
     untorn_redundancy_options options = UNTORN_REDUNDANCY_OPTIONS_INIT;
     options.flags = UNTORN_COVER_ON_DEMAND;
     options.on_damage = note;
-    CHECK(told(untorn_protect(memory, LENGTH, &options), "scrub_every_ms") == UNTORN_EINVAL);
-    options.scrub_every_ms = 1;
     options.context = &ends[1];
+    options.scrub_rate = 1 << 30;
+    CHECK(told(untorn_protect(memory, LENGTH, &options), "scrub_every_ms") == UNTORN_EINVAL);
+    options.scrub_rate = 0;
+    /* Of itself nobody looks at this page; a pass does, for one beside it is stored to. */
+    CHECK(untorn_protect(memory, LENGTH, &options) == 0);
+    memset(memory, 7, LENGTH);
+    CHECK(untorn_redundancy_sync(memory) == 0);
+    CHECK(pwrite(fd, "damage", 6, 6 * PAGE + 9) == 6);
+    memory[5 * PAGE] = 8;
+    CHECK(untorn_redundancy_sync(memory) == 0);
+    uint64_t beside[3];
+    CHECK(read(ends[0], beside, sizeof beside) == sizeof beside);
+    CHECK(beside[0] == UNTORN_DAMAGE_PAGE && beside[1] == 6 * PAGE && beside[2] == PAGE);
+    memset(memory, 7, LENGTH);
+    CHECK(untorn_unprotect(memory) == 0);
+    options.scrub_every_ms = 1;
     CHECK(untorn_protect(memory, LENGTH, &options) == 0);
     memset(memory, 7, LENGTH);
     CHECK(untorn_redundancy_sync(memory) == 0);
@@ -119,6 +140,16 @@ static void tells(const char *dir) {
     CHECK(found[0] == UNTORN_DAMAGE_PAGE && found[1] == 3 * PAGE && found[2] == PAGE);
     CHECK(untorn_redundancy_repair(memory, &count) == 0 && count == 1);
     CHECK(memory[3 * PAGE + 9] == 7 && untorn_unprotect(memory) == 0);
+    /* Written while nobody had it protected: nothing is said of it, and nothing done to it. */
+    CHECK(pwrite(fd, "untold", 6, 2 * PAGE) == 6);
+    untorn_redundancy_options by_hand = UNTORN_REDUNDANCY_OPTIONS_INIT;
+    by_hand.flags = UNTORN_COVER_ON_DEMAND;
+    CHECK(untorn_protect(memory, LENGTH, &by_hand) == 0);
+    CHECK(told(untorn_redundancy_repair(memory, &count), "cannot be said") == UNTORN_EBADMSG && count == 0);
+    CHECK(untorn_redundancy_sync(memory) == 0 && untorn_redundancy_repair(memory, &count) == 0);
+    untorn_coverage coverage = UNTORN_COVERAGE_INIT;
+    CHECK(untorn_redundancy_coverage(memory, &coverage) == 0 && coverage.unknown == 1);
+    CHECK(memory[2 * PAGE] == 'u' && untorn_unprotect(memory) == 0);
     /* A program that was compiled with fewer fields has none of the later ones. */
     struct { uint32_t size, stripe, layout, checksum, flags, batch; uint64_t period_ms; unsigned char behind[64]; } older;
     memset(&older, 0, sizeof older);

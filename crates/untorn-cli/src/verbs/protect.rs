@@ -153,13 +153,21 @@ fn mend(path: &Path, as_json: bool) -> Result<Exit> {
                 let _ = writeln!(text, "    {} bytes at {} in the sidecar", range.len, range.offset);
             }
         }
+        if !report.not_rebuilt.is_empty() {
+            let parts = count(report.not_rebuilt.len() as u64, "part", "parts");
+            let _ = writeln!(
+                text,
+                "  {}: {parts} of the redundancy, no page; repair it again",
+                paint(Colour::Bad, "damaged yet")
+            );
+        }
         if !all_known {
             let _ =
                 writeln!(text, "  pages that changed untold were left alone; `untorn protect` covers them as they are");
         }
         text
     })?;
-    Ok(match (report.is_whole(), all_known) {
+    Ok(match (report.is_whole(), all_known && report.not_rebuilt.is_empty()) {
         (false, _) => Exit::Corrupt,
         (true, false) => Exit::Attention,
         (true, true) => Exit::Clean,
@@ -231,7 +239,17 @@ fn ranges(ranges: &[PageRange]) -> Value {
 }
 
 fn scrub_object(report: &ScrubReport) -> Value {
-    let damage = report.damage.iter().map(|damage| match damage {
+    json!({
+        "checked": report.checked,
+        "skipped": report.skipped,
+        "sidecar_checked": report.sidecar_checked,
+        "sidecar_skipped": report.sidecar_skipped,
+        "damage": damages(&report.damage),
+    })
+}
+
+fn damages(damages: &[Damage]) -> Value {
+    let damage = damages.iter().map(|damage| match damage {
         Damage::Page(range) => json!({ "what": "page", "offset": range.offset, "len": range.len }),
         Damage::Unknown(range) => json!({ "what": "unknown", "offset": range.offset, "len": range.len }),
         Damage::Parity { stripe } => json!({ "what": "parity", "stripe": stripe }),
@@ -242,19 +260,14 @@ fn scrub_object(report: &ScrubReport) -> Value {
         Damage::SidecarTable { offset } => json!({ "what": "sidecar-table", "offset": offset }),
         other => json!({ "what": format!("{other:?}") }),
     });
-    json!({
-        "checked": report.checked,
-        "skipped": report.skipped,
-        "sidecar_checked": report.sidecar_checked,
-        "sidecar_skipped": report.sidecar_skipped,
-        "damage": damage.collect::<Vec<_>>(),
-    })
+    damage.collect()
 }
 
 fn repair_object(report: &RepairReport) -> Value {
     let mut object = scrub_object(&report.scrub);
     insert(&mut object, "repaired", ranges(&report.repaired));
     insert(&mut object, "rebuilt", json!(report.rebuilt));
+    insert(&mut object, "not_rebuilt", damages(&report.not_rebuilt));
     insert(&mut object, "lost", ranges(&report.lost));
     insert(&mut object, "unknown", ranges(&report.unknown));
     insert(&mut object, "sidecar_repaired", ranges(&report.sidecar_repaired));

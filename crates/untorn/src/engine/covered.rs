@@ -26,8 +26,8 @@ use crate::error::{Error, Result};
 use crate::medium::{Identity, Medium, is_bad};
 use crate::options::{Options, ProtectOptions, ReadPolicy, VerifyReads};
 use crate::redundancy::{
-    Aside, Beside, Coverage, Mode, RepairReport, Scrub, ScrubReport, Service, SidecarPages, Threads, Watch, Watched,
-    both, none_of_sidecar,
+    Aside, Beside, Coverage, Line, Mode, RepairReport, Scrub, ScrubReport, Service, SidecarPages, Threads, Watch,
+    Watched, both, none_of_sidecar,
 };
 use crate::sidecar::PAGE;
 
@@ -173,6 +173,11 @@ impl Service for Work {
 
     fn pass(&self) -> Result<u64> {
         self.cover_with(|| Ok(self.beside.pass()? + self.sidecar.pass()?))
+    }
+
+    fn listen(&self, line: Option<Line>) {
+        self.beside.listen(line.clone());
+        self.sidecar.listen(line);
     }
 
     fn failed(&self, error: Error) {

@@ -249,6 +249,11 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
         self.inner.write_anew(offset, src)
     }
 
+    fn write_anew_unless_bad(&self, offset: u64, src: &[u8]) -> Result<bool> {
+        self.check()?;
+        self.inner.write_anew_unless_bad(offset, src)
+    }
+
     #[inline(always)]
     fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.check()?;

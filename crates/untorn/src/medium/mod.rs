@@ -242,6 +242,16 @@ pub trait MediumFile: Send + Sync {
         self.write(offset, src)
     }
 
+    /// [`write_anew`](MediumFile::write_anew), for who can leave the page as it is: false if the device takes no bytes for that place
+    /// either. A write through a cache would be refused by the next flush only, which is a failure of the whole file; so a page
+    /// that cannot be read is written past it, where that can be done.
+    ///
+    /// # Errors
+    /// Those of writing that are not about that place.
+    fn write_anew_unless_bad(&self, offset: u64, src: &[u8]) -> Result<bool> {
+        unless_bad(self.write_anew(offset, src))
+    }
+
     /// Stores `src` at `offset` past the cache: durable at the next fence, with no flush. The range must lie within the
     /// length, and on persistent memory within allocated space. Offset and length need not be aligned.
     fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
@@ -326,9 +336,9 @@ pub(crate) fn is_bad(error: &Error) -> bool {
     matches!(error, Error::Io { source, .. } if is_bad_place(source))
 }
 
-/// The result of a read for who can do without the bytes.
-fn unless_bad(read: Result<()>) -> Result<bool> {
-    match read {
+/// The result of a call for who can do without the bytes of that place.
+fn unless_bad(done: Result<()>) -> Result<bool> {
+    match done {
         Ok(()) => Ok(true),
         Err(error) if is_bad(&error) => Ok(false),
         Err(error) => Err(error),

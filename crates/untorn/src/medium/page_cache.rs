@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::mapping::MappedFile;
 use super::{
     Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp, is_bad_place, names,
+    unless_bad,
 };
 use crate::error::{Error, Result};
 use crate::options::LostPage;
@@ -243,6 +244,25 @@ impl MediumFile for PageCacheFile {
                 Err(Error::io_at("read from the device of", self.file.path(), offset, error))
             }
             _ => self.file.pread_unless_bad(offset, dst, is_bad_place),
+        }
+    }
+
+    fn write_anew_unless_bad(&self, offset: u64, src: &[u8]) -> Result<bool> {
+        self.file.range_mut(offset, src.len())?;
+        let mut held = vec![0; src.len()];
+        if self.read_stored_unless_bad(offset, &mut held)? {
+            return self.write(offset, src).map(|()| true);
+        }
+        // A place that a device can neither read nor write would fail the next flush, and with it the file.
+        match sys::direct::write_page(self.file.fd(), offset, src) {
+            Ok(()) => {
+                self.changed();
+                Ok(true)
+            }
+            Err(error) if is_bad_place(&error) => Ok(false),
+            // There is no way past the cache, or not for a page that is short.
+            Err(error) if sys::direct::is_refusal(&error) => unless_bad(self.write(offset, src)),
+            Err(error) => Err(Error::io_at("write to the device of", self.file.path(), offset, error)),
         }
     }
 

@@ -135,7 +135,7 @@ pub enum Damage {
     },
 }
 
-/// What is called with each damage that the scrub in the background comes upon.
+/// What is called with each damage that is come upon.
 pub(crate) type DamageFn = Arc<dyn Fn(&Damage) + Send + Sync>;
 
 /// What a read does with a page that is covered and differs from its checksum, see [`Options::verify_reads`].
@@ -314,8 +314,27 @@ impl ProtectOptions {
         self
     }
 
-    /// Is called with each damage that the scrub in the background comes upon, on its thread. It must not close the file, which
-    /// waits for that thread.
+    /// Is called with each damage that nobody asked for: what the scrub in the background comes upon, a pass that covers, an
+    /// announcement, an engine's store, and a read that is [verified](Options::verify_reads). Of a page this is told whether or not it
+    /// was repaired there and then ([`coverage`](crate::Protected::coverage) tells what is lost), and of one that was not once, until
+    /// it is stored to or repaired; each scrub tells anew. What a call to scrub or to repair finds is in its report.
+    ///
+    /// It is called on a thread of its own, in the order of finding, and so may use the file by a handle that somebody else keeps. It
+    /// must neither open nor close it, nor drop the last handle: that waits for this thread, until all is told. If it panics, it is called with the next damage all the same. Damage
+    /// ends nothing by itself: a program that would rather abort does it here.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("table");
+    /// # std::fs::write(&path, vec![7; 1 << 16]).unwrap();
+    /// let options = untorn::ProtectOptions::new().on_damage(|damage| {
+    ///     eprintln!("{damage:?}");
+    ///     std::process::abort();
+    /// });
+    /// options.open(&path)?.close()?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn on_damage(mut self, call: impl Fn(&Damage) + Send + Sync + 'static) -> Self {
         self.on_damage = Some(Arc::new(call));

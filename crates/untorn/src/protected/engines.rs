@@ -4,7 +4,7 @@ use crate::engine::{Engine, Shared};
 use crate::error::{Error, Result};
 use crate::file::AtomicFile;
 use crate::map::AtomicMap;
-use crate::redundancy::{Coverage, RepairReport, Scrub, ScrubReport, Service};
+use crate::redundancy::{Coverage, RepairReport, Scrub, ScrubReport, Service, scrub_and_note};
 
 /// The redundancy of an open file.
 fn kept(shared: &Shared) -> Result<&dyn Service> {
@@ -19,11 +19,8 @@ fn coverage(shared: &Shared) -> Result<Option<Coverage>> {
     shared.engine.redundancy().map(|kept| kept.coverage()).transpose()
 }
 
-fn scrub(shared: &Shared) -> Result<ScrubReport> {
-    let kept = kept(shared)?;
-    let report = kept.scrub(Scrub { rate: None, progress: &mut |_, _| true })?;
-    kept.note_scrub()?;
-    Ok(report)
+fn scrub(shared: &Shared, rate: Option<u64>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
+    scrub_and_note(kept(shared)?, Scrub { rate, ..Scrub::telling(progress) })
 }
 
 impl AtomicFile {
@@ -51,7 +48,16 @@ impl AtomicFile {
     /// # Errors
     /// [`Error::Invalid`] if this handle keeps no redundancy; those of reading. Damage is not an error: it is in the report.
     pub fn scrub(&self) -> Result<ScrubReport> {
-        scrub(self.shared())
+        self.scrub_with(None, &mut |_, _| true)
+    }
+
+    /// The same, reading at most `rate` bytes of the file in a second, and telling now and then how many of how many bytes were read;
+    /// `false` from `progress` ends it. It must not call back into this file: the call may wait for ever.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn scrub_with(&self, rate: Option<u64>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
+        scrub(self.shared(), rate, progress)
     }
 
     /// [Scrubs](AtomicFile::scrub), and repairs what can be repaired, unless some of it cannot be: then nothing is touched. The
@@ -69,7 +75,7 @@ impl AtomicFile {
     /// # Errors
     /// As there.
     pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
-        kept(self.shared())?.repair(Scrub { rate: None, progress })
+        kept(self.shared())?.repair(Scrub::telling(progress))
     }
 }
 
@@ -97,7 +103,16 @@ impl AtomicMap {
     /// # Errors
     /// [`Error::Invalid`] if no redundancy is kept; those of reading. Damage is not an error: it is in the report.
     pub fn scrub(&self) -> Result<ScrubReport> {
-        scrub(self.shared())
+        self.scrub_with(None, &mut |_, _| true)
+    }
+
+    /// The same, reading at most `rate` bytes of the file in a second, and telling now and then how many of how many bytes were read;
+    /// `false` from `progress` ends it. It must not call back into this map: the call may wait for ever.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn scrub_with(&self, rate: Option<u64>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
+        scrub(self.shared(), rate, progress)
     }
 
     /// [Scrubs](AtomicMap::scrub), and repairs what can be repaired, unless some of it cannot be: then nothing is touched.
@@ -106,6 +121,15 @@ impl AtomicMap {
     /// # Errors
     /// As there, and those of writing and flushing. What is lost is in the report.
     pub fn repair(&self) -> Result<RepairReport> {
-        kept(self.shared())?.repair(Scrub { rate: None, progress: &mut |_, _| true })
+        self.repair_with(&mut |_, _| true)
+    }
+
+    /// The same, telling now and then how many of how many bytes were read. `progress` must not call back into this map: the call may
+    /// wait for ever.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
+        kept(self.shared())?.repair(Scrub::telling(progress))
     }
 }

@@ -84,6 +84,7 @@ impl<M: Medium> Redundancy<M> {
             let mut held = [0; PAGE as usize];
             let is_there = self.pages.read(range.start, &mut held[..(range.end - range.start) as usize])?;
             if !is_there && !self.give_back(inner, *page)? {
+                self.come_upon(inner, *page);
                 tracing::error!(path = %self.path.display(), page, "a page cannot be read and is stored to; parity cannot give it back");
             }
         }

@@ -18,18 +18,26 @@ pub(crate) fn coverage(data: &dyn Beside, sidecar: &dyn Aside) -> Result<Coverag
 
 /// Scrubs the one, then the other. Progress is that of the data file, and stands still while the sidecar is read.
 pub(crate) fn scrub(data: &dyn Beside, sidecar: &dyn Aside, how: Scrub<'_>) -> Result<ScrubReport> {
-    let Scrub { rate, progress } = how;
+    let Scrub { rate, stops, progress } = how;
     let (mut seen, mut goes_on) = ((0, 0), true);
     let mut report = data.scrub(Scrub {
         rate,
+        stops,
         progress: &mut |done, of| {
             seen = (done, of);
             goes_on = progress(done, of);
             goes_on
         },
     })?;
-    if goes_on && sidecar.is_kept() {
-        let other = sidecar.scrub(Scrub { rate, progress: &mut |_, _| progress(seen.0, seen.1) })?;
+    if goes_on && !stops() && sidecar.is_kept() {
+        let other = match sidecar.scrub(Scrub { rate, stops, progress: &mut |_, _| progress(seen.0, seen.1) }) {
+            // What was found in the file is told. That no page of the sidecar was compared is told with it.
+            Err(error) if !report.is_clean() => {
+                tracing::error!(path = %data.path().display(), %error, "scrubbing the sidecar failed");
+                return Ok(report);
+            }
+            other => other?,
+        };
         (report.sidecar_checked, report.sidecar_skipped) = (other.sidecar_checked, other.sidecar_skipped);
         report.damage.extend(other.damage);
     }
@@ -41,25 +49,27 @@ pub(crate) fn repair(data: &dyn Beside, sidecar: &dyn Aside, how: Scrub<'_>) -> 
     if !sidecar.is_kept() {
         return data.repair(how);
     }
-    let Scrub { rate, progress } = how;
+    let Scrub { rate, stops, progress } = how;
     let mut seen = (0, 0);
     let mut report = data.assess(Scrub {
         rate,
+        stops,
         progress: &mut |done, of| {
             seen = (done, of);
             progress(done, of)
         },
     })?;
-    let how = Scrub { rate, progress: &mut |_, _| progress(seen.0, seen.1) };
+    let how = Scrub { rate, stops, progress: &mut |_, _| progress(seen.0, seen.1) };
     let other = if report.is_whole() { sidecar.repair(how)? } else { sidecar.assess(how)? };
     if report.is_whole() && other.is_whole() && !report.scrub.is_clean() {
         // It is looked at once more, for whatever it was found to be then.
-        report = data.repair(Scrub { rate: None, progress: &mut |_, _| true })?;
+        report = data.repair(Scrub::telling(&mut |_, _| true))?;
     }
     (report.scrub.sidecar_checked, report.scrub.sidecar_skipped) =
         (other.scrub.sidecar_checked, other.scrub.sidecar_skipped);
     report.scrub.damage.extend(other.scrub.damage);
     report.rebuilt += other.rebuilt;
+    report.not_rebuilt.extend(other.not_rebuilt);
     report.sidecar_repaired = other.sidecar_repaired;
     report.sidecar_lost = other.sidecar_lost;
     report.sidecar_unknown = other.sidecar_unknown;

@@ -20,6 +20,7 @@ use super::ages::Ages;
 use super::companion::{Filling, create};
 use super::format::Left;
 use super::layout::Geometry;
+use super::report::ScrubFindings;
 use super::table::Tables;
 use super::{Inner, Mode, Redundancy};
 use crate::error::Result;
@@ -33,6 +34,7 @@ pub(super) struct Troubles {
     were_unknown: Vec<u64>,
     spoilt: Vec<u64>,
     ages: Option<Ages>,
+    found: Option<ScrubFindings>,
 }
 
 impl<M: Medium> Redundancy<M> {
@@ -147,11 +149,17 @@ impl<M: Medium> Redundancy<M> {
     pub(super) fn troubles(&self) -> Troubles {
         let inner = self.lock();
         let (were_unknown, spoilt) = (inner.were_unknown.clone(), inner.spoilt.iter().copied().collect());
-        Troubles { were_unknown, spoilt, ages: Some(inner.ages.of_length(self.geometry.pages())) }
+        Troubles {
+            were_unknown,
+            spoilt,
+            ages: Some(inner.ages.of_length(self.geometry.pages())),
+            found: self.scrubs.found(),
+        }
     }
 
     /// Takes note of it for those pages that there still are.
-    pub(super) fn inherit(&self, Troubles { were_unknown, spoilt, ages }: Troubles) {
+    pub(super) fn inherit(&self, Troubles { were_unknown, spoilt, ages, found }: Troubles) {
+        self.scrubs.set_found(found);
         let mut inner = self.lock();
         let pages = self.geometry.pages();
         if let Some(ages) = ages {

@@ -135,6 +135,7 @@ impl<M: Medium> Redundancy<M> {
 
     /// A page is stored to: if it was the one that could not be read, now it may be.
     pub(super) fn expect_anew(&self, inner: &mut Inner, page: u64) {
+        inner.told.remove(&page);
         if inner.stuck.contains(&page) {
             inner.left_alone.remove(&self.geometry.stripe_of(page));
         }
@@ -230,6 +231,7 @@ impl<M: Medium> Redundancy<M> {
     fn leave_alone(&self, inner: &mut Inner, stripe: u64, read: &Stripe, bad: &[usize]) {
         for &nth in bad {
             let page = read.pages[nth];
+            self.come_upon(inner, page);
             if inner.stuck.insert(page) {
                 let (path, offset) = (self.path.display(), self.pages.begins_at() + page * PAGE);
                 let what = if read.sums[nth].is_some() { "is damaged" } else { "cannot be read" };
@@ -293,11 +295,12 @@ impl<M: Medium> Redundancy<M> {
         }
         let page = read.pages[*nth];
         let Some(bytes) = self.rebuild(inner, stripe, read, *nth)? else { return Ok(false) };
-        if self.put_back(inner, &[(page, bytes.clone())])?.is_empty() {
+        if self.put_back(inner, &[(page, bytes.clone())], &[])?.is_empty() {
             return Ok(false);
         }
         read.replace(*nth, &bytes, inner.tables.sum(page));
         tracing::warn!(path = %self.path.display(), page, "a damaged page was repaired");
+        self.tell_of(page);
         Ok(true)
     }
 }

@@ -68,9 +68,11 @@ impl<M: Medium> Redundancy<M> {
         Ok(number)
     }
 
-    /// The pages that a repair under way when the file was left was about, if there is a list of them.
+    /// The pages that a repair under way when the file was left was about, if there is a list of them. They are repaired by
+    /// stripes, so of those before the pages that the superblock names it is over: what they hold otherwise is somebody else's.
     pub(super) fn listed(&self, inner: &Inner) -> Result<BTreeSet<u64>> {
         let (number, from) = (inner.superblock.list, self.geometry.side_len());
+        let named = inner.superblock.intents.iter().map(|page| self.geometry.stripe_of(*page)).min();
         let mut listed = BTreeSet::new();
         let there = self.side.len().saturating_sub(from).min(self.geometry.list_len()) / PAGE;
         for nth in (0..there).filter(|_| number != 0) {
@@ -85,6 +87,7 @@ impl<M: Medium> Redundancy<M> {
                 pages.into_iter().filter(|page| (1..=self.geometry.pages()).contains(page)).map(|page| page - 1),
             );
         }
+        listed.retain(|page| named.is_none_or(|named| named <= self.geometry.stripe_of(*page)));
         Ok(listed)
     }
 

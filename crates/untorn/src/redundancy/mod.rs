@@ -66,6 +66,7 @@ mod service;
 mod sidecar_pages;
 mod table;
 mod threads;
+mod tidings;
 mod verify;
 mod watch;
 mod watched;
@@ -88,11 +89,14 @@ pub(crate) use companion::{companion, kept_period, remove};
 pub use format::History;
 use pages::Pages;
 pub(crate) use record::recorded;
-pub use report::{Coverage, RepairReport, ScrubReport};
+pub use report::{Coverage, RepairReport, ScrubFindings, ScrubReport, Scrubbing};
 pub(crate) use scrub::Scrub;
-pub(crate) use service::{Aside, Beside, Service, Told};
+use scrub::Scrubs;
+pub(crate) use service::{Aside, Beside, Service, Told, scrub_and_note};
 pub(crate) use sidecar_pages::{SidecarPages, none_of_sidecar};
 pub(crate) use threads::Threads;
+pub(crate) use tidings::Line;
+use tidings::Tidings;
 pub(crate) use watch::Watch;
 pub(crate) use watched::Watched;
 
@@ -227,6 +231,10 @@ pub(crate) struct Redundancy<M: Medium> {
     of_sidecar: bool,
     /// Passes and scrubs under way are to end.
     leaving: AtomicBool,
+    /// Where damage is noted that is come upon by the way.
+    tidings: Arc<Tidings>,
+    /// How far a scrub is, and what the last one found.
+    scrubs: Scrubs,
     inner: Mutex<Inner>,
 }
 
@@ -260,6 +268,8 @@ struct Inner {
     were_unknown: Vec<u64>,
     /// Damaged pages that keep their stripes from being covered.
     stuck: BTreeSet<u64>,
+    /// Damaged pages that were told of as they are.
+    told: BTreeSet<u64>,
     /// Stripes with a page that cannot be read, which passes leave alone for a while: to read it may take a device seconds.
     left_alone: BTreeMap<u64, LeftAlone>,
     /// Copies of table blocks that were not whole when they were read.
@@ -389,6 +399,8 @@ impl<M: Medium> Redundancy<M> {
             checksum: self.checksum,
             period: inner.superblock.period,
             history: inner.superblock.history,
+            scrubbing: self.scrubs.under_way(self.geometry.pages()),
+            found: self.scrubs.found(),
         })
     }
 }

@@ -12,6 +12,7 @@ use super::bits::Bits;
 use super::companion::{agree, attach, companion, create_marked, is_of};
 use super::format::{Left, Superblock};
 use super::pages::{FilePages, Pages, PagesFrom};
+use super::scrub::Scrubs;
 use super::table::{Read, Scope, Tables};
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
@@ -61,6 +62,7 @@ impl Inner {
             unknown: BTreeSet::new(),
             were_unknown: Vec::new(),
             stuck: BTreeSet::new(),
+            told: BTreeSet::new(),
             left_alone: BTreeMap::new(),
             damaged: Vec::new(),
             superblocks,
@@ -208,6 +210,8 @@ impl<M: Medium> Redundancy<M> {
             has_engine,
             of_sidecar,
             leaving: AtomicBool::new(false),
+            tidings: Arc::default(),
+            scrubs: Scrubs::default(),
             inner: Mutex::new(inner),
         };
         if !created {
@@ -247,6 +251,8 @@ impl<M: Medium> Redundancy<M> {
             has_engine: true,
             of_sidecar: false,
             leaving: AtomicBool::new(false),
+            tidings: Arc::default(),
+            scrubs: Scrubs::default(),
             inner: Mutex::new(inner),
         };
         before.judge(&read, false, false)?;

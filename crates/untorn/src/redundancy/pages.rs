@@ -14,8 +14,8 @@ pub(crate) trait Pages: Send + Sync {
     /// Reads bytes of one page as the medium holds them; false likewise.
     fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<bool>;
 
-    /// Replaces the bytes of one page, which may be one that cannot be read.
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()>;
+    /// Replaces the bytes of one page, which may be one that cannot be read; false if the medium cannot write it either.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool>;
 
     /// Makes all that programs see durable, whoever stored it.
     fn sync(&self, barrier: Barrier) -> Result<()>;
@@ -52,8 +52,8 @@ impl<F: MediumFile> Pages for FilePages<F> {
         self.0.read_stored_unless_bad(offset, bytes)
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.0.write_anew(offset, bytes)
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool> {
+        self.0.write_anew_unless_bad(offset, bytes)
     }
 
     fn sync(&self, barrier: Barrier) -> Result<()> {
@@ -121,8 +121,8 @@ impl<M: Medium> Pages for PagesFrom<M> {
         self.read_with(offset, bytes, |file, offset, bytes| file.read_stored_unless_bad(offset, bytes))
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.with(|file| file.write_anew(self.from + offset, bytes))
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool> {
+        self.with(|file| file.write_anew_unless_bad(self.from + offset, bytes))
     }
 
     fn sync(&self, barrier: Barrier) -> Result<()> {

@@ -85,6 +85,8 @@ fn read<M: Medium>(medium: &M, path: &Path, of: &M::File, place: PathBuf) -> Res
             checksum: superblock.checksum,
             period: superblock.period,
             history: superblock.history,
+            scrubbing: None,
+            found: None,
         }));
     }
 }

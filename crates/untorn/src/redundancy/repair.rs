@@ -12,7 +12,7 @@ use super::scrub::Scrub;
 use super::table::Scope;
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
-use crate::medium::{Barrier, Medium, MediumFile, is_bad};
+use crate::medium::{Barrier, Medium, MediumFile};
 use crate::options::Damage;
 use crate::sidecar::PAGE;
 
@@ -125,8 +125,12 @@ impl<M: Medium> Redundancy<M> {
             // Of bytes that are what their checksums speak of, though they were read anew and others may have come: parity that is
             // damaged can be made again, and what it would be made of otherwise would be gone for good.
             let agrees = |nth: usize| read.sums[nth] == Some(inner.tables.sum(read.pages[nth]));
-            if found.parity && found.damaged.is_empty() && (0..read.pages.len()).all(agrees) {
-                parities.push((stripe, read.fold(None)));
+            if found.parity && found.damaged.is_empty() {
+                if (0..read.pages.len()).all(agrees) {
+                    parities.push((stripe, read.fold(None)));
+                } else {
+                    report.not_rebuilt.push(Damage::Parity { stripe });
+                }
             }
         }
         report.scrub = scrub;
@@ -137,14 +141,25 @@ impl<M: Medium> Redundancy<M> {
         if plan.pages.len() > MAX_INTENTS && matches!(self.mode, Mode::Look) {
             self.list(inner, &plan.pages.iter().map(|(page, _)| *page).collect::<Vec<_>>())?;
         }
-        for batch in plan.pages.chunks(MAX_INTENTS) {
-            let repaired = self.put_back(inner, batch)?;
+        let mut batches = plan.pages.chunks(MAX_INTENTS).peekable();
+        while let Some(batch) = batches.next() {
+            let next = batches.peek().copied().unwrap_or_default();
+            let repaired = self.put_back(inner, batch, next)?;
             // What the device takes no other bytes for, or does not keep.
             let refused = batch.iter().filter(|(page, _)| inner.stuck.contains(page) && !repaired.contains(page));
             report.lost.extend(refused.map(|(page, _)| self.range_of(*page)));
-            report.repaired.extend(repaired.into_iter().map(|page| self.range_of(page)));
+            // At once: if a later part fails, there is no report.
+            for page in repaired {
+                tracing::warn!(path = %self.path.display(), page, "a damaged page was repaired");
+                report.repaired.push(self.range_of(page));
+            }
         }
-        report.rebuilt = self.rebuild_side(inner, &plan.parities)?;
+        let (rebuilt, refused) = self.rebuild_side(inner, &plan.parities)?;
+        report.rebuilt = rebuilt;
+        report.not_rebuilt.extend(refused);
+        for damage in &report.not_rebuilt {
+            tracing::error!(path = %self.path.display(), ?damage, "a part of the redundancy is damaged and was not made anew");
+        }
         self.forget_list(inner)
     }
 
@@ -163,8 +178,13 @@ impl<M: Medium> Redundancy<M> {
 
     /// Writes the bytes of damaged pages in place, at most [`MAX_INTENTS`] of them. Which of them the medium has by then: one
     /// that is being stored to by now is left to whoever does, and covered as he leaves it; one that the medium did not take
-    /// is [stuck](Inner::stuck).
-    pub(super) fn put_back(&self, inner: &mut Inner, pages: &[(u64, Vec<u8>)]) -> Result<Vec<u64>> {
+    /// is [stuck](Inner::stuck). `next` are those that are to follow.
+    pub(super) fn put_back(
+        &self,
+        inner: &mut Inner,
+        pages: &[(u64, Vec<u8>)],
+        next: &[(u64, Vec<u8>)],
+    ) -> Result<Vec<u64>> {
         inner.superblock.intents = pages.iter().map(|(page, _)| *page).collect();
         let left = inner.superblock.left;
         if left == Left::Announced && self.mode.is_announced() {
@@ -181,14 +201,12 @@ impl<M: Medium> Redundancy<M> {
         let mut repaired = Vec::new();
         for (page, bytes) in pages.iter().filter(|(page, _)| !stored.iter().any(|run| run.contains(page))) {
             let range = self.range_of(*page);
-            match self.pages.write(range.offset, &bytes[..range.len as usize]) {
-                Ok(()) => repaired.push(*page),
-                // Of a short page a file system may have to read the rest of its block, and cannot.
-                Err(error) if is_bad(&error) => {
-                    tracing::error!(path = %self.path.display(), page, %error, "a page cannot be written anew");
-                    inner.stuck.insert(*page);
-                }
-                Err(error) => return Err(error),
+            // Of a short page a file system may have to read the rest of its block, and cannot.
+            if self.pages.write(range.offset, &bytes[..range.len as usize])? {
+                repaired.push(*page);
+            } else {
+                tracing::error!(path = %self.path.display(), page, "a page cannot be written anew");
+                inner.stuck.insert(*page);
             }
         }
         self.pages.sync(barriers::REPAIR_DATA)?;
@@ -198,11 +216,15 @@ impl<M: Medium> Redundancy<M> {
         if inner.superblock.left != Left::Tracked && inner.unknown.is_empty() {
             // All other pages are known to be as they were, so the time that only this repair changed is believed again.
             inner.superblock.stamp = self.pages.stamp()?;
+        } else {
+            // The time stays in doubt, and with it all that is not named: also those whose turn has not come yet.
+            inner.superblock.intents = next.iter().map(|(page, _)| *page).collect();
         }
         let history = &mut inner.superblock.history;
         history.repaired = history.repaired.saturating_add(repaired.len() as u64);
         for page in &repaired {
             inner.stuck.remove(page);
+            inner.told.remove(page);
             inner.left_alone.remove(&self.geometry.stripe_of(*page));
         }
         self.write_superblocks(inner, barriers::REPAIR_DONE)?;
@@ -255,13 +277,17 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
-    /// Writes parity pages anew, and copies of tables and of the superblock that are not whole. How many.
-    fn rebuild_side(&self, inner: &mut Inner, parities: &[(u64, Vec<u8>)]) -> Result<u64> {
+    /// Writes parity pages anew, and copies of tables and of the superblock that are not whole. How many the medium has by then, and
+    /// which it does not.
+    fn rebuild_side(&self, inner: &mut Inner, parities: &[(u64, Vec<u8>)]) -> Result<(u64, Vec<Damage>)> {
         for (stripe, parity) in parities {
             inner.tables.set_parity_sum(*stripe, self.checksum.of(parity));
-            self.side.write_anew(self.geometry.parity_at(*stripe), parity)?;
+            // What is not taken is not read either.
+            let _ = self.side.write_anew_unless_bad(self.geometry.parity_at(*stripe), parity)?;
         }
         let damaged = self.damaged_tables(inner)?;
+        // Where both copies are, what is in memory is written over one of them, and over the other when that is durable.
+        let (mut first, mut second) = (Vec::new(), Vec::new());
         for &(block, copy) in &damaged {
             // After a crash the damaged copy may have been the newer one, with marks that the other has not. Once both are
             // whole nothing says so any more, so what was found to differ is marked.
@@ -272,19 +298,47 @@ impl<M: Medium> Redundancy<M> {
                     inner.tables.set_uncovered(page, true);
                 }
             }
-            inner.tables.replace(block, copy);
+            let is_first = first.last().is_none_or(|(before, _)| *before != block);
+            if is_first { first.push((block, copy)) } else { second.push((block, copy)) }
         }
         inner.damaged.clear();
         let superblocks = inner.superblocks.iter().filter(|whole| !**whole).count();
-        if parities.is_empty() && damaged.is_empty() && superblocks == 0 {
-            return Ok(0);
+        let all = parities.len() + damaged.len() + superblocks;
+        if all == 0 {
+            return Ok((0, Vec::new()));
         }
-        inner.tables.write(&self.side)?;
-        self.medium.fence(barriers::REPAIR_SIDE, &[&self.side])?;
+        for copies in [first, second] {
+            copies.iter().for_each(|(block, copy)| inner.tables.replace(*block, *copy));
+            inner.tables.write(&self.side)?;
+            self.medium.fence(barriers::REPAIR_SIDE, &[&self.side])?;
+        }
         if matches!(self.mode, Mode::Look) {
             inner.tables.write_twins(&self.side)?;
         }
         self.write_superblocks(inner, barriers::REPAIR_SIDE)?;
-        Ok((parities.len() + damaged.len() + superblocks) as u64)
+        let refused = self.side_that_did_not_take(inner, parities)?;
+        Ok((all.saturating_sub(refused.len()) as u64, refused))
+    }
+
+    /// Of what was written to the companion file and flushed, what the medium does not have, as of [pages](Redundancy::that_took).
+    fn side_that_did_not_take(&self, inner: &mut Inner, parities: &[(u64, Vec<u8>)]) -> Result<Vec<Damage>> {
+        let mut refused = Vec::new();
+        for &(stripe, _) in parities {
+            let held = self.read_parity(stripe, true)?;
+            if held.is_none_or(|(_, sum)| sum != inner.tables.parity_sum(stripe)) {
+                refused.push(Damage::Parity { stripe });
+            }
+        }
+        let tables = inner.tables.damaged(&self.side)?;
+        refused
+            .extend(tables.iter().map(|(block, copy)| Damage::Table { offset: self.geometry.block_at(*block, *copy) }));
+        if matches!(self.mode, Mode::Look) {
+            // The next scrub by this handle goes by it.
+            inner.damaged = tables;
+        }
+        inner.superblocks = inner.superblock.whole_copies(&self.side)?;
+        let superblocks = (0_u64..).zip(inner.superblocks).filter(|(_, whole)| !whole);
+        refused.extend(superblocks.map(|(copy, _)| Damage::Table { offset: copy * PAGE }));
+        Ok(refused)
     }
 }

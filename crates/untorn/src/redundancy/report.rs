@@ -50,6 +50,46 @@ pub struct Coverage {
     pub period: Option<Duration>,
     /// What was done before.
     pub history: History,
+    /// How far the scrub is that is under way, of whatever thread; `None` if none is.
+    pub scrubbing: Option<Scrubbing>,
+    /// What the last whole scrub found since the file was opened by this process; `None` if there was none.
+    pub found: Option<ScrubFindings>,
+}
+
+/// How far a scrub is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Scrubbing {
+    /// Pages that were looked at.
+    pub looked: u64,
+    /// Pages in all.
+    pub pages: u64,
+}
+
+/// What a scrub found, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ScrubFindings {
+    /// Damaged pages.
+    pub damaged: u64,
+    /// Pages of which it cannot be said whether they are damaged.
+    pub unknown: u64,
+    /// Damaged parity pages, and copies of tables and of the superblock that are not whole.
+    pub redundancy: u64,
+}
+
+impl ScrubFindings {
+    pub(super) fn of(damage: &[Damage]) -> Self {
+        let mut found = ScrubFindings::default();
+        for damage in damage {
+            match damage {
+                Damage::Page(_) => found.damaged += 1,
+                Damage::Unknown(_) => found.unknown += 1,
+                _ => found.redundancy += 1,
+            }
+        }
+        found
+    }
 }
 
 impl Coverage {
@@ -71,7 +111,7 @@ pub struct ScrubReport {
     pub checked: u64,
     /// Pages that were uncovered when it came by.
     pub skipped: u64,
-    /// Pages of the sidecar that were read and compared.
+    /// Pages of the sidecar that were read and compared; 0 too if its scrub failed after damage was found in the file.
     pub sidecar_checked: u64,
     /// Pages of the sidecar that were uncovered when it came by.
     pub sidecar_skipped: u64,
@@ -94,8 +134,11 @@ pub struct RepairReport {
     pub scrub: ScrubReport,
     /// Pages that have their bytes again: read anew from the medium after they were flushed, and compared.
     pub repaired: Vec<PageRange>,
-    /// Parity pages and copies of tables that were written anew.
+    /// Parity pages and copies of tables that were written anew, and read anew from the medium after they were flushed.
     pub rebuilt: u64,
+    /// Of these kinds, what is damaged yet, of the file and of its sidecar: the medium does not have it although it said that it did, or
+    /// pages of the stripe could be read before and not when its parity was to be made of them. The next repair may make it.
+    pub not_rebuilt: Vec<Damage>,
     /// Pages that parity cannot give back: their stripe has lost more than one, or is not covered, save for stores that are
     /// covered [at once](crate::ProtectOptions::period) and not made yet. While there is one, nothing is repaired. And those that the
     /// medium did not take, or does not have although it said that it did: beside them others may have been repaired.
@@ -112,22 +155,26 @@ pub struct RepairReport {
 }
 
 impl RepairReport {
-    /// Whether nothing is damaged beyond repair.
+    /// Whether no page is damaged beyond repair. Of the redundancy something [may be](RepairReport::not_rebuilt) yet.
     pub fn is_whole(&self) -> bool {
         self.lost.is_empty() && self.sidecar_lost.is_empty()
     }
 }
 
-/// Reports on the pages of a sidecar, which begin at `from`, in its own words.
-pub(super) fn in_sidecar(report: ScrubReport, from: u64) -> ScrubReport {
+fn damage_in_sidecar(damage: Damage, from: u64) -> Damage {
     let at = |range: PageRange| PageRange { offset: from + range.offset, ..range };
-    let damage = report.damage.into_iter().map(|damage| match damage {
+    match damage {
         Damage::Page(range) => Damage::SidecarPage(at(range)),
         Damage::Unknown(range) => Damage::SidecarUnknown(at(range)),
         Damage::Parity { stripe } => Damage::SidecarParity { stripe },
         Damage::Table { offset } => Damage::SidecarTable { offset },
         other => other,
-    });
+    }
+}
+
+/// Reports on the pages of a sidecar, which begin at `from`, in its own words.
+pub(super) fn in_sidecar(report: ScrubReport, from: u64) -> ScrubReport {
+    let damage = report.damage.into_iter().map(|damage| damage_in_sidecar(damage, from));
     let (sidecar_checked, sidecar_skipped) = (report.checked, report.skipped);
     ScrubReport { checked: 0, skipped: 0, sidecar_checked, sidecar_skipped, damage: damage.collect() }
 }
@@ -140,6 +187,7 @@ pub(super) fn repair_in_sidecar(report: RepairReport, from: u64) -> RepairReport
     RepairReport {
         scrub: in_sidecar(report.scrub, from),
         rebuilt: report.rebuilt,
+        not_rebuilt: report.not_rebuilt.into_iter().map(|damage| damage_in_sidecar(damage, from)).collect(),
         sidecar_repaired: at(report.repaired),
         sidecar_lost: at(report.lost),
         sidecar_unknown: at(report.unknown),

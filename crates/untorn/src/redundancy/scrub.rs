@@ -6,11 +6,12 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::bits::Bits;
 use super::layout::Geometry;
-use super::report::ScrubReport;
+use super::report::{ScrubFindings, ScrubReport, Scrubbing};
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::Result;
 use crate::medium::{Medium, MediumFile};
@@ -21,9 +22,21 @@ use crate::sidecar::PAGE;
 pub(crate) struct Scrub<'a> {
     /// Bytes of the data file that are read in a second, at most; `None` is as fast as can be.
     pub(crate) rate: Option<u64>,
+    /// Is asked before each stripe whether the scrub is to end: it may have to wait for no more than that.
+    pub(crate) stops: &'a dyn Fn() -> bool,
     /// Is told now and then how many of how many bytes were read; false ends the scrub.
     pub(crate) progress: &'a mut dyn FnMut(u64, u64) -> bool,
 }
+
+impl<'a> Scrub<'a> {
+    /// As fast as can be, until it is through or `progress` ends it.
+    pub(crate) fn telling(progress: &'a mut dyn FnMut(u64, u64) -> bool) -> Self {
+        Scrub { rate: None, stops: &|| false, progress }
+    }
+}
+
+/// So many bytes are read between two times that progress is told, and that it is seen to that no more are read than may be.
+const STEP: u64 = 1 << 20;
 
 /// The longest sleep of a scrub that is ahead of its time: whoever wants it to end waits no longer.
 const NAP: Duration = Duration::from_millis(50);
@@ -92,6 +105,33 @@ impl Looked {
     }
 }
 
+/// What is told of scrubs while the file is open.
+#[derive(Default)]
+pub(super) struct Scrubs {
+    /// Pages that the scrub under way has looked at; of several, the one that told last.
+    looked: Mutex<Option<u64>>,
+    found: Mutex<Option<ScrubFindings>>,
+}
+
+impl Scrubs {
+    fn note(&self, looked: Option<u64>) {
+        *self.looked.lock().unwrap_or_else(PoisonError::into_inner) = looked;
+    }
+
+    pub(super) fn under_way(&self, pages: u64) -> Option<Scrubbing> {
+        let looked = *self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        looked.map(|looked| Scrubbing { looked: looked.min(pages), pages })
+    }
+
+    pub(super) fn found(&self) -> Option<ScrubFindings> {
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_found(&self, found: Option<ScrubFindings>) {
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = found;
+    }
+}
+
 /// How a part of a scrub ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
@@ -119,14 +159,29 @@ impl<M: Medium> Redundancy<M> {
     /// # Errors
     /// As there.
     pub(super) fn go_on(&self, how: &mut Scrub<'_>, looked: &mut Looked) -> Result<End> {
+        let end = self.go_on_telling(how, looked);
+        self.scrubs.note(None);
+        if matches!(end, Ok(End::Whole)) {
+            self.scrubs.set_found(Some(ScrubFindings::of(&looked.damage)));
+        }
+        end
+    }
+
+    fn go_on_telling(&self, how: &mut Scrub<'_>, looked: &mut Looked) -> Result<End> {
         looked.follow(self.geometry);
         let total = self.geometry.len;
+        let mut done = looked.looked.count() * PAGE;
+        let mut told: Option<u64> = None;
         for stripe in 0..self.geometry.stripes() {
-            if self.geometry.members(stripe).all(|page| looked.looked.has(page)) {
+            let fresh = self.geometry.members(stripe).filter(|page| !looked.looked.has(*page)).count() as u64;
+            if fresh == 0 {
                 continue;
             }
             if self.is_leaving() {
                 return Ok(End::Left);
+            }
+            if (how.stops)() {
+                return Ok(End::Stopped);
             }
             let found = self.look_at(stripe)?;
             // Of a stripe that has others than before, some pages were looked at already, and nothing was wrong with them.
@@ -137,8 +192,11 @@ impl<M: Medium> Redundancy<M> {
             if found.parity {
                 looked.damage.push(Damage::Parity { stripe });
             }
-            if stripe % 256 == 0 || stripe + 1 == self.geometry.stripes() {
-                let done = looked.looked.count() * PAGE;
+            // Not counted anew each time: of a long file that would take longer than to read a stripe.
+            done += fresh * PAGE;
+            self.scrubs.note(Some(done / PAGE));
+            if told.is_none_or(|told| done >= told + STEP) || stripe + 1 == self.geometry.stripes() {
+                told = Some(done);
                 if !(how.progress)(done.min(total), total) {
                     return Ok(End::Stopped);
                 }
@@ -273,5 +331,76 @@ impl<M: Medium> Redundancy<M> {
         let mut inner = self.usable()?;
         let result = self.write_superblocks(&mut inner, barriers::REPAIR_DONE);
         self.note_failure(&mut inner, result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::medium::PageCache;
+    use crate::options::Settings;
+
+    /// Of so many pages, in the widest stripes there are.
+    fn protected(pages: u64) -> (tempfile::TempDir, Redundancy<PageCache>) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("table");
+        std::fs::write(&path, vec![7; (pages * PAGE) as usize]).unwrap();
+        let settings = Settings { stripe: Some(Settings::MAX_STRIPE), batch: Settings::BATCH, ..Settings::default() };
+        let redundancy = Redundancy::open(Arc::new(PageCache::new()), &path, Mode::Announced, settings).unwrap();
+        redundancy.cover().unwrap();
+        (dir, redundancy)
+    }
+
+    #[test]
+    fn one_that_is_stopped_reads_no_other_stripe() {
+        let (_dir, redundancy) = protected(640);
+        for after in 0..3 {
+            let asked = Cell::new(0);
+            let stops = || asked.replace(asked.get() + 1) == after;
+            let report = redundancy.scrub(Scrub { stops: &stops, ..Scrub::telling(&mut |_, _| true) }).unwrap();
+            assert_eq!(report.checked, 64 * after);
+        }
+    }
+
+    #[test]
+    fn progress_is_told_by_bytes_and_not_by_stripes() {
+        let (_dir, redundancy) = protected(640);
+        let mut told = Vec::new();
+        let mut progress = |done, of| {
+            // Whoever else asks is told the same.
+            let Some(Scrubbing { looked, pages }) = redundancy.coverage().unwrap().scrubbing else { return false };
+            assert_eq!((looked * PAGE, pages * PAGE), (done, of));
+            told.push((done, of));
+            true
+        };
+        redundancy.scrub(Scrub::telling(&mut progress)).unwrap();
+        assert_eq!(redundancy.coverage().unwrap().scrubbing, None);
+        // Of stripes of 64: after the first, after each fourth that follows, and at the end.
+        assert_eq!(told, [64, 320, 576, 640].map(|pages| (pages * PAGE, 640 * PAGE)));
+    }
+
+    /// Who is ahead of its time sleeps until it is not, and is asked after each nap; nobody else sleeps.
+    #[test]
+    fn one_that_may_read_so_much_in_a_second_sleeps_when_it_has() {
+        let (_dir, redundancy) = protected(64);
+        let naps = |rate: Option<u64>, most: u64| {
+            let mut told = 0;
+            let mut progress = |done, of| {
+                assert_eq!((done, of), (64 * PAGE, 64 * PAGE));
+                told += 1;
+                told <= most
+            };
+            let report = redundancy.scrub(Scrub { rate, ..Scrub::telling(&mut progress) }).unwrap();
+            assert_eq!(report.checked, 64);
+            told - 1
+        };
+        assert_eq!(naps(None, 3), 0);
+        // In three naps nobody is late for what would take 73 hours.
+        assert_eq!(naps(Some(1), 3), 3);
+        // What is read in no time at all is never ahead.
+        assert_eq!(naps(Some(u64::MAX), 3), 0);
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use super::{Coverage, Redundancy, RepairReport, Scrub, ScrubReport};
+use super::{Coverage, Line, Redundancy, RepairReport, Scrub, ScrubReport};
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 
@@ -16,7 +16,9 @@ pub(crate) trait Service: Send + Sync {
     fn pass(&self) -> Result<u64> {
         self.cover()
     }
-    /// Hears of a pass of the thread that failed, for nobody else does. Another may go through.
+    /// Where to tell of damage that is come upon by the way, from now on; nowhere, if nobody asked. What was before is told too.
+    fn listen(&self, _line: Option<Line>) {}
+    /// Hears of a pass or a scrub of a thread that failed, for nobody else does. Another may go through.
     fn failed(&self, _error: Error) {}
     fn coverage(&self) -> Result<Coverage>;
     fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport>;
@@ -45,6 +47,8 @@ pub(crate) trait Beside: Service {
 pub(crate) trait Aside: Send + Sync {
     /// Whether there is any.
     fn is_kept(&self) -> bool;
+    /// See [`Service::listen`].
+    fn listen(&self, line: Option<Line>);
     fn cover(&self) -> Result<u64>;
     /// See [`Service::pass`].
     fn pass(&self) -> Result<u64>;
@@ -60,6 +64,22 @@ pub(crate) trait Aside: Send + Sync {
     fn verify_index(&self) -> Result<()>;
     /// See [`Beside::finish`].
     fn finish(&self) -> Result<()>;
+}
+
+/// Scrubs, and notes that it went through. What was found is not dropped because it cannot be noted: redundancy remembers the
+/// failure, and the next call tells of it.
+///
+/// # Errors
+/// Those of [`scrub`](Service::scrub), and where nothing was found those of [`note_scrub`](Service::note_scrub).
+pub(crate) fn scrub_and_note<S: Service + ?Sized>(service: &S, how: Scrub<'_>) -> Result<ScrubReport> {
+    let report = service.scrub(how)?;
+    match service.note_scrub() {
+        Err(error) if !report.is_clean() => {
+            tracing::error!(path = %service.path().display(), %error, "a scrub that found damage cannot be noted");
+            Ok(report)
+        }
+        noted => noted.map(|()| report),
+    }
 }
 
 /// [`Redundancy`] over whatever medium, of a file whose program tells of stores.
@@ -81,6 +101,10 @@ impl<M: Medium> Service for Redundancy<M> {
 
     fn pass(&self) -> Result<u64> {
         Redundancy::pass(self)
+    }
+
+    fn listen(&self, line: Option<Line>) {
+        self.tidings.listen(line);
     }
 
     fn coverage(&self) -> Result<Coverage> {

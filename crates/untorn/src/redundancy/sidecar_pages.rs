@@ -30,7 +30,8 @@ use super::open::InSidecar;
 use super::report::{in_sidecar, repair_in_sidecar};
 use super::scrub::{End, Looked};
 use super::service::Aside;
-use super::{Coverage, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
+use super::tidings::Tidings;
+use super::{Coverage, Line, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
 use crate::error::{Error, Result};
 use crate::medium::{Access, Medium, MediumFile};
 use crate::options::{EngineKind, Layout, Settings};
@@ -54,6 +55,8 @@ pub(crate) struct SidecarPages<M: Medium> {
     from: AtomicU64,
     /// How many of them have one that says which bytes of the others count, the first.
     every: AtomicU64,
+    /// Of whatever redundancy there is of them.
+    tidings: Arc<Tidings>,
     kept: RwLock<Kept<M>>,
 }
 
@@ -90,6 +93,7 @@ impl<M: Medium> SidecarPages<M> {
             chunk,
             from: AtomicU64::new(NOWHERE),
             every: AtomicU64::new(1),
+            tidings: Arc::default(),
             kept: RwLock::new(Kept::Nothing),
         }))
     }
@@ -156,7 +160,10 @@ impl<M: Medium> SidecarPages<M> {
 
     fn open(&self, from: u64, made: Option<M::File>) -> Result<Redundancy<M>> {
         let sidecar = InSidecar { place: self.place.clone(), from };
-        Redundancy::open_of_sidecar(Arc::clone(&self.medium), &self.path, self.mode.clone(), self.batch, sidecar, made)
+        let (medium, mode) = (Arc::clone(&self.medium), self.mode.clone());
+        let mut opened = Redundancy::open_of_sidecar(medium, &self.path, mode, self.batch, sidecar, made)?;
+        opened.tell_through(&self.tidings);
+        Ok(opened)
     }
 
     fn keep(&self, from: u64, every: u64, redundancy: Redundancy<M>) {
@@ -171,7 +178,7 @@ impl<M: Medium> SidecarPages<M> {
     /// Those of reading, writing and flushing.
     pub(crate) fn mend(&self) -> Result<bool> {
         let Kept::Open(redundancy) = &*self.read() else { return Ok(false) };
-        let report = redundancy.repair(Scrub { rate: None, progress: &mut |_, _| true })?;
+        let report = redundancy.repair(Scrub::telling(&mut |_, _| true))?;
         Ok(!report.repaired.is_empty())
     }
 
@@ -327,6 +334,10 @@ pub(crate) fn none_of_sidecar<M: Medium>(medium: &M, path: &Path) -> Result<()> 
 impl<M: Medium> Aside for SidecarPages<M> {
     fn is_kept(&self) -> bool {
         !matches!(&*self.read(), Kept::Nothing)
+    }
+
+    fn listen(&self, line: Option<Line>) {
+        self.tidings.listen(line);
     }
 
     fn cover(&self) -> Result<u64> {

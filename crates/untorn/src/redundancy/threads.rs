@@ -1,13 +1,16 @@
-//! The threads behind a protected file: one covers what was stored, one scrubs.
+//! The threads behind a protected file: one covers what was stored, one scrubs, one tells of damage.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::Scrub;
 use super::service::Service;
+use super::{Line, Scrub};
 use crate::error::{Error, Result};
-use crate::options::{DamageFn, ProtectOptions};
+use crate::options::{Damage, DamageFn, ProtectOptions};
 
 /// The longest wait at a time: what the system takes for a wait has an end.
 const FOR_NOW: Duration = Duration::from_secs(24 * 60 * 60);
@@ -46,38 +49,42 @@ pub(crate) struct Threads {
     process: u32,
     stop: Arc<Stop>,
     running: Vec<JoinHandle<()>>,
+    /// The one that tells of damage, and the way to it. It goes on while the file is closed, for damage is come upon there too.
+    teller: Option<(Line, JoinHandle<()>)>,
 }
 
 impl Threads {
     pub(crate) fn none() -> Self {
-        Threads { process: std::process::id(), stop: Arc::default(), running: Vec::new() }
+        Threads { process: std::process::id(), stop: Arc::default(), running: Vec::new(), teller: None }
     }
 
     pub(crate) fn start(service: &Arc<dyn Service>, options: &ProtectOptions) -> Result<Self> {
         let mut threads = Threads::none();
+        if let Some(tell) = options.on_damage.clone() {
+            let (line, told) = channel();
+            let path = service.path().to_owned();
+            let thread = spawn("untorn-damage", &**service, move || tell_all(&told, &path, &tell))?;
+            threads.teller = Some((line, thread));
+        }
+        let line = threads.teller.as_ref().map(|(line, _)| line.clone());
+        service.listen(line.clone());
         if let Some(period) = options.period.filter(|period| !period.is_zero()) {
-            let (stop, service) = (threads.stop.clone(), service.clone());
-            threads.spawn("untorn-cover", service.clone(), move || cover(&stop, &*service, period))?;
+            let (stop, kept) = (threads.stop.clone(), service.clone());
+            threads.running.push(spawn("untorn-cover", &**service, move || cover(&stop, &*kept, period))?);
         }
         if let Some(pause) = options.scrub_every {
-            let (stop, service) = (threads.stop.clone(), service.clone());
-            let (rate, tell) = (options.scrub_rate, options.on_damage.clone());
-            threads
-                .spawn("untorn-scrub", service.clone(), move || scrub(&stop, &*service, pause, rate, tell.as_ref()))?;
+            let (stop, kept, rate) = (threads.stop.clone(), service.clone(), options.scrub_rate);
+            let work = move || scrub(&stop, &*kept, pause, rate, line.as_ref());
+            threads.running.push(spawn("untorn-scrub", &**service, work)?);
         }
         Ok(threads)
-    }
-
-    fn spawn(&mut self, name: &str, service: Arc<dyn Service>, work: impl FnOnce() + Send + 'static) -> Result<()> {
-        let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(work);
-        self.running.push(spawned.map_err(|error| Error::io("start a thread for", service.path(), error))?);
-        Ok(())
     }
 
     pub(crate) fn are_of_this_process(&self) -> bool {
         self.process == std::process::id()
     }
 
+    /// Ends those that look for damage, and waits for them. What they came upon is told yet.
     pub(crate) fn stop(&mut self) {
         if !self.are_of_this_process() {
             // There is nobody to wait for, and a lock that one of them held will never be let go.
@@ -85,7 +92,7 @@ impl Threads {
         }
         self.stop.stop();
         for thread in self.running.drain(..) {
-            // What a thread came upon is told by the next call, also if it panicked.
+            // What failed in a thread is told by the next call. A panic is a mistake in here, and is told by whoever prints it.
             let _ = thread.join();
         }
     }
@@ -94,6 +101,28 @@ impl Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         self.stop();
+        let Some((line, thread)) = self.teller.take() else { return };
+        if self.are_of_this_process() {
+            let _ = line.send(None);
+            let _ = thread.join();
+        } else {
+            std::mem::forget((line, thread));
+        }
+    }
+}
+
+fn spawn(name: &str, service: &dyn Service, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    spawned.map_err(|error| Error::io("start a thread for", service.path(), error))
+}
+
+/// Tells of damage, until there will be none.
+fn tell_all(told: &Receiver<Option<Damage>>, path: &Path, tell: &DamageFn) {
+    while let Ok(Some(damage)) = told.recv() {
+        // The program's mistake: it is to hear of what comes after it all the same.
+        if catch_unwind(AssertUnwindSafe(|| tell(&damage))).is_err() {
+            tracing::error!(path = %path.display(), ?damage, "the function that is told of damage panicked");
+        }
     }
 }
 
@@ -119,37 +148,38 @@ fn cover(stop: &Stop, service: &dyn Service, period: Duration) {
     }
 }
 
-fn scrub(stop: &Stop, service: &dyn Service, pause: Duration, rate: Option<u64>, tell: Option<&DamageFn>) {
+fn scrub(stop: &Stop, service: &dyn Service, pause: Duration, rate: Option<u64>, line: Option<&Line>) {
     while !stop.wait(pause) {
-        let mut progress = |_, _| !stop.wait(Duration::ZERO);
-        let report = service.scrub(Scrub { rate, progress: &mut progress });
-        let report = report.and_then(|report| service.note_scrub().map(|()| report));
-        match report {
-            Ok(report) => {
-                for damage in &report.damage {
-                    tracing::error!(path = %service.path().display(), ?damage, "damage");
-                    if let Some(tell) = tell {
-                        tell(damage);
-                    }
+        let stops = || stop.wait(Duration::ZERO);
+        let how = Scrub { rate, stops: &stops, progress: &mut |_, _| !stops() };
+        let scrubbed = service.scrub(how).and_then(|report| {
+            // Before anything else that may fail.
+            for damage in &report.damage {
+                tracing::error!(path = %service.path().display(), ?damage, "damage");
+                if let Some(line) = line {
+                    let _ = line.send(Some(*damage));
                 }
             }
-            Err(error) => {
-                tracing::error!(path = %service.path().display(), %error, "scrubbing failed");
-                if is_final(&error) {
-                    return;
-                }
+            service.note_scrub()
+        });
+        if let Err(error) = scrubbed {
+            tracing::error!(path = %service.path().display(), %error, "scrubbing failed");
+            if is_final(&error) {
+                return;
             }
+            service.failed(error);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::mpsc::Sender;
 
     use super::*;
-    use crate::redundancy::{Coverage, RepairReport, ScrubReport};
+    use crate::redundancy::{Coverage, RepairReport, ScrubReport, scrub_and_note};
+
+    const FOR_EVER: u64 = 77;
 
     /// Fails at first, and tells of each call.
     struct Full(Mutex<(u32, Sender<&'static str>)>);
@@ -195,12 +225,17 @@ mod tests {
             Err(Full::refused())
         }
 
-        fn scrub(&self, _how: Scrub<'_>) -> Result<ScrubReport> {
-            self.tell("scrub", ScrubReport::default())
+        fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport> {
+            let _ = self.0.lock().unwrap().1.send("scrub");
+            // By this it is told apart from one that is to go on until it is stopped.
+            while how.rate == Some(FOR_EVER) && !(how.stops)() {
+                std::thread::yield_now();
+            }
+            Ok(ScrubReport { damage: vec![Damage::Parity { stripe: 7 }], ..ScrubReport::default() })
         }
 
         fn note_scrub(&self) -> Result<()> {
-            Ok(())
+            self.tell("note", ())
         }
 
         fn repair(&self, _how: Scrub<'_>) -> Result<RepairReport> {
@@ -215,7 +250,44 @@ mod tests {
         let calls: Vec<_> = told.iter().take(6).collect();
         assert_eq!(calls, ["cover", "failed", "cover", "failed", "cover", "cover"]);
         let (_threads, told) = Full::start(&ProtectOptions::new().on_demand().scrub_every(often), 2);
-        assert_eq!(told.iter().take(4).collect::<Vec<_>>(), ["scrub"; 4]);
+        let calls: Vec<_> = told.iter().take(8).collect();
+        assert_eq!(calls, ["scrub", "note", "failed", "scrub", "note", "failed", "scrub", "note"]);
+    }
+
+    #[test]
+    fn damage_is_told_also_if_the_scrub_that_found_it_cannot_be_noted() {
+        let (tell, found) = channel();
+        let options = ProtectOptions::new().on_demand().scrub_every(Duration::from_millis(1));
+        let options = options.on_damage(move |damage| tell.send(*damage).unwrap_or_default());
+        let (_threads, _told) = Full::start(&options, u32::MAX);
+        assert_eq!(found.iter().take(2).collect::<Vec<_>>(), [Damage::Parity { stripe: 7 }; 2]);
+        // Whoever asks for a scrub is given what it found as well.
+        let full = Full(Mutex::new((1, channel().0)));
+        let report = scrub_and_note(&full, Scrub::telling(&mut |_, _| true)).unwrap();
+        assert_eq!(report.damage, [Damage::Parity { stripe: 7 }]);
+    }
+
+    #[test]
+    fn a_scrub_under_way_hears_that_it_is_to_stop_and_how_fast_it_may_read() {
+        let options = ProtectOptions::new().on_demand().scrub_every(Duration::from_millis(1)).scrub_rate(FOR_EVER);
+        let (mut threads, told) = Full::start(&options, 0);
+        assert_eq!(told.recv().unwrap(), "scrub");
+        assert!(told.try_recv().is_err(), "it goes on");
+        threads.stop();
+        assert_eq!(told.recv().unwrap(), "note");
+    }
+
+    #[test]
+    fn a_function_that_panics_is_told_of_what_comes_after() {
+        let (tell, found) = channel();
+        let options = ProtectOptions::new().on_demand().scrub_every(Duration::from_millis(1));
+        let options = options.on_damage(move |damage| {
+            let _ = tell.send(*damage);
+            panic!("as it is to");
+        });
+        let (threads, _told) = Full::start(&options, 0);
+        assert_eq!(found.iter().take(2).count(), 2);
+        drop(threads);
     }
 
     #[test]

@@ -23,9 +23,14 @@ impl<M: Medium> Redundancy<M> {
                 continue;
             }
             let is_whole = self.read(page, &mut held)? == Some(inner.tables.sum(page));
-            if is_whole || repair && self.give_back(&mut inner, page)? {
+            if is_whole {
+                inner.told.remove(&page);
                 continue;
             }
+            if repair && self.give_back(&mut inner, page)? {
+                continue;
+            }
+            self.come_upon(&mut inner, page);
             let what = if repair {
                 "a page differs from its checksum, and parity cannot give it back; restore the file from a backup"
             } else {
@@ -49,6 +54,7 @@ impl<M: Medium> Redundancy<M> {
             }
             let is_whole = self.read_stored(page, &mut held)? == Some(inner.tables.sum(page));
             if !is_whole && !self.give_back(&mut inner, page)? {
+                self.come_upon(&mut inner, page);
                 let what = "a page that tells where bytes of the file are is damaged, and parity cannot give it back; restore \
                             the file from a backup, or take it as it is after `untorn unprotect`";
                 return Err(self.damaged(page, what));

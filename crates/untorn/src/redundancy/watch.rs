@@ -26,7 +26,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use super::companion::{Found, is_at, look_beside, remove_unlocked};
 use super::scrub::{End, Looked};
 use super::service::{Beside, Service};
-use super::{Coverage, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
+use super::tidings::Tidings;
+use super::{Coverage, Line, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
 use crate::error::{Error, Result};
 use crate::medium::{Access, Medium, MediumFile};
 use crate::options::Settings;
@@ -39,6 +40,8 @@ pub(crate) struct Watch<M: Medium> {
     settings: Settings,
     /// Whether the file counts as it is, whatever checksums say.
     trusted: bool,
+    /// Of whatever redundancy the file has.
+    tidings: Arc<Tidings>,
     kept: RwLock<Kept<M>>,
 }
 
@@ -59,7 +62,8 @@ enum Kept<M: Medium> {
 impl<M: Medium> Watch<M> {
     /// Watches the file at this path. Nothing is kept of it until it is [bound](Watch::bind).
     pub(crate) fn new(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings, trusted: bool) -> Arc<Self> {
-        Arc::new(Watch { medium, path: path.to_owned(), mode, settings, trusted, kept: RwLock::new(Kept::Nothing) })
+        let (path, tidings, kept) = (path.to_owned(), Arc::default(), RwLock::new(Kept::Nothing));
+        Arc::new(Watch { medium, path, mode, settings, trusted, tidings, kept })
     }
 
     /// The data file.
@@ -104,7 +108,10 @@ impl<M: Medium> Watch<M> {
     /// Opens the companion file, or the one that was made just now.
     fn open(&self, made: Option<M::File>) -> Result<Redundancy<M>> {
         let medium = Arc::clone(&self.medium);
-        Redundancy::open_beside(medium, &self.path, self.mode.clone(), self.settings, self.trusted, made)
+        let mut opened =
+            Redundancy::open_beside(medium, &self.path, self.mode.clone(), self.settings, self.trusted, made)?;
+        opened.tell_through(&self.tidings);
+        Ok(opened)
     }
 
     /// What is kept, after a companion for another length was made anew: the engine has the file by now.
@@ -289,6 +296,10 @@ impl<M: Medium> Service for Watch<M> {
 
     fn pass(&self) -> Result<u64> {
         if self.is_empty() { Ok(0) } else { self.with(Redundancy::pass) }
+    }
+
+    fn listen(&self, line: Option<Line>) {
+        self.tidings.listen(line);
     }
 
     fn coverage(&self) -> Result<Coverage> {

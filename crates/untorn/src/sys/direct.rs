@@ -1,4 +1,4 @@
-//! Reads past the page cache: `O_DIRECT`.
+//! Reads and writes past the page cache: `O_DIRECT`.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -32,8 +32,12 @@ pub(crate) fn read_once<T>(file: BorrowedFd<'_>, most: usize, take: impl FnOnce(
 /// # Errors
 /// EINVAL where the file system has no such reads.
 pub(crate) fn open(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    open_for(file, OFlags::RDONLY)
+}
+
+fn open_for(file: BorrowedFd<'_>, access: OFlags) -> io::Result<OwnedFd> {
     let name = format!("/proc/self/fd/{}", file.as_raw_fd());
-    Ok(rustix::fs::open(name, OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?)
+    Ok(rustix::fs::open(name, access | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// Whether an error says that such a read cannot be had, rather than that it failed.
@@ -59,9 +63,43 @@ pub(crate) fn read_in_page(file: BorrowedFd<'_>, offset: u64, dst: &mut [u8]) ->
     Ok(())
 }
 
+/// Replaces a page, and nothing else: what a cache has of it is gone then. It is for places that a device may refuse, which are
+/// few, so the file is opened each time. Source: `open(2)`, O_DIRECT.
+///
+/// # Errors
+/// Those of `pwrite(2)`; EINVAL where the file system has no such writes, and for less than a page.
+pub(crate) fn write_page(file: BorrowedFd<'_>, offset: u64, src: &[u8]) -> io::Result<()> {
+    let bytes: [u8; PAGE] = src.try_into().map_err(|_| Errno::INVAL)?;
+    let file = open_for(file, OFlags::RDWR)?;
+    let page = Box::new(Aligned(bytes));
+    loop {
+        match rustix::io::pwrite(&file, &page.0[..], offset) {
+            Err(Errno::INTR) => {}
+            // A device takes whole blocks, so the rest of it is what it refused.
+            Ok(written) if written < PAGE => return Err(Errno::IO.into()),
+            other => return Ok(other.map(drop)?),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_is_replaced_also_in_the_cache_and_only_a_whole_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        std::fs::write(&path, [7; 3 * PAGE]).unwrap();
+        let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+        for len in [0, PAGE - 1] {
+            assert!(is_refusal(&write_page(file.as_fd(), 0, &vec![8; len]).unwrap_err()));
+        }
+        match write_page(file.as_fd(), PAGE as u64, &[9; PAGE]) {
+            Ok(()) => assert_eq!(std::fs::read(&path).unwrap(), [[7; PAGE], [9; PAGE], [7; PAGE]].concat()),
+            Err(error) => assert!(is_refusal(&error), "{error}"),
+        }
+    }
 
     #[test]
     fn what_is_in_the_cache_is_read_too_and_the_end_is_no_obstacle() {

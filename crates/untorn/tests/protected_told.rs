@@ -1,0 +1,264 @@
+//! Who hears of damage: whoever asked to be told, whatever came upon it, and whoever listens to events.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+use untorn::{
+    AtomicFile, Damage, EngineKind, Error, Options, PageRange, ProtectOptions, Protected, ScrubFindings, VerifyReads,
+};
+
+const PAGE: usize = 4096;
+const PAGES: usize = 12;
+
+struct Place {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("table");
+        fs::write(&path, bytes()).unwrap();
+        Place { _dir: dir, path }
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        File::options().write(true).open(&self.path).unwrap().write_all_at(bytes, offset as u64).unwrap();
+    }
+
+    fn rot(&self, page: usize) {
+        self.write(page * PAGE + 9, b"damage");
+    }
+
+    fn store(&self, protected: &Protected, offset: usize, bytes: &[u8]) {
+        let stores = protected.announce(offset as u64..(offset + bytes.len()) as u64).unwrap();
+        self.write(offset, bytes);
+        drop(stores);
+    }
+}
+
+fn bytes() -> Vec<u8> {
+    (0..PAGES * PAGE).map(|at| (at % 251 + at / PAGE) as u8).collect()
+}
+
+fn page(number: usize) -> Damage {
+    Damage::Page(PageRange { offset: (number * PAGE) as u64, len: PAGE as u64 })
+}
+
+/// Options by which nothing looks for damage by itself, and what is told.
+fn told() -> (ProtectOptions, Receiver<Damage>) {
+    let (tell, told) = channel();
+    let options = ProtectOptions::new().on_demand();
+    (options.on_damage(move |damage| tell.send(*damage).unwrap_or_default()), told)
+}
+
+#[test]
+fn a_pass_tells_of_damage_that_it_cannot_repair_and_of_it_once() {
+    let place = Place::new();
+    let (options, told) = told();
+    let protected = options.open(&place.path).unwrap();
+    protected.sync().unwrap();
+    place.rot(1);
+    for round in 0..3 {
+        place.store(&protected, 2 * PAGE, &[round; 5]);
+        protected.sync().unwrap();
+    }
+    assert_eq!(told.recv().unwrap(), page(1));
+    // What is stored anew and damaged anew is told of anew.
+    place.store(&protected, PAGE, &[3; PAGE]);
+    protected.sync().unwrap();
+    assert_eq!(protected.coverage().unwrap().uncovered, 0);
+    place.rot(1);
+    place.store(&protected, 3 * PAGE, b"beside");
+    protected.sync().unwrap();
+    protected.close().unwrap();
+    assert_eq!(told.try_iter().collect::<Vec<_>>(), [page(1)]);
+}
+
+#[test]
+fn an_announcement_tells_of_what_it_repairs_and_of_what_it_cannot() {
+    let place = Place::new();
+    let (options, told) = told();
+    let protected = options.period(Duration::ZERO).open(&place.path).unwrap();
+    place.rot(6);
+    place.store(&protected, 6 * PAGE + 100, b"stored");
+    assert_eq!(told.recv().unwrap(), page(6));
+    place.rot(0);
+    place.rot(1);
+    for _ in 0..2 {
+        assert!(matches!(protected.announce(5..10), Err(Error::Corrupt { .. })));
+    }
+    protected.close().unwrap();
+    // The pass at the end comes upon nothing: no page is stored to.
+    assert_eq!(told.try_iter().collect::<Vec<_>>(), [page(0)]);
+}
+
+#[test]
+fn a_read_that_is_verified_tells_whether_it_repairs_or_fails() {
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        for verify in [VerifyReads::Fail, VerifyReads::Repair] {
+            let place = Place::new();
+            let (protect, told) = told();
+            let options = Options::new().engine(engine).redundancy(protect).verify_reads(verify);
+            let file = options.open(&place.path).unwrap();
+            file.sync_redundancy().unwrap();
+            place.rot(5);
+            let mut found = [0; 10];
+            for _ in 0..2 {
+                assert_eq!(file.read_at(&mut found, 5 * PAGE as u64).is_ok(), verify == VerifyReads::Repair);
+            }
+            file.repair().unwrap();
+            file.close().unwrap();
+            assert_eq!(told.try_iter().collect::<Vec<_>>(), [page(5)], "{engine}, {verify:?}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_gets_another_length_keeps_who_is_told() {
+    let place = Place::new();
+    let (protect, told) = told();
+    let options = Options::new().redundancy(protect).verify_reads(VerifyReads::Repair);
+    let file = options.open(&place.path).unwrap();
+    file.sync_redundancy().unwrap();
+    file.resize(20 * PAGE as u64).unwrap();
+    place.rot(5);
+    file.read_at(&mut [0; 10], 5 * PAGE as u64).unwrap();
+    file.close().unwrap();
+    assert_eq!(told.try_iter().collect::<Vec<_>>(), [page(5)]);
+}
+
+#[test]
+fn what_the_last_scrub_found_is_told_as_long_as_the_file_is_open_whatever_its_length() {
+    let place = Place::new();
+    let options = Options::new().redundancy(ProtectOptions::new().on_demand());
+    let file = options.open(&place.path).unwrap();
+    file.sync_redundancy().unwrap();
+    assert_eq!(file.coverage().unwrap().unwrap().found, None);
+    place.rot(5);
+    let mut told = Vec::new();
+    let progress = &mut |done, of| {
+        told.push((done, of));
+        true
+    };
+    assert_eq!(file.scrub_with(Some(u64::MAX), progress).unwrap().damage, [page(5)]);
+    assert_eq!(told.last(), Some(&((PAGES * PAGE) as u64, (PAGES * PAGE) as u64)));
+    let found = |file: &AtomicFile| file.coverage().unwrap().unwrap().found.unwrap();
+    let what = found(&file);
+    assert_eq!((what.damaged, what.unknown, what.redundancy), (1, 0, 0));
+    // One that is ended found nothing out.
+    assert!(file.scrub_with(None, &mut |_, _| false).is_ok());
+    file.resize(20 * PAGE as u64).unwrap();
+    assert_eq!(found(&file), what);
+    file.repair().unwrap();
+    file.scrub().unwrap();
+    assert_eq!(found(&file), ScrubFindings::default());
+    assert_eq!(file.coverage().unwrap().unwrap().scrubbing, None);
+    file.close().unwrap();
+}
+
+#[test]
+fn who_is_told_may_use_the_file() {
+    let place = Place::new();
+    let (tell, told) = channel();
+    let handle: Arc<OnceLock<Weak<Protected>>> = Arc::default();
+    let within = Arc::clone(&handle);
+    let options = ProtectOptions::new().on_demand().on_damage(move |_| {
+        let protected = within.get().and_then(Weak::upgrade).unwrap();
+        let lost = protected.coverage().unwrap().lost;
+        // It must not be the last.
+        drop(protected);
+        tell.send(lost).unwrap();
+    });
+    let protected = Arc::new(options.open(&place.path).unwrap());
+    handle.set(Arc::downgrade(&protected)).unwrap();
+    protected.sync().unwrap();
+    place.rot(1);
+    place.store(&protected, 2 * PAGE, b"stored");
+    protected.sync().unwrap();
+    assert_eq!(told.recv().unwrap(), [1]);
+    Arc::into_inner(protected).unwrap().close().unwrap();
+}
+
+/// Keeps events of errors and warnings as text.
+struct Events;
+
+static EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn events() -> MutexGuard<'static, Vec<String>> {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| tracing::subscriber::set_global_default(Events).unwrap());
+    EVENTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0 += &format!(" {field}={value:?}");
+    }
+}
+
+impl Subscriber for Events {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text(event.metadata().level().to_string());
+        event.record(&mut text);
+        EVENTS.lock().unwrap_or_else(PoisonError::into_inner).push(text.0);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// The events about a file that have all of these words.
+fn about(path: &Path, words: &[&str]) -> usize {
+    let path = path.display().to_string();
+    let has_all = |event: &&String| event.contains(&path) && words.iter().all(|word| event.contains(word));
+    events().iter().filter(has_all).count()
+}
+
+#[test]
+fn damage_is_an_event_whatever_comes_upon_it() {
+    drop(events());
+    let place = Place::new();
+    let (tell, told) = channel();
+    let options = ProtectOptions::new().on_demand().scrub_every(Duration::from_millis(1));
+    let options = options.on_damage(move |damage| tell.send(*damage).unwrap_or_default());
+    let protected = options.open(&place.path).unwrap();
+    protected.sync().unwrap();
+    place.rot(7);
+    assert_eq!(told.recv().unwrap(), page(7));
+    assert!(about(&place.path, &["ERROR", "damage=Page", &format!("offset: {}", 7 * PAGE)]) > 0);
+    assert_eq!(about(&place.path, &["parity cannot give it back"]), 0);
+    place.store(&protected, 6 * PAGE, b"beside");
+    protected.sync().unwrap();
+    assert_eq!(about(&place.path, &["ERROR", "page=7", "parity cannot give it back"]), 1);
+    drop(protected);
+    let place = Place::new();
+    let protected = ProtectOptions::new().period(Duration::ZERO).open(&place.path).unwrap();
+    place.rot(2);
+    place.store(&protected, 2 * PAGE + 100, b"stored");
+    assert_eq!(about(&place.path, &["WARN", "page=2", "a damaged page was repaired"]), 1);
+    protected.close().unwrap();
+}
