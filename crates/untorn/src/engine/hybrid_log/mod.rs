@@ -306,9 +306,9 @@ impl<M: Medium> Engine for HybridLog<M> {
 
     fn reclaim(&self) -> Result<u64> {
         self.core.standing.writable()?;
-        let reclaimed =
-            self.core.checkpoint().and_then(|()| self.core.chunks.hollow(&self.core.side, self.core.relax()));
-        reclaimed.map_err(|error| self.core.standing.unless_lost(error))
+        let core = &self.core;
+        let reclaimed = core.checkpoint_all_chunks().and_then(|()| core.chunks.hollow(&core.side, core.relax()));
+        reclaimed.map_err(|error| core.standing.unless_lost(error))
     }
 
     fn info(&self) -> Info {

@@ -7,7 +7,6 @@ use crate::engine::Piece;
 use crate::error::Result;
 use crate::medium::{Medium, MediumClass, MediumFile};
 use crate::options::Durability;
-use crate::sharing::berths::Berth;
 use crate::sharing::gate::lock;
 use crate::sidecar::PAGE;
 
@@ -261,6 +260,10 @@ impl<M: Medium> Core<M> {
     #[cold]
     pub(super) fn make_room(&self, pieces: &[Piece<'_>], attempt: u32) -> Result<()> {
         let chunk = self.chunks.units * PAGE;
+        // Whatever else the log holds, it can never hold this: it is not made longer for it.
+        if pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>() > self.chunks.most() * chunk {
+            return Err(self.chunks.full(self.path()));
+        }
         // The longest entries fill a chunk each. A shorter piece may lie across two covers of its size, rounded up; and of a
         // chunk with such entries more than half is filled before the next one is begun.
         let (mut whole, mut short) = (0, 0);
@@ -280,8 +283,7 @@ impl<M: Medium> Core<M> {
             // What is committed and not durable yet, because its flush is under way, cannot be taken home.
             self.await_durable(self.epoch() - 1)?;
             // Chunks that other lanes began to fill in earlier epochs become free too.
-            self.lanes.acquire_all(self.relax()).iter().for_each(|lane: &Berth<'_, _>| self.chunks.let_go(lane.state));
-            self.checkpoint()?;
+            self.checkpoint_all_chunks()?;
         }
         // A cut meanwhile would write a length down that is not durable yet. Of several threads that find no room, one at a
         // time looks again and makes some.
