@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use common::counting::{Counting, Halfway};
-use common::{PAGE, limit, memory_dir};
+use common::{PAGE, limit, memory_dir, sidecar_of};
 use untorn::medium::{Dax, Medium, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Result};
 
@@ -118,6 +118,51 @@ fn checkpoints_that_fail<M: Medium>(inner: M) {
         let mut bytes = [0; PAGE];
         file.read_at(&mut bytes, found % 4000 * PAGE as u64).unwrap();
         assert!(bytes == [found as u8; PAGE], "block {found}");
+    }
+    file.close().unwrap();
+}
+
+/// On a full disk the log stays as long as it is: what is committed goes home and its room serves the next writes. An epoch that
+/// does not fit is refused, and no more than that.
+#[test]
+fn a_log_that_gets_no_space_makes_room_by_checkpoints() {
+    let _limit = limit(120, "a log that cannot grow");
+    for block_medium in [true, false] {
+        if block_medium {
+            log_that_cannot_grow(PageCache::new());
+        } else {
+            log_that_cannot_grow(Dax::new(MediumKind::AssumedPmem));
+        }
+    }
+}
+
+fn log_that_cannot_grow<M: Medium>(inner: M) {
+    const BLOCKS: u64 = 4000;
+    let dir = memory_dir();
+    let medium = Counting::new(inner);
+    let path = dir.path().join("data");
+    let file = options().checkpointers(0).create_on(medium.clone(), &path, BLOCKS * PAGE as u64).unwrap();
+    write(&file, 0, 1).unwrap();
+    file.sync().unwrap();
+    let sidecar = sidecar_of(&path);
+    let chunks = std::fs::metadata(&sidecar).unwrap().len() / (UNITS * PAGE as u64);
+    medium.refuse_space_to(Some(&sidecar));
+    for block in 1..8 * chunks * UNITS {
+        write(&file, block, block as u8).and_then(|()| file.sync()).unwrap_or_else(|error| panic!("{block}: {error}"));
+    }
+    let refused = (0..BLOCKS).find_map(|block| write(&file, block, 9).err()).unwrap();
+    assert!(matches!(refused, Error::Io { .. }) && refused.errno() == 28, "{refused}");
+    // What fitted can be committed, and makes room again.
+    for block in 0..2 * chunks * UNITS {
+        file.sync().and_then(|_| write(&file, block, 7)).unwrap_or_else(|error| panic!("{block}: {error}"));
+    }
+    medium.refuse_space_to(None);
+    (0..BLOCKS).for_each(|block| write(&file, block, block as u8 | 1).unwrap());
+    file.sync().unwrap();
+    for block in 0..BLOCKS {
+        let mut bytes = [0; PAGE];
+        file.read_at(&mut bytes, block * PAGE as u64).unwrap();
+        assert!(bytes == [block as u8 | 1; PAGE], "block {block}");
     }
     file.close().unwrap();
 }
