@@ -10,7 +10,7 @@ use std::thread;
 use common::counting::{Counting, Halfway};
 use common::{PAGE, limit, memory_dir, sidecar_of};
 use untorn::medium::{Dax, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Result};
+use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Order, Result};
 
 /// Units of a chunk of the log.
 const UNITS: u64 = 16;
@@ -165,6 +165,41 @@ fn log_that_cannot_grow<M: Medium>(inner: M) {
         assert!(bytes == [block as u8 | 1; PAGE], "block {block}");
     }
     file.close().unwrap();
+}
+
+/// A write that is a commit by itself, and under undo stands in the file before its record does: if the record does not get
+/// there, nobody sees it.
+#[test]
+fn a_write_whose_commit_fails_is_not_seen() {
+    for (order, bytes) in
+        [Order::OneFence, Order::TwoFence].into_iter().flat_map(|order| [100, PAGE, 3 * PAGE].map(|len| (order, len)))
+    {
+        let dir = memory_dir();
+        let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+        let path = dir.path().join("data");
+        let options =
+            options().log_policy(LogPolicy::Undo).durability(Durability::PerWrite).order(order).checkpointers(0);
+        let file = options.create_on(medium.clone(), &path, 8 * PAGE as u64).unwrap();
+        (0..8).for_each(|block| write(&file, block, 1).unwrap());
+        let (refusing, sidecar) = (medium.clone(), sidecar_of(&path));
+        medium.watch(move |what, _| {
+            // From here on it goes to the file, and then comes its record.
+            if what == "hybrid-log.undo.entry" {
+                refusing.refuse_writes_to(Some(&sidecar));
+            }
+        });
+        let failed = file.write_at(&vec![2; bytes], 50);
+        assert!(matches!(failed, Err(Error::Io { .. })), "{order}, {bytes} bytes: {failed:?}");
+        assert!(matches!(file.sync(), Err(Error::Poisoned { .. })));
+        let mut seen = [0; 8 * PAGE];
+        file.read_at(&mut seen, 0).unwrap();
+        assert!(seen == [1; 8 * PAGE], "{order}, {bytes} bytes: it is seen");
+        drop(file);
+        medium.refuse_writes_to(None);
+        let file = options.open_on(medium.clone(), &path).unwrap();
+        file.read_at(&mut seen, 0).unwrap();
+        assert!(seen == [1; 8 * PAGE], "{order}, {bytes} bytes: recovered");
+    }
 }
 
 /// A thread that waits for a flush which fails gets no flush of its own, which might succeed with the pages lost.

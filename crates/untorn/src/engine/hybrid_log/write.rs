@@ -122,6 +122,7 @@ impl<M: Medium> Core<M> {
                     // Whether a write whose commit failed is in, only recovery can tell; the handle is poisoned.
                     let committed = self.commit_with(&lanes, self.len(), true, publish);
                     if committed.is_err() {
+                        self.withdraw(&lanes);
                         self.unlock(&plan.covers);
                     }
                     return committed;
@@ -135,6 +136,7 @@ impl<M: Medium> Core<M> {
                     Outcome::NotDurable(epoch)
                 }
                 Err(Hindrance::Failed(error)) => {
+                    self.withdraw(&lanes);
                     self.unlock(&plan.covers);
                     return Err(error);
                 }
@@ -148,6 +150,21 @@ impl<M: Medium> Core<M> {
                     attempt += 1;
                 }
             }
+        }
+    }
+
+    /// Under undo, takes back what a write that is a commit by itself has stored to the file already, when it failed and
+    /// only recovery can tell what is in: nobody may see what that will take back. The caller holds every lane, and has
+    /// locked what the write touched.
+    fn withdraw(&self, lanes: &[Lane<'_>]) {
+        // Recovery goes by a record that arrived; if it has no digest, it does not look at the bytes, and would find some of
+        // the old ones among the new.
+        if self.standing.writable().is_err()
+            && self.logs_undo()
+            && (self.is_certified(lanes) || !self.has_record(self.epoch()))
+            && let Err(error) = self.roll_back()
+        {
+            tracing::error!(path = %self.path().display(), %error, "a write whose commit failed stays to be seen");
         }
     }
 
