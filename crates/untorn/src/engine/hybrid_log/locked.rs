@@ -23,6 +23,7 @@ use super::index::{Index, Leaves};
 use super::read::{Seen, TRIES};
 use crate::error::Result;
 use crate::medium::{Medium, MediumFile};
+use crate::sharing::gate::Held;
 use crate::sharing::page::PageState;
 use crate::sidecar::PAGE;
 use crate::sys::sync::{Ordering, fence};
@@ -56,7 +57,7 @@ impl<M: Medium> Core<M> {
             // Not to wait for a resize, which may wait for a commit. But where nobody does anything but resize, turn after turn
             // may be lost to that.
             let length_stays = match self.head.resizing.try_lock() {
-                None if round >= TRIES => Some(self.head.resizing.lock(self.relax())),
+                None if round >= TRIES => Some(self.wait_for_the_length()),
                 tried => tried,
             };
             if self.read_locking(offset, dst)? {
@@ -66,6 +67,14 @@ impl<M: Medium> Core<M> {
             self.medium.relax(round);
             round = round.saturating_add(1);
         }
+    }
+
+    /// Keeps the length from changing, before whoever has not begun to change it yet.
+    fn wait_for_the_length(&self) -> Held<'_> {
+        self.head.reads_waiting.fetch_add(1, Ordering::AcqRel);
+        let held = self.head.resizing.lock(self.relax());
+        self.head.reads_waiting.fetch_sub(1, Ordering::AcqRel);
+        held
     }
 
     fn end_of(&self, offset: u64, len: usize, file_len: u64) -> Result<u64> {

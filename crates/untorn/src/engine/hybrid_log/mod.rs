@@ -143,6 +143,9 @@ struct Head {
     cut: AtomicU64,
     /// Held by the thread that checkpoints.
     cutting: Gate,
+    /// Reads that wait for `resizing`. As long as there are any nobody else begins to change the length: turns of somebody
+    /// who does nothing else would follow each other so closely that a read finds the gate closed whenever it looks.
+    reads_waiting: AtomicU64,
     /// Shares device flushes.
     group: GroupFlush,
 }
