@@ -3,12 +3,14 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
 use common::counting::{Counting, Halfway};
-use common::{PAGE, limit, memory_dir, sidecar_of};
+use common::{PAGE, Pair, limit, memory_dir, pattern, read, sidecar_of};
 use untorn::medium::{Dax, Medium, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Order, Result};
 
@@ -200,6 +202,65 @@ fn a_write_whose_commit_fails_is_not_seen() {
         file.read_at(&mut seen, 0).unwrap();
         assert!(seen == [1; 8 * PAGE], "{order}, {bytes} bytes: recovered");
     }
+}
+
+/// Has whoever writes to the data file wait until a second thread does, among those that `counts` says yes of.
+fn wait_for_two<M: Medium>(medium: &Counting<M>, data: &Path, counts: fn() -> bool) -> Arc<Mutex<HashSet<ThreadId>>> {
+    let threads: Arc<Mutex<HashSet<ThreadId>>> = Arc::default();
+    let (seen, data) = (threads.clone(), data.to_owned());
+    medium.halve(move |halfway| {
+        if matches!(halfway, Halfway::Write(file, _) if file == data) && counts() {
+            seen.lock().unwrap().insert(thread::current().id());
+            while seen.lock().unwrap().len() < 2 {
+                thread::yield_now();
+            }
+        }
+    });
+    threads
+}
+
+/// Two threads that checkpoint do it together: the first does not get on until the second has come.
+#[test]
+fn both_of_two_checkpointers_carry() {
+    let _limit = limit(60, "two threads that checkpoint");
+    let dir = memory_dir();
+    let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+    let path = dir.path().join("data");
+    let file = options().checkpointers(2).create_on(medium.clone(), &path, 1 << 20).unwrap();
+    let carriers = wait_for_two(&medium, &path, is_checkpointer);
+    (0..8 * UNITS).for_each(|block| write(&file, block, 3).unwrap());
+    file.sync().unwrap();
+    while file.info().reflected_pages > 0 {
+        file.read_at(&mut [0; 100], 50).unwrap();
+        thread::yield_now();
+    }
+    assert_eq!(carriers.lock().unwrap().len(), 2);
+    file.close().unwrap();
+}
+
+/// So do threads that recover, where there is much to recover and more than one processor to do it with.
+#[test]
+fn several_threads_recover_a_long_log() {
+    let _limit = limit(60, "threads that recover");
+    if thread::available_parallelism().is_ok_and(|threads| threads.get() < 2) {
+        return eprintln!("skipped: recovery by several threads needs two processors");
+    }
+    const LEN: usize = 12 << 20;
+    let dir = memory_dir();
+    let path = dir.path().join("data");
+    let medium = || Dax::new(MediumKind::AssumedPmem);
+    let file = options().checkpointers(0).create_on(medium(), &path, LEN as u64).unwrap();
+    let bytes = pattern(LEN, 5);
+    file.write_at(&bytes, 0).unwrap();
+    file.sync().unwrap();
+    let pair = Pair::of(&path);
+    drop(file);
+    pair.restore();
+    let counting = Counting::new(medium());
+    let threads = wait_for_two(&counting, &path, || true);
+    let file = options().checkpointers(0).open_on(counting.clone(), &path).unwrap();
+    assert!(threads.lock().unwrap().len() >= 2 && file.info().recovery.replayed > 0);
+    assert!(read(&file) == bytes);
 }
 
 /// A thread that waits for a flush which fails gets no flush of its own, which might succeed with the pages lost.
