@@ -162,6 +162,12 @@ impl Error {
         matches!(self, Error::Io { source, .. } if source.get_ref().is_some_and(|source| source.is::<PageLost>()))
     }
 
+    /// Whether the disk is full, or what its user may have of it, or the file is as long as one may be.
+    pub(crate) fn is_for_want_of_space(&self) -> bool {
+        use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+        matches!(self, Error::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded | FileTooLarge))
+    }
+
     /// The file the error speaks of.
     pub fn path(&self) -> &Path {
         match self {

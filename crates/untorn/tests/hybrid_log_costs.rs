@@ -96,6 +96,70 @@ fn a_write_fences_only_to_save_what_it_replaces() {
     }
 }
 
+/// What an epoch logs follows from the share of writes in the one before, on both sides of the threshold. The first write to a
+/// block waits under undo, and does not under redo.
+#[test]
+fn the_share_of_writes_chooses_what_the_next_epoch_logs() {
+    const OPERATIONS: u64 = 100;
+    for threshold in [40, 5] {
+        let dir = memory_dir();
+        let medium = pmem();
+        let options = options(LogPolicy::Hybrid, Order::OneFence).redo_from(threshold as u8);
+        let file = options.create_on(medium.clone(), dir.path().join("data"), 2 * OPERATIONS * PAGE as u64).unwrap();
+        // The log and the data file get their space, and nobody has read.
+        dirty(&file, OPERATIONS, 1);
+        file.sync().unwrap();
+        let mut before = OPERATIONS;
+        for writes in [threshold, threshold - 1, threshold - 1, threshold, threshold + 1, 1, OPERATIONS, 2] {
+            let cost = medium.cost(|| file.write_at(&[7; 64], 0).unwrap());
+            let undo = before < threshold;
+            assert_eq!(cost.fences, u64::from(undo), "{before} of {OPERATIONS}, redo from {threshold}");
+            (1..writes).for_each(|block| file.write_at(&[7; 64], block * PAGE as u64).unwrap());
+            (writes..OPERATIONS).for_each(|block| file.read_at(&mut [0; 64], block * PAGE as u64).unwrap());
+            file.sync().unwrap();
+            before = writes;
+        }
+    }
+}
+
+fn bytes_for_each<M: Medium>(medium: &Counting<M>, options: &Options) -> f64 {
+    const KIB: usize = 1 << 10;
+    const WRITES: u64 = 8000;
+    let dir = memory_dir();
+    let options = options.clone().log_size(8 << 20);
+    let file = options.create_on(medium.clone(), dir.path().join("data"), BLOCKS * PAGE as u64).unwrap();
+    let write_all = || {
+        for n in 0..WRITES {
+            file.write_at(&[n as u8; KIB], n * 37 % BLOCKS * PAGE as u64 + n % 4 * KIB as u64).unwrap();
+            if n % 100 == 99 {
+                file.sync().unwrap();
+            }
+        }
+    };
+    // The log becomes as long as it may, and is used again and again.
+    write_all();
+    file.deploy(0, file.len()).unwrap();
+    let cost = medium.cost(|| {
+        write_all();
+        file.deploy(0, file.len()).unwrap();
+    });
+    cost.bytes as f64 / (WRITES * KIB as u64) as f64
+}
+
+/// The bytes, their way home or those they replace, a header for each write, and a share of records and cuts.
+#[test]
+fn fewer_than_two_point_one_bytes_are_persisted_for_each() {
+    let _limit = limit(120, "bytes persisted");
+    let redo = options(LogPolicy::Redo, Order::OneFence);
+    for (what, found) in [
+        ("redo on persistent memory", bytes_for_each(&pmem(), &redo)),
+        ("undo on persistent memory", bytes_for_each(&pmem(), &options(LogPolicy::Undo, Order::OneFence))),
+        ("redo on a block medium", bytes_for_each(&Counting::new(PageCache::new()), &redo)),
+    ] {
+        assert!((2.0..2.1).contains(&found), "{what}: {found:.3} bytes for each");
+    }
+}
+
 #[test]
 fn threads_that_sync_together_share_flushes() {
     let _limit = limit(120, "threads that sync together");

@@ -12,7 +12,7 @@ use common::counting::{Counting, Halfway};
 use common::system::{CountingAlloc, allocations};
 use common::{PAGE, Rng, limit, memory_dir, seed};
 use untorn::medium::{Dax, MediumKind};
-use untorn::{AtomicFile, EngineKind, Error, LogPolicy, Options};
+use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options};
 
 #[global_allocator]
 static ALLOCATOR: CountingAlloc = CountingAlloc;
@@ -174,6 +174,102 @@ fn a_read_that_begins_anew_waits_for_no_resize() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(file.len(), LONG as u64 + 1000);
     }
+}
+
+/// What comes of letting a thread that does nothing but change the length go on.
+#[derive(Debug, PartialEq, Eq)]
+enum Turn {
+    /// It has changed it, and is in the middle of the next change.
+    Begun,
+    /// It waits.
+    Waits,
+}
+
+/// Somebody does nothing but change the length, and whenever a read looks whether it may keep the length from changing, the
+/// next change is under way. Once the read has waited for its turn it is the next one.
+#[test]
+fn a_read_waits_for_one_change_of_the_length_and_no_more() {
+    let _limit = limit(120, "a long read while somebody does nothing but resize");
+    const MOST_TURNS: u64 = 3;
+    let (dir, medium) = (memory_dir(), pmem());
+    let options = options(LogPolicy::Redo).durability(Durability::PerWrite);
+    let file = options.create_on(medium.clone(), dir.path().join("data"), LONG as u64).unwrap();
+    let expected = patchwork(&file);
+    let (data, reader) = (file.path().to_owned(), std::thread::current().id());
+    let over = Arc::new(AtomicBool::new(false));
+    let ((tells, turns), (go, going)) = (channel(), channel());
+    let (tells, going) = (Mutex::new(tells), Mutex::new(going));
+    let (waits, stop) = (tells.lock().unwrap().clone(), over.clone());
+    // A change stays where its record is about to be durable, and nobody else can begin one.
+    medium.watch(move |barrier, _| {
+        if barrier == "hybrid-log.epoch.record" && !stop.load(Ordering::SeqCst) {
+            tells.lock().unwrap().send(Turn::Begun).unwrap();
+            going.lock().unwrap().recv().unwrap();
+        }
+    });
+    let (go, turns, waits) = (Mutex::new(go), Mutex::new(turns), Mutex::new(waits));
+    let (passes, taken) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (count_pass, count_turn, stop) = (passes.clone(), taken.clone(), over.clone());
+    let (begun, waited, queued) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
+    medium.halve(move |halfway| {
+        if std::thread::current().id() != reader {
+            if halfway == Halfway::Wait {
+                // Nobody may be there to hear it any more.
+                let _ = waits.lock().unwrap().send(Turn::Waits);
+            }
+            return;
+        }
+        let next_turn = || {
+            go.lock().unwrap().send(()).unwrap();
+            turns.lock().unwrap().recv().unwrap()
+        };
+        match halfway {
+            Halfway::Read(path, at) if path == data => {
+                waited.store(false, Ordering::SeqCst);
+                if at != HOLE as u64 {
+                    return;
+                }
+                count_pass.fetch_add(1, Ordering::SeqCst);
+                if !begun.swap(true, Ordering::SeqCst) {
+                    assert_eq!(turns.lock().unwrap().recv().unwrap(), Turn::Begun);
+                }
+                if !queued.load(Ordering::SeqCst) {
+                    assert_eq!(next_turn(), Turn::Begun);
+                }
+            }
+            // The second one without a read in between: it waits for its turn.
+            Halfway::Wait if waited.swap(true, Ordering::SeqCst) && !stop.load(Ordering::SeqCst) => {
+                let first = !queued.swap(true, Ordering::SeqCst);
+                if first || count_turn.load(Ordering::SeqCst) > 0 {
+                    if next_turn() == Turn::Begun && count_turn.fetch_add(1, Ordering::SeqCst) + 1 == MOST_TURNS {
+                        stop.store(true, Ordering::SeqCst);
+                        go.lock().unwrap().send(()).unwrap();
+                    }
+                }
+            }
+            _ => {}
+        }
+    });
+    std::thread::scope(|scope| {
+        let (file, over) = (&file, &over);
+        scope.spawn(move || {
+            let mut len = LONG as u64;
+            while !over.load(Ordering::SeqCst) {
+                len += PAGE as u64;
+                file.resize(len).unwrap();
+            }
+        });
+        let mut bytes = vec![0; LONG];
+        file.read_at(&mut bytes, 0).unwrap();
+        over.store(true, Ordering::SeqCst);
+        assert!(bytes == expected);
+    });
+    assert!(passes.load(Ordering::SeqCst) > TRIES, "it was believed too early");
+    assert_eq!(
+        taken.load(Ordering::SeqCst),
+        0,
+        "changes of the length that were begun after the read waited for its turn"
+    );
 }
 
 /// A writer that stays in the middle of a write to one block, and has it locked, until it is told to go on.

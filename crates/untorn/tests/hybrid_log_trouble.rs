@@ -3,14 +3,16 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
 use common::counting::{Counting, Halfway};
-use common::{PAGE, limit, memory_dir};
+use common::{PAGE, Pair, limit, memory_dir, pattern, read, sidecar_of};
 use untorn::medium::{Dax, Medium, MediumKind, PageCache};
-use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Result};
+use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Order, Result};
 
 /// Units of a chunk of the log.
 const UNITS: u64 = 16;
@@ -120,6 +122,145 @@ fn checkpoints_that_fail<M: Medium>(inner: M) {
         assert!(bytes == [found as u8; PAGE], "block {found}");
     }
     file.close().unwrap();
+}
+
+/// On a full disk the log stays as long as it is: what is committed goes home and its room serves the next writes. An epoch that
+/// does not fit is refused, and no more than that.
+#[test]
+fn a_log_that_gets_no_space_makes_room_by_checkpoints() {
+    let _limit = limit(120, "a log that cannot grow");
+    for block_medium in [true, false] {
+        if block_medium {
+            log_that_cannot_grow(PageCache::new());
+        } else {
+            log_that_cannot_grow(Dax::new(MediumKind::AssumedPmem));
+        }
+    }
+}
+
+fn log_that_cannot_grow<M: Medium>(inner: M) {
+    const BLOCKS: u64 = 4000;
+    let dir = memory_dir();
+    let medium = Counting::new(inner);
+    let path = dir.path().join("data");
+    let file = options().checkpointers(0).create_on(medium.clone(), &path, BLOCKS * PAGE as u64).unwrap();
+    write(&file, 0, 1).unwrap();
+    file.sync().unwrap();
+    let sidecar = sidecar_of(&path);
+    let chunks = std::fs::metadata(&sidecar).unwrap().len() / (UNITS * PAGE as u64);
+    medium.refuse_space_to(Some(&sidecar));
+    for block in 1..8 * chunks * UNITS {
+        write(&file, block, block as u8).and_then(|()| file.sync()).unwrap_or_else(|error| panic!("{block}: {error}"));
+    }
+    let refused = (0..BLOCKS).find_map(|block| write(&file, block, 9).err()).unwrap();
+    assert!(matches!(refused, Error::Io { .. }) && refused.errno() == 28, "{refused}");
+    // What fitted can be committed, and makes room again.
+    for block in 0..2 * chunks * UNITS {
+        file.sync().and_then(|_| write(&file, block, 7)).unwrap_or_else(|error| panic!("{block}: {error}"));
+    }
+    medium.refuse_space_to(None);
+    (0..BLOCKS).for_each(|block| write(&file, block, block as u8 | 1).unwrap());
+    file.sync().unwrap();
+    for block in 0..BLOCKS {
+        let mut bytes = [0; PAGE];
+        file.read_at(&mut bytes, block * PAGE as u64).unwrap();
+        assert!(bytes == [block as u8 | 1; PAGE], "block {block}");
+    }
+    file.close().unwrap();
+}
+
+/// A write that is a commit by itself, and under undo stands in the file before its record does: if the record does not get
+/// there, nobody sees it.
+#[test]
+fn a_write_whose_commit_fails_is_not_seen() {
+    for (order, bytes) in
+        [Order::OneFence, Order::TwoFence].into_iter().flat_map(|order| [100, PAGE, 3 * PAGE].map(|len| (order, len)))
+    {
+        let dir = memory_dir();
+        let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+        let path = dir.path().join("data");
+        let options =
+            options().log_policy(LogPolicy::Undo).durability(Durability::PerWrite).order(order).checkpointers(0);
+        let file = options.create_on(medium.clone(), &path, 8 * PAGE as u64).unwrap();
+        (0..8).for_each(|block| write(&file, block, 1).unwrap());
+        let (refusing, sidecar) = (medium.clone(), sidecar_of(&path));
+        medium.watch(move |what, _| {
+            // From here on it goes to the file, and then comes its record.
+            if what == "hybrid-log.undo.entry" {
+                refusing.refuse_writes_to(Some(&sidecar));
+            }
+        });
+        let failed = file.write_at(&vec![2; bytes], 50);
+        assert!(matches!(failed, Err(Error::Io { .. })), "{order}, {bytes} bytes: {failed:?}");
+        assert!(matches!(file.sync(), Err(Error::Poisoned { .. })));
+        let mut seen = [0; 8 * PAGE];
+        file.read_at(&mut seen, 0).unwrap();
+        assert!(seen == [1; 8 * PAGE], "{order}, {bytes} bytes: it is seen");
+        drop(file);
+        medium.refuse_writes_to(None);
+        let file = options.open_on(medium.clone(), &path).unwrap();
+        file.read_at(&mut seen, 0).unwrap();
+        assert!(seen == [1; 8 * PAGE], "{order}, {bytes} bytes: recovered");
+    }
+}
+
+/// Has whoever writes to the data file wait until a second thread does, among those that `counts` says yes of.
+fn wait_for_two<M: Medium>(medium: &Counting<M>, data: &Path, counts: fn() -> bool) -> Arc<Mutex<HashSet<ThreadId>>> {
+    let threads: Arc<Mutex<HashSet<ThreadId>>> = Arc::default();
+    let (seen, data) = (threads.clone(), data.to_owned());
+    medium.halve(move |halfway| {
+        if matches!(halfway, Halfway::Write(file, _) if file == data) && counts() {
+            seen.lock().unwrap().insert(thread::current().id());
+            while seen.lock().unwrap().len() < 2 {
+                thread::yield_now();
+            }
+        }
+    });
+    threads
+}
+
+/// Two threads that checkpoint do it together: the first does not get on until the second has come.
+#[test]
+fn both_of_two_checkpointers_carry() {
+    let _limit = limit(60, "two threads that checkpoint");
+    let dir = memory_dir();
+    let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+    let path = dir.path().join("data");
+    let file = options().checkpointers(2).create_on(medium.clone(), &path, 1 << 20).unwrap();
+    let carriers = wait_for_two(&medium, &path, is_checkpointer);
+    (0..8 * UNITS).for_each(|block| write(&file, block, 3).unwrap());
+    file.sync().unwrap();
+    while file.info().reflected_pages > 0 {
+        file.read_at(&mut [0; 100], 50).unwrap();
+        thread::yield_now();
+    }
+    assert_eq!(carriers.lock().unwrap().len(), 2);
+    file.close().unwrap();
+}
+
+/// So do threads that recover, where there is much to recover and more than one processor to do it with.
+#[test]
+fn several_threads_recover_a_long_log() {
+    let _limit = limit(60, "threads that recover");
+    if thread::available_parallelism().is_ok_and(|threads| threads.get() < 2) {
+        return eprintln!("skipped: recovery by several threads needs two processors");
+    }
+    const LEN: usize = 12 << 20;
+    let dir = memory_dir();
+    let path = dir.path().join("data");
+    let medium = || Dax::new(MediumKind::AssumedPmem);
+    let file = options().checkpointers(0).create_on(medium(), &path, LEN as u64).unwrap();
+    let bytes = pattern(LEN, 5);
+    file.write_at(&bytes, 0).unwrap();
+    file.sync().unwrap();
+    let pair = Pair::of(&path);
+    drop(file);
+    pair.restore();
+    let counting = Counting::new(medium());
+    let threads = wait_for_two(&counting, &path, || true);
+    let file = options().checkpointers(0).open_on(counting.clone(), &path).unwrap();
+    assert!(threads.lock().unwrap().len() >= 2 && file.info().recovery.replayed > 0);
+    assert!(read(&file) == bytes);
 }
 
 /// A thread that waits for a flush which fails gets no flush of its own, which might succeed with the pages lost.

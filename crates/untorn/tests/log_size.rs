@@ -52,3 +52,43 @@ fn a_write_that_does_not_fit_leaves_room_for_those_that_do() {
     write_all(&file, MIB as usize);
     file.close().unwrap();
 }
+
+/// What a lane held at the last cut, and has let go of since, is free without another cut; and a reclaim leaves lanes nothing.
+#[test]
+fn what_was_held_at_the_last_cut_leaves_room_for_an_epoch_that_fits() {
+    let cuts: [fn(&AtomicFile); 2] = [
+        |file| assert!(file.reclaim().unwrap() > 0),
+        // Once a shorter length is durable, a growth has everything taken home before it.
+        |file| {
+            file.resize(7 * MIB).unwrap();
+            file.sync().unwrap();
+            file.resize(8 * MIB).unwrap();
+        },
+    ];
+    for (n, cut) in cuts.into_iter().enumerate() {
+        // Two chunks.
+        let (_dir, file) = file(8 * MIB, 4 * MIB);
+        file.write_at(&[1; 4096], 0).unwrap();
+        file.sync().unwrap();
+        cut(&file);
+        let bytes = vec![2; 4 << 20];
+        file.write_at(&bytes, 0).unwrap_or_else(|error| panic!("after cut {n}: {error}"));
+        file.sync().unwrap();
+        let mut seen = vec![0; 4 << 20];
+        file.read_at(&mut seen, 0).unwrap();
+        assert!(seen == bytes, "after cut {n}");
+        file.close().unwrap();
+    }
+}
+
+/// A write that no log of this size can hold is refused before the log is made longer for it.
+#[test]
+fn a_log_is_not_made_longer_for_what_it_can_never_hold() {
+    let (dir, file) = file(64 * MIB, 48 * MIB);
+    file.write_at(&vec![9; 64 << 20], 0).expect_err("it is longer than the log");
+    let sidecar = std::fs::read_dir(dir.path().join(".untorn")).unwrap().next().unwrap().unwrap();
+    let len = sidecar.metadata().unwrap().len();
+    assert!(len < 16 * MIB, "the sidecar has {len} bytes");
+    write_all(&file, MIB as usize);
+    file.close().unwrap();
+}

@@ -80,6 +80,8 @@ struct Cells {
     resting: AtomicU64,
     /// Writes to this file fail.
     refusing: Mutex<Option<PathBuf>>,
+    /// This file gets no more space.
+    stuck: Mutex<Option<PathBuf>>,
     /// Reads of this file fail.
     unreadable: Mutex<Option<PathBuf>>,
     watcher: RwLock<Option<Arc<Watcher>>>,
@@ -182,6 +184,11 @@ impl<M: Medium> Counting<M> {
     /// From now on every write to this file fails for want of space, or none does any more.
     pub(crate) fn refuse_writes_to(&self, path: Option<&Path>) {
         *self.cells.refusing.lock().unwrap() = path.map(Path::to_owned);
+    }
+
+    /// From now on this file gets no more space, be it longer or where it has a hole, or all do again.
+    pub(crate) fn refuse_space_to(&self, path: Option<&Path>) {
+        *self.cells.stuck.lock().unwrap() = path.map(Path::to_owned);
     }
 
     /// From now on every read of this file fails, or none does any more.
@@ -308,6 +315,15 @@ pub(crate) struct CountingFile<F> {
     delay: Duration,
 }
 
+impl<F> CountingFile<F> {
+    fn refused_space(&self, operation: &'static str) -> Result<()> {
+        if self.cells.stuck.lock().unwrap().as_ref() == Some(&self.path) {
+            return Err(Error::io(operation, &self.path, std::io::Error::from_raw_os_error(28)));
+        }
+        Ok(())
+    }
+}
+
 impl<F: MediumFile> MediumFile for CountingFile<F> {
     fn len(&self) -> u64 {
         self.inner.len()
@@ -377,11 +393,15 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
         if self.cells.set_lens.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             std::thread::sleep(self.delay);
         }
+        if len > self.inner.len() {
+            self.refused_space("set the length of")?;
+        }
         self.inner.set_len(len)
     }
 
     fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         add(&self.cells.others, 1);
+        self.refused_space("allocate space in")?;
         self.inner.allocate(offset, len)
     }
 

@@ -2,8 +2,9 @@
 
 use super::cover::Link;
 use super::format::Kind;
+use super::index::Index;
 use super::meta::{Claim, Extent};
-use super::{Core, barriers};
+use super::{Core, Lane, barriers};
 use crate::error::Result;
 use crate::log::record::LINE;
 use crate::medium::{Medium, MediumFile};
@@ -57,12 +58,21 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
+    /// Takes everything home that is durable, and gives its space in the log free, that of chunks which lanes have begun to
+    /// fill too. The caller holds no lane.
+    pub(super) fn checkpoint_all_chunks(&self) -> Result<()> {
+        self.lanes.acquire_all(self.relax()).iter().for_each(|lane: &Lane<'_>| self.chunks.let_go(lane.state));
+        self.checkpoint()
+    }
+
     /// Takes everything home that is durable, and gives its space in the log free.
     pub(super) fn checkpoint(&self) -> Result<()> {
         let _cutting = self.head.cutting.lock(self.relax());
         self.standing.writable()?;
         let upto = self.durable();
         if upto == self.head.cut.load(Ordering::Relaxed) {
+            // Chunks that lanes filled at the last cut, and that they have let go of since, are free by that cut.
+            self.chunks.free_below(upto, self.relax());
             return Ok(());
         }
         let mut image = Image::new();
@@ -159,7 +169,7 @@ impl<M: Medium> Core<M> {
         let (mut block, end) = (offset / PAGE, (offset + len).div_ceil(PAGE));
         while block < end {
             let Some(slot) = self.index.get(block) else {
-                block += 1;
+                block = Index::leaf_end(block);
                 continue;
             };
             let link = Link(slot.bitmap());

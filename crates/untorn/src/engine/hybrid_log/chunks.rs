@@ -103,6 +103,11 @@ impl Chunks {
         self.total() == self.most
     }
 
+    /// How many chunks there may be.
+    pub(super) fn most(&self) -> u64 {
+        self.most
+    }
+
     /// Chunks that are free.
     pub(super) fn available(&self) -> u64 {
         self.available.load(Ordering::Acquire)

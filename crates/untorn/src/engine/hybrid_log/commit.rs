@@ -75,7 +75,7 @@ impl<M: Medium> Core<M> {
             digest.count = digest.count.wrapping_add(part.count);
             digest.sum = digest.sum.wrapping_add(part.sum);
         }
-        let certified = self.certifies() && !lanes.iter().any(|lane| lane.state.is_uncertain());
+        let certified = self.is_certified(lanes);
         if !certified {
             let both: &[&M::File] = &[&self.side, &self.data];
             self.fence(barriers::EPOCH_DATA, if self.logs_undo() { both } else { &both[..1] })?;
@@ -102,6 +102,18 @@ impl<M: Medium> Core<M> {
         self.choose_policy(writes);
         lanes.iter().for_each(|lane| lane.state.start_epoch());
         Ok(())
+    }
+
+    /// Whether checksums vouch for all of the open epoch. The caller holds every lane.
+    pub(super) fn is_certified(&self, lanes: &[Lane<'_>]) -> bool {
+        self.certifies() && !lanes.iter().any(|lane| lane.state.is_uncertain())
+    }
+
+    /// Whether the record of an epoch was stored, durable or not.
+    pub(super) fn has_record(&self, epoch: u64) -> bool {
+        let (at, mut line) = (record_at(epoch), [0; LINE as usize]);
+        let read = self.side.read(at, &mut line);
+        read.is_ok() && EpochRecord::decode(self.seal, at, &line).is_some_and(|record| record.epoch == epoch)
     }
 
     /// Makes every epoch whose record was stored before the call durable, in a flush shared by the threads that wait for

@@ -23,6 +23,7 @@ use super::index::{Index, Leaves};
 use super::read::{Seen, TRIES};
 use crate::error::Result;
 use crate::medium::{Medium, MediumFile};
+use crate::sharing::gate::Held;
 use crate::sharing::page::PageState;
 use crate::sidecar::PAGE;
 use crate::sys::sync::{Ordering, fence};
@@ -56,7 +57,7 @@ impl<M: Medium> Core<M> {
             // Not to wait for a resize, which may wait for a commit. But where nobody does anything but resize, turn after turn
             // may be lost to that.
             let length_stays = match self.head.resizing.try_lock() {
-                None if round >= TRIES => Some(self.head.resizing.lock(self.relax())),
+                None if round >= TRIES => Some(self.wait_for_the_length()),
                 tried => tried,
             };
             if self.read_locking(offset, dst)? {
@@ -66,6 +67,14 @@ impl<M: Medium> Core<M> {
             self.medium.relax(round);
             round = round.saturating_add(1);
         }
+    }
+
+    /// Keeps the length from changing, before whoever has not begun to change it yet.
+    fn wait_for_the_length(&self) -> Held<'_> {
+        self.head.reads_waiting.fetch_add(1, Ordering::AcqRel);
+        let held = self.head.resizing.lock(self.relax());
+        self.head.reads_waiting.fetch_sub(1, Ordering::AcqRel);
+        held
     }
 
     fn end_of(&self, offset: u64, len: usize, file_len: u64) -> Result<u64> {
@@ -82,7 +91,7 @@ impl<M: Medium> Core<M> {
         // After a failure nobody is kept waiting for the rest.
         while locked < end && outcome.is_ok() {
             let at = locked;
-            let cover = self.lock_to_read(at / PAGE, offset / PAGE, leaves);
+            let cover = lock_to_read(&self.index, at / PAGE, offset / PAGE, leaves, self.relax());
             locked = cover.as_ref().map_or_else(|| Index::leaf_end(at / PAGE) * PAGE, LockedCover::end);
             let part = &mut dst[(at - offset) as usize..(locked.min(end) - offset) as usize];
             outcome = match cover {
@@ -118,32 +127,6 @@ impl<M: Medium> Core<M> {
         }
     }
 
-    /// Locks the cover of a block; `None` if it had no slot when the index had these leaves. Everything from `begin` up to the
-    /// block is locked already.
-    fn lock_to_read(&self, block: u64, begin: u64, leaves: Leaves) -> Option<LockedCover<'_>> {
-        let slot = self.index.get_of(leaves, block)?;
-        let mut round = 0;
-        loop {
-            let head = Link(slot.bitmap()).head(block);
-            // A cover that is coming apart may have let go of some of its blocks already, which are locked here. To wait for
-            // its first slot would be to wait for a lower one than those; whoever takes it apart needs none of them.
-            if block == begin || head == block {
-                // A cover lies in one leaf.
-                let first = self.index.get_of(leaves, head)?;
-                first.lock(false, self.relax());
-                // Whoever had it locked before may have given it another entry, even one of another size. As long as the
-                // block is still of a cover that begins here, that one is locked now.
-                let link = Link(slot.bitmap());
-                if link.head(block) == head && Link(first.bitmap()) == link {
-                    return Some(LockedCover { first, head, link });
-                }
-                first.unlock();
-            }
-            self.medium.relax(round);
-            round = round.saturating_add(1);
-        }
-    }
-
     /// Reads bytes of one cover whose lock is held: its entry may go home, but nothing takes its place.
     fn read_held(&self, cover: &LockedCover<'_>, offset: u64, dst: &mut [u8]) -> Result<()> {
         loop {
@@ -157,5 +140,76 @@ impl<M: Medium> Core<M> {
             }
             // It is at home by now, and the next look finds that out.
         }
+    }
+}
+
+/// Locks the cover of a block; `None` if it had no slot when the index had these leaves. Everything from `begin` up to the
+/// block is locked already.
+fn lock_to_read(
+    index: &Index,
+    block: u64,
+    begin: u64,
+    leaves: Leaves,
+    mut relax: impl FnMut(u32),
+) -> Option<LockedCover<'_>> {
+    let slot = index.get_of(leaves, block)?;
+    let mut round = 0;
+    loop {
+        let head = Link(slot.bitmap()).head(block);
+        // A cover that is coming apart may have let go of some of its blocks already, which are locked here. To wait for
+        // its first slot would be to wait for a lower one than those; whoever takes it apart needs none of them.
+        if block == begin || head == block {
+            // A cover lies in one leaf.
+            let first = index.get_of(leaves, head)?;
+            first.lock(false, &mut relax);
+            // Whoever had it locked before may have given it another entry, even one of another size. As long as the
+            // block is still of a cover that begins here, that one is locked now.
+            let link = Link(slot.bitmap());
+            if link.head(block) == head && Link(first.bitmap()) == link {
+                return Some(LockedCover { first, head, link });
+            }
+            first.unlock();
+        }
+        relax(round);
+        round = round.saturating_add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::hybrid_log::format::Kind;
+
+    /// A cover of four blocks comes apart, and has let go of the second. A reader has that one, and waits for the third. The
+    /// others are let go of, and a writer locks the first and wants the second: the reader, who is past the first, must not
+    /// wait for it.
+    #[test]
+    fn a_reader_waits_for_no_slot_below_those_it_has() {
+        let index = Index::new(8).unwrap();
+        let slots = [0, 1, 2, 3].map(|block| index.make(block).unwrap());
+        let whole = Link::new(0, 2, 0, Kind::Undo);
+        slots.iter().for_each(|slot| slot.restore(whole.0));
+        let leaves = index.leaves();
+        slots[0].lock(true, |_| panic!("nobody has it"));
+        let dissolve = |block: usize| {
+            slots[block].lock(true, |_| panic!("nobody has it"));
+            slots[block].publish(0, slots[block].version() + 1);
+        };
+        dissolve(1);
+
+        let second = lock_to_read(&index, 1, 1, leaves, |_| panic!("it stands for itself")).unwrap();
+        assert_eq!((second.head, second.end()), (1, 2 * PAGE));
+        let mut waits = 0;
+        let third = lock_to_read(&index, 2, 1, leaves, |_| {
+            waits += 1;
+            assert!(waits == 1, "it waits for who waits for it");
+            [2, 3].into_iter().for_each(dissolve);
+            slots[0].publish(0, slots[0].version() + 1);
+            slots[0].lock(true, |_| panic!("nobody has it"));
+            assert!(!slots[1].try_hold(), "what the writer wants next is the reader's");
+        });
+        let third = third.unwrap();
+        assert_eq!((third.head, third.end(), waits), (2, 3 * PAGE, 1));
+        assert!(!slots[2].try_hold());
     }
 }

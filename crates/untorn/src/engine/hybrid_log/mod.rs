@@ -143,6 +143,9 @@ struct Head {
     cut: AtomicU64,
     /// Held by the thread that checkpoints.
     cutting: Gate,
+    /// Reads that wait for `resizing`. As long as there are any nobody else begins to change the length: turns of somebody
+    /// who does nothing else would follow each other so closely that a read finds the gate closed whenever it looks.
+    reads_waiting: AtomicU64,
     /// Shares device flushes.
     group: GroupFlush,
 }
@@ -306,9 +309,9 @@ impl<M: Medium> Engine for HybridLog<M> {
 
     fn reclaim(&self) -> Result<u64> {
         self.core.standing.writable()?;
-        let reclaimed =
-            self.core.checkpoint().and_then(|()| self.core.chunks.hollow(&self.core.side, self.core.relax()));
-        reclaimed.map_err(|error| self.core.standing.unless_lost(error))
+        let core = &self.core;
+        let reclaimed = core.checkpoint_all_chunks().and_then(|()| core.chunks.hollow(&core.side, core.relax()));
+        reclaimed.map_err(|error| core.standing.unless_lost(error))
     }
 
     fn info(&self) -> Info {

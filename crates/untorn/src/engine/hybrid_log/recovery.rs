@@ -74,7 +74,7 @@ impl Found {
             found.len = record.len;
         } else if found.committed != retirement.cut {
             let what = format!("epoch {} is durable, but has no record", found.committed);
-            return Err(Error::Corrupt { path: core.sidecar.clone(), offset: Some(record_at(found.committed)), what });
+            return Err(core.corrupt(record_at(found.committed), what));
         }
         for entry in entries {
             match (entry.header.kind, entry.header.epoch <= found.committed) {
@@ -174,6 +174,9 @@ impl<M: Medium> Core<M> {
         let proofs =
             entries.iter().map(|entry| entry.header.proves).chain(records.values().map(|record| record.proves));
         let mut last = proofs.fold(cut, u64::max);
+        if last > cut {
+            self.check_proven(records.range(cut + 1..=last), entries)?;
+        }
         while let Some(record) = records.get(&(last + 1)) {
             let whole = match record.digest {
                 None => true,
@@ -185,6 +188,60 @@ impl<M: Medium> Core<M> {
             last += 1;
         }
         Ok(last)
+    }
+
+    /// That nothing of epochs which are known to have been durable has gone bad since, as far as it can be told: no crash
+    /// takes something of them away, so what is missing was damaged, and without it the file would be a mixture. Of an epoch
+    /// whose record has no digest, or is written over by now, entries may have been stored to after their sums were taken;
+    /// and of one that logged undo nothing is needed any more.
+    fn check_proven<'a>(
+        &self,
+        records: impl Iterator<Item = (&'a u64, &'a EpochRecord)>,
+        entries: &[Entry],
+    ) -> Result<()> {
+        let mut digests: BTreeMap<u64, Digest> =
+            records.filter_map(|(&epoch, record)| Some((epoch, record.digest?))).collect();
+        // All entries of an epoch are of one kind.
+        for entry in entries.iter().filter(|entry| entry.header.kind == Kind::Undo) {
+            digests.remove(&entry.header.epoch);
+        }
+        let mut found: BTreeMap<u64, Digest> = digests.keys().map(|&epoch| (epoch, Digest::default())).collect();
+        let mut redo = Vec::new();
+        for entry in entries {
+            if let Some(digest) = found.get_mut(&entry.header.epoch) {
+                digest.add(entry.check);
+                redo.push(*entry);
+            }
+        }
+        for (epoch, digest) in digests {
+            let found = found.get(&epoch).copied().unwrap_or_default();
+            if found != digest {
+                let what = format!(
+                    "epoch {epoch} was durable, and of its {} entries {} are whole; they do not add up to what this record \
+                     says",
+                    digest.count, found.count
+                );
+                return Err(self.corrupt(record_at(epoch), what));
+            }
+        }
+        let bytes = redo.iter().map(|entry| u64::from(entry.header.len)).sum();
+        let verify = |entries: &[Entry]| -> Result<()> {
+            let mut image = Vec::new();
+            for entry in entries {
+                if !self.is_whole(entry, &mut image)? {
+                    let at = self.chunks.bytes_at(entry.unit) + u64::from(entry.header.offset);
+                    let Header { epoch, len, .. } = entry.header;
+                    let what = format!("{len} bytes of epoch {epoch}, which was durable, are not those it wrote");
+                    return Err(self.corrupt(at, what));
+                }
+            }
+            Ok(())
+        };
+        in_parallel(&redo, bytes, verify).map(drop)
+    }
+
+    fn corrupt(&self, offset: u64, what: String) -> Error {
+        Error::Corrupt { path: self.sidecar.clone(), offset: Some(offset), what }
     }
 
     /// Whether everything of an epoch arrived.

@@ -29,26 +29,39 @@ impl<M: Medium> Core<M> {
                 Logged::Nothing => match self.take_entry(lane, cover.class) {
                     Ok(Some(unit)) => self.redo_link(unit, cover.class),
                     none => {
-                        let before =
-                            plan.covers.iter().zip(&links).filter(|(cover, _)| cover.logged == Logged::Nothing);
-                        let taken = before.map(|(cover, link): (_, &Link)| (link.unit(), cover.class));
-                        self.chunks.give_back(lane.state, taken, self.relax());
+                        self.give_back_new(lane, plan, &links);
                         return none.map(|_| None);
                     }
                 },
             });
         }
-        let saved = self.about_to_be_overwritten(plan)?;
+        let saved = match self.about_to_be_overwritten(plan) {
+            Ok(saved) => saved,
+            Err(error) => {
+                self.give_back_new(lane, plan, &links);
+                return Err(error);
+            }
+        };
         match self.store_redo(lane, plan, &links) {
             Ok(()) => Ok(Some(links)),
             // On persistent memory no store fails unless a page of the log is lost.
             Err(error) if self.class == MediumClass::PersistentMemory => Err(self.standing.poison(error)),
             // What cannot be taken back must not be committed with the rest of the epoch.
             Err(error) => match self.take_back(lane, plan, &links, saved) {
-                Ok(()) => Err(error),
+                Ok(()) => {
+                    self.give_back_new(lane, plan, &links);
+                    Err(error)
+                }
                 Err(_) => Err(self.standing.poison(error)),
             },
         }
+    }
+
+    /// Gives the room back that was taken for new entries of a write, of which nothing is said any more. `links` are those
+    /// of the first covers.
+    fn give_back_new(&self, lane: &Lane<'_>, plan: &Plan<'_>, links: &[Link]) {
+        let new = plan.covers.iter().zip(links).filter(|(cover, _)| cover.logged == Logged::Nothing);
+        self.chunks.give_back(lane.state, new.map(|(cover, link)| (link.unit(), cover.class)), self.relax());
     }
 
     fn store_redo(&self, lane: &Lane<'_>, plan: &Plan<'_>, links: &[Link]) -> Result<()> {

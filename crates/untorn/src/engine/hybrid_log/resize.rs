@@ -5,6 +5,7 @@ use crate::engine::Piece;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, MediumFile};
 use crate::options::Durability;
+use crate::sharing::gate::Held;
 use crate::sidecar::PAGE;
 use crate::sys::sync::Ordering;
 
@@ -23,7 +24,7 @@ impl<M: Medium> Core<M> {
         }
         // One at a time: of two that find the data file too short, the second would cut it to its own length, whatever has
         // been written behind that meanwhile.
-        let _resizing = self.head.resizing.lock(self.relax());
+        let _resizing = self.lock_resizing();
         for attempt in 0.. {
             if self.data.len() < len {
                 self.data.set_len(len)?;
@@ -43,6 +44,15 @@ impl<M: Medium> Core<M> {
             self.make_room(&[Piece { offset: 0, bytes: &[0; ZEROS] }], attempt)?;
         }
         Ok(())
+    }
+
+    fn lock_resizing(&self) -> Held<'_> {
+        let (mut relax, mut round) = (self.relax(), 0);
+        while self.head.reads_waiting.load(Ordering::Acquire) != 0 {
+            relax(round);
+            round = round.saturating_add(1);
+        }
+        self.head.resizing.lock(relax)
     }
 
     /// The caller holds every lane.

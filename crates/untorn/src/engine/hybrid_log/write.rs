@@ -7,7 +7,6 @@ use crate::engine::Piece;
 use crate::error::Result;
 use crate::medium::{Medium, MediumClass, MediumFile};
 use crate::options::Durability;
-use crate::sharing::berths::Berth;
 use crate::sharing::gate::lock;
 use crate::sidecar::PAGE;
 
@@ -50,6 +49,9 @@ const ENOUGH_CHUNKS: u64 = 32;
 
 /// How often a write that found no room makes room anew before it gives up. Others may take what was made.
 const PATIENCE: u32 = 100;
+
+/// The same where the disk is full and something of the log is free. Each time tries to make the log longer.
+const PATIENCE_ON_A_FULL_DISK: u32 = 8;
 
 impl<M: Medium> Core<M> {
     pub(super) fn write_pieces(&self, pieces: &[Piece<'_>]) -> Result<()> {
@@ -120,6 +122,7 @@ impl<M: Medium> Core<M> {
                     // Whether a write whose commit failed is in, only recovery can tell; the handle is poisoned.
                     let committed = self.commit_with(&lanes, self.len(), true, publish);
                     if committed.is_err() {
+                        self.withdraw(&lanes);
                         self.unlock(&plan.covers);
                     }
                     return committed;
@@ -133,6 +136,7 @@ impl<M: Medium> Core<M> {
                     Outcome::NotDurable(epoch)
                 }
                 Err(Hindrance::Failed(error)) => {
+                    self.withdraw(&lanes);
                     self.unlock(&plan.covers);
                     return Err(error);
                 }
@@ -146,6 +150,21 @@ impl<M: Medium> Core<M> {
                     attempt += 1;
                 }
             }
+        }
+    }
+
+    /// Under undo, takes back what a write that is a commit by itself has stored to the file already, when it failed and
+    /// only recovery can tell what is in: nobody may see what that will take back. The caller holds every lane, and has
+    /// locked what the write touched.
+    fn withdraw(&self, lanes: &[Lane<'_>]) {
+        // Recovery goes by a record that arrived; if it has no digest, it does not look at the bytes, and would find some of
+        // the old ones among the new.
+        if self.standing.writable().is_err()
+            && self.logs_undo()
+            && (self.is_certified(lanes) || !self.has_record(self.epoch()))
+            && let Err(error) = self.roll_back()
+        {
+            tracing::error!(path = %self.path().display(), %error, "a write whose commit failed stays to be seen");
         }
     }
 
@@ -261,6 +280,10 @@ impl<M: Medium> Core<M> {
     #[cold]
     pub(super) fn make_room(&self, pieces: &[Piece<'_>], attempt: u32) -> Result<()> {
         let chunk = self.chunks.units * PAGE;
+        // Whatever else the log holds, it can never hold this: it is not made longer for it.
+        if pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>() > self.chunks.most() * chunk {
+            return Err(self.chunks.full(self.path()));
+        }
         // The longest entries fill a chunk each. A shorter piece may lie across two covers of its size, rounded up; and of a
         // chunk with such entries more than half is filled before the next one is begun.
         let (mut whole, mut short) = (0, 0);
@@ -276,30 +299,47 @@ impl<M: Medium> Core<M> {
         let wanted = whole + (2 * short).div_ceil(chunk) + 1 + u64::from(attempt);
         // With fewer chunks than lanes, each would take the others' away.
         let enough = (2 * wanted).max(2 * self.lanes.reach()).min(ENOUGH_CHUNKS);
-        if self.chunks.total() >= enough || self.chunks.is_at_its_most() || attempt > 0 {
-            // What is committed and not durable yet, because its flush is under way, cannot be taken home.
-            self.await_durable(self.epoch() - 1)?;
-            // Chunks that other lanes began to fill in earlier epochs become free too.
-            self.lanes.acquire_all(self.relax()).iter().for_each(|lane: &Berth<'_, _>| self.chunks.let_go(lane.state));
-            self.checkpoint()?;
+        let grows_first = self.chunks.total() < enough && !self.chunks.is_at_its_most() && attempt == 0;
+        if !grows_first {
+            self.free_what_is_durable()?;
         }
+        match self.lengthen(wanted) {
+            Ok(false) if attempt >= PATIENCE => Err(self.chunks.full(self.path())),
+            Ok(_) => Ok(()),
+            // On a full disk a checkpoint may make room all the same, and what it made somebody else may have taken. Of a
+            // longer log whose flush failed nothing is to be hoped for.
+            Err(error) if error.is_for_want_of_space() && self.standing.writable().is_ok() => {
+                if grows_first {
+                    return self.free_what_is_durable();
+                }
+                if self.chunks.available() > 0 && attempt < PATIENCE_ON_A_FULL_DISK { Ok(()) } else { Err(error) }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Frees all of the log that the open epoch does not need.
+    fn free_what_is_durable(&self) -> Result<()> {
+        // What is committed and not durable yet, because its flush is under way, cannot be taken home.
+        self.await_durable(self.epoch() - 1)?;
+        // Chunks that other lanes began to fill in earlier epochs become free too.
+        self.checkpoint_all_chunks()
+    }
+
+    /// Makes the log longer until so many chunks are free. False if it may not become so long.
+    fn lengthen(&self, wanted: u64) -> Result<bool> {
         // A cut meanwhile would write a length down that is not durable yet. Of several threads that find no room, one at a
         // time looks again and makes some.
         let mut ledger = lock(&self.ledger, self.relax());
-        let mut grew = true;
-        while self.chunks.available() < wanted && grew {
+        while self.chunks.available() < wanted {
             // If it fails, nobody knows what became of the open epoch's bytes, which were to be flushed with it.
             let sync = || self.side.sync(barriers::LOG_GROW).map_err(|error| self.standing.poison(error));
-            grew = self.chunks.grow(&self.side, sync, self.relax())?;
-            if grew {
-                self.note_log_length(&mut ledger)?;
+            if !self.chunks.grow(&self.side, sync, self.relax())? {
+                return Ok(false);
             }
+            self.note_log_length(&mut ledger)?;
         }
-        drop(ledger);
-        if !grew && attempt >= PATIENCE {
-            return Err(self.chunks.full(self.path()));
-        }
-        Ok(())
+        Ok(true)
     }
 
     /// Reads bytes of a cover as they stand at home; behind the end of the file they are zeros.
