@@ -152,7 +152,7 @@ impl<M: Medium> Redundancy<M> {
         }
         side.sync(barriers::ATTACH_SIDE)?;
         side.distrust_cache(barriers::ATTACH_CACHE, 0, side.len())?;
-        let (mut superblock, mut superblocks) = Superblock::read(&side, &place)?;
+        let (mut superblock, mut superblocks) = Superblock::read(&side, &place, &data)?;
         let is_as_long = of_sidecar || superblock.geometry.len == data.len();
         let mut troubles = None;
         if beside && !is_as_long && is_of(&superblock, &data)? {
@@ -167,7 +167,7 @@ impl<M: Medium> Redundancy<M> {
                 let Superblock { history, .. } = superblock;
                 create_marked(&*medium, path, &place, &data, data.len(), &superblock.settings(), history)?
             };
-            (superblock, superblocks) = Superblock::read(&side, &place)?;
+            (superblock, superblocks) = Superblock::read(&side, &place, &data)?;
             created = true;
         }
         agree(path, &place, &superblock, &data, &settings, of_sidecar)?;

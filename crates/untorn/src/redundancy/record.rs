@@ -46,7 +46,7 @@ fn read<M: Medium>(medium: &M, path: &Path, of: &M::File, place: PathBuf) -> Res
     loop {
         tries += 1;
         let side = medium.open(&place, Access::Read, 0)?;
-        let superblock = match Superblock::read(&side, &place) {
+        let superblock = match Superblock::read(&side, &place, of) {
             Err(Error::Corrupt { .. }) if tries < ATTEMPTS => {
                 std::thread::sleep(PAUSE);
                 continue;

@@ -132,7 +132,7 @@ impl<M: Medium> SidecarPages<M> {
             return Ok(());
         }
         let companion = self.medium.open(&self.place, Access::Read, 0)?;
-        match Companion::read(&companion, &self.place) {
+        match Companion::read(&companion, &self.place, &side) {
             Ok((found, _)) if is_of(&found, &side)? => {}
             // It is of a sidecar that is gone.
             Ok(_) => return Ok(()),
