@@ -270,7 +270,8 @@ pub fn recorded(path: impl AsRef<Path>) -> Result<Option<Record>> {
     Ok(Some(Record { coverage, holder }))
 }
 
-/// Compares a protected file that nobody has open with its checksums and parity; see [`Protected::scrub_with`].
+/// Compares a protected file that nobody has open with its checksums and parity; see [`Protected::scrub_with`]. If somebody writes to
+/// it meanwhile, what differs is [unknown](crate::Damage::Unknown) from then on.
 ///
 /// # Errors
 /// [`Error::Io`] with ENOENT if it is not protected; those of [`ProtectOptions::open`].

@@ -97,7 +97,7 @@ pub(crate) use watch::Watch;
 pub(crate) use watched::Watched;
 
 use crate::error::Result;
-use crate::medium::Medium;
+use crate::medium::{Medium, Stamp};
 use crate::options::Checksum;
 
 /// The barriers of redundancy.
@@ -274,6 +274,9 @@ struct Inner {
     carried: bool,
     /// The file has another length for a reason that is not known, so pages that are not spoken of may hold anything.
     doubts: bool,
+    /// Size and time of a file that is only looked at, when it was opened, or as the last repair left them: if they are others,
+    /// somebody else has written to it.
+    seen: Stamp,
     /// The first failure, after which nothing more is done.
     failed: Option<String>,
 }

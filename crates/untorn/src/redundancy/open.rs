@@ -68,6 +68,7 @@ impl Inner {
             disbelieved: false,
             carried: false,
             doubts: false,
+            seen: superblock.stamp,
             failed: None,
             superblock,
             tables,
@@ -180,7 +181,8 @@ impl<M: Medium> Redundancy<M> {
             side.allocate(0, geometry.side_len())?;
         }
         // What the next line writes again is not a write that nobody told of.
-        let untouched = data.stamp()? == superblock.stamp;
+        let seen = data.stamp()?;
+        let untouched = seen == superblock.stamp;
         // Where the engine was not closed it does this itself; where it was, no flush had failed, and the file's time is noted.
         if superblock.left != Left::Closed && mode.is_announced() && !beside {
             // Nobody else does this: a mapping that a program stores to meanwhile must not be written over with what it held a
@@ -194,7 +196,7 @@ impl<M: Medium> Redundancy<M> {
         };
         let carried = created && superblock.left == Left::Storing;
         let damaged = read.damaged.clone();
-        let inner = Inner { carried, damaged, ..Inner::new(superblock, superblocks, tables) };
+        let inner = Inner { carried, damaged, seen, ..Inner::new(superblock, superblocks, tables) };
         let opened = Redundancy {
             medium,
             path: path.to_owned(),
