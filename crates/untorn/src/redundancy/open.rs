@@ -408,6 +408,11 @@ impl<M: Medium> Redundancy<M> {
         Ok(())
     }
 
+    /// Whether the companion file says that it was closed.
+    pub(super) fn was_closed(&self) -> bool {
+        self.lock().superblock.left == Left::Closed
+    }
+
     /// What the companion file is like.
     pub(super) fn settings(&self) -> Settings {
         Settings { batch: self.batch, ..self.lock().superblock.settings() }

@@ -324,6 +324,17 @@ pub(crate) fn none_of_sidecar<M: Medium>(medium: &M, path: &Path) -> Result<()> 
     remove_of_sidecar(medium, path).map(drop)
 }
 
+impl<M: Medium> SidecarPages<M> {
+    /// Whether there is nothing that an engine would do to these pages when it opens the file: they were closed, or there are none.
+    pub(super) fn was_closed(&self) -> bool {
+        match &*self.read() {
+            Kept::Open(redundancy) => redundancy.was_closed(),
+            Kept::Lost(_) => false,
+            Kept::Nothing => matches!(self.superblock(), Ok(None)),
+        }
+    }
+}
+
 impl<M: Medium> Aside for SidecarPages<M> {
     fn is_kept(&self) -> bool {
         !matches!(&*self.read(), Kept::Nothing)
@@ -369,11 +380,11 @@ impl<M: Medium> Aside for SidecarPages<M> {
         verified.map(Option::unwrap_or_default)
     }
 
-    fn verify_index(&self) -> Result<()> {
+    fn verify_index(&self, repair: bool) -> Result<()> {
         let every = self.every.load(Ordering::Relaxed);
         let verified = self.with(|redundancy| {
             let mut pages = (0..redundancy.len().div_ceil(PAGE)).step_by(every as usize);
-            pages.try_for_each(|page| redundancy.verify(page * PAGE..(page + 1) * PAGE, true))
+            pages.try_for_each(|page| redundancy.verify(page * PAGE..(page + 1) * PAGE, repair))
         });
         verified.map(Option::unwrap_or_default)
     }
