@@ -14,7 +14,7 @@ pub use options::track;
 
 use crate::engine::{State, inspect};
 use crate::error::{Error, Result};
-use crate::medium::{self, Latched, PageCache};
+use crate::medium::{self, Latched, Medium, PageCache};
 use crate::options::{Options, ProtectOptions};
 use crate::redundancy::{self, Coverage, Mode, RepairReport, Scrub, ScrubReport, Threads, Told};
 use crate::sidecar;
@@ -266,9 +266,17 @@ pub struct Record {
 /// [`Error::Corrupt`] for a companion that cannot be believed, [`Error::Invalid`] for that of another file; those of reading.
 pub fn recorded(path: impl AsRef<Path>) -> Result<Option<Record>> {
     let path = &medium::resolve(path.as_ref())?;
-    let Some(coverage) = redundancy::recorded(&PageCache::new(), path)? else { return Ok(None) };
+    let Some(coverage) = recorded_on(&PageCache::new(), path)? else { return Ok(None) };
     let holder = crate::sys::locks::flock_holder(&coverage.companion).unwrap_or_default();
     Ok(Some(Record { coverage, holder }))
+}
+
+/// The same on a medium of one's own, for simulators; nothing is said of a holder.
+///
+/// # Errors
+/// As there.
+pub fn recorded_on<M: Medium>(medium: &M, path: impl AsRef<Path>) -> Result<Option<Coverage>> {
+    redundancy::recorded(medium, path.as_ref())
 }
 
 /// Compares a protected file that nobody has open with its checksums and parity; see [`Protected::scrub_with`]. If somebody writes to

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use common::pattern;
 use twox_hash::XxHash3_64;
-use untorn::{Damage, EngineKind, Error, Options, ProtectOptions, Protected};
+use untorn::{AtomicFile, Damage, EngineKind, Error, Options, ProtectOptions, Protected};
 
 const PAGE: usize = 4096;
 
@@ -58,6 +58,18 @@ fn put(side: &Path, copy: usize, page: &[u8]) {
 fn seal(superblock: &mut [u8]) {
     let check = XxHash3_64::oneshot(&superblock[..4088]);
     superblock[4088..4096].copy_from_slice(&check.to_le_bytes());
+}
+
+/// Writes numbers into both superblocks, as somebody would who knows the format.
+fn forge(side: &Path, fields: &[(usize, &[u8])]) {
+    let mut bytes = fs::read(side).unwrap();
+    for superblock in bytes[..2 * PAGE].chunks_exact_mut(PAGE) {
+        for (at, field) in fields {
+            superblock[*at..][..field.len()].copy_from_slice(field);
+        }
+        seal(superblock);
+    }
+    File::options().write(true).open(side).unwrap().write_all_at(&bytes[..2 * PAGE], 0).unwrap();
 }
 
 /// That it is named as damage, and given back, and was no obstacle to whoever protects the file.
@@ -218,4 +230,66 @@ fn a_superblock_of_a_later_version_is_refused_if_it_is_of_this_file() {
         assert_eq!(place.scrub(), [Damage::Table { offset: (copy * PAGE) as u64 }]);
         fs::write(&side, &held).unwrap();
     }
+}
+
+/// The longest length that a superblock may name, and more than any memory or disk has redundancy for.
+const ENDLESS: [u8; 8] = (1_u64 << 56).to_le_bytes();
+
+#[test]
+fn a_length_that_is_made_up_is_not_believed_by_who_asks_what_is_recorded() {
+    let place = Place::new(&pattern(8 * PAGE, 11));
+    by_hand().open(&place.file).unwrap().close().unwrap();
+    let side = place.companion();
+    assert_eq!(untorn::recorded(&place.file).unwrap().unwrap().coverage.pages, 8);
+    forge(&side, &[(96, &ENDLESS)]);
+    let recorded = untorn::recorded(&place.file);
+    assert!(matches!(&recorded, Err(Error::Corrupt { path, .. }) if *path == side), "{recorded:?}");
+}
+
+#[test]
+fn a_length_that_is_made_up_is_not_believed_by_an_engine() {
+    const STORING: [u8; 4] = 4_u32.to_le_bytes();
+    let bytes = pattern(20 * PAGE, 12);
+    let made = |engine| {
+        let place = Place::new(&[]);
+        fs::remove_file(&place.file).unwrap();
+        let options = Options::new().engine(engine);
+        let file = options.clone().redundancy(by_hand()).create(&place.file, bytes.len() as u64).unwrap();
+        file.write_at(&bytes, 0).unwrap();
+        file.close().unwrap();
+        (place, options)
+    };
+    let reads = |file: &AtomicFile| {
+        let mut held = vec![0; bytes.len()];
+        file.read_at(&mut held, 0).unwrap();
+        held
+    };
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        let (place, options) = made(engine);
+        forge(&place.companion(), &[(96, &ENDLESS), (116, &STORING)]);
+        let file = options.open(&place.file).unwrap();
+        assert!(reads(&file) == bytes);
+        file.sync_redundancy().unwrap();
+        assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0);
+        file.close().unwrap();
+        assert_eq!(place.scrub(), []);
+    }
+    // That of a sidecar may be for more than the sidecar has, but not for that.
+    let (place, options) = made(EngineKind::Reflection);
+    let side = place.companion().with_extension("sidecar-redundancy");
+    let len = fs::metadata(&side).unwrap().len();
+    forge(&side, &[(96, &ENDLESS)]);
+    let scrubbed = untorn::scrub(&place.file, None, &mut |_, _| true);
+    assert!(matches!(&scrubbed, Err(Error::Corrupt { path, .. }) if *path == side), "{scrubbed:?}");
+    assert_eq!(fs::metadata(&side).unwrap().len(), len);
+    let file = options.open(&place.file).unwrap();
+    assert!(reads(&file) == bytes);
+    file.close().unwrap();
+    assert!(fs::metadata(&side).unwrap().len() <= len);
+    assert_eq!(place.scrub(), []);
+    // One that was cut short, and is what it says, is what it was: what is missing is damage.
+    File::options().write(true).open(&side).unwrap().set_len(len - PAGE as u64).unwrap();
+    assert!(matches!(place.scrub()[..], [Damage::SidecarParity { .. }]));
+    assert!(place.repair().is_whole());
+    assert_eq!(place.scrub(), []);
 }

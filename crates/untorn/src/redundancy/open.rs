@@ -159,7 +159,9 @@ impl<M: Medium> Redundancy<M> {
         if beside && !is_as_long && is_of(&superblock, &data)? {
             // A crash while its length was being changed. Another may have changed it too, of which the time tells only where
             // nobody stored.
-            side = if superblock.left == Left::Storing && !trusted {
+            // And anybody may have written the length, which nothing bounds but what there is of the companion.
+            let is_there = superblock.geometry.side_len() <= side.len();
+            side = if superblock.left == Left::Storing && !trusted && is_there {
                 let before = Self::of_another_length(&medium, path, &place, side, (superblock, superblocks), &mode)?;
                 before.doubt_beyond(data.len());
                 troubles = Some(before.troubles());

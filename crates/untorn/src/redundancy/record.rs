@@ -58,6 +58,11 @@ fn read<M: Medium>(medium: &M, path: &Path, of: &M::File, place: PathBuf) -> Res
             return Err(Error::Invalid { path: path.to_owned(), what });
         }
         let geometry = superblock.geometry;
+        if side.len() < geometry.side_len() {
+            // Anybody may have written the number, and memory for so many pages is not to be had.
+            let what = "it is shorter than its superblock says; protect the file again".to_owned();
+            return Err(Error::Corrupt { path: place, offset: Some(side.len()), what });
+        }
         let (tables, found) = Tables::read(&side, geometry, superblock.tie(), false)?;
         if !found.lost.is_empty() && tries < ATTEMPTS {
             std::thread::sleep(PAUSE);

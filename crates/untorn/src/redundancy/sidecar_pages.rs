@@ -132,10 +132,17 @@ impl<M: Medium> SidecarPages<M> {
             return Ok(());
         }
         let companion = self.medium.open(&self.place, Access::Read, 0)?;
-        match Companion::read(&companion, &self.place, &side) {
-            Ok((found, _)) if is_of(&found, &side)? => {}
-            // It is of a sidecar that is gone.
-            Ok(_) => return Ok(()),
+        let found = match Companion::read(&companion, &self.place, &side) {
+            Ok((found, _)) if !is_of(&found, &side)? => return Ok(()), // It is of a sidecar that is gone.
+            Ok((found, _)) => {
+                let chunk = (self.chunk)(superblock.layout) * PAGE;
+                let data = self.medium.open(&self.data, Access::Read, 0)?.len();
+                self.bounded(&found, &companion, 4 * side.len().max(data).max(chunk))
+            }
+            Err(error) => Err(error),
+        };
+        match found {
+            Ok(()) => {}
             // Who looks is told; who has the file for good makes it anew.
             Err(Error::Corrupt { .. }) if !matches!(self.mode, Mode::Look) => {
                 tracing::warn!(companion = %self.place.display(), "redundancy of a sidecar is lost, and made anew");
@@ -151,6 +158,16 @@ impl<M: Medium> SidecarPages<M> {
             redundancy.mend((0..redundancy.len().div_ceil(PAGE)).step_by(chunk as usize))?;
         }
         self.keep(from, chunk, redundancy);
+        Ok(())
+    }
+
+    /// Refuses a companion that is shorter than it says, and says that it is of more bytes than the sidecar can be believed to have
+    /// had: it would be made as long as it says.
+    fn bounded(&self, found: &Companion, companion: &M::File, most: u64) -> Result<()> {
+        if companion.len() < found.geometry.side_len() && found.geometry.len > most {
+            let what = "it is shorter than its superblock says".to_owned();
+            return Err(Error::Corrupt { path: self.place.clone(), offset: Some(companion.len()), what });
+        }
         Ok(())
     }
 
