@@ -293,3 +293,21 @@ fn a_length_that_is_made_up_is_not_believed_by_an_engine() {
     assert!(place.repair().is_whole());
     assert_eq!(place.scrub(), []);
 }
+
+#[test]
+fn what_untorn_stores_to_without_a_word_is_not_protected() {
+    let place = Place::new(&[]);
+    fs::remove_file(&place.file).unwrap();
+    let store = untorn::RegionStore::create(&place.file).unwrap();
+    let refused = |refused: Result<untorn::Coverage, Error>| {
+        let Err(Error::Invalid { what, .. }) = refused else { panic!("{refused:?}") };
+        assert!(what.contains("region store"), "{what}");
+        assert!(untorn::coverage(&place.file).unwrap().is_none());
+    };
+    refused(untorn::protect(&place.file, &by_hand()));
+    store.close().unwrap();
+    refused(untorn::protect(&place.file, &by_hand()));
+    // Damage to one of its superblocks makes it no other file.
+    put(&place.file, 0, &[0; PAGE]);
+    refused(by_hand().open(&place.file).and_then(|protected| protected.coverage()));
+}
