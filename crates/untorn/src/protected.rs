@@ -233,7 +233,8 @@ impl fmt::Debug for Stores<'_> {
     }
 }
 
-/// How much of a file is covered; `None` if it is not protected. It is not read for that.
+/// How much of a file is covered; `None` if it is not protected. It is not read for that, so pages that are lost or unknown, and ages,
+/// are not told.
 ///
 /// # Errors
 /// [`Error::InUse`] while it is protected by somebody who has it open, and those of [`ProtectOptions::open`].

@@ -373,7 +373,9 @@ impl<M: Medium> Redundancy<M> {
         uncovered.extend(inner.stored.iter());
         uncovered.extend(inner.unknown.iter().copied());
         let vulnerable: BTreeSet<u64> = uncovered.iter().map(|page| self.geometry.stripe_of(*page)).collect();
-        let age = inner.ages.oldest(uncovered.iter()).map(|since| since.elapsed());
+        // Who only looks has not seen a page become uncovered.
+        let ages = (!matches!(self.mode, Mode::Look | Mode::Report)).then_some(&inner.ages);
+        let age = ages.and_then(|ages| ages.oldest(uncovered.iter())).map(|since| since.elapsed());
         Ok(Coverage {
             companion: self.side_path.clone(),
             bytes: self.geometry.side_len(),

@@ -29,12 +29,15 @@ pub struct Coverage {
     /// that differs from its checksum is then unknown, and not repaired, until the file is protected again.
     pub believed: bool,
     /// Pages that differed from their checksums when the file was opened, after a crash or after a write that nobody told of:
-    /// whether they are damaged cannot be said. They are covered as they are.
+    /// whether they are damaged cannot be said. They are covered as they are. Of a file that is not open nothing is compared, so
+    /// there are none.
     pub unknown: Vec<u64>,
-    /// Damaged pages that could not be repaired when they were come upon.
+    /// Damaged pages that could not be repaired when they were come upon, since the file was opened; nobody keeps note of them
+    /// beyond that, so of one that is not open there are none.
     pub lost: Vec<u64>,
-    /// For how long, at most, the oldest uncovered page has been so; `None` if there is none. It is too much by the time between
-    /// two passes at most, or between two calls that cover. Time before the file was opened does not count.
+    /// For how long, at most, the oldest uncovered page has been so since the file was opened; `None` if there is none. It is too
+    /// much by the time between two passes at most, or between two calls that cover. Since when a page was uncovered before,
+    /// which a crash may have left so, nobody keeps note of; so it is `None` too of a file that is not open.
     pub oldest_uncovered: Option<Duration>,
     /// Stripes of the file.
     pub stripes: u64,
