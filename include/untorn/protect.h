@@ -145,9 +145,9 @@ typedef struct untorn_coverage {
  * what was stored last counts as unknown.
  * opts: NULL for the defaults.
  * Errors: UNTORN_EINVAL for what is no shared mapping of a whole file, a file with
- * an engine, an option, and where stores cannot be tracked; UNTORN_EBUSY if it is
- * protected already; UNTORN_EBADMSG if its checksums are damaged beyond use;
- * UNTORN_ENOSPC, UNTORN_EIO and others of the system. */
+ * an engine, a region store, an option, and where stores cannot be tracked;
+ * UNTORN_EBUSY if it is protected already; UNTORN_EBADMSG if its checksums are
+ * damaged beyond use; UNTORN_ENOSPC, UNTORN_EIO and others of the system. */
 int untorn_protect(void *addr, size_t len, const untorn_redundancy_options *opts);
 
 /* Covers everything that was stored and ends the protection; the checksums and the

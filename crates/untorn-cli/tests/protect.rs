@@ -70,6 +70,10 @@ fn what_somebody_wrote_untold_is_reported_and_left_alone() {
     write_untold(&place.file, b"an honest write", 2 * PAGE);
     let written = fs::read(&place.file).unwrap();
     assert_eq!(place.info()["redundancy"]["state"], "changed-untold");
+    // Nobody has looked at a page for it.
+    for unknown in ["lost", "unknown", "oldest_uncovered_seconds", "in_sidecar"] {
+        assert!(place.info()["redundancy"][unknown].is_null(), "{unknown}");
+    }
     let found = untorn(&["scrub", place.name(), "--json"]).expect(1).json();
     assert_eq!(found["damage"], serde_json::json!([{ "what": "unknown", "offset": 2 * PAGE, "len": PAGE }]));
     untorn(&["repair", place.name()]).expect(1);
@@ -210,6 +214,14 @@ fn what_is_recorded_is_told_while_another_process_keeps_it() {
     let line = untorn(&["info", place.name()]).expect(0).text();
     assert!(line.contains(&format!("process {}", std::process::id())) && line.contains("10 of 12 pages"), "{line}");
     drop(stores);
+    // Left as a crash leaves it: since when they are uncovered is nowhere on record.
+    drop(protected);
+    let left = place.info()["redundancy"].clone();
+    assert_eq!((&left["uncovered"], &left["oldest_uncovered_seconds"]), (&2.into(), &serde_json::Value::Null));
+    let coverage = untorn::coverage(&place.file).unwrap().unwrap();
+    assert_eq!((coverage.uncovered, coverage.oldest_uncovered), (2, None));
+    assert!(coverage.mttdl_gain().is_some());
+    let protected = untorn::ProtectOptions::new().on_demand().open(&place.file).unwrap();
     protected.sync().unwrap();
     assert_eq!(place.info()["redundancy"]["uncovered"], 0);
     protected.close().unwrap();

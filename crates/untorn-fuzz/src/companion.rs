@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use untorn::medium::{Access, Medium, MediumClass, MediumFile};
-use untorn::{Checksum, ProtectOptions, Result, StripeLayout};
+use untorn::{Checksum, EngineKind, Options, ProtectOptions, Result, StripeLayout};
 use untorn_sim::{CrashState, SimMedium};
 
 use crate::forge::{changes, field, raw, seal_superblock};
@@ -132,6 +132,12 @@ pub(crate) fn run(input: &[u8]) {
     let place = companion(&medium).expect("the file is there");
     replace(&medium, &place, &honest.side, &side).expect("a simulated machine takes any bytes");
     let contents = || plain(&medium).expect("the file is there");
+    match input.byte() % 8 {
+        // Seldom, for who reads amid writes tries again after a pause.
+        1 => drop(untorn::recorded_on(&medium, PATH)),
+        2 | 3 => return with_engine(&medium, honest, unforged),
+        _ => {}
+    }
 
     if let Ok(looked) = ProtectOptions::new().look_on(medium.clone(), PATH) {
         drop(looked.coverage());
@@ -160,6 +166,25 @@ pub(crate) fn run(input: &[u8]) {
         drop(by_hand().open_on(medium.clone(), PATH).map(|protected| protected.coverage()));
     }
     assert!(!unforged || contents() == honest.data, "a good page was changed");
+}
+
+/// Opens the file with an engine, which keeps the redundancy that it has. It stores nothing, so the file stays as it is, but for
+/// pages that a forged checksum has given back.
+fn with_engine(medium: &SimMedium, honest: &Honest, unforged: bool) {
+    let options = Options::new().engine(EngineKind::Reflection).record_area(2, 8);
+    if let Ok(file) = options.open_on(medium.clone(), PATH) {
+        drop(file.coverage());
+        drop(file.scrub());
+        drop(file.repair());
+        let mut held = vec![0; LEN];
+        if file.read_at(&mut held, 0).is_ok() {
+            assert!(!unforged || held == honest.data, "an engine reads what the file does not have");
+        }
+        drop(file.close());
+    }
+    let now = plain(medium).expect("the file is there");
+    assert_eq!(now.len(), LEN, "the file has another length");
+    assert!(!unforged || now == honest.data, "a good page was changed");
 }
 
 #[cfg(test)]

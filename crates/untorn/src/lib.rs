@@ -60,7 +60,9 @@ pub use options::{
     Checksum, Damage, DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, PageRange, Progress,
     ProgressFn, ProtectOptions, ReadPolicy, StripeLayout, Trust, VerifyReads,
 };
-pub use protected::{Protected, Record, Stores, coverage, protect, recorded, repair, scrub, track, unprotect};
+pub use protected::{
+    Protected, Record, Stores, coverage, protect, recorded, recorded_on, repair, scrub, track, unprotect,
+};
 pub use redundancy::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing, Tracker};
 pub use region::{Audit, Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
 /// For `untorn run`, likewise.

@@ -12,8 +12,9 @@ use std::time::Duration;
 use options::look;
 pub use options::track;
 
+use crate::engine::{State, inspect};
 use crate::error::{Error, Result};
-use crate::medium::{self, Latched, PageCache};
+use crate::medium::{self, Latched, Medium, PageCache};
 use crate::options::{Options, ProtectOptions};
 use crate::redundancy::{self, Coverage, Mode, RepairReport, Scrub, ScrubReport, Threads, Told, scrub_and_note};
 use crate::sidecar;
@@ -231,7 +232,8 @@ impl fmt::Debug for Stores<'_> {
     }
 }
 
-/// How much of a file is covered; `None` if it is not protected. It is not read for that.
+/// How much of a file is covered; `None` if it is not protected. It is not read for that, so pages that are lost or unknown, and ages,
+/// are not told.
 ///
 /// # Errors
 /// [`Error::InUse`] while it is protected by somebody who has it open, and those of [`ProtectOptions::open`].
@@ -264,12 +266,21 @@ pub struct Record {
 /// [`Error::Corrupt`] for a companion that cannot be believed, [`Error::Invalid`] for that of another file; those of reading.
 pub fn recorded(path: impl AsRef<Path>) -> Result<Option<Record>> {
     let path = &medium::resolve(path.as_ref())?;
-    let Some(coverage) = redundancy::recorded(&PageCache::new(), path)? else { return Ok(None) };
+    let Some(coverage) = recorded_on(&PageCache::new(), path)? else { return Ok(None) };
     let holder = crate::sys::locks::flock_holder(&coverage.companion).unwrap_or_default();
     Ok(Some(Record { coverage, holder }))
 }
 
-/// Compares a protected file that nobody has open with its checksums and parity; see [`Protected::scrub_with`].
+/// The same on a medium of one's own, for simulators; nothing is said of a holder.
+///
+/// # Errors
+/// As there.
+pub fn recorded_on<M: Medium>(medium: &M, path: impl AsRef<Path>) -> Result<Option<Coverage>> {
+    redundancy::recorded(medium, path.as_ref())
+}
+
+/// Compares a protected file that nobody has open with its checksums and parity; see [`Protected::scrub_with`]. If somebody writes to
+/// it meanwhile, what differs is [unknown](crate::Damage::Unknown) from then on.
 ///
 /// # Errors
 /// [`Error::Io`] with ENOENT if it is not protected; those of [`ProtectOptions::open`].
@@ -317,8 +328,10 @@ fn has_sidecar(path: &Path) -> Result<bool> {
     sidecar.try_exists().map_err(|error| Error::io("look for", &sidecar, error))
 }
 
-/// Repairs a protected file that nobody has open; see [`Protected::repair`]. One that has an engine is opened with it, and so
-/// recovered if need be.
+/// Repairs a protected file that nobody has open; see [`Protected::repair`]. One that has an engine is opened with it for that,
+/// unless it was closed and nothing is damaged, or more than parity can give back: then nothing of it is touched. One that was
+/// not closed is recovered first, and with that goes what recovery stores, and gives back of the sidecar to believe it; of what is
+/// damaged then, nothing more is touched if some of it is lost. A file with an engine may be read twice, with progress of both.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -342,8 +355,23 @@ pub fn repair(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64) -> bool
     if coverage(path)?.is_none() {
         return Err(Error::io("find the redundancy of", path, rustix::io::Errno::NOENT));
     }
+    // An engine that opens a file gives back what it finds damaged in its sidecar. So if there is nothing for it to recover, the file
+    // is looked at first: who is told that pages are lost has the file as it was.
+    if let Ok(looked) = look(path, Mode::Look)
+        && looked.service()?.was_closed()
+    {
+        let report = looked.service()?.assess(Scrub { rate: None, progress })?;
+        // What is wrong with the sidecar otherwise, its engine tells.
+        let is_well = report.scrub.is_clean() && inspect(path)?.state == State::Clean;
+        if is_well || !report.is_whole() {
+            return Ok(report);
+        }
+    }
     let file = Options::new().redundancy(ProtectOptions::new().on_demand()).open(path)?;
     let report = file.repair_with(progress)?;
+    if !report.is_whole() {
+        engines::leave_damage(&file)?;
+    }
     file.close()?;
     Ok(report)
 }

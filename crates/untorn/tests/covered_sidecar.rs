@@ -3,9 +3,12 @@
 mod common;
 
 use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use common::alone;
 use common::ledger::{LEN, PAGE, Place, all_of, by_hand, quiet, rot};
+use common::system::in_forked_child;
 use untorn::{AtomicFile, Damage, Durability, EngineKind, Error, Layout, Options, PageRange, VerifyReads};
 
 /// Where the pages of the sidecar that may have bytes of the file begin, by its superblock, and their redundancy.
@@ -107,6 +110,75 @@ fn more_damage_in_the_sidecar_than_parity_carries_is_told_and_nothing_is_touched
         file.sync_redundancy().unwrap();
         assert_eq!(all_of(&file), bytes);
     }
+}
+
+/// Damages more of the file than parity carries, and a page of the sidecar that has bytes of the file.
+fn damage_beyond_repair(place: &Place, sidecar: &Path, from: u64) {
+    rot(&place.path, 8 * PAGE, b"damage");
+    rot(&place.path, 9 * PAGE, b"damage");
+    let at = from + 7 * PAGE + 8;
+    let was = fs::read(sidecar).unwrap()[at as usize..][..128].to_vec();
+    rot(sidecar, at, &was.iter().map(|byte| !byte).collect::<Vec<_>>());
+}
+
+/// The sidecar of a file that is not open.
+fn sidecar_of(path: &Path) -> PathBuf {
+    path.parent().unwrap().join(format!(".untorn/{}", fs::metadata(path).unwrap().ino()))
+}
+
+/// All files that there are of a file.
+fn all_files(place: &Place, sidecar: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let dir = fs::read_dir(sidecar.parent().unwrap()).unwrap();
+    let mut paths: Vec<PathBuf> = dir.map(|entry| entry.unwrap().path()).chain([place.path.clone()]).collect();
+    paths.sort();
+    paths.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+#[test]
+fn a_repair_that_cannot_give_all_back_leaves_a_closed_file_as_it_was() {
+    for options in with_sidecars() {
+        let place = Place::new();
+        let (file, _, sidecar, from) = half_in_sidecar(&place, &options.clone().redundancy(by_hand()));
+        file.close().unwrap();
+        damage_beyond_repair(&place, &sidecar, from);
+        let held = all_files(&place, &sidecar);
+        let report = untorn::repair(&place.path, &mut quiet()).unwrap();
+        assert_eq!((report.lost.len(), report.repaired.len(), report.sidecar_repaired.len()), (2, 0, 0));
+        assert!(all_files(&place, &sidecar) == held, "something was touched: {options:?}");
+        // So it can be tried again, once somebody has brought one of the two back.
+        assert_eq!(untorn::repair(&place.path, &mut quiet()).unwrap().lost, report.lost);
+    }
+}
+
+#[test]
+fn a_repair_that_cannot_give_all_back_leaves_the_damage_of_a_file_that_was_not_closed() {
+    let name = "a_repair_that_cannot_give_all_back_leaves_the_damage_of_a_file_that_was_not_closed";
+    // Alone: it forks a process that opens files.
+    alone(name, 240, "killed processes", || {
+        for options in with_sidecars() {
+            let place = Place::new();
+            let kept = options.clone().redundancy(by_hand());
+            let child = in_forked_child(|| {
+                // It ends with the file open, and all of it covered.
+                std::mem::forget(half_in_sidecar(&place, &kept).0);
+                0
+            });
+            assert_eq!(child.wait(), Some(0));
+            let sidecar = sidecar_of(&place.path);
+            let from = chunks_at(&sidecar);
+            damage_beyond_repair(&place, &sidecar, from);
+            let pages = || {
+                let held = fs::read(&sidecar).unwrap();
+                (held[(from + 7 * PAGE) as usize..][..PAGE as usize].to_vec(), fs::read(&place.path).unwrap())
+            };
+            let held = pages();
+            let report = untorn::repair(&place.path, &mut quiet()).unwrap();
+            assert_eq!((report.lost.len(), report.repaired.len(), report.sidecar_repaired.len()), (2, 0, 0));
+            assert!(pages() == held, "a damaged page was touched: {options:?}");
+            let again = untorn::scrub(&place.path, None, &mut quiet()).unwrap();
+            assert_eq!(again.damage, report.scrub.damage);
+        }
+    });
 }
 
 #[test]

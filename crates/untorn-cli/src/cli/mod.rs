@@ -114,8 +114,9 @@ pub(crate) enum Verb {
     Scrub(Scrub),
     /// Give damaged pages of a protected file their bytes back.
     ///
-    /// If a page cannot be given back, nothing is touched, and it ends with 2 and a list of what is lost. Pages that changed
-    /// while nobody protected the file are left alone, and it ends with 1.
+    /// If a page cannot be given back, nothing is touched, and it ends with 2 and a list of what is lost (a file with an engine that
+    /// was not closed is recovered first). Pages that changed while nobody protected the file are left alone, and it ends
+    /// with 1.
     #[command(after_help = "Example:\n  untorn repair table.db")]
     Repair(Protection),
     /// Manage the named regions of a store.

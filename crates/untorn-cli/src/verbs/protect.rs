@@ -280,7 +280,7 @@ fn repair_object(report: &RepairReport) -> Value {
 pub(crate) fn summary(path: &Path) -> Value {
     match untorn::coverage(path) {
         Ok(None) => Value::Null,
-        Ok(Some(coverage)) => object(&coverage),
+        Ok(Some(coverage)) => recorded(&coverage),
         Err(Error::InUse { .. }) => in_use(path),
         Err(error) => json!({ "state": "unreadable", "error": error.to_string() }),
     }
@@ -293,9 +293,16 @@ fn in_use(path: &Path) -> Value {
         Ok(None) => return Value::Null,
         Err(error) => return json!({ "state": "in-use", "error": error.to_string() }),
     };
-    let mut object = object(&coverage);
+    let mut object = recorded(&coverage);
     insert(&mut object, "state", json!("in-use"));
     insert(&mut object, "holder", json!(holder));
+    object
+}
+
+/// What the companion file has on record. Nobody has looked at a page for it, and since when pages are uncovered, which are lost and
+/// what is in a log is known to who has the file open only, until he lets go of it.
+fn recorded(coverage: &Coverage) -> Value {
+    let mut object = object(coverage);
     for unknown in ["in_sidecar", "unknown", "lost", "oldest_uncovered_seconds"] {
         insert(&mut object, unknown, Value::Null);
     }

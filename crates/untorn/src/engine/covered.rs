@@ -55,6 +55,8 @@ struct Work {
     sidecar: Arc<dyn Aside>,
     /// Why the last pass that nobody called for failed, until somebody is told, or another pass goes through.
     untold: Mutex<Option<Error>>,
+    /// Whether what is damaged in the sidecar is to stay so at the end.
+    leaves_damage: AtomicBool,
 }
 
 /// How redundancy is kept: as the options have it, and what they leave open as the file has it.
@@ -113,7 +115,13 @@ pub(super) fn open<M: Medium>(
     watch.begin()?;
     let redundancy = named(&watched_medium, watch.path(), options)?;
     sidecar.begin(watch.settings().unwrap_or(redundancy.settings))?;
-    let work = Arc::new(Work { engine, beside: watch, sidecar, untold: Mutex::default() });
+    let work = Arc::new(Work {
+        engine,
+        beside: watch,
+        sidecar,
+        untold: Mutex::default(),
+        leaves_damage: AtomicBool::new(false),
+    });
     let service: Arc<dyn Service> = work.clone();
     let threads = Mutex::new(Threads::start(&service, &redundancy)?);
     let (verify, deploys_reads) = (options.verify_reads, options.read_policy == ReadPolicy::Deploy);
@@ -148,12 +156,13 @@ impl Work {
     /// Looks at what these pages have in the sidecar before it goes home, and repairs it: at home nothing would tell it from
     /// what was written.
     fn verify_aside(&self, pages: Range<u64>) -> Result<()> {
-        pages.filter_map(|page| self.engine.aside(page)).try_for_each(|at| self.sidecar.verify(at..at + PAGE, true))
+        let repair = !self.leaves_damage.load(Ordering::Relaxed);
+        pages.filter_map(|page| self.engine.aside(page)).try_for_each(|at| self.sidecar.verify(at..at + PAGE, repair))
     }
 
     /// The same of all that counts in the sidecar, before its engine takes a digest of it or lets go of it.
     fn verify_all_aside(&self) -> Result<()> {
-        self.sidecar.verify_index()?;
+        self.sidecar.verify_index(!self.leaves_damage.load(Ordering::Relaxed))?;
         self.verify_aside(0..self.engine.len().div_ceil(PAGE))
     }
 
@@ -212,6 +221,10 @@ impl Service for Work {
         self.engine.writable()?;
         both::repair(&*self.beside, &*self.sidecar, how)
     }
+
+    fn leave_damage(&self) {
+        self.leaves_damage.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Covered {
@@ -227,7 +240,9 @@ impl Covered {
             // Of what failed before, or of a forked child, nothing may be said to be covered.
             return let_go();
         }
-        let covered = work.cover();
+        // To cover is to repair what is damaged beside it.
+        let leaves_damage = work.leaves_damage.load(Ordering::Relaxed);
+        let covered = if leaves_damage { Ok(0) } else { work.cover() };
         if !settles && let Err(error) = work.verify_all_aside() {
             // It still differs from its checksum, so it is found again, and nobody is kept from closing the file.
             tracing::error!(path = %self.path().display(), %error, "the sidecar cannot be verified");

@@ -6,6 +6,11 @@ use crate::file::AtomicFile;
 use crate::map::AtomicMap;
 use crate::redundancy::{Coverage, RepairReport, Scrub, ScrubReport, Service, scrub_and_note};
 
+/// Has what is damaged stay so when the file is closed.
+pub(super) fn leave_damage(file: &AtomicFile) -> Result<()> {
+    kept(file.shared()).map(|kept| kept.leave_damage())
+}
+
 /// The redundancy of an open file.
 fn kept(shared: &Shared) -> Result<&dyn Service> {
     let engine: &dyn Engine = &*shared.engine;

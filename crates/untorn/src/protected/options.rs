@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use super::Protected;
 use crate::engine::chunk_pages;
+use crate::engine::snapshot::is_store;
 use crate::error::{Error, Result};
-use crate::medium::{self, Dax, Latched, Medium, MediumKind, PageCache};
+use crate::medium::{self, Access, Dax, Latched, Medium, MediumFile, MediumKind, PageCache};
 use crate::options::{ProtectOptions, Settings};
 use crate::redundancy::{Both, Mode, Redundancy, Service, SidecarPages, TICK, Threads, Told, Tracker, kept_period};
 use crate::sys::mappings::MappedRange;
@@ -25,7 +26,7 @@ impl ProtectOptions {
     ///
     /// # Errors
     /// [`Error::Invalid`] for an empty file, one that has an engine (see [`Options::redundancy`](crate::Options::redundancy)) or
-    /// another length than when it was protected, and for
+    /// another length than when it was protected, a [region store](crate::RegionStore), and for
     /// options that differ from those it is protected with; [`Error::InUse`] while it is protected by another handle or
     /// process; [`Error::Corrupt`] if neither copy of the superblock is whole.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Protected> {
@@ -130,12 +131,28 @@ impl ProtectOptions {
     }
 
     fn start_on<M: Medium>(&self, medium: Arc<Latched<M>>, path: &Path, mode: Mode) -> Result<Protected> {
+        refuse_own(&*medium, path)?;
         let redundancy = Arc::new(Redundancy::open(medium, path, mode, self.settings)?);
         let kept: Arc<dyn Service> = redundancy.clone();
         let service: Arc<dyn Told> = redundancy;
         let threads = Threads::start(&kept, self)?;
         Ok(Protected { service, threads, tick: Duration::ZERO })
     }
+}
+
+/// Refuses what untorn itself stores to without a word: whatever it stores would be unknown, or taken for damage.
+fn refuse_own<M: Medium>(medium: &M, path: &Path) -> Result<()> {
+    let file = medium.open(path, Access::Read, 0)?;
+    let mut start = [0; 2 * PAGE as usize];
+    let there = file.len().min(start.len() as u64) as usize;
+    // One that cannot be read is damaged, and whoever protects it is told so otherwise.
+    let is_there = there > 0 && file.read_unless_bad(0, &mut start[..there])?;
+    if is_there && is_store(&start[..there]) {
+        let what =
+            "it is a region store, and redundancy is not told of what is committed to it; a store cannot be protected";
+        return Err(invalid(path, what.to_owned()));
+    }
+    Ok(())
 }
 
 /// A handle that only looks: at the file, and at its sidecar if redundancy is kept of that.

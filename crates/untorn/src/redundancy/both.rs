@@ -65,6 +65,30 @@ pub(crate) fn repair(data: &dyn Beside, sidecar: &dyn Aside, how: Scrub<'_>) -> 
         // It is looked at once more, for whatever it was found to be then.
         report = data.repair(Scrub::telling(&mut |_, _| true))?;
     }
+    add(&mut report, other);
+    Ok(report)
+}
+
+/// What a repair of both would do and could not.
+fn assess<M: Medium>(data: &Redundancy<M>, sidecar: &SidecarPages<M>, how: Scrub<'_>) -> Result<RepairReport> {
+    let Scrub { rate, progress } = how;
+    let mut seen = (0, 0);
+    let mut report = data.assess(Scrub {
+        rate,
+        progress: &mut |done, of| {
+            seen = (done, of);
+            progress(done, of)
+        },
+    })?;
+    if sidecar.is_kept() {
+        let other = sidecar.assess(Scrub { rate, progress: &mut |_, _| progress(seen.0, seen.1) })?;
+        add(&mut report, other);
+    }
+    Ok(report)
+}
+
+/// Adds what is reported of the sidecar.
+fn add(report: &mut RepairReport, other: RepairReport) {
     (report.scrub.sidecar_checked, report.scrub.sidecar_skipped) =
         (other.scrub.sidecar_checked, other.scrub.sidecar_skipped);
     report.scrub.damage.extend(other.scrub.damage);
@@ -73,7 +97,6 @@ pub(crate) fn repair(data: &dyn Beside, sidecar: &dyn Aside, how: Scrub<'_>) -> 
     report.sidecar_repaired = other.sidecar_repaired;
     report.sidecar_lost = other.sidecar_lost;
     report.sidecar_unknown = other.sidecar_unknown;
-    Ok(report)
 }
 
 /// Both, for who looks at a file that no engine has open.
@@ -124,5 +147,13 @@ impl<M: Medium> Told for Both<M> {
 
     fn close(&self) -> Result<()> {
         self.data.close()
+    }
+
+    fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
+        assess(&self.data, &self.sidecar, how)
+    }
+
+    fn was_closed(&self) -> bool {
+        self.data.was_closed() && self.sidecar.was_closed()
     }
 }

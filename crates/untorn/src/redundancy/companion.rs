@@ -97,7 +97,7 @@ pub(super) fn look_beside<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
     }
     let side = medium.open(&place, Access::ReadWrite, 0)?;
     // Nobody may hold it, or have it locked, save whoever made it. What is read here never changes as long as it has its name.
-    let Ok((superblock, _)) = Superblock::read(&side, &place) else { return Ok(Found::Companion) };
+    let Ok((superblock, _)) = Superblock::read(&side, &place, &data) else { return Ok(Found::Companion) };
     if is_of(&superblock, &data)? {
         let differs = superblock.geometry.len != data.len();
         return Ok(if differs { Found::OfAnotherLength } else { Found::Companion });
@@ -122,7 +122,7 @@ pub(crate) fn kept_period<M: Medium>(medium: &M, path: &Path) -> Result<Option<D
         return Ok(None);
     }
     let side = medium.open(&place, Access::Read, 0)?;
-    match Superblock::read(&side, &place) {
+    match Superblock::read(&side, &place, &data) {
         Ok((superblock, _)) if is_of(&superblock, &data)? => Ok(superblock.period),
         // Whoever opens it is told what is wrong.
         _ => Ok(None),
@@ -274,9 +274,7 @@ pub(super) fn create<M: Medium>(
 
 /// Whether a companion file was made for this file.
 pub(super) fn is_of<F: MediumFile>(found: &Superblock, data: &F) -> Result<bool> {
-    let (theirs, ours) = (found.identity, data.identity()?);
-    let differ = |a: u64, b: u64| a != 0 && b != 0 && a != b;
-    Ok(theirs.inode == ours.inode && !differ(theirs.generation, ours.generation) && !differ(theirs.birth, ours.birth))
+    Ok(found.is_of(&data.identity()?))
 }
 
 /// Whether a path names the file that is open.

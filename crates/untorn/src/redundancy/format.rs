@@ -130,6 +130,17 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSuperblock, check) == 4088);
 };
 
+impl RawSuperblock {
+    fn identity(&self) -> Identity {
+        Identity {
+            device: self.device.get(),
+            inode: self.inode.get(),
+            generation: self.generation.get(),
+            birth: self.birth.get(),
+        }
+    }
+}
+
 impl Superblock {
     fn encode(&self) -> Page {
         let mut raw = RawSuperblock::new_zeroed();
@@ -226,12 +237,7 @@ impl Superblock {
         Ok(Some(Superblock {
             uuid: raw.uuid,
             seq: raw.seq.get(),
-            identity: Identity {
-                device: raw.device.get(),
-                inode: raw.inode.get(),
-                generation: raw.generation.get(),
-                birth: raw.birth.get(),
-            },
+            identity: raw.identity(),
             geometry,
             checksum,
             left,
@@ -243,32 +249,63 @@ impl Superblock {
         }))
     }
 
-    /// Reads both copies: the one that counts, and whether each is whole.
-    pub(super) fn read<F: MediumFile>(side: &F, path: &Path) -> Result<(Self, [bool; 2])> {
-        let mut whole = [false; 2];
-        let (mut newest, mut seqs): (Option<Superblock>, _) = (None, [0; 2]);
-        for (copy, whole) in whole.iter_mut().enumerate() {
+    /// Reads both copies of the companion of this file: the one that counts, and whether each is whole. One that speaks of another
+    /// file, or of another companion that this file had once, is a write that went astray, as long as the other one does not: a
+    /// page of another file's companion looks like one of this. If both speak of another file, it is that one's companion.
+    pub(super) fn read<F: MediumFile>(side: &F, path: &Path, of: &F) -> Result<(Self, [bool; 2])> {
+        let ours = of.identity()?;
+        let (mut copies, mut refused) = ([None, None], None);
+        for (copy, found) in copies.iter_mut().enumerate() {
             let at = copy as u64 * PAGE;
             let mut bytes = [0; PAGE as usize];
             if side.len() < at + PAGE || !side.read_unless_bad(at, &mut bytes)? {
                 continue;
             }
-            let Some(found) = Superblock::decode(&bytes, path)? else { continue };
-            *whole = true;
-            seqs[copy] = found.seq;
-            if newest.as_ref().is_none_or(|newest| newest.seq < found.seq) {
-                newest = Some(found);
+            match Superblock::decode(&bytes, path) {
+                Ok(decoded) => *found = decoded,
+                // A later version of this program may have written one of the two: the other does not count any more.
+                Err(error @ Error::Unsupported { .. }) if names(&bytes, &ours) => return Err(error),
+                Err(error) => refused = Some(error),
             }
         }
-        if whole == [true; 2] && seqs[0].abs_diff(seqs[1]) != 1 {
-            // They are written by turns, and each is durable before the next: the older one is a version that came back.
-            whole[usize::from(seqs[1] <= seqs[0])] = false;
+        leave_out(&mut copies, |copy| Ok(copy.is_of(&ours)))?;
+        if let [Some(first), Some(second)] = &copies
+            && first.uuid != second.uuid
+        {
+            leave_out(&mut copies, |copy| copy.has_tables(side))?;
         }
-        let what =
-            "neither of its two superblocks is whole; remove it with `untorn unprotect` and protect the file again";
-        let newest =
-            newest.ok_or_else(|| Error::Corrupt { path: path.to_owned(), offset: Some(0), what: what.to_owned() })?;
-        Ok((newest, whole))
+        // Each version has its place, so one that is elsewhere took the place of the other.
+        let mut whole = [0, 1].map(|nth| copies[nth].as_ref().is_some_and(|copy| copy.seq % 2 == nth as u64));
+        if let ([Some(first), Some(second)], [true, true]) = (&copies, whole)
+            && first.seq.abs_diff(second.seq) != 1
+        {
+            // They are written by turns, and each is durable before the next: the older one is a version that came back.
+            whole[usize::from(second.seq <= first.seq)] = false;
+        }
+        let nothing = || {
+            let what =
+                "neither of its two superblocks is whole; remove it with `untorn unprotect` and protect the file again";
+            Error::Corrupt { path: path.to_owned(), offset: Some(0), what: what.to_owned() }
+        };
+        let newest = copies.into_iter().flatten().max_by_key(|copy| copy.seq);
+        Ok((newest.ok_or_else(|| refused.unwrap_or_else(nothing))?, whole))
+    }
+
+    /// Whether this is of the companion of that file.
+    pub(super) fn is_of(&self, file: &Identity) -> bool {
+        are_one(&self.identity, file)
+    }
+
+    /// Whether the tables in this file are tied to this superblock.
+    fn has_tables<F: MediumFile>(&self, side: &F) -> Result<bool> {
+        let mut bytes = [0; PAGE as usize];
+        for at in [0, 1].map(|copy| self.geometry.block_at(0, copy)) {
+            let is_there = side.len() >= at + PAGE && side.read_unless_bad(at, &mut bytes)?;
+            if is_there && Block::decode(&bytes, 0, self.tie()).is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Writes the next version over the older copy. Whatever was written before is durable.
@@ -284,16 +321,23 @@ impl Superblock {
 
     /// Whether the medium holds this version.
     pub(super) fn is_whole<F: MediumFile>(&self, side: &F) -> Result<bool> {
-        holds(side, self.seq)
+        self.holds(side, self.seq)
     }
 
     /// Which copies are whole on the medium: that of this version, and that of the one before.
     pub(super) fn whole_copies<F: MediumFile>(&self, side: &F) -> Result<[bool; 2]> {
         let mut whole = [false; 2];
         for seq in [self.seq, self.seq.saturating_sub(1)] {
-            whole[(seq % 2) as usize] = holds(side, seq)?;
+            whole[(seq % 2) as usize] = self.holds(side, seq)?;
         }
         Ok(whole)
+    }
+
+    /// Whether the medium holds this version of this companion's superblock.
+    fn holds<F: MediumFile>(&self, side: &F, seq: u64) -> Result<bool> {
+        let mut bytes = [0; PAGE as usize];
+        let is_there = side.read_stored_unless_bad(seq % 2 * PAGE, &mut bytes)?;
+        Ok(is_there && sealed(&bytes) && bytes[40..56] == self.uuid && bytes[56..64] == seq.to_le_bytes())
     }
 
     /// What another companion file of the same file shall be like.
@@ -314,11 +358,27 @@ impl Superblock {
     }
 }
 
-/// Whether the medium holds this version of a superblock.
-fn holds<F: MediumFile>(side: &F, seq: u64) -> Result<bool> {
-    let mut bytes = [0; PAGE as usize];
-    let is_there = side.read_stored_unless_bad(seq % 2 * PAGE, &mut bytes)?;
-    Ok(is_there && sealed(&bytes) && bytes[56..64] == seq.to_le_bytes())
+/// Leaves out the copy of which this does not hold, if it does of the other.
+fn leave_out(copies: &mut [Option<Superblock>; 2], mut holds: impl FnMut(&Superblock) -> Result<bool>) -> Result<()> {
+    let mut held = [false; 2];
+    for (copy, held) in copies.iter().zip(&mut held) {
+        *held = copy.as_ref().map_or(Ok(false), &mut holds)?;
+    }
+    if held[0] != held[1] {
+        copies[usize::from(held[0])] = None;
+    }
+    Ok(())
+}
+
+/// Whether two identities, of which either may not be known as a whole, are those of one file.
+fn are_one(one: &Identity, other: &Identity) -> bool {
+    let differ = |a: u64, b: u64| a != 0 && b != 0 && a != b;
+    one.inode == other.inode && !differ(one.generation, other.generation) && !differ(one.birth, other.birth)
+}
+
+/// Whether a superblock of whatever version names this file: that is at the same place in all of them.
+fn names(bytes: &Page, file: &Identity) -> bool {
+    RawSuperblock::read_from_bytes(bytes).is_ok_and(|raw| are_one(&raw.identity(), file))
 }
 
 /// One block of a table: checksums of consecutive pages, and which of them are uncovered.

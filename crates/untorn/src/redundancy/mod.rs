@@ -101,7 +101,7 @@ pub(crate) use watch::Watch;
 pub(crate) use watched::Watched;
 
 use crate::error::Result;
-use crate::medium::Medium;
+use crate::medium::{Medium, Stamp};
 use crate::options::Checksum;
 
 /// The barriers of redundancy.
@@ -284,6 +284,9 @@ struct Inner {
     carried: bool,
     /// The file has another length for a reason that is not known, so pages that are not spoken of may hold anything.
     doubts: bool,
+    /// Size and time of a file that is only looked at, when it was opened, or as the last repair left them: if they are others,
+    /// somebody else has written to it.
+    seen: Stamp,
     /// The first failure, after which nothing more is done.
     failed: Option<String>,
 }
@@ -380,7 +383,9 @@ impl<M: Medium> Redundancy<M> {
         uncovered.extend(inner.stored.iter());
         uncovered.extend(inner.unknown.iter().copied());
         let vulnerable: BTreeSet<u64> = uncovered.iter().map(|page| self.geometry.stripe_of(*page)).collect();
-        let age = inner.ages.oldest(uncovered.iter()).map(|since| since.elapsed());
+        // Who only looks has not seen a page become uncovered.
+        let ages = (!matches!(self.mode, Mode::Look | Mode::Report)).then_some(&inner.ages);
+        let age = ages.and_then(|ages| ages.oldest(uncovered.iter())).map(|since| since.elapsed());
         Ok(Coverage {
             companion: self.side_path.clone(),
             bytes: self.geometry.side_len(),

@@ -70,6 +70,7 @@ impl Inner {
             disbelieved: false,
             carried: false,
             doubts: false,
+            seen: superblock.stamp,
             failed: None,
             superblock,
             tables,
@@ -154,13 +155,15 @@ impl<M: Medium> Redundancy<M> {
         }
         side.sync(barriers::ATTACH_SIDE)?;
         side.distrust_cache(barriers::ATTACH_CACHE, 0, side.len())?;
-        let (mut superblock, mut superblocks) = Superblock::read(&side, &place)?;
+        let (mut superblock, mut superblocks) = Superblock::read(&side, &place, &data)?;
         let is_as_long = of_sidecar || superblock.geometry.len == data.len();
         let mut troubles = None;
         if beside && !is_as_long && is_of(&superblock, &data)? {
             // A crash while its length was being changed. Another may have changed it too, of which the time tells only where
             // nobody stored.
-            side = if superblock.left == Left::Storing && !trusted {
+            // And anybody may have written the length, which nothing bounds but what there is of the companion.
+            let is_there = superblock.geometry.side_len() <= side.len();
+            side = if superblock.left == Left::Storing && !trusted && is_there {
                 let before = Self::of_another_length(&medium, path, &place, side, (superblock, superblocks), &mode)?;
                 before.doubt_beyond(data.len());
                 troubles = Some(before.troubles());
@@ -169,7 +172,7 @@ impl<M: Medium> Redundancy<M> {
                 let Superblock { history, .. } = superblock;
                 create_marked(&*medium, path, &place, &data, data.len(), &superblock.settings(), history)?
             };
-            (superblock, superblocks) = Superblock::read(&side, &place)?;
+            (superblock, superblocks) = Superblock::read(&side, &place, &data)?;
             created = true;
         }
         agree(path, &place, &superblock, &data, &settings, of_sidecar)?;
@@ -182,7 +185,8 @@ impl<M: Medium> Redundancy<M> {
             side.allocate(0, geometry.side_len())?;
         }
         // What the next line writes again is not a write that nobody told of.
-        let untouched = data.stamp()? == superblock.stamp;
+        let seen = data.stamp()?;
+        let untouched = seen == superblock.stamp;
         // Where the engine was not closed it does this itself; where it was, no flush had failed, and the file's time is noted.
         if superblock.left != Left::Closed && mode.is_announced() && !beside {
             // Nobody else does this: a mapping that a program stores to meanwhile must not be written over with what it held a
@@ -196,7 +200,7 @@ impl<M: Medium> Redundancy<M> {
         };
         let carried = created && superblock.left == Left::Storing;
         let damaged = read.damaged.clone();
-        let inner = Inner { carried, damaged, ..Inner::new(superblock, superblocks, tables) };
+        let inner = Inner { carried, damaged, seen, ..Inner::new(superblock, superblocks, tables) };
         let opened = Redundancy {
             medium,
             path: path.to_owned(),
@@ -410,6 +414,11 @@ impl<M: Medium> Redundancy<M> {
         self.write_superblocks(inner, barriers::OPEN)?;
         inner.begun = true;
         Ok(())
+    }
+
+    /// Whether the companion file says that it was closed.
+    pub(super) fn was_closed(&self) -> bool {
+        self.lock().superblock.left == Left::Closed
     }
 
     /// What the companion file is like.

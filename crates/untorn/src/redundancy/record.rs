@@ -46,7 +46,7 @@ fn read<M: Medium>(medium: &M, path: &Path, of: &M::File, place: PathBuf) -> Res
     loop {
         tries += 1;
         let side = medium.open(&place, Access::Read, 0)?;
-        let superblock = match Superblock::read(&side, &place) {
+        let superblock = match Superblock::read(&side, &place, of) {
             Err(Error::Corrupt { .. }) if tries < ATTEMPTS => {
                 std::thread::sleep(PAUSE);
                 continue;
@@ -58,6 +58,11 @@ fn read<M: Medium>(medium: &M, path: &Path, of: &M::File, place: PathBuf) -> Res
             return Err(Error::Invalid { path: path.to_owned(), what });
         }
         let geometry = superblock.geometry;
+        if side.len() < geometry.side_len() {
+            // Anybody may have written the number, and memory for so many pages is not to be had.
+            let what = "it is shorter than its superblock says; protect the file again".to_owned();
+            return Err(Error::Corrupt { path: place, offset: Some(side.len()), what });
+        }
         let (tables, found) = Tables::read(&side, geometry, superblock.tie(), false)?;
         if !found.lost.is_empty() && tries < ATTEMPTS {
             std::thread::sleep(PAUSE);

@@ -3,6 +3,7 @@
 //! First everything is looked at, and if a single page cannot be given back nothing is touched: whoever has a backup may
 //! want the file as it is.
 
+use std::collections::BTreeSet;
 use std::sync::MutexGuard;
 
 use super::cover::Stripe;
@@ -87,7 +88,7 @@ impl<M: Medium> Redundancy<M> {
     }
 
     /// What is to be done about damage, and a report that says what cannot be.
-    fn plan(&self, inner: &Inner, scrub: ScrubReport) -> Result<(RepairReport, Plan)> {
+    fn plan(&self, inner: &Inner, mut scrub: ScrubReport) -> Result<(RepairReport, Plan)> {
         let mut report = RepairReport::default();
         let (mut pages, mut parities) = (Vec::new(), Vec::new());
         let mut stripes: Vec<u64> = scrub
@@ -102,13 +103,10 @@ impl<M: Medium> Redundancy<M> {
         // Not by place, if the length changed meanwhile.
         stripes.sort_unstable();
         stripes.dedup();
-        for damage in &scrub.damage {
-            if let Damage::Unknown(range) = damage {
-                report.unknown.push(*range);
-            }
-        }
+        let mut doubted = BTreeSet::new();
         for stripe in stripes {
             let found = self.accuse(inner, stripe)?;
+            doubted.extend(found.unknown.iter().filter(|page| !found.damaged.contains(page)));
             let mut read = self.read_stripe(stripe, true)?;
             self.take_back(inner, &mut read);
             if let [page] = found.damaged[..]
@@ -133,6 +131,19 @@ impl<M: Medium> Redundancy<M> {
                 }
             }
         }
+        for damage in &mut scrub.damage {
+            // Somebody else wrote to the file since the scrub came by.
+            if let Damage::Page(range) = *damage
+                && doubted.contains(&(range.offset / PAGE))
+            {
+                *damage = Damage::Unknown(range);
+            }
+            if let Damage::Unknown(range) = damage {
+                doubted.remove(&(range.offset / PAGE));
+                report.unknown.push(*range);
+            }
+        }
+        report.unknown.extend(doubted.into_iter().map(|page| self.range_of(page)));
         report.scrub = scrub;
         Ok((report, Plan { pages, parities }))
     }
@@ -148,6 +159,11 @@ impl<M: Medium> Redundancy<M> {
             // What the device takes no other bytes for, or does not keep.
             let refused = batch.iter().filter(|(page, _)| inner.stuck.contains(page) && !repaired.contains(page));
             report.lost.extend(refused.map(|(page, _)| self.range_of(*page)));
+            if matches!(self.mode, Mode::Look) {
+                // What was left alone because somebody else has written to the file.
+                let left = batch.iter().filter(|(page, _)| !inner.stuck.contains(page) && !repaired.contains(page));
+                report.unknown.extend(left.map(|(page, _)| self.range_of(*page)));
+            }
             // At once: if a later part fails, there is no report.
             for page in repaired {
                 tracing::warn!(path = %self.path.display(), page, "a damaged page was repaired");
@@ -185,6 +201,14 @@ impl<M: Medium> Redundancy<M> {
         pages: &[(u64, Vec<u8>)],
         next: &[(u64, Vec<u8>)],
     ) -> Result<Vec<u64>> {
+        // Named pages are taken for damaged whatever the file's time is, so none is named that may have been written to.
+        if self.was_touched(inner)? {
+            if !inner.superblock.intents.is_empty() {
+                inner.superblock.intents.clear();
+                self.write_superblocks(inner, barriers::REPAIR_DONE)?;
+            }
+            return Ok(Vec::new());
+        }
         inner.superblock.intents = pages.iter().map(|(page, _)| *page).collect();
         let left = inner.superblock.left;
         if left == Left::Announced && self.mode.is_announced() {
@@ -201,8 +225,14 @@ impl<M: Medium> Redundancy<M> {
         let mut repaired = Vec::new();
         for (page, bytes) in pages.iter().filter(|(page, _)| !stored.iter().any(|run| run.contains(page))) {
             let range = self.range_of(*page);
+            // Each time, for the write before has changed the file's time itself.
+            if self.was_touched(inner)? {
+                break;
+            }
+            let written = self.pages.write(range.offset, &bytes[..range.len as usize]);
+            inner.seen = self.pages.stamp()?;
             // Of a short page a file system may have to read the rest of its block, and cannot.
-            if self.pages.write(range.offset, &bytes[..range.len as usize])? {
+            if written? {
                 repaired.push(*page);
             } else {
                 tracing::error!(path = %self.path.display(), page, "a page cannot be written anew");
@@ -213,10 +243,11 @@ impl<M: Medium> Redundancy<M> {
         let repaired = self.that_took(inner, repaired)?;
         inner.superblock.intents.clear();
         inner.superblock.left = left;
-        if inner.superblock.left != Left::Tracked && inner.unknown.is_empty() {
+        let was_touched = self.was_touched(inner)?;
+        if inner.superblock.left != Left::Tracked && inner.unknown.is_empty() && !was_touched {
             // All other pages are known to be as they were, so the time that only this repair changed is believed again.
-            inner.superblock.stamp = self.pages.stamp()?;
-        } else {
+            inner.superblock.stamp = if matches!(self.mode, Mode::Look) { inner.seen } else { self.pages.stamp()? };
+        } else if !was_touched {
             // The time stays in doubt, and with it all that is not named: also those whose turn has not come yet.
             inner.superblock.intents = next.iter().map(|(page, _)| *page).collect();
         }
@@ -248,6 +279,7 @@ impl<M: Medium> Redundancy<M> {
         // Asked after the reading, as for an accusation: what was stored to meanwhile differs for that.
         let stored = match &self.mode {
             Mode::Tracked(tracker) => tracker.look()?,
+            _ if self.was_touched(inner)? => written.iter().map(|page| *page..page + 1).collect(),
             _ => Vec::new(),
         };
         for page in differing.iter().filter(|page| !stored.iter().any(|run| run.contains(page))) {

@@ -29,12 +29,15 @@ pub struct Coverage {
     /// that differs from its checksum is then unknown, and not repaired, until the file is protected again.
     pub believed: bool,
     /// Pages that differed from their checksums when the file was opened, after a crash or after a write that nobody told of:
-    /// whether they are damaged cannot be said. They are covered as they are.
+    /// whether they are damaged cannot be said. They are covered as they are. Of a file that is not open nothing is compared, so
+    /// there are none.
     pub unknown: Vec<u64>,
-    /// Damaged pages that could not be repaired when they were come upon.
+    /// Damaged pages that could not be repaired when they were come upon, since the file was opened; nobody keeps note of them
+    /// beyond that, so of one that is not open there are none.
     pub lost: Vec<u64>,
-    /// For how long, at most, the oldest uncovered page has been so; `None` if there is none. It is too much by the time between
-    /// two passes at most, or between two calls that cover. Time before the file was opened does not count.
+    /// For how long, at most, the oldest uncovered page has been so since the file was opened; `None` if there is none. It is too
+    /// much by the time between two passes at most, or between two calls that cover. Since when a page was uncovered before,
+    /// which a crash may have left so, nobody keeps note of; so it is `None` too of a file that is not open.
     pub oldest_uncovered: Option<Duration>,
     /// Stripes of the file.
     pub stripes: u64,
@@ -94,12 +97,15 @@ impl ScrubFindings {
 
 impl Coverage {
     /// By how much the mean time to data loss is longer than without redundancy, as the Vilamb paper has it: P / (V · N) for
-    /// P pages in all, V vulnerable stripes and N pages in a stripe. `None` if no stripe is vulnerable: then no damage to one
-    /// page loses anything.
+    /// P pages in all, V vulnerable stripes and N pages in a stripe, parity among both; of the pages of the
+    /// [sidecar](Coverage::sidecar) too, if these are covered. `None` if no stripe is vulnerable: then damage to one more page of what
+    /// is covered loses nothing. Pages that are only [in the sidecar](Coverage::in_sidecar), and damage that there is by now, are not
+    /// counted.
     pub fn mttdl_gain(&self) -> Option<f64> {
-        let at_risk = self.vulnerable_stripes as f64 * (f64::from(self.stripe) + 1.0);
-        let pages = (self.pages + self.stripes) as f64;
-        (self.vulnerable_stripes > 0).then(|| pages / at_risk)
+        let parts = || [Some(self), self.sidecar.as_deref()].into_iter().flatten();
+        let pages: u64 = parts().map(|part| part.pages + part.stripes).sum();
+        let at_risk: u64 = parts().map(|part| part.vulnerable_stripes * (u64::from(part.stripe) + 1)).sum();
+        (at_risk > 0).then(|| pages as f64 / at_risk as f64)
     }
 }
 
@@ -192,5 +198,43 @@ pub(super) fn repair_in_sidecar(report: RepairReport, from: u64) -> RepairReport
         sidecar_lost: at(report.lost),
         sidecar_unknown: at(report.unknown),
         ..RepairReport::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn coverage(pages: u64, stripes: u64, vulnerable_stripes: u64, sidecar: Option<Coverage>) -> Coverage {
+        Coverage {
+            companion: PathBuf::new(),
+            bytes: 0,
+            pages,
+            uncovered: vulnerable_stripes,
+            in_sidecar: 0,
+            sidecar: sidecar.map(Box::new),
+            believed: true,
+            unknown: Vec::new(),
+            lost: Vec::new(),
+            oldest_uncovered: None,
+            stripes,
+            vulnerable_stripes,
+            stripe: 4,
+            layout: StripeLayout::Consecutive,
+            checksum: Checksum::Crc32c,
+            period: None,
+            history: History::default(),
+        }
+    }
+
+    #[test]
+    fn the_gain_counts_stripes_of_the_file_and_of_its_sidecar() {
+        // 1000 pages and their 250 parity pages; two stripes of 5 are vulnerable.
+        assert_eq!(coverage(1000, 250, 2, None).mttdl_gain(), Some(125.0));
+        assert_eq!(coverage(1000, 250, 0, None).mttdl_gain(), None);
+        // As many again in the sidecar.
+        assert_eq!(coverage(1000, 250, 2, Some(coverage(1000, 250, 3, None))).mttdl_gain(), Some(100.0));
+        assert_eq!(coverage(1000, 250, 0, Some(coverage(1000, 250, 4, None))).mttdl_gain(), Some(125.0));
+        assert_eq!(coverage(1000, 250, 0, Some(coverage(1000, 250, 0, None))).mttdl_gain(), None);
     }
 }

@@ -279,10 +279,16 @@ impl<M: Medium> Redundancy<M> {
             _ => Vec::new(),
         };
         let mut found = self.not_covered(inner, stripe, &stored);
+        // The same of a file whose time tells of stores. It does not tell of which page.
+        let is_doubtful = self.was_touched(inner)?;
         for (page, sum) in read.pages.iter().zip(&read.sums) {
             let counts = !found.uncovered.contains(page) && !found.unknown.contains(page);
+            let differs = counts && *sum != Some(inner.tables.sum(*page));
+            if differs && is_doubtful {
+                found.unknown.push(*page);
+            }
             // What cannot be read is damaged, whatever it should hold.
-            if sum.is_none_or(|sum| counts && sum != inner.tables.sum(*page)) {
+            if sum.is_none() || differs && !is_doubtful {
                 found.damaged.push(*page);
             }
         }

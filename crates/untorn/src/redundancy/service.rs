@@ -25,6 +25,8 @@ pub(crate) trait Service: Send + Sync {
     /// Notes in the companion file that a scrub went through.
     fn note_scrub(&self) -> Result<()>;
     fn repair(&self, how: Scrub<'_>) -> Result<RepairReport>;
+    /// Has what is damaged stay so when the file is closed: whoever was told that nothing was touched finds it so.
+    fn leave_damage(&self) {}
 }
 
 /// Redundancy of a file that an engine has.
@@ -60,8 +62,8 @@ pub(crate) trait Aside: Send + Sync {
     fn repair(&self, how: Scrub<'_>) -> Result<RepairReport>;
     /// See [`Beside::verify`]; the bytes are counted from the start of the sidecar.
     fn verify(&self, bytes: Range<u64>, repair: bool) -> Result<()>;
-    /// The same of all pages that say which bytes of the others count, which are repaired.
-    fn verify_index(&self) -> Result<()>;
+    /// The same of all pages that say which bytes of the others count.
+    fn verify_index(&self, repair: bool) -> Result<()>;
     /// See [`Beside::finish`].
     fn finish(&self) -> Result<()>;
 }
@@ -88,6 +90,10 @@ pub(crate) trait Told: Service {
     fn announce(&self, bytes: Range<u64>) -> Result<()>;
     fn release(&self, bytes: Range<u64>) -> Result<()>;
     fn close(&self) -> Result<()>;
+    /// What a repair would do and could not. It does nothing.
+    fn assess(&self, how: Scrub<'_>) -> Result<RepairReport>;
+    /// Whether it was closed when it was last left.
+    fn was_closed(&self) -> bool;
 }
 
 impl<M: Medium> Service for Redundancy<M> {
@@ -153,5 +159,13 @@ impl<M: Medium> Told for Redundancy<M> {
 
     fn close(&self) -> Result<()> {
         Redundancy::close(self)
+    }
+
+    fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
+        Redundancy::assess(self, how)
+    }
+
+    fn was_closed(&self) -> bool {
+        Redundancy::was_closed(self)
     }
 }

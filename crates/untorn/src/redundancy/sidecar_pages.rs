@@ -136,10 +136,17 @@ impl<M: Medium> SidecarPages<M> {
             return Ok(());
         }
         let companion = self.medium.open(&self.place, Access::Read, 0)?;
-        match Companion::read(&companion, &self.place) {
-            Ok((found, _)) if is_of(&found, &side)? => {}
-            // It is of a sidecar that is gone.
-            Ok(_) => return Ok(()),
+        let found = match Companion::read(&companion, &self.place, &side) {
+            Ok((found, _)) if !is_of(&found, &side)? => return Ok(()), // It is of a sidecar that is gone.
+            Ok((found, _)) => {
+                let chunk = (self.chunk)(superblock.layout) * PAGE;
+                let data = self.medium.open(&self.data, Access::Read, 0)?.len();
+                self.bounded(&found, &companion, 4 * side.len().max(data).max(chunk))
+            }
+            Err(error) => Err(error),
+        };
+        match found {
+            Ok(()) => {}
             // Who looks is told; who has the file for good makes it anew.
             Err(Error::Corrupt { .. }) if !matches!(self.mode, Mode::Look) => {
                 tracing::warn!(companion = %self.place.display(), "redundancy of a sidecar is lost, and made anew");
@@ -155,6 +162,16 @@ impl<M: Medium> SidecarPages<M> {
             redundancy.mend((0..redundancy.len().div_ceil(PAGE)).step_by(chunk as usize))?;
         }
         self.keep(from, chunk, redundancy);
+        Ok(())
+    }
+
+    /// Refuses a companion that is shorter than it says, and says that it is of more bytes than the sidecar can be believed to have
+    /// had: it would be made as long as it says.
+    fn bounded(&self, found: &Companion, companion: &M::File, most: u64) -> Result<()> {
+        if companion.len() < found.geometry.side_len() && found.geometry.len > most {
+            let what = "it is shorter than its superblock says".to_owned();
+            return Err(Error::Corrupt { path: self.place.clone(), offset: Some(companion.len()), what });
+        }
         Ok(())
     }
 
@@ -331,6 +348,17 @@ pub(crate) fn none_of_sidecar<M: Medium>(medium: &M, path: &Path) -> Result<()> 
     remove_of_sidecar(medium, path).map(drop)
 }
 
+impl<M: Medium> SidecarPages<M> {
+    /// Whether there is nothing that an engine would do to these pages when it opens the file: they were closed, or there are none.
+    pub(super) fn was_closed(&self) -> bool {
+        match &*self.read() {
+            Kept::Open(redundancy) => redundancy.was_closed(),
+            Kept::Lost(_) => false,
+            Kept::Nothing => matches!(self.superblock(), Ok(None)),
+        }
+    }
+}
+
 impl<M: Medium> Aside for SidecarPages<M> {
     fn is_kept(&self) -> bool {
         !matches!(&*self.read(), Kept::Nothing)
@@ -380,11 +408,11 @@ impl<M: Medium> Aside for SidecarPages<M> {
         verified.map(Option::unwrap_or_default)
     }
 
-    fn verify_index(&self) -> Result<()> {
+    fn verify_index(&self, repair: bool) -> Result<()> {
         let every = self.every.load(Ordering::Relaxed);
         let verified = self.with(|redundancy| {
             let mut pages = (0..redundancy.len().div_ceil(PAGE)).step_by(every as usize);
-            pages.try_for_each(|page| redundancy.verify(page * PAGE..(page + 1) * PAGE, true))
+            pages.try_for_each(|page| redundancy.verify(page * PAGE..(page + 1) * PAGE, repair))
         });
         verified.map(Option::unwrap_or_default)
     }

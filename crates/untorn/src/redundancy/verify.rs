@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Inner, Redundancy};
+use super::{Inner, Mode, Redundancy};
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 use crate::sidecar::PAGE;
@@ -78,6 +78,12 @@ impl<M: Medium> Redundancy<M> {
         let Some(nth) = read.pages.iter().position(|member| *member == page) else { return Ok(false) };
         let restored = self.restore(inner, stripe, &mut read, &[nth]);
         self.note_failure(inner, restored)
+    }
+
+    /// Whether somebody else has written to a file that is only looked at, since it was opened or last repaired. Asked after the
+    /// reading, as page tables are: a write changes the file's time before its bytes.
+    pub(super) fn was_touched(&self, inner: &Inner) -> Result<bool> {
+        Ok(matches!(self.mode, Mode::Look) && self.pages.stamp()? != inner.seen)
     }
 
     fn damaged(&self, page: u64, what: &str) -> Error {

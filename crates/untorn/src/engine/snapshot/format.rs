@@ -210,6 +210,11 @@ impl Superblock {
     }
 }
 
+/// Whether bytes from the start of a file are those of a store's first superblock, or of its second.
+pub(crate) fn is_store(start: &[u8]) -> bool {
+    [0, PAGE as usize].iter().any(|&at| start.get(at..).is_some_and(|start| start.starts_with(&MAGIC)))
+}
+
 /// What a region node says of its region for good.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Node {

@@ -62,7 +62,7 @@ use rustix::io::Errno;
 
 pub use self::audit::Audit;
 pub(crate) use self::commit::Stored;
-pub(crate) use self::format::{MAX_NAME, MAX_NODES, MAX_PAGES, PAGE, Page};
+pub(crate) use self::format::{MAX_NAME, MAX_NODES, MAX_PAGES, PAGE, Page, is_store};
 use self::format::{MapPlace, Record, Superblock};
 use self::load::Loaded;
 pub(crate) use self::open::create;
