@@ -124,6 +124,17 @@ fn however_a_program_ends_by_its_own_will_what_it_wrote_is_kept() {
 }
 
 #[test]
+fn memory_that_processes_share_is_theirs_whatever_the_globs_choose() {
+    let (dir, at) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let program = compile("memory.c", dir.path(), &[]);
+    let mut untorn = Command::new(UNTORN);
+    untorn.current_dir(at.path()).args(["run", "--stats", "--match", "/**", "--match", "*", "--layer"]);
+    let output = succeed(untorn.arg(&layers().0).arg("--").arg(&program));
+    assert_eq!(text(&output.stdout), "Child\n");
+    assert!(!text(&output.stderr).contains("memfd"), "{}", text(&output.stderr));
+}
+
+#[test]
 fn what_was_written_before_an_exec_is_kept_though_the_new_program_knows_nothing_of_it() {
     shell(
         "exec 5> a.managed; (echo one >&5; exec sh -c : 5>&-); echo two >&5; exec 5>&-; cat a.managed; \

@@ -229,7 +229,10 @@ pub(crate) fn adopt(fd: c_int, atomic: bool, truncate: bool) -> Result<bool, c_i
     if boosts() {
         return boost(fd);
     }
-    let chosen = atomic || may_be_managed(status.st_dev, status.st_ino) && is_managed_file(&status)? || is_chosen(fd);
+    // One without a name is chosen by none: memory (`memfd_create`) that processes share, or what was removed.
+    let chosen = atomic
+        || may_be_managed(status.st_dev, status.st_ino) && is_managed_file(&status)?
+        || status.st_nlink > 0 && is_chosen(fd);
     if !chosen || raw::file_system(fd).is_ok_and(|kind| NO_FILES.contains(&kind)) {
         return Ok(false);
     }
