@@ -124,6 +124,40 @@ fn however_a_program_ends_by_its_own_will_what_it_wrote_is_kept() {
 }
 
 #[test]
+fn a_sync_of_all_commits_also_by_a_program_that_has_no_managed_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("ends.c", dir.path(), &[]);
+    let at = tempfile::tempdir().unwrap();
+    let output = under(at.path(), &layers().0, &[program.as_os_str(), "synced".as_ref()]).output().unwrap();
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(137), String::new()));
+    assert_eq!(files(at.path()), [("f.managed".to_owned(), b"first".to_vec())]);
+}
+
+/// Which it does by a filter of the program's own (seccomp), so nothing stands between it and the kernel that could be wrong.
+#[test]
+fn syncs_of_what_is_not_managed_come_to_the_kernel() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("reaches.c", dir.path(), &[]);
+    let log = dir.path().join("log");
+    let boost = ["--mode", "boost", "--log-size", "4M", "--log", log.to_str().unwrap()];
+    for (options, demoted) in [(&["--mode", "atomic"][..], 0), (&boost, 1)] {
+        let at = tempfile::tempdir().unwrap();
+        let mut untorn = Command::new(UNTORN);
+        untorn.current_dir(at.path()).arg("run").args(options).args(["--match", "*.managed", "--layer"]);
+        if !untorn::doctor(dir.path()).unwrap().durable {
+            // Where files for tests are in memory, so is the log.
+            untorn.env("UNTORN_ASSUME_PMEM", "1");
+        }
+        let said = text(&succeed(untorn.arg(&layers().0).arg("--").arg(&program)).stdout);
+        let expected = format!(
+            "fsync(managed): 0\nfdatasync(managed): 0\nfsync(plain): 1\nfdatasync(plain): 1\nfsync(directory): 1\n\
+             syncfs(plain): 1\nsyncfs(directory): 1\nsync(): 1\nfsync(demoted): {demoted}\nfdatasync(demoted): {demoted}\n"
+        );
+        assert_eq!(said, expected, "{options:?}");
+    }
+}
+
+#[test]
 fn memory_that_processes_share_is_theirs_whatever_the_globs_choose() {
     let (dir, at) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let program = compile("memory.c", dir.path(), &[]);

@@ -11,7 +11,7 @@ use crate::layer::{
     adopt, ask, ask_with, attributes_were_set, boosts, demote, demoted, managed, returned, served, text, was_closed,
 };
 use crate::raw::{self, word};
-use crate::settings::{seen, settings};
+use crate::settings::settings;
 use crate::{beside, known};
 
 /// The most pieces that `readv` and `writev` take.
@@ -281,8 +281,8 @@ calls! {
     // A hint: it promises nothing, and so commits nothing.
     [sync_file_range](fd: c_int, offset: off_t, len: off_t, flags: libc::c_uint) -> c_int =
         if_read!(fd, number(if offset < 0 || len < 0 || flags > 7 { Err(libc::EINVAL) } else { Ok(0) }));
-    [syncfs](fd: c_int) -> c_int =
-        if seen() && commit_all().is_err() { number(Err(libc::EIO)) } else { None };
+    // Also by a process that has no managed file, as `sync -f` is one.
+    [syncfs](fd: c_int) -> c_int = if commit_all().is_err() { number(Err(libc::EIO)) } else { None };
 }
 
 /// `sync`: commits all managed files, then goes on to the kernel.
