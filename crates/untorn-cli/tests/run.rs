@@ -168,6 +168,18 @@ fn memory_that_processes_share_is_theirs_whatever_the_globs_choose() {
     assert!(!text(&output.stderr).contains("memfd"), "{}", text(&output.stderr));
 }
 
+/// As the library of C++ keeps what it makes `std::cin` of.
+#[test]
+fn a_stream_that_a_library_has_kept_is_read_as_it_is_bare() {
+    let dir = tempfile::tempdir().unwrap();
+    let library = compile("keeper.c", dir.path(), &["-shared", "-fPIC"]);
+    for optimised in ["-O0", "-O2"] {
+        let program = compile("kept.c", dir.path(), &[optimised, "-Wl,--no-as-needed", library.to_str().unwrap()]);
+        let input = r"one line\nfourthird line\nup to; 42 word and the rest\n";
+        shell(&format!("printf '{input}' > in.managed; {} < in.managed", program.display()));
+    }
+}
+
 #[test]
 fn what_was_written_before_an_exec_is_kept_though_the_new_program_knows_nothing_of_it() {
     shell(
