@@ -317,6 +317,15 @@ pub(crate) fn overlay(status: &stat) -> Result<Option<Reply>, c_int> {
     Ok(Some(ask(Operation::Status, None, of_file(status))?).filter(|reply| reply.managed == 1))
 }
 
+/// How long the file of a managed descriptor is.
+pub(crate) fn length(fd: c_int) -> Result<i64, c_int> {
+    match overlay(&raw::fstat(fd)?)? {
+        Some(reply) => Ok(reply.value),
+        // The server may have taken it for a plain one since the kernel was asked.
+        None => raw::fstat(fd).map(|status| status.st_size),
+    }
+}
+
 /// The program set a file's times, or another attribute that a sync makes durable.
 pub(crate) fn attributes_were_set(status: &stat) -> Result<(), c_int> {
     if is_regular(status) && may_be_managed(status.st_dev, status.st_ino) {

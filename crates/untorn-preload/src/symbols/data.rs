@@ -257,6 +257,10 @@ calls! {
                 .and_then(|all| write_pieces(fd, all, explicit_or_own(offset)?, flags))));
     [lseek lseek64 __lseek](fd: c_int, offset: off_t, whence: c_int) -> off_t =
         if_read!(fd, served(seek(fd, offset, whence)));
+    // Only old programs find it in the C library.
+    [llseek](fd: c_int, offset: off_t, whence: c_int) -> off_t =
+        // SAFETY: takes numbers.
+        Some(unsafe { lseek(fd, offset, whence) });
     [ftruncate ftruncate64](fd: c_int, len: off_t) -> c_int =
         if let Some(done) = cut(fd, len) { Some(done) } else { if_managed!(fd, number(set_length(fd, len))) };
     [truncate truncate64](path: *const libc::c_char, len: off_t) -> c_int =

@@ -13,7 +13,11 @@ mod refused;
 mod status;
 mod stdio;
 mod streams;
+mod walks;
 mod zero_copy;
+
+#[cfg(all(feature = "oracle", target_arch = "x86_64"))]
+pub(crate) use self::refused::is_about_bytes;
 
 /// Defines functions of the C library: each returns what `= …` gives, if that is `Some`, and else what the C library's own
 /// function of that name does.
