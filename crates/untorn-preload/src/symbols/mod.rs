@@ -2,6 +2,7 @@
 
 mod data;
 mod descriptors;
+mod exec;
 mod memory;
 mod messages;
 mod names;
@@ -9,6 +10,7 @@ mod numbers;
 mod open;
 mod print;
 mod processes;
+mod reach;
 mod refused;
 mod status;
 mod stdio;

@@ -169,7 +169,7 @@ fn ring(known: bool) -> Option<c_int> {
 }
 
 /// Whether there is a function of this name besides the layer's.
-fn is_known(name: &CStr) -> bool {
+pub(super) fn is_known(name: &CStr) -> bool {
     // SAFETY: the name ends in a zero.
     !(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }).is_null()
 }
