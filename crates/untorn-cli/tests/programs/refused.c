@@ -40,6 +40,8 @@ int main(void) {
     say("where one block is", ioctl(fd, FIBMAP, &block));
     say("room for more", ioctl(fd, _IOC(_IOC_WRITE, 'X', 40, 48), &room));
     say("part of a clone", ioctl(plain, FICLONERANGE, &range));
+    struct { unsigned reserved, donor; long from, to, len, moved; } extents_of = {.donor = fd, .len = 1};
+    say("extents of a donor", ioctl(plain, _IOWR('f', 15, extents_of), &extents_of));
     say("deduplication", ioctl(plain, FIDEDUPERANGE, &same));
     struct iovec piece = {"x", 1};
     say("vmsplice by number", syscall(SYS_vmsplice, fd, &piece, 1L, 0L));

@@ -63,7 +63,6 @@ const FIONCLEX: u32 = libc::FIONCLEX as u32;
 const FIONBIO: u32 = libc::FIONBIO as u32;
 const FIONREAD: u32 = libc::FIONREAD as u32;
 const FICLONE: u32 = 0x4004_9409;
-const FICLONERANGE: u32 = 0x4020_940d;
 const FIDEDUPERANGE: u32 = 0xc018_9436;
 
 /// Whether a request of `ioctl` tells where a file's bytes are, moves them, or gives room to more: of a managed file the kernel has
@@ -90,20 +89,21 @@ pub(crate) fn is_about_bytes(request: u32) -> bool {
 
 /// The other descriptors that a request of `ioctl` is about.
 fn others(request: u32, argument: usize) -> impl Iterator<Item = c_int> {
-    let source = match request {
-        FICLONE => Some(argument as c_int),
-        // The structure begins with it.
-        FICLONERANGE => raw::word_at(argument).map(|source| source as c_int),
+    let number_at = move |at: usize| raw::word_at(argument.wrapping_add(at)).map(|word| word as c_int);
+    let other = match ((request >> 8) as u8, request as u8) {
+        _ if request == FICLONE => Some(argument as c_int),
+        // The structure begins with it: FICLONERANGE; EXCHANGE_RANGE and COMMIT_RANGE of XFS; MOVE_RANGE of F2FS.
+        (0x94, 13) | (b'X', 129 | 131) | (0xf5, 9) => number_at(0),
+        // MOVE_EXT of ext4.
+        (b'f', 15) => number_at(4),
+        // SWAPEXT of XFS.
+        (b'X', 109) => number_at(16),
         _ => None,
     };
     // So many files that may share blocks with the descriptor's, in 32 bytes each, of which the first are a descriptor.
-    let count = match request {
-        FIDEDUPERANGE => raw::word_at(argument.wrapping_add(16)).map_or(0, |word| word & 0xffff),
-        _ => 0,
-    };
-    let with =
-        (0..count as usize).filter_map(move |each| Some(raw::word_at(argument.wrapping_add(24 + 32 * each))? as c_int));
-    source.into_iter().chain(with)
+    let count = if request == FIDEDUPERANGE { number_at(16).map_or(0, |count| count & 0xffff) } else { 0 };
+    let with = (0..count as usize).filter_map(move |each| number_at(24 + 32 * each));
+    other.into_iter().chain(with)
 }
 
 /// `FIONREAD`: how many bytes there are from the descriptor's offset to the end.
