@@ -29,6 +29,20 @@ fn every_call_does_what_it_does_bare() {
     }
 }
 
+/// Where that is blind, nothing that is compared above shows that nothing slips past.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn what_slips_past_the_layer_is_reported_by_its_test_build() {
+    let (dir, at) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let program = compile("past.c", dir.path(), &[]);
+    let report = dir.path().join("escapes");
+    succeed(under(at.path(), &layers().1, &[program.as_os_str()]).env("UNTORN_PRELOAD_ORACLE", &report));
+    let said = fs::read_to_string(&report).unwrap();
+    let calls: Vec<&str> = said.lines().map(|line| line.split_whitespace().nth(3).unwrap()).collect();
+    // newfstatat, statx, ioctl twice, fsync.
+    assert_eq!(calls, ["0262", "0332", "0016", "0016", "0074"], "{said}");
+}
+
 #[test]
 fn redirections_and_pipelines_do_what_they_do_bare() {
     shell(
