@@ -94,7 +94,7 @@ fn what_was_stored_is_kept_by_a_sync_and_by_the_programs_own_end_and_by_nothing_
     let program = compile("stores.c", dir.path(), &[]);
     for (end, code, expected) in [
         ("kill", 137, ["second", "first"]),
-        ("vanish", 137, ["second", "first"]),
+        ("vanish", 137, ["third", "third"]),
         ("exit", 7, ["third", "third"]),
         ("exec", 0, ["third", "third"]),
         ("unmap", 137, ["third", "third"]),

@@ -228,8 +228,18 @@ fn owns(pool: &Pool) -> bool {
     pool.owner.load(Ordering::Relaxed) == process
 }
 
+/// The child of `vfork` that asked for something last, which its parent's memory knows.
+static ONCE: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this process asked the server for anything.
+pub(crate) fn has_asked() -> bool {
+    let process = raw::getpid();
+    ONCE.load(Ordering::Relaxed) == process || pool().is_some_and(|pool| pool.owner.load(Ordering::Relaxed) == process)
+}
+
 fn ask_once(settings: &Settings, wanted: &mut Exchange<'_>) -> Result<Reply, c_int> {
     let socket = connect(settings)?;
+    ONCE.store(raw::getpid(), Ordering::Relaxed);
     let outcome = exchange(socket, wanted, &mut Patience::default());
     let _ = raw::close(socket);
     outcome.map_err(Broken::errno)

@@ -229,7 +229,10 @@ pub(crate) fn adopt(fd: c_int, atomic: bool, truncate: bool) -> Result<bool, c_i
     if boosts() {
         return boost(fd);
     }
-    let chosen = atomic || may_be_managed(status.st_dev, status.st_ino) && is_managed_file(&status)? || is_chosen(fd);
+    // One without a name is chosen by none: memory (`memfd_create`) that processes share, or what was removed.
+    let chosen = atomic
+        || may_be_managed(status.st_dev, status.st_ino) && is_managed_file(&status)?
+        || status.st_nlink > 0 && is_chosen(fd);
     if !chosen || raw::file_system(fd).is_ok_and(|kind| NO_FILES.contains(&kind)) {
         return Ok(false);
     }
@@ -312,6 +315,15 @@ pub(crate) fn overlay(status: &stat) -> Result<Option<Reply>, c_int> {
         return Ok(None);
     }
     Ok(Some(ask(Operation::Status, None, of_file(status))?).filter(|reply| reply.managed == 1))
+}
+
+/// How long the file of a managed descriptor is.
+pub(crate) fn length(fd: c_int) -> Result<i64, c_int> {
+    match overlay(&raw::fstat(fd)?)? {
+        Some(reply) => Ok(reply.value),
+        // The server may have taken it for a plain one since the kernel was asked.
+        None => raw::fstat(fd).map(|status| status.st_size),
+    }
 }
 
 /// The program set a file's times, or another attribute that a sync makes durable.

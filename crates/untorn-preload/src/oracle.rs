@@ -15,6 +15,7 @@ use std::sync::OnceLock;
 use crate::layer::{boosts, is_marked};
 use crate::raw::{self, word};
 use crate::real::Real;
+use crate::symbols::is_about_bytes;
 
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 const ALLOW: u8 = 0;
@@ -156,6 +157,9 @@ fn escaped(number: c_long, arguments: [usize; 6]) -> Option<c_int> {
         | libc::SYS_fstat
         | libc::SYS_sync_file_range
         | libc::SYS_vmsplice => &[0],
+        libc::SYS_newfstatat if is_empty(arguments[1], arguments[3]) => &[0],
+        libc::SYS_statx if is_empty(arguments[1], arguments[2]) => &[0],
+        libc::SYS_ioctl if is_about_bytes(arguments[1] as u32) => &[0],
         libc::SYS_sendfile | libc::SYS_tee => &[0, 1],
         libc::SYS_splice | libc::SYS_copy_file_range => &[0, 2],
         libc::SYS_mmap if arguments[3] as c_int & libc::MAP_ANONYMOUS == 0 => &[4],
@@ -171,6 +175,8 @@ fn escaped(number: c_long, arguments: [usize; 6]) -> Option<c_int> {
         | libc::SYS_preadv2
         | libc::SYS_lseek
         | libc::SYS_fstat
+        | libc::SYS_newfstatat
+        | libc::SYS_statx
         | libc::SYS_sync_file_range => &[],
         libc::SYS_sendfile => &[0],
         libc::SYS_splice | libc::SYS_copy_file_range => &[2],
@@ -178,6 +184,11 @@ fn escaped(number: c_long, arguments: [usize; 6]) -> Option<c_int> {
         _ => places,
     };
     places.iter().map(|place| arguments[*place] as c_int).find(|fd| is_marked(*fd))
+}
+
+/// Whether a path says that the descriptor itself is meant, as far as it can be read without a look beyond the end of memory.
+fn is_empty(path: usize, flags: usize) -> bool {
+    flags as c_int & libc::AT_EMPTY_PATH != 0 && (path == 0 || raw::word_at(path).is_some_and(|word| word & 0xff == 0))
 }
 
 fn report(number: c_long, fd: c_int) {

@@ -25,6 +25,20 @@ impl Path {
         Some(())
     }
 
+    /// A path of pieces, one after the other; `None` if it is longer than the kernel takes.
+    pub(crate) fn of(pieces: &[&[u8]]) -> Option<Self> {
+        let mut path = Path::empty();
+        for piece in pieces {
+            path.push(piece)?;
+        }
+        Some(path)
+    }
+
+    /// The name by which a descriptor's file can be opened once more.
+    pub(crate) fn of_descriptor(fd: c_int) -> Option<Self> {
+        Path::of(&[&link_of(fd)])
+    }
+
     /// Where the kernel says that a descriptor's file is.
     pub(crate) fn named_by(fd: c_int) -> Option<Self> {
         let mut path = Path::empty();

@@ -30,6 +30,16 @@ impl Real {
 /// Calls the C library's function of a name: `real!(read(fd: c_int) -> ssize_t)`. Without one: -1 and ENOSYS.
 macro_rules! real {
     ($name:ident($($argument:ident: $type:ty),*) -> $result:ty) => {{
+        #[cfg(all(feature = "oracle", target_arch = "x86_64"))]
+        let _pass = $crate::oracle::Pass::new();
+        $crate::real::watched!($name($($argument: $type),*) -> $result)
+    }};
+}
+pub(crate) use real;
+
+/// The same, where a test build is to see what the function does to managed descriptors.
+macro_rules! watched {
+    ($name:ident($($argument:ident: $type:ty),*) -> $result:ty) => {{
         static REAL: $crate::real::Real = {
             const NAME: &str = concat!(stringify!($name), "\0");
             match core::ffi::CStr::from_bytes_with_nul(NAME.as_bytes()) {
@@ -43,11 +53,9 @@ macro_rules! real {
         } else {
             // SAFETY: the C library's function of that name has this signature.
             let function: unsafe extern "C" fn($($type),*) -> $result = unsafe { core::mem::transmute(address) };
-            #[cfg(all(feature = "oracle", target_arch = "x86_64"))]
-            let _pass = $crate::oracle::Pass::new();
             // SAFETY: the caller's arguments, handed on.
             unsafe { function($($argument),*) }
         }
     }};
 }
-pub(crate) use real;
+pub(crate) use watched;

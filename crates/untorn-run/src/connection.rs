@@ -156,7 +156,16 @@ impl Call<'_> {
             None => Err(libc_errno(Sys::NOSYS)),
             Some(Operation::Hello) => {
                 self.service.ledger().process();
+                if self.known {
+                    self.service.processes().becomes(self.process, false);
+                    // What the program before it had open it may have been the last to have.
+                    self.service.became_another();
+                }
                 Ok(value(self.known.into()))
+            }
+            Some(Operation::Becomes) => {
+                self.service.processes().becomes(self.process, self.request.number != 0);
+                Ok(value(0))
             }
             Some(Operation::Refused) => {
                 self.refused();

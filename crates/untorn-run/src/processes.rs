@@ -13,6 +13,8 @@ struct Process {
     handle: Option<Arc<OwnedFd>>,
     /// It said that it is about to end.
     exiting: bool,
+    /// It said that it is about to become another program, and nothing after that.
+    becoming: bool,
 }
 
 /// The processes that ever connected, by number.
@@ -38,7 +40,7 @@ impl Processes {
         }
         let number = i32::try_from(process).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
         let handle = Arc::new(pidfd_open(number, PidfdFlags::empty())?);
-        all.insert(process, Process { handle: Some(handle.clone()), exiting: false });
+        all.insert(process, Process { handle: Some(handle.clone()), exiting: false, becoming: false });
         Ok(Some(handle))
     }
 
@@ -49,9 +51,23 @@ impl Processes {
         }
     }
 
-    /// Whether a process ended without having said so: it was killed, or crashed.
+    /// A process says that it is about to become another program, or that it has not, or runs one with the layer.
+    pub(crate) fn becomes(&self, process: u32, becoming: bool) {
+        if let Some(process) = self.lock().get_mut(&process) {
+            process.becoming = becoming;
+        }
+    }
+
+    /// Whether a process may have become a program without the layer.
+    pub(crate) fn has_become(&self, process: u32) -> bool {
+        self.lock().get(&process).is_some_and(|process| process.becoming)
+    }
+
+    /// Whether a process ended without having said so: it was killed, or crashed. Not if it had become a program that cannot say so:
+    /// that has written nothing.
     pub(crate) fn died(&self, process: u32) -> bool {
-        self.lock().get_mut(&process).is_none_or(|process| !process.exiting && process.has_ended())
+        let willing = |process: &Process| process.exiting || process.becoming;
+        self.lock().get_mut(&process).is_none_or(|process| !willing(process) && process.has_ended())
     }
 
     /// The process that `handle` stands for has ended, and its handle is of no more use.
@@ -113,6 +129,23 @@ mod tests {
             processes.ended(child.id(), &handle);
             assert_eq!(processes.died(child.id()), !exiting);
             assert_eq!(Arc::strong_count(&handle), 1, "a descriptor is kept for a process that is gone");
+        }
+    }
+
+    #[test]
+    fn one_that_becomes_a_program_that_cannot_say_anything_does_not_die_of_it() {
+        let processes = Processes::default();
+        for (becoming, died) in [(&[true][..], false), (&[true, false], true)] {
+            let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+            let handle = processes.meet(child.id()).unwrap().unwrap();
+            for becoming in becoming {
+                processes.becomes(child.id(), *becoming);
+                assert_eq!(processes.has_become(child.id()), *becoming);
+            }
+            child.kill().unwrap();
+            await_end(&handle);
+            assert_eq!(processes.died(child.id()), died);
+            child.wait().unwrap();
         }
     }
 

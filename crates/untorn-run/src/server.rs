@@ -117,6 +117,10 @@ fn accept(files: &Arc<dyn Service>, socket: UnixStream) -> io::Result<()> {
         if let Err(error) = connection::serve(&*files, socket, process, known) {
             tracing::debug!(%error, process, "a request was cut short");
         }
+        // Its connections are closed by `exec`, as its descriptors are; of a program without the layer nobody hears more.
+        if files.processes().has_become(process) {
+            files.became_another();
+        }
     })?;
     Ok(())
 }

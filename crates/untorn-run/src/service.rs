@@ -36,6 +36,11 @@ pub(crate) trait Service: Send + Sync {
     /// Lets go of every file that nobody holds any more.
     fn sweep(&self);
 
+    /// A process became another program: what is closed on `exec` it has no more.
+    fn became_another(&self) {
+        self.sweep();
+    }
+
     /// The run is over: lets go of all files.
     fn close(&self);
 }

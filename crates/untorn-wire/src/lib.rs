@@ -122,6 +122,9 @@ pub enum Operation {
     /// The first mapping in the memory at `number`, `offset` bytes, which is to be made once more: as for [`Map`](Operation::Map), and
     /// `value` is its offset at that address, `seconds` its protection, `nanoseconds` 1 if its twin may be written to. `managed` is 0 if there is none.
     MapAgain = 26,
+    /// The process is about to become another program, if `number` is 1, by `exec`. The new program may be
+    /// one without the layer, which cannot say that it ends. It is the old one still, if `number` is 0.
+    Becomes = 27,
 }
 
 impl Operation {
@@ -131,7 +134,7 @@ impl Operation {
         let all = [
             Hello, Open, Closed, Read, Write, Seek, SetLength, Allocate, Commit, CommitAll, Status, Times, Refused,
             Exit, Managed, Demote, Leave, Reopen, Share, TakeBack, Map, Mapped, Unmapped, Inherited, SyncMapped,
-            MapAgain,
+            MapAgain, Becomes,
         ];
         all.into_iter().find(|operation| *operation as u32 == number)
     }
@@ -181,11 +184,11 @@ mod tests {
 
     #[test]
     fn every_operation_is_found_by_its_number() {
-        for number in 1..=26 {
+        for number in 1..=27 {
             assert_eq!(Operation::of(number).map(|operation| operation as u32), Some(number));
         }
         assert_eq!(Operation::of(0), None);
-        assert_eq!(Operation::of(27), None);
+        assert_eq!(Operation::of(28), None);
     }
 
     #[test]

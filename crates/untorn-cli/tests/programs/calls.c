@@ -2,16 +2,20 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <fts.h>
+#include <ftw.h>
 #include <pthread.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -393,6 +397,7 @@ static void standard_streams_reopened(void) {
 }
 
 #include "numbers.h"
+#include "others.h"
 
 static void modes_of_streams(void) {
     FILE *file = fopen(FILE_NAME, "w");
@@ -476,6 +481,9 @@ int main(int count, char **arguments) {
     more_by_number();
     modes_of_streams();
     standard_output();
+    walks();
+    ends_of_files();
+    lists_of_arguments();
     sync();
     return 0;
 }

@@ -3,6 +3,8 @@
 #include <aio.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -28,6 +30,19 @@ int main(void) {
     struct aiocb operation = {.aio_fildes = fd, .aio_buf = "x", .aio_nbytes = 1};
     say("aio_write", aio_write(&operation));
     say("clone", ioctl(fd, 0x40049409, fd));
+    struct fiemap extents = {.fm_length = 4096};
+    int block = 0, plain = open("plain", O_RDWR | O_CREAT, 0644);
+    struct { short type, whence; long start, len; int others[6]; } room = {.len = 4096};
+    struct file_clone_range range = {.src_fd = fd};
+    struct { struct file_dedupe_range range; struct file_dedupe_range_info with; } same =
+        {{.src_length = 5, .dest_count = 1}, {.dest_fd = fd}};
+    say("where the bytes are", ioctl(fd, FS_IOC_FIEMAP, &extents));
+    say("where one block is", ioctl(fd, FIBMAP, &block));
+    say("room for more", ioctl(fd, _IOC(_IOC_WRITE, 'X', 40, 48), &room));
+    say("part of a clone", ioctl(plain, FICLONERANGE, &range));
+    struct { unsigned reserved, donor; long from, to, len, moved; } extents_of = {.donor = fd, .len = 1};
+    say("extents of a donor", ioctl(plain, _IOWR('f', 15, extents_of), &extents_of));
+    say("deduplication", ioctl(plain, FIDEDUPERANGE, &same));
     struct iovec piece = {"x", 1};
     say("vmsplice by number", syscall(SYS_vmsplice, fd, &piece, 1L, 0L));
     say("clone by number", syscall(SYS_ioctl, fd, 0x40049409L, (long)fd));

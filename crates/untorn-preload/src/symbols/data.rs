@@ -11,7 +11,7 @@ use crate::layer::{
     adopt, ask, ask_with, attributes_were_set, boosts, demote, demoted, managed, returned, served, text, was_closed,
 };
 use crate::raw::{self, word};
-use crate::settings::{seen, settings};
+use crate::settings::settings;
 use crate::{beside, known};
 
 /// The most pieces that `readv` and `writev` take.
@@ -257,6 +257,10 @@ calls! {
                 .and_then(|all| write_pieces(fd, all, explicit_or_own(offset)?, flags))));
     [lseek lseek64 __lseek](fd: c_int, offset: off_t, whence: c_int) -> off_t =
         if_read!(fd, served(seek(fd, offset, whence)));
+    // Only old programs find it in the C library.
+    [llseek](fd: c_int, offset: off_t, whence: c_int) -> off_t =
+        // SAFETY: takes numbers.
+        Some(unsafe { lseek(fd, offset, whence) });
     [ftruncate ftruncate64](fd: c_int, len: off_t) -> c_int =
         if let Some(done) = cut(fd, len) { Some(done) } else { if_managed!(fd, number(set_length(fd, len))) };
     [truncate truncate64](path: *const libc::c_char, len: off_t) -> c_int =
@@ -281,8 +285,8 @@ calls! {
     // A hint: it promises nothing, and so commits nothing.
     [sync_file_range](fd: c_int, offset: off_t, len: off_t, flags: libc::c_uint) -> c_int =
         if_read!(fd, number(if offset < 0 || len < 0 || flags > 7 { Err(libc::EINVAL) } else { Ok(0) }));
-    [syncfs](fd: c_int) -> c_int =
-        if seen() && commit_all().is_err() { number(Err(libc::EIO)) } else { None };
+    // Also by a process that has no managed file, as `sync -f` is one.
+    [syncfs](fd: c_int) -> c_int = if commit_all().is_err() { number(Err(libc::EIO)) } else { None };
 }
 
 /// `sync`: commits all managed files, then goes on to the kernel.

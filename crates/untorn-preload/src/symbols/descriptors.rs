@@ -7,7 +7,7 @@ use untorn_wire::MARK;
 
 use super::{calls, stdio};
 use crate::client;
-use crate::layer::{about_to_close, boosts, demoted, fail, managed, refuse, was_closed};
+use crate::layer::{about_to_close, boosts, demoted, fail, length, managed, refuse, was_closed};
 use crate::real::real;
 use crate::settings::{seen, settings};
 use crate::{busy, known, raw};
@@ -96,6 +96,37 @@ fn flags_as_opened(fd: c_int) -> Option<c_int> {
     })
 }
 
+/// A lock whose range is counted from the end of a managed file. The kernel's own length may be another, and changes with a commit: so
+/// it is told the place itself. `None` for any other lock.
+fn locked_from_end(fd: c_int, command: c_int, argument: usize) -> Option<c_int> {
+    let last = argument.wrapping_add(size_of::<libc::flock>() - size_of::<u64>());
+    if !raw::is_readable(argument) || !raw::is_readable(last) {
+        // The kernel says so.
+        return None;
+    }
+    let lock = argument as *mut libc::flock;
+    // SAFETY: the program's lock, whose first and last bytes are there.
+    let asked = unsafe { lock.read_unaligned() };
+    if c_int::from(asked.l_whence) != libc::SEEK_END {
+        return None;
+    }
+    let start = length(fd).and_then(|len| len.checked_add(asked.l_start).ok_or(libc::EOVERFLOW));
+    let mut told = match start {
+        Ok(start) => libc::flock { l_whence: libc::SEEK_SET as _, l_start: start, ..asked },
+        Err(errno) => return Some(fail(errno) as c_int),
+    };
+    let place = (&raw mut told) as usize;
+    let result = real!(fcntl(fd: c_int, command: c_int, place: usize) -> c_int);
+    if result == 0 && matches!(command, libc::F_GETLK | libc::F_OFD_GETLK) {
+        // Of none that is in the way the kernel says nothing else.
+        let none = c_int::from(told.l_type) == libc::F_UNLCK;
+        let found = if none { libc::flock { l_type: told.l_type, ..asked } } else { told };
+        // SAFETY: the program's lock, which is there for the answer.
+        unsafe { lock.write_unaligned(found) };
+    }
+    Some(result)
+}
+
 fn duplicated(result: c_int, file: Option<stat>) -> c_int {
     if result >= 0 {
         stdio::descriptor_changed(result);
@@ -181,6 +212,8 @@ calls! {
         _ if boosts() => demoted(c"fcntl", &[fd]).map(|failed| failed as c_int),
         // The signal of a managed descriptor is our mark, and no other may have it.
         raw::GETSIG | raw::SETSIG if managed(fd) => Some(0),
+        libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW
+            if managed(fd) => locked_from_end(fd, command, argument),
         raw::SETSIG if argument as c_int == MARK && settings().is_some() => {
             Some(fail(refuse(c"fcntl", c"the signal is the mark of managed files", fd)) as c_int)
         }

@@ -2,6 +2,7 @@
 
 mod data;
 mod descriptors;
+mod exec;
 mod memory;
 mod messages;
 mod names;
@@ -9,10 +10,16 @@ mod numbers;
 mod open;
 mod print;
 mod processes;
+mod reach;
 mod refused;
 mod status;
 mod stdio;
+mod streams;
+mod walks;
 mod zero_copy;
+
+#[cfg(all(feature = "oracle", target_arch = "x86_64"))]
+pub(crate) use self::refused::is_about_bytes;
 
 /// Defines functions of the C library: each returns what `= …` gives, if that is `Some`, and else what the C library's own
 /// function of that name does.
@@ -35,3 +42,47 @@ macro_rules! calls {
     };
 }
 use calls;
+
+/// Defines variadic functions of two arguments and those of a format: each by one that takes them as a list, as the calling convention
+/// has them.
+#[cfg(target_arch = "x86_64")]
+macro_rules! listed {
+    ($($name:ident by $with_list:ident;)*) => {$(
+        /// Its arguments as a list.
+        ///
+        /// # Safety
+        /// As for `printf(3)` and `scanf(3)`.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub(crate) unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                "sub rsp, 216",
+                "mov [rsp + 48], rdx",
+                "mov [rsp + 56], rcx",
+                "mov [rsp + 64], r8",
+                "mov [rsp + 72], r9",
+                "movaps [rsp + 80], xmm0",
+                "movaps [rsp + 96], xmm1",
+                "movaps [rsp + 112], xmm2",
+                "movaps [rsp + 128], xmm3",
+                "movaps [rsp + 144], xmm4",
+                "movaps [rsp + 160], xmm5",
+                "movaps [rsp + 176], xmm6",
+                "movaps [rsp + 192], xmm7",
+                "mov dword ptr [rsp + 8], 16",
+                "mov dword ptr [rsp + 12], 48",
+                "lea rax, [rsp + 224]",
+                "mov [rsp + 16], rax",
+                "lea rax, [rsp + 32]",
+                "mov [rsp + 24], rax",
+                "lea rdx, [rsp + 8]",
+                "call {with_list}",
+                "add rsp, 216",
+                "ret",
+                with_list = sym $with_list,
+            )
+        }
+    )*};
+}
+#[cfg(target_arch = "x86_64")]
+use listed;

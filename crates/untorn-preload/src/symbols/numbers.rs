@@ -5,7 +5,7 @@ use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use libc::{iovec, mode_t, off_t};
 
 use super::refused::{self, asynchronous};
-use super::{calls, data, descriptors, memory, messages, names, open, processes, status, zero_copy};
+use super::{calls, data, descriptors, memory, messages, names, open, processes, reach, status, zero_copy};
 use crate::layer::{boosts, demote, demote_all, demoted, fail, managed, refuse, served};
 use crate::settings::{seen, settings};
 
@@ -285,7 +285,7 @@ fn boosted_by_number(number: c_long, [_, b, c, d, e, _]: [usize; 6]) -> Option<c
         libc::SYS_mmap if d as c_int & libc::MAP_TYPE != libc::MAP_PRIVATE => demote(c"mmap", e as c_int),
         // SAFETY: the program's message.
         libc::SYS_sendmsg => return unsafe { messages::passing(b as *const libc::msghdr) },
-        libc::SYS_execve | libc::SYS_execveat => processes::hand_down(c"exec", false),
+        libc::SYS_execve | libc::SYS_execveat => reach::hand_down(c"exec", false),
         // Which file that is, nobody has to find out.
         libc::SYS_sendmmsg
         | libc::SYS_renameat

@@ -5,6 +5,8 @@ use core::ptr::null_mut;
 
 use libc::size_t;
 
+#[cfg(target_arch = "x86_64")]
+use super::listed;
 use super::{calls, data};
 use crate::layer::{boosts, demoted, managed};
 use crate::real::real;
@@ -33,40 +35,9 @@ fn print(fd: c_int, format: *const c_char, arguments: *mut c_void) -> Option<c_i
     Some(crate::layer::returned(written) as c_int)
 }
 
-/// `dprintf`: its arguments as a list, as the calling convention has them.
-///
-/// # Safety
-/// As for `printf(3)`.
 #[cfg(target_arch = "x86_64")]
-#[unsafe(no_mangle)]
-#[unsafe(naked)]
-pub(crate) unsafe extern "C" fn dprintf() {
-    core::arch::naked_asm!(
-        "sub rsp, 216",
-        "mov [rsp + 48], rdx",
-        "mov [rsp + 56], rcx",
-        "mov [rsp + 64], r8",
-        "mov [rsp + 72], r9",
-        "movaps [rsp + 80], xmm0",
-        "movaps [rsp + 96], xmm1",
-        "movaps [rsp + 112], xmm2",
-        "movaps [rsp + 128], xmm3",
-        "movaps [rsp + 144], xmm4",
-        "movaps [rsp + 160], xmm5",
-        "movaps [rsp + 176], xmm6",
-        "movaps [rsp + 192], xmm7",
-        "mov dword ptr [rsp + 8], 16",
-        "mov dword ptr [rsp + 12], 48",
-        "lea rax, [rsp + 224]",
-        "mov [rsp + 16], rax",
-        "lea rax, [rsp + 32]",
-        "mov [rsp + 24], rax",
-        "lea rdx, [rsp + 8]",
-        "call {vdprintf}",
-        "add rsp, 216",
-        "ret",
-        vdprintf = sym vdprintf,
-    )
+listed! {
+    dprintf by vdprintf;
 }
 
 /// `__dprintf_chk`: the same, with a flag before the format.

@@ -5,8 +5,9 @@ use core::ffi::{CStr, c_int, c_long, c_uint, c_void};
 use libc::{aiocb, off_t, sigevent, size_t, ssize_t};
 
 use super::calls;
-use crate::layer::{boost_no_more, boosts, demote_all, demoted, fail, managed, refuse};
+use crate::layer::{boost_no_more, boosts, demote_all, demoted, fail, length, managed, refuse};
 use crate::raw::{self, word};
+use crate::real::real;
 use crate::settings::{seen, settings};
 
 /// A refusal if one of these descriptors is managed.
@@ -27,6 +28,7 @@ fn number(result: Option<i64>) -> Option<c_int> {
 }
 
 const PAST: &CStr = c"the kernel would move bytes past the epoch";
+const BLOCKS: &CStr = c"tells where bytes are, or moves them: the kernel has old ones";
 const LATER: &CStr = c"asynchronous: the kernel, or a thread of the C library, would do it past the epoch";
 
 /// The descriptor of an asynchronous operation.
@@ -55,9 +57,72 @@ unsafe fn any_of(list: *const *const aiocb, count: c_int) -> Option<i64> {
     None
 }
 
-const FICLONE: u64 = 0x4004_9409;
-const FICLONERANGE: u64 = 0x4020_940d;
-const FIDEDUPERANGE: u64 = 0xc018_9436;
+const TCGETS: u32 = libc::TCGETS as u32;
+const FIOCLEX: u32 = libc::FIOCLEX as u32;
+const FIONCLEX: u32 = libc::FIONCLEX as u32;
+const FIONBIO: u32 = libc::FIONBIO as u32;
+const FIONREAD: u32 = libc::FIONREAD as u32;
+const FICLONE: u32 = 0x4004_9409;
+const FIDEDUPERANGE: u32 = 0xc018_9436;
+
+/// Whether a request of `ioctl` tells where a file's bytes are, moves them, or gives room to more: of a managed file the kernel has
+/// old ones. By kind and number, for the rest of a request says only how long its argument is.
+fn is_about_blocks(request: u32) -> bool {
+    match ((request >> 8) as u8, request as u8) {
+        // FIBMAP; FIEMAP, and of ext4 MOVE_EXT, SWAP_BOOT and GET_ES_CACHE.
+        (0, 1) | (b'f', 11 | 15 | 17 | 42) => true,
+        // RESVSP, UNRESVSP and ZERO_RANGE of all file systems; of XFS ALLOCSP, FREESP, GETBMAP, SWAPEXT, EXCHANGE_RANGE and its kin.
+        (b'X', 10 | 11 | 36..=38 | 40..=43 | 56 | 57 | 109 | 129..=131) => true,
+        // Clones and deduplication; of btrfs reading and writing of what is compressed.
+        (0x94, 9 | 13 | 54 | 64) => true,
+        // Of F2FS epochs of its own, and MOVE_RANGE.
+        (0xf5, 1..=5 | 9) => true,
+        _ => false,
+    }
+}
+
+/// Whether it tells anything of a file's bytes.
+#[cfg(all(feature = "oracle", target_arch = "x86_64"))]
+pub(crate) fn is_about_bytes(request: u32) -> bool {
+    is_about_blocks(request) || request == FIONREAD
+}
+
+/// The other descriptors that a request of `ioctl` is about.
+fn others(request: u32, argument: usize) -> impl Iterator<Item = c_int> {
+    let number_at = move |at: usize| raw::word_at(argument.wrapping_add(at)).map(|word| word as c_int);
+    let other = match ((request >> 8) as u8, request as u8) {
+        _ if request == FICLONE => Some(argument as c_int),
+        // The structure begins with it: FICLONERANGE; EXCHANGE_RANGE and COMMIT_RANGE of XFS; MOVE_RANGE of F2FS.
+        (0x94, 13) | (b'X', 129 | 131) | (0xf5, 9) => number_at(0),
+        // MOVE_EXT of ext4.
+        (b'f', 15) => number_at(4),
+        // SWAPEXT of XFS.
+        (b'X', 109) => number_at(16),
+        _ => None,
+    };
+    // So many files that may share blocks with the descriptor's, in 32 bytes each, of which the first are a descriptor.
+    let count = if request == FIDEDUPERANGE { number_at(16).map_or(0, |count| count & 0xffff) } else { 0 };
+    let with = (0..count as usize).filter_map(move |each| number_at(24 + 32 * each));
+    other.into_iter().chain(with)
+}
+
+/// `FIONREAD`: how many bytes there are from the descriptor's offset to the end.
+///
+/// # Safety
+/// If `call` returns 0, the kernel has written a number to `answer`.
+unsafe fn unread(fd: c_int, answer: *mut c_int, call: impl FnOnce() -> c_int) -> c_int {
+    // The kernel finds out whether there is room for the answer, which is its own.
+    let result = call();
+    if result != 0 {
+        return result;
+    }
+    match length(fd).and_then(|len| Ok(len - raw::seek(fd, 0, libc::SEEK_CUR)? as i64)) {
+        // SAFETY: the caller's.
+        Ok(left) => unsafe { answer.write_unaligned(left as c_int) },
+        Err(errno) => return fail(errno) as c_int,
+    }
+    0
+}
 
 /// Before a limit is set, where files are boosted: how long a file may get is a question to the kernel. What the call fails with, if
 /// what was written could not be brought to the files.
@@ -104,7 +169,7 @@ fn ring(known: bool) -> Option<c_int> {
 }
 
 /// Whether there is a function of this name besides the layer's.
-fn is_known(name: &CStr) -> bool {
+pub(super) fn is_known(name: &CStr) -> bool {
     // SAFETY: the name ends in a zero.
     !(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }).is_null()
 }
@@ -145,19 +210,20 @@ calls! {
     [tee](from: c_int, to: c_int, count: size_t, flags: c_uint) -> ssize_t = size(no(c"tee", PAST, &[from, to]));
     [vmsplice](fd: c_int, vector: *const libc::iovec, count: size_t, flags: c_uint) -> ssize_t =
         size(no(c"vmsplice", PAST, &[fd]));
-    [ioctl](fd: c_int, request: u64, argument: usize) -> c_int = match request {
-        FICLONE | FICLONERANGE | FIDEDUPERANGE if seen() && !boosts() => {
-            // The source is the argument, or the first member of what it points to.
-            let source = match request {
-                FICLONE => argument as c_int,
-                // SAFETY: the program's argument, a structure that begins with the descriptor.
-                FICLONERANGE if argument != 0 => unsafe { *(argument as *const i64) as c_int },
-                _ => -1,
-            };
-            number(no(c"ioctl", c"clones blocks", &[fd, source]))
+    // The kernel takes the lower half of the request.
+    [ioctl](fd: c_int, request: u64, argument: usize) -> c_int = match request as u32 {
+        request if is_about_blocks(request) && seen() && !boosts() => if managed(fd) {
+            number(no(c"ioctl", BLOCKS, &[fd]))
+        } else {
+            others(request, argument).find_map(|fd| number(no(c"ioctl", BLOCKS, &[fd])))
+        },
+        FIONREAD if !boosts() && managed(fd) => {
+            let call = || real!(ioctl(fd: c_int, request: u64, argument: usize) -> c_int);
+            // SAFETY: the kernel's answer is a number.
+            Some(unsafe { unread(fd, argument as *mut c_int, call) })
         }
         // About the descriptor, or a terminal.
-        libc::TCGETS | libc::FIOCLEX | libc::FIONCLEX | libc::FIONBIO => None,
+        TCGETS | FIOCLEX | FIONCLEX | FIONBIO => None,
         // To clone the blocks of another file, for one.
         _ if boosts() => number(demoted(c"ioctl", &[fd])),
         _ => None,

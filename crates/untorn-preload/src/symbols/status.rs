@@ -4,6 +4,8 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 
 use libc::{size_t, stat as Status, statx as Extended, timespec, timeval, utimbuf};
 
+use untorn_wire::Reply;
+
 use super::calls;
 use crate::layer::{attributes_were_set, boosts, fail, is_regular, managed, overlay, text};
 use crate::raw;
@@ -11,6 +13,23 @@ use crate::real::real;
 use crate::settings::settings;
 
 const HERE: c_int = libc::AT_FDCWD;
+
+/// A status as the program is to see it, if that is not what the kernel said, which was asked a moment ago. Where nobody can say, it is.
+pub(super) fn seen_of(status: &Status) -> Option<Status> {
+    let reply = overlay(status).ok()??;
+    let mut copy = *status;
+    lay_over(&mut copy, &reply);
+    Some(copy)
+}
+
+fn lay_over(status: &mut Status, reply: &Reply) {
+    status.st_size = reply.value;
+    status.st_mtime = reply.seconds;
+    status.st_mtime_nsec = reply.nanoseconds;
+    if (status.st_ctime, status.st_ctime_nsec) < (reply.seconds, reply.nanoseconds) {
+        (status.st_ctime, status.st_ctime_nsec) = (reply.seconds, reply.nanoseconds);
+    }
+}
 
 /// Lays what the server knows over what the kernel said. The result of the call.
 ///
@@ -25,12 +44,7 @@ unsafe fn covered(call: impl Fn() -> c_int, status: *mut Status) -> c_int {
     let mut copy = unsafe { *status };
     match overlay(&copy) {
         Ok(Some(reply)) => {
-            copy.st_size = reply.value;
-            copy.st_mtime = reply.seconds;
-            copy.st_mtime_nsec = reply.nanoseconds;
-            if (copy.st_ctime, copy.st_ctime_nsec) < (reply.seconds, reply.nanoseconds) {
-                (copy.st_ctime, copy.st_ctime_nsec) = (reply.seconds, reply.nanoseconds);
-            }
+            lay_over(&mut copy, &reply);
             // SAFETY: as above.
             unsafe { *status = copy };
             result
@@ -198,6 +212,11 @@ calls! {
         let result = real!(utimes(path: *const c_char, times: *const timeval) -> c_int);
         // SAFETY: see above.
         Some(unsafe { set_at(result, HERE, path, 0) })
+    };
+    [lutimes](path: *const c_char, times: *const timeval) -> c_int = {
+        let result = real!(lutimes(path: *const c_char, times: *const timeval) -> c_int);
+        // SAFETY: see above.
+        Some(unsafe { set_at(result, HERE, path, libc::AT_SYMLINK_NOFOLLOW) })
     };
     [utime](path: *const c_char, times: *const utimbuf) -> c_int = {
         let result = real!(utime(path: *const c_char, times: *const utimbuf) -> c_int);

@@ -3,11 +3,11 @@
 //!
 //! The standard streams are there before anybody can choose: while descriptor 0, 1 or 2 is managed, the variables `stdin`,
 //! `stdout` and `stderr` name such a stream, and the C library's own, to which a program may have kept a pointer, is cut off
-//! from its descriptor: what is not passed on fails, and harms nothing.
+//! from its descriptor. What is asked of it is passed on ([`streams`](super::streams)); what is not fails, and harms nothing.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
 use libc::{FILE, off_t, size_t, ssize_t};
 
@@ -32,6 +32,8 @@ static ALL: [Stream; STREAMS] = [const { Stream { file: AtomicPtr::new(null_mut(
 /// For descriptors 0, 1 and 2: the C library's own stream, and ours in its place.
 static OWN: [AtomicPtr<FILE>; 3] = [const { AtomicPtr::new(null_mut()) }; 3];
 static IN_PLACE: [AtomicPtr<FILE>; 3] = [const { AtomicPtr::new(null_mut()) }; 3];
+/// Whether one of ours ever was in the place of one.
+static STOOD_IN: AtomicBool = AtomicBool::new(false);
 
 #[repr(C)]
 struct Functions {
@@ -312,7 +314,7 @@ fn stand_for(place: usize, file: *mut FILE, fd: c_int, flags: c_int) -> *mut FIL
 }
 
 /// The descriptor of a stream of ours.
-fn number_of(file: *mut FILE) -> Option<c_int> {
+pub(super) fn number_of(file: *mut FILE) -> Option<c_int> {
     let stream = ALL.iter().find(|stream| !file.is_null() && stream.file.load(Ordering::Relaxed) == file)?;
     Some(stream.fd.load(Ordering::Relaxed) - 1)
 }
@@ -357,6 +359,7 @@ fn swap(fd: usize) {
         // SAFETY: the variable of the C library.
         unsafe { *variable(fd) = file };
         in_place.store(file, Ordering::Relaxed);
+        STOOD_IN.store(true, Ordering::Relaxed);
     }
     // SAFETY: the C library's stream. Whoever still writes to it is told, and nothing slips past.
     unsafe { set_number(own, -1) };
@@ -433,7 +436,11 @@ pub(super) fn flush() {
 }
 
 /// The stream that stands in the place of one of the C library's.
-fn stand_in(file: *mut FILE) -> Option<*mut FILE> {
+#[inline]
+pub(super) fn stand_in(file: *mut FILE) -> Option<*mut FILE> {
+    if !STOOD_IN.load(Ordering::Relaxed) {
+        return None;
+    }
     let place = OWN.iter().position(|own| !file.is_null() && own.load(Ordering::Relaxed) == file)?;
     Some(IN_PLACE.get(place)?.load(Ordering::Relaxed)).filter(|ours| !ours.is_null())
 }
@@ -449,16 +456,4 @@ calls! {
     [freopen freopen64](path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE =
         // SAFETY: see above.
         unsafe { reopened(path, mode, file) };
-    [fileno fileno_unlocked](file: *mut FILE) -> c_int =
-        number_of(file).or_else(|| stand_in(file).and_then(number_of));
-    [fwrite fwrite_unlocked](from: *const c_void, one: size_t, count: size_t, file: *mut FILE) -> size_t =
-        stand_in(file).map(|file| {
-            real!(fwrite(from: *const c_void, one: size_t, count: size_t, file: *mut FILE) -> size_t)
-        });
-    [fputs fputs_unlocked](from: *const c_char, file: *mut FILE) -> c_int =
-        stand_in(file).map(|file| real!(fputs(from: *const c_char, file: *mut FILE) -> c_int));
-    [fputc putc _IO_putc fputc_unlocked putc_unlocked](byte: c_int, file: *mut FILE) -> c_int =
-        stand_in(file).map(|file| real!(fputc(byte: c_int, file: *mut FILE) -> c_int));
-    [fflush fflush_unlocked](file: *mut FILE) -> c_int =
-        stand_in(file).map(|file| real!(fflush(file: *mut FILE) -> c_int));
 }
