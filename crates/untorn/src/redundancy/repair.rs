@@ -230,7 +230,9 @@ impl<M: Medium> Redundancy<M> {
                 break;
             }
             let written = self.pages.write(range.offset, &bytes[..range.len as usize]);
-            inner.seen = self.pages.stamp()?;
+            if matches!(self.mode, Mode::Look) {
+                inner.seen = self.pages.stamp()?;
+            }
             // Of a short page a file system may have to read the rest of its block, and cannot.
             if written? {
                 repaired.push(*page);
