@@ -51,3 +51,14 @@ fn the_reflection_engine_survives_a_bounded_exploration() {
     assert!(outcome.violations.is_empty());
     assert!(outcome.states >= 5000);
 }
+
+#[test]
+fn the_hybrid_log_survives_a_bounded_exploration() {
+    let settings = Settings { engine: EngineKind::HybridLog, states: 5000, jobs: 2, ..Settings::default() };
+    let outcome = explore::explore(&settings, &quiet);
+    for violation in &outcome.violations {
+        eprintln!("{violation}\n");
+    }
+    assert!(outcome.violations.is_empty());
+    assert!(outcome.states >= 5000);
+}
