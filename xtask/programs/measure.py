@@ -38,6 +38,32 @@ def block_file(name):
     return fd, lambda: draw.randrange(BLOCKS) * BLOCK
 
 
+def without_files():
+    """Computes, and makes some calls on what nobody manages: a device, a pipe, now and then a file that is opened, read and closed. By
+    the program's own processor time, which other programs disturb less than the clock."""
+    null, (source, sink) = os.open("/dev/null", os.O_WRONLY), os.pipe()
+    line = bytes(200)
+
+    def step():
+        for _ in range(10):
+            sum(number * number % 7 for number in range(1000))
+            os.write(null, line)
+            os.write(sink, line)
+            os.read(source, len(line))
+        fd = os.open(__file__, os.O_RDONLY)
+        os.fstat(fd)
+        os.read(fd, BLOCK)
+        os.close(fd)
+
+    for _ in range(20):
+        step()
+    count, start, end = 0, time.process_time(), time.perf_counter() + float(TIME)
+    while time.perf_counter() < end:
+        step()
+        count += 1
+    return count / (time.process_time() - start)
+
+
 def write_and_sync(name):
     fd, place = block_file(name)
     block = bytes(range(256)) * (BLOCK // 256)
@@ -122,6 +148,7 @@ MEASURED = {
     "write-fsync-8-threads": write_in_threads,
     "append-fdatasync": append,
     "read": read,
+    "no-io": without_files,
     "sqlite-wal": lambda: sqlite("wal", "normal"),
     "sqlite-truncate-exclusive": lambda: sqlite("truncate", "exclusive"),
     "sqlite-truncate": lambda: sqlite("truncate", "normal"),

@@ -17,6 +17,7 @@ mod inject;
 mod loom;
 mod nightly;
 mod programs;
+mod sustained;
 mod tidy;
 
 /// The project's own chores.
@@ -54,6 +55,8 @@ enum Verb {
     Loom(loom::Arguments),
     /// Run programs that people have bare and under `untorn run`, and compare what they do.
     Programs(programs::Arguments),
+    /// Measure a burst of writes that is longer than the log, to a slow disk, bare and under `untorn run --mode boost`.
+    Sustained(sustained::Arguments),
     /// Check the house rules that no compiler checks.
     Tidy,
 }
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Verb::Inject(arguments) => inject::run(&arguments),
         Verb::Loom(arguments) => loom::run(&root(), &arguments),
         Verb::Programs(arguments) => programs::run(&root(), &arguments),
+        Verb::Sustained(arguments) => sustained::run(&root(), &arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {
             eprintln!("tidy: cannot read the repository: {error}");
             ExitCode::from(74)

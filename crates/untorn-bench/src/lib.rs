@@ -50,6 +50,7 @@ mod benches;
 mod counting;
 mod cpu;
 mod error;
+mod lines;
 mod machine;
 mod measure;
 mod model;
@@ -65,6 +66,7 @@ pub use args::{Args, Pattern, Workload};
 pub use benches::{names, run};
 pub use counting::{Counters, Counting, CountingFile, Counts};
 pub use error::{Error, Result};
+pub use lines::{Line, Lines, svg_of_lines};
 pub use machine::Machine;
 pub use report::{
     CommitRow, CommitTimeRow, CopyRow, IdleRow, KernelRow, MapCommitRow, PassRow, RedundancyRow, RegionRow, Report,

@@ -1,39 +1,16 @@
-//! Grouped bars, and lines over time, drawn as SVG.
+//! Reports drawn as SVG: grouped bars, and lines over time.
 
-use std::error::Error;
-
-use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::report::{RedundancyRow, Report, Row};
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+use crate::lines::{self, Area, Drawn, Line, Lines, colour, draw_legend};
+use crate::report::{RedundancyRow, Report, Row, Vulnerable};
 
 /// One bar: the group it stands in, the series that gives its colour, and its height.
 struct Bar {
     group: String,
     series: String,
     height: f64,
-}
-
-/// Colours that keep apart for most kinds of colour blindness (Okabe and Ito), then the same again, darker.
-const COLOURS: [RGBColor; 8] = [
-    RGBColor(0, 114, 178),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(213, 94, 0),
-    RGBColor(86, 180, 233),
-    RGBColor(204, 121, 167),
-    RGBColor(240, 228, 66),
-    RGBColor(120, 120, 120),
-];
-
-fn colour(index: usize) -> RGBColor {
-    let RGBColor(r, g, b) = COLOURS[index % COLOURS.len()];
-    let darker = 1 + index / COLOURS.len();
-    let shade = |channel: u8| (usize::from(channel) / darker) as u8;
-    RGBColor(shade(r), shade(g), shade(b))
 }
 
 fn bar(row: &Row) -> Bar {
@@ -101,17 +78,14 @@ fn distinct<'a>(bars: &'a [Bar], of: impl Fn(&'a Bar) -> &'a str) -> Vec<&'a str
     seen
 }
 
-/// The plot of a report. Drawing into memory has no way to fail; should it ever, the document says why.
+/// The plot of a report.
 pub(crate) fn svg(report: &Report) -> String {
     let mut document = String::new();
     let drawn = draw(report, &mut document);
-    match drawn {
-        Ok(()) => document,
-        Err(error) => format!("<svg xmlns=\"http://www.w3.org/2000/svg\"><!-- not drawn: {error} --></svg>"),
-    }
+    lines::drawn(document, drawn)
 }
 
-fn draw(report: &Report, document: &mut String) -> Result<(), Box<dyn Error>> {
+fn draw(report: &Report, document: &mut String) -> Drawn {
     let machine = &report.machine;
     let caption = format!("{} on {} ({}, {})", report.bench, machine.medium, machine.fs, machine.cpu);
     let bars: Vec<Bar> = report.rows.iter().map(bar).collect();
@@ -152,7 +126,7 @@ fn draw(report: &Report, document: &mut String) -> Result<(), Box<dyn Error>> {
 }
 
 /// Bars in groups, with a line at 1 where that is the rival.
-fn draw_bars(area: &Area<'_>, caption: &str, label: &str, bars: &[Bar], has_one: bool) -> Result<(), Box<dyn Error>> {
+fn draw_bars(area: &Area<'_>, caption: &str, label: &str, bars: &[Bar], has_one: bool) -> Drawn {
     let groups = distinct(bars, |bar| &bar.group);
     let series = distinct(bars, |bar| &bar.series);
     let highest = bars.iter().map(|bar| bar.height).filter(|height| height.is_finite()).fold(0.0, f64::max);
@@ -196,53 +170,23 @@ fn draw_bars(area: &Area<'_>, caption: &str, label: &str, bars: &[Bar], has_one:
     draw_legend(&legend, &series)
 }
 
-fn draw_legend(legend: &Area<'_>, series: &[&str]) -> Result<(), Box<dyn Error>> {
-    for (index, name) in series.iter().enumerate() {
-        let y = 40 + 18 * index as i32;
-        legend.draw(&Rectangle::new([(8, y), (20, y + 12)], colour(index).filled()))?;
-        legend.draw(&Text::new((*name).to_owned(), (26, y), ("sans-serif", 15).into_font()))?;
-    }
-    Ok(())
-}
-
 /// The share of stripes that is vulnerable, over two periods.
-fn draw_exposure(area: &Area<'_>, rows: &[&RedundancyRow]) -> Result<(), Box<dyn Error>> {
-    let points = |row: &RedundancyRow| -> Vec<(f64, f64)> {
+fn draw_exposure(area: &Area<'_>, rows: &[&RedundancyRow]) -> Drawn {
+    let line = |row: &&RedundancyRow| {
         let (period, stripes) = (row.period_s.unwrap_or(1.0), row.stripes.unwrap_or(1).max(1) as f64);
-        row.over_time.iter().map(|at| (at.seconds / period, at.vulnerable_stripes as f64 / stripes * 100.0)).collect()
+        let share = |at: &Vulnerable| (at.seconds / period, at.vulnerable_stripes as f64 / stripes * 100.0);
+        let name = format!("{}, {} s", row.workload, row.period_s.unwrap_or(0.0));
+        Line { name, points: row.over_time.iter().map(share).collect() }
     };
-    let lines: Vec<Vec<(f64, f64)>> = rows.iter().map(|row| points(row)).collect();
-    let most = |of: fn(&(f64, f64)) -> f64, least: f64| lines.iter().flatten().map(of).fold(least, f64::max) * 1.05;
-    let (last, highest) = (most(|at| at.0, 2.0), most(|at| at.1, 1.0));
-    let (left, legend) = area.split_horizontally(760);
-    let mut chart = ChartBuilder::on(&left)
-        .caption("vulnerable stripes", ("sans-serif", 20))
-        .margin(12)
-        .x_label_area_size(34)
-        .y_label_area_size(64)
-        .build_cartesian_2d(0.0..last, 0.0..highest)?;
-    chart
-        .configure_mesh()
-        .x_desc("time, in periods")
-        .y_desc("% of all stripes")
-        .max_light_lines(0)
-        .label_style(("sans-serif", 15))
-        .draw()?;
-    for (index, line) in lines.into_iter().enumerate() {
-        chart.draw_series([PathElement::new(line, colour(index).stroke_width(2))])?;
-    }
-    let names: Vec<String> =
-        rows.iter().map(|row| format!("{}, {} s", row.workload, row.period_s.unwrap_or(0.0))).collect();
-    draw_legend(&legend, &names.iter().map(String::as_str).collect::<Vec<_>>())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn colours_of_many_series_differ() {
-        let colours: Vec<RGBColor> = (0..16).map(colour).collect();
-        assert!((0..16).all(|a| (0..a).all(|b| colours[a] != colours[b])));
-    }
+    let lines = rows.iter().map(line).collect();
+    lines::draw(
+        area,
+        &Lines {
+            caption: "vulnerable stripes".to_owned(),
+            x: "time, in periods".to_owned(),
+            y: "% of all stripes".to_owned(),
+            least: (2.0, 1.0),
+            lines,
+        },
+    )
 }

@@ -6,7 +6,9 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
 
 use common::counting::{Counting, Counts};
 use common::memory_dir;
@@ -264,7 +266,7 @@ fn an_idle_cache_drains_by_itself_what_is_older_than_it_may_be() {
     let path = dir.path().join("data");
     std::fs::write(&path, b"").unwrap();
     let plain = std::fs::File::open(&path).unwrap();
-    let options = CacheOptions::new().size(1 << 20).max_files(8).max_age(std::time::Duration::from_millis(1));
+    let options = CacheOptions::new().size(1 << 20).max_files(8).max_age(Duration::from_millis(1));
     let cache = options.create(dir.path().join("log")).unwrap();
     let file = cache.attach(plain.as_fd(), &path).unwrap();
     for round in 0..3_u8 {
@@ -275,6 +277,98 @@ fn an_idle_cache_drains_by_itself_what_is_older_than_it_may_be() {
         }
         assert_eq!(std::fs::read(&path).unwrap(), [round + 1; 10]);
     }
+}
+
+/// The syncs of a device: how many have begun, and how many may end.
+#[derive(Default)]
+struct Syncs {
+    counts: Mutex<(u64, u64)>,
+    changed: Condvar,
+}
+
+impl Syncs {
+    fn begin(&self) {
+        let mut counts = self.counts.lock().unwrap();
+        counts.0 += 1;
+        let number = counts.0;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(counts, |counts| counts.1 < number).unwrap());
+    }
+
+    fn let_end(&self, number: u64) {
+        self.counts.lock().unwrap().1 = number;
+        self.changed.notify_all();
+    }
+
+    fn begun(&self) -> u64 {
+        self.counts.lock().unwrap().0
+    }
+}
+
+/// Whether it comes; a minute is for machines with much else to do, and for what never comes.
+fn comes(mut what: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while !what() {
+        if start.elapsed() > Duration::from_secs(60) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// The thread that drains goes on to the next batch at once. Whoever waits for room has it meanwhile.
+#[test]
+fn who_waits_for_room_has_it_when_a_batch_is_through_and_not_after_the_next() {
+    let dir = memory_dir();
+    let shelf = Arc::new(Shelf::default());
+    let book = shelf.put("/slow/a", 1);
+    let syncs = Arc::new(Syncs::default());
+    let gate = Arc::clone(&syncs);
+    *book.before_sync.lock().unwrap() = Some(Arc::new(move || gate.begin()));
+    syncs.let_end(u64::MAX);
+    let options = small(64).background(true).batch(1, 8);
+    let cache = options.create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+    let file = attach(&cache, &shelf, "/slow/a");
+    file.write_at(b"what makes it known to the log", 0).unwrap();
+    cache.drain().unwrap();
+    let before = syncs.begun();
+    syncs.let_end(before);
+    let (written, ends) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let (counter, end, (tell, told)) = (Arc::clone(&written), Arc::clone(&ends), std::sync::mpsc::channel());
+    let writer = std::thread::spawn(move || {
+        tell.send(rustix::thread::gettid().as_raw_nonzero()).unwrap();
+        while !end.load(Ordering::SeqCst) {
+            file.write_at(b"one entry", 0).unwrap();
+            counter.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let thread = format!("/proc/self/task/{}/stat", told.recv().unwrap());
+    let sleeps = || {
+        let status = std::fs::read_to_string(&thread).unwrap_or_default();
+        status.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
+    };
+    // Whoever sleeps for a lock sometimes has it first, so once is not enough.
+    let mut outcome = Ok(());
+    for batch in before + 1..before + 30 {
+        let full = comes(|| syncs.begun() == batch && sleeps());
+        let so_far = written.load(Ordering::SeqCst);
+        // This batch is through, and the next is under way.
+        syncs.let_end(batch);
+        let next = comes(|| syncs.begun() == batch + 1);
+        if !full || !next {
+            outcome = Err("the log was not full, or nobody drained it");
+        } else if !comes(|| written.load(Ordering::SeqCst) > so_far) {
+            outcome = Err("who waited for room waited for a second sync");
+        }
+        if outcome.is_err() {
+            break;
+        }
+    }
+    ends.store(true, Ordering::SeqCst);
+    syncs.let_end(u64::MAX);
+    writer.join().unwrap();
+    assert_eq!(outcome, Ok(()));
 }
 
 const ROLE: &str = "UNTORN_TEST_CACHE_WRITER";

@@ -12,13 +12,15 @@ use serde_json::Value;
 
 use place::{Arm, Ground};
 use table::Table;
+pub(crate) use table::median;
 
 /// What is measured, as `xtask/programs/measure.py` knows it.
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 10] = [
     "write-fsync",
     "write-fsync-8-threads",
     "append-fdatasync",
     "read",
+    NO_IO,
     "sqlite-wal",
     "sqlite-truncate-exclusive",
     "sqlite-truncate",
@@ -26,8 +28,11 @@ const NAMES: [&str; 9] = [
     "rocksdb-fillsync",
 ];
 
+/// What has no file that is managed.
+const NO_IO: &str = "no-io";
+
 /// Measures programs that write and sync: bare, with a log in front of their files, with the log on the same disk as the files, and
-/// bare in memory, where a sync makes nothing durable. All take turns, so that each is compared with the others on the same machine
+/// bare in memory, where a sync makes nothing durable; and one that has nothing to do with managed files, in mode atomic too. All take turns, so that each is compared with the others on the same machine
 /// at the same time.
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -61,7 +66,7 @@ fn positive(text: &str) -> Result<f64, String> {
 }
 
 /// The exit code where something that is needed is missing.
-const UNAVAILABLE: u8 = 69;
+pub(crate) const UNAVAILABLE: u8 = 69;
 
 pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
     match measured(root, arguments) {
@@ -93,7 +98,8 @@ fn measured(root: &Path, arguments: &Arguments) -> io::Result<Table> {
     place::with_ground(dir, log, |ground| rounds(&built, &root.join("xtask/programs/measure.py"), ground, arguments))
 }
 
-fn build(root: &Path) -> io::Result<PathBuf> {
+/// Builds the tool and the layer as users have them. The directory with both.
+pub(crate) fn build(root: &Path) -> io::Result<PathBuf> {
     let target = crate::target(root, "");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root).args(["build", "--quiet", "--release", "--package", "untorn-cli"]);
@@ -113,7 +119,7 @@ fn rounds(built: &Path, script: &Path, ground: &Ground, arguments: &Arguments) -
                 0 => (0..ground.arms.len()).collect(),
                 _ => (0..ground.arms.len()).rev().collect(),
             };
-            for arm in order {
+            for arm in order.into_iter().filter(|&arm| ground.arms[arm].measures(name)) {
                 let one = One { built, script, name, arm: &ground.arms[arm], seconds: arguments.seconds };
                 match one.measure()? {
                     Some((rate, report)) => table.add(row, arm, rate, &report),
@@ -145,12 +151,17 @@ impl One<'_> {
         let prepared = self.python(Command::new("python3"), "prepare")?;
         self.succeeded(&prepared)?;
         let mut command = Command::new("env");
-        if let Some(log) = &self.arm.log {
-            if log.assumed {
+        let is_under = self.arm.log.is_some() || self.arm.atomic;
+        if is_under {
+            if self.arm.log.as_ref().is_some_and(|log| log.assumed) {
                 command.arg("UNTORN_ASSUME_PMEM=1");
             }
-            command.arg(self.built.join("untorn")).args(["run", "--mode", "boost", "--json", "--log"]).arg(&log.path);
-            command.args(["--log-size", "256M", "--layer"]).arg(self.built.join("libuntorn_preload.so"));
+            command.arg(self.built.join("untorn")).args(["run", "--json"]);
+            match &self.arm.log {
+                Some(log) => command.args(["--mode", "boost", "--log-size", "256M", "--log"]).arg(&log.path),
+                None => command.args(["--mode", "atomic"]),
+            };
+            command.arg("--layer").arg(self.built.join("libuntorn_preload.so"));
             let mut glob = self.arm.files().into_os_string();
             glob.push("/**");
             command.arg("--match").arg(glob).arg("--");
@@ -173,7 +184,7 @@ impl One<'_> {
         let report = lines.next().and_then(|line| serde_json::from_str(line).ok());
         match report {
             // Without one a program that ran plain would look like a boosted one.
-            None if self.arm.log.is_some() => Err(io::Error::other(format!("{}: untorn gave no report", self.name))),
+            None if is_under => Err(io::Error::other(format!("{}: untorn gave no report", self.name))),
             report => Ok(Some((rate, report.unwrap_or_default()))),
         }
     }

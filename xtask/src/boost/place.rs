@@ -16,6 +16,8 @@ pub(super) struct Arm {
     pub(super) name: &'static str,
     directory: PathBuf,
     pub(super) log: Option<Log>,
+    /// In the other mode, which has no log. Not what the table is about, but for programs that are in the way of neither.
+    pub(super) atomic: bool,
 }
 
 pub(super) struct Log {
@@ -28,6 +30,11 @@ impl Arm {
     /// Where a program has its files.
     pub(super) fn files(&self) -> PathBuf {
         self.directory.join("files")
+    }
+
+    /// Whether this program is run in this way.
+    pub(super) fn measures(&self, name: &str) -> bool {
+        !self.atomic || name == super::NO_IO
     }
 
     /// As if nothing had been measured yet.
@@ -56,12 +63,13 @@ impl Ground {
             None => Log { path: memory.join("log"), assumed: true },
         };
         let same = Log { path: disk.join("log"), assumed: false };
-        let arm = |name, directory: &Path, log| Arm { name, directory: directory.to_owned(), log };
+        let arm = |name, directory: &Path, log| Arm { name, directory: directory.to_owned(), log, atomic: false };
         ground.arms = vec![
             arm("bare", &disk, None),
             arm("log", &disk, Some(fast)),
             arm("log on the same disk", &disk, Some(same)),
             arm("bare in memory", &memory, None),
+            Arm { atomic: true, ..arm("mode atomic", &disk, None) },
         ];
         Ok(ground)
     }

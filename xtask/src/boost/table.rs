@@ -111,7 +111,8 @@ impl Row {
     }
 }
 
-fn median(values: &[f64]) -> Option<f64> {
+/// The middle one, or the middle of the middle two.
+pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;

@@ -6,15 +6,19 @@
 //! [`Cut::draw`] picks one of the disks that a power cut at that instant may leave. [`write_image`] makes a file of it,
 //! [`Mounted`] mounts it: the file system replays its own journal first, as it would after a real power cut.
 //!
+//! A [`SlowDisk`] is served in the same way, but keeps no log: it is as slow as a benchmark wants it to be.
+//!
 //! All of this needs root, `/dev/fuse`, loop devices and the file system's mkfs; [`FileSystem::require`] says what is
 //! missing. Mounts are made in a mount namespace of their own ([`isolated`]), so even a killed rig leaves none behind.
 
 mod crash;
 mod device;
+mod exposed;
 mod filesystem;
 mod log;
 mod namespace;
 mod recorder;
+mod slow;
 mod sparse;
 
 pub use crash::{Cut, Fate, Patch};
@@ -23,6 +27,7 @@ pub use filesystem::FileSystem;
 pub use log::{Log, Position};
 pub use namespace::isolated;
 pub use recorder::{Clock, Recorder};
+pub use slow::{Asked, SlowDisk, Speed};
 pub use sparse::{copy_image, write_image};
 
 /// What a disk writes whole or not at all, in bytes.

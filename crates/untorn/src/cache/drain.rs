@@ -63,13 +63,26 @@ impl<M: Medium> Cache<M> {
     /// Claims entries, draining where there is no room. False if there will be none, for entries of files that failed have it.
     pub(super) fn claim(&self, entries: u64) -> Result<bool> {
         let most = self.ring.for_writers();
+        if self.ring.claim(entries, most) {
+            return Ok(true);
+        }
         let mut round = 0;
-        while !self.ring.claim(entries, most) {
-            let mut drain = locked(&self.drain);
+        loop {
+            // Before it is looked for room: a drain that ends later may free some.
+            let ends = self.drain.ends();
             if self.ring.claim(entries, most) {
                 return Ok(true);
             }
             self.standing.writable()?;
+            let Some(mut drain) = self.drain.try_hold() else {
+                // Somebody else drains. As soon as that sync is done there may be room; the next one, to which the drain's own thread
+                // goes on at once, is not to be waited for.
+                self.drain.await_end(ends);
+                continue;
+            };
+            if self.ring.claim(entries, most) {
+                return Ok(true);
+            }
             // As much as a batch at least: who has waited for one sync need not wait for the next at once.
             self.deliver(&mut drain, u64::MAX, self.settings.batch_max)?;
             self.settle(&mut drain, false)?;
@@ -96,17 +109,16 @@ impl<M: Medium> Cache<M> {
             self.ring.medium.relax(round);
             round = round.saturating_add(1);
         }
-        Ok(true)
     }
 
     /// Returns when no drain is under way.
     pub(super) fn await_drain(&self) {
-        drop(locked(&self.drain));
+        drop(self.drain.hold());
     }
 
     /// Drains a batch, if there is one.
     pub(crate) fn drain_some(&self) -> Result<()> {
-        let mut drain = locked(&self.drain);
+        let mut drain = self.drain.hold();
         self.standing.writable()?;
         let advanced = self.deliver(&mut drain, u64::MAX, self.settings.batch_max)?;
         self.settle(&mut drain, false)?;
@@ -132,7 +144,7 @@ impl<M: Medium> Cache<M> {
     pub(super) fn drain_to(&self, position: u64) -> Result<()> {
         let mut round = 0;
         while self.ring.tail() < position {
-            let mut drain = locked(&self.drain);
+            let mut drain = self.drain.hold();
             self.standing.writable()?;
             let advanced = self.deliver(&mut drain, position, self.settings.batch_max)?;
             let in_the_way = drain.stuck.first().is_some_and(|item| item.position < position);
@@ -158,7 +170,7 @@ impl<M: Medium> Cache<M> {
         let position = file.last.load(Ordering::Acquire);
         let mut round = 0;
         loop {
-            let mut drain = locked(&self.drain);
+            let mut drain = self.drain.hold();
             self.standing.writable()?;
             if drain.delivered >= position {
                 break;
@@ -178,7 +190,7 @@ impl<M: Medium> Cache<M> {
         self.standing.writable()?;
         // Nothing is settled meanwhile: of a page that did not get to the device the kernel tells the first who asks, and to a
         // drain that asks next it would say that all is well, and what it had delivered would be freed.
-        let _drain = locked(&self.drain);
+        let _drain = self.drain.hold();
         file.standing()?;
         file.slow.sync(barriers::FILE).inspect_err(|error| self.fail(file, error))
     }

@@ -39,7 +39,7 @@
 //! A file may instead be written *through*, to log and kernel in one call, and be read without the log: see [`through`].
 //!
 //! # Locks, in the order in which they are taken
-//! Claims on entries (the only wait for room, with nothing held); a file's gate; its line in the table; its length; its turn, where
+//! Claims on entries (the only wait for room, with nothing held: for the end of a drain, whoever drains); a file's gate; its line in the table; its length; its turn, where
 //! other processes append for it, or else its stripes, ascending; or instead of stripes: the drain; the registry; a stripe. Who has the
 //! gate to himself may take the turn before line and length. The drain takes no gate, and of a file that is written through neither
 //! length nor turn, so who waits for it with them does not wait for itself; and before it waits for a process it takes only turns that
@@ -49,6 +49,7 @@ mod bell;
 mod beside;
 mod combine;
 mod drain;
+mod draining;
 mod file;
 mod format;
 mod open;
@@ -68,7 +69,7 @@ use std::time::Duration;
 use untorn_ring::{Change, Step};
 
 use self::bell::Bell;
-use self::drain::Drain;
+use self::draining::Draining;
 pub(crate) use self::file::{At, Managed};
 pub(crate) use self::format::Geometry;
 pub(crate) use self::open::create;
@@ -162,7 +163,7 @@ pub(crate) struct Cache<M: Medium> {
     durability: Durability,
     ring: Ring<M>,
     registry: Mutex<Registry>,
-    drain: Mutex<Drain>,
+    drain: Draining,
     worker: Worker,
     bell: Bell,
 }
@@ -355,7 +356,7 @@ impl<M: Medium> Cache<M> {
 
     fn info(&self) -> Result<CacheInfo> {
         self.standing.ours()?;
-        let stuck = locked(&self.drain).stuck();
+        let stuck = self.drain.hold().stuck();
         // The tail first: others write and drain meanwhile, and it never goes beyond a later head.
         let tail = self.ring.tail();
         Ok(CacheInfo {

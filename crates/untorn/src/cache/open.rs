@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use super::bell::Bell;
-use super::drain::Drain;
+use super::draining::Draining;
 use super::format::{Geometry, Superblock};
 use super::replay::{self, Replay};
 use super::ring::Ring;
@@ -134,7 +134,7 @@ impl<M: Medium> Cache<M> {
             settings: *settings,
             durability,
             registry: Mutex::new(Registry::new(geometry.files)),
-            drain: Mutex::new(Drain::default()),
+            drain: Draining::default(),
             worker: Worker::new(batch, settings.max_age),
             bell: Bell::default(),
             ring,

@@ -24,14 +24,25 @@ pub(crate) struct Book {
     pub(crate) room: AtomicUsize,
     /// What is written goes to the end, wherever it is to go, as by a description with `O_APPEND`.
     pub(crate) appends: AtomicBool,
+    /// What happens before each flush.
+    pub(crate) before_sync: Mutex<Option<Before>>,
 }
+
+pub(crate) type Before = Arc<dyn Fn() + Send + Sync>;
 
 struct Reader(Arc<Book>);
 
 impl Shelf {
     pub(crate) fn put(&self, path: &str, inode: u64) -> Arc<Book> {
         let (bytes, broken, room) = (Mutex::default(), AtomicBool::new(false), AtomicUsize::new(usize::MAX));
-        let book = Arc::new(Book { inode, bytes, broken, room, appends: AtomicBool::new(false) });
+        let book = Arc::new(Book {
+            inode,
+            bytes,
+            broken,
+            room,
+            appends: AtomicBool::new(false),
+            before_sync: Mutex::default(),
+        });
         self.files.lock().unwrap().insert(PathBuf::from(path), Arc::clone(&book));
         book
     }
@@ -106,6 +117,8 @@ impl SlowFile for Reader {
     }
 
     fn sync(&self, _: Barrier) -> Result<()> {
+        let before = self.0.before_sync.lock().unwrap().clone();
+        before.inspect(|before| before());
         self.0.check()
     }
 }

@@ -1,0 +1,142 @@
+//! Lines over time, drawn as SVG, and what all plots have in common.
+
+use std::error::Error;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(crate) type Drawn = Result<(), Box<dyn Error>>;
+
+/// One plot: lines over the same axes, both from 0 on.
+#[derive(Clone, Debug, Default)]
+pub struct Lines {
+    /// What stands above.
+    pub caption: String,
+    /// What the horizontal axis counts, with its unit.
+    pub x: String,
+    /// What the vertical axis counts, with its unit.
+    pub y: String,
+    /// What the two axes reach at least.
+    pub least: (f64, f64),
+    /// The lines, in the order of the legend.
+    pub lines: Vec<Line>,
+}
+
+/// A line and its name.
+#[derive(Clone, Debug, Default)]
+pub struct Line {
+    /// As the legend has it.
+    pub name: String,
+    /// From left to right; where one is no number, the line is interrupted.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// An SVG document with the plots below each other.
+///
+/// ```
+/// use untorn_bench::{Line, Lines, svg_of_lines};
+///
+/// let line = Line { name: "log".to_owned(), points: vec![(0.0, 90.0), (1.0, 20.0)] };
+/// let lines = Lines { caption: "a burst".to_owned(), y: "MB a second".to_owned(), lines: vec![line], ..Lines::default() };
+/// assert!(svg_of_lines(&[lines]).starts_with("<svg"));
+/// ```
+pub fn svg_of_lines(plots: &[Lines]) -> String {
+    let mut document = String::new();
+    let result = draw_all(plots, &mut document);
+    drawn(document, result)
+}
+
+/// What was drawn. Drawing into memory has no way to fail; should it ever, the document says why.
+pub(crate) fn drawn(document: String, result: Drawn) -> String {
+    match result {
+        Ok(()) => document,
+        Err(error) => format!("<svg xmlns=\"http://www.w3.org/2000/svg\"><!-- not drawn: {error} --></svg>"),
+    }
+}
+
+fn draw_all(plots: &[Lines], document: &mut String) -> Drawn {
+    let root = SVGBackend::with_string(document, (1100, 360 * plots.len().max(1) as u32)).into_drawing_area();
+    root.fill(&WHITE)?;
+    for (area, lines) in root.split_evenly((plots.len().max(1), 1)).iter().zip(plots) {
+        draw(area, lines)?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+pub(crate) fn draw(area: &Area<'_>, plot: &Lines) -> Drawn {
+    let points = || plot.lines.iter().flat_map(|line| &line.points);
+    let most = |of: fn(&(f64, f64)) -> f64, least: f64| {
+        points().map(of).filter(|at| at.is_finite()).fold(least.max(f64::MIN_POSITIVE), f64::max) * 1.05
+    };
+    let (last, highest) = (most(|at| at.0, plot.least.0), most(|at| at.1, plot.least.1));
+    let (left, legend) = area.split_horizontally(760);
+    let mut chart = ChartBuilder::on(&left)
+        .caption(&plot.caption, ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(34)
+        .y_label_area_size(64)
+        .build_cartesian_2d(0.0..last, 0.0..highest)?;
+    chart.configure_mesh().x_desc(&plot.x).y_desc(&plot.y).max_light_lines(0).label_style(("sans-serif", 15)).draw()?;
+    for (index, line) in plot.lines.iter().enumerate() {
+        for piece in line.points.split(|at| !at.1.is_finite()).filter(|piece| !piece.is_empty()) {
+            chart.draw_series([PathElement::new(piece.to_vec(), colour(index).stroke_width(2))])?;
+        }
+    }
+    draw_legend(&legend, &plot.lines.iter().map(|line| line.name.as_str()).collect::<Vec<_>>())
+}
+
+pub(crate) fn draw_legend(legend: &Area<'_>, series: &[&str]) -> Drawn {
+    for (index, name) in series.iter().enumerate() {
+        let y = 40 + 18 * index as i32;
+        legend.draw(&Rectangle::new([(8, y), (20, y + 12)], colour(index).filled()))?;
+        legend.draw(&Text::new((*name).to_owned(), (26, y), ("sans-serif", 15).into_font()))?;
+    }
+    Ok(())
+}
+
+/// Colours that keep apart for most kinds of colour blindness (Okabe and Ito), then the same again, darker.
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(0, 114, 178),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(213, 94, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(204, 121, 167),
+    RGBColor(240, 228, 66),
+    RGBColor(120, 120, 120),
+];
+
+pub(crate) fn colour(index: usize) -> RGBColor {
+    let RGBColor(r, g, b) = COLOURS[index % COLOURS.len()];
+    let darker = 1 + index / COLOURS.len();
+    let shade = |channel: u8| (usize::from(channel) / darker) as u8;
+    RGBColor(shade(r), shade(g), shade(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_of_many_series_differ() {
+        let colours: Vec<RGBColor> = (0..16).map(colour).collect();
+        assert!((0..16).all(|a| (0..a).all(|b| colours[a] != colours[b])));
+    }
+
+    #[test]
+    fn a_document_has_every_line_and_breaks_it_where_there_is_no_number() {
+        let points = vec![(0.0, 1.0), (1.0, 2.0), (2.0, f64::NAN), (3.0, 1.0), (4.0, 3.0)];
+        let lines = vec![Line { name: "broken".to_owned(), points }, Line { name: "none".to_owned(), points: vec![] }];
+        let plot = Lines { caption: "above".to_owned(), lines, ..Lines::default() };
+        let document = svg_of_lines(&[plot.clone(), plot]);
+        for text in ["above", "broken", "none"] {
+            assert_eq!(document.matches(&format!("\n{text}\n")).count(), 2, "{text}: {document}");
+        }
+        let colour = "#0072B2";
+        let pieces = document.lines().filter(|line| line.contains("<polyline") && line.contains(colour)).count();
+        assert_eq!(pieces, 4, "{document}");
+        assert!(!svg_of_lines(&[]).contains("not drawn"));
+    }
+}
