@@ -360,7 +360,7 @@ pub fn repair(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64) -> bool
     if let Ok(looked) = look(path, Mode::Look)
         && looked.service()?.was_closed()
     {
-        let report = looked.service()?.assess(Scrub { rate: None, progress })?;
+        let report = looked.service()?.assess(Scrub::telling(progress))?;
         // What is wrong with the sidecar otherwise, its engine tells.
         let is_well = report.scrub.is_clean() && inspect(path)?.state == State::Clean;
         if is_well || !report.is_whole() {

@@ -71,17 +71,18 @@ pub(crate) fn repair(data: &dyn Beside, sidecar: &dyn Aside, how: Scrub<'_>) -> 
 
 /// What a repair of both would do and could not.
 fn assess<M: Medium>(data: &Redundancy<M>, sidecar: &SidecarPages<M>, how: Scrub<'_>) -> Result<RepairReport> {
-    let Scrub { rate, progress } = how;
+    let Scrub { rate, stops, progress } = how;
     let mut seen = (0, 0);
     let mut report = data.assess(Scrub {
         rate,
+        stops,
         progress: &mut |done, of| {
             seen = (done, of);
             progress(done, of)
         },
     })?;
     if sidecar.is_kept() {
-        let other = sidecar.assess(Scrub { rate, progress: &mut |_, _| progress(seen.0, seen.1) })?;
+        let other = sidecar.assess(Scrub { rate, stops, progress: &mut |_, _| progress(seen.0, seen.1) })?;
         add(&mut report, other);
     }
     Ok(report)
