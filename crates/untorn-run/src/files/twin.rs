@@ -126,7 +126,7 @@ impl Twin {
     /// Gives it these bytes. Where it has them already it stays as it is; so zeros take no memory.
     pub(super) fn fill(&self, len: u64, read: impl Fn(&mut [u8], u64) -> Result<(), Errno>) -> Result<(), Errno> {
         let failed = |error| io_errno(&error);
-        self.memory.set_len(len).map_err(failed)?;
+        self.cut(len)?;
         let (mut wanted, mut found) = (Vec::new(), Vec::new());
         for at in (0..len).step_by(PIECE as usize) {
             let count = (len - at).min(PIECE) as usize;
@@ -180,8 +180,22 @@ impl Twin {
     /// Changes its length.
     pub(super) fn set_len(&mut self, len: u64) -> Result<(), Errno> {
         self.hide(len)?;
+        self.cut(len)?;
+        let end = len.next_multiple_of(page());
+        self.stored.retain(|number| number * page() < end);
+        self.open.retain(|(mapping, address)| mapping.area.offset + ((address - mapping.area.start) as u64) < end);
+        Ok(())
+    }
+
+    /// Gives the memory this length, whatever it has of it. Where the kernel takes pages away it forgets which of them stores wait for, or
+    /// do not: beyond the new end all of them do from here on, and nobody stores there until it gets longer. What comes to be within it is
+    /// as it was when it was mapped, or last cut off.
+    fn cut(&self, len: u64) -> Result<(), Errno> {
+        let before = self.len()?;
         self.memory.set_len(len).map_err(|error| io_errno(&error))?;
-        // Where the kernel takes pages away it may forget that they are protected. Beyond the end nobody stores.
+        if len >= before {
+            return Ok(());
+        }
         let end = len.next_multiple_of(page());
         for mapping in &self.mappings {
             let skip = usize::try_from(end.saturating_sub(mapping.area.offset)).unwrap_or(usize::MAX);
@@ -190,8 +204,6 @@ impl Twin {
                 mapping.protect(&range).map_err(|error| io_errno(&error))?;
             }
         }
-        self.stored.retain(|number| number * page() < end);
-        self.open.retain(|(mapping, address)| mapping.area.offset + ((address - mapping.area.start) as u64) < end);
         Ok(())
     }
 
