@@ -6,12 +6,12 @@
 //! 1. Nobody knows the address of a mapping before all of it is protected and the server has the descriptor that tells of its
 //!    faults; only what another thread does to a place that it shares with one of `MAP_FIXED` may come earlier, and waits.
 //! 2. A forked child has the mappings, and they are not protected in it. So before `fork` returns each of them is made so again, or
-//!    taken away.
+//!    the child is killed. Where no mapping can be stored to, there is nothing to protect.
 //! 3. Which mappings there are is the kernel's knowledge, which the server asks for. Here is only a range that all lie in.
 //! 4. A mapping that would have to move (`mremap`) is made once more, and the old one unmapped.
 
 use core::ffi::{CStr, c_int};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use libc::off_t;
 use untorn_wire::{Operation, Reply, Request};
@@ -34,6 +34,8 @@ pub(crate) struct Wanted {
 static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Above none does.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
+/// Whether there ever was one that can be stored to, here or in a process that this one is a child of.
+static WATCHED: AtomicBool = AtomicBool::new(false);
 
 /// Whether a shared mapping of a managed file may be in a range.
 #[inline]
@@ -112,6 +114,9 @@ fn map(twin: &Owned, watch: Option<&Owned>, wanted: Wanted) -> Result<usize, c_i
     // Before anybody may unmap it.
     LOWEST.fetch_min(start, Ordering::Relaxed);
     HIGHEST.fetch_max(start.saturating_add(len), Ordering::Relaxed);
+    if watch.is_some() {
+        WATCHED.store(true, Ordering::Relaxed);
+    }
     match announce(start, len, watch) {
         Ok(()) => Ok(start),
         Err(errno) => {
@@ -247,14 +252,17 @@ pub(crate) extern "C" fn in_child() {
             Ok(Reply { managed: 0, .. }) => return,
             Ok(found) => {
                 let (start, len) = (found.value as usize, found.seconds as usize);
-                let outcome = watch().and_then(|watch| match announce(start, len, Some(&watch)) {
-                    // It can never be written to.
-                    Err(libc::EPERM) => announce(start, len, None),
-                    done => done,
-                });
-                if outcome.is_err() {
-                    // Nobody would hear of what is stored there.
-                    unmap(start, len);
+                // Where stores were never heard of, nothing that it has can be stored to.
+                let announced = match WATCHED.load(Ordering::Relaxed) {
+                    false => announce(start, len, None),
+                    true => watch().and_then(|watch| match announce(start, len, Some(&watch)) {
+                        // It can never be written to.
+                        Err(libc::EPERM) => announce(start, len, None),
+                        done => done,
+                    }),
+                };
+                if announced.is_err() {
+                    raw::die();
                 }
             }
             // Nobody would hear of what it stores to memory that it shares with others, of which a part may be committed.
