@@ -96,7 +96,8 @@ fn announce(start: usize, len: usize, watch: Option<&Owned>) -> Result<(), c_int
             }
         }
     }
-    let told = Request { number: start as u64, offset: len as i64, ..Request::default() };
+    let flags = watch.is_some().into();
+    let told = Request { number: start as u64, offset: len as i64, flags, ..Request::default() };
     ask(Operation::Mapped, watch.map(|watch| watch.0), told).map(drop)
 }
 

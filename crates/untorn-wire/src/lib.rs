@@ -109,9 +109,9 @@ pub enum Operation {
     /// The descriptor is about to be mapped shared: the answer carries that of its *twin*, the memory with the file's present bytes
     /// that is mapped in its place. It may be written to if `number` is 1.
     Map = 21,
-    /// A twin was mapped: `offset` bytes of it at the address `number`; the kernel tells which, and from where on. A descriptor that
-    /// comes along is of userfaultfd(2): the memory is registered and protected over it, and each first store to a page waits for
-    /// the server.
+    /// A twin was mapped: `offset` bytes of it at the address `number`; the kernel tells which, and from where on. If `flags` is 1 a
+    /// descriptor comes along, of userfaultfd(2): the memory is registered and protected over it, and each first store to a page waits
+    /// for the server.
     Mapped = 22,
     /// Memory of this process is not mapped any more, or something else is: its mappings are to be looked at again.
     Unmapped = 23,

@@ -49,8 +49,15 @@ impl Service for Files {
             }
             Operation::Map => call.pass(self.map(call.descriptor()?, request.number != 0)?),
             Operation::Mapped => {
-                let watch = call.descriptor().ok().map(OwnedFd::try_clone).transpose();
-                self.mapped(process, request, watch.map_err(|error| io_errno(&error))?)?;
+                // Without the one that belongs to it nobody would hear of its stores.
+                let watch = match request.flags {
+                    0 => None,
+                    _ => {
+                        let watch = call.descriptor().map_err(|_| libc_errno(Sys::MFILE))?;
+                        Some(watch.try_clone().map_err(|error| io_errno(&error))?)
+                    }
+                };
+                self.mapped(process, request, watch)?;
             }
             Operation::Unmapped => self.unmapped(process)?,
             Operation::Inherited => return Ok((self.inherited(process)?, Vec::new())),
