@@ -52,6 +52,16 @@ fn threads_and_children_lose_nothing_of_what_they_store_at_once() {
 }
 
 #[test]
+fn what_is_stored_while_the_file_is_mapped_anew_in_the_same_place_is_not_missed() {
+    if are_stores_heard_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = compile("inplace.c", dir.path(), &[]);
+        let output = succeed(&mut under(dir.path(), &layers().0, &[program.as_os_str()]));
+        assert_eq!(text(&output.stdout), "lost: 0\n");
+    }
+}
+
+#[test]
 fn a_child_has_its_parents_mapping_or_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("heirs.c", dir.path(), &[]);

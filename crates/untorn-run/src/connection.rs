@@ -159,6 +159,9 @@ impl Call<'_> {
             None => Err(libc_errno(Sys::NOSYS)),
             Some(Operation::Hello) => {
                 self.service.ledger().process();
+                if self.known {
+                    self.service.became(self.process);
+                }
                 Ok(value(self.known.into()))
             }
             Some(Operation::Refused) => {

@@ -30,6 +30,9 @@ pub(crate) trait Service: Send + Sync {
         path_of(descriptor).unwrap_or_default()
     }
 
+    /// A process that had asked for something is another program now.
+    fn became(&self, _process: u32) {}
+
     /// A process died without saying that it wants to end.
     fn forsaken_by(&self, process: u32);
 

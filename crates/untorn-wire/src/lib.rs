@@ -111,9 +111,10 @@ pub enum Operation {
     Map = 21,
     /// A twin was mapped: `offset` bytes of it at the address `number`; the kernel tells which, and from where on. If `flags` is 1 a
     /// descriptor comes along, of userfaultfd(2): the memory is registered and protected over it, and each first store to a page waits
-    /// for the server.
+    /// for the server. If `device` is not 0 it is the address to which the mapping is moved next; nobody knows of it until then. EBUSY
+    /// while another one is about to be moved there.
     Mapped = 22,
-    /// Memory of this process is not mapped any more, or something else is: its mappings are to be looked at again.
+    /// The memory at `number`, `offset` bytes, is not mapped any more, or something else is: its mappings are to be looked at again.
     Unmapped = 23,
     /// A mapping of this process of which the server was not told, if `managed` is 1: `value` is its address, `seconds` its length.
     Inherited = 24,
@@ -122,6 +123,9 @@ pub enum Operation {
     /// The first mapping in the memory at `number`, `offset` bytes, which is to be made once more: as for [`Map`](Operation::Map), and
     /// `value` is its offset at that address, `seconds` its protection, `nanoseconds` 1 if its twin may be written to. `managed` is 0 if there is none.
     MapAgain = 26,
+    /// The mapping that was to be moved from the address `device` to `number`, `offset` bytes, is there if `flags` is 1, and unmapped
+    /// otherwise.
+    Placed = 27,
 }
 
 impl Operation {
@@ -131,7 +135,7 @@ impl Operation {
         let all = [
             Hello, Open, Closed, Read, Write, Seek, SetLength, Allocate, Commit, CommitAll, Status, Times, Refused,
             Exit, Managed, Demote, Leave, Reopen, Share, TakeBack, Map, Mapped, Unmapped, Inherited, SyncMapped,
-            MapAgain,
+            MapAgain, Placed,
         ];
         all.into_iter().find(|operation| *operation as u32 == number)
     }
@@ -181,11 +185,11 @@ mod tests {
 
     #[test]
     fn every_operation_is_found_by_its_number() {
-        for number in 1..=26 {
+        for number in 1..=27 {
             assert_eq!(Operation::of(number).map(|operation| operation as u32), Some(number));
         }
         assert_eq!(Operation::of(0), None);
-        assert_eq!(Operation::of(27), None);
+        assert_eq!(Operation::of(28), None);
     }
 
     #[test]

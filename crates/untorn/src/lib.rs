@@ -63,12 +63,12 @@ pub use options::{
 pub use protected::{Protected, Record, Stores, coverage, protect, recorded, repair, scrub, track, unprotect};
 pub use redundancy::{Coverage, History, RepairReport, ScrubReport, Tracker};
 pub use region::{Audit, Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
-/// For `untorn run`, likewise.
-#[doc(hidden)]
-pub use sys::StoreWatch;
 /// For the C library, which has state of a process, too, and no place among the promises of this crate.
 #[doc(hidden)]
 pub use sys::{FirstUse, OnceForAll, PerProcess};
+/// For `untorn run`, likewise.
+#[doc(hidden)]
+pub use sys::{Heard, StoreWatch};
 pub use transaction::Transaction;
 pub use write_cache::{
     CacheInfo, CacheOptions, CachedFile, Fate, Replay, ReplayedFile, SharedLog, Step, WriteCache, logs_in,

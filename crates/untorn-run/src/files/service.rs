@@ -59,7 +59,8 @@ impl Service for Files {
                 };
                 self.mapped(process, request, watch)?;
             }
-            Operation::Unmapped => self.unmapped(process)?,
+            Operation::Placed => self.placed(process, request)?,
+            Operation::Unmapped => self.unmapped(process, request)?,
             Operation::Inherited => return Ok((self.inherited(process)?, Vec::new())),
             Operation::SyncMapped => self.sync_mapped(process, request)?,
             Operation::MapAgain => {
@@ -81,6 +82,10 @@ impl Service for Files {
         }
         let twin = rustix::fs::fstat(descriptor).ok().and_then(|status| self.path_of_twin(status.st_ino));
         twin.unwrap_or(path)
+    }
+
+    fn became(&self, process: u32) {
+        Files::became(self, process);
     }
 
     fn forsaken_by(&self, process: u32) {

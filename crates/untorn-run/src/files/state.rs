@@ -11,7 +11,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{Access, Timespec, Timestamps};
 use rustix::io::Errno as Sys;
 
-use super::twin::{Mapping, Twin};
+use super::mapping::Mapping;
+use super::twin::Twin;
 use crate::descriptor::path_of;
 use crate::managed::{Errno, Managed, Mode, as_owner, io_errno, libc_errno, reopen};
 use crate::processes::Processes;
