@@ -170,6 +170,8 @@ impl Files {
             // Before it goes, and another one has its number.
             self.places.forget_twin(twin.inode);
         }
+        // One of them may be dying, and hold nothing any more.
+        state.await_dying();
         state.bury(&*self.mode, &self.processes, &self.ledger);
         let outcome = state.finish(&self.ledger);
         lock(&self.table).remove(&key);
