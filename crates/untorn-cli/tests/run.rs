@@ -126,6 +126,15 @@ fn a_survivor_is_told_if_its_own_bytes_go_with_those_of_one_that_was_killed() {
     assert_eq!(text(&fs::read(at.path().join("f.managed")).unwrap()), "first second");
 }
 
+/// Whoever dies has let go of its files before anybody can tell that it died.
+#[test]
+fn what_was_written_by_one_that_is_dying_is_not_kept_when_its_child_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("dying.c", dir.path(), &[]);
+    let output = succeed(&mut under(dir.path(), &layers().0, &[program.as_os_str()]));
+    assert_eq!(text(&output.stdout), "kept: 10 of 10\n");
+}
+
 #[test]
 fn however_a_program_ends_by_its_own_will_what_it_wrote_is_kept() {
     let dir = tempfile::tempdir().unwrap();

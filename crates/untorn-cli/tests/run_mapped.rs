@@ -51,6 +51,30 @@ fn threads_and_children_lose_nothing_of_what_they_store_at_once() {
     }
 }
 
+#[test]
+fn what_is_stored_while_the_file_is_mapped_anew_in_the_same_place_is_not_missed() {
+    if are_stores_heard_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = compile("inplace.c", dir.path(), &[]);
+        let output = succeed(&mut under(dir.path(), &layers().0, &[program.as_os_str()]));
+        assert_eq!(text(&output.stdout), "lost: 0\n");
+    }
+}
+
+#[test]
+fn a_child_has_its_parents_mapping_or_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("heirs.c", dir.path(), &[]);
+    let said =
+        |how: &str| text(&succeed(&mut under(dir.path(), &layers().0, &[program.as_os_str(), how.as_ref()])).stdout);
+    assert_eq!(said("forbidden"), "loads: 'x'\na writable one: Operation not supported\n");
+    if are_stores_heard_of() {
+        for how in ["late", "few"] {
+            assert_eq!(said(how), "with descriptors to spare: 'x'\nwithout: Killed\n", "{how}");
+        }
+    }
+}
+
 /// The kernel says nothing of what such a process has open and mapped, but of its other threads'.
 #[test]
 fn a_process_whose_first_thread_has_ended_is_served_like_any_other() {

@@ -4,21 +4,22 @@
 //!
 //! # What makes it sound
 //! 1. Nobody knows the address of a mapping before all of it is protected and the server has the descriptor that tells of its
-//!    faults; only what another thread does to a place that it shares with one of `MAP_FIXED` may come earlier, and waits.
+//!    faults. The place of one of `MAP_FIXED` others may know, and store there meanwhile: so it is made elsewhere, told to the server,
+//!    and moved to its place, which to others is one step.
 //! 2. A forked child has the mappings, and they are not protected in it. So before `fork` returns each of them is made so again, or
-//!    taken away.
+//!    the child is killed. Where no mapping can be stored to, there is nothing to protect.
 //! 3. Which mappings there are is the kernel's knowledge, which the server asks for. Here is only a range that all lie in.
 //! 4. A mapping that would have to move (`mremap`) is made once more, and the old one unmapped.
 
 use core::ffi::{CStr, c_int};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use libc::off_t;
 use untorn_wire::{Operation, Reply, Request};
 
 use crate::client;
 use crate::layer::{ask, refuse};
-use crate::raw::{self, word};
+use crate::raw::{self, Quiet, word};
 
 /// What a program asks of `mmap`.
 #[derive(Clone, Copy)]
@@ -30,10 +31,19 @@ pub(crate) struct Wanted {
     pub(crate) offset: off_t,
 }
 
+impl Wanted {
+    /// Whether what is there now is to be replaced. At address 0 nothing is that a program may use.
+    fn replaces(self) -> bool {
+        self.place != 0 && self.flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED
+    }
+}
+
 /// Below no mapping lies.
 static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Above none does.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
+/// Whether there ever was one that can be stored to, here or in a process that this one is a child of.
+static WATCHED: AtomicBool = AtomicBool::new(false);
 
 /// Whether a shared mapping of a managed file may be in a range.
 #[inline]
@@ -44,6 +54,8 @@ pub(crate) fn may_be_in(start: usize, len: usize) -> bool {
 // Source: `linux/userfaultfd.h`.
 const API: u64 = 0xaa;
 const FEATURES: u64 = 1 << 0 | 1 << 12;
+/// The kernel tells of a move, and what was registered stays so.
+const FEATURE_MOVES: u64 = 1 << 2;
 const IOCTL_API: u64 = 0xc018_aa3f;
 const IOCTL_REGISTER: u64 = 0xc020_aa00;
 const IOCTL_WRITEPROTECT: u64 = 0xc018_aa06;
@@ -66,26 +78,30 @@ impl Drop for Owned {
     }
 }
 
-/// What tells of stores to this process's memory.
+/// What tells of stores to this process's memory, which may be moved then, or not.
 ///
 /// # Errors
 /// EPERM, ENOSYS, EINVAL where the kernel, or a filter, does not let it.
-fn watch() -> Result<Owned, c_int> {
+fn watch(moves: bool) -> Result<Owned, c_int> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: a new descriptor changes no memory.
     let made = |flags| unsafe { raw::result(libc::SYS_userfaultfd, [word(flags), 0, 0, 0, 0, 0]) };
     // Without the right to it the kernel's own stores (`read(2)` into a mapping) cannot wait, and fail.
     let watch = Owned(made(flags).or_else(|_| made(flags | USER_MODE_ONLY))? as c_int);
-    request(watch.0, IOCTL_API, &mut [API, FEATURES, 0])?;
+    let features = if moves { FEATURES | FEATURE_MOVES } else { FEATURES };
+    request(watch.0, IOCTL_API, &mut [API, features, 0])?;
     Ok(watch)
 }
 
-/// Has every page of a mapping wait for its first store, and the server hear of it.
-fn announce(start: usize, len: usize, watch: Option<&Owned>) -> Result<(), c_int> {
-    // Of a page that is not whole the kernel maps all.
-    let page = 4096;
-    let whole = (len.checked_add(page - 1).ok_or(libc::EINVAL)? & !(page - 1)) as u64;
+/// The length of the pages that a mapping takes: of one that is not whole the kernel maps all.
+fn whole(len: usize) -> Result<usize, c_int> {
+    len.checked_next_multiple_of(4096).ok_or(libc::EINVAL)
+}
+
+/// Has every page of a mapping wait for its first store, and the server hear of it. It is moved to `place` next, if that is not 0.
+fn announce(start: usize, len: usize, watch: Option<&Owned>, place: usize) -> Result<(), c_int> {
     if let Some(watch) = watch {
+        let whole = whole(len)? as u64;
         request(watch.0, IOCTL_REGISTER, &mut [start as u64, whole, MODE_WRITEPROTECT, 0])?;
         loop {
             match request(watch.0, IOCTL_WRITEPROTECT, &mut [start as u64, whole, PROTECTED]) {
@@ -94,8 +110,15 @@ fn announce(start: usize, len: usize, watch: Option<&Owned>) -> Result<(), c_int
             }
         }
     }
-    let told = Request { number: start as u64, offset: len as i64, ..Request::default() };
-    ask(Operation::Mapped, watch.map(|watch| watch.0), told).map(drop)
+    let (flags, device) = (watch.is_some().into(), place as u64);
+    let told = Request { number: start as u64, offset: len as i64, flags, device, ..Request::default() };
+    loop {
+        match ask(Operation::Mapped, watch.map(|watch| watch.0), told) {
+            // Another thread is about to move one to the same place.
+            Err(libc::EBUSY) => raw::pause(),
+            done => return done.map(drop),
+        }
+    }
 }
 
 fn unmap(start: usize, len: usize) {
@@ -103,22 +126,75 @@ fn unmap(start: usize, len: usize) {
     let _ = unsafe { raw::result(libc::SYS_munmap, [start, len, 0, 0, 0, 0]) };
 }
 
-/// Maps a twin, and has the server hear of stores to it.
-fn map(twin: &Owned, watch: Option<&Owned>, wanted: Wanted) -> Result<usize, c_int> {
+/// There is about to be a mapping; before anybody may unmap it.
+fn expect(start: usize, len: usize, watch: Option<&Owned>) {
+    LOWEST.fetch_min(start, Ordering::Relaxed);
+    HIGHEST.fetch_max(start.saturating_add(len), Ordering::Relaxed);
+    if watch.is_some() {
+        WATCHED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Maps a twin where the program asks for it, or the kernel wants to have it.
+fn mapped(twin: &Owned, wanted: Wanted) -> Result<usize, c_int> {
     let Wanted { place, len, protection, flags, offset } = wanted;
     let arguments = [place, len, word(protection), word(flags), word(twin.0), offset as usize];
     // SAFETY: what the program asked for, but for what the bytes are kept in.
-    let start = unsafe { raw::result(libc::SYS_mmap, arguments) }?;
-    // Before anybody may unmap it.
-    LOWEST.fetch_min(start, Ordering::Relaxed);
-    HIGHEST.fetch_max(start.saturating_add(len), Ordering::Relaxed);
-    match announce(start, len, watch) {
-        Ok(()) => Ok(start),
-        Err(errno) => {
-            unmap(start, len);
-            Err(errno)
+    unsafe { raw::result(libc::SYS_mmap, arguments) }
+}
+
+/// Maps a twin, and has the server hear of stores to it.
+fn map(twin: &Owned, watch: Option<&Owned>, wanted: Wanted) -> Result<usize, c_int> {
+    if wanted.replaces() {
+        return put(twin, watch, wanted);
+    }
+    let start = mapped(twin, wanted)?;
+    expect(start, wanted.len, watch);
+    announce(start, wanted.len, watch, 0).map(|()| start).inspect_err(|_| unmap(start, wanted.len))
+}
+
+/// The same where something may be that others know of.
+fn put(twin: &Owned, watch: Option<&Owned>, wanted: Wanted) -> Result<usize, c_int> {
+    let Wanted { place, len, .. } = wanted;
+    // No handler of a signal comes in between: whoever else maps something there waits for this.
+    let _quiet = Quiet::new();
+    let start = elsewhere(twin, wanted)?;
+    expect(place, len, watch);
+    let moved = announce(start, len, watch, place).and_then(|()| {
+        let arguments = [start, len, len, word(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED), place, 0];
+        // SAFETY: a mapping of ours that nobody knows of, moved to where the program asked for one.
+        match unsafe { raw::result(libc::SYS_mremap, arguments) } {
+            // Of a place that is none `mmap` says it so.
+            Err(libc::EINVAL) => Err(libc::ENOMEM),
+            moved => moved,
+        }
+    });
+    if moved.is_err() {
+        unmap(start, len);
+    }
+    let (number, offset, flags) = (place as u64, len as i64, moved.is_ok().into());
+    let _ = ask(Operation::Placed, None, Request { number, offset, flags, device: start as u64, ..Request::default() });
+    moved
+}
+
+/// Maps a twin in another place than the one that is wanted.
+fn elsewhere(twin: &Owned, wanted: Wanted) -> Result<usize, c_int> {
+    let wanted = Wanted { flags: wanted.flags & !libc::MAP_FIXED, ..wanted };
+    let len = whole(wanted.len)?;
+    let overlaps = |start: usize| start < wanted.place.saturating_add(len) && wanted.place < start.saturating_add(len);
+    // Of three places of which none has anything of another, one has nothing of the wanted one.
+    let mut taken = [0; 2];
+    let mut found = mapped(twin, Wanted { place: 0, ..wanted });
+    for kept in &mut taken {
+        if let Ok(start) = found
+            && overlaps(start)
+        {
+            *kept = start;
+            found = mapped(twin, Wanted { place: 0, ..wanted });
         }
     }
+    taken.into_iter().filter(|start| *start != 0).for_each(|start| unmap(start, len));
+    found
 }
 
 /// `mmap` of a managed descriptor, shared.
@@ -126,7 +202,11 @@ pub(crate) fn shared(fd: c_int, wanted: Wanted) -> Result<usize, c_int> {
     const CALL: &CStr = c"mmap";
     let access = raw::fcntl(fd, libc::F_GETFL, 0)? & libc::O_ACCMODE;
     let writes = wanted.protection & libc::PROT_WRITE != 0;
-    if wanted.len == 0 || wanted.offset < 0 || wanted.offset % 4096 != 0 {
+    if wanted.len == 0
+        || wanted.offset < 0
+        || wanted.offset % 4096 != 0
+        || wanted.replaces() && !wanted.place.is_multiple_of(4096)
+    {
         return Err(libc::EINVAL);
     }
     if access == libc::O_WRONLY || writes && access != libc::O_RDWR {
@@ -136,7 +216,7 @@ pub(crate) fn shared(fd: c_int, wanted: Wanted) -> Result<usize, c_int> {
         return Err(refuse(CALL, c"a shared mapping, by a child of vfork", fd));
     }
     // Also of one that is for reading: it may be made writable later. Where nobody would hear of stores, it may not.
-    let watch = match watch() {
+    let watch = match watch(wanted.replaces()) {
         Ok(watch) if access == libc::O_RDWR => Some(watch),
         Err(_) if writes => {
             return Err(refuse(
@@ -180,7 +260,6 @@ fn made_again(
     [old_len, len]: [usize; 2],
     flags: c_int,
 ) -> Result<usize, c_int> {
-    let whole = |len: usize| len.checked_next_multiple_of(4096).ok_or(libc::EINVAL);
     let (old_len, len) = (whole(old_len)?, whole(len)?);
     if len == 0 || flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0 {
         return Err(libc::EINVAL);
@@ -191,19 +270,19 @@ fn made_again(
     if len <= old_len {
         if len < old_len {
             unmap(old + len, old_len - len);
-            were_unmapped();
+            were_unmapped(old + len, old_len - len);
         }
         return Ok(old);
     }
     if flags & libc::MREMAP_MAYMOVE == 0 {
         return Err(libc::ENOMEM);
     }
-    let watch = if found.nanoseconds == 1 { Some(watch()?) } else { None };
+    let watch = if found.nanoseconds == 1 { Some(watch(false)?) } else { None };
     let (protection, offset) = (found.seconds as c_int, found.value);
     let wanted = Wanted { place: 0, len, protection, flags: libc::MAP_SHARED, offset };
     let start = map(twin, watch.as_ref(), wanted)?;
     unmap(old, old_len);
-    were_unmapped();
+    were_unmapped(old, old_len);
     Ok(start)
 }
 
@@ -217,8 +296,8 @@ pub(crate) fn sync(start: usize, len: usize) -> Result<(), c_int> {
 }
 
 /// Something may have been unmapped. A commit at a file's last mapping that fails is in the report: `munmap` has no way to tell.
-pub(crate) fn were_unmapped() {
-    let _ = ask(Operation::Unmapped, None, Request::default());
+pub(crate) fn were_unmapped(start: usize, len: usize) {
+    let _ = ask(Operation::Unmapped, None, Request { number: start as u64, offset: len as i64, ..Request::default() });
 }
 
 /// A refusal, if a shared mapping is there.
@@ -247,14 +326,17 @@ pub(crate) extern "C" fn in_child() {
             Ok(Reply { managed: 0, .. }) => return,
             Ok(found) => {
                 let (start, len) = (found.value as usize, found.seconds as usize);
-                let outcome = watch().and_then(|watch| match announce(start, len, Some(&watch)) {
-                    // It can never be written to.
-                    Err(libc::EPERM) => announce(start, len, None),
-                    done => done,
-                });
-                if outcome.is_err() {
-                    // Nobody would hear of what is stored there.
-                    unmap(start, len);
+                // Where stores were never heard of, nothing that it has can be stored to.
+                let announced = match WATCHED.load(Ordering::Relaxed) {
+                    false => announce(start, len, None, 0),
+                    true => watch(false).and_then(|watch| match announce(start, len, Some(&watch), 0) {
+                        // It can never be written to.
+                        Err(libc::EPERM) => announce(start, len, None, 0),
+                        done => done,
+                    }),
+                };
+                if announced.is_err() {
+                    raw::die();
                 }
             }
             // Nobody would hear of what it stores to memory that it shares with others, of which a part may be committed.

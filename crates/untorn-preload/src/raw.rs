@@ -316,6 +316,12 @@ impl Drop for Quiet {
     }
 }
 
+/// Lets other threads go on first.
+pub(crate) fn pause() {
+    // SAFETY: takes nothing.
+    let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
+}
+
 /// Waits until a word is no longer `value`, or for a millisecond.
 pub(crate) fn wait(word: &core::sync::atomic::AtomicU32, value: u32) {
     let patience = timespec { tv_sec: 0, tv_nsec: 1_000_000 };

@@ -10,8 +10,8 @@ use std::path::Path;
 
 use rustix::io::Errno as Sys;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recv, recvmsg, sendmsg,
 };
 use untorn_wire::{MOST, Operation, Patience, Reply, Request};
 use zerocopy::{FromZeros, IntoBytes};
@@ -25,7 +25,7 @@ use crate::service::Service;
 /// Those of the socket: the process died amid a request, which is dropped then.
 pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, process: u32, known: bool) -> io::Result<()> {
     let mut patience = Patience::default();
-    while let Some((request, descriptor)) = receive(&mut socket, &mut patience)? {
+    while let Some((request, descriptor, is_short)) = receive(&mut socket, &mut patience)? {
         // A payload is as long as a write may be; more is no request of the layer.
         if request.payload > MOST {
             return Err(io::ErrorKind::InvalidData.into());
@@ -35,7 +35,7 @@ pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, process: u32,
         if payload.len() as u64 != request.payload {
             return Ok(());
         }
-        let call = Call { service, process, known, request, descriptor, payload, passed: Cell::new(None) };
+        let call = Call { service, process, known, request, descriptor, is_short, payload, passed: Cell::new(None) };
         let (reply, bytes) = match call.answer() {
             Ok(answer) => answer,
             Err(errno) => (Reply { errno, ..Reply::default() }, Vec::new()),
@@ -52,16 +52,17 @@ pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, process: u32,
     Ok(())
 }
 
-/// The next request, with the descriptor that came with it; `None` at the end.
-fn receive(socket: &mut UnixStream, patience: &mut Patience) -> io::Result<Option<(Request, Option<OwnedFd>)>> {
+/// The next request, with the descriptor that came with it, and whether there was one that this process had no number to spare for;
+/// `None` at the end.
+fn receive(socket: &mut UnixStream, patience: &mut Patience) -> io::Result<Option<(Request, Option<OwnedFd>, bool)>> {
     patience.wait(|| recv(&*socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT) != Err(Sys::AGAIN));
     let mut request = Request::new_zeroed();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let count = loop {
+    let (count, flags) = loop {
         let into = &mut [IoSliceMut::new(request.as_mut_bytes())];
         match recvmsg(&*socket, into, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Ok(message) => break message.bytes,
+            Ok(message) => break (message.bytes, message.flags),
             Err(Sys::INTR) => {}
             Err(Sys::CONNRESET) => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -79,7 +80,7 @@ fn receive(socket: &mut UnixStream, patience: &mut Patience) -> io::Result<Optio
     if let Some(rest) = request.as_mut_bytes().get_mut(count..) {
         socket.read_exact(rest)?;
     }
-    Ok(Some((request, descriptor)))
+    Ok(Some((request, descriptor, flags.contains(ReturnFlags::CTRUNC))))
 }
 
 /// Sends bytes, and with the first of them a descriptor.
@@ -105,6 +106,8 @@ pub(crate) struct Call<'a> {
     known: bool,
     pub(crate) request: Request,
     descriptor: Option<OwnedFd>,
+    /// One came, and was lost.
+    is_short: bool,
     pub(crate) payload: Vec<u8>,
     /// The descriptor that the answer carries.
     passed: Cell<Option<OwnedFd>>,
@@ -158,8 +161,7 @@ impl Call<'_> {
                 self.service.ledger().process();
                 if self.known {
                     self.service.processes().becomes(self.process, false);
-                    // What the program before it had open it may have been the last to have.
-                    self.service.became_another();
+                    self.service.became(self.process);
                 }
                 Ok(value(self.known.into()))
             }
@@ -171,6 +173,7 @@ impl Call<'_> {
                 self.refused();
                 Ok(value(0))
             }
+            Some(_) if self.is_short => Err(libc_errno(Sys::MFILE)),
             Some(operation) => self.service.answer(operation, self),
         }
     }
@@ -195,5 +198,53 @@ impl Call<'_> {
             None => Path::new(std::ffi::OsStr::from_bytes(path)).to_owned(),
         };
         self.service.ledger().refused(&String::from_utf8_lossy(call), &String::from_utf8_lossy(why), &path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::BorrowedFd;
+    use std::sync::Arc;
+    use std::thread;
+
+    use super::*;
+    use crate::board::Board;
+    use crate::files::Files;
+    use crate::managed::Atomic;
+
+    /// The errno with which a request is answered that comes with these descriptors.
+    fn answer(files: &Arc<Files>, request: Request, descriptors: &[BorrowedFd<'_>]) -> i32 {
+        let (server, mut client) = UnixStream::pair().unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(9))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+        }
+        let bytes = [IoSlice::new(request.as_bytes())];
+        assert_eq!(sendmsg(&client, &bytes, &mut control, SendFlags::empty()), Ok(size_of::<Request>()));
+        thread::scope(|scope| {
+            scope.spawn(|| serve(&**files, server, std::process::id(), false).unwrap());
+            let mut reply = Reply::new_zeroed();
+            client.read_exact(reply.as_mut_bytes()).unwrap();
+            drop(client);
+            reply.errno
+        })
+    }
+
+    #[test]
+    fn what_lost_its_descriptor_on_the_way_is_not_done_without() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(Box::new(Atomic), Board::create(&dir.path().join("board")).unwrap());
+        // The kernel drops one for which there is no room as it does one for which there is no number. There is room for a
+        // few, as it counts.
+        let file = File::create(dir.path().join("f")).unwrap();
+        let opened = Request { operation: Operation::Open as u32, ..Request::default() };
+        assert_eq!(answer(&files, opened, &[file.as_fd(); 9]), libc_errno(Sys::MFILE));
+        assert_eq!(answer(&files, opened, &[file.as_fd()]), 0);
+        // Nobody would hear of the stores to such a mapping.
+        let mapped = Request { operation: Operation::Mapped as u32, number: 4096, offset: 4096, ..Request::default() };
+        assert_eq!(answer(&files, Request { flags: 1, ..mapped }, &[]), libc_errno(Sys::MFILE));
+        assert_eq!(answer(&files, mapped, &[]), libc_errno(Sys::INVAL));
     }
 }

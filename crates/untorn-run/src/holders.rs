@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
+use std::thread;
 
 use rustix::io::Errno;
 
@@ -90,6 +91,34 @@ fn descriptors(process: u32) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// Waits until a process has ended that is about to: whoever dies has no descriptors any more some time before it can be told that it
+/// died.
+pub(crate) fn await_dying(process: u32) {
+    while is_dying(process) {
+        thread::yield_now();
+    }
+}
+
+/// Whether all threads of a process are on their way out, and it has not ended yet.
+fn is_dying(process: u32) -> bool {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return false };
+    let stats = tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+    let stats: Vec<_> = stats.filter_map(|stat| exiting(&stat)).collect();
+    // The first thread stays until somebody has waited for the process.
+    !stats.is_empty() && stats.iter().all(|(_, exiting)| *exiting) && !matches!(stats.as_slice(), [(true, _)])
+}
+
+/// Whether a thread has ended, and whether it is about to, from its status: proc_pid_stat(5).
+fn exiting(stat: &str) -> Option<(bool, bool)> {
+    /// `PF_EXITING`.
+    const EXITING: u32 = 4;
+    // The name, in parentheses, may hold anything.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    let flags: u32 = fields.nth(5)?.parse().ok()?;
+    Some((matches!(state, "Z" | "X"), flags & EXITING != 0))
+}
+
 pub(crate) fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || Errno::from_io_error(error) == Some(Errno::SRCH)
 }
@@ -147,10 +176,29 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;
     use std::process::{Command, Stdio};
-    use std::thread;
     use std::time::{Duration, Instant};
 
     use super::*;
+
+    #[test]
+    fn who_is_dying_is_told_from_who_lives_and_who_has_ended() {
+        let stat = |state, flags: u32| format!("7 (a) R 1 4) {state} 1 7 7 0 -1 {flags} 0 0 0");
+        assert_eq!(exiting(&stat("R", 0x40_0000)), Some((false, false)));
+        assert_eq!(exiting(&stat("D", 0x40_0004)), Some((false, true)));
+        assert_eq!(exiting(&stat("Z", 0x40_000c)), Some((true, true)));
+        assert!(!is_dying(process::id()) && !is_dying(u32::MAX));
+        let mut child = Command::new("true").spawn().unwrap();
+        let start = Instant::now();
+        while !matches!(
+            fs::read_to_string(format!("/proc/{}/stat", child.id())).as_deref().map(exiting),
+            Ok(Some((true, _)))
+        ) {
+            assert!(start.elapsed() < Duration::from_secs(60), "it never ends");
+            thread::yield_now();
+        }
+        assert!(!is_dying(child.id()), "nobody has waited for it, but it has ended");
+        child.wait().unwrap();
+    }
 
     #[test]
     fn a_child_holds_what_it_inherited_until_it_ends() {

@@ -119,7 +119,7 @@ fn accept(files: &Arc<dyn Service>, socket: UnixStream) -> io::Result<()> {
         }
         // Its connections are closed by `exec`, as its descriptors are; of a program without the layer nobody hears more.
         if files.processes().has_become(process) {
-            files.became_another();
+            files.became(process);
         }
     })?;
     Ok(())

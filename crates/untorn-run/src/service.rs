@@ -30,16 +30,14 @@ pub(crate) trait Service: Send + Sync {
         path_of(descriptor).unwrap_or_default()
     }
 
+    /// A process became another program: what is closed and unmapped by `exec` it has no more.
+    fn became(&self, _process: u32) {}
+
     /// A process died without saying that it wants to end.
     fn forsaken_by(&self, process: u32);
 
     /// Lets go of every file that nobody holds any more.
     fn sweep(&self);
-
-    /// A process became another program: what is closed on `exec` it has no more.
-    fn became_another(&self) {
-        self.sweep();
-    }
 
     /// The run is over: lets go of all files.
     fn close(&self);

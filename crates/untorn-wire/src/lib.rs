@@ -109,11 +109,12 @@ pub enum Operation {
     /// The descriptor is about to be mapped shared: the answer carries that of its *twin*, the memory with the file's present bytes
     /// that is mapped in its place. It may be written to if `number` is 1.
     Map = 21,
-    /// A twin was mapped: `offset` bytes of it at the address `number`; the kernel tells which, and from where on. A descriptor that
-    /// comes along is of userfaultfd(2): the memory is registered and protected over it, and each first store to a page waits for
-    /// the server.
+    /// A twin was mapped: `offset` bytes of it at the address `number`; the kernel tells which, and from where on. If `flags` is 1 a
+    /// descriptor comes along, of userfaultfd(2): the memory is registered and protected over it, and each first store to a page waits
+    /// for the server. If `device` is not 0 it is the address to which the mapping is moved next; nobody knows of it until then. EBUSY
+    /// while another one is about to be moved there.
     Mapped = 22,
-    /// Memory of this process is not mapped any more, or something else is: its mappings are to be looked at again.
+    /// The memory at `number`, `offset` bytes, is not mapped any more, or something else is: its mappings are to be looked at again.
     Unmapped = 23,
     /// A mapping of this process of which the server was not told, if `managed` is 1: `value` is its address, `seconds` its length.
     Inherited = 24,
@@ -125,6 +126,9 @@ pub enum Operation {
     /// The process is about to become another program, if `number` is 1, by `exec`. The new program may be
     /// one without the layer, which cannot say that it ends. It is the old one still, if `number` is 0.
     Becomes = 27,
+    /// The mapping that was to be moved from the address `device` to `number`, `offset` bytes, is there if `flags` is 1, and unmapped
+    /// otherwise.
+    Placed = 28,
 }
 
 impl Operation {
@@ -134,7 +138,7 @@ impl Operation {
         let all = [
             Hello, Open, Closed, Read, Write, Seek, SetLength, Allocate, Commit, CommitAll, Status, Times, Refused,
             Exit, Managed, Demote, Leave, Reopen, Share, TakeBack, Map, Mapped, Unmapped, Inherited, SyncMapped,
-            MapAgain, Becomes,
+            MapAgain, Becomes, Placed,
         ];
         all.into_iter().find(|operation| *operation as u32 == number)
     }

@@ -65,12 +65,12 @@ pub use protected::{
 };
 pub use redundancy::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing, Tracker};
 pub use region::{Audit, Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
-/// For `untorn run`, likewise.
-#[doc(hidden)]
-pub use sys::StoreWatch;
 /// For the C library, which has state of a process, too, and no place among the promises of this crate.
 #[doc(hidden)]
 pub use sys::{FirstUse, OnceForAll, PerProcess};
+/// For `untorn run`, likewise.
+#[doc(hidden)]
+pub use sys::{Heard, StoreWatch};
 pub use transaction::Transaction;
 pub use write_cache::{
     CacheInfo, CacheOptions, CachedFile, Fate, Replay, ReplayedFile, SharedLog, Step, WriteCache, logs_in,

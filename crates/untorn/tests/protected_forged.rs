@@ -125,9 +125,9 @@ fn a_superblock_of_the_companion_before_is_damage() {
     let before = [0, 1].map(|copy| superblock(&place.companion(), copy));
     assert!(untorn::unprotect(&place.file).unwrap());
     by_hand().open(&place.file).unwrap().close().unwrap();
-    for copy in 0..2 {
-        assert!(seq(&before[copy]) > seq(&superblock(&place.companion(), copy)));
-        put(&place.companion(), copy, &before[copy]);
+    for (copy, before) in before.iter().enumerate() {
+        assert!(seq(before) > seq(&superblock(&place.companion(), copy)));
+        put(&place.companion(), copy, before);
         is_one_damaged_table(&place, copy, &bytes, &format!("{copy} of before"));
     }
 }

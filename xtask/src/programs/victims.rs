@@ -43,6 +43,14 @@ pub(super) const VICTIMS: &[Victim] = &[
         judge: "python3 \"$PROGRAMS/kill_writer.py\" judge",
         syncs: true,
     },
+    // Likewise. What is stored to a mapping goes to the file in no order but that of its syncs.
+    Victim {
+        name: "mapper",
+        mode: Mode::Atomic,
+        program: "exec python3 \"$PROGRAMS/kill_mapper.py\"",
+        judge: "python3 \"$PROGRAMS/kill_mapper.py\" judge",
+        syncs: true,
+    },
     Victim {
         name: "appender",
         mode: Mode::Boost,

@@ -131,6 +131,24 @@ int main(int count, char **arguments) {
     second[0] = 'n';
     printf("%s\n", at(fd, PAGE, 2));
 
+    /* Places that are none, that are taken, that were free, and those of several mappings. */
+    SAY(mmap(both + 1, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0));
+    SAY(mmap((void *)(1L << 47), PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0));
+    SAY(mmap(both, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0));
+    char *free_now = mmap(NULL, 64 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    munmap(free_now, 64 * PAGE);
+    SAY(mmap(free_now, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == free_now);
+    SAY(mmap(free_now + PAGE, PAGE, PROT_READ, MAP_SHARED | MAP_FIXED, reader, 0) == free_now + PAGE);
+    SAY(store(free_now + PAGE, 'x') == SIGSEGV);
+    SAY(store(free_now + 1, '1'));
+    printf("%.2s %s\n", free_now + PAGE, at(fd, 0, 2));
+    SAY(fsync(fd));
+    SAY(mmap(free_now, 2 * PAGE - 10, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, PAGE) == free_now);
+    SAY(store(free_now + 2, '2'));
+    SAY(store(free_now + PAGE + 3, '3'));
+    printf("%s %s\n", at(fd, PAGE, 4), at(fd, 2 * PAGE, 4));
+    SAY(munmap(free_now, 64 * PAGE));
+
     /* Made writable later. */
     char *later = map(fd, PAGE, PROT_READ, 2 * PAGE);
     SAY(store(later, 'x') == SIGSEGV);

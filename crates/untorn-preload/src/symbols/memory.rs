@@ -81,7 +81,7 @@ fn map(fd: c_int, wanted: Wanted) -> *mut c_void {
 /// What has been done to memory that a shared mapping may have been in.
 fn replaced(place: *const c_void, len: size_t, done: bool) {
     if done && mapped::may_be_in(place as usize, len) {
-        mapped::were_unmapped();
+        mapped::were_unmapped(place as usize, len);
     }
 }
 

@@ -78,8 +78,6 @@ impl Service for Boost {
     }
 
     /// It is written already, and comes to rest when a process ends. To see to it now might be to wait for one that is stopped.
-    fn became_another(&self) {}
-
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.let_go_of_unheld();

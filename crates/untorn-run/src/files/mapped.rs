@@ -1,17 +1,16 @@
 //! Shared mappings of managed files: made, looked at again, synced.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno as Sys;
 use untorn_wire::{Reply, Request};
 
+use super::mapping::Mapping;
 use super::state::State;
-use super::twin::Mapping;
 use super::{Files, Key, lock};
 use crate::descriptor::{fail, flags};
 use crate::managed::{Errno, io_errno, libc_errno};
@@ -38,8 +37,11 @@ impl Files {
         if access == OFlags::WRONLY || writable && access != OFlags::RDWR {
             return fail(Sys::ACCESS);
         }
+        let status = rustix::fs::fstat(descriptor).map_err(libc_errno)?;
         self.with(descriptor, |state| {
-            let twin = state.twin(&*self.mode, writable)?.descriptor(writable)?;
+            let twin = state.twin(&*self.mode, writable)?;
+            self.places.note_twin(twin.inode, (status.st_dev, status.st_ino));
+            let twin = twin.descriptor(writable)?;
             self.ledger.of(state.path(), |report| report.mappings += 1);
             Ok(twin)
         })
@@ -49,58 +51,106 @@ impl Files {
     fn with_twin<T>(
         &self,
         inode: u64,
-        call: impl FnOnce(&Arc<Mutex<State>>, &mut State) -> Result<T, Errno>,
+        call: impl FnOnce(Key, &Arc<Mutex<State>>, &mut State) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        for file in self.all() {
-            let mut state = lock(&file);
-            if !state.is_over() && state.present_twin().is_some_and(|twin| twin.inode == inode) {
-                state.bury(&*self.mode, &self.processes, &self.ledger);
-                return call(&file, &mut state);
-            }
+        let found = self.places.file_of(inode).and_then(|key| Some((key, self.find(key)?)));
+        let Some((key, file)) = found else { return fail(Sys::BADF) };
+        let mut state = lock(&file);
+        if state.is_over() || state.present_twin().is_none_or(|twin| twin.inode != inode) {
+            return fail(Sys::BADF);
         }
-        fail(Sys::BADF)
+        state.bury(&*self.mode, &self.processes, &self.ledger);
+        call(key, &file, &mut state)
     }
 
     /// Where the file is whose twin has this inode, among files in memory.
     pub(super) fn path_of_twin(&self, inode: u64) -> Option<PathBuf> {
-        self.with_twin(inode, |_, state| Ok(state.path().to_owned())).ok()
+        self.with_twin(inode, |_, _, state| Ok(state.path().to_owned())).ok()
     }
 
-    /// A process mapped a twin. From now on its stores are heard of, over `watch` if it can store at all.
+    /// A process mapped a twin, or is about to move a mapping to its place. From now on its stores are heard of, over `watch` if it can
+    /// store at all.
+    ///
+    /// # Errors
+    /// EBUSY while another mapping is about to be moved to the same place.
     pub(crate) fn mapped(&self, process: u32, request: &Request, watch: Option<OwnedFd>) -> Result<(), Errno> {
         let (start, end) = range(request)?;
         let found = areas_of(process)?.into_iter().find_map(|area| area.within(start, end));
         let Some(found) = found.filter(|found| found.start == start) else { return fail(Sys::INVAL) };
-        let mapping = Arc::new(Mapping::new(process, Area { end, ..found }, watch)?);
-        self.with_twin(found.inode, |file, state| {
-            if mapping.watch().is_some() {
-                let (files, file, mapping) = (self.me.clone(), file.clone(), mapping.clone());
-                let listen = move || {
-                    while let Some(address) = next_store(&mapping) {
-                        let Some(files) = files.upgrade() else { return };
-                        let mut state = lock(&file);
-                        state.bury(&*files.mode, &files.processes, &files.ledger);
-                        state.stored(&*files.mode, &mapping, address, &files.ledger);
-                        // Under the lock: a commit protects it again after this, not before.
-                        if let Some(watch) = mapping.watch() {
-                            watch.let_go(address, rustix::param::page_size());
-                        }
-                    }
-                };
-                thread::Builder::new()
-                    .name("untorn-stores".to_owned())
-                    .spawn(listen)
-                    .map_err(|error| io_errno(&error))?;
+        let place = usize::try_from(request.device).map_err(|_| libc_errno(Sys::INVAL))?;
+        let (from, start) = if place == 0 { (0, start) } else { (start, place) };
+        let end = start.checked_add(end - found.start).ok_or(libc_errno(Sys::INVAL))?;
+        let mapping = Arc::new(Mapping::new(process, Area { start, end, ..found }, watch, from)?);
+        self.with_twin(found.inode, |key, file, state| {
+            if mapping.is_watched() {
+                self.listen(file, &mapping)?;
             }
-            if let Some(twin) = state.present_twin() {
-                twin.take_up(mapping);
+            let taken = self.take_up(key, state, &mapping);
+            if taken.is_err() {
+                mapping.end();
             }
-            Ok(())
+            taken
         })
     }
 
-    fn keyed(&self) -> Vec<(Key, Arc<Mutex<State>>)> {
-        lock(&self.table).iter().map(|(key, state)| (*key, state.clone())).collect()
+    /// Has a thread hear of stores to a mapping of a file.
+    fn listen(&self, file: &Arc<Mutex<State>>, mapping: &Arc<Mapping>) -> Result<(), Errno> {
+        let (files, file, mapping) = (self.me.clone(), file.clone(), mapping.clone());
+        let listen = move || {
+            while let Some(address) = mapping.next_store() {
+                let Some(files) = files.upgrade() else { return };
+                let mut state = lock(&file);
+                state.bury(&*files.mode, &files.processes, &files.ledger);
+                // Elsewhere nothing is let go, and who stores is told of once more if it is to one that is heard of.
+                if mapping.is_at(address) {
+                    state.stored(&*files.mode, &mapping, address, &files.ledger);
+                }
+                // Under the lock: a commit protects it again after this, not before.
+                mapping.let_go(address);
+            }
+        };
+        let spawned = thread::Builder::new().name("untorn-stores".to_owned()).spawn(listen);
+        spawned.map(drop).map_err(|_| libc_errno(Sys::NOMEM))
+    }
+
+    fn take_up(&self, key: Key, state: &mut State, mapping: &Arc<Mapping>) -> Result<(), Errno> {
+        let Some(parts) = self.places.take_up(key, mapping) else { return fail(Sys::BUSY) };
+        // One that is coming is told of before it is in its place. Any other has the place of one that was unmapped a moment ago, and
+        // a page that was let go there late may be one of its own.
+        for part in parts.into_iter().filter(|_| mapping.is_watched() && !mapping.is_coming()) {
+            mapping.protect(&(part.start..part.end)).map_err(|error| io_errno(&error))?;
+            for address in (part.start..part.end).step_by(rustix::param::page_size()) {
+                state.stored(&*self.mode, mapping, address, &self.ledger);
+            }
+        }
+        if let Some(twin) = state.present_twin() {
+            twin.take_up(mapping.clone());
+        }
+        Ok(())
+    }
+
+    /// What a process was about to move to its place is there, or will never be.
+    ///
+    /// # Errors
+    /// That of the commit of a file that nobody holds any more.
+    pub(crate) fn placed(&self, process: u32, request: &Request) -> Result<(), Errno> {
+        let from = usize::try_from(request.device).map_err(|_| libc_errno(Sys::INVAL))?;
+        let placed = request.flags != 0;
+        if let Some((key, mapping)) = self.places.coming(process, from)
+            && let Some(file) = self.find(key)
+        {
+            let mut state = lock(&file);
+            self.places.has_come(&mapping, placed);
+            match state.present_twin() {
+                Some(twin) if placed => twin.has_come(&mapping),
+                Some(twin) => twin.give_up(&mapping),
+                None => {}
+            }
+            if !placed {
+                mapping.end();
+            }
+        }
+        self.unmapped(process, request)
     }
 
     /// Mappings of processes that have ended are no more.
@@ -112,29 +162,39 @@ impl Files {
         }
     }
 
-    /// A process gave mappings up. A file that nobody holds any more is let go of.
+    /// A process gave up what it had mapped in a range of addresses. A file that nobody holds any more is let go of. Only files of which it
+    /// had something there are looked at, lest it wait for the commits of others.
     ///
     /// # Errors
     /// That of the commit.
-    pub(crate) fn unmapped(&self, process: u32) -> Result<(), Errno> {
+    pub(crate) fn unmapped(&self, process: u32, request: &Request) -> Result<(), Errno> {
+        let (start, end) = range(request)?;
         let mut outcome = Ok(());
-        for (key, file) in self.keyed() {
-            let fewer = lock(&file).present_twin().is_some_and(|twin| twin.look_again(Some(process)));
-            if fewer {
+        for key in self.places.files_in(process, start, end) {
+            if self.is_unmapped(key, process) {
                 outcome = outcome.and(self.let_go(key));
             }
         }
         outcome
     }
 
+    /// A process is another program now, and nobody hears of what the earlier one had mapped. How the process ends says what becomes of
+    /// what that one stored.
+    pub(super) fn became(&self, process: u32) {
+        for key in self.places.files_in(process, 0, usize::MAX) {
+            self.is_unmapped(key, process);
+        }
+    }
+
+    /// Lets go of what a process has mapped of a file no more; whether there was anything.
+    fn is_unmapped(&self, key: Key, process: u32) -> bool {
+        let Some(file) = self.find(key) else { return false };
+        lock(&file).present_twin().is_some_and(|twin| twin.look_again(Some(process)))
+    }
+
     /// A part of what a process has mapped that nobody here knows of.
     pub(crate) fn inherited(&self, process: u32) -> Result<Reply, Errno> {
-        let mut known = Vec::new();
-        for file in self.all() {
-            let mut state = lock(&file);
-            let Some(twin) = state.present_twin() else { continue };
-            known.extend(twin.mappings.iter().filter(|mapping| mapping.process == process).map(|mapping| mapping.area));
-        }
+        let known = self.places.of(process);
         let unknown = areas_of(process)?.into_iter().find_map(|area| {
             let mut start = area.start;
             while let Some(covering) =
@@ -162,7 +222,7 @@ impl Files {
         inodes.dedup();
         let mut outcome = Ok(());
         for inode in inodes {
-            outcome = outcome.and(self.with_twin(inode, |_, state| state.commit(&self.ledger)));
+            outcome = outcome.and(self.with_twin(inode, |_, _, state| state.commit(&self.ledger)));
         }
         outcome
     }
@@ -173,11 +233,11 @@ impl Files {
         let len = usize::try_from(request.offset).map_err(|_| libc_errno(Sys::INVAL))?;
         let within = |area: Area| area.within(start, start.saturating_add(len));
         let Some(found) = areas_of(process)?.into_iter().find_map(within) else { return Ok((Reply::default(), None)) };
-        self.with_twin(found.inode, |_, state| {
+        self.with_twin(found.inode, |_, _, state| {
             let Some(twin) = state.present_twin() else { return fail(Sys::BADF) };
             let writable = twin.mappings.iter().any(|mapping| {
                 let area = mapping.area;
-                mapping.process == process && (area.start..area.end).contains(&found.start) && mapping.watch().is_some()
+                mapping.process == process && (area.start..area.end).contains(&found.start) && mapping.is_watched()
             });
             let reply = Reply {
                 managed: 1,
@@ -188,25 +248,5 @@ impl Files {
             };
             Ok((reply, Some(twin.descriptor(writable)?)))
         })
-    }
-}
-
-/// Waits for a store; where it is about to be. `None` once nobody has to hear of them.
-fn next_store(mapping: &Mapping) -> Option<usize> {
-    let watch = mapping.watch()?;
-    loop {
-        let mut polled = [
-            PollFd::from_borrowed_fd(mapping.bell(), PollFlags::IN),
-            PollFd::from_borrowed_fd(watch.as_fd(), PollFlags::IN),
-        ];
-        match poll(&mut polled, None) {
-            Err(Sys::INTR) => continue,
-            Err(_) => return None,
-            Ok(_) if !polled[0].revents().is_empty() => return None,
-            Ok(_) => {}
-        }
-        if let Some(address) = watch.next().ok()? {
-            return Some(address);
-        }
     }
 }

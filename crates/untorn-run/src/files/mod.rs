@@ -1,9 +1,11 @@
 //! The managed files: which there are, and when one becomes a plain file again.
 //!
-//! Locks, in the order in which they are taken: that of opening, a file's, the table's, the board's.
+//! Locks, in the order in which they are taken: that of opening, a file's, those of its places, the table's, the board's.
 
 mod calls;
 mod mapped;
+mod mapping;
+mod places;
 mod service;
 mod state;
 mod twin;
@@ -15,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno as Sys;
 
+use self::places::Places;
 use self::state::State;
 use crate::board::Board;
 use crate::holders::{self, Keys};
@@ -35,6 +38,7 @@ pub(crate) struct Files {
     opening: Mutex<()>,
     table: Mutex<HashMap<Key, Arc<Mutex<State>>>>,
     board: Mutex<Board>,
+    places: Places,
     /// The run is over.
     closed: AtomicBool,
     pub(crate) ledger: Ledger,
@@ -54,6 +58,7 @@ impl Files {
             opening: Mutex::default(),
             table: Mutex::default(),
             board: Mutex::new(board),
+            places: Places::default(),
             closed: AtomicBool::new(false),
             ledger: Ledger::default(),
         })
@@ -162,7 +167,11 @@ impl Files {
             if holders::maps(twin.inode) {
                 return Ok(());
             }
+            // Before it goes, and another one has its number.
+            self.places.forget_twin(twin.inode);
         }
+        // One of them may be dying, and hold nothing any more.
+        state.await_dying();
         state.bury(&*self.mode, &self.processes, &self.ledger);
         let outcome = state.finish(&self.ledger);
         lock(&self.table).remove(&key);

@@ -49,10 +49,18 @@ impl Service for Files {
             }
             Operation::Map => call.pass(self.map(call.descriptor()?, request.number != 0)?),
             Operation::Mapped => {
-                let watch = call.descriptor().ok().map(OwnedFd::try_clone).transpose();
-                self.mapped(process, request, watch.map_err(|error| io_errno(&error))?)?;
+                // Without the one that belongs to it nobody would hear of its stores.
+                let watch = match request.flags {
+                    0 => None,
+                    _ => {
+                        let watch = call.descriptor().map_err(|_| libc_errno(Sys::MFILE))?;
+                        Some(watch.try_clone().map_err(|error| io_errno(&error))?)
+                    }
+                };
+                self.mapped(process, request, watch)?;
             }
-            Operation::Unmapped => self.unmapped(process)?,
+            Operation::Placed => self.placed(process, request)?,
+            Operation::Unmapped => self.unmapped(process, request)?,
             Operation::Inherited => return Ok((self.inherited(process)?, Vec::new())),
             Operation::SyncMapped => self.sync_mapped(process, request)?,
             Operation::MapAgain => {
@@ -74,6 +82,12 @@ impl Service for Files {
         }
         let twin = rustix::fs::fstat(descriptor).ok().and_then(|status| self.path_of_twin(status.st_ino));
         twin.unwrap_or(path)
+    }
+
+    fn became(&self, process: u32) {
+        Files::became(self, process);
+        // What the program before it had open it may have been the last to have.
+        self.sweep();
     }
 
     fn forsaken_by(&self, process: u32) {

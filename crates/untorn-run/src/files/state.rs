@@ -11,8 +11,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{Access, Timespec, Timestamps};
 use rustix::io::Errno as Sys;
 
-use super::twin::{Mapping, Twin};
+use super::mapping::Mapping;
+use super::twin::Twin;
 use crate::descriptor::path_of;
+use crate::holders;
 use crate::managed::{Errno, Managed, Mode, as_owner, io_errno, libc_errno, reopen};
 use crate::processes::Processes;
 use crate::report::Ledger;
@@ -304,6 +306,11 @@ impl State {
             self.committed = self.changed;
         }
         Ok(())
+    }
+
+    /// Waits for those who wrote and are about to end, so that it can be told how.
+    pub(super) fn await_dying(&self) {
+        self.writers.iter().for_each(|process| holders::await_dying(*process));
     }
 
     /// Drops what those wrote who died, before anything is done that could publish it. What the server reads of a dead

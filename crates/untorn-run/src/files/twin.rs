@@ -8,91 +8,22 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
-use std::io;
-use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SeekFrom};
 use rustix::io::Errno as Sys;
-use untorn::StoreWatch;
 
+use super::mapping::Mapping;
 use crate::managed::{Errno, io_errno, libc_errno};
-use crate::maps::{self, Area};
+use crate::maps;
 
 /// Bytes that are copied at once.
 const PIECE: u64 = 1 << 20;
-/// So often what a process has mapped is looked up again, while it goes on changing it.
-const LOOKS: u32 = 1000;
 
 fn page() -> u64 {
     rustix::param::page_size() as u64
-}
-
-/// A mapping of a twin in a process, as it was made; parts of it may be gone since.
-pub(super) struct Mapping {
-    pub(super) process: u32,
-    pub(super) area: Area,
-    /// Over which its stores are heard of; `None` where it can never be stored to.
-    watch: Option<StoreWatch>,
-    /// Rung when nobody has to hear of them any more.
-    bell: OwnedFd,
-}
-
-impl Mapping {
-    pub(super) fn new(process: u32, area: Area, watch: Option<OwnedFd>) -> Result<Self, Errno> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(libc_errno)?;
-        Ok(Mapping { process, area, watch: watch.map(StoreWatch::new), bell })
-    }
-
-    pub(super) fn watch(&self) -> Option<&StoreWatch> {
-        self.watch.as_ref()
-    }
-
-    pub(super) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
-    }
-
-    /// What of it is there among the areas of its process.
-    fn parts(&self, areas: &[Area]) -> Vec<Area> {
-        let all = areas.iter().filter(|area| area.inode == self.area.inode);
-        all.filter_map(|area| area.within(self.area.start, self.area.end)).collect()
-    }
-
-    /// Nobody hears of its stores any more.
-    fn end(&self) {
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
-    }
-
-    /// Has stores to a range of addresses wait, where it is mapped still.
-    fn protect(&self, range: &Range<usize>) -> io::Result<()> {
-        let Some(watch) = &self.watch else { return Ok(()) };
-        let gone = |error: &io::Error| Sys::from_io_error(error);
-        match watch.protect(range.start, range.len()) {
-            // The process, or the program that it was, is no more.
-            Err(error) if gone(&error) == Some(Sys::SRCH) => return Ok(()),
-            Err(error) if gone(&error) == Some(Sys::NOENT) => {}
-            done => return done,
-        }
-        // The program gave parts of it up. It may go on doing so.
-        for _ in 0..LOOKS {
-            let mut whole = true;
-            let parts = self.parts(&maps::areas(self.process)?);
-            for part in parts.into_iter().filter_map(|part| part.within(range.start, range.end)) {
-                match watch.protect(part.start, part.end - part.start) {
-                    Err(error) if gone(&error) == Some(Sys::SRCH) => return Ok(()),
-                    Err(error) if gone(&error) == Some(Sys::NOENT) => whole = false,
-                    done => done?,
-                }
-            }
-            if whole {
-                return Ok(());
-            }
-        }
-        Err(Sys::AGAIN.into())
-    }
 }
 
 impl Drop for Twin {
@@ -126,7 +57,7 @@ impl Twin {
     /// Gives it these bytes. Where it has them already it stays as it is; so zeros take no memory.
     pub(super) fn fill(&self, len: u64, read: impl Fn(&mut [u8], u64) -> Result<(), Errno>) -> Result<(), Errno> {
         let failed = |error| io_errno(&error);
-        self.memory.set_len(len).map_err(failed)?;
+        self.cut(len)?;
         let (mut wanted, mut found) = (Vec::new(), Vec::new());
         for at in (0..len).step_by(PIECE as usize) {
             let count = (len - at).min(PIECE) as usize;
@@ -180,8 +111,22 @@ impl Twin {
     /// Changes its length.
     pub(super) fn set_len(&mut self, len: u64) -> Result<(), Errno> {
         self.hide(len)?;
+        self.cut(len)?;
+        let end = len.next_multiple_of(page());
+        self.stored.retain(|number| number * page() < end);
+        self.open.retain(|(mapping, address)| mapping.area.offset + ((address - mapping.area.start) as u64) < end);
+        Ok(())
+    }
+
+    /// Gives the memory this length, whatever it has of it. Where the kernel takes pages away it forgets which of them stores wait for, or
+    /// do not: beyond the new end all of them do from here on, and nobody stores there until it gets longer. What comes to be within it is
+    /// as it was when it was mapped, or last cut off.
+    fn cut(&self, len: u64) -> Result<(), Errno> {
+        let before = self.len()?;
         self.memory.set_len(len).map_err(|error| io_errno(&error))?;
-        // Where the kernel takes pages away it may forget that they are protected. Beyond the end nobody stores.
+        if len >= before {
+            return Ok(());
+        }
         let end = len.next_multiple_of(page());
         for mapping in &self.mappings {
             let skip = usize::try_from(end.saturating_sub(mapping.area.offset)).unwrap_or(usize::MAX);
@@ -190,8 +135,6 @@ impl Twin {
                 mapping.protect(&range).map_err(|error| io_errno(&error))?;
             }
         }
-        self.stored.retain(|number| number * page() < end);
-        self.open.retain(|(mapping, address)| mapping.area.offset + ((address - mapping.area.start) as u64) < end);
         Ok(())
     }
 
@@ -269,8 +212,13 @@ impl Twin {
                 .then(|| known.entry(mapping.process).or_insert_with(|| maps::areas(mapping.process).ok()))
                 .and_then(|areas| areas.as_ref());
             let there = areas.is_none_or(|areas| {
+                if mapping.is_coming() {
+                    // It is here or there, or the process is no more.
+                    return !areas.is_empty();
+                }
                 let mut parts = mapping.parts(areas);
-                for later in kept.iter().filter(|later| later.process == mapping.process) {
+                let is_there = |later: &&Arc<Mapping>| later.process == mapping.process && !later.is_coming();
+                for later in kept.iter().filter(is_there) {
                     parts = parts.into_iter().flat_map(|part| part.without(&later.area)).collect();
                 }
                 !parts.is_empty()
@@ -291,13 +239,25 @@ impl Twin {
 
     /// Takes a mapping up that was just made, and lets go of those in the place of which it was.
     pub(super) fn take_up(&mut self, mapping: Arc<Mapping>) {
-        let (process, area) = (mapping.process, mapping.area);
-        let replaces =
-            |other: &Arc<Mapping>| other.process == process && other.area.within(area.start, area.end).is_some();
-        let replaces = self.mappings.iter().any(replaces);
+        let process = mapping.process;
+        let replaces = !mapping.is_coming()
+            && self.mappings.iter().any(|other| {
+                other.process == process && other.area.within(mapping.area.start, mapping.area.end).is_some()
+            });
         self.mappings.push(mapping);
         if replaces {
             self.look_again(Some(process));
         }
+    }
+
+    /// A mapping that was coming is the latest in its place.
+    pub(super) fn has_come(&mut self, mapping: &Arc<Mapping>) {
+        self.give_up(mapping);
+        self.mappings.push(mapping.clone());
+    }
+
+    /// A mapping is none of this file's.
+    pub(super) fn give_up(&mut self, mapping: &Arc<Mapping>) {
+        self.mappings.retain(|other| !Arc::ptr_eq(other, mapping));
     }
 }

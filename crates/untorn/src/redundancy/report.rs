@@ -224,6 +224,8 @@ mod tests {
             checksum: Checksum::Crc32c,
             period: None,
             history: History::default(),
+            scrubbing: None,
+            found: None,
         }
     }
 

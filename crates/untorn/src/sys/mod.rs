@@ -34,7 +34,7 @@ pub use per_process::{OnceForAll, PerProcess};
 #[cfg(test)]
 pub(crate) use process::in_forked_child;
 pub(crate) use process::incarnation;
-pub use stores::StoreWatch;
+pub use stores::{Heard, StoreWatch};
 pub(crate) use untorn_ring::flush;
 pub(crate) use zeroed::ZeroedArray;
 

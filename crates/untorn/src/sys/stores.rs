@@ -12,6 +12,18 @@ use super::userfault::Userfault;
 const MESSAGE: usize = 32;
 /// The event that is a page fault (`linux/userfaultfd.h`).
 const PAGEFAULT: u8 = 0x12;
+/// The one that is a move of memory.
+const REMAP: u8 = 0x14;
+
+/// What is heard of memory that is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// A store to this address waits.
+    Store(usize),
+    /// It was moved elsewhere. Only of memory of which the other process wants to have that told; it waits until it is. Until then
+    /// nothing of it is protected or let go, and stores are told of first.
+    Move,
+}
 
 /// Memory of another process of which this one hears when it is stored to.
 #[derive(Debug)]
@@ -23,11 +35,11 @@ impl StoreWatch {
         StoreWatch(Userfault::from_fd(descriptor))
     }
 
-    /// The address of a store that waits, if one does.
+    /// What is heard of it, if anything.
     ///
     /// # Errors
     /// Those of `read(2)`: the other process did not finish what it began with the descriptor.
-    pub fn next(&self) -> io::Result<Option<usize>> {
+    pub fn next(&self) -> io::Result<Option<Heard>> {
         loop {
             let mut message = [0; MESSAGE];
             match rustix::io::read(self.0.fd(), &mut message) {
@@ -37,8 +49,10 @@ impl StoreWatch {
                 Err(error) => return Err(error.into()),
             }
             let [_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, address @ .., _, _, _, _, _, _, _, _] = message;
-            if message[0] == PAGEFAULT {
-                return Ok(Some(u64::from_ne_bytes(address) as usize));
+            match message[0] {
+                PAGEFAULT => return Ok(Some(Heard::Store(u64::from_ne_bytes(address) as usize))),
+                REMAP => return Ok(Some(Heard::Move)),
+                _ => {}
             }
         }
     }
@@ -54,8 +68,13 @@ impl StoreWatch {
     /// Lets stores to a range proceed. Those to memory that is not there any more fail in their own way.
     pub fn let_go(&self, address: usize, len: usize) {
         if self.0.protect(address, len, false).is_err() {
-            let _ = self.0.wake(address, len);
+            self.wake(address, len);
         }
+    }
+
+    /// Has stores to a range that wait be tried once more.
+    pub fn wake(&self, address: usize, len: usize) {
+        let _ = self.0.wake(address, len);
     }
 }
 
@@ -87,7 +106,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| pages.words(4096, 1)[0].store(7, Ordering::SeqCst));
             let address = loop {
-                if let Some(address) = watch.next().unwrap() {
+                if let Some(Heard::Store(address)) = watch.next().unwrap() {
                     break address;
                 }
                 thread::yield_now();
