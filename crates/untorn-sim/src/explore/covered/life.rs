@@ -274,7 +274,6 @@ impl<'a> Life<'a> {
                 self.becomes(held);
                 self.committed();
                 self.expected.unprotected |= *len == 0;
-                during = self.expected.clone();
                 if is_rotten {
                     let report = guarded("repair", || self.file().repair())?.map_err(failed)?;
                     if !report.is_whole() || read(self.file())? != *self.expected.now() {
