@@ -83,11 +83,14 @@ pub(crate) fn epoch(forged: &mut Forged, input: &mut Input<'_>) {
     let shape = input.byte();
     let proves = if shape & 1 == 0 { cut } else { epoch.wrapping_sub(1 + u64::from(shape / 64)) };
     let places: Vec<usize> = headers(side).collect();
+    // Of an epoch before it, which is known to have been durable, nothing may be missing: most stand where there was none.
+    let free: Vec<usize> = places.iter().copied().filter(|&at| word(side, at) == 0).collect();
     for _ in 0..input.below(6) {
         if places.is_empty() {
             break;
         }
-        let at = *input.pick(&places);
+        let any = free.is_empty() || input.byte().is_multiple_of(4);
+        let at = *input.pick(if any { &places } else { &free });
         let class = u64::from(input.byte() % 5).saturating_sub(1);
         let block = input.below(12) >> class << class;
         let flags = u64::from(input.byte() % 8);

@@ -240,11 +240,12 @@ fn a_read_waits_for_one_change_of_the_length_and_no_more() {
             // The second one without a read in between: it waits for its turn.
             Halfway::Wait if waited.swap(true, Ordering::SeqCst) && !stop.load(Ordering::SeqCst) => {
                 let first = !queued.swap(true, Ordering::SeqCst);
-                if first || count_turn.load(Ordering::SeqCst) > 0 {
-                    if next_turn() == Turn::Begun && count_turn.fetch_add(1, Ordering::SeqCst) + 1 == MOST_TURNS {
-                        stop.store(true, Ordering::SeqCst);
-                        go.lock().unwrap().send(()).unwrap();
-                    }
+                if (first || count_turn.load(Ordering::SeqCst) > 0)
+                    && next_turn() == Turn::Begun
+                    && count_turn.fetch_add(1, Ordering::SeqCst) + 1 == MOST_TURNS
+                {
+                    stop.store(true, Ordering::SeqCst);
+                    go.lock().unwrap().send(()).unwrap();
                 }
             }
             _ => {}
