@@ -1,5 +1,5 @@
 //! Who drains: one thread at a time. Who wants no more than room in the log waits for the end of any drain, and not until he could
-//! drain himself: a thread that goes on to its next batch at once takes the lock before whoever sleeps for it, each time.
+//! drain himself: a thread that goes on to its next batch at once often has the lock again before whoever sleeps for it.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
