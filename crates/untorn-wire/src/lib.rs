@@ -188,11 +188,11 @@ mod tests {
 
     #[test]
     fn every_operation_is_found_by_its_number() {
-        for number in 1..=27 {
+        for number in 1..=28 {
             assert_eq!(Operation::of(number).map(|operation| operation as u32), Some(number));
         }
         assert_eq!(Operation::of(0), None);
-        assert_eq!(Operation::of(28), None);
+        assert_eq!(Operation::of(29), None);
     }
 
     #[test]
