@@ -226,8 +226,10 @@ impl Call {
         matches!(how, How::Torn(_)) || self.ways().next() == Some(how)
     }
 
-    pub(super) fn duty(&self, how: How) -> Duty {
-        if self.hard.contains(&how) { self.duty } else { Duty::Either }
+    /// What it obliges to. `makes_room`: the file's engine may get over a disk that has no more room for its log.
+    pub(super) fn duty(&self, how: How, makes_room: bool) -> Duty {
+        let got_over = makes_room && self.duty == Duty::Tell && [SPACE, QUOTA, TORN].contains(&how);
+        if self.hard.contains(&how) && !got_over { self.duty } else { Duty::Either }
     }
 
     /// The row that a call about to be made is in.

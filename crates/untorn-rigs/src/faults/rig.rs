@@ -255,7 +255,7 @@ fn attempt_as(program: &Program, case: &Case, role: Role) -> Result<Check<Course
         // This time the script made fewer such calls, and the one that failed is of the examination in the end.
         return Ok(Ok(Course::Unmet));
     }
-    let duty = CALLS[case.row].duty(case.how);
+    let duty = CALLS[case.row].duty(case.how, case.setup.makes_room());
     let failure = life.failed_at.map(|at| Failure { how: case.how, duty, at });
     let course = match failure {
         None => Course::Unmet,

@@ -103,6 +103,11 @@ impl Setup {
         Filter { answered, asked }
     }
 
+    /// Whether a write for which the disk gives no longer log frees some of the log there is, and succeeds.
+    pub(super) fn makes_room(&self) -> bool {
+        matches!(self.engine, Engine::HybridLog(_))
+    }
+
     /// The fewest slots, so that cuts are frequent and a wide commit is spilled.
     pub(super) fn options(&self) -> Options {
         let options = Options::new().durability(self.durability).record_area(2, 4).max_len(64 << 10);
