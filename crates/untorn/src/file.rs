@@ -97,7 +97,8 @@ impl AtomicFile {
     /// Fills `buf` from `offset`, atomically: a write by another thread is seen whole or not at all.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless the whole range lies within the file; no short reads.
+    /// [`Error::OutOfRange`] unless the whole range lies within the file; no short reads. [`Error::Poisoned`] of what was written
+    /// to lately, once a write that is a commit by itself failed and what it had stored can be neither kept nor taken back.
     #[inline]
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.engine().read_at(offset, buf)

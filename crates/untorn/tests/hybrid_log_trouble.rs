@@ -263,6 +263,40 @@ fn several_threads_recover_a_long_log() {
     assert!(read(&file) == bytes);
 }
 
+/// Where it cannot be taken back either, nobody reads what was written to since, and a block that nobody touched is read.
+#[test]
+fn a_write_whose_commit_fails_is_not_seen_if_the_log_cannot_be_read() {
+    let dir = memory_dir();
+    let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+    let path = dir.path().join("data");
+    let options = options().log_policy(LogPolicy::Undo).durability(Durability::PerWrite).checkpointers(0);
+    let file = options.create_on(medium.clone(), &path, 8 * PAGE as u64).unwrap();
+    (0..8).for_each(|block| write(&file, block, 1).unwrap());
+    let mut seen = [0; 8 * PAGE];
+    file.read_at(&mut seen, 0).unwrap();
+    let (refusing, sidecar) = (medium.clone(), sidecar_of(&path));
+    medium.watch(move |what, _| {
+        if what == "hybrid-log.undo.entry" {
+            refusing.refuse_writes_to(Some(&sidecar));
+            refusing.refuse_reads_of(Some(&sidecar));
+        }
+    });
+    let failed = file.write_at(&[2; 3 * PAGE], 50);
+    assert!(matches!(failed, Err(Error::Io { .. })), "{failed:?}");
+    for (offset, len) in [(0, 8 * PAGE), (50, 10), (PAGE as u64, PAGE), (3 * PAGE as u64 + 40, 11)] {
+        let read = file.read_at(&mut seen[..len], offset);
+        assert!(matches!(read, Err(Error::Poisoned { .. })), "{offset}, {len}: {read:?}");
+    }
+    file.read_at(&mut seen[..PAGE], 6 * PAGE as u64).unwrap();
+    assert!(seen[..PAGE] == [1; PAGE]);
+    drop(file);
+    medium.refuse_writes_to(None);
+    medium.refuse_reads_of(None);
+    let file = options.open_on(medium.clone(), &path).unwrap();
+    file.read_at(&mut seen, 0).unwrap();
+    assert!(seen == [1; 8 * PAGE]);
+}
+
 /// A thread that waits for a flush which fails gets no flush of its own, which might succeed with the pages lost.
 #[test]
 fn who_waits_for_a_flush_that_fails_is_told_so() {

@@ -15,6 +15,8 @@ struct Words {
     alive: AtomicU64,
     /// 1 while the file accepts writes.
     accepts_writes: AtomicU64,
+    /// 1 once something may stand in the file that was never committed.
+    hides: AtomicU64,
 }
 
 /// The standing of one open file.
@@ -54,6 +56,22 @@ impl Standing {
             return Err(self.refusal());
         }
         Ok(())
+    }
+
+    /// From now on [`readable`](Standing::readable) fails: what a failed write left in the file may be seen by nobody. Before what
+    /// it touched is let go of.
+    #[cold]
+    pub(crate) fn hide(&self) {
+        self.words.hides.store(1, Ordering::Release);
+    }
+
+    /// For a reader of what somebody has stored to lately, after its copy, or under the lock of all that it copies.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] if what was read may be what no commit has.
+    #[inline]
+    pub(crate) fn readable(&self) -> Result<()> {
+        if self.words.hides.load(Ordering::Acquire) != 0 { Err(self.refusal()) } else { Ok(()) }
     }
 
     #[cold]

@@ -256,7 +256,7 @@ pub(super) fn create<M: Medium>(
         };
         superblock.write(&side)?;
         superblock.write(&side)?;
-        let mut tables = Tables::new(geometry, superblock.tie());
+        let mut tables = Tables::new(geometry, superblock.tie(), place)?;
         (filling.fill)(&side, &mut tables)?;
         tables.write(&side)?;
         tables.write_twins(&side)?;

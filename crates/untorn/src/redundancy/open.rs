@@ -193,7 +193,7 @@ impl<M: Medium> Redundancy<M> {
             // moment ago. Of pages that are not marked, a flush that failed has left none.
             data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
         }
-        let (tables, read) = Tables::read(&side, geometry, superblock.tie(), superblock.left == Left::Closed)?;
+        let (tables, read) = Tables::read(&side, &place, geometry, superblock.tie(), superblock.left == Left::Closed)?;
         let pages: Box<dyn Pages> = match from {
             Some(from) => Box::new(PagesFrom::new(Arc::clone(&medium), path.to_owned(), from, data)),
             None => Box::new(FilePages(data)),
@@ -237,7 +237,7 @@ impl<M: Medium> Redundancy<M> {
         mode: &Mode,
     ) -> Result<Self> {
         let geometry = superblock.geometry;
-        let (tables, read) = Tables::read(&side, geometry, superblock.tie(), false)?;
+        let (tables, read) = Tables::read(&side, place, geometry, superblock.tie(), false)?;
         let data = medium.open(path, Access::ReadWrite, 0)?;
         let pages = Box::new(PagesFrom::new(Arc::clone(medium), path.to_owned(), 0, data));
         let damaged = read.damaged.clone();

@@ -63,7 +63,7 @@ fn read<M: Medium>(medium: &M, path: &Path, of: &M::File, place: PathBuf) -> Res
             let what = "it is shorter than its superblock says; protect the file again".to_owned();
             return Err(Error::Corrupt { path: place, offset: Some(side.len()), what });
         }
-        let (tables, found) = Tables::read(&side, geometry, superblock.tie(), false)?;
+        let (tables, found) = Tables::read(&side, &place, geometry, superblock.tie(), false)?;
         if !found.lost.is_empty() && tries < ATTEMPTS {
             std::thread::sleep(PAUSE);
             continue;

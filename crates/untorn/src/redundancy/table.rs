@@ -5,11 +5,12 @@
 //! copies hold the same version, and damage to one of them costs nothing.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use super::bits::Bits;
 use super::format::{Block, ENTRIES};
 use super::layout::Geometry;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::medium::MediumFile;
 use crate::sidecar::PAGE;
 
@@ -45,11 +46,20 @@ pub(super) struct Read {
 
 impl Tables {
     /// Tables of a file of which nothing is covered.
-    pub(super) fn new(geometry: Geometry, tie: u64) -> Self {
+    ///
+    /// # Errors
+    /// [`Error::Io`] where there is no memory for them: how long a file is may be what somebody made up.
+    pub(super) fn new(geometry: Geometry, tie: u64, place: &Path) -> Result<Self> {
+        let mut sums = Vec::new();
+        sums.try_reserve_exact((geometry.blocks() * ENTRIES) as usize).map_err(|_| {
+            Error::io("find memory for the tables of", place, std::io::Error::from(rustix::io::Errno::NOMEM))
+        })?;
+        sums.resize((geometry.blocks() * ENTRIES) as usize, 0);
+        // What follows is a fraction of that.
         let mut tables = Tables {
             geometry,
             tie,
-            sums: vec![0; (geometry.blocks() * ENTRIES) as usize],
+            sums,
             uncovered: Bits::new(geometry.data_blocks() * ENTRIES),
             blocks: vec![Held::default(); geometry.blocks() as usize],
             changed: (0..geometry.blocks()).collect(),
@@ -57,13 +67,19 @@ impl Tables {
         for page in 0..geometry.pages() {
             tables.uncovered.put(page, true);
         }
-        tables
+        Ok(tables)
     }
 
     /// Reads both copies of every block; of a file that was closed they hold the same version. Of a block that is lost all
     /// pages are uncovered.
-    pub(super) fn read<F: MediumFile>(side: &F, geometry: Geometry, tie: u64, closed: bool) -> Result<(Self, Read)> {
-        let mut tables = Tables::new(geometry, tie);
+    pub(super) fn read<F: MediumFile>(
+        side: &F,
+        place: &Path,
+        geometry: Geometry,
+        tie: u64,
+        closed: bool,
+    ) -> Result<(Self, Read)> {
+        let mut tables = Tables::new(geometry, tie, place)?;
         tables.changed.clear();
         let mut read = Read::default();
         for index in 0..geometry.blocks() {

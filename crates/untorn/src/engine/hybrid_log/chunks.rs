@@ -182,7 +182,6 @@ impl Chunks {
         let Some(chunk) = self.next_chunk(side, relax)? else { return Ok(None) };
         let state = &self.states[chunk as usize];
         self.forget(chunk);
-        state.held.store(1, Ordering::Relaxed);
         state.last.store(epoch, Ordering::Relaxed);
         state.used.store(wanted, Ordering::Release);
         lane.set_chunk(Some(chunk));
@@ -278,7 +277,7 @@ impl Chunks {
         self.available.store(free.chunks.len() as u64, Ordering::Release);
     }
 
-    /// A free chunk, with space, that is free no longer.
+    /// A free chunk, with space, that is free no longer, but a lane's.
     fn next_chunk<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<Option<u64>> {
         let mut free = lock(&self.free, relax);
         // A disk has them written in a ring; memory likes to get the one back that it saw last.
@@ -296,6 +295,8 @@ impl Chunks {
             MediumClass::Block => free.chunks.pop_front(),
             MediumClass::PersistentMemory => free.chunks.pop_back(),
         };
+        // Whoever looks under the lock for a chunk with room left must not find one that is being begun without a lane.
+        state.held.store(1, Ordering::Relaxed);
         self.available.store(free.chunks.len() as u64, Ordering::Release);
         Ok(Some(chunk))
     }
@@ -404,4 +405,26 @@ pub(super) fn headers_len(units: u64) -> u64 {
 /// Bytes of a chunk.
 pub(super) fn chunk_len(units: u64) -> u64 {
     headers_len(units) + units * PAGE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::medium::{Medium, PageCache};
+    use crate::sys::sync::ZeroedBox;
+
+    /// Between the moment in which a lane takes a free chunk and that in which it has it, another one looks for room in chunks
+    /// that nobody fills.
+    #[test]
+    fn a_chunk_that_is_being_begun_is_adopted_by_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = PageCache::new().create(&dir.path().join("log"), 0, 0).unwrap();
+        let chunks = Chunks::new(MediumClass::Block, 0, 16, 2 * chunk_len(16), 0).unwrap();
+        let (other, never): (ZeroedBox<LaneState>, _) = (ZeroedBox::new().unwrap(), |_| panic!("nobody has it"));
+        let chunk = chunks.next_chunk(&file, never).unwrap().unwrap();
+        chunks.states[chunk as usize].used.store(1, Ordering::Release);
+        assert_eq!(chunks.adopt(&other, 1, 1, never), None);
+        chunks.states[chunk as usize].held.store(0, Ordering::Release);
+        assert_eq!(chunks.adopt(&other, 1, 1, never), Some(chunk * 16 + 1));
+    }
 }

@@ -106,7 +106,7 @@ impl<M: Medium> Core<M> {
             && self.head.resizes.load(Ordering::Relaxed) == resizes
             && self.index.has_no_more_than(leaves, blocks);
         self.unlock_read(offset, locked, leaves);
-        outcome.map(|()| held)
+        outcome.and_then(|()| self.standing.readable()).map(|()| held)
     }
 
     /// Lets go of what was locked between two offsets, and lets what is home count as calm: else every read as long as this

@@ -92,7 +92,8 @@ impl<M: Medium> Core<M> {
         let held = link.is_at_home_alone()
             && self.data.try_read(offset, dst)
             && slot.holds(glimpse)
-            && self.head.resizes.load(Ordering::Relaxed) == resizes;
+            && self.head.resizes.load(Ordering::Relaxed) == resizes
+            && self.standing.readable().is_ok();
         if held {
             self.try_to_calm(block, slot, link);
         }
@@ -194,6 +195,7 @@ impl<M: Medium> Core<M> {
         if !seen[..count].iter().flatten().all(holds) {
             return Ok(Try::Disturbed);
         }
+        self.standing.readable()?;
         for seen in seen[..count].iter().flatten() {
             if let Some(slot) = seen.slot {
                 self.try_to_calm(seen.start / PAGE, slot, Link(seen.glimpse.bitmap));
@@ -217,7 +219,7 @@ impl<M: Medium> Core<M> {
     pub(super) fn unlock_calmed(&self, block: u64, slot: &PageState, link: Link) {
         // Under the lock nobody stores to the cover by way of a slot, nor links an entry of it; and an entry that has gone
         // home nobody carries again.
-        if self.calm.is_stirred(block) && self.rests(block, link) {
+        if self.calm.is_stirred(block) && self.rests(block, link) && self.standing.readable().is_ok() {
             let head = link.head(block);
             self.calm.calm_down(head..head + (1 << link.class()), &self.head.moves);
             if link.is_redo() && link.class() == 0 {

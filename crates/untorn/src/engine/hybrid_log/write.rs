@@ -4,7 +4,7 @@ use super::cover::{Cover, Hindrance, Logged, class_for};
 use super::meta::Extent;
 use super::{Core, Lane, barriers};
 use crate::engine::Piece;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::medium::{Medium, MediumClass, MediumFile};
 use crate::options::Durability;
 use crate::sharing::gate::lock;
@@ -154,17 +154,20 @@ impl<M: Medium> Core<M> {
     }
 
     /// Under undo, takes back what a write that is a commit by itself has stored to the file already, when it failed and
-    /// only recovery can tell what is in: nobody may see what that will take back. The caller holds every lane, and has
-    /// locked what the write touched.
+    /// only recovery can tell what is in: nobody may see what that will take back. Where it cannot be taken back, nobody
+    /// reads what writes have touched any more. The caller holds every lane, and has locked what the write touched.
     fn withdraw(&self, lanes: &[Lane<'_>]) {
+        if self.standing.writable().is_ok() || !self.logs_undo() {
+            return;
+        }
         // Recovery goes by a record that arrived; if it has no digest, it does not look at the bytes, and would find some of
         // the old ones among the new.
-        if self.standing.writable().is_err()
-            && self.logs_undo()
-            && (self.is_certified(lanes) || !self.has_record(self.epoch()))
-            && let Err(error) = self.roll_back()
-        {
-            tracing::error!(path = %self.path().display(), %error, "a write whose commit failed stays to be seen");
+        if !self.is_certified(lanes) && self.has_record(self.epoch()) {
+            return self.standing.hide();
+        }
+        if let Err(error) = self.roll_back() {
+            tracing::error!(path = %self.path().display(), %error, "a write whose commit failed cannot be taken back");
+            self.standing.hide();
         }
     }
 
@@ -334,12 +337,28 @@ impl<M: Medium> Core<M> {
         while self.chunks.available() < wanted {
             // If it fails, nobody knows what became of the open epoch's bytes, which were to be flushed with it.
             let sync = || self.side.sync(barriers::LOG_GROW).map_err(|error| self.standing.poison(error));
-            if !self.chunks.grow(&self.side, sync, self.relax())? {
-                return Ok(false);
+            let before = self.side.len();
+            match self.chunks.grow(&self.side, sync, self.relax()) {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(error) => return Err(self.as_long_as(before, error)),
             }
             self.note_log_length(&mut ledger)?;
         }
         Ok(true)
+    }
+
+    /// After a growth that failed: no cut may write down a length that nobody has made durable, and what the log got of the disk
+    /// is for others. Passes its error on.
+    #[cold]
+    fn as_long_as(&self, before: u64, error: Error) -> Error {
+        if self.side.len() > before
+            && self.standing.writable().is_ok()
+            && let Err(stays) = self.side.set_len(before)
+        {
+            return self.standing.poison(stays);
+        }
+        error
     }
 
     /// Reads bytes of a cover as they stand at home; behind the end of the file they are zeros.
