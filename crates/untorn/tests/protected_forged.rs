@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use common::pattern;
+use common::{memory_dir, pattern};
 use twox_hash::XxHash3_64;
 use untorn::{AtomicFile, Damage, EngineKind, Error, Options, ProtectOptions, Protected};
 
@@ -244,6 +244,21 @@ fn a_length_that_is_made_up_is_not_believed_by_who_asks_what_is_recorded() {
     forge(&side, &[(96, &ENDLESS)]);
     let recorded = untorn::recorded(&place.file);
     assert!(matches!(&recorded, Err(Error::Corrupt { path, .. }) if *path == side), "{recorded:?}");
+}
+
+/// As long as it says, which costs nobody anything: memory for its tables is not to be had, and that is an error.
+#[test]
+fn a_companion_that_is_a_hole_of_endless_length_ends_no_process() {
+    let (dir, bytes) = (memory_dir(), pattern(8 * PAGE, 13));
+    let place = Place { file: dir.path().join("table"), _dir: dir };
+    fs::write(&place.file, &bytes).unwrap();
+    by_hand().open(&place.file).unwrap().close().unwrap();
+    let side = place.companion();
+    forge(&side, &[(96, &ENDLESS)]);
+    File::options().write(true).open(&side).unwrap().set_len(1 << 60).unwrap();
+    let recorded = untorn::recorded(&place.file);
+    assert!(matches!(&recorded, Err(Error::Io { path, .. }) if *path == side), "{recorded:?}");
+    assert_eq!(recorded.unwrap_err().errno(), 12);
 }
 
 #[test]
