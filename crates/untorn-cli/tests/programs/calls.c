@@ -1,5 +1,6 @@
 /* Makes every call on files that the preload layer serves, and says what each returned: the same bare and under untorn. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <fts.h>

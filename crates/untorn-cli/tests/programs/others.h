@@ -26,6 +26,7 @@ static void walks(void) {
     for (entry = fts_children(walk, 0); entry; entry = entry->fts_link)
         if (strcmp(entry->fts_name, "walked.managed") == 0) printf("   fts: %ld\n", (long)entry->fts_statp->st_size);
     SAY(fts_close(walk));
+    SAY(fdopendir(fd) == NULL);
     SAY(close(fd));
 }
 

@@ -1,13 +1,15 @@
-//! Walks over directories. The C library asks for the status of each file by calls that only it sees; what the server knows is laid
+//! Directories, and walks over them. The C library asks for the status of each file by calls that only it sees; what the server knows is laid
 //! over what it found before the program is shown it.
 
 use core::cell::Cell;
 use core::ffi::{c_char, c_int, c_long, c_short, c_ushort, c_void};
+use core::ptr::null_mut;
 
 use libc::stat as Status;
 
 use super::calls;
 use super::status::seen_of;
+use crate::layer::{fail, managed};
 use crate::real::watched;
 use crate::settings::settings;
 
@@ -131,6 +133,13 @@ unsafe fn lay_over_all(mut entry: *mut Entry) {
 
 // SAFETY (of all below): the program's paths and functions, and its walk.
 calls! {
+    // The C library looks first whether it is a directory's, and a managed one is not.
+    [fdopendir](fd: c_int) -> *mut c_void = if managed(fd) {
+        fail(libc::ENOTDIR);
+        Some(null_mut())
+    } else {
+        None
+    };
     [ftw ftw64](path: *const c_char, call: Option<Simple>, most: c_int) -> c_int = Some({
         let before = SIMPLE.replace(call);
         let call = if may_differ() && call.is_some() { Some(simple as Simple) } else { call };
