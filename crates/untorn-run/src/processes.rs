@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::holders;
+
 struct Process {
     /// None once its end was seen: a run may have any number of processes, and descriptors are few.
     handle: Option<Arc<OwnedFd>>,
@@ -66,8 +68,17 @@ impl Processes {
     /// Whether a process ended without having said so: it was killed, or crashed. Not if it had become a program that cannot say so:
     /// that has written nothing.
     pub(crate) fn died(&self, process: u32) -> bool {
-        let willing = |process: &Process| process.exiting || process.becoming;
-        self.lock().get_mut(&process).is_none_or(|process| !willing(process) && process.has_ended())
+        self.lock().get_mut(&process).is_none_or(|process| !process.is_willing() && process.has_ended())
+    }
+
+    /// The same, and whether it is about to, which is waited for: others may know of its end already, by a lock that it had, or a pipe.
+    pub(crate) fn dies(&self, process: u32) -> bool {
+        self.died(process) || !self.is_willing(process) && holders::await_dying(process) || self.died(process)
+    }
+
+    /// Whether a process ends because it wants to, if it does.
+    pub(crate) fn is_willing(&self, process: u32) -> bool {
+        self.lock().get(&process).is_some_and(Process::is_willing)
     }
 
     /// The process that `handle` stands for has ended, and its handle is of no more use.
@@ -81,6 +92,10 @@ impl Processes {
 }
 
 impl Process {
+    fn is_willing(&self) -> bool {
+        self.exiting || self.becoming
+    }
+
     fn has_ended(&mut self) -> bool {
         let Some(handle) = &self.handle else { return true };
         let mut polled = [PollFd::from_borrowed_fd(handle.as_fd(), PollFlags::IN)];

@@ -308,15 +308,15 @@ impl State {
         Ok(())
     }
 
-    /// Waits for those who wrote and are about to end, so that it can be told how.
-    pub(super) fn await_dying(&self) {
-        self.writers.iter().for_each(|process| holders::await_dying(*process));
-    }
-
     /// Drops what those wrote who died, before anything is done that could publish it. What the server reads of a dead
-    /// process's last requests may arrive after the news of its death, so it is asked each time.
-    pub(super) fn bury(&mut self, mode: &dyn Mode, processes: &Processes, ledger: &Ledger) {
-        let dead: Vec<u32> = self.writers.iter().copied().filter(|process| processes.died(*process)).collect();
+    /// process's last requests may arrive after the news of its death, so it is asked each time. `caller` is the process that waits for
+    /// this, if one does. All others are looked at: one that is about to end has let go of its locks before it can be told that it
+    /// died, and by that the caller may know.
+    pub(super) fn bury(&mut self, mode: &dyn Mode, processes: &Processes, ledger: &Ledger, caller: Option<u32>) {
+        let may_die = |process| caller != Some(process) && !processes.is_willing(process);
+        let is_about_to = |process| may_die(process) && holders::is_exiting(process) && processes.dies(process);
+        let is_dead = |process: &u32| processes.died(*process) || is_about_to(*process);
+        let dead: Vec<u32> = self.writers.iter().copied().filter(is_dead).collect();
         for process in dead {
             self.forsake(mode, process, ledger);
         }
