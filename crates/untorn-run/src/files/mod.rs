@@ -127,7 +127,7 @@ impl Files {
     /// A process died without saying that it wants to end: nothing that it wrote and did not sync may ever be committed.
     fn forsake(&self, process: u32) {
         for state in self.all() {
-            lock(&state).forsake(&*self.mode, process, &self.ledger);
+            lock(&state).forsake(&*self.mode, process, &self.processes, &self.ledger);
         }
     }
 
