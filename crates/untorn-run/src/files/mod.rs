@@ -169,7 +169,8 @@ impl Files {
         // After the descriptors: who maps it has one until then.
         if let Some(twin) = state.present_twin() {
             twin.look_again(None);
-            if holders::maps(twin.inode) {
+            // One that is being moved may be in neither place for who reads meanwhile.
+            if !twin.mappings.is_empty() || holders::maps(twin.inode) {
                 return Ok(());
             }
             // Before it goes, and another one has its number.
