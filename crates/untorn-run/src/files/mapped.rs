@@ -137,8 +137,9 @@ impl Files {
     /// That of the commit of a file that nobody holds any more.
     pub(crate) fn placed(&self, process: u32, request: &Request) -> Result<(), Errno> {
         let from = usize::try_from(request.device).map_err(|_| libc_errno(Sys::INVAL))?;
+        let (place, _) = range(request)?;
         let placed = request.flags != 0;
-        if let Some((key, mapping)) = self.places.coming(process, from)
+        if let Some((key, mapping)) = self.places.coming(process, from, place)
             && let Some(file) = self.find(key)
         {
             let mut state = lock(&file);
