@@ -62,6 +62,16 @@ fn what_is_stored_while_the_file_is_mapped_anew_in_the_same_place_is_not_missed(
 }
 
 #[test]
+fn who_maps_a_file_where_it_is_mapped_waits_for_nobody_who_had_no_descriptor_to_say_that_it_is_done() {
+    if are_stores_heard_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = compile("crowded.c", dir.path(), &[]);
+        let output = succeed(&mut under(dir.path(), &layers().0, &[program.as_os_str()]));
+        assert_eq!(text(&output.stdout), "mapped: 1\n");
+    }
+}
+
+#[test]
 fn a_child_has_its_parents_mapping_or_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("heirs.c", dir.path(), &[]);

@@ -151,6 +151,10 @@ impl Files {
             }
             if !placed {
                 mapping.end();
+                drop(state);
+                // While it was coming nobody else could.
+                let outcome = self.let_go(key);
+                return outcome.and(self.unmapped(process, request));
             }
         }
         self.unmapped(process, request)
