@@ -135,6 +135,19 @@ fn what_was_written_by_one_that_is_dying_is_not_kept_when_its_child_ends() {
     assert_eq!(text(&output.stdout), "kept: 10 of 10\n");
 }
 
+/// So it is when a lock is free that it had, and while it cannot be told at all since somebody traces it.
+#[test]
+fn what_was_written_by_one_that_is_dying_is_not_seen_by_who_hears_of_it_otherwise() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("heard.c", dir.path(), &[]);
+    for (how, expected, kept) in [("lock", "kept: 10 of 10\n", b"kept 9\0"), ("trace", "kept: 1 of 1\n", b"kept 0\0")] {
+        let at = tempfile::tempdir().unwrap();
+        let output = succeed(&mut under(at.path(), &layers().0, &[program.as_os_str(), how.as_ref()]));
+        assert_eq!(text(&output.stdout), expected, "{how}");
+        assert_eq!(fs::read(at.path().join("f.managed")).unwrap(), kept, "{how}");
+    }
+}
+
 #[test]
 fn however_a_program_ends_by_its_own_will_what_it_wrote_is_kept() {
     let dir = tempfile::tempdir().unwrap();

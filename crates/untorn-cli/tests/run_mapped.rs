@@ -61,6 +61,30 @@ fn what_is_stored_while_the_file_is_mapped_anew_in_the_same_place_is_not_missed(
     }
 }
 
+/// Where the mapping is about to be, what is mapped cannot be stored to, and has nothing to be protected from.
+#[test]
+fn a_file_is_made_shorter_while_a_mapping_comes_in_the_place_of_one_for_reading() {
+    if are_stores_heard_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = compile("halfway.c", dir.path(), &[]);
+        let output = under(dir.path(), &layers().0, &[program.as_os_str()]).output().unwrap();
+        assert_eq!(text(&output.stdout), "synced: 0\n", "{}", text(&output.stderr));
+        assert_eq!(output.status.code(), Some(137));
+        let bytes = fs::read(dir.path().join("f.managed")).unwrap();
+        assert_eq!((bytes.len(), bytes[2 * PAGE], bytes[3 * PAGE]), (4 * PAGE, b'y', 0));
+    }
+}
+
+#[test]
+fn who_maps_a_file_where_it_is_mapped_waits_for_nobody_who_had_no_descriptor_to_say_that_it_is_done() {
+    if are_stores_heard_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = compile("crowded.c", dir.path(), &[]);
+        let output = succeed(&mut under(dir.path(), &layers().0, &[program.as_os_str()]));
+        assert_eq!(text(&output.stdout), "mapped: 1\n");
+    }
+}
+
 #[test]
 fn a_child_has_its_parents_mapping_or_is_killed() {
     let dir = tempfile::tempdir().unwrap();

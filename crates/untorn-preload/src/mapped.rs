@@ -173,7 +173,12 @@ fn put(twin: &Owned, watch: Option<&Owned>, wanted: Wanted) -> Result<usize, c_i
         unmap(start, len);
     }
     let (number, offset, flags) = (place as u64, len as i64, moved.is_ok().into());
-    let _ = ask(Operation::Placed, None, Request { number, offset, flags, device: start as u64, ..Request::default() });
+    let told = Request { number, offset, flags, device: start as u64, ..Request::default() };
+    // Others wait for this. Without a descriptor to connect with it has to wait for a connection that there is. What fails with the
+    // server has been heard by it, and may be said again.
+    while let Err(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) = ask(Operation::Placed, None, told) {
+        raw::pause();
+    }
     moved
 }
 

@@ -19,12 +19,23 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::managed::{Errno, libc_errno};
 use crate::service::Service;
 
-/// Serves a connection until the process closes it, or ends. `known` is a process that had one before.
+/// Whose a connection is.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller {
+    pub(crate) process: u32,
+    /// The program that the process ran when it connected, or one that it has become since without a word.
+    pub(crate) program: u64,
+    /// The process had a connection before.
+    pub(crate) known: bool,
+}
+
+/// Serves a connection until the process closes it, or ends.
 ///
 /// # Errors
 /// Those of the socket: the process died amid a request, which is dropped then.
-pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, process: u32, known: bool) -> io::Result<()> {
-    let mut patience = Patience::default();
+pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, caller: Caller) -> io::Result<()> {
+    let Caller { process, known, program } = caller;
+    let (mut patience, program) = (Patience::default(), Cell::new(program));
     while let Some((request, descriptor, is_short)) = receive(&mut socket, &mut patience)? {
         // A payload is as long as a write may be; more is no request of the layer.
         if request.payload > MOST {
@@ -35,7 +46,8 @@ pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, process: u32,
         if payload.len() as u64 != request.payload {
             return Ok(());
         }
-        let call = Call { service, process, known, request, descriptor, is_short, payload, passed: Cell::new(None) };
+        let passed = Cell::new(None);
+        let call = Call { service, process, program: &program, known, request, descriptor, is_short, payload, passed };
         let (reply, bytes) = match call.answer() {
             Ok(answer) => answer,
             Err(errno) => (Reply { errno, ..Reply::default() }, Vec::new()),
@@ -103,6 +115,7 @@ pub(crate) struct Call<'a> {
     service: &'a dyn Service,
     /// Whose it is.
     pub(crate) process: u32,
+    program: &'a Cell<u64>,
     known: bool,
     pub(crate) request: Request,
     descriptor: Option<OwnedFd>,
@@ -159,14 +172,15 @@ impl Call<'_> {
             None => Err(libc_errno(Sys::NOSYS)),
             Some(Operation::Hello) => {
                 self.service.ledger().process();
+                self.program.set(self.service.processes().begins(self.process));
                 if self.known {
-                    self.service.processes().becomes(self.process, false);
                     self.service.became(self.process);
                 }
                 Ok(value(self.known.into()))
             }
             Some(Operation::Becomes) => {
-                self.service.processes().becomes(self.process, self.request.number != 0);
+                let becoming = self.request.number != 0;
+                self.service.processes().becomes(self.process, self.program.get(), becoming);
                 Ok(value(0))
             }
             Some(Operation::Refused) => {
@@ -213,6 +227,11 @@ mod tests {
     use crate::files::Files;
     use crate::managed::Atomic;
 
+    /// This process, of which nobody knows anything.
+    fn stranger() -> Caller {
+        Caller { process: std::process::id(), program: 0, known: false }
+    }
+
     /// The errno with which a request is answered that comes with these descriptors.
     fn answer(files: &Arc<Files>, request: Request, descriptors: &[BorrowedFd<'_>]) -> i32 {
         let (server, mut client) = UnixStream::pair().unwrap();
@@ -224,7 +243,7 @@ mod tests {
         let bytes = [IoSlice::new(request.as_bytes())];
         assert_eq!(sendmsg(&client, &bytes, &mut control, SendFlags::empty()), Ok(size_of::<Request>()));
         thread::scope(|scope| {
-            scope.spawn(|| serve(&**files, server, std::process::id(), false).unwrap());
+            scope.spawn(|| serve(&**files, server, stranger()).unwrap());
             let mut reply = Reply::new_zeroed();
             client.read_exact(reply.as_mut_bytes()).unwrap();
             drop(client);
@@ -246,5 +265,42 @@ mod tests {
         let mapped = Request { operation: Operation::Mapped as u32, number: 4096, offset: 4096, ..Request::default() };
         assert_eq!(answer(&files, Request { flags: 1, ..mapped }, &[]), libc_errno(Sys::MFILE));
         assert_eq!(answer(&files, mapped, &[]), libc_errno(Sys::INVAL));
+    }
+
+    /// Makes a request that comes with nothing over a connection that is served.
+    fn ask(mut client: &UnixStream, operation: Operation, number: u64) {
+        let request = Request { operation: operation as u32, number, ..Request::default() };
+        client.write_all(request.as_bytes()).unwrap();
+        let mut reply = Reply::new_zeroed();
+        client.read_exact(reply.as_mut_bytes()).unwrap();
+        assert_eq!(reply.errno, 0);
+    }
+
+    #[test]
+    fn a_connection_is_of_the_program_that_made_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(Box::new(Atomic), Board::create(&dir.path().join("board")).unwrap());
+        let process = std::process::id();
+        files.processes.meet(process).unwrap();
+        let serving = |socket| {
+            let caller = Caller { program: files.processes.program(process), known: true, ..stranger() };
+            let files = &files;
+            move || serve(&**files, socket, caller).unwrap()
+        };
+        let [(server, earlier), (other, later)] = [(); 2].map(|()| UnixStream::pair().unwrap());
+        thread::scope(|scope| {
+            scope.spawn(serving(server));
+            ask(&earlier, Operation::Becomes, 1);
+            assert!(files.processes.has_become(process));
+            scope.spawn(serving(other));
+            ask(&later, Operation::Hello, 0);
+            assert!(!files.processes.has_become(process));
+            // What a thread of the earlier program said is heard only now.
+            ask(&earlier, Operation::Becomes, 1);
+            assert!(!files.processes.has_become(process));
+            ask(&later, Operation::Becomes, 1);
+            assert!(files.processes.has_become(process));
+            drop((earlier, later));
+        });
     }
 }

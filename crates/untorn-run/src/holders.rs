@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::thread;
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -91,32 +92,86 @@ fn descriptors(process: u32) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Waits until a process has ended that is about to: whoever dies has no descriptors any more some time before it can be told that it
-/// died.
-pub(crate) fn await_dying(process: u32) {
-    while is_dying(process) {
-        thread::yield_now();
+/// Looks without a pause at a process that is about to end.
+const AWAKE: u32 = 10;
+/// Between two later ones.
+const MOMENT: Duration = Duration::from_millis(1);
+/// A thread that was killed, and does not even begin to end, is waited for so many looks: the kernel may keep it for as long as it likes.
+const PATIENCE: u32 = 1000;
+
+/// Waits until a process has ended that is about to: whoever dies has neither descriptors nor locks any more some time before it can be
+/// told that it died. Whether it has ended; not if there is none, or it may not be looked at.
+pub(crate) fn await_dying(process: u32) -> bool {
+    let mut looks = 0;
+    loop {
+        match fate(&threads(process), looks) {
+            Fate::Lives => return false,
+            Fate::Ended => return true,
+            Fate::Dies if looks < AWAKE => thread::yield_now(),
+            Fate::Dies => thread::sleep(MOMENT),
+        }
+        looks += 1;
     }
 }
 
-/// Whether all threads of a process are on their way out, and it has not ended yet.
-fn is_dying(process: u32) -> bool {
-    let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return false };
-    let stats = tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
-    let stats: Vec<_> = stats.filter_map(|stat| exiting(&stat)).collect();
-    // The first thread stays until somebody has waited for the process.
-    !stats.is_empty() && stats.iter().all(|(_, exiting)| *exiting) && !matches!(stats.as_slice(), [(true, _)])
+/// Whether the first thread of a process is about to end, or has ended. Before all have begun to, nothing that they share is let go of.
+pub(crate) fn is_exiting(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"));
+    stat.is_ok_and(|stat| thread(&stat).is_some_and(|first| first.exiting))
 }
 
-/// Whether a thread has ended, and whether it is about to, from its status: proc_pid_stat(5).
-fn exiting(stat: &str) -> Option<(bool, bool)> {
+/// What is to be seen of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Thread {
+    /// It has ended; somebody has to take note of it.
+    ended: bool,
+    /// It does nothing any more but end.
+    exiting: bool,
+    /// It is about to be told that it has to.
+    killed: bool,
+    /// Threads that the process had then, with those that have ended.
+    among: usize,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    Lives,
+    Dies,
+    Ended,
+}
+
+/// What becomes of a process with these threads, at a look after `looks` others.
+fn fate(threads: &[Thread], looks: u32) -> Fate {
+    // The first thread stays until somebody has waited for the process, and any other one until who traces it has. One that was made
+    // while the others were looked at may be none of these.
+    let complete = threads.last().is_some_and(|last| last.among == threads.len());
+    if complete && threads.iter().all(|thread| thread.ended) {
+        return Fate::Ended;
+    }
+    let dies = |thread: &Thread| thread.exiting || thread.killed && looks < PATIENCE;
+    if !threads.is_empty() && threads.iter().all(dies) { Fate::Dies } else { Fate::Lives }
+}
+
+/// The threads of a process.
+fn threads(process: u32) -> Vec<Thread> {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
+    let stats = tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+    stats.filter_map(|stat| thread(&stat)).collect()
+}
+
+/// A thread from its status: proc_pid_stat(5).
+fn thread(stat: &str) -> Option<Thread> {
     /// `PF_EXITING`.
     const EXITING: u32 = 4;
+    /// SIGKILL in a set of signals, which every thread is sent of a process that is to end.
+    const KILL: u64 = 1 << 8;
     // The name, in parentheses, may hold anything.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
     let flags: u32 = fields.nth(5)?.parse().ok()?;
-    Some((matches!(state, "Z" | "X"), flags & EXITING != 0))
+    let among = fields.nth(10)?.parse().ok()?;
+    let pending: u64 = fields.nth(10)?.parse().ok()?;
+    Some(Thread { ended: state == "Z", exiting: flags & EXITING != 0, killed: pending & KILL != 0, among })
 }
 
 pub(crate) fn is_gone(error: &io::Error) -> bool {
@@ -182,22 +237,51 @@ mod tests {
 
     #[test]
     fn who_is_dying_is_told_from_who_lives_and_who_has_ended() {
-        let stat = |state, flags: u32| format!("7 (a) R 1 4) {state} 1 7 7 0 -1 {flags} 0 0 0");
-        assert_eq!(exiting(&stat("R", 0x40_0000)), Some((false, false)));
-        assert_eq!(exiting(&stat("D", 0x40_0004)), Some((false, true)));
-        assert_eq!(exiting(&stat("Z", 0x40_000c)), Some((true, true)));
-        assert!(!is_dying(process::id()) && !is_dying(u32::MAX));
+        let stat = |state, flags: u32, pending: u32| {
+            let some = "0 ".repeat(10);
+            format!("7 (a) R 1 4) {state} 1 7 7 0 -1 {flags} {some}3 {some}{pending} 0 0")
+        };
+        let seen = |ended, exiting, killed| Some(Thread { ended, exiting, killed, among: 3 });
+        assert_eq!(thread(&stat("R", 0x40_0000, 0x200)), seen(false, false, false));
+        assert_eq!(thread(&stat("D", 0x40_0000, 0x100)), seen(false, false, true));
+        assert_eq!(thread(&stat("D", 0x40_0004, 0)), seen(false, true, false));
+        assert_eq!(thread(&stat("Z", 0x40_000c, 0)), seen(true, true, false));
+        assert!(!is_exiting(process::id()) && !await_dying(process::id()) && !await_dying(u32::MAX));
         let mut child = Command::new("true").spawn().unwrap();
         let start = Instant::now();
-        while !matches!(
-            fs::read_to_string(format!("/proc/{}/stat", child.id())).as_deref().map(exiting),
-            Ok(Some((true, _)))
-        ) {
+        while !is_exiting(child.id()) {
             assert!(start.elapsed() < Duration::from_secs(60), "it never ends");
             thread::yield_now();
         }
-        assert!(!is_dying(child.id()), "nobody has waited for it, but it has ended");
+        assert!(await_dying(child.id()), "nobody has waited for it, but it has ended");
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn nobody_waits_for_what_may_never_come() {
+        let [lives, killed, exiting, ended] =
+            [(false, false, false), (false, false, true), (false, true, false), (true, true, false)]
+                .map(|(ended, exiting, killed)| Thread { ended, exiting, killed, among: 2 });
+        let alone = Thread { among: 1, ..ended };
+        for (threads, expected) in [
+            (&[][..], Fate::Lives),
+            (&[lives], Fate::Lives),
+            // The first one ended by itself, and the others go on.
+            (&[ended, lives], Fate::Lives),
+            (&[exiting, lives], Fate::Lives),
+            (&[exiting], Fate::Dies),
+            (&[ended, exiting], Fate::Dies),
+            (&[killed, ended], Fate::Dies),
+            (&[alone], Fate::Ended),
+            // Another one was made meanwhile.
+            (&[ended], Fate::Dies),
+            // Who traces the second one takes no note of its end.
+            (&[ended, ended], Fate::Ended),
+        ] {
+            assert_eq!(fate(threads, 0), expected, "{threads:?}");
+        }
+        assert_eq!(fate(&[killed, exiting], PATIENCE), Fate::Lives);
+        assert_eq!(fate(&[exiting], PATIENCE), Fate::Dies);
     }
 
     #[test]

@@ -12,7 +12,8 @@
 //!    is gone and none of those who wrote in it died (`processes`): a program that is killed leaves the last commit, as after
 //!    a power cut.
 //! 3. If one that wrote dies while others hold the file, its epoch is dropped and the others go on; if they wrote in that epoch
-//!    too, their bytes would be lost with it, so they are told (EIO) until all have closed the file.
+//!    too, their bytes would be lost with it, so they are told (EIO) until all have closed the file. One that is about to end is
+//!    waited for before anything of its epoch is shown or committed: it lets go of its locks before its end can be told.
 //! 4. Who holds a file is asked of the kernel (`holders`), never counted.
 //! 5. A file becomes a plain one again (settled) when nobody of the run has it open any more.
 #![forbid(unsafe_code)]

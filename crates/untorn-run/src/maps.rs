@@ -40,22 +40,48 @@ impl Area {
 /// # Errors
 /// EACCES for a process that may not be looked into.
 pub(crate) fn areas(process: u32) -> io::Result<Vec<Area>> {
-    let mut text = lines(Path::new(&format!("/proc/{process}")))?;
+    Ok(text(process, "maps")?.lines().filter_map(area).collect())
+}
+
+/// Those of them to which nobody can hear of stores: they are not registered for it.
+///
+/// # Errors
+/// As of [`areas`].
+pub(crate) fn unregistered(process: u32) -> io::Result<Vec<Area>> {
+    Ok(without_watch(&text(process, "smaps")?))
+}
+
+/// What a file of the kernel says of the memory of a process.
+fn text(process: u32, file: &str) -> io::Result<String> {
+    let mut text = lines(Path::new(&format!("/proc/{process}")), file)?;
     if text.is_empty() {
         for task in fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {
-            text = lines(&task.path())?;
+            text = lines(&task.path(), file)?;
             if !text.is_empty() {
                 break;
             }
         }
     }
     // Paths may be any bytes; all else is ASCII.
-    Ok(String::from_utf8_lossy(&text).lines().filter_map(area).collect())
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// The areas of ours in proc_pid_smaps(5) of which the kernel says that they are not registered.
+fn without_watch(text: &str) -> Vec<Area> {
+    let (mut found, mut last) = (Vec::new(), None);
+    for line in text.lines() {
+        match line.strip_prefix("VmFlags:") {
+            Some(flags) if !flags.split_ascii_whitespace().any(|flag| flag == "uw") => found.extend(last.take()),
+            Some(_) => last = None,
+            None => last = area(line).or(last),
+        }
+    }
+    found
 }
 
 /// What the kernel says of the memory of a thread; nothing of one that has ended.
-fn lines(task: &Path) -> io::Result<Vec<u8>> {
-    match fs::read(task.join("maps")) {
+fn lines(task: &Path, file: &str) -> io::Result<Vec<u8>> {
+    match fs::read(task.join(file)) {
         Err(error) if crate::holders::is_gone(&error) => Ok(Vec::new()),
         read => read,
     }
@@ -86,6 +112,18 @@ fn area(line: &str) -> Option<Area> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_registered_is_found() {
+        let part = |start: &str, path: &str, flags: &str| {
+            format!("{start}000-{start}fff r--s 00000000 00:01 1029  {path}\nSize: 4 kB\nVmFlags: rd sh {flags}\n")
+        };
+        let ours = "/memfd:untorn-twin (deleted)";
+        let text = [part("1", ours, "uw ms"), part("2", ours, "mr ms"), part("3", "/tmp/f", "ms"), part("4", ours, "")];
+        let found: Vec<_> = without_watch(&text.concat()).into_iter().map(|area| area.start).collect();
+        assert_eq!(found, [0x2000, 0x4000]);
+        assert_eq!(unregistered(u32::MAX).unwrap(), []);
+    }
 
     #[test]
     fn a_line_is_read() {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::board::Board;
-use crate::connection;
+use crate::connection::{self, Caller};
 use crate::processes;
 use crate::report::Report;
 use crate::service::Service;
@@ -99,6 +99,8 @@ fn accept(files: &Arc<dyn Service>, socket: UnixStream) -> io::Result<()> {
     let met = meet(&**files, process)?;
     // It asked for something before it became this program.
     let known = met.is_none();
+    // Whatever the program before connected with has been accepted by now, and whatever a later one does has not.
+    let caller = Caller { process, program: files.processes().program(process), known };
     if let Some(handle) = met {
         let files = files.clone();
         thread::Builder::new().name("untorn-await".to_owned()).spawn(move || {
@@ -114,7 +116,7 @@ fn accept(files: &Arc<dyn Service>, socket: UnixStream) -> io::Result<()> {
     }
     let files = files.clone();
     thread::Builder::new().name("untorn-serve".to_owned()).spawn(move || {
-        if let Err(error) = connection::serve(&*files, socket, process, known) {
+        if let Err(error) = connection::serve(&*files, socket, caller) {
             tracing::debug!(%error, process, "a request was cut short");
         }
         // Its connections are closed by `exec`, as its descriptors are; of a program without the layer nobody hears more.

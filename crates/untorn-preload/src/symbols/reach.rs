@@ -175,8 +175,10 @@ pub(super) fn become_another(program: impl FnOnce() -> Option<Program>, call: im
     let told = to_be_told && tell(1).is_ok();
     let result = call();
     if told {
-        // It leaves errno alone.
-        let _ = tell(0);
+        // It leaves errno alone. Without a descriptor to connect with it has to wait for a connection that there is.
+        while let Err(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) = tell(0) {
+            raw::pause();
+        }
     }
     result
 }

@@ -24,7 +24,7 @@ const ZEROS: u64 = 1 << 20;
 impl Files {
     /// A descriptor was opened, to truncate the file if so asked.
     pub(crate) fn opened(&self, descriptor: &OwnedFd, process: u32, truncate: bool) -> Result<(), Errno> {
-        self.with(descriptor, |state| {
+        self.with(descriptor, process, |state| {
             state.standing()?;
             if truncate {
                 state.set_len(&*self.mode, descriptor, process, 0)?;
@@ -35,14 +35,14 @@ impl Files {
     }
 
     /// Reads, and moves the descriptor's offset where it is used.
-    pub(crate) fn read(&self, descriptor: &OwnedFd, request: &Request) -> Result<Vec<u8>, Errno> {
+    pub(crate) fn read(&self, descriptor: &OwnedFd, process: u32, request: &Request) -> Result<Vec<u8>, Errno> {
         if flags(descriptor)? & OFlags::RWMODE == OFlags::WRONLY {
             return fail(Sys::BADF);
         }
         if request.flags & !RWF_HINTS != 0 {
             return fail(Sys::OPNOTSUPP);
         }
-        self.with(descriptor, |state| {
+        self.with(descriptor, process, |state| {
             state.standing()?;
             let at = match u64::try_from(request.offset) {
                 Ok(offset) => offset,
@@ -77,7 +77,7 @@ impl Files {
         }
         let appends =
             request.flags & RWF_APPEND != 0 || flags.contains(OFlags::APPEND) && request.flags & RWF_NOAPPEND == 0;
-        self.with(descriptor, |state| {
+        self.with(descriptor, process, |state| {
             state.standing()?;
             if bytes.is_empty() {
                 return Ok(());
@@ -106,8 +106,8 @@ impl Files {
     }
 
     /// `lseek`. The whole file is data, which `SEEK_DATA` and `SEEK_HOLE` may say of any file.
-    pub(crate) fn seek(&self, descriptor: &OwnedFd, request: &Request) -> Result<i64, Errno> {
-        self.with(descriptor, |state| {
+    pub(crate) fn seek(&self, descriptor: &OwnedFd, process: u32, request: &Request) -> Result<i64, Errno> {
+        self.with(descriptor, process, |state| {
             state.standing()?;
             let at = sought(descriptor, request, state.len()?)?;
             move_to(descriptor, at)?;
@@ -119,7 +119,7 @@ impl Files {
         if !writable(flags(descriptor)?) {
             return fail(Sys::INVAL);
         }
-        self.with(descriptor, |state| {
+        self.with(descriptor, process, |state| {
             state.standing()?;
             state.set_len(&*self.mode, descriptor, process, len)
         })
@@ -140,7 +140,7 @@ impl Files {
             PUNCH_HOLE if mode & KEEP_SIZE != 0 => true,
             _ => return fail(Sys::OPNOTSUPP),
         };
-        self.with(descriptor, |state| {
+        self.with(descriptor, process, |state| {
             state.standing()?;
             if zeros {
                 self.write_zeros(state, descriptor, process, offset, end)?;
@@ -172,17 +172,17 @@ impl Files {
     }
 
     /// `fsync` and its kin.
-    pub(crate) fn commit(&self, descriptor: &OwnedFd) -> Result<(), Errno> {
-        self.with(descriptor, |state| state.commit(&self.ledger))
+    pub(crate) fn commit(&self, descriptor: &OwnedFd, process: u32) -> Result<(), Errno> {
+        self.with(descriptor, process, |state| state.commit(&self.ledger))
     }
 
     /// `sync` and `syncfs`: all of them, each on its own. The first error, after all had their turn.
-    pub(crate) fn commit_all(&self) -> Result<(), Errno> {
+    pub(crate) fn commit_all(&self, process: u32) -> Result<(), Errno> {
         let mut outcome = Ok(());
         for state in self.all() {
             let mut state = lock(&state);
             if !state.is_over() {
-                state.bury(&*self.mode, &self.processes, &self.ledger);
+                state.bury(&*self.mode, &self.processes, &self.ledger, Some(process));
                 outcome = outcome.and(state.commit(&self.ledger));
             }
         }
@@ -190,13 +190,13 @@ impl Files {
     }
 
     /// Length and time of the last change of a file, where they differ from the kernel's.
-    pub(crate) fn status(&self, key: Key) -> Result<Option<(u64, Time)>, Errno> {
+    pub(crate) fn status(&self, key: Key, process: u32) -> Result<Option<(u64, Time)>, Errno> {
         let Some(state) = self.find(key) else { return Ok(None) };
         let mut state = lock(&state);
         if state.is_over() {
             return Ok(None);
         }
-        state.bury(&*self.mode, &self.processes, &self.ledger);
+        state.bury(&*self.mode, &self.processes, &self.ledger, Some(process));
         state.overlay()
     }
 

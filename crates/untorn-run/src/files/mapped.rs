@@ -32,13 +32,13 @@ fn range(request: &Request) -> Result<(usize, usize), Errno> {
 
 impl Files {
     /// A descriptor is about to be mapped: the twin of its file, through which it may be stored to or not.
-    pub(crate) fn map(&self, descriptor: &OwnedFd, writable: bool) -> Result<OwnedFd, Errno> {
+    pub(crate) fn map(&self, descriptor: &OwnedFd, process: u32, writable: bool) -> Result<OwnedFd, Errno> {
         let access = flags(descriptor)? & OFlags::RWMODE;
         if access == OFlags::WRONLY || writable && access != OFlags::RDWR {
             return fail(Sys::ACCESS);
         }
         let status = rustix::fs::fstat(descriptor).map_err(libc_errno)?;
-        self.with(descriptor, |state| {
+        self.with(descriptor, process, |state| {
             let twin = state.twin(&*self.mode, writable)?;
             self.places.note_twin(twin.inode, (status.st_dev, status.st_ino));
             let twin = twin.descriptor(writable)?;
@@ -47,10 +47,12 @@ impl Files {
         })
     }
 
-    /// Runs `call` on the file whose twin has this inode, under its lock. EBADF if it is managed no more.
+    /// Runs `call`, of a process if one waits for it, on the file whose twin has this inode, under its lock. EBADF if it is managed no
+    /// more.
     fn with_twin<T>(
         &self,
         inode: u64,
+        process: Option<u32>,
         call: impl FnOnce(Key, &Arc<Mutex<State>>, &mut State) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         let found = self.places.file_of(inode).and_then(|key| Some((key, self.find(key)?)));
@@ -59,13 +61,13 @@ impl Files {
         if state.is_over() || state.present_twin().is_none_or(|twin| twin.inode != inode) {
             return fail(Sys::BADF);
         }
-        state.bury(&*self.mode, &self.processes, &self.ledger);
+        state.bury(&*self.mode, &self.processes, &self.ledger, process);
         call(key, &file, &mut state)
     }
 
     /// Where the file is whose twin has this inode, among files in memory.
     pub(super) fn path_of_twin(&self, inode: u64) -> Option<PathBuf> {
-        self.with_twin(inode, |_, _, state| Ok(state.path().to_owned())).ok()
+        self.with_twin(inode, None, |_, _, state| Ok(state.path().to_owned())).ok()
     }
 
     /// A process mapped a twin, or is about to move a mapping to its place. From now on its stores are heard of, over `watch` if it can
@@ -81,7 +83,7 @@ impl Files {
         let (from, start) = if place == 0 { (0, start) } else { (start, place) };
         let end = start.checked_add(end - found.start).ok_or(libc_errno(Sys::INVAL))?;
         let mapping = Arc::new(Mapping::new(process, Area { start, end, ..found }, watch, from)?);
-        self.with_twin(found.inode, |key, file, state| {
+        self.with_twin(found.inode, Some(process), |key, file, state| {
             if mapping.is_watched() {
                 self.listen(file, &mapping)?;
             }
@@ -100,7 +102,7 @@ impl Files {
             while let Some(address) = mapping.next_store() {
                 let Some(files) = files.upgrade() else { return };
                 let mut state = lock(&file);
-                state.bury(&*files.mode, &files.processes, &files.ledger);
+                state.bury(&*files.mode, &files.processes, &files.ledger, Some(mapping.process));
                 // Elsewhere nothing is let go, and who stores is told of once more if it is to one that is heard of.
                 if mapping.is_at(address) {
                     state.stored(&*files.mode, &mapping, address, &files.ledger);
@@ -135,8 +137,9 @@ impl Files {
     /// That of the commit of a file that nobody holds any more.
     pub(crate) fn placed(&self, process: u32, request: &Request) -> Result<(), Errno> {
         let from = usize::try_from(request.device).map_err(|_| libc_errno(Sys::INVAL))?;
+        let (place, _) = range(request)?;
         let placed = request.flags != 0;
-        if let Some((key, mapping)) = self.places.coming(process, from)
+        if let Some((key, mapping)) = self.places.coming(process, from, place)
             && let Some(file) = self.find(key)
         {
             let mut state = lock(&file);
@@ -148,6 +151,10 @@ impl Files {
             }
             if !placed {
                 mapping.end();
+                drop(state);
+                // While it was coming nobody else could.
+                let outcome = self.let_go(key);
+                return outcome.and(self.unmapped(process, request));
             }
         }
         self.unmapped(process, request)
@@ -222,7 +229,7 @@ impl Files {
         inodes.dedup();
         let mut outcome = Ok(());
         for inode in inodes {
-            outcome = outcome.and(self.with_twin(inode, |_, _, state| state.commit(&self.ledger)));
+            outcome = outcome.and(self.with_twin(inode, Some(process), |_, _, state| state.commit(&self.ledger)));
         }
         outcome
     }
@@ -233,7 +240,7 @@ impl Files {
         let len = usize::try_from(request.offset).map_err(|_| libc_errno(Sys::INVAL))?;
         let within = |area: Area| area.within(start, start.saturating_add(len));
         let Some(found) = areas_of(process)?.into_iter().find_map(within) else { return Ok((Reply::default(), None)) };
-        self.with_twin(found.inode, |_, _, state| {
+        self.with_twin(found.inode, Some(process), |_, _, state| {
             let Some(twin) = state.present_twin() else { return fail(Sys::BADF) };
             let writable = twin.mappings.iter().any(|mapping| {
                 let area = mapping.area;

@@ -20,6 +20,8 @@ use crate::maps::{self, Area};
 
 /// So often what a process has mapped is looked up again, while it goes on changing it.
 const LOOKS: u32 = 1000;
+/// After so many it is looked up what of it cannot be this mapping's, which takes longer.
+const FEW: u32 = 10;
 
 /// A mapping of a twin in a process, as it was made; parts of it may be gone since.
 pub(super) struct Mapping {
@@ -208,9 +210,13 @@ impl Mapping {
             done => return done,
         }
         // The program gave parts of it up, or others are there. It may go on doing so.
-        for _ in 0..LOOKS {
+        for look in 0..LOOKS {
             let mut whole = true;
-            let places: Vec<Area> = lock(&self.others).all().copied().collect();
+            let mut places: Vec<Area> = lock(&self.others).all().copied().collect();
+            // Where this one is about to be another one may be that nobody can store to. Until it is moved all that is needed is done.
+            if look >= FEW {
+                places.extend(maps::unregistered(self.process)?);
+            }
             let parts = self.parts(&maps::areas(self.process)?);
             for part in parts.into_iter().filter_map(|part| part.within(range.start, range.end)) {
                 let mut own = vec![part];

@@ -102,8 +102,13 @@ impl Files {
         self.ledger.refused("open", &why, &std::fs::read_link(link).unwrap_or_default());
     }
 
-    /// Runs `call` on the file that a descriptor stands for, under its lock.
-    fn with<T>(&self, descriptor: &OwnedFd, call: impl FnOnce(&mut State) -> Result<T, Errno>) -> Result<T, Errno> {
+    /// Runs `call` of a process on the file that a descriptor stands for, under its lock.
+    fn with<T>(
+        &self,
+        descriptor: &OwnedFd,
+        process: u32,
+        call: impl FnOnce(&mut State) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         loop {
             // What a process asked for that has died meanwhile.
             if self.closed.load(Ordering::SeqCst) {
@@ -113,7 +118,7 @@ impl Files {
             let mut state = lock(&state);
             // It may have become plain while we waited; then it is managed anew.
             if !state.is_over() {
-                state.bury(&*self.mode, &self.processes, &self.ledger);
+                state.bury(&*self.mode, &self.processes, &self.ledger, Some(process));
                 return call(&mut state);
             }
         }
@@ -122,7 +127,7 @@ impl Files {
     /// A process died without saying that it wants to end: nothing that it wrote and did not sync may ever be committed.
     fn forsake(&self, process: u32) {
         for state in self.all() {
-            lock(&state).forsake(&*self.mode, process, &self.ledger);
+            lock(&state).forsake(&*self.mode, process, &self.processes, &self.ledger);
         }
     }
 
@@ -164,15 +169,15 @@ impl Files {
         // After the descriptors: who maps it has one until then.
         if let Some(twin) = state.present_twin() {
             twin.look_again(None);
-            if holders::maps(twin.inode) {
+            // One that is being moved may be in neither place for who reads meanwhile.
+            if !twin.mappings.is_empty() || holders::maps(twin.inode) {
                 return Ok(());
             }
             // Before it goes, and another one has its number.
             self.places.forget_twin(twin.inode);
         }
         // One of them may be dying, and hold nothing any more.
-        state.await_dying();
-        state.bury(&*self.mode, &self.processes, &self.ledger);
+        state.bury(&*self.mode, &self.processes, &self.ledger, None);
         let outcome = state.finish(&self.ledger);
         lock(&self.table).remove(&key);
         lock(&self.board).remove(key);

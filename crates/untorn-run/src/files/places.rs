@@ -72,9 +72,11 @@ impl Places {
         Some(parts)
     }
 
-    /// The mapping of a process that is about to come from an address, with its file.
-    pub(super) fn coming(&self, process: u32, from: usize) -> Option<(Key, Arc<Mapping>)> {
-        self.all().into_iter().find(|(_, mapping)| mapping.process == process && mapping.comes_from(from))
+    /// The mapping of a process that is about to come from an address to a place, with its file. Once it has been moved another one may
+    /// have the address, and be about to come from there as well.
+    pub(super) fn coming(&self, process: u32, from: usize, place: usize) -> Option<(Key, Arc<Mapping>)> {
+        let is_it = |mapping: &Mapping| mapping.process == process && mapping.comes_from(from);
+        self.all().into_iter().find(|(_, mapping)| is_it(mapping) && mapping.area.start == place)
     }
 
     /// A mapping that was about to come is in its place, or will never be.
@@ -93,5 +95,30 @@ impl Places {
                 _ => other.expect_no_more(&mapping.area),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_that_come_from_the_same_address_each_is_found_by_its_place() {
+        let places = Places::default();
+        let coming = |start: usize| {
+            let area = Area { start, end: start + 4096, offset: 0, protection: 3, inode: 7 };
+            let mapping = Arc::new(Mapping::new(1, area, None, 0x1000).unwrap());
+            assert!(places.take_up((1, start as u64), &mapping).is_some());
+            mapping
+        };
+        // The first one has been moved, and its thread has not said so.
+        let (first, second) = (coming(0x10000), coming(0x20000));
+        for mapping in [&second, &first] {
+            let (_, found) = places.coming(1, 0x1000, mapping.area.start).unwrap();
+            assert!(Arc::ptr_eq(&found, mapping));
+            places.has_come(&found, true);
+            assert!(places.coming(1, 0x1000, mapping.area.start).is_none());
+        }
+        assert!(!first.is_coming() && !second.is_coming());
     }
 }

@@ -29,17 +29,17 @@ impl Service for Files {
         match operation {
             Operation::Open => self.opened(call.descriptor()?, process, request.number != 0)?,
             Operation::Closed => self.let_go(key)?,
-            Operation::Read => return Ok(bytes(self.read(call.descriptor()?, request)?)),
+            Operation::Read => return Ok(bytes(self.read(call.descriptor()?, process, request)?)),
             Operation::Write => {
                 self.write(call.descriptor()?, process, request, &call.payload)?;
                 return Ok(value(call.payload.len() as i64));
             }
-            Operation::Seek => return Ok(value(self.seek(call.descriptor()?, request)?)),
+            Operation::Seek => return Ok(value(self.seek(call.descriptor()?, process, request)?)),
             Operation::SetLength => self.set_length(call.descriptor()?, process, request.number)?,
             Operation::Allocate => self.allocate(call.descriptor()?, process, request)?,
-            Operation::Commit => self.commit(call.descriptor()?)?,
-            Operation::CommitAll => self.commit_all()?,
-            Operation::Status => return Ok(status(self.status(key)?)),
+            Operation::Commit => self.commit(call.descriptor()?, process)?,
+            Operation::CommitAll => self.commit_all(process)?,
+            Operation::Status => return Ok(status(self.status(key, process)?)),
             Operation::Times => self.times_were_set(key)?,
             Operation::Exit => self.processes.exits(process),
             Operation::Managed => {
@@ -47,7 +47,7 @@ impl Service for Files {
                 let reply = Reply { managed: managed.into(), value, ..Reply::default() };
                 return Ok((reply, Vec::new()));
             }
-            Operation::Map => call.pass(self.map(call.descriptor()?, request.number != 0)?),
+            Operation::Map => call.pass(self.map(call.descriptor()?, process, request.number != 0)?),
             Operation::Mapped => {
                 // Without the one that belongs to it nobody would hear of its stores.
                 let watch = match request.flags {

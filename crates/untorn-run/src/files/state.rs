@@ -308,27 +308,27 @@ impl State {
         Ok(())
     }
 
-    /// Waits for those who wrote and are about to end, so that it can be told how.
-    pub(super) fn await_dying(&self) {
-        self.writers.iter().for_each(|process| holders::await_dying(*process));
-    }
-
     /// Drops what those wrote who died, before anything is done that could publish it. What the server reads of a dead
-    /// process's last requests may arrive after the news of its death, so it is asked each time.
-    pub(super) fn bury(&mut self, mode: &dyn Mode, processes: &Processes, ledger: &Ledger) {
-        let dead: Vec<u32> = self.writers.iter().copied().filter(|process| processes.died(*process)).collect();
+    /// process's last requests may arrive after the news of its death, so it is asked each time. `caller` is the process that waits for
+    /// this, if one does. All others are looked at: one that is about to end has let go of its locks before it can be told that it
+    /// died, and by that the caller may know.
+    pub(super) fn bury(&mut self, mode: &dyn Mode, processes: &Processes, ledger: &Ledger, caller: Option<u32>) {
+        let may_die = |process| caller != Some(process) && !processes.is_willing(process);
+        let is_about_to = |process| may_die(process) && holders::is_exiting(process) && processes.dies(process);
+        let is_dead = |process: &u32| processes.died(*process) || is_about_to(*process);
+        let dead: Vec<u32> = self.writers.iter().copied().filter(is_dead).collect();
         for process in dead {
-            self.forsake(mode, process, ledger);
+            self.forsake(mode, process, processes, ledger);
         }
     }
 
-    /// One that may have written in the open epoch died.
-    pub(super) fn forsake(&mut self, mode: &dyn Mode, process: u32, ledger: &Ledger) {
+    /// One that may have written in the open epoch died. Bytes are lost of those others that live, not of those that die with it.
+    pub(super) fn forsake(&mut self, mode: &dyn Mode, process: u32, processes: &Processes, ledger: &Ledger) {
         if !self.writers.remove(&process) {
             return;
         }
         ledger.of(&self.path, |report| report.discarded += 1);
-        self.poisoned = !self.writers.is_empty();
+        self.poisoned |= self.writers.iter().any(|other| !processes.dies(*other));
         self.writers.clear();
         self.changed = self.committed;
         if let Some(body) = self.body.take()
@@ -402,5 +402,55 @@ impl State {
         let times = Timestamps { last_access: omit, last_modification: changed };
         // Only its owner may; then the time is that of the last byte's arrival.
         let _ = rustix::fs::futimens(&self.own, &times);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+    use crate::managed::Atomic;
+
+    /// A process of the run.
+    fn started(processes: &Processes) -> Child {
+        let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        processes.meet(child.id()).unwrap().unwrap();
+        child
+    }
+
+    /// What becomes of a file to which processes wrote of which the first `killed` are killed: what is read, and how a call fares.
+    fn left(writers: usize, killed: usize, poisoned: bool) -> (Vec<u8>, Result<(), Errno>) {
+        let (dir, processes, ledger) = (tempfile::tempdir().unwrap(), Processes::default(), Ledger::default());
+        let path = dir.path().join("f");
+        std::fs::write(&path, "kept").unwrap();
+        let descriptor = OwnedFd::from(File::options().read(true).write(true).open(&path).unwrap());
+        let mut state = State::new(&Atomic, &descriptor).unwrap();
+        let mut all: Vec<Child> = (0..writers).map(|_| started(&processes)).collect();
+        for child in &all {
+            state.write(&Atomic, &descriptor, child.id(), 0, b"torn").unwrap();
+        }
+        if poisoned {
+            state.poison();
+        }
+        all.iter_mut().take(killed).for_each(|child| child.kill().unwrap());
+        assert!(all.iter_mut().take(killed).all(|child| child.wait().is_ok()));
+        state.bury(&Atomic, &processes, &ledger, None);
+        let found = (state.read(0, 4).unwrap(), state.standing());
+        for mut child in all.into_iter().skip(killed) {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        found
+    }
+
+    #[test]
+    fn only_who_lives_and_wrote_is_told_of_what_others_take_with_them() {
+        let lost = Err(libc_errno(Sys::IO));
+        assert_eq!(left(1, 0, false), (b"torn".to_vec(), Ok(())));
+        assert_eq!(left(1, 1, false), (b"kept".to_vec(), Ok(())));
+        assert_eq!(left(2, 2, false), (b"kept".to_vec(), Ok(())), "nobody lost anything");
+        assert_eq!(left(3, 2, false), (b"kept".to_vec(), lost));
+        assert_eq!(left(1, 1, true), (b"kept".to_vec(), lost), "bytes were lost before");
     }
 }

@@ -213,8 +213,10 @@ impl Twin {
                 .and_then(|areas| areas.as_ref());
             let there = areas.is_none_or(|areas| {
                 if mapping.is_coming() {
-                    // It is here or there, or the process is no more.
-                    return !areas.is_empty();
+                    // It is here or there, or the process is no more. Who reads while it is moved may find it in neither place, but it is
+                    // moved only once.
+                    let again = || maps::areas(mapping.process).map_or(true, |areas| !areas.is_empty());
+                    return !areas.is_empty() || again();
                 }
                 let mut parts = mapping.parts(areas);
                 let is_there = |later: &&Arc<Mapping>| later.process == mapping.process && !later.is_coming();
