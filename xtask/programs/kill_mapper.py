@@ -17,7 +17,9 @@ def steps(number):
     stores = []
     for _ in range(draw.randrange(1, 24)):
         count = draw.randrange(1, 3000)
-        stores.append((draw.choice(["store"] * 12 + ["other"] * 4 + ["call"] * 4 + ["child"]), draw.randrange(8, length - count), count))
+        # What a child stored that ended by itself stays if its parent is killed that has stored nothing since the sync.
+        children = ["child"] if stores else []
+        stores.append((draw.choice(["store"] * 12 + ["other"] * 4 + ["call"] * 4 + children), draw.randrange(8, length - count), count))
     return length, stores
 
 
