@@ -17,6 +17,10 @@ const LEFT_OUT: &[(&str, &str)] = &[
         "another_sigbus_kills_through_the_handler_of_the_runtime",
         "the sanitizer's handler stands where the runtime's would, reports the signal and exits",
     ),
+    (
+        "a_companion_that_is_a_hole_as_long_as_it_says_ends_no_process",
+        "the sanitizer ends a process that asks for terabytes, where the allocator says that it has none",
+    ),
 ];
 
 pub(crate) fn run(root: &Path) -> ExitCode {
