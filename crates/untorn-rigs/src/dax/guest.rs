@@ -168,6 +168,13 @@ pub(super) fn complaint() -> String {
     format!("[ ! -e {COMPLAINT} ] || cat {COMPLAINT}")
 }
 
+/// Prints where the program under test stands, and whatever else waits for something that does not come: of each thread
+/// its name, its state, and the kernel's functions it is in.
+pub(super) fn waits() -> &'static str {
+    "for t in /proc/[0-9]*/task/*; do c=$(cat $t/comm 2>/dev/null) && s=$(grep ^State: $t/status 2>/dev/null) && \
+     case \"$c $s\" in untorn*|*D\\ *) echo \"$c, $s\"; cat $t/stack ;; esac; done 2>&1"
+}
+
 /// What a verification said.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Verdict {

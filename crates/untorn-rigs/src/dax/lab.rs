@@ -69,6 +69,11 @@ impl Lab {
         self.file(IMAGE)
     }
 
+    /// Where the machines stand.
+    pub(super) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
     /// A file of the machine's.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)

@@ -11,7 +11,7 @@ use super::image::{self, FileSystem};
 use super::kernel::Kernel;
 use super::lab::Lab;
 use super::outcome::{Cycle, Outcome, Refusal};
-use super::vm::{KERNEL_LOG, Memory, REPORTS, Vm};
+use super::vm::{self, KERNEL_LOG, Memory, REPORTS, Vm};
 use crate::error::{Error, Result};
 
 /// The longest a writer lives, in milliseconds.
@@ -249,8 +249,14 @@ impl Rig<'_> {
             if asked.elapsed() > Duration::from_millis(500) {
                 asked = Instant::now();
                 let complaint = vm.console.run(&guest::complaint())?;
-                if !complaint.is_empty() || start.elapsed() > PATIENCE {
+                if !complaint.is_empty() {
                     return Err(Error::failed("write in the guest", complaint));
+                }
+                if start.elapsed() > PATIENCE {
+                    let bytes = fs::metadata(&reports).map_err(Error::io_at("look at", &reports))?.len();
+                    let waits = vm.console.ask(guest::waits())?.text;
+                    let why = format!("{bytes} bytes of reports came in {} s\n{waits}", PATIENCE.as_secs());
+                    return Err(vm::explain(Error::failed("write in the guest", why), self.lab.directory()));
                 }
             }
             std::thread::sleep(Duration::from_millis(1));

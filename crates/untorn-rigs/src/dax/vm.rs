@@ -193,7 +193,7 @@ fn dial(child: &mut Child, path: &Path) -> Result<UnixStream> {
 }
 
 /// An error with what QEMU and the guest's kernel said last.
-fn explain(error: Error, directory: &Path) -> Error {
+pub(super) fn explain(error: Error, directory: &Path) -> Error {
     let tail = |name: &str| {
         let text = fs::read(directory.join(name)).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);

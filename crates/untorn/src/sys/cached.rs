@@ -30,9 +30,10 @@ struct Counts {
 /// Pages of a range that the page cache has; `None` where the kernel does not tell. It looks at those that are there only, so a long
 /// range without any costs nothing, which `mincore(2)` goes through page by page.
 pub(crate) fn cached_pages(file: BorrowedFd<'_>, offset: u64, len: u64) -> Option<u64> {
-    // A length of 0 would be all of the file.
     let own = rustix::fs::fstatfs(file).is_ok_and(|found| OWN_CACHE.contains(&(found.f_type as u64)));
-    if !own || len == 0 {
+    // Of a DAX file the kernel takes what it notes of mapped memory for pages that were evicted, and follows it to nowhere: the
+    // process ends within the call, and its file stays locked (seen in 6.12.117). A length of 0 would be all of the file.
+    if !own || super::file::is_dax(file) || len == 0 {
         return None;
     }
     let (range, mut counts) = (Range { offset, len }, Counts::default());
