@@ -19,6 +19,9 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::managed::{Errno, libc_errno};
 use crate::service::Service;
 
+/// Room for a payload before any of it has come.
+const ROOM: u64 = 1 << 20;
+
 /// Whose a connection is.
 #[derive(Clone, Copy)]
 pub(crate) struct Caller {
@@ -41,7 +44,9 @@ pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, caller: Calle
         if request.payload > MOST {
             return Err(io::ErrorKind::InvalidData.into());
         }
+        // With room from the start, or it would grow with a system call for each step.
         let mut payload = Vec::new();
+        payload.try_reserve_exact(request.payload.min(ROOM) as usize)?;
         (&mut socket).take(request.payload).read_to_end(&mut payload)?;
         if payload.len() as u64 != request.payload {
             return Ok(());

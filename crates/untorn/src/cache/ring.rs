@@ -163,8 +163,7 @@ impl<M: Medium> Ring<M> {
             let Operation { uid, kind, .. } = operation;
             let (len, part, parts) = (data.len() as u32, part as u32, parts as u32);
             let entry = Entry { position, order: order + u64::from(part), uid, value, len, kind, part, parts };
-            self.file.write(at, &entry.encode(self.seal.at(at), data))?;
-            self.file.write(at + HEADER, data)?;
+            self.file.write_parts(at, &[&entry.encode(self.seal.at(at), data), data])?;
         }
         Ok(())
     }

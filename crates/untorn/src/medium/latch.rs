@@ -260,6 +260,11 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
         self.inner.write(offset, src)
     }
 
+    fn write_parts(&self, offset: u64, parts: &[&[u8]]) -> Result<()> {
+        self.check()?;
+        self.inner.write_parts(offset, parts)
+    }
+
     #[inline(always)]
     fn write_lines(&self, offset: u64, src: &[u8], lines: u64) -> Result<()> {
         self.check()?;

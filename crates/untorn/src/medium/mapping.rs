@@ -332,6 +332,12 @@ impl MappedFile {
             .map_err(|(done, error)| Error::io_at("write to", &self.path, offset + done, error))
     }
 
+    /// [`pwrite`](MappedFile::pwrite) of parts one after the other.
+    pub(super) fn pwritev(&self, offset: u64, parts: &[&[u8]]) -> Result<()> {
+        sys::file::write_all_parts(self.fd(), parts, offset)
+            .map_err(|(done, error)| Error::io_at("write to", &self.path, offset + done, error))
+    }
+
     /// Makes everything about the file durable. Source: `fsync(2)`.
     pub(super) fn fsync(&self) -> Result<()> {
         sys::file::uninterrupted(|| rustix::fs::fsync(&self.file)).map_err(|error| self.flush_failed(error))?;

@@ -274,6 +274,14 @@ impl MediumFile for PageCacheFile {
         result
     }
 
+    fn write_parts(&self, offset: u64, parts: &[&[u8]]) -> Result<()> {
+        self.file.range_mut(offset, parts.iter().map(|part| part.len()).sum())?;
+        let result = self.file.pwritev(offset, parts);
+        // As above.
+        self.changed();
+        result
+    }
+
     fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.write(offset, src)
     }
@@ -334,6 +342,30 @@ mod tests {
     use super::*;
 
     const FENCE: Barrier = Barrier::new("test.fence");
+
+    /// More than the kernel takes at once, and empty ones at the beginning, in between and at the end.
+    #[test]
+    fn parts_are_written_one_after_the_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = PageCache::default();
+        let file = medium.create(&dir.path().join("f"), 20_000, 20_000).unwrap();
+        let all: Vec<u8> = (0..9000_u32).map(|n| (n % 251) as u8).collect();
+        let mut parts = vec![&all[..0]];
+        let mut rest = &all[..];
+        for len in (0..7).cycle().take(3003) {
+            let (part, after) = rest.split_at(rest.len().min(len));
+            parts.push(part);
+            rest = after;
+        }
+        file.write_parts(5, &parts).unwrap();
+        assert_eq!((rest.len(), file.unflushed()), (0, Some(1)));
+        let mut found = vec![0; 9010];
+        file.read(0, &mut found).unwrap();
+        assert_eq!(found[5..9005], all);
+        assert!(found[..5].iter().chain(&found[9005..]).all(|byte| *byte == 0));
+        file.write_parts(20_000, &[&[], &[]]).unwrap();
+        assert!(file.write_parts(19_999, &[b"a", b"b"]).is_err(), "past the end");
+    }
 
     #[test]
     fn a_fence_flushes_what_is_dirty_and_only_that() {

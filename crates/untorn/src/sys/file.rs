@@ -4,7 +4,7 @@
 //! One ioctl without a wrapper in rustix; it fills a plain integer.
 #![allow(unsafe_code)]
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -196,6 +196,37 @@ pub(crate) fn write_all(
             }
             Err(Errno::INTR) => {}
             Err(error) => return Err((done, error.into())),
+        }
+    }
+    Ok(())
+}
+
+/// Writes all of some parts, one after the other, over interruptions and short writes. Source: `pwritev(2)`.
+///
+/// # Errors
+/// As [`write_all`].
+pub(crate) fn write_all_parts(
+    file: BorrowedFd<'_>,
+    parts: &[&[u8]],
+    offset: u64,
+) -> std::result::Result<(), (u64, io::Error)> {
+    // What the kernel takes at once. Source: `IOV_MAX` in `limits.h`.
+    const MOST: usize = 1024;
+    let mut done = 0;
+    for parts in parts.chunks(MOST) {
+        let mut parts: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let mut parts = &mut parts[..];
+        IoSlice::advance_slices(&mut parts, 0); // past those that are empty
+        while !parts.is_empty() {
+            match rustix::io::pwritev(file.as_fd(), parts, offset + done) {
+                Ok(0) => return Err((done, Errno::NOSPC.into())),
+                Ok(n) => {
+                    done += n as u64;
+                    IoSlice::advance_slices(&mut parts, n);
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err((done, error.into())),
+            }
         }
     }
     Ok(())

@@ -66,7 +66,9 @@ impl<M: Medium> Core<M> {
         }
         let leaves: BTreeSet<u64> = entries.keys().map(|logical| logical / LEAF).collect();
         let missing = loaded.table.missing(leaves);
-        let fresh = self.take_pages(changes.dirty.len() + missing.len())?;
+        let mut fresh = self.take_pages(changes.dirty.len() + missing.len())?;
+        // So that those in a row are written at once, in whatever order they became free.
+        fresh.sort_unstable();
         let (fresh, for_table) = fresh.split_at(changes.dirty.len());
         if let Err(error) = loaded.table.grow(self, &missing, for_table) {
             self.release_pages(fresh.iter().chain(for_table).copied());
@@ -115,8 +117,12 @@ impl<M: Medium> Core<M> {
 
     /// Writes the new contents to fresh pages.
     fn write_pages(&self, changes: &Changes<'_>, fresh: &[u64], entries: &mut BTreeMap<u64, Entry>) -> Result<()> {
+        let mut contents = changes.dirty.iter().map(|(_, bytes)| &bytes[..]);
+        for pages in fresh.chunk_by(|one, next| one + 1 == *next) {
+            let parts: Vec<&[u8]> = contents.by_ref().take(pages.len()).collect();
+            self.file.write_parts(pages[0] * PAGE, &parts)?;
+        }
         for ((logical, bytes), &page) in changes.dirty.iter().zip(fresh) {
-            self.file.write(page * PAGE, *bytes)?;
             let sum = if self.order == Order::OneFence { digest(bytes) } else { 0 };
             entries.insert(*logical, Entry::new(page, sum));
         }
