@@ -1,5 +1,6 @@
 //! What a process has mapped of our files in memory: asked of the kernel, as who holds a file is.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -31,6 +32,44 @@ impl Area {
     /// The parts of it that do not lie in the addresses of another.
     pub(crate) fn without(self, other: &Area) -> impl Iterator<Item = Area> + use<> {
         [self.within(0, other.start), self.within(other.end, usize::MAX)].into_iter().flatten()
+    }
+}
+
+/// The areas of a process, without the places that were claimed. A program may have thousands of mappings, and each of them is looked
+/// for among all of these.
+pub(crate) struct Unclaimed {
+    by_start: BTreeMap<usize, Area>,
+    is_alive: bool,
+}
+
+impl Unclaimed {
+    /// What a process has now.
+    ///
+    /// # Errors
+    /// As of [`areas`].
+    pub(crate) fn of(process: u32) -> io::Result<Self> {
+        let by_start: BTreeMap<usize, Area> = areas(process)?.into_iter().map(|area| (area.start, area)).collect();
+        Ok(Unclaimed { is_alive: !by_start.is_empty(), by_start })
+    }
+
+    /// Whether the process had any area.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.is_alive
+    }
+
+    /// The areas of which some lies in a place.
+    pub(crate) fn over(&self, place: &Area) -> impl Iterator<Item = &Area> {
+        let start = place.start;
+        self.by_start.range(..place.end).rev().map(|(_, area)| area).take_while(move |area| area.end > start)
+    }
+
+    /// Claims a place.
+    pub(crate) fn claim(&mut self, place: &Area) {
+        let over: Vec<Area> = self.over(place).copied().collect();
+        for area in over {
+            self.by_start.remove(&area.start);
+            self.by_start.extend(area.without(place).map(|rest| (rest.start, rest)));
+        }
     }
 }
 
@@ -144,5 +183,22 @@ mod tests {
             assert_eq!(area(&other), None, "{other}");
         }
         assert_eq!(areas(u32::MAX).unwrap(), []);
+        let mut unclaimed = Unclaimed::of(u32::MAX).unwrap();
+        assert!(!unclaimed.is_alive());
+        let next = Area { start: found.end, end: found.end + 0x2000, ..found };
+        unclaimed.by_start.extend([found, next].map(|area| (area.start, area)));
+        let starts =
+            |unclaimed: &Unclaimed, place: &Area| unclaimed.over(place).map(|area| area.start).collect::<Vec<_>>();
+        assert_eq!(starts(&unclaimed, &found), [found.start]);
+        assert_eq!(starts(&unclaimed, &next), [next.start]);
+        // From within the one to within the other.
+        let place = Area { start: middle.end, end: next.start + 0x1000, ..found };
+        assert_eq!(starts(&unclaimed, &place), [next.start, found.start]);
+        unclaimed.claim(&place);
+        assert_eq!(starts(&unclaimed, &place), []);
+        assert_eq!(starts(&unclaimed, &middle), [found.start]);
+        unclaimed.claim(&middle);
+        let all = Area { start: 0, end: usize::MAX, ..found };
+        assert_eq!(starts(&unclaimed, &all), [next.start + 0x1000, found.start]);
     }
 }

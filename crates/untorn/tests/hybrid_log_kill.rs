@@ -69,12 +69,11 @@ fn a_killed_process_loses_nothing_it_synced_on_the_page_cache() {
     kill_after_2048("a_killed_process_loses_nothing_it_synced_on_the_page_cache", PageCache::new, LogPolicy::Redo);
 }
 
-/// Two million syncs, each after a small write, and no wrong byte. Without optimisation a sixteenth as many:
-/// `cargo test --release -p untorn --test hybrid_log_kill` makes all.
+/// Two million syncs, each after a small write, and no wrong byte, with `UNTORN_SYNCS=2097152`; without it a sixteenth as many.
 #[test]
 fn two_million_syncs_and_no_wrong_byte() {
-    const SYNCS: u64 = if cfg!(debug_assertions) { 1 << 17 } else { 1 << 21 };
     const PLACES: u64 = 100_003;
+    let syncs = std::env::var("UNTORN_SYNCS").map_or(1 << 17, |syncs| syncs.parse().unwrap());
     let _limit = limit(300, "two million syncs");
     for policy in [LogPolicy::Redo, LogPolicy::Undo] {
         let dir = memory_dir();
@@ -82,19 +81,19 @@ fn two_million_syncs_and_no_wrong_byte() {
         let options = options(policy).log_size(64 << 20);
         let file = options.create_on(pmem(), &path, PLACES * 16).unwrap();
         let mut expected = vec![0; PLACES as usize * 16];
-        for n in 1..=SYNCS {
+        for n in 1..=syncs {
             let (at, len) = ((n * 7919 % PLACES * 16) as usize, 1 + (n % 16) as usize);
             expected[at..at + len].copy_from_slice(&[n.to_le_bytes(), n.to_be_bytes()].concat()[..len]);
             file.write_at(&expected[at..at + len], at as u64).unwrap();
             file.sync().unwrap();
         }
-        assert_eq!(file.info().commit, SYNCS, "{policy}");
+        assert_eq!(file.info().commit, syncs, "{policy}");
         assert!(read(&file) == expected, "{policy}");
         let pair = Pair::of(&path);
         drop(file);
         pair.restore();
         let file = options.open_on(pmem(), &path).unwrap();
-        assert_eq!(file.info().commit, SYNCS, "{policy}");
+        assert_eq!(file.info().commit, syncs, "{policy}");
         assert!(read(&file) == expected, "{policy}");
     }
 }

@@ -105,8 +105,8 @@ impl Mapping {
     }
 
     /// What of it is there among the areas of its process.
-    pub(super) fn parts(&self, areas: &[Area]) -> Vec<Area> {
-        let all = areas.iter().filter(|area| area.inode == self.area.inode);
+    pub(super) fn parts<'a>(&self, areas: impl IntoIterator<Item = &'a Area>) -> Vec<Area> {
+        let all = areas.into_iter().filter(|area| area.inode == self.area.inode);
         all.filter_map(|area| area.within(self.area.start, self.area.end)).collect()
     }
 

@@ -17,7 +17,7 @@ use rustix::io::Errno as Sys;
 
 use super::mapping::Mapping;
 use crate::managed::{Errno, io_errno, libc_errno};
-use crate::maps;
+use crate::maps::{self, Unclaimed};
 
 /// Bytes that are copied at once.
 const PIECE: u64 = 1 << 20;
@@ -209,21 +209,19 @@ impl Twin {
         for mapping in std::mem::take(&mut self.mappings).into_iter().rev() {
             let is_asked_for = process.is_none_or(|process| process == mapping.process);
             let areas = is_asked_for
-                .then(|| known.entry(mapping.process).or_insert_with(|| maps::areas(mapping.process).ok()))
-                .and_then(|areas| areas.as_ref());
+                .then(|| known.entry(mapping.process).or_insert_with(|| Unclaimed::of(mapping.process).ok()))
+                .and_then(|areas| areas.as_mut());
             let there = areas.is_none_or(|areas| {
                 if mapping.is_coming() {
                     // It is here or there, or the process is no more. Who reads while it is moved may find it in neither place, but it is
                     // moved only once.
-                    let again = || maps::areas(mapping.process).map_or(true, |areas| !areas.is_empty());
-                    return !areas.is_empty() || again();
+                    return areas.is_alive() || Unclaimed::of(mapping.process).map_or(true, |areas| areas.is_alive());
                 }
-                let mut parts = mapping.parts(areas);
-                let is_there = |later: &&Arc<Mapping>| later.process == mapping.process && !later.is_coming();
-                for later in kept.iter().filter(is_there) {
-                    parts = parts.into_iter().flat_map(|part| part.without(&later.area)).collect();
+                let is_there = !mapping.parts(areas.over(&mapping.area)).is_empty();
+                if is_there {
+                    areas.claim(&mapping.area);
                 }
-                !parts.is_empty()
+                is_there
             });
             if there {
                 kept.push(mapping);

@@ -1,9 +1,11 @@
 //! What all workers of one exploration share: the states seen, the counts, the sign to stop.
 
 use std::collections::HashSet;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+use twox_hash::XxHash3_64;
 
 /// Keys are hashes already.
 #[derive(Default)]
@@ -26,6 +28,13 @@ impl Hasher for Identity {
 }
 
 type Shard = Mutex<HashSet<u64, BuildHasherDefault<Identity>>>;
+
+/// A number that tells expectations from others.
+pub(crate) fn digest(expectations: &impl Hash) -> u64 {
+    let mut hasher = XxHash3_64::default();
+    expectations.hash(&mut hasher);
+    hasher.finish()
+}
 
 /// A set of hashes that many threads add to.
 pub(crate) struct Seen(Vec<Shard>);

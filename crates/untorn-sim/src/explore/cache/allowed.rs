@@ -1,10 +1,10 @@
 //! What a crash may leave of files behind a log.
 
+use super::super::shared::digest;
 use super::ops::{Grown, NAMES, State};
-use crate::rng::mix;
 
 /// What a crash may leave.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Allowed {
     pub(super) states: Vec<State>,
     /// No log at all.
@@ -29,7 +29,7 @@ impl Allowed {
     }
 
     pub(super) fn digest(&self) -> u64 {
-        format!("{self:?}").bytes().fold(1, |hash, byte| mix(hash ^ u64::from(byte)))
+        digest(self)
     }
 
     pub(super) fn difference(&self, found: &State) -> Option<String> {

@@ -11,7 +11,7 @@ use untorn::medium::{Access, Barrier, Medium, MediumFile};
 use super::super::life::{Effort, Finding, Found, describe, guarded};
 use super::super::recorder::{Point, Recorder};
 use super::super::scripted::Case;
-use super::super::shared::Shared;
+use super::super::shared::{Shared, digest};
 use super::check::{Sidecar, deceive, is_covered, judge, mend, open, read, rot_before};
 use super::config::Config;
 use crate::choice::Choice;
@@ -77,7 +77,7 @@ pub(super) struct Expected {
 
 impl Expected {
     fn digest(&self) -> u64 {
-        self.states.iter().flatten().fold(self.states.len() as u64, |hash, byte| mix(hash ^ u64::from(*byte)))
+        digest(&self.states)
     }
 
     fn now(&self) -> &Vec<u8> {

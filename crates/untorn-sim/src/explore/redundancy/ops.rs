@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use super::super::shared::digest;
 use crate::rng::{Rng, mix};
 
 /// Bytes of the file: its last page is short.
@@ -98,8 +99,8 @@ impl Model {
     }
 
     pub(super) fn digest(&self) -> u64 {
-        let text = format!("{:?} {:?} {}", self.rotten.keys(), self.hopeless, self.side_rotten);
-        text.bytes().fold(1, |hash, byte| mix(hash ^ u64::from(byte)))
+        let rotten: Vec<&u64> = self.rotten.keys().collect();
+        digest(&(rotten, &self.hopeless, self.side_rotten))
     }
 }
 

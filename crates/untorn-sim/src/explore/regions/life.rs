@@ -10,7 +10,7 @@ use untorn::medium::{Barrier, Medium, MediumClass};
 use super::super::life::{Effort, Finding, Found, describe, guarded};
 use super::super::recorder::{Point, Recorder};
 use super::super::scripted::Case;
-use super::super::shared::Shared;
+use super::super::shared::{Shared, digest};
 use super::config::Config;
 use super::ops::{Generator, Model, Op, State};
 use super::subject::{PATH, Subject};
@@ -19,7 +19,7 @@ use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
 
 /// What a crash may leave.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 struct Allowed {
     states: Vec<State>,
     /// No store at all.
@@ -32,7 +32,7 @@ impl Allowed {
     }
 
     fn digest(&self) -> u64 {
-        format!("{self:?}").bytes().fold(1, |hash, byte| mix(hash ^ u64::from(byte)))
+        digest(self)
     }
 
     fn difference(&self, found: &State) -> Option<String> {
