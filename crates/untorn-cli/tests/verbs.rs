@@ -87,6 +87,16 @@ fn apply_commits_every_line_and_the_later_one_wins() {
 }
 
 #[test]
+fn what_does_not_fit_is_told_by_where_the_file_ends() {
+    let place = Place::created(5000);
+    let write = |offset| untorn_with(&["write", place.name(), "--offset", offset], b"bytes").expect(64);
+    write("6000")
+        .names("offset 6000 lies beyond the file's end, which is at 5000; nothing was written; resize it first");
+    write("4998").names("more than the 2 bytes between offset 4998 and the file's end; nothing was written");
+    assert!(place.read().iter().all(|byte| *byte == 0));
+}
+
+#[test]
 fn resize_grows_with_zeros_and_shrinks() {
     let place = Place::created(5000);
     untorn_with(&["write", place.name(), "--offset", "4990"], b"0123456789").expect(0);

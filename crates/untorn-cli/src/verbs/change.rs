@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use serde_json::json;
-use untorn::{AtomicFile, Error, Options};
+use untorn::{AtomicFile, Options};
 
 use super::info;
 use crate::cli;
@@ -48,9 +48,11 @@ pub(crate) fn write(args: &cli::Write) -> Result<Exit> {
     let len = info::settled_len(&args.file)?;
     let room = match len {
         Some(len) if args.offset > len => {
-            return Err(
-                Error::OutOfRange { path: args.file.clone(), offset: args.offset, len: 0, file_len: len }.into()
+            let message = format!(
+                "offset {} lies beyond the file's end, which is at {len}; nothing was written; resize it first",
+                args.offset
             );
+            return Err(Failure::usage_at(&args.file, message));
         }
         Some(len) => len - args.offset,
         None => u64::MAX - 1,

@@ -170,8 +170,6 @@ pub(super) static CALLS: &[Call] = &[
     only(punches, call("punch", libc::SYS_fallocate, Duty::Either, &[], &[IO, SPACE, SIGNAL, UNSUPPORTED])),
     only(maps, call("mmap", libc::SYS_mmap, Duty::Later, &[MEMORY], &[AGAIN])),
     call("pwrite", libc::SYS_pwrite64, Duty::Tell, &[IO, SPACE, QUOTA, TORN], &[SIGNAL, How::Short]),
-    // The count of its parts takes the place of the count of bytes.
-    call("pwritev", libc::SYS_pwritev, Duty::Tell, &[IO, SPACE, QUOTA, TORN], &[SIGNAL, How::Short]),
     call("pread", libc::SYS_pread64, Duty::Either, &[], &[IO, SIGNAL, How::Short]),
     call("fsync", libc::SYS_fsync, Duty::Poison, &[IO, SPACE, QUOTA], &[SIGNAL]),
     call("fdatasync", libc::SYS_fdatasync, Duty::Poison, &[IO, SPACE, QUOTA, SIGNAL], &[]),

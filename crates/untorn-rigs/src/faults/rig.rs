@@ -336,7 +336,7 @@ struct Meddler<'a> {
 
 impl Meddler<'_> {
     fn meddle(&mut self, entry: &Entry) -> Action {
-        if [libc::SYS_pwrite64, libc::SYS_pwritev].contains(&entry.number)
+        if entry.number == libc::SYS_pwrite64
             && let Some((_, errno)) = self.torn.take_if(|(thread, _)| *thread == entry.thread)
         {
             return Action::Answer(-i64::from(errno));
