@@ -5,15 +5,14 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use common::members::{Member, obey, sum};
 use common::{Rng, limit, memory_dir, pattern, seed};
 use untorn::{AtomicMap, Options, SharedMap};
 
-/// The file that a process started by these tests is to share.
-const MEMBER: &str = "UNTORN_TEST_MEMBER";
+/// What a process that is started by these tests runs.
+const MEMBER: &str = "a_member";
 const FIRST_LEN: usize = 9 * 4096 + 700;
 const MAX_LEN: usize = 64 * 4096;
 const MOST_MEMBERS: usize = 4;
@@ -22,105 +21,36 @@ fn share(path: &Path) -> untorn::Result<SharedMap> {
     Options::new().max_len(MAX_LEN as u64).share_map(path)
 }
 
-/// Tells bytes from others.
-fn sum(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
-}
-
-/// Not a test of its own: a process that does what its standard input says, line by line, and says what came of it.
+/// Not a test of its own: a process that shares the map.
 #[test]
 fn a_member() {
-    let Ok(path) = std::env::var(MEMBER) else { return };
+    let Some(path) = std::env::var_os(MEMBER) else { return };
     let map = share(Path::new(&path)).unwrap();
-    let mut out = std::io::stdout();
-    let mut say = |what: String| {
-        writeln!(out, "> {what}").unwrap();
-        out.flush().unwrap();
-    };
-    say(format!("len {}", map.len()));
-    for line in std::io::stdin().lines() {
-        let line = line.unwrap();
-        let mut words = line.split(' ');
-        let verb = words.next().unwrap();
-        let numbers: Vec<u64> = words.map(|word| word.parse().unwrap()).collect();
-        match (verb, &numbers[..]) {
-            ("write", &[at, len, seed]) => {
-                map.write_at(&pattern(len as usize, seed), at).unwrap();
-                say("done".to_owned());
-            }
-            ("read", &[at, len]) => {
-                let mut bytes = vec![0; len as usize];
-                map.read_at(&mut bytes, at).unwrap();
-                say(format!("sum {}", sum(&bytes)));
-            }
-            ("commit", []) => {
-                map.commit().unwrap();
-                say("done".to_owned());
-            }
-            ("rollback", []) => {
-                map.rollback().unwrap();
-                say("done".to_owned());
-            }
-            ("grow", &[len]) => {
-                map.grow(len).unwrap();
-                say(format!("len {}", map.len()));
-            }
-            _ => panic!("{line:?} is nothing to do"),
+    obey(format!("len {}", map.len()), |verb, numbers| match (verb, numbers) {
+        ("write", &[at, len, seed]) => {
+            map.write_at(&pattern(len as usize, seed), at).unwrap();
+            "done".to_owned()
         }
-    }
+        ("read", &[at, len]) => {
+            let mut bytes = vec![0; len as usize];
+            map.read_at(&mut bytes, at).unwrap();
+            sum(&bytes)
+        }
+        ("commit", []) => {
+            map.commit().unwrap();
+            "done".to_owned()
+        }
+        ("rollback", []) => {
+            map.rollback().unwrap();
+            "done".to_owned()
+        }
+        ("grow", &[len]) => {
+            map.grow(len).unwrap();
+            format!("len {}", map.len())
+        }
+        _ => panic!("{verb} {numbers:?} is nothing to do"),
+    });
     map.close().unwrap();
-    say("closed".to_owned());
-}
-
-struct Member {
-    child: Child,
-    /// `None` once it has been told to leave.
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Member {
-    fn join(path: &Path) -> (Self, String) {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_member", "--nocapture", "--test-threads", "1"])
-            .env(MEMBER, path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        let mut member = Member { orders: child.stdin.take(), child, answers };
-        let said = member.answer();
-        (member, said)
-    }
-
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        // The harness of tests says things, too, and begins a line that the first answer ends.
-        while !line.contains("> ") {
-            line.clear();
-            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "it ended by itself");
-        }
-        line.rsplit("> ").next().unwrap().trim_end().to_owned()
-    }
-
-    fn ask(&mut self, order: &str) -> String {
-        writeln!(self.orders.as_mut().unwrap(), "{order}").unwrap();
-        self.answer()
-    }
-
-    fn leave(mut self) {
-        self.orders = None;
-        assert_eq!(self.answer(), "closed");
-        // The rest of what the harness says.
-        std::io::copy(&mut self.answers, &mut std::io::sink()).unwrap();
-        assert!(self.child.wait().unwrap().success());
-    }
-
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
 }
 
 /// What all see, and what is durable.
@@ -156,7 +86,7 @@ impl Run<'_> {
 
     fn join(&mut self) {
         self.done.push("one joins".to_owned());
-        let (member, said) = Member::join(self.path);
+        let (member, said) = Member::join(MEMBER, self.path);
         assert_eq!(said, format!("len {}", self.model.now.len()), "{}", self.done.join("\n"));
         self.members.push(member);
     }
@@ -182,7 +112,7 @@ impl Run<'_> {
             }
             40..65 => {
                 let (at, len) = self.range();
-                let expected = format!("sum {}", sum(&self.model.now[at..at + len]));
+                let expected = sum(&self.model.now[at..at + len]);
                 self.ask(format!("read {at} {len}"), &expected);
             }
             65..77 => {
@@ -209,7 +139,7 @@ impl Run<'_> {
                 }
             }
         }
-        let all = format!("sum {}", sum(&self.model.now));
+        let all = sum(&self.model.now);
         if self.rng.below(8) == 0 {
             self.ask(format!("read 0 {}", self.model.now.len()), &all);
         }

@@ -5,6 +5,7 @@
 pub(crate) mod counting;
 pub(crate) mod disk;
 pub(crate) mod ledger;
+pub(crate) mod members;
 pub(crate) mod shelf;
 pub(crate) mod system;
 
