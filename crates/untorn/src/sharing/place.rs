@@ -206,9 +206,19 @@ impl Place {
     /// A connection to the one that serves.
     ///
     /// # Errors
-    /// Those of `connect(2)`.
+    /// Those of `connect(2)`; one without a number where nobody will ever be found here again.
     pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
-        socket::connect(self.dir.as_fd(), &self.socket)
+        match socket::connect(self.dir.as_fd(), &self.socket) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.was_removed() => {
+                Err(io::Error::other("the directory in which its processes meet was removed"))
+            }
+            result => result,
+        }
+    }
+
+    /// Whether somebody has removed the file with the locks, which stays when all have gone.
+    fn was_removed(&self) -> bool {
+        rustix::fs::fstat(self.lock()).is_ok_and(|found| found.st_nlink == 0)
     }
 }
 

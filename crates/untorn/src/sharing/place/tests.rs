@@ -41,3 +41,14 @@ fn a_child_that_drops_an_inherited_place_keeps_its_own_locks() {
     });
     assert_eq!(child, Some(0));
 }
+
+/// Else who connects would try again for ever.
+#[test]
+fn a_place_that_was_removed_is_told_from_one_where_nobody_listens_yet() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::open(&dir.path().join("data"), dir.path(), "meeting").unwrap();
+    let nobody = place.connect().unwrap_err();
+    std::fs::remove_file(dir.path().join("meeting.lock")).unwrap();
+    let removed = place.connect().unwrap_err();
+    assert_eq!((nobody.raw_os_error(), removed.raw_os_error()), (Some(Errno::NOENT.raw_os_error()), None), "{removed}");
+}
