@@ -5,7 +5,18 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use clap::Args;
+
 use crate::nightly;
+
+/// Runs the library's tests under AddressSanitizer. The exit code is 0 only if all passed and nothing was found; 69 where a nightly
+/// compiler is missing.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Beside the unit tests run only this file of crates/untorn/tests, and others that are named so; all of them without it
+    #[arg(long = "test", value_name = "NAME")]
+    tests: Vec<String>,
+}
 
 /// Tests that cannot pass, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
@@ -23,12 +34,12 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ),
 ];
 
-pub(crate) fn run(root: &Path) -> ExitCode {
+pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
     let Some(host) = host() else {
         eprintln!("asan: {}", nightly::MISSING);
         return ExitCode::from(nightly::UNAVAILABLE);
     };
-    match tests(root, &host) {
+    match tests(root, &host, &arguments.tests) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -46,13 +57,16 @@ fn host() -> Option<String> {
 }
 
 /// Whether all tests passed and nothing was found.
-fn tests(root: &Path, host: &str) -> io::Result<bool> {
+fn tests(root: &Path, host: &str, chosen: &[String]) -> io::Result<bool> {
     let start = Instant::now();
     // The target is named although it is the host: then the flags are not for what runs in the compiler, build scripts
     // and macros, which could not load the sanitizer's runtime.
-    let mut command =
-        nightly::cargo(&["test", "--package", "untorn", "--lib", "--tests", "--no-fail-fast", "--target"]);
-    command.arg(host).arg("--target-dir").arg(crate::target(root, "asan")).current_dir(root);
+    let mut command = nightly::cargo(&["test", "--package", "untorn", "--lib", "--no-fail-fast"]);
+    if chosen.is_empty() {
+        command.arg("--tests");
+    }
+    command.args(chosen.iter().flat_map(|name| ["--test", name]));
+    command.arg("--target").arg(host).arg("--target-dir").arg(crate::target(root, "asan")).current_dir(root);
     command.env("RUSTFLAGS", crate::rustflags("-Zsanitizer=address"));
     // Some of the tests take a thousand files apart, byte by byte; debug assertions and overflow checks stay in.
     command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1").env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");

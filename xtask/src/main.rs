@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
 
 mod asan;
 mod boost;
@@ -31,7 +32,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Verb {
     /// Run the library's tests under AddressSanitizer.
-    Asan,
+    Asan(asan::Arguments),
     /// Measure programs that write and sync bare and under `untorn run --mode boost`, side by side.
     Boost(boost::Arguments),
     /// Judge every image that processes which share memory commit, while some of them are killed.
@@ -61,9 +62,25 @@ enum Verb {
     Tidy,
 }
 
+/// Has the library say what it does where `UNTORN_LOG` asks for that, as the tool does.
+fn start_logging() -> Result<(), String> {
+    const VARIABLE: &str = "UNTORN_LOG";
+    if std::env::var_os(VARIABLE).is_none_or(|value| value.is_empty()) {
+        return Ok(());
+    }
+    let filter = EnvFilter::try_from_env(VARIABLE).map_err(|error| format!("{VARIABLE} is no filter: {error}"))?;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    Ok(())
+}
+
 fn main() -> ExitCode {
-    match Arguments::parse().verb {
-        Verb::Asan => asan::run(&root()),
+    let arguments = Arguments::parse();
+    if let Err(error) = start_logging() {
+        eprintln!("xtask: {error}");
+        return ExitCode::from(2);
+    }
+    match arguments.verb {
+        Verb::Asan(arguments) => asan::run(&root(), &arguments),
         Verb::Boost(arguments) => boost::run(&root(), &arguments),
         Verb::Cuts(arguments) => cuts::run(&root(), &arguments),
         Verb::Dax(arguments) => dax::run(&arguments, &root()),
