@@ -168,7 +168,8 @@ impl AtomicFile {
     }
 
     /// Gives the space in the sidecar that holds nothing back to the file system: of reflection pages, or of the log, which
-    /// is checkpointed first. Returns the bytes freed.
+    /// is checkpointed first. Returns the bytes freed; those of a log that was there when the file was opened count even where
+    /// they were a hole already.
     ///
     /// # Errors
     /// [`Error::Io`] from the file system.

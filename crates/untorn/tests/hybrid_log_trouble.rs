@@ -377,3 +377,95 @@ fn flush_that_fails<M: Medium>(medium: &Counting<M>) -> Arc<AtomicU64> {
     });
     flushes
 }
+
+/// A checkpoint in the background that fails between the last sync and the end of its thread: whoever closes is told, for
+/// what the file holds only recovery can tell.
+#[test]
+fn who_closes_a_file_whose_checkpoint_failed_is_told_so() {
+    let _limit = limit(60, "a checkpoint that fails while the file is closed");
+    let dir = memory_dir();
+    let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+    let path = dir.path().join("data");
+    let file = options().create_on(medium.clone(), &path, 1 << 20).unwrap();
+    let (begun, closing) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (has_begun, is_closing, refusing, sidecar) =
+        (begun.clone(), closing.clone(), medium.clone(), sidecar_of(&path));
+    medium.watch(move |what, _| match what {
+        "hybrid-log.checkpoint.home" if is_checkpointer() => {
+            has_begun.store(true, Ordering::SeqCst);
+            while !is_closing.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+        }
+        // The sync within close: its record is stored, and now it is made durable.
+        "hybrid-log.epoch.record" if has_begun.load(Ordering::SeqCst) => {
+            refusing.refuse_writes_to(Some(&sidecar));
+            is_closing.store(true, Ordering::SeqCst);
+        }
+        _ => {}
+    });
+    (0..8 * UNITS).for_each(|block| write(&file, block, 3).unwrap());
+    file.sync().unwrap();
+    while !begun.load(Ordering::SeqCst) {
+        file.read_at(&mut [0; 100], 50).unwrap();
+        thread::yield_now();
+    }
+    write(&file, 100, 4).unwrap();
+    let closed = file.close();
+    assert!(matches!(closed, Err(Error::Poisoned { .. })), "{closed:?}");
+    medium.refuse_writes_to(None);
+    let file = options().open_on(medium.clone(), &path).unwrap();
+    assert!(read(&file)[100 * PAGE..101 * PAGE] == [4; PAGE], "close failed after its sync had not");
+}
+
+/// Somebody deploys a block while a write to it fails that cannot be taken back: nobody reads what it left there.
+#[test]
+fn a_write_that_failed_is_not_shown_by_a_deploy() {
+    let _limit = limit(60, "a deploy beside a write that fails");
+    let dir = memory_dir();
+    let medium = Counting::new(Dax::new(MediumKind::AssumedPmem));
+    let path = dir.path().join("data");
+    let options = options().log_policy(LogPolicy::Hybrid).durability(Durability::PerWrite).checkpointers(0);
+    let file = options.create_on(medium.clone(), &path, 8 * PAGE as u64).unwrap();
+    // Writes alone, and redo is logged; reads, and it is undo, and what was written is at home.
+    (0..8).for_each(|block| write(&file, block, 1).unwrap());
+    (0..100).for_each(|_| file.read_at(&mut [0; 10], 0).unwrap());
+    write(&file, 7, 1).unwrap();
+    let waits = Arc::new(AtomicBool::new(false));
+    let deployer: Arc<Mutex<Option<ThreadId>>> = Arc::default();
+    let (deployers, has_waited) = (deployer.clone(), waits.clone());
+    medium.halve(move |halfway| {
+        if halfway == Halfway::Wait && *deployers.lock().unwrap() == Some(thread::current().id()) {
+            has_waited.store(true, Ordering::SeqCst);
+        }
+    });
+    let stored = Arc::new(AtomicBool::new(false));
+    let (is_stored, refusing, sidecar) = (stored.clone(), medium.clone(), sidecar_of(&path));
+    medium.watch(move |what, _| {
+        if what == "hybrid-log.undo.entry" {
+            refusing.refuse_writes_to(Some(&sidecar));
+            refusing.refuse_reads_of(Some(&sidecar));
+            is_stored.store(true, Ordering::SeqCst);
+            while !waits.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+        }
+    });
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let failed = write(&file, 3, 2);
+            assert!(matches!(failed, Err(Error::Io { .. })), "{failed:?}");
+        });
+        scope.spawn(|| {
+            *deployer.lock().unwrap() = Some(thread::current().id());
+            while !stored.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            let deployed = file.deploy(3 * PAGE as u64, PAGE as u64);
+            assert!(matches!(deployed, Err(Error::Poisoned { .. })), "{deployed:?}");
+        });
+    });
+    let mut seen = [0; 10];
+    let read = file.read_at(&mut seen, 3 * PAGE as u64);
+    assert!(matches!(read, Err(Error::Poisoned { .. })), "{read:?}: {seen:?}");
+}

@@ -196,9 +196,9 @@ impl<M: Medium> Core<M> {
             slot.unlock();
             return Ok(());
         }
-        if live.is_some()
-            && let Err(error) = self.take_home(link)
-        {
+        let at_home = if live.is_some() { self.take_home(link) } else { Ok(()) };
+        // A write that failed may have left there what nobody is to see.
+        if let Err(error) = at_home.and_then(|()| self.standing.readable()) {
             slot.unlock();
             return Err(error);
         }

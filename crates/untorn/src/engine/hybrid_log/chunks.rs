@@ -30,9 +30,17 @@ struct ChunkState {
     last: AtomicU64,
     /// 1 while a lane fills it.
     held: AtomicU64,
-    /// 1 if its space was given back to the file system.
-    hollow: AtomicU64,
+    /// What is known of its space: one of the three below.
+    space: AtomicU64,
 }
+
+/// The space of a chunk that was there when the log was opened: an older session may have given it back, or have been killed
+/// before it got any. It is asked for before the first store.
+const UNKNOWN: u64 = 0;
+/// It has space.
+const FURNISHED: u64 = 1;
+/// Its space was given back to the file system, or there was none for it. Only a free chunk is ever hollow.
+const HOLLOW: u64 = 2;
 
 /// Bits of the number that tells how often a chunk was used, as links know it.
 const LAP_BITS: u32 = 16;
@@ -69,17 +77,12 @@ impl Chunks {
         let total = len.saturating_sub(at) / chunk;
         // An older session may have allowed more than this one does.
         let most = most.div_ceil(chunk).max(total).max(2);
-        let states: ZeroedArray<ChunkState> = ZeroedArray::reserve(most as usize)?;
-        if class == MediumClass::PersistentMemory {
-            // Their space may have been given back, or never have been got before a crash; a store must not find that out.
-            states[..total as usize].iter().for_each(|state| state.hollow.store(1, Ordering::Relaxed));
-        }
         Ok(Chunks {
             at,
             units,
             shift: units.trailing_zeros(),
             metas: ZeroedArray::reserve((most * units) as usize)?,
-            states,
+            states: ZeroedArray::reserve(most as usize)?,
             laps: ZeroedArray::reserve(most as usize)?,
             free: Mutex::new(Free { chunks: (0..total).collect(), total }),
             total: AtomicU64::new(total),
@@ -108,15 +111,25 @@ impl Chunks {
         self.most
     }
 
-    /// Chunks that are free.
+    /// Chunks that are free, with space or without.
     pub(super) fn available(&self) -> u64 {
         self.available.load(Ordering::Acquire)
+    }
+
+    /// Chunks that are free and, as far as is known, have space.
+    pub(super) fn ready(&self, relax: impl FnMut(u32)) -> u64 {
+        let free = lock(&self.free, relax);
+        free.chunks.iter().filter(|&&chunk| self.space(chunk) != HOLLOW).count() as u64
+    }
+
+    fn space(&self, chunk: u64) -> u64 {
+        self.states[chunk as usize].space.load(Ordering::Relaxed)
     }
 
     /// Byte offset of the chunk of a unit.
     #[inline(always)]
     fn chunk_at(&self, unit: u64) -> u64 {
-        self.at + (unit >> self.shift) * chunk_len(self.units)
+        self.start(unit >> self.shift)
     }
 
     /// Which unit of its chunk it is.
@@ -150,10 +163,10 @@ impl Chunks {
     }
 
     /// Room for an entry of `1 << class` units, for the holder of a lane, from the chunk that the lane fills, one that
-    /// another lane let go of with room left, or a free one; `None` if there is none of these.
+    /// another lane let go of with room left, or a free one; `None` if there is none of these, or no space for it.
     ///
     /// # Errors
-    /// What giving a chunk its space back comes upon.
+    /// What giving a chunk its space comes upon, other than that there is none.
     pub(super) fn take<F: MediumFile>(
         &self,
         lane: &LaneState,
@@ -277,28 +290,37 @@ impl Chunks {
         self.available.store(free.chunks.len() as u64, Ordering::Release);
     }
 
-    /// A free chunk, with space, that is free no longer, but a lane's.
+    /// A free chunk, with space, that is free no longer, but a lane's. `None` if none is free, or no space is left for those
+    /// that are: of others that are not free, a checkpoint may make some.
     fn next_chunk<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<Option<u64>> {
         let mut free = lock(&self.free, relax);
-        // A disk has them written in a ring; memory likes to get the one back that it saw last.
-        let next = match self.class {
-            MediumClass::Block => free.chunks.front(),
-            MediumClass::PersistentMemory => free.chunks.back(),
-        };
-        let Some(&chunk) = next else { return Ok(None) };
-        let state = &self.states[chunk as usize];
-        if state.hollow.load(Ordering::Relaxed) != 0 {
-            self.furnish(side, chunk)?;
-            state.hollow.store(0, Ordering::Relaxed);
+        let Some(place) = self.place_with_space(side, &free)? else { return Ok(None) };
+        let chunk = free.chunks.remove(place);
+        if let Some(chunk) = chunk {
+            // Whoever looks under the lock for a chunk with room left must not find one that is being begun without a lane.
+            self.states[chunk as usize].held.store(1, Ordering::Relaxed);
         }
-        match self.class {
-            MediumClass::Block => free.chunks.pop_front(),
-            MediumClass::PersistentMemory => free.chunks.pop_back(),
-        };
-        // Whoever looks under the lock for a chunk with room left must not find one that is being begun without a lane.
-        state.held.store(1, Ordering::Relaxed);
         self.available.store(free.chunks.len() as u64, Ordering::Release);
-        Ok(Some(chunk))
+        Ok(chunk)
+    }
+
+    /// Where among the free chunks the next one stands. One that has its space already comes before one that would take some
+    /// of the disk's.
+    fn place_with_space<F: MediumFile>(&self, side: &F, free: &Free) -> Result<Option<usize>> {
+        // A disk has them written in a ring; memory likes to get the one back that it saw last.
+        let turn = |turn: usize| match self.class {
+            MediumClass::Block => turn,
+            MediumClass::PersistentMemory => free.chunks.len() - 1 - turn,
+        };
+        let mut places = (0..free.chunks.len()).map(turn);
+        while let Some(place) = places.find(|&place| self.space(free.chunks[place]) != HOLLOW) {
+            if self.furnish(side, free.chunks[place])? {
+                return Ok(Some(place));
+            }
+        }
+        // If there is no space for one of these, there is none for the next.
+        let Some(place) = (0..free.chunks.len()).map(turn).next() else { return Ok(None) };
+        Ok(self.furnish(side, free.chunks[place])?.then_some(place))
     }
 
     /// Frees every chunk that no lane fills and that has no entries of an epoch above `cut`. The cut is durable.
@@ -342,7 +364,8 @@ impl Chunks {
         let chunk = chunk_len(self.units);
         side.set_len(self.at + new * chunk)?;
         for chunk in old..new {
-            self.furnish(side, chunk)?;
+            self.give_space(side, chunk)?;
+            self.states[chunk as usize].space.store(FURNISHED, Ordering::Relaxed);
         }
         sync()?;
         free.chunks.extend(old..new);
@@ -352,10 +375,44 @@ impl Chunks {
         Ok(true)
     }
 
+    /// Gives one of the free chunks that lack space some. False if none does.
+    ///
+    /// # Errors
+    /// No space, or what else the file system says.
+    pub(super) fn furnish_one<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<bool> {
+        let free = lock(&self.free, relax);
+        let Some(&chunk) = free.chunks.iter().find(|&&chunk| self.space(chunk) == HOLLOW) else { return Ok(false) };
+        self.give_space(side, chunk)?;
+        self.states[chunk as usize].space.store(FURNISHED, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// Sees to it that a free chunk has space. False if there is none for it. The caller holds the lock on what is free.
+    fn furnish<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<bool> {
+        let state = &self.states[chunk as usize];
+        let given = match state.space.load(Ordering::Relaxed) {
+            FURNISHED => return Ok(true),
+            // It was written before, or never, and then its first entries pay for it.
+            UNKNOWN => side.allocate(self.start(chunk), chunk_len(self.units)),
+            _ => self.give_space(side, chunk),
+        };
+        match given {
+            Ok(()) => state.space.store(FURNISHED, Ordering::Relaxed),
+            Err(error) if error.is_for_want_of_space() => {
+                state.space.store(HOLLOW, Ordering::Relaxed);
+                // What it got of the last of the disk is for others. If not, it stays this chunk's.
+                let _ = side.punch(self.start(chunk), chunk_len(self.units));
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+
     /// Gives a chunk its space. On a block medium it is written once, not only allocated: to overwrite what was allocated
     /// but never written would cost a journal commit of the file system at every flush.
-    fn furnish<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<()> {
-        let (at, len) = (self.at + chunk * chunk_len(self.units), chunk_len(self.units));
+    fn give_space<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<()> {
+        let (at, len) = (self.start(chunk), chunk_len(self.units));
         side.allocate(at, len)?;
         if self.class == MediumClass::Block {
             let zeros = [0; 64 << 10];
@@ -366,7 +423,13 @@ impl Chunks {
         Ok(())
     }
 
-    /// Gives the space of every free chunk back to the file system. Returns the bytes freed.
+    /// Byte offset of a chunk.
+    fn start(&self, chunk: u64) -> u64 {
+        self.at + chunk * chunk_len(self.units)
+    }
+
+    /// Gives the space of every free chunk back to the file system. Returns the bytes freed, those counted in of which it is
+    /// not known that they were a hole already.
     ///
     /// # Errors
     /// [`Error::Io`] from the file system.
@@ -375,9 +438,9 @@ impl Chunks {
         let mut freed = 0;
         for &chunk in &free.chunks {
             let state = &self.states[chunk as usize];
-            if state.hollow.swap(1, Ordering::Relaxed) == 0 {
+            if state.space.swap(HOLLOW, Ordering::Relaxed) != HOLLOW {
                 self.forget(chunk);
-                side.punch(self.at + chunk * chunk_len(self.units), chunk_len(self.units))?;
+                side.punch(self.start(chunk), chunk_len(self.units))?;
                 freed += chunk_len(self.units);
             }
         }
@@ -418,7 +481,7 @@ mod tests {
     #[test]
     fn a_chunk_that_is_being_begun_is_adopted_by_nobody() {
         let dir = tempfile::tempdir().unwrap();
-        let file = PageCache::new().create(&dir.path().join("log"), 0, 0).unwrap();
+        let file = PageCache::new().create(&dir.path().join("log"), 2 * chunk_len(16), 0).unwrap();
         let chunks = Chunks::new(MediumClass::Block, 0, 16, 2 * chunk_len(16), 0).unwrap();
         let (other, never): (ZeroedBox<LaneState>, _) = (ZeroedBox::new().unwrap(), |_| panic!("nobody has it"));
         let chunk = chunks.next_chunk(&file, never).unwrap().unwrap();

@@ -344,6 +344,10 @@ impl<M: Medium> Engine for HybridLog<M> {
 
     fn close(&self) -> Result<()> {
         self.workers.stop();
+        if !self.core.standing.is_read_only() {
+            // A checkpoint in the background may have come upon a flush that failed since the last sync.
+            self.core.standing.writable()?;
+        }
         self.core.close_clean()
     }
 

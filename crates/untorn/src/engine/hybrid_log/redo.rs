@@ -42,12 +42,13 @@ impl<M: Medium> Core<M> {
                 return Err(error);
             }
         };
-        match self.store_redo(lane, plan, &links) {
+        let mut headers_tried = 0;
+        match self.store_redo(lane, plan, &links, &mut headers_tried) {
             Ok(()) => Ok(Some(links)),
             // On persistent memory no store fails unless a page of the log is lost.
             Err(error) if self.class == MediumClass::PersistentMemory => Err(self.standing.poison(error)),
             // What cannot be taken back must not be committed with the rest of the epoch.
-            Err(error) => match self.take_back(lane, plan, &links, saved) {
+            Err(error) => match self.take_back(lane, plan, &links[..headers_tried], saved) {
                 Ok(()) => {
                     self.give_back_new(lane, plan, &links);
                     Err(error)
@@ -64,7 +65,8 @@ impl<M: Medium> Core<M> {
         self.chunks.give_back(lane.state, new.map(|(cover, link)| (link.unit(), cover.class)), self.relax());
     }
 
-    fn store_redo(&self, lane: &Lane<'_>, plan: &Plan<'_>, links: &[Link]) -> Result<()> {
+    /// Counts in `headers_tried` the covers whose headers may stand in the log, if it fails.
+    fn store_redo(&self, lane: &Lane<'_>, plan: &Plan<'_>, links: &[Link], headers_tried: &mut usize) -> Result<()> {
         // All bytes before the first header: a header that stands in the log belongs to the epoch.
         let mut headers = Vec::with_capacity(links.len());
         for (index, (cover, &link)) in plan.covers.iter().zip(links).enumerate() {
@@ -76,6 +78,7 @@ impl<M: Medium> Core<M> {
         }
         let epoch = self.epoch();
         for ((cover, &link), header) in plan.covers.iter().zip(links).zip(&headers) {
+            *headers_tried += 1;
             let Some((delta, sum)) = *header else { continue };
             let header = Header {
                 epoch,
@@ -190,13 +193,13 @@ impl<M: Medium> Core<M> {
         Ok(saved)
     }
 
-    /// Brings the log back to where it was before a write that failed.
+    /// Brings the log back to where it was before a write that failed. `links` are those of the first covers, whose headers
+    /// were stored, or half stored.
     #[cold]
     fn take_back(&self, lane: &Lane<'_>, plan: &Plan<'_>, links: &[Link], saved: Vec<Saved>) -> Result<()> {
         for (cover, &link) in plan.covers.iter().zip(links) {
             if cover.logged == Logged::Nothing {
-                // Whether or not its header got there.
-                self.side.write(self.chunks.header_at(link.unit()), &[0; LINE as usize])?;
+                self.remove_header(self.chunks.header_at(link.unit()))?;
                 let meta = self.meta(link);
                 if meta.what().is_some() {
                     lane.state.remove(meta.check.load(Ordering::Relaxed));
@@ -205,12 +208,29 @@ impl<M: Medium> Core<M> {
             }
         }
         for Saved { link, delta, bytes, header } in saved {
-            self.side.write(self.chunks.bytes_at(link.unit()) + u64::from(delta.offset), &bytes)?;
-            self.side.write(self.chunks.header_at(link.unit()), &header)?;
+            self.bring_back(self.chunks.bytes_at(link.unit()) + u64::from(delta.offset), &bytes)?;
+            self.bring_back(self.chunks.header_at(link.unit()), &header)?;
             let meta = self.meta(link);
             meta.set_delta(delta);
             lane.state.replace(meta.check.swap(check_of(&header), Ordering::Relaxed), check_of(&header));
         }
         Ok(())
+    }
+
+    /// Sees to it that no header of the open epoch stands at byte `at` of the log. Where nothing can be written there, perhaps none ever was.
+    fn remove_header(&self, at: u64) -> Result<()> {
+        let Err(error) = self.side.write(at, &[0; LINE as usize]) else { return Ok(()) };
+        let mut line = [0; LINE as usize];
+        self.side.read(at, &mut line)?;
+        let stands = Header::decode(self.seal, at, &line).is_some_and(|header| header.epoch == self.epoch());
+        if stands { Err(error) } else { Ok(()) }
+    }
+
+    /// Sees to it that these bytes stand at byte `at` of the log, where perhaps they always did.
+    fn bring_back(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        let Err(error) = self.side.write(at, bytes) else { return Ok(()) };
+        let mut there = vec![0; bytes.len()];
+        self.side.read(at, &mut there)?;
+        if there == bytes { Ok(()) } else { Err(error) }
     }
 }

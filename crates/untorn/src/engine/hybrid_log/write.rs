@@ -315,7 +315,8 @@ impl<M: Medium> Core<M> {
                 if grows_first {
                     return self.free_what_is_durable();
                 }
-                if self.chunks.available() > 0 && attempt < PATIENCE_ON_A_FULL_DISK { Ok(()) } else { Err(error) }
+                let free = self.chunks.ready(self.relax());
+                if free > 0 && attempt < PATIENCE_ON_A_FULL_DISK { Ok(()) } else { Err(error) }
             }
             Err(error) => Err(error),
         }
@@ -329,12 +330,16 @@ impl<M: Medium> Core<M> {
         self.checkpoint_all_chunks()
     }
 
-    /// Makes the log longer until so many chunks are free. False if it may not become so long.
+    /// Makes the log longer until so many chunks are free, once those that are have their space. False if it may not become
+    /// so long.
     fn lengthen(&self, wanted: u64) -> Result<bool> {
         // A cut meanwhile would write a length down that is not durable yet. Of several threads that find no room, one at a
         // time looks again and makes some.
         let mut ledger = lock(&self.ledger, self.relax());
-        while self.chunks.available() < wanted {
+        while self.chunks.ready(self.relax()) < wanted {
+            if self.chunks.furnish_one(&self.side, self.relax())? {
+                continue;
+            }
             // If it fails, nobody knows what became of the open epoch's bytes, which were to be flushed with it.
             let sync = || self.side.sync(barriers::LOG_GROW).map_err(|error| self.standing.poison(error));
             let before = self.side.len();
