@@ -179,12 +179,16 @@ fn words(arm: Arm, found: &Found) -> String {
     )
 }
 
+/// Steps, each with the position to which a record had come when word of it came.
+type Received = Vec<(Position, u64)>;
+
 /// One life of a program.
 struct Life {
     record: block::Log,
     /// What had been acknowledged when the record had come to a position.
-    received: Vec<(Position, u64)>,
-    /// Where the record was when the program was dead.
+    received: Received,
+    /// Where the record was when the tool was about to be killed, and when the program was dead.
+    served: Position,
     dead: Position,
 }
 
@@ -319,14 +323,14 @@ impl<'a> Chain<'a> {
         command.args(["setsid", "sh", "-c", self.arm.victim.program]).stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let (steps, wait) = (self.rng.below(5), Duration::from_micros(self.rng.below(LONGEST)));
-        let received = watch(&mut child, recorder.clock(), steps, wait);
+        let watched = watch(&mut child, recorder.clock(), steps, wait);
         let dead = recorder.clock().now();
         // The kernel may write back what it has at any time. What comes of this is judged on the disks.
         quiet("sync").arg("-f").arg(recorder.path()).status()?;
         let record = recorder.finish();
         fs::remove_file(&live)?;
         self.swap_log("aside/log", "log-after")?;
-        Ok(received?.map(|received| Life { record, received, dead }))
+        Ok(watched?.map(|(served, received)| Life { record, received, served, dead }))
     }
 
     /// Cuts the power at random instants of a life. The next one begins with one of the disks.
@@ -385,7 +389,9 @@ impl<'a> Chain<'a> {
 
     /// What the disk of an instant must have. After the death that is everything, whenever word of it came.
     fn known(&self, life: &Life, at: Position) -> u64 {
-        if at >= life.dead { life.last(self.last) } else { life.known(at, self.last) }
+        let at = if at >= life.dead { Position::MAX } else { at };
+        // What is not synced is committed by a close, and that of whoever pays no heed to it only while somebody served it.
+        life.known(if self.arm.victim.hears() { at } else { at.min(life.served) }, self.last)
     }
 
     /// Tries disks that must not stand, until one does not.
@@ -482,20 +488,22 @@ fn patient(mut command: Command) -> Command {
     command
 }
 
-/// What the program acknowledged until it was killed, after so many steps and some time.
+/// What the program acknowledged until it was killed, after so many steps and some time, and where the record was then.
 fn watch(
     child: &mut Child,
     clock: Clock,
     steps: u64,
     wait: Duration,
-) -> io::Result<Result<Vec<(Position, u64)>, Wrong>> {
+) -> io::Result<Result<(Position, Received), Wrong>> {
     let said = BufReader::new(child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?);
     let (sender, lines) = mpsc::channel();
-    let reader = thread::spawn(move || read(said, &clock, &sender));
+    let readers = clock.clone();
+    let reader = thread::spawn(move || read(said, &readers, &sender));
     let process = lines.recv_timeout(PATIENCE);
     let stepped = process.is_ok() && (0..steps).all(|_| lines.recv_timeout(PATIENCE).is_ok());
     thread::sleep(wait);
     // The tool first, lest it sync what the program leaves.
+    let served = clock.now();
     let _ = child.kill();
     let status = child.wait()?;
     if let Ok(process) = process {
@@ -505,14 +513,14 @@ fn watch(
     }
     let received = reader.join().map_err(|_| io::Error::other("a reader panicked"))?;
     if stepped && status.code().is_none() {
-        return Ok(Ok(received));
+        return Ok(Ok((served, received)));
     }
     let last = received.last().map_or(0, |(_, step)| *step);
     Ok(Err(Wrong::integrity(format!("AFTER STEP {last} THE PROGRAM WENT ON NO MORE, OR ENDED BY ITSELF ({status})"))))
 }
 
 /// Notes for each step the position at which it is certain; hands the process and the steps on.
-fn read(said: impl BufRead, clock: &Clock, lines: &Sender<u64>) -> Vec<(Position, u64)> {
+fn read(said: impl BufRead, clock: &Clock, lines: &Sender<u64>) -> Received {
     let mut received = Vec::new();
     // What a killed tool did not say to its end is no number.
     let numbers = said.lines().map_while(Result::ok).map_while(|line| line.parse::<u64>().ok());
@@ -532,7 +540,7 @@ mod tests {
 
     #[test]
     fn a_step_binds_the_disks_at_and_after_the_position_at_which_word_came_of_it() {
-        let life = Life { record: block::Log::default(), received: vec![(3, 8), (7, 9)], dead: 9 };
+        let life = Life { record: block::Log::default(), received: vec![(3, 8), (7, 9)], served: 8, dead: 9 };
         assert_eq!([0, 2, 3, 6, 7, 9].map(|at| life.known(at, 7)), [7, 7, 8, 8, 9, 9]);
         assert_eq!((life.last(7), Life { received: vec![], ..life }.last(7)), (9, 7));
     }
@@ -544,6 +552,6 @@ mod tests {
             assert_eq!((0..arms.len()).map(|number| disks(&arms, all, number)).sum::<u32>(), all);
         }
         assert_eq!(disks(&arms, 1000, arms.len() - 1), 0);
-        assert_eq!(arms.iter().filter(|arm| arm.log == Log::Memory).count(), 4);
+        assert_eq!(arms.iter().filter(|arm| arm.log == Log::Memory).count(), 5);
     }
 }

@@ -58,6 +58,14 @@ pub(super) const VICTIMS: &[Victim] = &[
         judge: "python3 \"$PROGRAMS/kill_appender.py\" judge",
         syncs: true,
     },
+    // Names that nobody syncs.
+    Victim {
+        name: "maker",
+        mode: Mode::Boost,
+        program: "exec python3 \"$PROGRAMS/kill_maker.py\"",
+        judge: "python3 \"$PROGRAMS/kill_maker.py\" judge",
+        syncs: false,
+    },
     // Without untorn, or in mode boost, it would tear.
     Victim {
         name: "sqlite",
@@ -81,6 +89,13 @@ pub(super) const VICTIMS: &[Victim] = &[
         syncs: true,
     },
 ];
+
+impl Victim {
+    /// Whether it goes by what its closes are told. If not, it acknowledges what nobody served any more.
+    pub(super) fn hears(&self) -> bool {
+        self.syncs || self.mode != Mode::Atomic
+    }
+}
 
 /// Of what a judge says, so many characters are told.
 const MOST_WORDS: usize = 300;
