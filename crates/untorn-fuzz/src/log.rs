@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::Path;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use twox_hash::XxHash3_64;
-use untorn::medium::{Barrier, Identity, MediumClass, SlowFile, SlowPlace};
-use untorn::{CacheOptions, Durability, Result};
+use untorn::medium::{Barrier, Identity, MadeLike, MediumClass, SlowFile, SlowPlace};
+use untorn::{CacheOptions, Durability, Error, Result};
 use untorn_sim::{CrashState, SimMedium};
 
 use crate::forge::{changes, field, put, raw, word};
@@ -32,8 +32,23 @@ const MAX_LEN: u64 = 1 << 20;
 /// Offset and width of the fields of superblock, tail line, table line and entry.
 const SUPERBLOCK: [(usize, usize); 8] = [(8, 4), (12, 4), (32, 8), (40, 8), (48, 8), (56, 4), (60, 4), (64, 4)];
 const TAIL: [(usize, usize); 1] = [(0, 8)];
-const LINE: [(usize, usize); 12] =
-    [(0, 8), (8, 8), (16, 8), (24, 8), (32, 8), (40, 8), (48, 4), (52, 4), (56, 8), (64, 8), (72, 8), (80, 8)];
+const LINE: [(usize, usize); 15] = [
+    (0, 8),
+    (8, 8),
+    (16, 8),
+    (24, 8),
+    (32, 8),
+    (40, 8),
+    (48, 4),
+    (52, 4),
+    (56, 8),
+    (64, 8),
+    (72, 8),
+    (80, 8),
+    (4080, 4),
+    (4084, 4),
+    (4088, 4),
+];
 const HEADER: [(usize, usize); 9] = [(0, 8), (8, 8), (16, 8), (24, 8), (32, 4), (36, 4), (40, 4), (44, 4), (48, 8)];
 
 /// What was done to a file.
@@ -45,15 +60,38 @@ enum Done {
 
 /// Files that only note what is done to them, so that they may be of any length.
 #[derive(Clone, Default)]
-struct Shelf(Arc<Mutex<BTreeMap<u64, Vec<Done>>>>);
+struct Shelf(Arc<Mutex<Shelved>>);
+
+struct Shelved {
+    done: BTreeMap<u64, Vec<Done>>,
+    names: BTreeMap<PathBuf, u64>,
+    /// Inode numbers of files that were removed.
+    removed: Vec<u64>,
+}
+
+impl Default for Shelved {
+    fn default() -> Self {
+        let names = NAMES.iter().map(PathBuf::from).zip(1..).collect();
+        Shelved { done: BTreeMap::new(), names, removed: Vec::new() }
+    }
+}
+
+/// Inode number of a file that was made again for the number `uid` of the table.
+fn made_for(uid: u64) -> u64 {
+    uid.wrapping_add(1000)
+}
 
 impl Shelf {
+    fn all(&self) -> MutexGuard<'_, Shelved> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn done(&self) -> BTreeMap<u64, Vec<Done>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.all().done.clone()
     }
 
     fn note(&self, inode: u64, done: Done) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(inode).or_default().push(done);
+        self.all().done.entry(inode).or_default().push(done);
     }
 
     fn file(&self, inode: u64) -> Arc<dyn SlowFile> {
@@ -68,7 +106,12 @@ struct Book {
 
 impl SlowFile for Book {
     fn identity(&self) -> Result<Identity> {
-        Ok(Identity { device: 1, inode: self.inode, generation: 7, birth: 9 })
+        let birth = if self.inode <= NAMES.len() as u64 { 9 } else { 10 };
+        Ok(Identity { device: 1, inode: self.inode, generation: 7, birth })
+    }
+
+    fn made_like(&self) -> Result<Option<MadeLike>> {
+        Ok(Some(MadeLike { mode: 0o644, uid: 3, gid: 4 }))
     }
 
     fn len(&self) -> Result<u64> {
@@ -100,21 +143,54 @@ impl SlowFile for Book {
 
 impl SlowPlace for Shelf {
     fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
-        let found = (1..).zip(NAMES).find(|(_, name)| Path::new(name) == path);
-        Ok(found.map(|(inode, _)| self.file(inode)))
+        let found = self.all().names.get(path).copied();
+        Ok(found.map(|inode| self.file(inode)))
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
-        Ok(NAMES.iter().any(|name| Path::new(name) == path))
+        Ok(self.all().names.contains_key(path))
     }
 
     fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>> {
-        let named = (1..).zip(NAMES).filter(|(number, _)| *number == inode && dir == Path::new("/slow"));
-        Ok(named.filter_map(|(_, name)| Path::new(name).file_name().map(OsString::from)).collect())
+        let all = self.all();
+        let named = all.names.iter().filter(|(name, number)| **number == inode && name.parent() == Some(dir));
+        Ok(named.filter_map(|(name, _)| name.file_name().map(OsString::from)).collect())
     }
 
-    fn directory(&self, dir: &Path) -> Result<Option<(u64, u64)>> {
-        Ok((dir == Path::new("/slow")).then_some((1, 77)))
+    fn names(&self, dir: &Path) -> Result<Vec<OsString>> {
+        let all = self.all();
+        let here = all.names.keys().filter(|path| path.parent() == Some(dir));
+        Ok(here.filter_map(|path| path.file_name().map(OsString::from)).collect())
+    }
+
+    fn directory(&self, dir: &Path) -> Result<Option<Identity>> {
+        let there = Identity { device: 1, inode: 77, generation: 0, birth: 1 };
+        Ok((dir == Path::new("/slow")).then_some(there))
+    }
+
+    fn make(&self, path: &Path, _: &MadeLike) -> Result<Arc<dyn SlowFile>> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let inode = made_for(name.rsplit('-').next().and_then(|uid| uid.parse().ok()).unwrap_or_default());
+        let taken = self.all().names.insert(path.to_owned(), inode);
+        assert_eq!(taken, None, "a file is made over another");
+        Ok(self.file(inode))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        let mut all = self.all();
+        assert!(!all.names.contains_key(to), "a name is taken from its file");
+        let Some(inode) = all.names.remove(from) else {
+            return Err(Error::io("rename", from, std::io::Error::from_raw_os_error(2)));
+        };
+        all.names.insert(to.to_owned(), inode);
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        let mut all = self.all();
+        let removed = all.names.remove(path);
+        all.removed.extend(removed);
+        Ok(())
     }
 
     fn sync_dir(&self, _: Barrier, _: &Path) -> Result<()> {
@@ -247,7 +323,8 @@ fn change(log: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
 }
 
 /// Forges a log as the input says, replays it, twice, and uses it. An error is a right answer to it. Nothing panics; no write is
-/// longer than the log or ends where no file can; no file is written to that no line of the table names; nothing is done that no whole
+/// longer than the log or ends where no file can; no file is written to that no line of the table names, and none removed that none
+/// lets leave; nothing is done that no whole
 /// entry of the log says, to the file that it says; where nothing was sealed anew, nothing that nobody wrote; the second replay does
 /// nothing that the first one did not do; and a log that opens afterwards serves.
 pub(crate) fn run(input: &[u8]) {
@@ -259,7 +336,11 @@ pub(crate) fn run(input: &[u8]) {
     let medium = boot(&honest.state);
     replace(&medium, Path::new(LOG), &honest.log, &log).expect("a simulated machine takes any bytes");
     // Lines are pages, wherever a forged superblock puts the table's end.
-    let named = |inode: u64| log.chunks(PAGE).any(|line| word(line, 24) == inode);
+    let is_new = |line: &[u8]| matches!(word(line, 48) & 0xffff_ffff, 4 | 5);
+    let named = |inode: u64| {
+        log.chunks(PAGE).any(|line| word(line, 24) == inode || is_new(line) && made_for(word(line, 0)) == inode)
+    };
+    let leaves = |line: &[u8], inode: u64| matches!(word(line, 48) & 0xffff_ffff, 3 | 5) && word(line, 24) == inode;
     // Where everything is, the superblocks say.
     let said = (log.get(..2 * PAGE) == honest.log.get(..2 * PAGE)).then(|| entries::said(&log));
     let mut before: Option<BTreeMap<u64, Vec<Done>>> = None;
@@ -281,6 +362,9 @@ pub(crate) fn run(input: &[u8]) {
                 let said = said.as_ref().is_none_or(|said| said.contains(&(inode, done.clone())));
                 assert!(said, "the file {inode}: no entry says {done:?}");
             }
+        }
+        for &inode in &shelf.all().removed {
+            assert!(log.chunks(PAGE).any(|line| leaves(line, inode)), "the file {inode} is removed");
         }
         before = Some(shelf.done());
     }

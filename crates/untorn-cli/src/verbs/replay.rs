@@ -95,6 +95,7 @@ fn object(log: &Path, result: &std::result::Result<Replay, Error>) -> Value {
             "bytes": file.bytes,
             "fate": word,
             "why": why,
+            "moved_aside": file.moved_aside.as_ref().map(|path| path.display().to_string()),
         })
     });
     json!({
@@ -135,6 +136,10 @@ fn words(log: &Path, result: &std::result::Result<Replay, Error>, list: bool) ->
             ((word, Some(why)), _) => format!("{word}: {why}"),
         };
         let _ = writeln!(text, "  {}  {bytes}, {what}", file.path.display());
+        if let Some(aside) = &file.moved_aside {
+            let _ =
+                writeln!(text, "    it was made again; what had its name, and is older, is now {}", aside.display());
+        }
     }
     text
 }

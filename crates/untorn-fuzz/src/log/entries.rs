@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Done, ENTRIES_AT, ENTRY, FILES, NAMES, SLOTS, STRIDE, TABLE_AT, TAIL_AT, entry_check, line_check, put, seal_entry,
-    seal_line, word,
+    Done, ENTRIES_AT, ENTRY, FILES, NAMES, SLOTS, STRIDE, TABLE_AT, TAIL_AT, entry_check, line_check, made_for, put,
+    seal_entry, seal_line, word,
 };
 use crate::input::Input;
 use crate::pair::PAGE;
@@ -102,8 +102,10 @@ pub(super) fn change(log: &mut [u8], input: &mut Input<'_>) {
 
 /// A line of the table for one of the files, in both copies.
 fn name(log: &mut [u8], input: &mut Input<'_>) {
-    let (slot, uid, state) = (input.below(FILES as u64) as usize, uid(log, input), 1 + input.below(3));
-    let (inode, path) = (1 + input.below(3), *input.pick(&NAMES));
+    let (slot, uid, state) = (input.below(FILES as u64) as usize, uid(log, input), 1 + input.below(5));
+    // One of the files, or one that is not there.
+    let inode = 1 + input.below(4);
+    let path = NAMES.get(input.below(NAMES.len() as u64 + 1) as usize).copied().unwrap_or("/slow/gone");
     for copy in 0..2 {
         let line = TABLE_AT + (2 * slot + copy) * PAGE;
         let seq = word(log, line + 8);
@@ -179,6 +181,12 @@ pub(super) fn said(log: &[u8]) -> BTreeSet<(u64, Done)> {
             let is_sealed = line_check(log, line).is_some_and(|check| check == word(log, line + 88));
             if is_sealed && word(log, line) == uid {
                 said.insert((word(log, line + 24), done.clone()));
+                if matches!(half(log, line + 48), 4 | 5) {
+                    // Emptied first, or made again.
+                    said.insert((word(log, line + 24), Done::Length(0)));
+                    said.insert((made_for(uid), done.clone()));
+                    said.insert((made_for(uid), Done::Length(0)));
+                }
             }
         }
     }

@@ -138,6 +138,10 @@ impl<M: Medium> Cache<M> {
     pub(super) fn drain_file(&self, file: &Managed) -> Result<()> {
         file.standing()?;
         self.drain_to(self.last(file))?;
+        if file.new.load(Ordering::Acquire) {
+            // It has a number, and the log never had anything of it. What comes now the log will not have.
+            self.sync_file(file)?;
+        }
         file.standing()
     }
 
@@ -185,14 +189,16 @@ impl<M: Medium> Cache<M> {
         file.standing()
     }
 
-    /// Flushes a file on its own device.
+    /// Flushes a file on its own device, with its name if that is not known to be durable.
     pub(crate) fn sync_file(&self, file: &Managed) -> Result<()> {
         self.standing.writable()?;
         // Nothing is settled meanwhile: of a page that did not get to the device the kernel tells the first who asks, and to a
         // drain that asks next it would say that all is well, and what it had delivered would be freed.
         let _drain = self.drain.hold();
         file.standing()?;
-        file.slow.sync(barriers::FILE).inspect_err(|error| self.fail(file, error))
+        file.slow.sync(barriers::FILE).inspect_err(|error| self.fail(file, error))?;
+        self.name_new(std::iter::once(file))?;
+        file.standing()
     }
 
     /// Gives the kernel what is complete before a position, so many entries at most. False if there was nothing.
@@ -324,7 +330,7 @@ impl<M: Medium> Cache<M> {
     /// Syncs what was delivered, and frees it. With `all`, also what is stuck is moved out of the way.
     fn settle(&self, drain: &mut Drain, all: bool) -> Result<()> {
         let dirty = std::mem::take(&mut drain.dirty);
-        self.sync_or_miss(dirty.values().filter(|file| !file.has_failed()));
+        self.sync_or_miss(dirty.values().filter(|file| !file.has_failed()))?;
         let has_failed = |item: &Item| dirty.get(&item.operation.uid).is_some_and(|file| file.has_failed());
         let (failed, settled): (Vec<Item>, Vec<Item>) = drain.pending.drain(..).partition(has_failed);
         drain.stuck.extend(failed);
@@ -349,6 +355,9 @@ impl<M: Medium> Cache<M> {
         let tail = drain.stuck.first().map_or(delivered, |item| item.position.min(delivered));
         self.pass(drain, tail)?;
         self.ring.ledger().settle(delivered);
+        for file in dirty.values().filter(|file| file.handles.load(Ordering::Acquire) == 0) {
+            self.see_off(file);
+        }
         let mut registry = locked(&self.registry);
         for file in dirty.values() {
             self.forget_if_done(&mut registry, file);
@@ -358,23 +367,26 @@ impl<M: Medium> Cache<M> {
 
     /// Makes files durable, each by its own sync, or, if it was removed, by that of its directory: then no crash brings it back, and
     /// nobody misses what it had.
-    fn sync_or_miss<'a>(&self, files: impl Iterator<Item = &'a Arc<Managed>>) {
+    fn sync_or_miss<'a>(&self, files: impl Iterator<Item = &'a Arc<Managed>>) -> Result<()> {
         // All are asked before the first directory is synced: what is removed later that sync does not make durable.
         let (removed, there): (Vec<_>, Vec<_>) = files.partition(|file| self.was_removed(file));
-        for file in there {
+        for file in &there {
             if let Err(error) = file.slow.sync(barriers::FILE) {
                 self.fail(file, &error);
             }
         }
+        self.name_new(there.iter().map(|file| &***file).filter(|file| !file.has_failed()))?;
         let mut dirs = BTreeMap::new();
         for file in removed {
             dirs.entry(file.dir()).or_insert_with(Vec::new).push(file);
         }
         for (dir, files) in dirs {
-            if let Err(error) = self.place.sync_dir(barriers::REMOVED, dir) {
-                files.into_iter().for_each(|file| self.fail(file, &error));
+            match self.place.sync_dir(barriers::REMOVED, dir) {
+                Ok(()) => files.into_iter().for_each(|file| file.gone.store(true, Ordering::Release)),
+                Err(error) => files.into_iter().for_each(|file| self.fail(file, &error)),
             }
         }
+        Ok(())
     }
 
     /// Whether a file was removed, after the log had noted that it might be, from a directory that is where it was then.
@@ -382,7 +394,7 @@ impl<M: Medium> Cache<M> {
         let Some(parents) = file.parents.get() else { return false };
         file.leaving.load(Ordering::Acquire)
             && file.slow.is_removed().unwrap_or(false)
-            && self.place.directory(file.dir()).is_ok_and(|found| found.is_some_and(|(_, inode)| inode == parents[0]))
+            && self.place.directory(file.dir()).is_ok_and(|found| found.is_some_and(|dir| dir.inode == parents[0]))
     }
 
     /// Moves the tail, durably, and frees what it passes.

@@ -1,6 +1,7 @@
 //! A file behind the log, and what is done with it: read, write, resize.
 
 use std::collections::VecDeque;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -11,7 +12,7 @@ use super::ring::Operation;
 use super::table::Line;
 use super::{Cache, barriers};
 use crate::error::{Error, Result};
-use crate::medium::{Identity, Medium, SlowFile};
+use crate::medium::{Identity, MadeLike, Medium, SlowFile};
 
 /// One inode that has, or may have, entries in the log.
 pub(crate) struct Managed {
@@ -31,6 +32,11 @@ pub(crate) struct Managed {
     pub(super) line: Mutex<Option<Line>>,
     /// The line says that the file may be removed.
     pub(super) leaving: AtomicBool,
+    /// No crash brings it back any more.
+    pub(super) gone: AtomicBool,
+    /// What the line says it is to be like if it has to be made again, as long as that is to be done.
+    pub(super) like: OnceLock<MadeLike>,
+    pub(super) new: AtomicBool,
     /// The number that its entries have; 0 without a line.
     pub(super) uid: AtomicU64,
     /// Every entry of it has a position below.
@@ -79,6 +85,9 @@ impl Managed {
             path,
             parents: OnceLock::new(),
             leaving: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            like: OnceLock::new(),
+            new: AtomicBool::new(false),
             through,
             gate: RwLock::default(),
             length: RwLock::new(Length { len, changes: VecDeque::new() }),
@@ -101,6 +110,10 @@ impl Managed {
     /// The directory that has its name.
     pub(super) fn dir(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new("/"))
+    }
+
+    pub(super) fn name(&self) -> &OsStr {
+        self.path.file_name().unwrap_or_default()
     }
 
     /// # Errors
@@ -383,6 +396,8 @@ impl<M: Medium> Cache<M> {
         if !file.demoted.load(Ordering::Acquire) {
             self.keep_out(file)?;
             self.drain_file(file)?;
+            // Whoever renames or removes it has it demoted before.
+            self.be_uncertain(file);
             // A drain that is about to end has the file open no longer than that.
             self.await_drain();
             file.demoted.store(true, Ordering::Release);

@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::{Error, Result};
 use crate::log::record::Seal;
-use crate::medium::{Identity, MediumFile};
+use crate::medium::{Identity, MadeLike, MediumFile};
 
 const SECTOR: u64 = 512;
 const MAGIC: [u8; 8] = *b"WRCACHE\n";
@@ -23,7 +23,7 @@ const VERSION: u32 = 1;
 /// Features without knowledge of which the log may not be used. None are defined yet.
 const KNOWN_INCOMPAT: u32 = 0;
 /// The longest path that the file table can hold, in bytes.
-pub(super) const MAX_PATH: usize = 4000;
+pub(super) const MAX_PATH: usize = 3984;
 
 /// Where the tail and the file table have their lines.
 pub(super) trait Lines {
@@ -93,6 +93,10 @@ struct RawFile {
     parents: [U64; PARENTS],
     check: U64,
     path: [u8; MAX_PATH],
+    mode: U32,
+    uid_of: U32,
+    gid_of: U32,
+    reserved: U32,
 }
 
 const _: () = {
@@ -101,6 +105,7 @@ const _: () = {
     assert!(size_of::<RawTail>() == 64);
     assert!(size_of::<RawFile>() == PAGE as usize);
     assert!(std::mem::offset_of!(RawFile, check) == 88);
+    assert!(std::mem::offset_of!(RawFile, mode) == 4080);
 };
 
 impl Superblock {
@@ -210,6 +215,9 @@ pub(super) struct TableLine {
     pub(super) replayed: bool,
     /// Its last name was about to be removed: if a replay does not find it, that is what became of it.
     pub(super) leaving: bool,
+    /// The log has all that it was ever written, and its name need not be durable: a replay that does not find it makes one like this,
+    /// and one that does begins with nothing in it.
+    pub(super) new: Option<MadeLike>,
     /// The inode numbers of its directory, of the one with that, and so on, as far as there is room and the file system goes; 0
     /// where there is none. If the file is not found, they say whether that is because its file system is not there.
     pub(super) parents: [u64; PARENTS],
@@ -223,6 +231,8 @@ pub(super) const PARENTS: usize = 4;
 const LIVE: u32 = 1;
 const REPLAYED: u32 = 2;
 const LEAVING: u32 = 3;
+const NEW: u32 = 4;
+const NEW_LEAVING: u32 = 5;
 
 impl TableLine {
     /// Its bytes for this place. The path fits, which is seen to when a file is attached.
@@ -236,16 +246,22 @@ impl TableLine {
             inode: self.identity.inode.into(),
             generation: self.identity.generation.into(),
             birth: self.identity.birth.into(),
-            state: match (self.replayed, self.leaving) {
-                (true, _) => REPLAYED,
-                (false, true) => LEAVING,
-                (false, false) => LIVE,
+            state: match (self.replayed, self.leaving, self.new) {
+                (true, ..) => REPLAYED,
+                (false, true, None) => LEAVING,
+                (false, false, None) => LIVE,
+                (false, true, Some(_)) => NEW_LEAVING,
+                (false, false, Some(_)) => NEW,
             }
             .into(),
             path_len: (path.len() as u32).into(),
             parents: self.parents.map(U64::new),
             check: 0.into(),
             path: [0; MAX_PATH],
+            mode: self.new.map_or(0, |like| like.mode).into(),
+            uid_of: self.new.map_or(0, |like| like.uid).into(),
+            gid_of: self.new.map_or(0, |like| like.gid).into(),
+            reserved: 0.into(),
         };
         raw.path[..path.len()].copy_from_slice(path);
         let mut bytes: [u8; PAGE as usize] = zerocopy::transmute!(raw);
@@ -259,7 +275,7 @@ impl TableLine {
         let mut blank = *bytes;
         blank[88..96].fill(0);
         let path = raw.path.get(..raw.path_len.get() as usize)?;
-        let known = matches!(raw.state.get(), LIVE | REPLAYED | LEAVING);
+        let known = (LIVE..=NEW_LEAVING).contains(&raw.state.get());
         if raw.uid.get() == 0 || !known || raw.seq.get() >= MAX_NUMBER || sum(seal.at(at), &blank) != raw.check.get() {
             return None;
         }
@@ -271,8 +287,10 @@ impl TableLine {
         };
         let path = PathBuf::from(OsStr::from_bytes(path));
         let (uid, seq, state) = (raw.uid.get(), raw.seq.get(), raw.state.get());
-        let (replayed, leaving, parents) = (state == REPLAYED, state == LEAVING, raw.parents.map(U64::get));
-        Some(TableLine { uid, seq, identity, replayed, leaving, parents, path })
+        let (replayed, leaving) = (state == REPLAYED, matches!(state, LEAVING | NEW_LEAVING));
+        let like = || MadeLike { mode: raw.mode.get(), uid: raw.uid_of.get(), gid: raw.gid_of.get() };
+        let new = matches!(state, NEW | NEW_LEAVING).then(like);
+        Some(TableLine { uid, seq, identity, replayed, leaving, new, parents: raw.parents.map(U64::get), path })
     }
 
     /// The line of a slot, and which copy it is: of two the valid one with the higher sequence number.

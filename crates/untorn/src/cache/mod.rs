@@ -26,7 +26,9 @@
 //!    is durable in its files; and what is damaged later is not taken for an older state, for both copies of superblock, tail
 //!    and line say the same but for an instant.
 //! 6. Entries name files by a number, and the file table gives each number an identity, before the first entry has it; and
-//!    before that the file has its name, and what it held, durably. A replay writes to no file of another identity, whatever its
+//!    before that the file has its name, and what it held, durably: or it held nothing, its line says that it is *new*, and its
+//!    directory is there durably. A new file's name becomes durable, and its line says no more that it is new, before the tail passes
+//!    the first of its entries; until then a replay empties it before all else, or makes it again. A replay writes to no file of another identity, whatever its
 //!    name. The log knows nothing of names: who renames or removes a file has it demoted before, which leaves no entries of it.
 //!    Or, before the last name of a file is removed, the log notes that it is *leaving*. Its entries stay: until the removal is
 //!    durable the file may be back after a crash, and has to hold what was acknowledged then. A replay that does not find it
@@ -45,8 +47,10 @@
 //! length nor turn, so who waits for it with them does not wait for itself; and before it waits for a process it takes only turns that
 //! nobody has.
 
+mod again;
 mod bell;
 mod beside;
+mod certain;
 mod combine;
 mod drain;
 mod draining;
@@ -98,7 +102,8 @@ pub(crate) mod barriers {
         SESSION = "cache.session";
         /// What a file had before the log was put in front of it is durable before the log has more.
         BEFORE = "cache.before.file";
-        /// A file has its name durably before the log has anything of it: a replay finds files by name.
+        /// A file has its name durably before the log has anything of it, or its directory has if a replay can make it again: a replay
+        /// finds files by name.
         NAME = "cache.before.name";
         /// What an entry's number means is durable before the entry is.
         TABLE = "cache.table";
@@ -118,6 +123,10 @@ pub(crate) mod barriers {
         CUT = "cache.through.cut";
         /// What was drained is durable in the file before its entries are free.
         FILE = "cache.drain.file";
+        /// A new file has its name durably before the log can no more make it again.
+        NAMED = "cache.drain.named";
+        /// The log says that a file is not to be made again before entries are free without which it could not be.
+        NEW_NO_MORE = "cache.drain.new-no-more";
         /// A file that was removed stays so before entries that were not brought to it are free.
         REMOVED = "cache.drain.removed";
         /// The log says what is free before it is written over.
@@ -128,6 +137,12 @@ pub(crate) mod barriers {
         PAST = "cache.past";
         /// What was replayed is durable in its file before the log is given up.
         REPLAYED_FILE = "cache.replay.file";
+        /// A file that was made again is whole, and to be found, before the log takes it for the one that a crash took.
+        AGAIN = "cache.replay.again";
+        /// The log takes it for that one before it gets its name.
+        KNOWN_AGAIN = "cache.replay.known-again";
+        /// It has its name durably before the log is given up.
+        NAMED_AGAIN = "cache.replay.named-again";
         /// A file that was removed stays so before the log has nothing more of it.
         GONE = "cache.replay.gone";
         /// A log that is kept says which files have their entries, before these are used again.

@@ -1,17 +1,18 @@
 //! After a crash: what the log has goes to its files, in order, once or as often as it takes.
 //!
 //! A file is known by its identity. Its path is a hint: it is looked for there, and then under the other names in that
-//! directory. What is not found is not replayed, and the log is kept.
+//! directory. What is not found is made again if the log has all of it ([`again`]); else it is not replayed, and the log is kept.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::again::{self, ANOTHER, InTheWay, NO_DIRECTORY};
 use super::barriers;
 use super::format::{HEADER, Kind, Lines, TableLine};
 use super::scan::{Operation, Scan};
 use crate::error::{Error, Result};
-use crate::medium::{Identity, Medium, MediumFile, SlowFile, SlowPlace};
+use crate::medium::{Barrier, Identity, Medium, MediumFile, SlowFile, SlowPlace};
 use crate::options::{Progress, ProgressFn};
 
 /// What became of the entries of one file.
@@ -51,6 +52,8 @@ pub struct ReplayedFile {
     pub bytes: u64,
     /// What became of them.
     pub fate: Fate,
+    /// The file was new, and a crash took it: it was made again. What had its name, and is older, was given this one.
+    pub moved_aside: Option<PathBuf>,
 }
 
 /// What a replay found and did.
@@ -95,7 +98,7 @@ impl Replay {
 
 /// Whether two identities are of one file. The number of a device changes over a boot, and is asked for only where nothing
 /// else tells two files with one inode number apart.
-fn is_same(one: &Identity, other: &Identity) -> bool {
+pub(super) fn is_same(one: &Identity, other: &Identity) -> bool {
     let told_apart = one.birth != 0 || one.generation != 0;
     let (a, b) = (one, other);
     (a.inode, a.generation, a.birth) == (b.inode, b.generation, b.birth) && (told_apart || a.device == b.device)
@@ -109,6 +112,9 @@ struct Target {
     fate: Fate,
     operations: u64,
     bytes: u64,
+    /// Its name so far, if it is made again.
+    temporary: Option<PathBuf>,
+    moved_aside: Option<PathBuf>,
 }
 
 struct Replayer<'a, M: Medium> {
@@ -169,6 +175,7 @@ fn run<M: Medium>(mut replayer: Replayer<'_, M>, progress: Option<&ProgressFn>) 
         operations: target.operations,
         bytes: target.bytes,
         fate: target.fate,
+        moved_aside: target.moved_aside,
     };
     let mut files: Vec<ReplayedFile> = replayer.targets.into_values().map(of).collect();
     files.sort_by(|one, two| one.path.cmp(&two.path));
@@ -190,18 +197,82 @@ impl<M: Medium> Replayer<'_, M> {
         }
         let Some((_, _, line)) = self.scan.table.get(&uid) else { return };
         let (identity, path) = (line.identity, line.path.clone());
-        let mut target = Target { slow: None, identity, path, fate: Fate::Replayed, operations: 0, bytes: 0 };
+        let mut target = Target {
+            slow: None,
+            identity,
+            path,
+            fate: Fate::Replayed,
+            operations: 0,
+            bytes: 0,
+            temporary: None,
+            moved_aside: None,
+        };
         if line.replayed {
             target.fate = Fate::Already;
-        } else {
-            match self.search(line) {
-                Ok(Some((path, slow))) => (target.path, target.slow) = (path, Some(slow)),
-                Ok(None) if line.leaving => target.fate = self.removed(&target.path, &line.parents),
-                Ok(None) => target.fate = self.missing(&target.path),
-                Err(error) => target.fate = Fate::Failed(error.to_string()),
-            }
+        } else if let Err(error) = self.find(line, &mut target) {
+            target.fate = Fate::Failed(error.to_string());
         }
         self.targets.insert(uid, target);
+    }
+
+    /// Finds the file of a line, or what became of it.
+    fn find(&self, line: &TableLine, target: &mut Target) -> Result<()> {
+        let temporary = again::temporary(self.scan.seal, line);
+        match (self.search(line)?, &line.new) {
+            (Some((path, _)), _) if path == line.path && again::is_superseded(line, self.lines()) => {
+                self.remove(&path)?;
+                target.fate = Fate::Removed;
+            }
+            (Some((path, slow)), new) => {
+                if new.is_some() && !self.dry {
+                    // Of what it has the log has all, and of what it had before that it was made anew perhaps nothing.
+                    slow.set_len(0)?;
+                }
+                if path == temporary {
+                    target.temporary = Some(temporary);
+                } else {
+                    target.path = path;
+                }
+                target.slow = Some(slow);
+            }
+            (None, _) if line.leaving => {
+                if again::in_the_way(self.place, line, self.left())? == InTheWay::Earlier {
+                    self.remove(&line.path)?;
+                }
+                target.fate = self.removed(&target.path, &line.parents);
+            }
+            (None, Some(_)) if !again::has_directory(self.place, line)? => {
+                target.fate = Fate::Missing(NO_DIRECTORY.to_owned());
+            }
+            (None, Some(_)) if again::in_the_way(self.place, line, self.left())? == InTheWay::SomethingElse => {
+                target.fate = Fate::Missing(ANOTHER.to_owned());
+            }
+            (None, Some(like)) if !self.dry => {
+                target.slow = Some(again::make(self.place, line, like, &temporary)?);
+                target.temporary = Some(temporary);
+            }
+            (None, Some(_)) => {}
+            (None, None) => target.fate = self.missing(&target.path),
+        }
+        Ok(())
+    }
+
+    fn lines(&self) -> impl Iterator<Item = &TableLine> {
+        self.scan.table.values().map(|(_, _, line)| line)
+    }
+
+    /// The lines of files that were let leave.
+    fn left(&self) -> impl Iterator<Item = &TableLine> {
+        self.lines().filter(|line| line.leaving)
+    }
+
+    /// Removes a file once more that was let leave, durably.
+    fn remove(&self, path: &Path) -> Result<()> {
+        if self.dry {
+            return Ok(());
+        }
+        self.place.remove(path)?;
+        self.place.sync_dir(barriers::GONE, path.parent().unwrap_or(Path::new("/")))
     }
 
     /// What became of a file that was about to be removed, and is not found.
@@ -216,7 +287,7 @@ impl<M: Medium> Replayer<'_, M> {
     fn look_for_removal(&self, path: &Path, parents: &[u64]) -> Result<Fate> {
         for (dir, parent) in path.ancestors().skip(1).zip(parents) {
             let found = self.place.directory(dir)?;
-            if *parent == 0 || found.is_some_and(|(_, inode)| inode != *parent) {
+            if *parent == 0 || found.is_some_and(|found| found.inode != *parent) {
                 break;
             }
             if !self.dry {
@@ -226,12 +297,12 @@ impl<M: Medium> Replayer<'_, M> {
                 return Ok(Fate::Removed);
             }
         }
-        Ok(Fate::Missing("its directory is not there, or is another: is its file system mounted?".to_owned()))
+        Ok(Fate::Missing(NO_DIRECTORY.to_owned()))
     }
 
     fn missing(&self, path: &Path) -> Fate {
         match self.place.exists(path) {
-            Ok(true) => Fate::Missing("what has its name now is another file".to_owned()),
+            Ok(true) => Fate::Missing(ANOTHER.to_owned()),
             Ok(false) => Fate::Missing("it is not where it was, and not beside".to_owned()),
             Err(error) => Fate::Failed(error.to_string()),
         }
@@ -305,15 +376,77 @@ impl<M: Medium> Replayer<'_, M> {
         Ok(())
     }
 
+    /// Gives new files their names, durably: those that were found may have them only until the next crash, and those that were made
+    /// again get them, once they are whole and the log knows them.
+    fn name_new(&mut self) -> Result<()> {
+        let replayed = self.targets.iter().filter(|(_, target)| target.fate == Fate::Replayed);
+        let is_new = |uid: &u64| self.scan.table.get(uid).is_some_and(|(_, _, line)| line.new.is_some());
+        let new: Vec<(u64, bool)> =
+            replayed.filter(|(uid, _)| is_new(uid)).map(|(&uid, target)| (uid, target.temporary.is_some())).collect();
+        let made: Vec<u64> = new.iter().filter(|(_, made)| *made).map(|(uid, _)| *uid).collect();
+        if !made.is_empty() {
+            self.place_again(&made)?;
+        }
+        let new: Vec<u64> = new.into_iter().map(|(uid, _)| uid).collect();
+        self.sync_dirs_of(&new, barriers::NAMED_AGAIN);
+        Ok(())
+    }
+
+    /// Gives files that were made again, and are synced, the names that they are to have.
+    fn place_again(&mut self, made: &[u64]) -> Result<()> {
+        self.sync_dirs_of(made, barriers::AGAIN);
+        for uid in made {
+            let slow = self.targets.get(uid).and_then(|target| target.slow.clone());
+            if let (Some(slow), Some((_, _, line))) = (slow, self.scan.table.get_mut(uid)) {
+                line.identity = slow.identity()?;
+            }
+        }
+        // In both copies, the first before the second.
+        for _ in 0..2 {
+            made.iter().try_for_each(|&uid| self.write_line(uid))?;
+            self.medium.fence(barriers::KNOWN_AGAIN, &[self.log])?;
+        }
+        for &uid in made {
+            let (Some((_, _, line)), Some(target)) = (self.scan.table.get(&uid), self.targets.get(&uid)) else {
+                continue;
+            };
+            let Some(temporary) = target.temporary.as_ref().filter(|_| target.fate == Fate::Replayed) else { continue };
+            let placed = again::put_in_place(self.place, line, temporary, self.left());
+            let Some(target) = self.targets.get_mut(&uid) else { continue };
+            match placed {
+                Ok(Ok(aside)) => target.moved_aside = aside,
+                Ok(Err(fate)) => target.fate = fate,
+                Err(error) => target.fate = Fate::Failed(error.to_string()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes names durable in the directories of files.
+    fn sync_dirs_of(&mut self, files: &[u64], barrier: Barrier) {
+        let mut dirs: BTreeMap<PathBuf, Vec<u64>> = BTreeMap::new();
+        for &uid in files {
+            let dir = self.targets.get(&uid).and_then(|target| target.path.parent());
+            dirs.entry(dir.unwrap_or(Path::new("/")).to_owned()).or_default().push(uid);
+        }
+        for (dir, files) in dirs {
+            if let Err(error) = self.place.sync_dir(barrier, &dir) {
+                files.into_iter().for_each(|uid| self.fail(uid, &error));
+            }
+        }
+    }
+
     /// Makes everything durable; if that is not all the log has, the log says for which files it is done.
     fn finish(&mut self) -> Result<()> {
         for target in self.targets.values_mut().filter(|target| target.fate == Fate::Replayed) {
             if let Some(file) = &target.slow
-                && let Err(error) = file.sync(barriers::REPLAYED_FILE)
+                && let Err(error) =
+                    file.sync(if target.temporary.is_some() { barriers::AGAIN } else { barriers::REPLAYED_FILE })
             {
                 target.fate = Fate::Failed(error.to_string());
             }
         }
+        self.name_new()?;
         let fates = |target: &Target| matches!(target.fate, Fate::Missing(_) | Fate::Failed(_));
         if !self.targets.values().any(fates) {
             return Ok(());

@@ -1,17 +1,19 @@
 //! The files that the log knows: which are open, and the lines of the file table that say what an entry's number means.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
+use super::certain::Certain;
 use super::file::Managed;
 use super::format::{Lines, MAX_PATH, PARENTS, TableLine};
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
-use crate::medium::{Identity, Medium, MediumFile, SlowFile};
+use crate::medium::{Identity, MadeLike, Medium, MediumFile, SlowFile};
 
 /// Where a file's line is, and how often it was written.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +29,7 @@ pub(super) struct Registry {
     by_uid: HashMap<u64, Arc<Managed>>,
     /// Lines nobody has, with the sequence number that each had last.
     free: Vec<Line>,
+    certain: Certain,
     last_uid: u64,
 }
 
@@ -107,7 +110,26 @@ impl<M: Medium> Cache<M> {
         if let Err(error) = self.keep_out(file) {
             tracing::error!(path = %file.path().display(), %error, "its last writes stay in the log");
         }
+        self.see_off(file);
         self.forget_if_done(&mut locked(&self.registry), file);
+    }
+
+    /// Makes it durable that a file was removed, if it was, before its line goes: only by that is it known, where a crash brings it
+    /// back, that it makes way for a new one of its name.
+    pub(super) fn see_off(&self, file: &Managed) {
+        let unsure = file.leaving.load(Ordering::Acquire) && !file.gone.load(Ordering::Acquire);
+        if !unsure
+            || file.has_failed()
+            || self.last(file) > self.ring.tail()
+            || !file.slow.is_removed().unwrap_or(false)
+        {
+            return;
+        }
+        match self.place.sync_dir(barriers::REMOVED, file.dir()) {
+            Ok(()) => file.gone.store(true, Ordering::Release),
+            // The next new file there is told.
+            Err(error) => tracing::warn!(path = %file.path().display(), %error, "a removal is not durable"),
+        }
     }
 
     /// Forgets a file that nobody has open and that the log has nothing of.
@@ -122,6 +144,10 @@ impl<M: Medium> Cache<M> {
         if done {
             registry.files.remove(&key(&file.identity));
             registry.by_uid.remove(&file.uid.load(Ordering::Acquire));
+            if !file.gone.load(Ordering::Acquire) {
+                // Who removes it from now on need not say so.
+                registry.certain.take(file.dir(), file.name());
+            }
             // Without a handle nobody else asks for the line.
             registry.free.extend(locked(&file.line).take());
         }
@@ -156,11 +182,7 @@ impl<M: Medium> Cache<M> {
             (line, registry.last_uid)
         };
         let line = Line { seq: line.seq + 1, ..line };
-        // A replay must find the file, and in it what was there before it had a log: its name, its length and its contents may
-        // be as new as this call.
-        let there = file.slow.sync(barriers::BEFORE).and_then(|()| self.place.sync_dir(barriers::NAME, file.dir()));
-        let there = there.and_then(|()| self.parents(file.path()));
-        match there {
+        match self.be_found(file) {
             Ok(parents) => drop(file.parents.set(parents)),
             Err(error) => {
                 self.fail(file, &error);
@@ -172,7 +194,7 @@ impl<M: Medium> Cache<M> {
         // this one is damaged later, so it may become durable whenever it does. Where durability is left to a sync, so is
         // that of a number's meaning: entries whose number means nothing were not synced.
         let whole = || if self.ring.is_per_write() { self.ring.persist(barriers::TABLE) } else { Ok(()) };
-        self.put_lines(file, line, uid, false, whole)?;
+        self.put_lines(file, line, uid, whole)?;
         *own = Some(line);
         let mut registry = locked(&self.registry);
         if let Some(file) = registry.files.get(&key(&file.identity)).cloned() {
@@ -182,16 +204,105 @@ impl<M: Medium> Cache<M> {
         Ok(uid)
     }
 
+    /// A replay must find the file, and in it what was there before it had a log: its name, its length and its contents may be as
+    /// new as this call. What is new and has nothing in it a replay can make again, if it finds the directory. Returns the
+    /// directories above.
+    fn be_found(&self, file: &Managed) -> Result<[u64; PARENTS]> {
+        match self.is_new(file)? {
+            Some(like) => {
+                self.be_certain(file)?;
+                let _ = file.like.set(like);
+                file.new.store(true, Ordering::Release);
+            }
+            None => {
+                file.slow.sync(barriers::BEFORE)?;
+                self.place.sync_dir(barriers::NAME, file.dir())?;
+            }
+        }
+        self.parents(file.path())
+    }
+
+    /// What a file is like that a replay could make again with nothing but what the log is going to have of it. Only what is written
+    /// through: nobody else writes to it then.
+    fn is_new(&self, file: &Managed) -> Result<Option<MadeLike>> {
+        let told_apart = file.identity.generation != 0 && file.identity.birth != 0;
+        if file.through && told_apart && file.slow.len()? == 0 { file.slow.made_like() } else { Ok(None) }
+    }
+
+    /// Makes it durable that the directory of a new file is there, and that nothing else has its name, unless both are known to be.
+    fn be_certain(&self, file: &Managed) -> Result<()> {
+        let (dir, name) = (file.dir(), file.name());
+        let found = self.place.directory(dir)?;
+        if locked(&self.registry).certain.is_free(dir, found, name) {
+            return Ok(());
+        }
+        // What is there before or after may not be removed durably when it is removed. Of those that have a line, that tells.
+        let mut taken: HashSet<OsString> = self.place.names(dir)?.into_iter().collect();
+        self.place.sync_dir(barriers::NAME, dir)?;
+        taken.extend(self.place.names(dir)?);
+        let mut registry = locked(&self.registry);
+        for other in registry.files.values().filter(|other| other.dir() == dir) {
+            if other.uid.load(Ordering::Acquire) != 0 && !other.is_demoted() {
+                taken.remove(other.name());
+            }
+        }
+        taken.remove(name);
+        registry.certain.note(dir, found, taken);
+        Ok(())
+    }
+
+    /// Names in the directory of a file are about to change, of which the log keeps nothing.
+    pub(super) fn be_uncertain(&self, file: &Managed) {
+        locked(&self.registry).certain.forget(file.dir());
+    }
+
+    /// Makes the names of files durable that a replay would have to make again, and has the log say so, before it can do without
+    /// what it has of them. They are synced. A file that fails says so itself.
+    pub(super) fn name_new<'a>(&self, files: impl Iterator<Item = &'a Managed>) -> Result<()> {
+        let mut dirs: BTreeMap<&Path, Vec<&Managed>> = BTreeMap::new();
+        for file in files.filter(|file| file.new.load(Ordering::Acquire)) {
+            dirs.entry(file.dir()).or_default().push(file);
+        }
+        let mut named = Vec::new();
+        for (dir, files) in dirs {
+            match self.place.sync_dir(barriers::NAMED, dir) {
+                Ok(()) => named.extend(files),
+                Err(error) => files.into_iter().for_each(|file| self.fail(file, &error)),
+            }
+        }
+        if named.is_empty() {
+            return Ok(());
+        }
+        // One after the other: nobody who has one asks for the drain, and whoever is here has that.
+        for file in &named {
+            let mut own = locked(&file.line);
+            file.new.store(false, Ordering::Release);
+            if let Some(line) = own.as_mut() {
+                line.seq += 1;
+                self.put_line(file, *line, file.uid.load(Ordering::Acquire), line.seq)?;
+            }
+        }
+        self.ring.persist(barriers::NEW_NO_MORE).map_err(|error| self.poison(error))?;
+        for file in &named {
+            let own = locked(&file.line);
+            if let Some(line) = *own {
+                self.put_line(file, line, file.uid.load(Ordering::Acquire), line.seq + 1)?;
+            }
+        }
+        self.ring.medium.order();
+        Ok(())
+    }
+
     /// The directories that a path leads through, from the last: those of its file system.
     fn parents(&self, path: &Path) -> Result<[u64; PARENTS]> {
         let mut parents = [0; PARENTS];
         let mut device = None;
         for (parent, dir) in parents.iter_mut().zip(path.ancestors().skip(1)) {
-            let Some((on, inode)) = self.place.directory(dir)? else { break };
-            if *device.get_or_insert(on) != on {
+            let Some(found) = self.place.directory(dir)? else { break };
+            if *device.get_or_insert(found.device) != found.device {
                 break;
             }
-            *parent = inode;
+            *parent = found.inode;
         }
         Ok(parents)
     }
@@ -208,35 +319,38 @@ impl<M: Medium> Cache<M> {
             return Ok(false);
         }
         let line = Line { seq: line.seq + 1, ..line };
+        file.leaving.store(true, Ordering::Release);
         // Also where durability is left to a sync: the removal may be durable whenever the kernel likes, and of what was synced
         // before the log must not say then that it is missing.
         let durable = || self.ring.persist(barriers::LEAVING);
-        self.put_lines(file, line, file.uid.load(Ordering::Acquire), true, durable)?;
+        self.put_lines(file, line, file.uid.load(Ordering::Acquire), durable)?;
         *own = Some(line);
-        file.leaving.store(true, Ordering::Release);
         Ok(true)
     }
 
     /// Stores both copies of a line, the second after `whole` made sure of the first.
-    fn put_lines(
-        &self,
-        file: &Managed,
-        line: Line,
-        uid: u64,
-        leaving: bool,
-        whole: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let path = file.path().to_owned();
-        let parents = file.parents.get().copied().unwrap_or_default();
-        let entry = TableLine { uid, seq: line.seq, identity: file.identity, replayed: false, leaving, parents, path };
-        let put = |copy: u64| {
-            let at = self.ring.geometry.table_at(line.slot, copy % 2);
-            self.ring.file.write(at, &entry.encode(self.ring.seal, at))
-        };
-        let both = put(line.seq).and_then(|()| whole()).and_then(|()| put(line.seq + 1));
-        both.map_err(|error| self.poison(error))?;
+    fn put_lines(&self, file: &Managed, line: Line, uid: u64, whole: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.put_line(file, line, uid, line.seq)?;
+        whole().map_err(|error| self.poison(error))?;
+        self.put_line(file, line, uid, line.seq + 1)?;
         self.ring.medium.order();
         Ok(())
+    }
+
+    /// Stores one copy of a line: what is known of its file now, of which nothing changes but under the lock of its line.
+    fn put_line(&self, file: &Managed, line: Line, uid: u64, copy: u64) -> Result<()> {
+        let entry = TableLine {
+            uid,
+            seq: line.seq,
+            identity: file.identity,
+            replayed: false,
+            leaving: file.leaving.load(Ordering::Acquire),
+            new: file.like.get().copied().filter(|_| file.new.load(Ordering::Acquire)),
+            parents: file.parents.get().copied().unwrap_or_default(),
+            path: file.path().to_owned(),
+        };
+        let at = self.ring.geometry.table_at(line.slot, copy % 2);
+        self.ring.file.write(at, &entry.encode(self.ring.seal, at)).map_err(|error| self.poison(error))
     }
 
     /// Whether the tail has passed all that the log had of a file.

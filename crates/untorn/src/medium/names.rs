@@ -8,10 +8,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{Dir, FileType, Mode, OFlags};
+use rustix::fs::{CWD, Dir, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
 use super::Access;
+use super::slow::MadeLike;
 use crate::error::{Error, Result};
 use crate::sys;
 
@@ -67,6 +68,23 @@ pub(super) fn create_like(path: &Path, len: u64, like: BorrowedFd<'_>) -> Result
     })
 }
 
+/// Creates an empty file that must not exist yet, for a replay: like one that a crash took.
+///
+/// # Errors
+/// [`Error::Io`]; nothing is left behind then. Source: `open(2)`, `fchown(2)`, `fchmod(2)`.
+pub(super) fn create_again(path: &Path, like: &MadeLike) -> Result<OwnedFd> {
+    create_with(path, 0o600, |file| {
+        let failed = |errno| Error::io("set the permissions of", path, errno);
+        let found = rustix::fs::fstat(file).map_err(failed)?;
+        if (found.st_uid, found.st_gid) != (like.uid, like.gid) {
+            let (owner, group) = (Uid::from_raw(like.uid), Gid::from_raw(like.gid));
+            rustix::fs::fchown(file, Some(owner), Some(group)).map_err(failed)?;
+        }
+        // No bit that would let somebody be somebody else, whatever the log says.
+        rustix::fs::fchmod(file, Mode::from_raw_mode(like.mode & 0o777)).map_err(failed)
+    })
+}
+
 fn create_with(path: &Path, mode: u32, finish: impl FnOnce(BorrowedFd<'_>) -> Result<()>) -> Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file =
@@ -99,6 +117,19 @@ fn is_dir(path: &Path) -> bool {
 /// Source: `rename(2)`.
 pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
     rustix::fs::rename(from, to).map_err(|errno| Error::io("rename", from, errno))
+}
+
+/// Renames a file to a name that must be free.
+///
+/// # Errors
+/// [`Error::Io`], with EEXIST if it is taken. Source: `renameat2(2)`.
+pub(super) fn rename_to_free(from: &Path, to: &Path) -> Result<()> {
+    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // A file system that cannot promise it.
+        Err(Errno::INVAL | Errno::NOSYS) if exists(to)? => Err(Error::io("rename", from, Errno::EXIST)),
+        Err(Errno::INVAL | Errno::NOSYS) => rename(from, to),
+        other => other.map_err(|errno| Error::io("rename", from, errno)),
+    }
 }
 
 /// Source: `unlink(2)`.

@@ -16,6 +16,17 @@ use super::{Access, Barrier, Identity, Medium, MediumFile, mapping, names};
 use crate::error::{Error, Result};
 use crate::sys;
 
+/// What a file is to be like that is made once more: see [`SlowFile::made_like`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MadeLike {
+    /// Its permissions: the lowest nine bits of its mode.
+    pub mode: u32,
+    /// Its owner.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+}
+
 /// One open slow file. All methods may be called from many threads.
 pub trait SlowFile: Send + Sync + 'static {
     /// What tells this file from another.
@@ -44,6 +55,15 @@ pub trait SlowFile: Send + Sync + 'static {
     /// Those of `fstat(2)`.
     fn is_removed(&self) -> Result<bool> {
         Ok(false)
+    }
+
+    /// What it takes to make this file once more if a crash takes it before its name is durable; `None` if it has more to it than
+    /// this and its contents, like other names or extended attributes. One that does not know says so.
+    ///
+    /// # Errors
+    /// Those of `fstat(2)` and `flistxattr(2)`.
+    fn made_like(&self) -> Result<Option<MadeLike>> {
+        Ok(None)
     }
 
     /// Fills `dst` from `offset` as far as the file goes; how many bytes those were.
@@ -100,12 +120,36 @@ pub trait SlowPlace: Send + Sync + 'static {
     /// Those of `getdents64(2)`.
     fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>>;
 
-    /// Device and inode number of a directory; `None` if nothing has its name. They tell the directory from the one that is there
-    /// while a file system is not mounted.
+    /// All names in a directory; none if it is not there.
     ///
     /// # Errors
-    /// Those of `stat(2)`.
-    fn directory(&self, dir: &Path) -> Result<Option<(u64, u64)>>;
+    /// Those of `getdents64(2)`.
+    fn names(&self, dir: &Path) -> Result<Vec<OsString>>;
+
+    /// What tells a directory from another, like the one that is there while a file system is not mounted; `None` if nothing has its
+    /// name. It has no generation.
+    ///
+    /// # Errors
+    /// Those of `statx(2)`.
+    fn directory(&self, dir: &Path) -> Result<Option<Identity>>;
+
+    /// Makes an empty file, whose name must be free.
+    ///
+    /// # Errors
+    /// Those of `open(2)`, `fchown(2)` and `fchmod(2)`; nothing is left behind then.
+    fn make(&self, path: &Path, like: &MadeLike) -> Result<Arc<dyn SlowFile>>;
+
+    /// Gives a file another name in its directory, which must be free. Durable after [`sync_dir`](SlowPlace::sync_dir).
+    ///
+    /// # Errors
+    /// EEXIST, and those of `renameat2(2)`.
+    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+
+    /// Removes a file. Durable after [`sync_dir`](SlowPlace::sync_dir).
+    ///
+    /// # Errors
+    /// Those of `unlink(2)`.
+    fn remove(&self, path: &Path) -> Result<()>;
 
     /// Makes the names in a directory durable.
     ///
@@ -167,6 +211,29 @@ impl SlowFile for Descriptor {
     fn is_removed(&self) -> Result<bool> {
         let found = rustix::fs::fstat(&self.file).map_err(|errno| Error::io("examine", &self.path, errno))?;
         Ok(found.st_nlink == 0)
+    }
+
+    fn made_like(&self) -> Result<Option<MadeLike>> {
+        let failed = |errno| Error::io("examine", &self.path, errno);
+        let found = rustix::fs::fstat(&self.file).map_err(failed)?;
+        let mode = Mode::from_raw_mode(found.st_mode);
+        let plain = Mode::RWXU | Mode::RWXG | Mode::RWXO;
+        let ours = rustix::process::geteuid();
+        // Whoever replays is this user, or root.
+        if found.st_nlink != 1 || mode - plain != Mode::empty() || !ours.is_root() && found.st_uid != ours.as_raw() {
+            return Ok(None);
+        }
+        let mut names = [0; 1 << 10];
+        let len = match rustix::fs::flistxattr(&self.file, &mut names[..]) {
+            Ok(len) => len,
+            Err(Errno::OPNOTSUPP) => 0,
+            Err(Errno::RANGE) => return Ok(None),
+            Err(errno) => return Err(failed(errno)),
+        };
+        // The kernel gives a new file its label by where it is made.
+        let labels = names[..len].split(|&byte| byte == 0).all(|name| matches!(name, b"" | b"security.selinux"));
+        let like = MadeLike { mode: mode.as_raw_mode(), uid: found.st_uid, gid: found.st_gid };
+        Ok(labels.then_some(like))
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
@@ -232,12 +299,28 @@ impl SlowPlace for Kernel {
         Ok(names)
     }
 
-    fn directory(&self, dir: &Path) -> Result<Option<(u64, u64)>> {
-        match rustix::fs::stat(dir) {
-            Ok(found) => Ok(Some((found.st_dev, found.st_ino))),
+    fn names(&self, dir: &Path) -> Result<Vec<OsString>> {
+        names::list(dir)
+    }
+
+    fn directory(&self, dir: &Path) -> Result<Option<Identity>> {
+        match sys::file::identity_of_name(dir) {
+            Ok((device, inode, birth)) => Ok(Some(Identity { device, inode, generation: 0, birth })),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
             Err(errno) => Err(Error::io("examine", dir, errno)),
         }
+    }
+
+    fn make(&self, path: &Path, like: &MadeLike) -> Result<Arc<dyn SlowFile>> {
+        Ok(Arc::new(Descriptor::new(names::create_again(path, like)?, path)?))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        names::rename_to_free(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        names::unlink(path)
     }
 
     fn sync_dir(&self, _: Barrier, dir: &Path) -> Result<()> {
@@ -283,6 +366,10 @@ impl<M: Medium> SlowFile for OnMediumFile<M> {
         Ok(there.identity()? != self.identity()?)
     }
 
+    fn made_like(&self) -> Result<Option<MadeLike>> {
+        Ok(Some(MadeLike { mode: 0o600, uid: 0, gid: 0 }))
+    }
+
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
         let there = self.file.len().saturating_sub(offset).min(dst.len() as u64) as usize;
         self.file.read(offset, &mut dst[..there])?;
@@ -324,9 +411,30 @@ impl<M: Medium + Clone> SlowPlace for OnMedium<M> {
         self.0.list(dir)
     }
 
-    fn directory(&self, dir: &Path) -> Result<Option<(u64, u64)>> {
+    fn names(&self, dir: &Path) -> Result<Vec<OsString>> {
+        self.0.list(dir)
+    }
+
+    fn directory(&self, dir: &Path) -> Result<Option<Identity>> {
         // It has nothing to mount, and is not asked for a number.
-        Ok(self.0.exists(dir)?.then_some((1, 1)))
+        let same = Identity { device: 1, inode: 1, generation: 0, birth: 1 };
+        Ok(self.0.exists(dir)?.then_some(same))
+    }
+
+    fn make(&self, path: &Path, _: &MadeLike) -> Result<Arc<dyn SlowFile>> {
+        let file = self.0.create(path, 0, RESERVE)?;
+        Ok(Arc::new(OnMediumFile { file, medium: self.0.clone(), path: path.to_owned() }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        if self.0.exists(to)? {
+            return Err(Error::io("rename", from, Errno::EXIST));
+        }
+        self.0.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        self.0.unlink(path)
     }
 
     fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {

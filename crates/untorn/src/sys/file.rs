@@ -7,8 +7,11 @@
 use std::io::{self, IoSlice};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 
-use rustix::fs::{Advice, AtFlags, FlockOperation, Gid, Mode, SeekFrom, StatxFlags, StatxTimestamp, Uid, XattrFlags};
+use rustix::fs::{
+    Advice, AtFlags, CWD, FlockOperation, Gid, Mode, SeekFrom, Statx, StatxFlags, StatxTimestamp, Uid, XattrFlags,
+};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
@@ -25,9 +28,7 @@ pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<(u64, u64, u64, u64)>
     match rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::BTIME) {
         Ok(found) => {
             let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
-            let has_birth = found.stx_mask & StatxFlags::BTIME.bits() != 0;
-            let birth = if has_birth { nanoseconds(&found.stx_btime) } else { 0 };
-            Ok((device, found.stx_ino, generation, birth))
+            Ok((device, found.stx_ino, generation, birth(&found)))
         }
         // A seccomp filter written before statx refuses it with either error.
         Err(Errno::NOSYS | Errno::PERM) => {
@@ -36,6 +37,22 @@ pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<(u64, u64, u64, u64)>
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Device, inode and birth time (nanoseconds since 1970; 0 where it has none) of what a path leads to. Source: `statx(2)`.
+pub(crate) fn identity_of_name(path: &Path) -> rustix::io::Result<(u64, u64, u64)> {
+    match rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::INO | StatxFlags::BTIME) {
+        Ok(found) => {
+            let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
+            Ok((device, found.stx_ino, birth(&found)))
+        }
+        Err(Errno::NOSYS | Errno::PERM) => rustix::fs::stat(path).map(|found| (found.st_dev, found.st_ino, 0)),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn birth(found: &Statx) -> u64 {
+    if found.stx_mask & StatxFlags::BTIME.bits() != 0 { nanoseconds(&found.stx_btime) } else { 0 }
 }
 
 /// Whether mappings of the file go past the page cache, as the kernel says (Linux 5.8). They may where it refuses

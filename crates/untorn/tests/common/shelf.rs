@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use untorn::medium::{Barrier, Dax, Identity, MediumKind, SlowFile, SlowPlace};
+use untorn::medium::{Barrier, Dax, Identity, MadeLike, MediumKind, SlowFile, SlowPlace};
 use untorn::{CacheOptions, CachedFile, Durability, Error, Result, WriteCache};
 
 /// Slow files in memory, with identities that a test decides.
@@ -139,8 +139,30 @@ impl SlowPlace for Shelf {
         Ok(here.map(|(path, _)| path.file_name().unwrap().to_owned()).collect())
     }
 
-    fn directory(&self, _: &Path) -> Result<Option<(u64, u64)>> {
-        Ok(Some((1, 1)))
+    fn names(&self, dir: &Path) -> Result<Vec<OsString>> {
+        let files = self.files.lock().unwrap();
+        let here = files.keys().filter(|path| path.parent() == Some(dir));
+        Ok(here.map(|path| path.file_name().unwrap().to_owned()).collect())
+    }
+
+    fn directory(&self, _: &Path) -> Result<Option<Identity>> {
+        Ok(Some(Identity { device: 1, inode: 1, generation: 0, birth: 1 }))
+    }
+
+    fn make(&self, path: &Path, _: &MadeLike) -> Result<Arc<dyn SlowFile>> {
+        Err(Error::Invalid { path: path.to_owned(), what: "no file on the shelf is made again".to_owned() })
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        let mut files = self.files.lock().unwrap();
+        let file = files.remove(from).unwrap();
+        assert!(files.insert(to.to_owned(), file).is_none());
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        self.files.lock().unwrap().remove(path);
+        Ok(())
     }
 
     fn sync_dir(&self, _: Barrier, _: &Path) -> Result<()> {

@@ -124,7 +124,7 @@ impl<'a> Life<'a> {
     fn play(&mut self, rng: Rng, untested: u64, tested: u64) -> Found<()> {
         let Config { medium, durability, through, canary } = self.context.config;
         let fails = medium == MediumClass::Block && !canary;
-        let mut generator = Generator::new(rng, fails, through && durability == Durability::PerCommit);
+        let mut generator = Generator::new(rng, fails, through, through && durability == Durability::PerCommit);
         for number in 0..untested + tested {
             if self.context.shared.stopped() {
                 break;
@@ -143,7 +143,8 @@ impl<'a> Life<'a> {
         self.log.push(op.to_string());
         let before = self.model.allowed();
         let mut grown = self.model.grown();
-        let was = self.model.visible();
+        let (was, leaving) = (self.model.visible(), self.model.leaving.clone());
+        let past = matches!(op, Op::SetLen(file, _) if self.model.demoted.contains(file));
         self.model.apply(op);
         for (name, ranges) in self.model.grown() {
             grown.entry(name).or_default().extend(ranges);
@@ -162,12 +163,15 @@ impl<'a> Life<'a> {
             }
         }
         let mut states = before;
-        for state in self.model.allowed() {
+        let mut after = self.model.allowed();
+        // A removal may be durable later than what is done now.
+        leaving.or_back(&mut after);
+        for state in after {
             if !states.contains(&state) {
                 states.push(state);
             }
         }
-        let direct = matches!(op, Op::Unlink(_) | Op::Leave(_) | Op::Rename(..));
+        let direct = past || matches!(op, Op::Unlink(_) | Op::Leave(_) | Op::Remove(_) | Op::Rename(..));
         let during = Allowed { torn, direct, grown, ..self.allowed_of(states) };
         let seen = self.see()?;
         if seen != self.model.visible() {

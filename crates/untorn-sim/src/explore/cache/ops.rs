@@ -29,6 +29,8 @@ pub(super) type Grown = BTreeMap<u8, Vec<Range<usize>>>;
 pub(super) enum Op {
     /// A file that others wrote to before, and the first write behind the log: so long, of this byte, at its end.
     Create(u8, u64, u8),
+    /// A new file and the first write to it, whose name nobody syncs.
+    Make(u8, u64, u8),
     Write(u8, u64, u64, u8),
     Append(u8, u64, u8),
     SetLen(u8, u64),
@@ -36,6 +38,8 @@ pub(super) enum Op {
     Unlink(u8),
     /// An unlink that is not synced, of a file that is not demoted before.
     Leave(u8),
+    /// An unlink of which the log is not told, of a file that it has let go of: it is all there, and closed.
+    Remove(u8),
     Sync(u8),
     SyncAll,
     HandOver(u8),
@@ -56,7 +60,7 @@ impl Op {
     /// The file that it writes to past the log: then it is durable when it returns, and not atomic.
     pub(super) fn goes_past(&self, model: &Model) -> Option<u8> {
         match *self {
-            Op::Create(file, ..) => Some(file),
+            Op::Create(file, ..) | Op::Make(file, ..) => Some(file),
             Op::Write(file, _, len, _) | Op::Append(file, len, _) => {
                 (len > 6 * 64 || model.demoted.contains(&file)).then_some(file)
             }
@@ -70,12 +74,14 @@ impl fmt::Display for Op {
         let name = |number: u8| NAMES[usize::from(number)];
         match *self {
             Op::Create(file, len, tag) => write!(f, "create {}, append {len} bytes {tag}", name(file)),
+            Op::Make(file, len, tag) => write!(f, "make {}, append {len} bytes {tag}", name(file)),
             Op::Write(file, at, len, tag) => write!(f, "write {len} bytes {tag} at {at} to {}", name(file)),
             Op::Append(file, len, tag) => write!(f, "append {len} bytes {tag} to {}", name(file)),
             Op::SetLen(file, len) => write!(f, "resize {} to {len}", name(file)),
             Op::Rename(from, to) => write!(f, "rename {} to {}", name(from), name(to)),
             Op::Unlink(file) => write!(f, "unlink {}", name(file)),
             Op::Leave(file) => write!(f, "let {} leave", name(file)),
+            Op::Remove(file) => write!(f, "drain, close and remove {}", name(file)),
             Op::Sync(file) => write!(f, "sync {}", name(file)),
             Op::SyncAll => write!(f, "sync all"),
             Op::HandOver(file) => write!(f, "hand {} over", name(file)),
@@ -94,7 +100,8 @@ impl fmt::Display for Op {
 /// What an operation does to files, told by a number that a file keeps whatever its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Effect {
-    Create(u32, u8),
+    /// With these bytes in it.
+    Create(u32, u8, Vec<u8>),
     Write(u32, u64, Vec<u8>),
     SetLen(u32, u64),
     Rename(u32, u8, u8),
@@ -110,9 +117,9 @@ struct Files {
 impl Files {
     fn apply(&mut self, effect: &Effect) {
         match effect {
-            Effect::Create(file, name) => {
+            Effect::Create(file, name, bytes) => {
                 self.names.insert(*name, *file);
-                self.contents.insert(*file, vec![BEFORE.0; BEFORE.1 as usize]);
+                self.contents.insert(*file, bytes.clone());
             }
             Effect::Write(file, at, bytes) => {
                 if let Some(content) = self.contents.get_mut(file) {
@@ -145,6 +152,25 @@ impl Files {
     }
 }
 
+/// Files that are gone, and may be back after a crash: by name, with all that each may hold then.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Leaving(Vec<(u8, Vec<Vec<u8>>)>);
+
+impl Leaving {
+    /// Adds to states those in which some of them are back. What another file has the name of cannot be.
+    pub(super) fn or_back(&self, states: &mut Vec<State>) {
+        for (name, contents) in &self.0 {
+            for state in states.clone().into_iter().filter(|state| !state.contains_key(name)) {
+                for content in contents {
+                    let mut with = state.clone();
+                    with.insert(*name, content.clone());
+                    states.push(with);
+                }
+            }
+        }
+    }
+}
+
 /// What the files must hold.
 #[derive(Clone, Debug)]
 pub(super) struct Model {
@@ -152,8 +178,7 @@ pub(super) struct Model {
     durable: Files,
     unsynced: Vec<Effect>,
     last: u32,
-    /// Files that are gone, and may be back after a crash: by name, with all that each may hold then.
-    leaving: Vec<(u8, Vec<Vec<u8>>)>,
+    pub(super) leaving: Leaving,
     /// Names whose file has failed: nothing more is done with it before the log is opened anew.
     pub(super) stuck: BTreeSet<u8>,
     /// Names whose file goes past the log.
@@ -167,7 +192,7 @@ impl Model {
             durable: Files::default(),
             unsynced: Vec::new(),
             last: 0,
-            leaving: Vec::new(),
+            leaving: Leaving::default(),
             stuck: BTreeSet::new(),
             demoted: BTreeSet::new(),
         }
@@ -196,7 +221,7 @@ impl Model {
         let absent: BTreeSet<u8> = states.iter().flatten().map(|(name, _)| *name).collect();
         for name in absent.into_iter().filter(|name| !visible.contains_key(name)) {
             let contents: BTreeSet<Vec<u8>> = states.iter().filter_map(|state| state.get(&name).cloned()).collect();
-            self.leaving.push((name, contents.into_iter().collect()));
+            self.leaving.0.push((name, contents.into_iter().collect()));
         }
     }
 
@@ -243,26 +268,21 @@ impl Model {
                 states.push(state);
             }
         }
-        for (name, contents) in &self.leaving {
-            for state in states.clone() {
-                for content in contents {
-                    let mut with = state.clone();
-                    with.insert(*name, content.clone());
-                    states.push(with);
-                }
-            }
-        }
+        self.leaving.or_back(&mut states);
         states
     }
 
     pub(super) fn synced(&mut self) {
         self.durable = self.files();
         self.unsynced.clear();
+        // Where another file has its name for good, nothing of one that had it before is ever back.
+        let names = &self.durable.names;
+        self.leaving.0.retain(|(name, _)| !names.contains_key(name));
     }
 
     /// A name is changed, durably, of a file that was demoted before: which brings all of it there.
     fn name(&mut self, file: u32, effect: &Effect) {
-        let of = |effect: &Effect| matches!(effect, Effect::Write(of, ..) | Effect::SetLen(of, _) if *of == file);
+        let of = |effect: &Effect| matches!(effect, Effect::Create(of, ..) | Effect::Write(of, ..) | Effect::SetLen(of, _) if *of == file);
         let (of_file, others) = std::mem::take(&mut self.unsynced).into_iter().partition(of);
         self.unsynced = others;
         let of_file: Vec<Effect> = of_file;
@@ -273,18 +293,21 @@ impl Model {
     pub(super) fn apply(&mut self, op: &Op) {
         match *op {
             Op::Demote(name) => drop(self.demoted.insert(name)),
-            Op::Attach(name) | Op::Unlink(name) | Op::Leave(name) | Op::Rename(name, _) => {
+            Op::Attach(name) | Op::Unlink(name) | Op::Leave(name) | Op::Remove(name) | Op::Rename(name, _) => {
                 self.demoted.remove(&name);
             }
             _ => {}
         }
         match *op {
             // Each makes all names durable.
-            Op::Create(..) | Op::Unlink(_) | Op::Rename(..) => self.leaving.clear(),
-            Op::Leave(name) => {
+            Op::Create(..) | Op::Unlink(_) | Op::Rename(..) => self.leaving.0.clear(),
+            Op::Leave(name) | Op::Remove(name) => {
+                if matches!(op, Op::Remove(_)) {
+                    self.synced();
+                }
                 let contents: BTreeSet<Vec<u8>> =
                     self.allowed().iter().filter_map(|state| state.get(&name).cloned()).collect();
-                self.leaving.push((name, contents.into_iter().collect()));
+                self.leaving.0.push((name, contents.into_iter().collect()));
             }
             _ => {}
         }
@@ -297,14 +320,19 @@ impl Model {
         let effect = match op {
             Op::Create(name, len, tag) => {
                 self.last += 1;
-                self.durable.apply(&Effect::Create(self.last, *name));
+                self.durable.apply(&Effect::Create(self.last, *name, vec![BEFORE.0; BEFORE.1 as usize]));
                 Effect::Write(self.last, BEFORE.1, vec![*tag; *len as usize])
+            }
+            Op::Make(name, len, tag) => {
+                self.last += 1;
+                self.unsynced.push(Effect::Create(self.last, *name, Vec::new()));
+                Effect::Write(self.last, 0, vec![*tag; *len as usize])
             }
             Op::Write(name, at, len, tag) => Effect::Write(of(name), *at, vec![*tag; *len as usize]),
             Op::Append(name, len, tag) => Effect::Write(of(name), content(name), vec![*tag; *len as usize]),
             Op::SetLen(name, len) => Effect::SetLen(of(name), *len),
             Op::Rename(from, to) => return self.name(of(from), &Effect::Rename(of(from), *from, *to)),
-            Op::Unlink(name) | Op::Leave(name) => {
+            Op::Unlink(name) | Op::Leave(name) | Op::Remove(name) => {
                 return self.name(of(name), &Effect::Unlink(of(name), *name));
             }
             Op::Sync(_) | Op::SyncAll | Op::Drain | Op::Reopen => return self.synced(),
@@ -327,6 +355,8 @@ impl Model {
 pub(super) struct Generator {
     pub(super) rng: Rng,
     fails: bool,
+    /// Whether files are written through.
+    through: bool,
     theme: Theme,
     /// How far a round of the theme is, where it has rounds.
     step: u32,
@@ -340,22 +370,26 @@ enum Theme {
     Stuck,
     /// Replays that fail.
     Kept,
+    /// Names that are given to one new file after the other.
+    Again,
     /// Files that are made shorter while the log still has a write beyond their end, which was synced, and no longer what was before
     /// that: a replay of the one without the other leaves zeros where there were bytes.
     Cut,
 }
 
 impl Generator {
-    /// `fails` is whether flushes do now and then; `cuts`, whether a file may be shorter before the log has that.
-    pub(super) fn new(mut rng: Rng, fails: bool, cuts: bool) -> Self {
-        let theme = match rng.below(if cuts { 7 } else { 5 }) {
+    /// `fails` is whether flushes do now and then; `through`, whether files are written through; `cuts`, whether one may be shorter
+    /// before the log has that.
+    pub(super) fn new(mut rng: Rng, fails: bool, through: bool, cuts: bool) -> Self {
+        let theme = match rng.below(if cuts { 8 } else { 6 }) {
             0 | 1 if fails => Theme::Stuck,
             2 => Theme::Kept,
             3 if fails => Theme::Kept,
-            5.. => Theme::Cut,
+            5 if through => Theme::Again,
+            6.. => Theme::Cut,
             _ => Theme::Anything,
         };
-        Generator { rng, fails, theme, step: 0 }
+        Generator { rng, fails, through, theme, step: 0 }
     }
 
     /// What the theme asks for now, if anything.
@@ -364,6 +398,12 @@ impl Generator {
         let (healthy, tag) = (model.stuck.is_empty(), 1 + self.rng.below(200) as u8);
         match self.theme {
             Theme::Anything => None,
+            Theme::Again => Some(match self.rng.below(6) {
+                0 if healthy => Op::DrainSome,
+                1 | 2 if !absent.is_empty() => Op::Make(absent[0], *self.rng.pick(&[1, 70, 200]), tag),
+                3 if healthy => Op::Remove(there[0]),
+                _ => Op::Leave(there[0]),
+            }),
             Theme::Cut => {
                 // Each round is of one file.
                 let file = there[0];
@@ -404,16 +444,21 @@ impl Generator {
             return Op::Attach(*name);
         }
         // What becomes of a name that may be back shows only in the next session.
-        if !model.leaving.is_empty() && self.rng.one_in(4) {
+        if !model.leaving.0.is_empty() && self.rng.one_in(if self.theme == Theme::Again { 40 } else { 4 }) {
             return Op::Reopen;
         }
         let there: Vec<u8> = visible.keys().copied().filter(|name| !model.stuck.contains(name)).collect();
         if there.is_empty() && absent.is_empty() {
             return Op::Reopen;
         }
-        if there.is_empty() || !absent.is_empty() && self.rng.one_in(6) {
+        if there.is_empty() || !absent.is_empty() && self.theme != Theme::Again && self.rng.one_in(6) {
             let (name, len) = (*self.rng.pick(&absent), *self.rng.pick(&LENGTHS));
-            return Op::Create(name, len, 1 + self.rng.below(200) as u8);
+            let tag = 1 + self.rng.below(200) as u8;
+            return if self.through && self.rng.one_in(2) {
+                Op::Make(name, len, tag)
+            } else {
+                Op::Create(name, len, tag)
+            };
         }
         if self.theme != Theme::Anything
             && !self.rng.one_in(4)

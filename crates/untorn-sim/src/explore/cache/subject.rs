@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
-use untorn::medium::{Barrier, Medium, OnMedium, SlowFile, SlowPlace};
-use untorn::{CacheOptions, CachedFile, Fate, Result, Step, WriteCache};
+use untorn::medium::{Barrier, Identity, MadeLike, Medium, OnMedium, SlowFile, SlowPlace};
+use untorn::{CacheOptions, CachedFile, Error, Fate, Result, Step, WriteCache};
 
 use super::config::Config;
 use super::ops::{BEFORE, NAMES, Op, State};
@@ -39,8 +39,28 @@ impl SlowPlace for Hiding {
         self.place.candidates(dir, inode)
     }
 
-    fn directory(&self, dir: &Path) -> Result<Option<(u64, u64)>> {
+    fn names(&self, dir: &Path) -> Result<Vec<OsString>> {
+        self.place.names(dir)
+    }
+
+    fn directory(&self, dir: &Path) -> Result<Option<Identity>> {
         self.place.directory(dir)
+    }
+
+    fn make(&self, path: &Path, like: &MadeLike) -> Result<Arc<dyn SlowFile>> {
+        match self.hidden {
+            // It has its name all the while, as far as everybody else can see.
+            Some(hidden) => Err(Error::Invalid { path: hidden.to_owned(), what: "it is only hidden".to_owned() }),
+            None => self.place.make(path, like),
+        }
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.place.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        self.place.remove(path)
     }
 
     fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
@@ -161,6 +181,12 @@ impl Subject {
                 self.attach(name, file)?;
                 self.files[&name].append(&vec![tag; len as usize])
             }
+            Op::Make(name, len, tag) => {
+                drop(self.medium.create(path(name), 0, 1 << 20)?);
+                let file = self.place.open(path(name))?.expect("it was just made");
+                self.attach(name, file)?;
+                self.files[&name].append(&vec![tag; len as usize])
+            }
             Op::Write(name, at, len, tag) => match &self.files[&name] {
                 File::Cached(file) if self.through && tag % 2 == 0 => write_beside(file, at, &vec![tag; len as usize]),
                 file => file.write(at, &vec![tag; len as usize]),
@@ -197,6 +223,11 @@ impl Subject {
                 };
                 self.medium.unlink(path(name))?;
                 if leaves { Ok(()) } else { self.medium.sync_dir(DIRECT_SYNC, Path::new("/")) }
+            }
+            Op::Remove(name) => {
+                self.cache.as_ref().map_or(Ok(()), WriteCache::drain)?;
+                drop(self.files.remove(&name));
+                self.medium.unlink(path(name))
             }
             Op::Demote(name) => {
                 let Some(File::Cached(file)) = self.files.get(&name) else { return Ok(()) };

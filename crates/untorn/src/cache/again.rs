@@ -1,0 +1,126 @@
+//! New files that a crash took with their names: a replay makes them again, from the log, which has all that was ever in them.
+//!
+//! What is made goes by another name in the same directory until it is whole, durably, and the log takes it for the file that is
+//! gone; so a replay that is cut short is repeated, and whoever looks for the file finds none, or all of it.
+//!
+//! Something else may have the file's name then. If it is what had the name before, and was removed only a moment before the
+//! crash, it goes again: it is one that the log let leave, or it is older than the new file was. That of which the log knows nothing
+//! is not removed but gets a name beside. Something younger is somebody else's; it stays, and the log is kept. So of several files
+//! that had one name, each let leave before the next was made, none but the last is ever back.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::format::TableLine;
+use super::replay::{Fate, is_same};
+use crate::error::Result;
+use crate::log::record::Seal;
+use crate::medium::{MadeLike, SlowFile, SlowPlace};
+
+/// What has the name of a file that is to be made again.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum InTheWay {
+    Nothing,
+    /// A file that was let leave before this one was made.
+    Earlier,
+    /// One that was there before this one, or at the same time, of which the log knows nothing.
+    Older,
+    SomethingElse,
+}
+
+/// What a replay says of a directory that it does not find.
+pub(super) const NO_DIRECTORY: &str = "its directory is not there, or is another: is its file system mounted?";
+/// What it says of a name that somebody else has.
+pub(super) const ANOTHER: &str = "what has its name now is another file";
+
+/// The name by which a file is made, which no other log gives.
+pub(super) fn temporary(seal: Seal, line: &TableLine) -> PathBuf {
+    line.path.with_file_name(format!(".untorn-replay-{:016x}-{}", seal.at(0), line.uid))
+}
+
+/// Whether a file that was let leave has no right to its name any more: one that was made later had it.
+pub(super) fn is_superseded<'a>(line: &TableLine, mut lines: impl Iterator<Item = &'a TableLine>) -> bool {
+    line.leaving && lines.any(|other| other.uid > line.uid && other.path == line.path)
+}
+
+/// What has the file's name, which is not this file. `left` are those that were let leave.
+pub(super) fn in_the_way<'a>(
+    place: &dyn SlowPlace,
+    line: &TableLine,
+    mut left: impl Iterator<Item = &'a TableLine>,
+) -> Result<InTheWay> {
+    if !place.exists(&line.path)? {
+        return Ok(InTheWay::Nothing);
+    }
+    let Some(found) = place.open(&line.path)? else { return Ok(InTheWay::SomethingElse) };
+    let identity = found.identity()?;
+    Ok(if left.any(|other| other.uid < line.uid && is_same(&other.identity, &identity)) {
+        InTheWay::Earlier
+    } else if identity.birth != 0 && identity.birth <= line.identity.birth {
+        // The clock of births is a coarse one; what came after the crash is younger by much more.
+        InTheWay::Older
+    } else {
+        InTheWay::SomethingElse
+    })
+}
+
+/// Makes an empty file in the place of one that is gone, by its temporary name.
+pub(super) fn make(
+    place: &dyn SlowPlace,
+    line: &TableLine,
+    like: &MadeLike,
+    temporary: &Path,
+) -> Result<Arc<dyn SlowFile>> {
+    if place.exists(temporary)? {
+        // A replay was cut short before the log knew of it.
+        place.remove(temporary)?;
+    }
+    tracing::debug!(path = %line.path.display(), "made again");
+    place.make(temporary, like)
+}
+
+/// Whether the directory of a line is the one that it was.
+///
+/// # Errors
+/// Those of looking at it.
+pub(super) fn has_directory(place: &dyn SlowPlace, line: &TableLine) -> Result<bool> {
+    let Some(dir) = line.path.parent() else { return Ok(false) };
+    Ok(place.directory(dir)?.is_some_and(|found| found.inode == line.parents[0]))
+}
+
+/// Gives a file that was made again its name. Returns where what had it is now, unless it was to be removed.
+pub(super) fn put_in_place<'a>(
+    place: &dyn SlowPlace,
+    line: &TableLine,
+    temporary: &Path,
+    left: impl Iterator<Item = &'a TableLine>,
+) -> Result<std::result::Result<Option<PathBuf>, Fate>> {
+    let mut beside = None;
+    match in_the_way(place, line, left)? {
+        InTheWay::Nothing => {}
+        InTheWay::Earlier => place.remove(&line.path)?,
+        InTheWay::Older => {
+            let name = free_beside(place, &line.path)?;
+            place.rename(&line.path, &name)?;
+            beside = Some(name);
+        }
+        InTheWay::SomethingElse => return Ok(Err(Fate::Missing(ANOTHER.to_owned()))),
+    }
+    place.rename(temporary, &line.path)?;
+    Ok(Ok(beside))
+}
+
+/// A free name for what has one that another file is to have.
+fn free_beside(place: &dyn SlowPlace, path: &Path) -> Result<PathBuf> {
+    let mut number = 1;
+    loop {
+        let mut name: OsString = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".before-replay-{number}"));
+        let beside = path.with_file_name(name);
+        if !place.exists(&beside)? {
+            return Ok(beside);
+        }
+        number += 1;
+    }
+}
