@@ -222,28 +222,56 @@ fn a_file_whose_name_changed_is_what_it_was_at_the_last_sync_after_a_kill() {
     }
 }
 
+/// The tool, with `options` for a run, as one who is not root runs it in the directory `at` of `dir`, which everybody may write to.
+fn by_nobody(dir: &Path, options: &[&str]) -> Command {
+    let at = dir.join("at");
+    if !at.exists() {
+        fs::create_dir(&at).unwrap();
+        for directory in [dir, &at] {
+            fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
+        }
+    }
+    // Where another user can reach them.
+    let (untorn, layer) = (dir.join("untorn"), dir.join("layer.so"));
+    if !untorn.exists() {
+        // Copied by another process: were it open for writing in this one, a child that another test forks at that moment would
+        // hold it open, too, and it could not be run (ETXTBSY).
+        succeed(Command::new("cp").arg("-p").arg(UNTORN).arg(&untorn));
+        succeed(Command::new("cp").arg("-p").arg(&layers().0).arg(&layer));
+    }
+    let root = text(&succeed(Command::new("id").arg("-u")).stdout).trim() == "0";
+    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let mut command = if root { Command::new("setpriv") } else { Command::new("env") };
+    command.args(nobody.iter().filter(|_| root)).arg(&untorn).arg("run").args(options).arg("--layer").arg(&layer);
+    command.current_dir(&at).env("TMPDIR", dir);
+    command
+}
+
+/// By one who is not root: what is behind the log has to be found again, and its name synced.
+#[test]
+fn a_file_in_a_directory_that_may_not_be_read_is_left_to_the_kernel() {
+    let dir = tempfile::tempdir().unwrap();
+    let drop = dir.path().join("drop");
+    fs::create_dir(&drop).unwrap();
+    fs::set_permissions(&drop, fs::Permissions::from_mode(0o333)).unwrap();
+    let program =
+        "import os; f = os.open('../drop/f', os.O_CREAT | os.O_WRONLY, 0o644); os.write(f, b'dropped'); os.fsync(f)";
+    let mut command = by_nobody(dir.path(), &["--mode", "boost", "--log", "log", "--log-size", "1M", "--stats"]);
+    let output = succeed(command.args(["--", "python3", "-c", program]));
+    fs::set_permissions(&drop, fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(fs::read(drop.join("f")).unwrap(), b"dropped");
+    assert!(text(&output.stderr).contains("its directory may not be read"), "{}", text(&output.stderr));
+}
+
 /// By one who is not root: a file may be created with rights that do not let its owner open it a second time, as git does.
 #[test]
 fn a_file_that_its_owner_may_not_open_is_served_to_who_has_it_open() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("ends.c", dir.path(), &[]);
     let at = dir.path().join("at");
-    fs::create_dir(&at).unwrap();
-    for directory in [dir.path(), &at] {
-        fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
-    }
-    // Where another user can reach them.
-    let (untorn, layer) = (dir.path().join("untorn"), dir.path().join("layer.so"));
-    // Copied by another process: were it open for writing in this one, a child that another test forks at that moment would
-    // hold it open, too, and it could not be run (ETXTBSY).
-    succeed(Command::new("cp").arg("-p").arg(UNTORN).arg(&untorn));
-    succeed(Command::new("cp").arg("-p").arg(&layers().0).arg(&layer));
     let ordinary = |end: &str| {
-        let root = text(&succeed(Command::new("id").arg("-u")).stdout).trim() == "0";
-        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
-        let mut command = if root { Command::new("setpriv") } else { Command::new("env") };
-        command.args(nobody.iter().filter(|_| root)).arg(&untorn).args(["run", "--match", "*.managed", "--layer"]);
-        command.arg(&layer).arg("--").arg(&program).arg(end).current_dir(&at).env("TMPDIR", &at).output().unwrap()
+        let mut command = by_nobody(dir.path(), &["--match", "*.managed"]);
+        command.env("TMPDIR", &at).arg("--").arg(&program).arg(end).output().unwrap()
     };
     for (end, code, expected) in [("quick_exit", 0, "first"), ("killed", 137, "first"), ("daemon", 0, "first second")] {
         let output = ordinary(end);

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
 use untorn::medium::{Descriptor, SlowFile, give_lease_back, has_lease, mark_description, take_lease};
 use untorn::{CachedFile, Error, WriteCache};
 use untorn_wire::{MARK, PLAIN};
@@ -99,6 +99,7 @@ impl Boosted {
             return Err("the file has no name by which a replay would find it".to_owned());
         }
         replayable(descriptor, &status)?;
+        findable(path)?;
         let copy = || descriptor.try_clone().map_err(|error| error.to_string());
         let own = copy()?;
         let slow = Descriptor::new(copy()?, path).map_err(|error| error.to_string())?;
@@ -365,6 +366,13 @@ fn replayable(descriptor: &OwnedFd, status: &Stat) -> Result<(), String> {
         return Err("its owner may not read and write it, so a replay could not".to_owned());
     }
     Ok(())
+}
+
+/// Refuses what a replay, by the same user, could not look for; nor can a name be synced in such a directory.
+fn findable(path: &Path) -> Result<(), String> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    rustix::fs::accessat(CWD, dir, Access::READ_OK | Access::EXEC_OK, AtFlags::EACCESS)
+        .map_err(|_| "its directory may not be read, so a replay could not look for it".to_owned())
 }
 
 /// Whether a description is what `open` with the flags `wanted` would make.

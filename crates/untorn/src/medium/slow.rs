@@ -218,9 +218,10 @@ impl SlowFile for Descriptor {
         let found = rustix::fs::fstat(&self.file).map_err(failed)?;
         let mode = Mode::from_raw_mode(found.st_mode);
         let plain = Mode::RWXU | Mode::RWXG | Mode::RWXO;
-        let ours = rustix::process::geteuid();
-        // Whoever replays is this user, or root.
-        if found.st_nlink != 1 || mode - plain != Mode::empty() || !ours.is_root() && found.st_uid != ours.as_raw() {
+        let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+        // Whoever replays is this user, who can give a file away to nobody, or root.
+        let ours = user.is_root() || (found.st_uid, found.st_gid) == (user.as_raw(), group.as_raw());
+        if found.st_nlink != 1 || mode - plain != Mode::empty() || !ours {
             return Ok(None);
         }
         let mut names = [0; 1 << 10];

@@ -140,7 +140,8 @@ impl CachedFile {
 
     /// Notes, durably, that the last name of the file is about to be removed: then it may be removed without being demoted, and
     /// what the log has of it needs no flush of its device first. Until the removal is durable a crash may bring the file back,
-    /// and a replay what was written to it; if the file is gone, a replay does without it.
+    /// and a replay what was written to it, unless a later file had its name; if the file is gone, a replay does without it. The
+    /// handle is kept until the file is removed.
     ///
     /// False if that cannot be, and the file has to be [demoted](CachedFile::demote): the log has nothing of it, it was demoted
     /// already, or its file system does not tell a file from an earlier one with the same inode number.

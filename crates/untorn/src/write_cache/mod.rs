@@ -77,7 +77,7 @@ impl WriteCache {
     ///
     /// # Errors
     /// [`Error::Io`] where the file may not be opened for both; [`Error::NotAFile`]; [`Error::Invalid`] for a path that is
-    /// longer than 4000 bytes, or not that of the file.
+    /// longer than 3984 bytes, or not that of the file.
     pub fn attach(&self, file: BorrowedFd<'_>, path: &Path) -> Result<CachedFile> {
         // It is the directory with the file itself that is flushed and searched, and not that with a link to it.
         let path = &medium::resolve(path)?;
@@ -96,6 +96,10 @@ impl WriteCache {
     /// The same for a file that is written *through*: each write is in the log, and then in the file too, when the call returns, so
     /// that others may read the file without the log. It has the log's durability, and the file's own speed of reading, but takes
     /// the time of both to write. How much is written is for the file to say ([`CachedFile::write_some`]).
+    ///
+    /// A file with nothing in it is *new*: the first write does not wait for its name to be durable. Until that is so, which takes no
+    /// longer than what was written takes to be, a replay that does not find the file makes one like it
+    /// ([`SlowFile::made_like`]), and one that does begins with an empty file.
     ///
     /// Others must not write to it, for a replay would write over that. Under [`Durability::PerCommit`] a crash may leave a part of
     /// a write that was not synced, as of any file.

@@ -314,13 +314,21 @@ impl Chunks {
         };
         let mut places = (0..free.chunks.len()).map(turn);
         while let Some(place) = places.find(|&place| self.space(free.chunks[place]) != HOLLOW) {
-            if self.furnish(side, free.chunks[place])? {
+            if self.has_space(side, free.chunks[place])? {
                 return Ok(Some(place));
             }
         }
         // If there is no space for one of these, there is none for the next.
         let Some(place) = (0..free.chunks.len()).map(turn).next() else { return Ok(None) };
-        Ok(self.furnish(side, free.chunks[place])?.then_some(place))
+        Ok(self.has_space(side, free.chunks[place])?.then_some(place))
+    }
+
+    /// Whether a free chunk has space, or gets some. The caller holds the lock on what is free.
+    fn has_space<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<bool> {
+        match self.furnish(side, chunk) {
+            Err(error) if error.is_for_want_of_space() => Ok(false),
+            done => done.map(|()| true),
+        }
     }
 
     /// Frees every chunk that no lane fills and that has no entries of an epoch above `cut`. The cut is durable.
@@ -382,31 +390,28 @@ impl Chunks {
     pub(super) fn furnish_one<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<bool> {
         let free = lock(&self.free, relax);
         let Some(&chunk) = free.chunks.iter().find(|&&chunk| self.space(chunk) == HOLLOW) else { return Ok(false) };
-        self.give_space(side, chunk)?;
-        self.states[chunk as usize].space.store(FURNISHED, Ordering::Relaxed);
-        Ok(true)
+        self.furnish(side, chunk).map(|()| true)
     }
 
-    /// Sees to it that a free chunk has space. False if there is none for it. The caller holds the lock on what is free.
-    fn furnish<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<bool> {
+    /// Sees to it that a free chunk has space. The caller holds the lock on what is free.
+    fn furnish<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<()> {
         let state = &self.states[chunk as usize];
         let given = match state.space.load(Ordering::Relaxed) {
-            FURNISHED => return Ok(true),
+            FURNISHED => return Ok(()),
             // It was written before, or never, and then its first entries pay for it.
             UNKNOWN => side.allocate(self.start(chunk), chunk_len(self.units)),
             _ => self.give_space(side, chunk),
         };
-        match given {
+        match &given {
             Ok(()) => state.space.store(FURNISHED, Ordering::Relaxed),
             Err(error) if error.is_for_want_of_space() => {
                 state.space.store(HOLLOW, Ordering::Relaxed);
                 // What it got of the last of the disk is for others. If not, it stays this chunk's.
                 let _ = side.punch(self.start(chunk), chunk_len(self.units));
-                return Ok(false);
             }
-            Err(error) => return Err(error),
+            Err(_) => {}
         }
-        Ok(true)
+        given
     }
 
     /// Gives a chunk its space. On a block medium it is written once, not only allocated: to overwrite what was allocated

@@ -217,7 +217,8 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    /// Sees to it that no header of the open epoch stands at byte `at` of the log. Where nothing can be written there, perhaps none ever was.
+    /// Sees to it that no header of the open epoch stands at byte `at` of the log. Where nothing can be written there, perhaps
+    /// none ever was.
     fn remove_header(&self, at: u64) -> Result<()> {
         let Err(error) = self.side.write(at, &[0; LINE as usize]) else { return Ok(()) };
         let mut line = [0; LINE as usize];
