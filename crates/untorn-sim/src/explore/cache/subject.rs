@@ -86,6 +86,8 @@ pub(super) struct Subject {
     cache: Option<WriteCache>,
     through: bool,
     files: BTreeMap<u8, File>,
+    /// The last file that was let leave, which whoever removed it has open still.
+    left: Option<CachedFile>,
     place: Arc<OnMedium<SimMedium>>,
     medium: SimMedium,
 }
@@ -106,7 +108,8 @@ impl Subject {
             true => None,
             false => Some(options(config).create_on(medium.clone(), place.clone(), LOG)?),
         };
-        Ok(Subject { cache, through: config.through, files: BTreeMap::new(), place, medium: medium.clone() })
+        let (through, files) = (config.through, BTreeMap::new());
+        Ok(Subject { cache, through, files, left: None, place, medium: medium.clone() })
     }
 
     pub(super) fn open(config: &Config, medium: &SimMedium) -> Result<Self> {
@@ -116,7 +119,7 @@ impl Subject {
             false => Some(options(config).open_on(medium.clone(), place.clone(), LOG)?),
         };
         let (through, files) = (config.through, BTreeMap::new());
-        let mut subject = Subject { cache, through, files, place, medium: medium.clone() };
+        let mut subject = Subject { cache, through, files, left: None, place, medium: medium.clone() };
         for name in 0..NAMES.len() as u8 {
             if let Some(file) = subject.place.open(path(name))? {
                 subject.attach(name, file)?;
@@ -214,15 +217,20 @@ impl Subject {
             }
             Op::Leave(name) => {
                 let leaves = match self.files.remove(&name) {
-                    Some(File::Cached(file)) if file.leave()? => true,
+                    Some(File::Cached(file)) if file.leave()? => Some(file),
                     Some(File::Cached(file)) => {
                         file.demote()?;
-                        false
+                        None
                     }
-                    _ => false,
+                    _ => None,
                 };
                 self.medium.unlink(path(name))?;
-                if leaves { Ok(()) } else { self.medium.sync_dir(DIRECT_SYNC, Path::new("/")) }
+                if leaves.is_none() {
+                    self.medium.sync_dir(DIRECT_SYNC, Path::new("/"))?;
+                }
+                // The one before is closed only now, when other files may have its name.
+                self.left = leaves;
+                Ok(())
             }
             Op::Remove(name) => {
                 self.cache.as_ref().map_or(Ok(()), WriteCache::drain)?;
