@@ -400,9 +400,9 @@ impl Generator {
             Theme::Anything => None,
             Theme::Again => Some(match self.rng.below(6) {
                 0 if healthy => Op::DrainSome,
-                1 | 2 if !absent.is_empty() => Op::Make(absent[0], *self.rng.pick(&[1, 70, 200]), tag),
-                3 if healthy => Op::Remove(there[0]),
-                _ => Op::Leave(there[0]),
+                1 | 2 if !absent.is_empty() => Op::Make(*self.rng.pick(absent), *self.rng.pick(&[1, 70, 200]), tag),
+                3 if healthy => Op::Remove(file),
+                _ => Op::Leave(file),
             }),
             Theme::Cut => {
                 // Each round is of one file.
