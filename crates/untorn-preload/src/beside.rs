@@ -1,4 +1,4 @@
-//! Writes and syncs that this process does by itself, where the log is persistent memory: it appends to the log, as the server would
+//! Writes and syncs that this process does by itself: it appends to the [`log`], as the server would
 //! ([`untorn_ring`]). Whatever stands in the way, the server is asked as for any other file.
 //!
 //! # What makes it sound
@@ -9,7 +9,7 @@
 //! 3. A child of `vfork` has its parent's memory, and is for its locks the same thread; one of a system call by number is its parent
 //!    to them too. Neither appends: the first has another number than the one that is kept, the second finds none.
 //! 4. A descriptor's number stands for the same file from the question which that is to the last call with it ([`busy`]).
-//! 5. The bytes that are summed, and that the kernel gets, are those in the log, whatever other threads do to the program's memory
+//! 5. The bytes that are summed, and that the kernel gets, are those in the log, or on their way there, whatever other threads do to the program's memory
 //!    meanwhile. That there is such memory the kernel is asked before. A vector of pieces is copied first, and looked at no more.
 //! 6. Where the kernel appends (`O_APPEND`) it does so at the end that is found with the turn in hand, where the log has the bytes:
 //!    there is one description, and whoever changes the length has the turn.
@@ -20,12 +20,12 @@ use core::{ptr, slice};
 use std::sync::OnceLock;
 
 use libc::{iovec, off_t};
-use untorn_ring::{Appender, Change, HEADER, Ledger, MOST_PARTS, Outcome, Terms, Write, append, flush, pieces};
-use untorn_wire::{Operation, Request};
+use untorn_ring::{Appender, Change, Geometry, HEADER, Ledger, MOST_PARTS, Outcome, Terms, Write, append, pieces};
 
 use crate::busy;
 use crate::client;
 use crate::layer;
+use crate::log::{self, Place};
 use crate::raw::{self, Quiet, word};
 
 /// No file of any file system reaches so far that a log would be in front of.
@@ -35,23 +35,11 @@ const MOST: usize = 1 << 20;
 /// Pieces of one write.
 const MOST_PIECES: usize = 64;
 const NO_PIECE: iovec = iovec { iov_base: ptr::null_mut(), iov_len: 0 };
-/// `MAP_SYNC`, with which goes `MAP_SHARED_VALIDATE`.
-const SYNC: c_int = 0x8_0003;
-
 /// The ledger: address and words. Never unmapped; a forked child has it too.
 static WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// What they are about, as they said when they were mapped: a neighbour that stores to memory at random does not move our stores.
 static TERMS: OnceLock<Terms> = OnceLock::new();
-/// The log.
-static LOG: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
-/// Parts of the log of which this process has all pages, which is cheaper than to find at each store that there is none yet.
-static PRESENT: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
-/// Bytes of such a part at least.
-const PART: usize = 256 << 10;
-/// `MADV_POPULATE_WRITE` (Linux 5.14).
-const POPULATE: usize = 23;
-
 /// Whether somebody has seen to it that they are mapped, or found that they cannot be.
 static TRIED: AtomicBool = AtomicBool::new(false);
 
@@ -75,20 +63,15 @@ pub(crate) fn set_up() {
     if is_readable(ptr::without_provenance(8), 1) || !is_readable((&raw const TRIED).cast(), 1) {
         return;
     }
-    let Some(words) = mapped(0, libc::MAP_SHARED, None) else { return };
+    let Some(words) = log::map_ledger() else { return };
     let count = words.1 / size_of::<AtomicU64>();
     // SAFETY: the mapping just made, which is never unmapped, seen as atomic words by all.
     let Some(ledger) = Ledger::find(unsafe { slice::from_raw_parts(words.0 as *const AtomicU64, count) }) else {
         return;
     };
-    let Some(len) = ledger.terms().geometry.len().and_then(|len| usize::try_from(len).ok()) else { return };
-    let flags = if ledger.is_synced() { SYNC } else { libc::MAP_SHARED };
-    let Some(log) = mapped(1, flags, Some(len)) else { return };
-    flush::adopt(ledger.write_back());
-    if TERMS.set(*ledger.terms()).is_err() {
+    if !log::set_up(&ledger) || TERMS.set(*ledger.terms()).is_err() {
         return;
     }
-    LOG.store(log.0 as *mut u8, Ordering::Relaxed);
     COUNT.store(count, Ordering::Relaxed);
     client::appends();
     WORDS.store(words.0 as *mut AtomicU64, Ordering::Release);
@@ -104,29 +87,8 @@ extern "C" fn in_child() {
     if !WORDS.load(Ordering::Relaxed).is_null() {
         client::appends();
         busy::forget_all();
-        // Of what is shared a child has no pages yet.
-        PRESENT.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        log::in_child();
     }
-}
-
-/// Asks for the memory of this number and maps it: so many bytes of it, or all. Where, and how many.
-fn mapped(number: u64, flags: c_int, len: Option<usize>) -> Option<(usize, usize)> {
-    let request = Request { operation: Operation::Share as u32, number, ..Request::default() };
-    let (reply, fd) = client::ask_for_descriptor(&request, None);
-    let fd = fd?;
-    let mapped = reply.ok().and_then(|_| {
-        let all = usize::try_from(raw::fstat(fd).ok()?.st_size).ok()?;
-        let len = len.unwrap_or(all);
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let arguments = [0, len, word(protection), word(flags), word(fd), 0];
-        // SAFETY: a new mapping, at no place of importance.
-        let mapped = unsafe { raw::result(libc::SYS_mmap, arguments) }.ok()?;
-        // What lies beyond the end of the file is a SIGBUS.
-        (len <= all).then_some((mapped, len))
-    });
-    // The mapping keeps what it is of open.
-    let _ = raw::close(fd);
-    mapped
 }
 
 /// Whether there is memory of the program's here, for the kernel to read. It copies a mask of signals from an address before it finds
@@ -143,22 +105,6 @@ fn is_readable(from: *const c_void, count: usize) -> bool {
         at = (at & !4095).saturating_add(4096);
     }
     true
-}
-
-/// Has the kernel map the part of the log with byte `at` at once. Where it does not, it maps page by page.
-#[inline]
-fn populate(log: *mut u8, at: usize, len: usize) {
-    let part = PART.max(len.div_ceil(64 * PRESENT.len()).next_multiple_of(4096));
-    let number = at / part;
-    let Some(word) = PRESENT.get(number / 64) else { return };
-    let bit = 1 << (number % 64);
-    if word.load(Ordering::Relaxed) & bit == 0 {
-        word.fetch_or(bit, Ordering::Relaxed);
-        let start = number * part;
-        let arguments = [log as usize + start, part.min(len - start), POPULATE, 0, 0, 0];
-        // SAFETY: within the mapping of the log, of which no byte is changed.
-        let _ = unsafe { raw::call(libc::SYS_madvise, arguments) };
-    }
 }
 
 /// What is written, as far as it is in the log.
@@ -192,10 +138,8 @@ impl Source<'_> {
 struct Writing<'a> {
     fd: c_int,
     from: Source<'a>,
-    log: *mut u8,
-    /// Bytes of the log.
-    len: usize,
-    ledger: Ledger<'static>,
+    place: Place,
+    geometry: Geometry,
 }
 
 impl Writing<'_> {
@@ -204,42 +148,40 @@ impl Writing<'_> {
     fn gather<const N: usize>(&self, first: u64, write: Write) -> isize {
         let mut all = [NO_PIECE; N];
         let mut used = 0;
-        for (place, (at, len)) in all.iter_mut().zip(pieces(self.ledger.terms().geometry, first, write.len)) {
-            *place = iovec { iov_base: self.log.wrapping_add(at as usize).cast(), iov_len: len };
+        for (place, (at, len)) in all.iter_mut().zip(pieces(self.geometry, first, write.len)) {
+            *place = iovec { iov_base: self.place.address(at).cast(), iov_len: len };
             used += 1;
         }
         let arguments = [word(self.fd), all.as_ptr() as usize, used, write.offset as usize, 0, 0];
-        // SAFETY: bytes of the log.
+        // SAFETY: bytes of the log, or on their way there.
         unsafe { raw::call(libc::SYS_pwritev, arguments) }
     }
 }
 
 impl Appender for Writing<'_> {
     fn fill(&mut self, at: u64, _: usize, len: usize) -> bool {
-        populate(self.log, at as usize, self.len);
-        // SAFETY: the program's memory, which the kernel found readable, and that of the log, at positions that are this write's alone.
-        unsafe { self.from.copy(self.log.wrapping_add(at as usize), len) };
+        self.place.make_room(at, len);
+        // SAFETY: the program's memory, which the kernel found readable, and room for it, which is this write's alone.
+        unsafe { self.from.copy(self.place.address(at), len) };
         true
     }
 
     fn with<R>(&mut self, at: u64, len: usize, look: impl FnOnce(&[u8]) -> R) -> R {
-        // SAFETY: within the log, whose length the ledger gives, at positions that nobody else stores to.
-        look(unsafe { slice::from_raw_parts(self.log.wrapping_add(at as usize), len) })
+        // SAFETY: within that room, to which nobody else stores.
+        look(unsafe { slice::from_raw_parts(self.place.address(at), len) })
     }
 
     fn store(&mut self, at: u64, header: &[u8; HEADER as usize]) {
         // SAFETY: as above.
-        unsafe { ptr::copy_nonoverlapping(header.as_ptr(), self.log.wrapping_add(at as usize), header.len()) };
+        unsafe { ptr::copy_nonoverlapping(header.as_ptr(), self.place.address(at), header.len()) };
     }
 
     fn flush(&mut self, at: u64, len: u64) {
-        // SAFETY: as above.
-        unsafe { flush::flush_lines(self.log.wrapping_add(at as usize), len as usize) };
+        self.place.flush(at, len);
     }
 
     fn fence(&mut self) -> bool {
-        flush::fence();
-        true
+        self.place.fence()
     }
 
     fn deliver(&mut self, first: u64, change: Change) -> isize {
@@ -247,11 +189,10 @@ impl Appender for Writing<'_> {
             Change::Write(write) => write,
             Change::Length(len) => return raw::truncate(self.fd, len).map_or_else(|errno| -(errno as isize), |()| 0),
         };
-        let geometry = self.ledger.terms().geometry;
-        match geometry.parts(write.len) {
+        match self.geometry.parts(write.len) {
             1 => {
-                let from = self.log as usize + (geometry.entry_at(first) + HEADER) as usize;
-                // SAFETY: bytes of the log.
+                let from = self.place.address(self.geometry.entry_at(first) + HEADER) as usize;
+                // SAFETY: bytes of the log, or on their way there.
                 unsafe { raw::call(libc::SYS_pwrite64, [word(self.fd), from, write.len, write.offset as usize, 0, 0]) }
             }
             2..=16 => self.gather::<16>(first, write),
@@ -300,7 +241,8 @@ fn write_pieces(fd: c_int, pieces: &[iovec], offset: Option<u64>) -> Option<Resu
 
 /// Changes the length of a descriptor's file; `None` if that is for the server.
 pub(crate) fn set_length(fd: c_int, len: u64) -> Option<Result<i64, c_int>> {
-    if len >= FAR {
+    // On a disk it may have to be durable in the log before the kernel does it.
+    if len >= FAR || log::is_on_disk() {
         return None;
     }
     change(ledger()?, fd, What::Length(len))
@@ -349,6 +291,8 @@ fn changed(ledger: Ledger<'static>, fd: c_int, what: What<'_>) -> Option<(isize,
     if !pieces.iter().all(|piece| is_readable(piece.iov_base, piece.iov_len)) {
         return None;
     }
+    let terms = ledger.terms();
+    let place = Place::of(terms, terms.geometry.parts(what.len()))?;
     let outcome = {
         // The C library's locks call the kernel if they have to wait.
         #[cfg(all(feature = "oracle", target_arch = "x86_64"))]
@@ -359,9 +303,7 @@ fn changed(ledger: Ledger<'static>, fd: c_int, what: What<'_>) -> Option<(isize,
             return None;
         }
         let change = planned(fd, what)?;
-        let log = LOG.load(Ordering::Relaxed);
-        let len = ledger.terms().geometry.len()? as usize;
-        let mut writing = Writing { fd, from: Source { pieces, skip: 0 }, log, len, ledger };
+        let mut writing = Writing { fd, from: Source { pieces, skip: 0 }, place, geometry: terms.geometry };
         let outcome = append(&turn, change, &mut writing);
         if let (Outcome::Written { said: written @ 1.., .. }, None, Change::Write(write)) = (outcome, offset, change)
             // Unless somebody moved it meanwhile; what the kernel appends leaves it at the end, wherever it was.
@@ -395,10 +337,28 @@ fn planned(fd: c_int, what: What<'_>) -> Option<Change> {
     fits.then_some(Change::Write(Write { offset: at, len, at_end }))
 }
 
-/// Whether all that was written to a descriptor's file is durable: then there is nothing to sync.
-pub(crate) fn is_durable(fd: c_int) -> bool {
+/// Syncs a descriptor's file, for which the log is durable already or is flushed. False if that is for the server.
+pub(crate) fn sync(fd: c_int) -> bool {
     let Some(ledger) = ledger() else { return false };
     let Ok((device, inode)) = raw::file_of(fd) else { return false };
-    let turn = ledger.turn_of(device, inode).filter(|turn| turn.is_durable() && ledger.is_open());
-    turn.inspect(|turn| turn.count_sync()).is_some()
+    let Some(turn) = ledger.turn_of(device, inode) else { return false };
+    let is_logged = || turn.is_of(device, inode) && turn.is_durable() && ledger.is_open();
+    if !is_logged() {
+        return false;
+    }
+    if log::is_on_disk() {
+        if !client::may_append() {
+            return false;
+        }
+        let flushed = {
+            let _quiet = Quiet::new();
+            log::flush_together(&ledger)
+        };
+        // Whoever died meanwhile may have left what the log has not.
+        if !flushed || !is_logged() {
+            return false;
+        }
+    }
+    turn.count_sync();
+    true
 }

@@ -13,6 +13,7 @@ use libc::{iovec, msghdr};
 use untorn_wire::{Patience, Reply, Request};
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::busy;
 use crate::raw::{self, Quiet, word};
 use crate::settings::{Settings, settings};
 
@@ -44,7 +45,10 @@ struct Pool {
 static POOL: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
 
 /// Our own descriptors, plus one, which a program must not close. A forked child finds its parent's here.
-static OWN: [AtomicI32; SLOTS + 1] = [const { AtomicI32::new(0) }; SLOTS + 1];
+static OWN: [AtomicI32; SLOTS + 2] = [const { AtomicI32::new(0) }; SLOTS + 2];
+/// Which of them the board is, and which the log.
+const BOARD: usize = SLOTS;
+const LOG: usize = SLOTS + 1;
 
 /// Makes the pool.
 pub(crate) fn set_up() {
@@ -76,8 +80,8 @@ pub(crate) fn own() -> impl Iterator<Item = c_int> {
     OWN.iter().map(|own| own.load(Ordering::Relaxed) - 1).filter(|fd| *fd >= 0)
 }
 
-/// The program takes a descriptor's number for something else: it is not ours any more. The board is closed for good then, and
-/// the server is asked instead.
+/// The program takes a descriptor's number for something else: it is not ours any more. The board, or the log, is closed for good then,
+/// and the server is asked instead. Nobody uses it when this returns.
 pub(crate) fn give_up(fd: c_int) {
     if !is_own(fd) {
         return;
@@ -88,6 +92,7 @@ pub(crate) fn give_up(fd: c_int) {
     for slot in pool().iter().flat_map(|pool| &pool.slots) {
         let _ = slot.socket.compare_exchange(fd + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
+    busy::while_nobody_writes(fd, || ());
 }
 
 /// A descriptor moved out of the program's way.
@@ -107,13 +112,31 @@ pub(crate) fn open_board(path: &[u8]) {
     let arguments = [word(libc::AT_FDCWD), path.as_ptr() as usize, word(libc::O_RDONLY | libc::O_CLOEXEC), 0, 0, 0];
     // SAFETY: the path ends in a zero.
     if let Ok(fd) = unsafe { raw::result(libc::SYS_openat, arguments) } {
-        OWN[SLOTS].store(moved_up(fd as c_int) + 1, Ordering::Relaxed);
+        OWN[BOARD].store(moved_up(fd as c_int) + 1, Ordering::Relaxed);
     }
 }
 
 /// The board, unless the program took its number for something else.
 pub(crate) fn board() -> Option<c_int> {
-    Some(OWN[SLOTS].load(Ordering::Relaxed) - 1).filter(|fd| *fd >= 0)
+    Some(OWN[BOARD].load(Ordering::Relaxed) - 1).filter(|fd| *fd >= 0)
+}
+
+/// The log, if this process has a descriptor of it.
+pub(crate) fn log() -> Option<c_int> {
+    Some(OWN[LOG].load(Ordering::SeqCst) - 1).filter(|fd| *fd >= 0)
+}
+
+/// Takes a descriptor of the log out of the program's way.
+pub(crate) fn keep_log(fd: c_int) {
+    OWN[LOG].store(moved_up(fd) + 1, Ordering::SeqCst);
+}
+
+/// Closes it, in a child of `fork`.
+pub(crate) fn drop_log() {
+    let fd = OWN[LOG].swap(0, Ordering::SeqCst) - 1;
+    if fd >= 0 {
+        let _ = raw::close(fd);
+    }
 }
 
 /// What the call gets from, or has for, the program's memory.

@@ -25,6 +25,7 @@ mod client;
 mod death;
 mod known;
 mod layer;
+mod log;
 mod mapped;
 #[cfg(all(feature = "oracle", target_arch = "x86_64"))]
 mod oracle;

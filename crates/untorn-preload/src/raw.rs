@@ -331,6 +331,23 @@ pub(crate) fn wait(word: &core::sync::atomic::AtomicU32, value: u32) {
     let _ = unsafe { call(libc::SYS_futex, arguments) };
 }
 
+/// The same of a word that other processes change, too.
+pub(crate) fn wait_shared(word: &core::sync::atomic::AtomicU32, value: u32) {
+    let patience = timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    let wait = libc::FUTEX_WAIT as usize;
+    // SAFETY: the word lives on, for it is borrowed; the time is read.
+    let _ = unsafe {
+        call(libc::SYS_futex, [word.as_ptr() as usize, wait, value as usize, &raw const patience as usize, 0, 0])
+    };
+}
+
+/// Wakes all that wait for a word, in whatever process.
+pub(crate) fn wake_all_shared(word: &core::sync::atomic::AtomicU32) {
+    let wake = libc::FUTEX_WAKE as usize;
+    // SAFETY: the word lives on, for it is borrowed.
+    let _ = unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, wake, i32::MAX as usize, 0, 0, 0]) };
+}
+
 /// Wakes one that waits for a word, in whatever process.
 pub(crate) fn wake_shared(word: &core::sync::atomic::AtomicU32) {
     let wake = libc::FUTEX_WAKE as usize;

@@ -17,7 +17,7 @@ pub enum Step {
     Filled,
     /// All of it is in the log.
     Stored,
-    /// It is durable.
+    /// It is as durable as it has to be before the kernel has it.
     Durable,
     /// The kernel has it.
     Delivered,
@@ -133,7 +133,7 @@ pub trait Appender {
     /// Begins to make bytes of the log durable.
     fn flush(&mut self, at: u64, len: u64);
 
-    /// Makes durable what was flushed. False if that is not to be had.
+    /// Makes durable what was flushed, or, where durability is left to a sync, brings it to the log. False if that is not to be had.
     fn fence(&mut self) -> bool;
 
     /// Has the kernel do it; the bytes of a write are those in the entries from position `first` on. What it says: how many bytes, or
@@ -230,7 +230,8 @@ pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Append
         return Outcome::Dead;
     }
     if !by.fence() {
-        // Nothing may ever complete them: only a replay tells what is in them.
+        // Of what is in them the log may have all, a part or nothing, as of those of a holder that died.
+        turn.break_it();
         return Outcome::Nothing;
     }
     if !by.reaches(Step::Durable) {

@@ -4,10 +4,11 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::entry::Geometry;
+use crate::robust;
 use crate::turn::{self, Turn};
 
 /// Says that memory is a ledger of this form.
-const MAGIC: u64 = 0x756e_746f_726e_0002;
+const MAGIC: u64 = 0x756e_746f_726e_0003;
 
 // Words that do not change are together; of those that do, each has a cache line of its own, or shares one with what changes with it.
 const SLOTS: usize = 1;
@@ -17,7 +18,7 @@ const SEAL: usize = 4;
 const TURNS: usize = 5;
 const LIMIT: usize = 6;
 const WRITE_BACK: usize = 7;
-const SYNC: usize = 8;
+const WAY: usize = 8;
 const BATCH: usize = 9;
 /// 1 as long as processes may append.
 const OPEN: usize = 16;
@@ -37,7 +38,11 @@ const PHASE: usize = 64;
 const BELL: usize = 65;
 /// A lock that the server has as long as it lives.
 const ALIVE: usize = 72;
-const FIXED: usize = 80;
+/// A lock: whoever flushes the log for all who wait has it.
+pub(crate) const FLUSHING: usize = 80;
+/// What `group` keeps.
+pub(crate) const GROUP: usize = 88;
+const FIXED: usize = 96;
 
 const OWNER_BITS: u32 = 16;
 const OWNER: u64 = (1 << OWNER_BITS) - 1;
@@ -61,6 +66,18 @@ pub enum Phase {
     Gathering = 1,
     /// Drains.
     Awake = 2,
+}
+
+/// How processes get to the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Way {
+    /// They store to a mapping of it, which is memory: what is written is durable after a fence.
+    Mapped = 0,
+    /// The same, mapped with `MAP_SYNC`.
+    MappedSync = 1,
+    /// They write to it, on a disk: what is written is durable after a flush, for which they [wait together](Ledger::flush_together).
+    Written = 2,
 }
 
 /// What a ledger is about.
@@ -103,17 +120,18 @@ impl<'a> Ledger<'a> {
         Ledger { words, terms }
     }
 
-    /// Makes words, all of them zeros, a ledger that others may [find](Ledger::find). `sync` is whether the log has to be mapped with
-    /// `MAP_SYNC`; `batch`, how many entries are worth being drained at once.
+    /// Makes words, all of them zeros, a ledger that others may [find](Ledger::find). `way` is how they get to the log; `batch`, how many
+    /// entries are worth being drained at once.
     ///
     /// # Errors
     /// Those of making locks.
-    pub fn prepare(&self, sync: bool, batch: u64) -> std::io::Result<()> {
+    pub fn prepare(&self, way: Way, batch: u64) -> std::io::Result<()> {
         let Terms { geometry, seal, turns, limit } = self.terms;
         for number in 0..turns {
-            turn::make(self.lock_words(FIXED + turn::WORDS * number))?;
+            robust::make(self.lock_words(FIXED + turn::WORDS * number))?;
         }
-        turn::make(self.lock_words(ALIVE))?;
+        robust::make(self.lock_words(ALIVE))?;
+        robust::make(self.lock_words(FLUSHING))?;
         let numbers = [
             (SLOTS, geometry.slots),
             (ENTRY, geometry.entry.into()),
@@ -122,7 +140,7 @@ impl<'a> Ledger<'a> {
             (TURNS, turns as u64),
             (LIMIT, limit),
             (WRITE_BACK, crate::flush::write_back() as u64),
-            (SYNC, sync.into()),
+            (WAY, way as u64),
             (BATCH, batch),
             (HEAD, SERVER),
             (PHASE, Phase::Awake as u64),
@@ -154,9 +172,13 @@ impl<'a> Ledger<'a> {
         &self.terms
     }
 
-    /// Whether the log has to be mapped with `MAP_SYNC`.
-    pub fn is_synced(&self) -> bool {
-        self.words[SYNC].load(Ordering::Relaxed) != 0
+    /// How processes get to the log.
+    pub fn way(&self) -> Way {
+        match self.words[WAY].load(Ordering::Relaxed) {
+            0 => Way::Mapped,
+            1 => Way::MappedSync,
+            _ => Way::Written,
+        }
     }
 
     /// How the server found that lines are written back.
@@ -169,7 +191,7 @@ impl<'a> Ledger<'a> {
     }
 
     pub(crate) fn lock_words(&self, at: usize) -> &'a [AtomicU64] {
-        &self.words[at..at + turn::LOCK_WORDS]
+        &self.words[at..at + robust::WORDS]
     }
 
     pub(crate) fn turn_at(number: usize) -> usize {
@@ -182,7 +204,7 @@ impl<'a> Ledger<'a> {
     /// # Errors
     /// That of the lock, if it was opened before.
     pub fn open(&self) -> std::io::Result<()> {
-        turn::keep(self.lock_words(ALIVE))?;
+        robust::keep(self.lock_words(ALIVE))?;
         self.words[OPEN].store(1, Ordering::SeqCst);
         Ok(())
     }
@@ -195,13 +217,13 @@ impl<'a> Ledger<'a> {
     /// What the thread that [opened](Ledger::open) it does before it ends, and before the words are given back.
     pub fn let_go(&self) {
         self.close();
-        turn::give_up(self.lock_words(ALIVE));
+        robust::unlock(self.lock_words(ALIVE));
     }
 
     /// Whether processes may append, and there is somebody who drains.
     #[inline]
     pub fn is_open(&self) -> bool {
-        self.words[OPEN].load(Ordering::Acquire) == 1 && turn::is_kept(self.lock_words(ALIVE))
+        self.words[OPEN].load(Ordering::Acquire) == 1 && robust::is_kept(self.lock_words(ALIVE))
     }
 
     /// The next position.
@@ -232,23 +254,28 @@ impl<'a> Ledger<'a> {
         if self.terms.turns == 0 {
             return self.words[HEAD].fetch_add(entries << OWNER_BITS, Ordering::SeqCst) >> OWNER_BITS;
         }
+        let first = self.place_again(entries);
+        // After the positions are taken: to others it looks meanwhile as if processes had them, of which they may have fewer.
+        self.words[SERVED].fetch_add(entries, Ordering::Release);
+        first
+    }
+
+    /// Gives the server positions for what a process placed and what has to be elsewhere: they count as that process's, as do those that
+    /// it had until they are free, so that the server's own part is not used up by what others wrote.
+    pub fn place_again(&self, entries: u64) -> u64 {
         let mut head = self.words[HEAD].load(Ordering::SeqCst);
         loop {
             let first = head >> OWNER_BITS;
             self.note_owner(head);
             let next = (first + entries) << OWNER_BITS | SERVER;
             match self.words[HEAD].compare_exchange_weak(head, next, Ordering::SeqCst, Ordering::SeqCst) {
-                // After the positions are taken: to others it looks meanwhile as if processes had them, of which they may have fewer.
-                Ok(_) => {
-                    self.words[SERVED].fetch_add(entries, Ordering::Release);
-                    return first;
-                }
+                Ok(_) => return first,
                 Err(found) => head = found,
             }
         }
     }
 
-    /// The same for a process whose turn it is, if there is room.
+    /// Gives positions to a process whose turn it is, if there is room.
     #[inline]
     pub(crate) fn place_beside(&self, turn: usize, entries: u64) -> Option<u64> {
         let mut head = self.words[HEAD].load(Ordering::SeqCst);
@@ -316,6 +343,11 @@ impl<'a> Ledger<'a> {
     #[inline]
     pub fn is_complete(&self, position: u64) -> bool {
         self.complete_at(position).load(Ordering::Acquire) & !MARKS == position + 1
+    }
+
+    /// Whether a process placed the entry of this position, which is complete.
+    pub fn is_beside(&self, position: u64) -> bool {
+        self.complete_at(position).load(Ordering::Acquire) & BESIDE != 0
     }
 
     /// Whether there is nothing in this position, which is complete.
@@ -389,7 +421,7 @@ impl<'a> Ledger<'a> {
 
     /// What is rung.
     pub fn bell(&self) -> &'a AtomicU32 {
-        turn::half(&self.words[BELL])
+        robust::half(&self.words[BELL])
     }
 
     /// The turn of a file that processes append for; `None` if there is none.

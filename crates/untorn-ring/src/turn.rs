@@ -1,21 +1,10 @@
-//! Whose turn it is to write to a file: a lock that the kernel releases, and says so, when its holder dies
-//! (`pthread_mutexattr_setrobust(3)`), and what is known of the file.
-//!
-//! # Safety
-//! A lock is words of a ledger that nothing else looks at, made once, in memory that outlives every user and stays where it is. The C
-//! library's functions take the address of such a lock, whatever process maps it.
-#![allow(unsafe_code)]
+//! Whose turn it is to write to a file: a lock that the kernel releases, and says so, when its holder dies, and what is known of the file.
 
-use std::io;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ledger::Ledger;
-
-/// Words that a lock takes.
-pub(crate) const LOCK_WORDS: usize = 8;
-const _: () = assert!(size_of::<libc::pthread_mutex_t>() <= LOCK_WORDS * 8 && align_of::<libc::pthread_mutex_t>() <= 8);
+use crate::robust;
 
 /// What processes may do for the file.
 const STATE: usize = 8;
@@ -48,85 +37,6 @@ const SERVED: u64 = 1;
 const WRITABLE: u64 = 2;
 /// Processes write to it, and what they wrote needs no sync.
 const DURABLE: u64 = 3;
-
-// SAFETY: the C library's, with these signatures.
-unsafe extern "C" {
-    // Not every version of the bindings has it for every C library.
-    fn pthread_mutexattr_setrobust(attributes: *mut libc::pthread_mutexattr_t, robust: libc::c_int) -> libc::c_int;
-    fn pthread_mutex_consistent(lock: *mut libc::pthread_mutex_t) -> libc::c_int;
-}
-
-const ROBUST: libc::c_int = 1;
-const OWNER_DIED: u32 = 0x4000_0000;
-const THREAD: u32 = 0x3fff_ffff;
-
-fn lock_of(words: &[AtomicU64]) -> *mut libc::pthread_mutex_t {
-    words.as_ptr().cast_mut().cast()
-}
-
-fn checked(errno: libc::c_int) -> io::Result<()> {
-    if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
-}
-
-/// Makes a lock.
-pub(crate) fn make(words: &[AtomicU64]) -> io::Result<()> {
-    let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
-    let attributes = attributes.as_mut_ptr();
-    // SAFETY: room for attributes, which this makes.
-    checked(unsafe { libc::pthread_mutexattr_init(attributes) })?;
-    // SAFETY: attributes, made above.
-    let shared = unsafe { libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED) };
-    // SAFETY: as above.
-    let robust = unsafe { pthread_mutexattr_setrobust(attributes, ROBUST) };
-    // SAFETY: room for a lock (asserted above), in memory that nothing else looks at.
-    let made = unsafe { libc::pthread_mutex_init(lock_of(words), attributes) };
-    // SAFETY: attributes, made above, and used no more.
-    unsafe { libc::pthread_mutexattr_destroy(attributes) };
-    checked(shared).and(checked(robust)).and(checked(made))
-}
-
-/// Takes a lock for as long as the calling thread lives.
-pub(crate) fn keep(words: &[AtomicU64]) -> io::Result<()> {
-    // SAFETY: a lock that was made.
-    match unsafe { libc::pthread_mutex_trylock(lock_of(words)) } {
-        0 => Ok(()),
-        errno => {
-            if errno == libc::EOWNERDEAD {
-                // Not made consistent: nobody ever gets it again.
-                give_up(words);
-            }
-            checked(errno)
-        }
-    }
-}
-
-/// Gives up a lock that this thread keeps.
-pub(crate) fn give_up(words: &[AtomicU64]) {
-    // SAFETY: a lock that was made. If it is another thread's the C library says so, and does nothing.
-    unsafe { libc::pthread_mutex_unlock(lock_of(words)) };
-}
-
-/// Whether the thread that keeps a lock lives.
-#[inline]
-pub(crate) fn is_kept(words: &[AtomicU64]) -> bool {
-    // The kernel's word of a robust lock, which is the first of the C library's: the thread that has it, and whether that has died
-    // (`Documentation/locking/robust-futex-ABI.rst`). Looked at and not tried, so that it may be done anywhere.
-    let word = half(&words[0]).load(Ordering::Acquire);
-    word & OWNER_DIED == 0 && word & THREAD != 0
-}
-
-/// Whether the thread that had a lock died with it, and nobody has taken it since.
-#[inline]
-fn has_died(words: &[AtomicU64]) -> bool {
-    // As above.
-    half(&words[0]).load(Ordering::Acquire) & OWNER_DIED != 0
-}
-
-/// Half a word that is never looked at as a whole.
-pub(crate) fn half(word: &AtomicU64) -> &AtomicU32 {
-    // SAFETY: aligned and valid for as long, atomic, and of this size to everybody who looks at it.
-    unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
-}
 
 /// A file's turn.
 #[derive(Clone, Copy)]
@@ -200,7 +110,7 @@ impl<'a> Turn<'a> {
     #[inline]
     pub fn is_durable(&self) -> bool {
         // In this order: whoever takes the lock of one that died says at once that the turn is broken.
-        !has_died(self.ledger.lock_words(self.at)) && self.get(STATE) == DURABLE && self.get(BROKEN) == 0
+        !robust::has_died(self.ledger.lock_words(self.at)) && self.get(STATE) == DURABLE && self.get(BROKEN) == 0
     }
 
     /// Syncs are the server's, or not. Nothing for a file that processes do not write to.
@@ -235,30 +145,14 @@ impl<'a> Turn<'a> {
     /// Waits for the turn. A lock that is of no more use is `None`.
     #[inline]
     pub fn lock(&self) -> Option<Locked<'a>> {
-        // SAFETY: a lock that was made when the ledger was.
-        let outcome = unsafe { libc::pthread_mutex_lock(lock_of(self.ledger.lock_words(self.at))) };
-        self.locked(outcome)
+        let locked = robust::lock(self.ledger.lock_words(self.at), || self.set(BROKEN, 1));
+        locked.then_some(Locked { turn: *self, of_thread: PhantomData })
     }
 
     /// The same without waiting: `None` too if somebody has it.
     pub fn try_lock(&self) -> Option<Locked<'a>> {
-        // SAFETY: as above.
-        let outcome = unsafe { libc::pthread_mutex_trylock(lock_of(self.ledger.lock_words(self.at))) };
-        self.locked(outcome)
-    }
-
-    fn locked(&self, outcome: libc::c_int) -> Option<Locked<'a>> {
-        match outcome {
-            0 => {}
-            libc::EOWNERDEAD => {
-                // Before it can be anybody else's: what the dead one left is for the server to judge.
-                self.set(BROKEN, 1);
-                // SAFETY: locked just now, by this thread.
-                unsafe { pthread_mutex_consistent(lock_of(self.ledger.lock_words(self.at))) };
-            }
-            _ => return None,
-        }
-        Some(Locked { turn: *self, of_thread: PhantomData })
+        let locked = robust::try_lock(self.ledger.lock_words(self.at), || self.set(BROKEN, 1));
+        locked.then_some(Locked { turn: *self, of_thread: PhantomData })
     }
 }
 
@@ -292,7 +186,7 @@ impl<'a> Locked<'a> {
         self.turn.get(BROKEN) != 0
     }
 
-    /// As if its holder had died: for tests.
+    /// As if its holder had died: the server looks at what it left.
     pub fn break_it(&self) {
         self.turn.set(BROKEN, 1);
     }
@@ -338,7 +232,7 @@ impl<'a> Locked<'a> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        // SAFETY: locked by this thread: the value cannot leave it.
-        unsafe { libc::pthread_mutex_unlock(lock_of(self.turn.ledger.lock_words(self.turn.at))) };
+        // It is this thread's: the value cannot leave it.
+        robust::unlock(self.turn.ledger.lock_words(self.turn.at));
     }
 }

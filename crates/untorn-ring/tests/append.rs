@@ -4,8 +4,8 @@ use std::sync::atomic::AtomicU64;
 use std::thread;
 
 use untorn_ring::{
-    Appender, Change, Entry, Geometry, HEADER, Kind, Ledger, Left, MOST_PARTS, Outcome, Step, Terms, Write, append,
-    left, pieces, place_seed,
+    Appender, Change, Entry, Geometry, HEADER, Kind, Ledger, Left, MOST_PARTS, Outcome, Step, Terms, Way, Write,
+    append, left, pieces, place_seed,
 };
 
 const FILE: (u64, u64, u64) = (7, 11, 3);
@@ -23,7 +23,7 @@ fn words(terms: Terms) -> Vec<AtomicU64> {
 /// A ledger in which processes may write to a file.
 fn opened(words: &[AtomicU64]) -> Ledger<'_> {
     let ledger = Ledger::of(words, terms());
-    ledger.prepare(false, 4).unwrap();
+    ledger.prepare(Way::Mapped, 4).unwrap();
     let found = Ledger::find(words).unwrap();
     assert_eq!(found.terms(), &terms());
     let (device, inode, uid) = FILE;
@@ -370,7 +370,7 @@ fn words_of_a_ledger_are_not_trusted() {
         let locked = turn.lock().unwrap();
         // From the head on; a lock is the C library's, and stands in the first eight words of a turn.
         for (at, word) in words.iter().enumerate().skip(24) {
-            let in_lock = (72..80).contains(&at) || (80..80 + 4 * 24).contains(&at) && (at - 80) % 24 < 8;
+            let in_lock = (72..88).contains(&at) || (96..96 + 4 * 24).contains(&at) && (at - 96) % 24 < 8;
             if !in_lock && random() % 2 == 0 {
                 word.store(random(), std::sync::atomic::Ordering::Relaxed);
             }
@@ -392,7 +392,7 @@ fn positions_are_given_once_whoever_takes_them() {
     let terms = Terms { limit: 1 << 20, ..terms() };
     let words = words(terms);
     let ledger = Ledger::of(&words, terms);
-    ledger.prepare(false, 4).unwrap();
+    ledger.prepare(Way::Mapped, 4).unwrap();
     for inode in 0..2 {
         ledger.take_turn(1, inode).unwrap().lock().unwrap().begin(1, inode, inode, true);
     }
@@ -423,7 +423,7 @@ fn words_that_are_no_ledger_are_none() {
     let terms = terms();
     let words = words(terms);
     assert!(Ledger::find(&words).is_none());
-    Ledger::of(&words, terms).prepare(false, 4).unwrap();
+    Ledger::of(&words, terms).prepare(Way::Mapped, 4).unwrap();
     assert!(Ledger::find(&words).is_some());
     assert!(Ledger::find(&words[..words.len() - 1]).is_none(), "too few");
     for odd in [0, 3, u64::MAX] {

@@ -4,7 +4,7 @@ mod common;
 
 use std::ffi::OsStr;
 
-use common::{Place, Talk, counts, python, replay_leaves_what_was_there, under_pmem};
+use common::{Place, Talk, appending, counts, python, replay_leaves_what_was_there};
 use serde_json::Value;
 
 /// A file that is opened to be appended to.
@@ -118,7 +118,7 @@ sys.stdin.readline()
 ";
         let program = format!("{APPEND}{more}");
         let all = ["python3", "-u", "-c", &program, way].map(OsStr::new);
-        let mut command = under_pmem(&place, &all);
+        let mut command = appending(&place, &all);
         // So few that the part of the log that is for processes holds them.
         let changes = if way == "long" { 2 } else { 5 };
         command.env("UNTORN_PRELOAD_DEATH", format!("{step}:{changes}"));

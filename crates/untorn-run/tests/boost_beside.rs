@@ -1,4 +1,4 @@
-//! Programs that append to the log by themselves, where it is persistent memory: they do what they do otherwise, whatever happens to
+//! Programs that append to the log by themselves, on persistent memory and on a disk: they do what they do otherwise, whatever happens to
 //! them meanwhile.
 
 mod common;
@@ -10,13 +10,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    BEGIN, Place, Talk, built, compile, counts, python, replay_leaves_what_was_there, succeed, text, under_pmem,
+    BEGIN, Place, Talk, appending, built, compile, counts, python, replay_leaves_what_was_there, succeed, text,
 };
 use serde_json::Value;
 
 #[test]
 fn all_but_the_first_write_is_the_programs_own() {
-    let place = Place::new();
+    Place::of_each_kind().iter().for_each(all_but_the_first_write);
+}
+
+fn all_but_the_first_write(place: &Place) {
     let more = "
 for number in range(200):
     assert os.pwrite(fd, bytes([number]) * 5000, number * 37) == 5000
@@ -30,10 +33,10 @@ os.fsync(fd)
 os.fdatasync(fd)
 assert os.pwrite(fd, b'', 0) == 0 and os.write(fd, b'x' * 3000000) == 3000000
 ";
-    succeed(&mut python(&place, &format!("{BEGIN}{more}")));
+    succeed(&mut python(place, &format!("{BEGIN}{more}")));
     assert_eq!(place.demoted(), [""; 0]);
     // By way of the server: the first, and the one that is too long.
-    assert_eq!(counts(&place), [205, 203, 5 + 200 * 5000 + 4 + 8 + 1 + 3_000_000, 202]);
+    assert_eq!(counts(place), [205, 203, 5 + 200 * 5000 + 4 + 8 + 1 + 3_000_000, 202]);
     assert_eq!(fs::metadata(place.file("f.managed")).unwrap().len(), 199 * 37 + 5013 + 3_000_000);
 }
 
@@ -59,16 +62,19 @@ sys.stdin.readline()
     let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
     talk.hear("written");
     replay_leaves_what_was_there(&place, talk);
-    let place = Place::new();
-    let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
-    talk.hear("written");
-    talk.end();
-    // By way of the server: the first, and that of so many pieces.
-    assert_eq!(counts(&place), [6, 4, 5 + 12_000 + 6000 + 2 + 100 + 600_000, 1]);
+    for place in Place::of_each_kind() {
+        let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
+        talk.hear("written");
+        talk.end();
+        // By way of the server: the first, that of so many pieces, and on a disk the long one.
+        let own = if place.on_disk { 3 } else { 4 };
+        assert_eq!(counts(&place), [6, own, 5 + 12_000 + 6000 + 2 + 100 + 600_000, 1]);
+    }
 }
 
+/// There each write waits for a flush, which is shared with all others by whoever makes it for all.
 #[test]
-fn a_log_on_no_persistent_memory_is_the_servers_own() {
+fn a_log_on_a_disk_that_is_durable_per_write_is_the_servers_own() {
     let place = Place::new();
     if untorn::doctor(place.aside.path()).unwrap().durable {
         let mut command = place.under(
@@ -84,9 +90,9 @@ fn a_log_on_no_persistent_memory_is_the_servers_own() {
 fn what_is_in_the_way_of_a_write_does_not_hold_it_up() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("beside.c", dir.path(), &[]);
-    for way in ["signals", "memory", "executed", "replaced", "offsets"] {
-        let place = Place::new();
-        let mut command = under_pmem(&place, &[program.as_os_str(), way.as_ref()]);
+    let ways = ["signals", "memory", "executed", "replaced", "numbers", "offsets"];
+    for (way, place) in ways.iter().flat_map(|way| Place::of_each_kind().map(|place| (*way, place))) {
+        let mut command = appending(&place, &[program.as_os_str(), way.as_ref()]);
         if way == "replaced" {
             command.env("UNTORN_PRELOAD_DEATH", "4:20:0");
         }
@@ -103,16 +109,17 @@ fn what_is_in_the_way_of_a_write_does_not_hold_it_up() {
 fn a_child_in_its_parents_memory_writes_by_way_of_the_server() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("beside.c", dir.path(), &[]);
-    let place = Place::new();
-    let output = succeed(&mut under_pmem(&place, &[program.as_os_str(), "vfork".as_ref()]));
-    assert_eq!(text(&output.stdout), "done\n");
-    let report = place.report();
-    let own = |name: &str| {
-        let files = report["files"].as_array().unwrap();
-        let file = files.iter().find(|file| file["path"].as_str().unwrap().ends_with(name)).unwrap();
-        file["writes_in_process"].as_u64().unwrap()
-    };
-    assert_eq!((own("f.managed"), own("g.managed")), (0, 99), "{report}");
+    for place in Place::of_each_kind() {
+        let output = succeed(&mut appending(&place, &[program.as_os_str(), "vfork".as_ref()]));
+        assert_eq!(text(&output.stdout), "done\n");
+        let report = place.report();
+        let own = |name: &str| {
+            let files = report["files"].as_array().unwrap();
+            let file = files.iter().find(|file| file["path"].as_str().unwrap().ends_with(name)).unwrap();
+            file["writes_in_process"].as_u64().unwrap()
+        };
+        assert_eq!((own("f.managed"), own("g.managed")), (0, 99), "{report}");
+    }
 }
 
 /// A file is let go of when its last process has ended, though that has asked for nothing but what it does by itself.
@@ -157,7 +164,6 @@ sys.stdin.readline()
 /// Two processes with one description, which write over each other's bytes.
 #[test]
 fn the_log_has_the_order_of_the_kernel() {
-    let place = Place::new();
     let more = "
 import random
 children = []
@@ -176,15 +182,16 @@ for process in children:
 print('written')
 sys.stdin.readline()
 ";
-    let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
-    talk.hear("written");
-    replay_leaves_what_was_there(&place, talk);
+    for place in Place::of_each_kind() {
+        let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
+        talk.hear("written");
+        replay_leaves_what_was_there(&place, talk);
+    }
 }
 
 /// Of processes that share an offset each write has a place of its own, whoever does it.
 #[test]
 fn processes_that_share_an_offset_write_one_after_the_other() {
-    let place = Place::new();
     let more = "
 children = []
 for child in range(4):
@@ -205,18 +212,19 @@ assert len(lines) == 800, len(lines)
 for child in range(4):
     assert [line for line in lines if line.startswith(b'%d ' % child)] == [b'%d %03d' % (child, number) for number in range(200)]
 ";
-    succeed(&mut python(&place, &format!("{BEGIN}{more}")));
-    // Every other one by way of the server.
-    let [writes, own, ..] = counts(&place);
-    assert!(own > 0 && own * 2 <= writes, "{}", place.report());
+    for place in Place::of_each_kind() {
+        succeed(&mut python(&place, &format!("{BEGIN}{more}")));
+        // Every other one by way of the server.
+        let [writes, own, ..] = counts(&place);
+        assert!(own > 0 && own * 2 <= writes, "{}", place.report());
+    }
 }
 
 /// A child is killed at each step of a write. Its parent, which has the same description, finds what it wrote, all of the last write
 /// or nothing, and goes on.
 #[test]
 fn a_process_that_dies_amid_a_write_leaves_all_of_it_or_nothing() {
-    for step in 0..7 {
-        let place = Place::new();
+    for (step, place) in (0..7).flat_map(|step| Place::of_each_kind().map(|place| (step, place))) {
         let more = "
 r, w = os.pipe()
 child = os.fork()
@@ -261,8 +269,8 @@ sys.stdin.readline()
 /// The child is killed, and nobody writes after it: one that only syncs, or reads when the run has heard of its end, finds all of it.
 #[test]
 fn what_a_death_left_is_settled_before_a_sync_is_answered_and_at_the_end_of_the_process() {
-    for (step, syncs) in [2, 4, 5].into_iter().flat_map(|step| [(step, true), (step, false)]) {
-        let place = Place::new();
+    let cases = [2, 4, 5].into_iter().flat_map(|step| [(step, true), (step, false)]);
+    for ((step, syncs), place) in cases.flat_map(|case| Place::of_each_kind().map(|place| (case, place))) {
         let more = "
 import time
 child = os.fork()
@@ -291,7 +299,7 @@ sys.stdin.readline()
 ";
         let program = format!("{BEGIN}{more}");
         let (number, way) = (step.to_string(), syncs.to_string());
-        let mut command = under_pmem(&place, &["python3", "-u", "-c", &program, &number, &way].map(OsStr::new));
+        let mut command = appending(&place, &["python3", "-u", "-c", &program, &number, &way].map(OsStr::new));
         command.env("UNTORN_PRELOAD_DEATH", format!("{step}:5"));
         let mut talk = Talk::by(command);
         talk.hear("found");
@@ -307,7 +315,6 @@ sys.stdin.readline()
 /// Nobody drains any more, so nobody may go on writing.
 #[test]
 fn without_its_server_a_program_writes_no_more() {
-    let place = Place::new();
     let more = "
 print('written')
 sys.stdin.readline()
@@ -330,13 +337,15 @@ try:
 except OSError as error:
     print('asked')
 ";
-    let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
-    talk.hear("written");
-    succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"", &talk.child.id().to_string()]));
-    talk.child.wait().unwrap();
-    talk.say();
-    talk.hear("told");
-    talk.hear("asked");
+    for place in Place::of_each_kind() {
+        let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
+        talk.hear("written");
+        succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"", &talk.child.id().to_string()]));
+        talk.child.wait().unwrap();
+        talk.say();
+        talk.hear("told");
+        talk.hear("asked");
+    }
 }
 
 /// What cannot be helped: whoever wants the file of a process that was stopped amid a write waits. Nobody else does.

@@ -8,7 +8,7 @@ mod disk;
 use std::ffi::OsStr;
 use std::fs;
 
-use common::{Place, Talk, built, replay_leaves_what_was_there, text, under_pmem};
+use common::{Place, Talk, appending, built, replay_leaves_what_was_there, text};
 use disk::{Kind, SmallDisk};
 use serde_json::Value;
 
@@ -68,7 +68,7 @@ fn begin(kind: Kind, alone: bool) -> Option<(SmallDisk, Place, Talk)> {
     let place = Place { files: tempfile::tempdir_in(disk.0.path()).unwrap(), aside: tempfile::tempdir().unwrap() };
     disk.fill(ENOUGH);
     let program = ["python3", "-u", "-c", PROGRAM].map(OsStr::new);
-    let mut talk = Talk::by(if alone { under_pmem(&place, &program) } else { place.under(&built().layer, &program) });
+    let mut talk = Talk::by(if alone { appending(&place, &program) } else { place.under(&built().layer, &program) });
     for way in ["pwrite", "writev", "append"] {
         talk.hear(&format!("{way} ENOSPC"));
     }

@@ -12,7 +12,7 @@ const HOMES: &[(&str, &str)] = &[
     ("crates/untorn/tests/common/system.rs", "counts allocations and forks, for the tests"),
     ("crates/untorn-capi/", "the C boundary"),
     ("crates/untorn-ring/src/flush.rs", "writes cache lines back"),
-    ("crates/untorn-ring/src/turn.rs", "takes locks that processes share"),
+    ("crates/untorn-ring/src/robust.rs", "takes locks that processes share"),
     ("crates/untorn-preload/", "stands in for the C library"),
     ("crates/untorn-cli/src/demo/plain.rs", "maps the file that the demo must see torn"),
 ];

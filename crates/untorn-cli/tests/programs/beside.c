@@ -132,6 +132,35 @@ static void replaced(void) {
     must(in_first >= 20 && in_first + in_other == 40, "a write is in neither, or in both");
 }
 
+static volatile int is_over;
+
+static void *sync_blocks(void *unused) {
+    char block[3000];
+    memset(block, 'c', sizeof block);
+    while (!is_over)
+        must(pwrite(fd, block, sizeof block, 0) == (ssize_t)sizeof block && fsync(fd) == 0, "write");
+    return unused;
+}
+
+// A program that counts on no number being taken takes all that are high for files of its own, also that of the log.
+static void numbers(void) {
+    int other = open("numbers", O_RDWR | O_CREAT, 0644);
+    must(other >= 0 && pwrite(other, "mine", 4, 0) == 4, "open");
+    pthread_t writer;
+    must(pthread_create(&writer, NULL, sync_blocks, NULL) == 0, "pthread_create");
+    // As far as there may be any.
+    for (int number = 100; number < 900 && dup2(other, number) == number; number++) {
+        if (number % 100 == 0)
+            usleep(20000);
+    }
+    usleep(20000);
+    is_over = 1;
+    must(pthread_join(writer, NULL) == 0, "pthread_join");
+    struct stat found;
+    must(fstat(other, &found) == 0 && found.st_size == 4, "what is the log's is in a file of the program's");
+    must(unlink("numbers") == 0, "unlink");
+}
+
 #define RECORDS 1000
 
 static void *write_records(void *number) {
@@ -198,6 +227,8 @@ int main(int count, char **arguments) {
         memory();
     else if (!strcmp(arguments[1], "replaced"))
         replaced();
+    else if (!strcmp(arguments[1], "numbers"))
+        numbers();
     else if (!strcmp(arguments[1], "offsets"))
         offsets();
     else

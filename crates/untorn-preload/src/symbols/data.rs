@@ -281,7 +281,7 @@ calls! {
             Some(allocate(fd, 0, offset, len).err().unwrap_or(0))
         });
     [fsync fdatasync](fd: c_int) -> c_int =
-        if known::is_known(fd) && beside::is_durable(fd) { Some(0) } else { if_managed!(fd, number(commit(fd))) };
+        if known::is_known(fd) && beside::sync(fd) { Some(0) } else { if_managed!(fd, number(commit(fd))) };
     // A hint: it promises nothing, and so commits nothing.
     [sync_file_range](fd: c_int, offset: off_t, len: off_t, flags: libc::c_uint) -> c_int =
         if_read!(fd, number(if offset < 0 || len < 0 || flags > 7 { Err(libc::EINVAL) } else { Ok(0) }));

@@ -59,8 +59,12 @@ impl Service for Boost {
             }
             Operation::Share => {
                 let shared = self.cache.shared().ok_or(PLAIN)?;
-                let which = if request.number == 0 { shared.ledger } else { shared.log };
-                call.pass(which.try_clone_to_owned().map_err(|error| io_errno(&error))?);
+                let passed = match request.number {
+                    0 => shared.ledger.try_clone_to_owned(),
+                    1 => shared.log.try_clone_to_owned(),
+                    _ => shared.open_anew(),
+                };
+                call.pass(passed.map_err(|error| io_errno(&error))?);
             }
             Operation::TakeBack => self.take_back(key)?,
             Operation::Times => self.attributes_were_set(key)?,

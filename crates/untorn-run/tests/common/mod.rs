@@ -42,11 +42,23 @@ pub(crate) fn built() -> &'static Built {
 pub(crate) struct Place {
     pub(crate) files: TempDir,
     pub(crate) aside: TempDir,
+    /// Whether the log is used as on a disk, whatever it is on.
+    pub(crate) on_disk: bool,
 }
 
 impl Place {
     pub(crate) fn new() -> Self {
-        Place { files: tempfile::tempdir().unwrap(), aside: tempfile::tempdir().unwrap() }
+        Place { files: tempfile::tempdir().unwrap(), aside: tempfile::tempdir().unwrap(), on_disk: false }
+    }
+
+    /// One whose log is used as on a disk: durability is left to a sync.
+    pub(crate) fn on_disk() -> Self {
+        Place { on_disk: true, ..Place::new() }
+    }
+
+    /// One of each kind of log that programs append to by themselves.
+    pub(crate) fn of_each_kind() -> [Self; 2] {
+        [Place::new(), Place::on_disk()]
     }
 
     pub(crate) fn log(&self) -> PathBuf {
@@ -64,12 +76,13 @@ impl Place {
         let inner = "exec \"$@\" >&3 3>&-";
         let mut command = Command::new("/bin/sh");
         command.current_dir(self.files.path()).args(["-c", outer]).arg(self.aside.path().join("report"));
-        command.arg(&built().launcher).args(["run", "--json", "--mode", "boost", "--durability", "write"]);
+        let durability = if self.on_disk { "fsync" } else { "write" };
+        command.arg(&built().launcher).args(["run", "--json", "--mode", "boost", "--durability", durability]);
         command.args(["--log-size", "4M", "--log"]).arg(self.log()).arg("--layer").arg(layer);
         command.args(["--match", "{*.managed,*.managed-*,repository/**}", "--", "sh", "-c", inner, "sh"]);
         // One that is killed leaves its socket behind.
         command.args(program).stdin(Stdio::null()).env("TMPDIR", self.aside.path());
-        if !untorn::doctor(self.aside.path()).unwrap().durable {
+        if !self.on_disk && !untorn::doctor(self.aside.path()).unwrap().durable {
             // Where files for tests are in memory, so is the log.
             command.env("UNTORN_ASSUME_PMEM", "1");
         }
@@ -213,15 +226,17 @@ assert os.write(fd, b'first') == 5
 assert os.pread(fd, 100, 0) == b'first' and os.fstat(fd).st_size == 5
 ";
 
-/// A program whose log is taken for persistent memory, wherever it is.
-pub(crate) fn under_pmem(place: &Place, program: &[&OsStr]) -> Command {
+/// A program that appends to the log by itself: to one that is taken for persistent memory, wherever it is, or one on a disk.
+pub(crate) fn appending(place: &Place, program: &[&OsStr]) -> Command {
     let mut command = place.under(&built().oracle, program);
-    command.env("UNTORN_ASSUME_PMEM", "1");
+    if !place.on_disk {
+        command.env("UNTORN_ASSUME_PMEM", "1");
+    }
     command
 }
 
 pub(crate) fn python(place: &Place, program: &str) -> Command {
-    under_pmem(place, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()])
+    appending(place, &["python3".as_ref(), "-u".as_ref(), "-c".as_ref(), program.as_ref()])
 }
 
 /// What the report says of the one file.

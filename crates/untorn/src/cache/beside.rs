@@ -14,9 +14,11 @@
 //! 5. If the kernel takes less than the log has, of a write that is done once more or of one that a process was told of, the tail passes it
 //!    before anybody else has the turn. So nobody builds on an end of the file that a replay would not leave.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use untorn_ring::{Appender, Change, Entry, HEADER, Left, Locked, Outcome, Step, Write, append, left, pieces};
+use untorn_ring::{
+    Appender, Change, Entry, Flushed, Flusher, HEADER, Left, Locked, Outcome, Step, Way, Write, append, left, pieces,
+};
 
 use super::file::{Managed, exclusive, shared};
 use super::format::read_entry;
@@ -204,6 +206,8 @@ impl<M: Medium> Cache<M> {
         }
         match change {
             Change::Write(write) => file.check(write.offset, src.len())?,
+            // It may have to be durable in the log before the kernel does it.
+            Change::Length(_) if ledger.way() == Way::Written => return Ok(None),
             Change::Length(len) => file.check(len, 0)?,
         };
         let mut beside = Beside { cache: self, file, src, until, failed: None, refused: None };
@@ -227,6 +231,27 @@ impl<M: Medium> Cache<M> {
                 Ok(Some(0))
             }
         }
+    }
+
+    /// Syncs a file as another process does: for simulators. False if it would ask for it to be synced.
+    pub(crate) fn sync_beside(&self, file: &Managed) -> Result<bool> {
+        let ledger = self.ring.ledger();
+        let (device, inode) = (file.identity.device, file.identity.inode);
+        let is_durable = || ledger.turn_of(device, inode).is_some_and(|turn| turn.is_durable());
+        if !is_durable() {
+            return Ok(false);
+        }
+        if ledger.way() == Way::Written {
+            let mut flusher = Flushing { cache: self, failed: None };
+            let flushed = ledger.flush_together(&mut flusher);
+            if let Some(error) = flusher.failed {
+                return Err(self.poison(error));
+            }
+            if flushed != Flushed::Done {
+                return Ok(false);
+            }
+        }
+        Ok(is_durable())
     }
 }
 
@@ -296,7 +321,14 @@ impl<M: Medium> Appender for Beside<'_, M> {
     }
 
     fn fence(&mut self) -> bool {
-        let fenced = self.cache.ring.persist(barriers::BESIDE);
+        let ring = &self.cache.ring;
+        let fenced = match ring.ledger().way() {
+            Way::Written => {
+                ring.medium.order();
+                Ok(())
+            }
+            Way::Mapped | Way::MappedSync => ring.persist(barriers::BESIDE),
+        };
         self.note(fenced)
     }
 
@@ -318,4 +350,24 @@ impl<M: Medium> Appender for Beside<'_, M> {
     fn reaches(&mut self, step: Step) -> bool {
         self.until != Some(step)
     }
+}
+
+/// The flush of a process that is none.
+struct Flushing<'a, M: Medium> {
+    cache: &'a Cache<M>,
+    /// What the log said.
+    failed: Option<Error>,
+}
+
+impl<M: Medium> Flusher for Flushing<'_, M> {
+    fn flush(&mut self) -> bool {
+        let flushed = self.cache.ring.persist(barriers::BESIDE_SYNC);
+        flushed.map_err(|error| self.failed = Some(error)).is_ok()
+    }
+
+    fn wait(&mut self, _: &AtomicU32, _: u32) {
+        self.cache.ring.medium.relax(0);
+    }
+
+    fn wake(&mut self, _: &AtomicU32) {}
 }

@@ -423,11 +423,14 @@ impl<M: Medium> Cache<M> {
         let mut data = Vec::new();
         while let Some(item) = drain.stuck.first().filter(|item| item.position < before).cloned() {
             self.pass(drain, item.position)?;
-            // Writers leave as much room as the longest operation takes.
-            if !self.ring.claim(item.parts, self.ring.for_all()) {
+            // Writers leave as much room as the longest operation takes. It is the only one that has positions twice, for the tail has
+            // passed those of the one before.
+            let ledger = self.ring.ledger();
+            let beside = ledger.is_beside(item.position);
+            if !beside && !self.ring.claim(item.parts, self.ring.for_all()) {
                 return Ok(());
             }
-            let first = self.ring.place(item.parts);
+            let first = if beside { ledger.place_again(item.parts) } else { self.ring.place(item.parts) };
             let mut all = Vec::new();
             for position in item.positions() {
                 self.ring.entry(position, &mut data).map_err(|error| self.poison(error))?;
@@ -444,7 +447,11 @@ impl<M: Medium> Cache<M> {
                 file.overlay.relocate(pages(operation.value, item.len), &item.positions(), first);
             }
             drain.stuck.remove(0);
-            self.ring.complete(first, item.parts);
+            if beside {
+                ledger.complete_beside(first, item.parts);
+            } else {
+                self.ring.complete(first, item.parts);
+            }
             drain.stuck.push(Item { position: first, ..item });
         }
         Ok(())

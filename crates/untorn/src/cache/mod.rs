@@ -113,6 +113,8 @@ pub(crate) mod barriers {
         LEAVING = "cache.leaving";
         /// What another process appended is durable before the kernel has it.
         BESIDE = "cache.beside.entry";
+        /// All that other processes appended is durable when a sync of theirs returns.
+        BESIDE_SYNC = "cache.beside.sync";
         /// What a killed process left is durable before the kernel is given it once more.
         MENDED = "cache.beside.mended";
         /// All entries written before a sync are durable when it returns.
@@ -229,6 +231,7 @@ pub(crate) trait AnyCache: Send + Sync {
     fn keep_out(&self, file: &Managed) -> Result<()>;
     fn counts_beside(&self, file: &Managed) -> [u64; 3];
     fn change_beside(&self, file: &Managed, change: Change, src: &[u8], until: Option<Step>) -> Result<Option<usize>>;
+    fn sync_beside(&self, file: &Managed) -> Result<bool>;
     fn standing(&self, file: &Managed) -> Result<()>;
     fn mend_left(&self, file: &Managed) -> Result<()>;
     fn drain(&self) -> Result<()>;
@@ -312,6 +315,10 @@ impl<M: Medium> AnyCache for Open<M> {
 
     fn change_beside(&self, file: &Managed, change: Change, src: &[u8], until: Option<Step>) -> Result<Option<usize>> {
         self.0.change_beside(file, change, src, until)
+    }
+
+    fn sync_beside(&self, file: &Managed) -> Result<bool> {
+        self.0.sync_beside(file)
     }
 
     fn standing(&self, file: &Managed) -> Result<()> {

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use untorn_ring::Way;
+
 use super::bell::Bell;
 use super::draining::Draining;
 use super::format::{Geometry, Superblock};
@@ -115,17 +117,21 @@ impl<M: Medium> Cache<M> {
         standing.accept_writes();
         let identity = file.identity()?;
         let geometry = superblock.geometry;
-        // Other processes store to the log as to memory, and promise for each write what this one does.
-        let shared = settings.shared
-            && medium.class() == MediumClass::PersistentMemory
-            && durability == Durability::PerWrite
-            && geometry.slots < MOST_SHARED;
+        // Other processes promise for each write, or each sync, what this one does.
+        let way = match (medium.class(), durability) {
+            (MediumClass::PersistentMemory, Durability::PerWrite) if settings.sync => Some(Way::MappedSync),
+            (MediumClass::PersistentMemory, Durability::PerWrite) => Some(Way::Mapped),
+            (MediumClass::Block, Durability::PerCommit) => Some(Way::Written),
+            // A flush for each write is for whoever can share it with all other writes.
+            _ => None,
+        };
+        let way = way.filter(|_| settings.shared && geometry.slots < MOST_SHARED);
         let seal = superblock.seal();
-        let ring = Ring::new(medium, file, path, geometry, seal, durability, shared).map_err(failed)?;
+        let ring = Ring::new(medium, file, path, geometry, seal, durability, way.is_some()).map_err(failed)?;
         let batch = settings.batch_min.clamp(1, ring.for_writers());
-        if shared {
+        if let Some(way) = way {
             // Before the thread says there what it does.
-            ring.ledger().prepare(settings.sync, batch).map_err(failed)?;
+            ring.ledger().prepare(way, batch).map_err(failed)?;
         }
         let cache = Arc::new(Cache {
             standing,
@@ -142,7 +148,9 @@ impl<M: Medium> Cache<M> {
         if settings.background {
             Worker::start(&cache).map_err(failed)?;
         }
-        if shared && let Err(error) = Bell::start(&cache) {
+        if way.is_some()
+            && let Err(error) = Bell::start(&cache)
+        {
             // Else it would have the log for as long as this process lives.
             cache.worker.stop();
             return Err(failed(error));

@@ -182,9 +182,22 @@ impl<M: Medium> Ring<M> {
     /// Makes everything complete durable: a fence, or a flush shared by all who wait for one.
     pub(super) fn persist(&self, barrier: Barrier) -> Result<()> {
         let fence = || self.medium.fence(barrier, &[&self.file]);
+        let fence_all = || {
+            if self.shared().is_none() {
+                return fence();
+            }
+            // What other processes wrote to the log is durable by this flush as well, and it tells of all that failed before.
+            self.file.changed_by_others();
+            let deaths = self.ledger().deaths();
+            fence()?;
+            if let Some(deaths) = deaths {
+                self.ledger().mend_flushes(deaths);
+            }
+            Ok(())
+        };
         match self.medium.class() {
             MediumClass::PersistentMemory => fence(),
-            MediumClass::Block => self.group.flush(|round| self.medium.relax(round), fence),
+            MediumClass::Block => self.group.flush(|round| self.medium.relax(round), fence_all),
         }
     }
 

@@ -214,6 +214,10 @@ impl<M: Medium> MediumFile for LatchedFile<M> {
         self.inner.descriptor()
     }
 
+    fn changed_by_others(&self) {
+        self.inner.changed_by_others();
+    }
+
     fn stamp(&self) -> Result<Stamp> {
         self.inner.stamp()
     }

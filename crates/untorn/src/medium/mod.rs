@@ -186,10 +186,14 @@ pub trait MediumFile: Send + Sync {
     /// What tells this file from another.
     fn identity(&self) -> Result<Identity>;
 
-    /// The open file itself, if it is one of the kernel's: for other processes to map.
+    /// The open file itself, if it is one of the kernel's: for other processes to map, or to write to.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    /// Other processes may have written to the file, to which its [descriptor](MediumFile::descriptor) was given: the next fence has
+    /// that, too.
+    fn changed_by_others(&self) {}
 
     /// Size and modification time now.
     fn stamp(&self) -> Result<Stamp>;

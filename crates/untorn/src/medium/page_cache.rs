@@ -198,6 +198,14 @@ impl MediumFile for PageCacheFile {
         self.file.identity()
     }
 
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.fd())
+    }
+
+    fn changed_by_others(&self) {
+        self.changed();
+    }
+
     fn stamp(&self) -> Result<Stamp> {
         self.file.stamp()
     }

@@ -1,6 +1,8 @@
 //! Other processes that append to a log themselves: what they are given, and for which files.
 
-use std::os::fd::BorrowedFd;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 pub use untorn_ring::Step;
 use untorn_ring::{Change, Write};
@@ -18,9 +20,22 @@ pub struct SharedLog<'a> {
     pub log: BorrowedFd<'a>,
 }
 
+impl SharedLog<'_> {
+    /// The log, opened anew: for a process that [writes](untorn_ring::Way::Written) to it and flushes it. The kernel tells of a
+    /// write that failed once by each description, so each process needs its own.
+    ///
+    /// # Errors
+    /// Those of opening a file by `/proc/self/fd`.
+    pub fn open_anew(&self) -> io::Result<OwnedFd> {
+        let path = format!("/proc/self/fd/{}", self.log.as_raw_fd());
+        File::options().read(true).write(true).open(path).map(OwnedFd::from)
+    }
+}
+
 impl CacheOptions {
     /// Lets other processes append to the log themselves, for files that are written through, as `untorn run` does: of the log's
-    /// entries one half is for them. Nothing for a log that is not on persistent memory, or not used per write. False without it.
+    /// entries one half is for them. Nothing for a log on persistent memory that is used per commit, nor for one on a disk that is used
+    /// per write. False without it.
     #[must_use]
     pub fn shared(mut self, shared: bool) -> Self {
         self.settings.shared = shared;
@@ -110,5 +125,13 @@ impl CachedFile {
     /// Those of [`set_len`](CachedFile::set_len).
     pub fn set_len_beside(&self, len: u64, until: Option<Step>) -> Result<Option<()>> {
         Ok(self.cache.change_beside(&self.file, Change::Length(len), &[], until)?.map(drop))
+    }
+
+    /// Syncs the file as another process does: for simulators. False if the process would ask for it to be synced.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`](crate::Error::Poisoned) if the log could not be flushed.
+    pub fn sync_beside(&self) -> Result<bool> {
+        self.cache.sync_beside(&self.file)
     }
 }

@@ -247,6 +247,8 @@ impl Subject {
                 self.attach(name, file)
             }
             Op::Sync(name) => match &self.files[&name] {
+                // As a process does by itself, if it may.
+                File::Cached(file) if self.through && file.sync_beside()? => Ok(()),
                 File::Cached(file) => file.sync(),
                 File::Plain(_) => Ok(()),
             },
