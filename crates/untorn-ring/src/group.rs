@@ -23,6 +23,8 @@ const ROUND: usize = GROUP + 2;
 const DEATHS: usize = GROUP + 3;
 /// Up to which of them the server has flushed the log since.
 const MENDED: usize = GROUP + 4;
+/// How many wait for the lock to be given up. One that dies meanwhile counts for good, and costs a call for each flush.
+const WAITING: usize = GROUP + 5;
 
 /// How often somebody looks again whether the lock is free: he who has it may have been stopped.
 const PATIENCE: u32 = 1000;
@@ -66,10 +68,15 @@ impl Ledger<'_> {
                 let outcome = if is_answered() { Flushed::Done } else { self.flush_for_all(by) };
                 round.fetch_add(1, Ordering::SeqCst);
                 robust::unlock(self.lock_words(FLUSHING));
-                by.wake(round);
+                // Who counts himself later finds another round than he has seen.
+                if self.word(WAITING).load(Ordering::SeqCst) != 0 {
+                    by.wake(round);
+                }
                 return outcome;
             }
+            self.word(WAITING).fetch_add(1, Ordering::SeqCst);
             by.wait(round, seen);
+            self.word(WAITING).fetch_sub(1, Ordering::SeqCst);
         }
         Flushed::Elsewhere
     }

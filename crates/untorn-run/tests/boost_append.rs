@@ -42,7 +42,6 @@ sys.stdin.readline()
 /// Each appends to the same end.
 #[test]
 fn processes_that_append_do_so_one_after_the_other() {
-    let place = Place::new();
     let more = "
 children = []
 for child in range(3):
@@ -66,16 +65,20 @@ for child in range(3):
 print('written')
 sys.stdin.readline()
 ";
-    let mut talk = Talk::by(python(&place, &format!("{APPEND}{more}")));
-    talk.hear("written");
-    replay_leaves_what_was_there(&place, talk);
+    for place in Place::of_each_kind() {
+        let mut talk = Talk::by(python(&place, &format!("{APPEND}{more}")));
+        talk.hear("written");
+        replay_leaves_what_was_there(&place, talk);
+    }
 }
 
 /// A child is killed at each step of an append, and of a change of the length. What it did is there once, or not.
 #[test]
 fn a_process_that_dies_amid_an_append_or_a_change_of_length_leaves_all_of_it_or_nothing() {
-    for (step, way) in (0..7).flat_map(|step| [(step, "append"), (step, "length"), (step, "long")]) {
-        let place = Place::new();
+    // On a disk the other two are the server's.
+    let ways = ["append", "length", "long"].map(|way| (way, false)).into_iter().chain([("append", true)]);
+    for (step, (way, on_disk)) in ways.flat_map(|way| (0..7).map(move |step| (step, way))) {
+        let place = if on_disk { Place::on_disk() } else { Place::new() };
         let more = "
 way = sys.argv[1]
 def do(number):

@@ -62,13 +62,33 @@ print('done')
 sys.stdin.readline()
 ";
 
-/// The program on a disk that is nearly full, with the log on a disk or, which lets the program append to it by itself, in memory.
-fn begin(kind: Kind, alone: bool) -> Option<(SmallDisk, Place, Talk)> {
+/// Who appends to the log.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// The server.
+    Server,
+    /// The program, to memory.
+    ItselfInMemory,
+    /// The program, to a disk.
+    ItselfOnDisk,
+}
+
+impl By {
+    const ALL: [By; 3] = [By::Server, By::ItselfInMemory, By::ItselfOnDisk];
+}
+
+/// The program on a disk that is nearly full.
+fn begin(kind: Kind, by: By) -> Option<(SmallDisk, Place, Talk)> {
     let disk = SmallDisk::mount(kind, 2048)?;
-    let place = Place { files: tempfile::tempdir_in(disk.0.path()).unwrap(), aside: tempfile::tempdir().unwrap() };
+    let on_disk = by == By::ItselfOnDisk;
+    let place =
+        Place { files: tempfile::tempdir_in(disk.0.path()).unwrap(), aside: tempfile::tempdir().unwrap(), on_disk };
     disk.fill(ENOUGH);
     let program = ["python3", "-u", "-c", PROGRAM].map(OsStr::new);
-    let mut talk = Talk::by(if alone { appending(&place, &program) } else { place.under(&built().layer, &program) });
+    let mut talk = Talk::by(match by {
+        By::Server => place.under(&built().layer, &program),
+        By::ItselfInMemory | By::ItselfOnDisk => appending(&place, &program),
+    });
     for way in ["pwrite", "writev", "append"] {
         talk.hear(&format!("{way} ENOSPC"));
     }
@@ -84,8 +104,8 @@ fn expected(len: usize) -> Vec<u8> {
     bytes
 }
 
-fn goes_on_when_there_is_room(kind: Kind, alone: bool) {
-    let Some((disk, place, mut talk)) = begin(kind, alone) else { return };
+fn goes_on_when_there_is_room(kind: Kind, by: By) {
+    let Some((disk, place, mut talk)) = begin(kind, by) else { return };
     let len = fs::metadata(place.file("f.managed")).unwrap().len() as usize;
     disk.empty();
     talk.say();
@@ -97,8 +117,8 @@ fn goes_on_when_there_is_room(kind: Kind, alone: bool) {
     assert!(untorn::look_into_log(place.log()).unwrap().operations == 0, "the log has something that no file has");
 }
 
-fn is_kept_through_a_kill(kind: Kind, alone: bool) {
-    let Some((_disk, place, talk)) = begin(kind, alone) else { return };
+fn is_kept_through_a_kill(kind: Kind, by: By) {
+    let Some((_disk, place, talk)) = begin(kind, by) else { return };
     let len = fs::metadata(place.file("f.managed")).unwrap().len() as usize;
     // A replay while the disk is still full: it has room for what it took before, and nothing of the rest is in the log.
     replay_leaves_what_was_there(&place, talk);
@@ -108,20 +128,17 @@ fn is_kept_through_a_kill(kind: Kind, alone: bool) {
 
 #[test]
 fn a_program_goes_on_when_an_ext4_has_room_again() {
-    goes_on_when_there_is_room(Kind::Ext4, false);
-    goes_on_when_there_is_room(Kind::Ext4, true);
+    By::ALL.into_iter().for_each(|by| goes_on_when_there_is_room(Kind::Ext4, by));
 }
 
 #[test]
 fn a_program_goes_on_when_a_tmpfs_has_room_again() {
-    goes_on_when_there_is_room(Kind::Tmpfs, false);
-    goes_on_when_there_is_room(Kind::Tmpfs, true);
+    By::ALL.into_iter().for_each(|by| goes_on_when_there_is_room(Kind::Tmpfs, by));
 }
 
 #[test]
 fn what_a_full_disk_took_is_kept_through_a_kill_and_nothing_else_is() {
     for kind in [Kind::Ext4, Kind::Tmpfs] {
-        is_kept_through_a_kill(kind, false);
-        is_kept_through_a_kill(kind, true);
+        By::ALL.into_iter().for_each(|by| is_kept_through_a_kill(kind, by));
     }
 }

@@ -92,8 +92,13 @@ fn options(args: &BoostLog) -> Result<CacheOptions> {
     if let Some(durable) = args.durability {
         options = options.durability(durable.into());
     }
-    let (min, max) = (args.batch_min.unwrap_or(1000), args.batch_max.unwrap_or(10_000));
-    Ok(options.batch(min, max))
+    if let Some(min) = args.batch_min {
+        options = options.batch_min(min);
+    }
+    if let Some(max) = args.batch_max {
+        options = options.batch_max(max);
+    }
+    Ok(options)
 }
 
 /// Where the log is, or is going to be, as the kernel knows it.

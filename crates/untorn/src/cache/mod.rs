@@ -157,12 +157,12 @@ pub(crate) mod barriers {
 pub(crate) struct Settings {
     /// `None`: by the medium.
     pub(crate) durability: Option<Durability>,
-    /// Entries that the thread waits for.
-    pub(crate) batch_min: u64,
+    /// Entries that the thread waits for. `None`: by the medium.
+    pub(crate) batch_min: Option<u64>,
     /// Entries between two syncs at most.
     pub(crate) batch_max: u64,
-    /// How long the thread waits for them.
-    pub(crate) max_age: Duration,
+    /// How long the thread waits for them. `None`: by the medium.
+    pub(crate) max_age: Option<Duration>,
     /// Whether there is a thread.
     pub(crate) background: bool,
     /// Whether other processes may append to the log too; then, whether they have to map it with `MAP_SYNC`.

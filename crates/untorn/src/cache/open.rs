@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use untorn_ring::Way;
 
@@ -44,6 +45,18 @@ pub(crate) fn create<M: Medium>(medium: &M, path: &Path, geometry: Geometry) -> 
         superblock.write(file)?;
         file.sync(barriers::CREATE)
     })
+}
+
+impl Settings {
+    /// How many entries draining waits for, and how long. What is in the log is as safe as in the files, and on a disk each sync of a
+    /// file is in the way of those that programs wait for: there it waits for longer, and as long as there is room enough.
+    fn patience(&self, class: MediumClass, geometry: Geometry) -> (u64, Duration) {
+        let (batch, age) = match class {
+            MediumClass::PersistentMemory => (1000, Duration::from_millis(100)),
+            MediumClass::Block => ((geometry.slots / 4).max(1000), Duration::from_secs(1)),
+        };
+        (self.batch_min.unwrap_or(batch), self.max_age.unwrap_or(age))
+    }
 }
 
 /// Entries of a log that other processes append to, below this: the memory of its ledger is allocated at once.
@@ -128,7 +141,8 @@ impl<M: Medium> Cache<M> {
         let way = way.filter(|_| settings.shared && geometry.slots < MOST_SHARED);
         let seal = superblock.seal();
         let ring = Ring::new(medium, file, path, geometry, seal, durability, way.is_some()).map_err(failed)?;
-        let batch = settings.batch_min.clamp(1, ring.for_writers());
+        let (batch, max_age) = settings.patience(ring.medium.class(), geometry);
+        let batch = batch.clamp(1, ring.for_writers());
         if let Some(way) = way {
             // Before the thread says there what it does.
             ring.ledger().prepare(way, batch).map_err(failed)?;
@@ -141,7 +155,7 @@ impl<M: Medium> Cache<M> {
             durability,
             registry: Mutex::new(Registry::new(geometry.files)),
             drain: Draining::default(),
-            worker: Worker::new(batch, settings.max_age),
+            worker: Worker::new(batch, max_age),
             bell: Bell::default(),
             ring,
         });

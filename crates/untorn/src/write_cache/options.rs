@@ -35,9 +35,9 @@ impl Default for CacheOptions {
     fn default() -> Self {
         let settings = Settings {
             durability: None,
-            batch_min: 1000,
+            batch_min: None,
             batch_max: 10_000,
-            max_age: Duration::from_millis(100),
+            max_age: None,
             background: true,
             shared: false,
             sync: false,
@@ -82,18 +82,32 @@ impl CacheOptions {
         self
     }
 
-    /// Entries that draining waits for, and how many it takes between two syncs of the files at most. 1000 and 10,000 without
-    /// it.
+    /// Entries that draining waits for, and how many it takes between two syncs of the files at most. Without it 1000 and 10,000 with the
+    /// log on persistent memory; on a disk, where it would be in the way of the log's own flushes, a quarter of the log's entries, and
+    /// 10,000.
     #[must_use]
-    pub fn batch(mut self, min: u64, max: u64) -> Self {
-        (self.settings.batch_min, self.settings.batch_max) = (min.max(1), max.max(1));
+    pub fn batch(self, min: u64, max: u64) -> Self {
+        self.batch_min(min).batch_max(max)
+    }
+
+    /// The first of [`batch`](CacheOptions::batch) alone.
+    #[must_use]
+    pub fn batch_min(mut self, min: u64) -> Self {
+        self.settings.batch_min = Some(min.max(1));
         self
     }
 
-    /// How long an entry waits for a batch to come together. 100 ms without it.
+    /// The second of [`batch`](CacheOptions::batch) alone.
+    #[must_use]
+    pub fn batch_max(mut self, max: u64) -> Self {
+        self.settings.batch_max = max.max(1);
+        self
+    }
+
+    /// How long an entry waits for a batch to come together. Without it 100 ms, and a second with the log on a disk.
     #[must_use]
     pub fn max_age(mut self, age: Duration) -> Self {
-        self.settings.max_age = age;
+        self.settings.max_age = Some(age);
         self
     }
 
