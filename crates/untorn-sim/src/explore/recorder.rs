@@ -127,6 +127,12 @@ impl Recorder {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Whether one of the points recorded since the last were taken is before this barrier.
+    pub(crate) fn saw(&self, barrier: &str) -> bool {
+        let is_before = |point: &Point| matches!(point.before, Some((_, Some(passed))) if passed.name() == barrier);
+        self.lock().points.iter().any(is_before)
+    }
+
     /// The points recorded since the last call.
     pub(crate) fn take(&self) -> Vec<Point> {
         std::mem::take(&mut self.lock().points)

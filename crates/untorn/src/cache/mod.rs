@@ -33,8 +33,8 @@
 //!    Or, before the last name of a file is removed, the log notes that it is *leaving*. Its entries stay: until the removal is
 //!    durable the file may be back after a crash, and has to hold what was acknowledged then. A replay that does not find it
 //!    makes it durable that it is gone, before it gives its entries up.
-//! 7. Who goes past the log, with a write larger than it or a file that others use too, does so when the tail has passed
-//!    every entry of the file, so that no replay ever writes over it.
+//! 7. Who goes past the log, with a write larger than it, one for which the entries of files that failed leave no room, or a file
+//!    that others use too, does so when the tail has passed every entry of the file, so that no replay ever writes over it.
 //! 8. A file that fails is drained no more: its calls fail, its entries stay. If they are in the way, they are written once
 //!    more at the head, durably, before the tail passes them, and keep their place in the order.
 //!

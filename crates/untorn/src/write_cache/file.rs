@@ -49,8 +49,9 @@ impl CachedFile {
     }
 
     /// Writes all of `src` at `offset`; the file grows if need be. After a crash all of it is there or nothing, unless it is longer
-    /// than a quarter of the log: that goes past the log, to the file, and is there when the call has returned. (Of one that was under
-    /// way when its process was killed, the kernel may show a part that a power cut still takes back.)
+    /// than a quarter of the log, or the writes of files that failed leave no room for it there: that goes past the log, to the file,
+    /// and is there when the call has returned. (Of one that was under way when its process was killed, the kernel may show a part
+    /// that a power cut still takes back.)
     ///
     /// # Errors
     /// [`Error::Poisoned`] once the file or the log has failed; [`Error::Io`] with ENFILE if the log has entries of as many

@@ -20,6 +20,9 @@ use crate::choice::Choice;
 use crate::medium::SimMedium;
 use crate::rng::{Rng, mix};
 
+/// What an operation syncs a file by that went past the log.
+const PAST: &str = "cache.past";
+
 /// What every life of a case shares.
 struct Context<'a> {
     config: Config,
@@ -144,15 +147,10 @@ impl<'a> Life<'a> {
         let before = self.model.allowed();
         let mut grown = self.model.grown();
         let (was, leaving) = (self.model.visible(), self.model.leaving.clone());
-        let past = matches!(op, Op::SetLen(file, _) if self.model.demoted.contains(file));
         self.model.apply(op);
         for (name, ranges) in self.model.grown() {
             grown.entry(name).or_default().extend(ranges);
         }
-        let torn = op.goes_past(&self.model).map(|name| {
-            let of = |state: &State| state.get(&name).cloned().unwrap_or_default();
-            (name, of(&was), of(&self.model.visible()))
-        });
         match *op {
             Op::Reopen => self.reopen()?,
             Op::DrainFails(nth) => self.drain_fails(op, nth)?,
@@ -162,6 +160,12 @@ impl<'a> Life<'a> {
                 self.attempt(op)?.map_err(|error| Finding::new(format!("{op} failed: {error}")))?;
             }
         }
+        let seen_past = self.recorder.saw(PAST);
+        let torn = op.goes_past(&self.model, seen_past).map(|name| {
+            let of = |state: &State| state.get(&name).cloned().unwrap_or_default();
+            (name, of(&was), of(&self.model.visible()))
+        });
+        let past = matches!(op, Op::SetLen(file, _) if seen_past || self.model.demoted.contains(file));
         let mut states = before;
         let mut after = self.model.allowed();
         // A removal may be durable later than what is done now.
@@ -429,3 +433,6 @@ fn see(subject: &Subject) -> Found<State> {
     let read = read.map_err(|error| Finding::new(format!("reading it all failed: {error}")))?;
     read.map_err(|what| Finding::new(format!("the log is damaged: {what}")))
 }
+
+#[cfg(test)]
+mod tests;

@@ -57,12 +57,13 @@ pub(super) enum Op {
 }
 
 impl Op {
-    /// The file that it writes to past the log: then it is durable when it returns, and not atomic.
-    pub(super) fn goes_past(&self, model: &Model) -> Option<u8> {
+    /// The file that it writes to past the log: then it is durable when it returns, and not atomic. That the log is full of what a
+    /// file has that failed is not known here: `seen` says that it went past.
+    pub(super) fn goes_past(&self, model: &Model, seen: bool) -> Option<u8> {
         match *self {
             Op::Create(file, ..) | Op::Make(file, ..) => Some(file),
             Op::Write(file, _, len, _) | Op::Append(file, len, _) => {
-                (len > 6 * 64 || model.demoted.contains(&file)).then_some(file)
+                (seen || len > 6 * 64 || model.demoted.contains(&file)).then_some(file)
             }
             _ => None,
         }

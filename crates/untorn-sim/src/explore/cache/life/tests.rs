@@ -1,0 +1,51 @@
+//! Lives of which it is known what happens in them.
+
+use super::*;
+
+/// This is done to a file of 210 bytes when the log is full of what another has that failed, and is crashed everywhere.
+fn past_a_full_log(durability: Durability, effort: Effort, op: Op) {
+    let config = Config { medium: MediumClass::Block, durability, through: false, canary: false };
+    let context = Context { config, muted: None, effort, shared: &Shared::new(u64::MAX) };
+    let mut life = Life::new(&context, SimMedium::new(config.medium), 1);
+    // Where durability is left to a sync, the log is flushed before the file.
+    let flush_of_the_file = if durability == Durability::PerWrite { 1 } else { 2 };
+    let full = [
+        Op::Create(1, 200, 140),
+        Op::Drain,
+        // 18 entries, of which writers may have no more.
+        Op::Create(0, 300, 8),
+        Op::Write(0, 100, 200, 32),
+        Op::Write(0, 200, 200, 40),
+        Op::Write(0, 200, 200, 164),
+        Op::Write(0, 60, 64, 90),
+        Op::DrainFails(flush_of_the_file),
+    ];
+    let went_past = |life: &Life<'_>| life.medium.reached().iter().any(|barrier| barrier.name() == PAST);
+    let lived = life.create(false).and_then(|()| {
+        full.iter().try_for_each(|op| life.operation(op))?;
+        assert!(!went_past(&life));
+        life.recorder.arm(true);
+        life.operation(&op)
+    });
+    if let Err(finding) = life.report(lived) {
+        panic!("{}", finding.violation("a test".to_owned(), config.to_string()));
+    }
+    assert!(went_past(&life));
+}
+
+#[test]
+fn a_write_for_which_failed_files_leave_no_room_may_be_torn() {
+    let effort = Effort { cap: 8, samples: 8, afterlife: 1, depth: 0 };
+    for durability in [Durability::PerWrite, Durability::PerCommit] {
+        past_a_full_log(durability, effort, Op::Write(1, 60, 200, 175));
+        past_a_full_log(durability, effort, Op::Append(1, 70, 33));
+    }
+}
+
+#[test]
+fn a_length_for_which_failed_files_leave_no_room_may_be_seen_after_a_kill_and_lost_after_that() {
+    let effort = Effort { cap: 0, samples: 0, afterlife: 1, depth: 1 };
+    for durability in [Durability::PerWrite, Durability::PerCommit] {
+        past_a_full_log(durability, effort, Op::SetLen(1, 60));
+    }
+}
