@@ -186,13 +186,15 @@ impl<M: Medium> Cache<M> {
         self.put_again(file)
     }
 
-    /// Stores a line once, over the copy that does not count: that of before serves as well.
+    /// Stores a line once, over the copy that does not count: that of before serves as well. As that is the one of the two which is
+    /// known to be whole, what is stored next goes over this one again.
     fn put_again(&self, file: &Managed) -> Result<()> {
         let mut own = locked(&file.line);
         if let Some(line) = own.as_mut() {
             *line = line.next();
             self.put_line(file, *line, file.uid.load(Ordering::Acquire), line.seq)?;
             self.ring.medium.order();
+            *line = line.next();
         }
         Ok(())
     }

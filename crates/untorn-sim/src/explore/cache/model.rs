@@ -208,8 +208,8 @@ impl Model {
         chosen
     }
 
-    /// A file is made durably: so is what left its name before.
-    fn make(&mut self, effect: &Effect) {
+    /// A file is made, or gets a name, durably: so is what left its name before.
+    fn durably(&mut self, effect: &Effect) {
         let mut needed: Vec<bool> = self.unsynced.iter().map(|earlier| effect.needs(earlier)).collect();
         needed = self.with_needed(needed);
         for (earlier, needed) in std::mem::take(&mut self.unsynced).into_iter().zip(needed) {
@@ -243,7 +243,7 @@ impl Model {
         self.unsynced = others;
         let of_file: Vec<Effect> = of_file;
         of_file.iter().for_each(|effect| self.durable.apply(effect));
-        self.durable.apply(effect);
+        self.durably(effect);
     }
 
     pub(super) fn apply(&mut self, op: &Op) {
@@ -279,7 +279,7 @@ impl Model {
         let effect = match op {
             Op::Create(name, len, tag) => {
                 self.last += 1;
-                self.make(&Effect::Create(self.last, *name, vec![BEFORE.0; BEFORE.1 as usize]));
+                self.durably(&Effect::Create(self.last, *name, vec![BEFORE.0; BEFORE.1 as usize]));
                 Effect::Write(self.last, BEFORE.1, vec![*tag; *len as usize])
             }
             Op::Make(name, len, tag) => {
