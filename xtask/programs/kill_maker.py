@@ -1,5 +1,5 @@
-"""Makes files and removes them, without a sync: with each write durable when it returns, a file is there with all that was written to
-it, whole write by whole write, though nobody made its name durable. Goes on where an earlier one was killed. With an argument: says
+"""Makes files, removes them and puts them over others, without a sync: with each write durable when it returns, a file is there with
+all that was written to it, whole write by whole write, though nobody made its name durable, and by the name that it was given last. Goes on where an earlier one was killed. With an argument: says
 the number of the last step that is all there, after a check of every file. A file that was removed may be back, with all of it."""
 
 import os
@@ -8,7 +8,7 @@ import sys
 
 # So many steps after it was made a file is removed.
 LIVES = 5
-# Names that are used again and again, for a new file each time.
+# Names that are used again and again, for a new file each time: made there, or put over the one before.
 SLOTS = 3
 
 
@@ -53,7 +53,7 @@ def remove(name):
 def check():
     """The last step whose files are all there."""
     new = {int(name[4:]) for name in os.listdir() if name.startswith("new-")}
-    assert all(name.startswith(("new-", "slot-")) for name in os.listdir()), f"other files: {os.listdir()}"
+    assert all(name.startswith(("new-", "slot-", "over-")) or name == "next" for name in os.listdir()), f"other files: {os.listdir()}"
     whole = {number for number in new if there(f"new-{number}") == content(number, "new")}
     last = max(whole, default=0)
     under_way = last + 1
@@ -70,6 +70,12 @@ def check():
         if under_way % SLOTS == slot:
             allowed += [None, *prefixes(under_way, "slot")]
         assert held in allowed, f"slot-{slot} is not what it was at step {last}: {held and held[:8]}"
+        held = there(f"over-{slot}")
+        allowed = [None if before is None else content(before, "over")]
+        if under_way % SLOTS == slot:
+            allowed.append(content(under_way, "over"))
+        assert held in allowed, f"over-{slot} is not what was put there by step {last}: {held and held[:8]}"
+    assert there("next") in [None, *prefixes(under_way, "over")], f"a file of a step before {under_way} has its first name again"
     return last
 
 
@@ -80,11 +86,14 @@ print(os.getpid(), flush=True)
 last = check()
 # What a step that was cut short left.
 remove(f"new-{last + 1}")
+remove("next")
 while True:
     last += 1
     slot = f"slot-{last % SLOTS}"
     remove(slot)
     make(slot, last, "slot")
+    make("next", last, "over")
+    os.rename("next", f"over-{last % SLOTS}")
     make(f"new-{last}", last, "new")
     remove(f"new-{last - LIVES}")
     print(last, flush=True)

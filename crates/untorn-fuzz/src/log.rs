@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use twox_hash::XxHash3_64;
-use untorn::medium::{Barrier, Identity, MadeLike, MediumClass, SlowFile, SlowPlace};
+use untorn::medium::{Barrier, Identity, MadeLike, MediumClass, Named, SlowFile, SlowPlace};
 use untorn::{CacheOptions, Durability, Error, Result};
 use untorn_sim::{CrashState, SimMedium};
 
@@ -19,6 +19,8 @@ mod entries;
 const LOG: &str = "/log";
 /// The files, by inode number; the last one has nothing in an honest log.
 const NAMES: [&str; 3] = ["/slow/one", "/slow/two", "/slow/other"];
+/// The name that the first of them has in the end.
+const MOVED: &str = "/slow/moved";
 const ENTRY: usize = 64;
 const STRIDE: usize = 64 + ENTRY;
 const FILES: usize = 4;
@@ -32,7 +34,7 @@ const MAX_LEN: u64 = 1 << 20;
 /// Offset and width of the fields of superblock, tail line, table line and entry.
 const SUPERBLOCK: [(usize, usize); 8] = [(8, 4), (12, 4), (32, 8), (40, 8), (48, 8), (56, 4), (60, 4), (64, 4)];
 const TAIL: [(usize, usize); 1] = [(0, 8)];
-const LINE: [(usize, usize); 15] = [
+const LINE: [(usize, usize); 23] = [
     (0, 8),
     (8, 8),
     (16, 8),
@@ -45,9 +47,17 @@ const LINE: [(usize, usize); 15] = [
     (64, 8),
     (72, 8),
     (80, 8),
+    (4008, 8),
+    (4016, 8),
+    (4024, 8),
+    (4032, 8),
+    (4040, 8),
+    (4048, 8),
+    (4056, 8),
     (4080, 4),
     (4084, 4),
     (4088, 4),
+    (4092, 4),
 ];
 const HEADER: [(usize, usize); 9] = [(0, 8), (8, 8), (16, 8), (24, 8), (32, 4), (36, 4), (40, 4), (44, 4), (48, 8)];
 
@@ -67,12 +77,14 @@ struct Shelved {
     names: BTreeMap<PathBuf, u64>,
     /// Inode numbers of files that were removed.
     removed: Vec<u64>,
+    /// Those of files that got other names, and these.
+    renamed: Vec<(u64, PathBuf)>,
 }
 
 impl Default for Shelved {
     fn default() -> Self {
         let names = NAMES.iter().map(PathBuf::from).zip(1..).collect();
-        Shelved { done: BTreeMap::new(), names, removed: Vec::new() }
+        Shelved { done: BTreeMap::new(), names, removed: Vec::new(), renamed: Vec::new() }
     }
 }
 
@@ -151,6 +163,13 @@ impl SlowPlace for Shelf {
         Ok(self.all().names.contains_key(path))
     }
 
+    fn named(&self, path: &Path) -> Result<Named> {
+        match self.open(path)? {
+            Some(file) => Ok(Named::File(file.identity()?)),
+            None => Ok(Named::Nothing),
+        }
+    }
+
     fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>> {
         let all = self.all();
         let named = all.names.iter().filter(|(name, number)| **number == inode && name.parent() == Some(dir));
@@ -183,6 +202,7 @@ impl SlowPlace for Shelf {
             return Err(Error::io("rename", from, std::io::Error::from_raw_os_error(2)));
         };
         all.names.insert(to.to_owned(), inode);
+        all.renamed.push((inode, to.to_owned()));
         Ok(())
     }
 
@@ -231,6 +251,9 @@ fn build(durability: Durability) -> Result<Honest> {
     two.set_len(1020)?;
     one.write_at(&[4; 10], 0)?;
     two.write_at(&[5; 200], 1100)?;
+    assert!(one.move_to(Path::new(MOVED))?, "a file can be renamed");
+    shelf.rename(Path::new(NAMES[0]), Path::new(MOVED))?;
+    one.moved(true)?;
     two.leave()?;
     cache.sync()?;
     let state = medium.crash_state();
@@ -323,8 +346,8 @@ fn change(log: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
 }
 
 /// Forges a log as the input says, replays it, twice, and uses it. An error is a right answer to it. Nothing panics; no write is
-/// longer than the log or ends where no file can; no file is written to that no line of the table names, and none removed that none
-/// lets leave; nothing is done that no whole
+/// longer than the log or ends where no file can; no file is written to that no line of the table names, none removed that none
+/// lets leave or has another put over, and none renamed to what is not a name that its line gives it, or one beside; nothing is done that no whole
 /// entry of the log says, to the file that it says; where nothing was sealed anew, nothing that nobody wrote; the second replay does
 /// nothing that the first one did not do; and a log that opens afterwards serves.
 pub(crate) fn run(input: &[u8]) {
@@ -336,11 +359,20 @@ pub(crate) fn run(input: &[u8]) {
     let medium = boot(&honest.state);
     replace(&medium, Path::new(LOG), &honest.log, &log).expect("a simulated machine takes any bytes");
     // Lines are pages, wherever a forged superblock puts the table's end.
-    let is_new = |line: &[u8]| matches!(word(line, 48) & 0xffff_ffff, 4 | 5);
+    let is_new = |line: &[u8]| matches!(word(line, 48) & 0xffff_ffff, 4 | 5 | 9 | 10);
     let named = |inode: u64| {
         log.chunks(PAGE).any(|line| word(line, 24) == inode || is_new(line) && made_for(word(line, 0)) == inode)
     };
-    let leaves = |line: &[u8], inode: u64| matches!(word(line, 48) & 0xffff_ffff, 3 | 5) && word(line, 24) == inode;
+    let leaves = |line: &[u8], inode: u64| {
+        let state = word(line, 48) & 0xffff_ffff;
+        matches!(state, 3 | 5 | 8 | 10) && word(line, 24) == inode || state > 5 && word(line, 4024) == inode
+    };
+    let gives = |line: &[u8], inode: u64, path: &Path| {
+        let path = path.as_os_str().as_encoded_bytes();
+        let is_it = word(line, 24) == inode || is_new(line) && made_for(word(line, 0)) == inode;
+        // One of a line's two names, each of which stands somewhere in it.
+        is_it && line.windows(path.len().max(1)).any(|bytes| bytes == path)
+    };
     // Where everything is, the superblocks say.
     let said = (log.get(..2 * PAGE) == honest.log.get(..2 * PAGE)).then(|| entries::said(&log));
     let mut before: Option<BTreeMap<u64, Vec<Done>>> = None;
@@ -365,6 +397,11 @@ pub(crate) fn run(input: &[u8]) {
         }
         for &inode in &shelf.all().removed {
             assert!(log.chunks(PAGE).any(|line| leaves(line, inode)), "the file {inode} is removed");
+        }
+        for (inode, path) in &shelf.all().renamed {
+            let beside = path.to_string_lossy().contains(".before-replay-");
+            let given = log.chunks(PAGE).any(|line| gives(line, *inode, path));
+            assert!(beside || given, "the file {inode} is renamed to {}", path.display());
         }
         before = Some(shelf.done());
     }

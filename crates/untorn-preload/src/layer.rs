@@ -143,6 +143,30 @@ pub(crate) fn about_to_be_removed(status: &stat) -> Result<(), c_int> {
     Ok(())
 }
 
+/// Whether a file is one whose rename the log may be able to follow.
+pub(crate) fn may_be_moved(status: &stat) -> bool {
+    is_regular(status) && status.st_nlink == 1 && may_be_managed(status.st_dev, status.st_ino)
+}
+
+/// A file is about to get a name in a directory; whether it has to be said what became of that.
+///
+/// # Errors
+/// That of bringing to it, or to what has the name, what was written, where that has to be.
+pub(crate) fn about_to_be_moved(status: &stat, directory: c_int, name: &[u8]) -> Result<bool, c_int> {
+    let piece = [iovec { iov_base: name.as_ptr().cast_mut().cast(), iov_len: name.len() }];
+    let request = Request { payload: name.len() as u64, ..of_file(status) };
+    let memory = Memory::new(&piece, name.len());
+    ask_with(Operation::Move, Some(directory), request, memory, Memory::NONE).map(|reply| reply.managed == 1)
+}
+
+/// It has the name, or it has not got it.
+///
+/// # Errors
+/// That of having the log say so.
+pub(crate) fn was_moved(status: &stat, done: bool) -> Result<(), c_int> {
+    ask(Operation::Moved, None, Request { number: done.into(), ..of_file(status) }).map(drop)
+}
+
 /// A descriptor of a file that is about to be opened with `flags`, if the server has its only description: opening it would have
 /// to wait until what was written is durable there. The file is regular, and `open` would succeed.
 pub(crate) fn reopened(status: &stat, flags: c_int) -> Option<c_int> {

@@ -183,6 +183,13 @@ pub(crate) fn file_system(fd: c_int) -> Result<i64, c_int> {
     Ok(unsafe { status.assume_init() }.f_type)
 }
 
+/// A descriptor that stands for a directory, which need not be permitted to be read.
+pub(crate) fn open_directory(directory: c_int, path: &core::ffi::CStr) -> Result<c_int, c_int> {
+    let flags = word(libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC);
+    // SAFETY: the path ends in a zero.
+    unsafe { result(libc::SYS_openat, [word(directory), path.as_ptr() as usize, flags, 0, 0, 0]) }.map(|fd| fd as c_int)
+}
+
 /// `fstatat`. The kernel checks the path.
 pub(crate) fn stat_at(directory: c_int, path: *const c_char, flags: c_int) -> Result<stat, c_int> {
     let mut status = MaybeUninit::<stat>::zeroed();

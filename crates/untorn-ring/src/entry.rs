@@ -90,6 +90,8 @@ pub enum Kind {
     Write,
     /// The length `value`.
     SetLen,
+    /// The file has the name that its line gives it with the number `value`.
+    Move,
 }
 
 impl Kind {
@@ -97,6 +99,7 @@ impl Kind {
         match self {
             Kind::Write => 1,
             Kind::SetLen => 2,
+            Kind::Move => 3,
         }
     }
 
@@ -104,6 +107,7 @@ impl Kind {
         Some(match number {
             1 => Kind::Write,
             2 => Kind::SetLen,
+            3 => Kind::Move,
             _ => return None,
         })
     }

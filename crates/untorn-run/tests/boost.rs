@@ -99,7 +99,12 @@ fn what_cannot_be_served_finds_a_plain_file() {
             "fdopen",
             "import ctypes; c = ctypes.CDLL(None); c.fdopen.restype = ctypes.c_void_p; assert c.fdopen(os.dup(fd), b'r')",
         ),
-        ("rename", "os.rename('f.managed', 'g'); os.rename('g', 'f.managed')"),
+        (
+            "rename",
+            "import ctypes; open('g', 'w').close(); exchange = ctypes.CDLL(None).renameat2; \
+             assert exchange(-100, b'f.managed', -100, b'g', 2) == 0 and exchange(-100, b'g', -100, b'f.managed', 2) == 0",
+        ),
+        ("rename", "os.mkdir('d'); os.rename('d', 'e'); os.rmdir('e')"),
         ("link", "os.link('f.managed', 'g'); os.unlink('g')"),
         ("unlink", "import ctypes; assert ctypes.CDLL(None).unlinkat(-100, b'f.managed', 0x200) == -1"),
         ("flock", "import fcntl; fcntl.flock(fd, fcntl.LOCK_EX)"),

@@ -152,10 +152,8 @@ impl CrashState {
         let mut tree = self.names.durable.clone();
         if !self.names.log.is_empty() {
             let tree = std::sync::Arc::make_mut(&mut tree);
-            for (change, decided) in self.names.log.iter().zip(&self.name_units) {
-                if choice.keeps(*decided) {
-                    change.apply(tree);
-                }
+            for (change, _) in self.names.log.iter().zip(self.names_kept(choice)).filter(|(_, kept)| *kept) {
+                change.apply(tree);
             }
             tree.prune();
         }
@@ -172,6 +170,11 @@ impl CrashState {
             }
         }
         Image::new(self.class, self.muted, self.clock, self.next_dir, tree, files)
+    }
+
+    /// Which changes of names a choice keeps.
+    fn names_kept(&self, choice: &Choice) -> Vec<bool> {
+        self.names.kept(|index| choice.keeps(self.name_units[index]))
     }
 
     fn content(inode: &Inode, decided: &[Decided], choice: &Choice) -> Content {
@@ -206,9 +209,9 @@ impl CrashState {
     /// What a choice keeps and loses, one line for each call with something pending, for reports.
     pub fn describe(&self, choice: &Choice) -> String {
         let mut text = String::new();
-        for (change, decided) in self.names.log.iter().zip(&self.name_units) {
+        for ((change, decided), kept) in self.names.log.iter().zip(&self.name_units).zip(self.names_kept(choice)) {
             if decided.is_some() {
-                let kept = if choice.keeps(*decided) { "kept" } else { "lost" };
+                let kept = if kept { "kept" } else { "lost" };
                 let names: Vec<String> = change
                     .sets
                     .iter()

@@ -176,6 +176,16 @@ impl Names {
         }
     }
 
+    /// Which changes a crash keeps, of those that it may keep: a journal has a rename wherever it has a later change of one of its names.
+    pub(crate) fn kept(&self, chosen: impl Fn(usize) -> bool) -> Vec<bool> {
+        let mut kept: Vec<bool> = (0..self.log.len()).map(chosen).collect();
+        for (index, change) in self.log.iter().enumerate().rev().filter(|(_, change)| change.sets.len() > 1) {
+            let later = self.log.iter().zip(&kept).skip(index + 1);
+            kept[index] |= later.into_iter().any(|(later, kept)| *kept && later.touches(change));
+        }
+        kept
+    }
+
     /// Whether any crash could still show this file.
     pub(crate) fn mentions(&self, inode: u64) -> bool {
         let node = Node::File(inode);

@@ -326,6 +326,53 @@ fn a_rename_is_lost_or_kept_whole_even_without_the_creation_before_it() {
     assert_eq!(words(medium.crash_state().image(&medium.crash_state().nothing()).boot().peek("f").unwrap()), [2]);
 }
 
+/// As in a journal: what came later cannot be there without it, but may be lost when it is kept.
+#[test]
+fn a_rename_is_kept_wherever_a_later_change_of_one_of_its_names_is() {
+    let found = |later: fn(&SimMedium)| {
+        let (medium, _old) = block(&[1; 8]);
+        let new = medium.create(Path::new("new"), 8, 8).unwrap();
+        new.write(0, &[2; 8]).unwrap();
+        new.sync(B).unwrap();
+        medium.sync_dir(B, Path::new("/")).unwrap();
+        medium.rename(Path::new("new"), Path::new("f")).unwrap();
+        later(&medium);
+        let state = medium.crash_state();
+        let of = |bytes: Option<Vec<u8>>| bytes.map(|bytes| bytes.first().copied());
+        let leaves = |choice| {
+            let after = state.image(&choice).boot();
+            (of(after.peek("f")), of(after.peek("new")))
+        };
+        state.choices(16).unwrap().map(leaves).collect::<BTreeSet<_>>()
+    };
+    let (one, two) = (Some(Some(1)), Some(Some(2)));
+    let removed = found(|medium| medium.unlink(Path::new("f")).unwrap());
+    assert_eq!(removed, BTreeSet::from([(one, two), (two, None), (None, None)]));
+    let made = found(|medium| drop(medium.create(Path::new("new"), 0, 0).unwrap()));
+    assert_eq!(made, BTreeSet::from([(one, two), (two, None), (two, Some(None))]));
+    let onwards = found(|medium| medium.rename(Path::new("f"), Path::new("third")).unwrap());
+    assert_eq!(onwards, BTreeSet::from([(one, two), (two, None), (None, None)]));
+    let elsewhere = found(|medium| drop(medium.create(Path::new("third"), 0, 0).unwrap()));
+    assert_eq!(elsewhere, BTreeSet::from([(one, two), (two, None)]));
+}
+
+/// What was renamed from one directory to another is where it was until both are synced.
+#[test]
+fn a_rename_to_another_directory_takes_the_sync_of_both() {
+    for first in ["/", "/d"] {
+        let (medium, _file) = block(&[1; 8]);
+        medium.create_dir(Path::new("d")).unwrap();
+        medium.sync_dir(B, Path::new("/")).unwrap();
+        medium.rename(Path::new("f"), Path::new("d/f")).unwrap();
+        medium.sync_dir(B, Path::new(first)).unwrap();
+        let lost = medium.crash_state().image(&medium.crash_state().nothing()).boot();
+        assert_eq!((lost.peek("f"), lost.peek("d/f")), (Some(vec![1; 8]), None));
+        medium.sync_dir(B, Path::new(if first == "/" { "/d" } else { "/" })).unwrap();
+        let kept = medium.crash_state().image(&medium.crash_state().nothing()).boot();
+        assert_eq!((kept.peek("f"), kept.peek("d/f")), (None, Some(vec![1; 8])));
+    }
+}
+
 #[test]
 fn an_unlink_may_be_undone_and_a_lost_directory_takes_its_files() {
     let (medium, _file) = block(&[1; 8]);

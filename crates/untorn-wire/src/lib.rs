@@ -129,6 +129,11 @@ pub enum Operation {
     /// The mapping that was to be moved from the address `device` to `number`, `offset` bytes, is there if `flags` is 1, and unmapped
     /// otherwise.
     Placed = 28,
+    /// The file (`device`, `inode`) is about to be renamed: the descriptor is that of the directory that it goes to, the payload its name
+    /// there. `managed` is 1 if [`Moved`](Operation::Moved) has to follow; otherwise it is a plain one by then, and what has the name too.
+    Move = 29,
+    /// It was, if `number` is 1.
+    Moved = 30,
 }
 
 impl Operation {
@@ -138,7 +143,7 @@ impl Operation {
         let all = [
             Hello, Open, Closed, Read, Write, Seek, SetLength, Allocate, Commit, CommitAll, Status, Times, Refused,
             Exit, Managed, Demote, Leave, Reopen, Share, TakeBack, Map, Mapped, Unmapped, Inherited, SyncMapped,
-            MapAgain, Becomes, Placed,
+            MapAgain, Becomes, Placed, Move, Moved,
         ];
         all.into_iter().find(|operation| *operation as u32 == number)
     }
@@ -188,11 +193,11 @@ mod tests {
 
     #[test]
     fn every_operation_is_found_by_its_number() {
-        for number in 1..=28 {
+        for number in 1..=30 {
             assert_eq!(Operation::of(number).map(|operation| operation as u32), Some(number));
         }
         assert_eq!(Operation::of(0), None);
-        assert_eq!(Operation::of(29), None);
+        assert_eq!(Operation::of(31), None);
     }
 
     #[test]

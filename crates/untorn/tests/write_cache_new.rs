@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::memory_dir;
 use common::shelf::{pmem, small};
-use untorn::medium::{Barrier, Descriptor, Identity, Kernel, MadeLike, SlowFile, SlowPlace};
+use untorn::medium::{Barrier, Descriptor, Identity, Kernel, MadeLike, Named, SlowFile, SlowPlace};
 use untorn::{CachedFile, Error, Fate, Replay, Result, WriteCache};
 
 /// A directory, on a file system that tells its files apart, and a log beside it.
@@ -87,6 +87,10 @@ impl SlowPlace for Blocked {
 
     fn exists(&self, path: &Path) -> Result<bool> {
         self.0.exists(path)
+    }
+
+    fn named(&self, path: &Path) -> Result<Named> {
+        self.0.named(path)
     }
 
     fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>> {

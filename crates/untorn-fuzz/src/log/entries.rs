@@ -102,20 +102,37 @@ pub(super) fn change(log: &mut [u8], input: &mut Input<'_>) {
 
 /// A line of the table for one of the files, in both copies.
 fn name(log: &mut [u8], input: &mut Input<'_>) {
-    let (slot, uid, state) = (input.below(FILES as u64) as usize, uid(log, input), 1 + input.below(5));
+    let (slot, uid, state) = (input.below(FILES as u64) as usize, uid(log, input), 1 + input.below(10));
     // One of the files, or one that is not there.
     let inode = 1 + input.below(4);
-    let path = NAMES.get(input.below(NAMES.len() as u64 + 1) as usize).copied().unwrap_or("/slow/gone");
+    let mut path = || NAMES.get(input.below(NAMES.len() as u64 + 1) as usize).copied().unwrap_or("/slow/gone");
+    let (path, before) = (path(), path());
+    let (named, over) = (input.below(6), input.below(4));
     for copy in 0..2 {
         let line = TABLE_AT + (2 * slot + copy) * PAGE;
         let seq = word(log, line + 8);
-        for (at, value) in [(0, uid), (8, seq), (16, 1), (24, inode), (32, 7), (40, 9), (56, 77)] {
+        for (at, value) in [
+            (0, uid),
+            (8, seq),
+            (16, 1),
+            (24, inode),
+            (32, 7),
+            (40, 9),
+            (56, 77),
+            (4008, named),
+            (4024, over),
+            (4032, 7),
+            (4040, 9),
+            (4048, 77),
+        ] {
             put(log, line + at, value, 8);
         }
         put(log, line + 48, state, 4);
         put(log, line + 52, path.len() as u64, 4);
-        if let Some(place) = log.get_mut(line + 96..line + 96 + path.len()) {
-            place.copy_from_slice(path.as_bytes());
+        put(log, line + 4092, before.len() as u64, 4);
+        let both = format!("{path}{before}");
+        if let Some(place) = log.get_mut(line + 96..line + 96 + both.len()) {
+            place.copy_from_slice(both.as_bytes());
         }
         seal_line(log, line);
     }
@@ -127,7 +144,9 @@ fn operation(log: &mut [u8], input: &mut Input<'_>) {
     let (value, last, fill) = (input.number(), input.below(ENTRY as u64 + 1), input.byte());
     // Now and then from the end of what a file can be, where the parts pass it one after the other.
     let value = if fill & 1 == 0 { value } else { (i64::MAX as u64).wrapping_sub(value % (4 * ENTRY as u64)) };
-    let (kind, earlier) = (1 + u64::from(fill & 14 == 14), input.below(4));
+    // Seldom a length, or that a file was renamed, which its number has to say as well.
+    let kind = 1 + u64::from(fill & 14 == 14) + u64::from(fill & 30 == 30);
+    let (value, earlier) = (if kind == 3 { value % 6 } else { value }, input.below(4));
     for part in 0..parts {
         let slot = (first + part as usize) % SLOTS;
         let position = position(log, first) + part;
@@ -173,18 +192,20 @@ pub(super) fn said(log: &[u8]) -> BTreeSet<(u64, Done)> {
                 let len = half(log, entry + 32) as usize;
                 let Some(data) = log.get(entry + 64..entry + 64 + len) else { continue };
                 let Some(value) = value.checked_add(part * ENTRY as u64) else { continue };
-                Done::Write(value, data.to_vec())
+                Some(Done::Write(value, data.to_vec()))
             }
-            _ => Done::Length(value),
+            2 => Some(Done::Length(value)),
+            // A name is nothing that is in the file.
+            _ => None,
         };
         for line in (0..2 * FILES).map(|line| TABLE_AT + line * PAGE) {
             let is_sealed = line_check(log, line).is_some_and(|check| check == word(log, line + 88));
             if is_sealed && word(log, line) == uid {
-                said.insert((word(log, line + 24), done.clone()));
-                if matches!(half(log, line + 48), 4 | 5) {
+                said.extend(done.clone().map(|done| (word(log, line + 24), done)));
+                if matches!(half(log, line + 48), 4 | 5 | 9 | 10) {
                     // Emptied first, or made again.
                     said.insert((word(log, line + 24), Done::Length(0)));
-                    said.insert((made_for(uid), done.clone()));
+                    said.extend(done.clone().map(|done| (made_for(uid), done)));
                     said.insert((made_for(uid), Done::Length(0)));
                 }
             }

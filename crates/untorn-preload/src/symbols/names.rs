@@ -5,7 +5,8 @@ use core::ffi::{CStr, c_char, c_int, c_uint};
 
 use super::calls;
 use crate::layer::{
-    about_to_be_removed, boosts, demote_all, demote_file, fail, has_last_name_in, is_covered, refuse_at, text,
+    about_to_be_moved, about_to_be_removed, boosts, demote_all, demote_file, fail, has_last_name_in, is_covered,
+    may_be_moved, refuse_at, text, was_moved,
 };
 use crate::path::Path;
 use crate::raw;
@@ -91,17 +92,80 @@ unsafe fn removing(directory: c_int, path: *const c_char, call: impl FnOnce() ->
     result
 }
 
+/// Where files are boosted: renames by `call`. The log is told before and after, of a file that it can follow; all others are plain
+/// ones before. What the call returns.
+///
+/// # Safety
+/// Both paths are null or strings that end in a zero.
+unsafe fn moving(
+    from: (c_int, *const c_char),
+    to: (c_int, *const c_char),
+    flags: c_uint,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: the caller's.
+    match unsafe { announced(from, to, flags) } {
+        Ok(None) => {
+            // SAFETY: the caller's.
+            let failed = unsafe { settled(c"rename", from.0, from.1, false) };
+            // SAFETY: the caller's.
+            failed.or_else(|| unsafe { settled(c"rename", to.0, to.1, false) }).unwrap_or_else(call)
+        }
+        Ok(Some((_, false))) => call(),
+        Ok(Some((status, true))) => {
+            let result = call();
+            // SAFETY: the address is this thread's own.
+            let errno = unsafe { *raw::errno() };
+            match was_moved(&status, result == 0) {
+                Err(errno) if result == 0 => fail(errno) as c_int,
+                _ if result == 0 => 0,
+                // Whether it is a plain one by now or not, it has its old name.
+                _ => fail(errno) as c_int,
+            }
+        }
+        Err(errno) => fail(errno) as c_int,
+    }
+}
+
+/// Tells the log of a rename that is about to be done: the file, and whether it has to be told what became of that. `None` if it is none
+/// of a file that the log could follow.
+///
+/// # Safety
+/// Both paths are null or strings that end in a zero.
+unsafe fn announced(
+    from: (c_int, *const c_char),
+    to: (c_int, *const c_char),
+    flags: c_uint,
+) -> Result<Option<(libc::stat, bool)>, c_int> {
+    // SAFETY: the caller's.
+    let (Some(old), Some(new)) = (unsafe { text(from.1) }, unsafe { text(to.1) }) else { return Ok(None) };
+    let Ok(status) = raw::stat_at(from.0, old.as_ptr(), libc::AT_SYMLINK_NOFOLLOW) else { return Ok(None) };
+    let (Some(parent), Some(name)) = (Path::parent(new), last_name(new)) else { return Ok(None) };
+    if flags & !libc::RENAME_NOREPLACE != 0 || !may_be_moved(&status) {
+        return Ok(None);
+    }
+    let target = raw::stat_at(to.0, new.as_ptr(), libc::AT_SYMLINK_NOFOLLOW);
+    if target.is_ok_and(|target| (target.st_dev, target.st_ino) == (status.st_dev, status.st_ino)) {
+        // Its only name: nothing changes.
+        return Ok(Some((status, false)));
+    }
+    let Ok(directory) = raw::open_directory(to.0, parent.as_c_str()) else { return Ok(None) };
+    let told = about_to_be_moved(&status, directory, name);
+    let _ = raw::close(directory);
+    Ok(Some((status, told?)))
+}
+
+/// The name at the end of a path, if it is one that a file can have.
+fn last_name(path: &CStr) -> Option<&[u8]> {
+    let name = path.to_bytes().rsplit(|byte| *byte == b'/').next()?;
+    (!matches!(name, b"" | b"." | b"..")).then_some(name)
+}
+
 /// The refusal of a new place for a name, if it is to be refused.
 ///
 /// # Safety
 /// Both paths are null or strings that end in a zero.
 unsafe fn renamed(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: c_uint) -> Option<c_int> {
-    if boosts() {
-        // SAFETY: the caller's.
-        let failed = unsafe { settled(c"rename", from.0, from.1, false) };
-        // SAFETY: the caller's.
-        return failed.or_else(|| unsafe { settled(c"rename", to.0, to.1, false) });
-    }
     // SAFETY: the caller's.
     let refused = unsafe { elsewhere(from, to, false) };
     refused.or_else(|| match flags & (libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE) {
@@ -136,15 +200,32 @@ unsafe fn removed(directory: c_int, path: *const c_char) -> Option<c_int> {
 
 // SAFETY (of all below): the paths are the program's, and end in a zero.
 calls! {
-    [rename](old: *const c_char, new: *const c_char) -> c_int =
+    [rename](old: *const c_char, new: *const c_char) -> c_int = if boosts() {
+        let call = || real!(rename(old: *const c_char, new: *const c_char) -> c_int);
         // SAFETY: see above.
-        unsafe { renamed((HERE, old), (HERE, new), 0) };
-    [renameat](from: c_int, old: *const c_char, to: c_int, new: *const c_char) -> c_int =
+        Some(unsafe { moving((HERE, old), (HERE, new), 0, call) })
+    } else {
         // SAFETY: see above.
-        unsafe { renamed((from, old), (to, new), 0) };
-    [renameat2](from: c_int, old: *const c_char, to: c_int, new: *const c_char, flags: c_uint) -> c_int =
+        unsafe { renamed((HERE, old), (HERE, new), 0) }
+    };
+    [renameat](from: c_int, old: *const c_char, to: c_int, new: *const c_char) -> c_int = if boosts() {
+        let call = || real!(renameat(from: c_int, old: *const c_char, to: c_int, new: *const c_char) -> c_int);
         // SAFETY: see above.
-        unsafe { renamed((from, old), (to, new), flags) };
+        Some(unsafe { moving((from, old), (to, new), 0, call) })
+    } else {
+        // SAFETY: see above.
+        unsafe { renamed((from, old), (to, new), 0) }
+    };
+    [renameat2](from: c_int, old: *const c_char, to: c_int, new: *const c_char, flags: c_uint) -> c_int = if boosts() {
+        let call = || {
+            real!(renameat2(from: c_int, old: *const c_char, to: c_int, new: *const c_char, flags: c_uint) -> c_int)
+        };
+        // SAFETY: see above.
+        Some(unsafe { moving((from, old), (to, new), flags, call) })
+    } else {
+        // SAFETY: see above.
+        unsafe { renamed((from, old), (to, new), flags) }
+    };
     [unlink](path: *const c_char) -> c_int = if boosts() {
         let call = || real!(unlink(path: *const c_char) -> c_int);
         // SAFETY: see above.

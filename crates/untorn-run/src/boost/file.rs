@@ -44,8 +44,10 @@ pub(super) struct Boosted {
     hold: Option<Hold>,
     /// Whether the log has had something of it.
     logged: bool,
-    /// Its only name was about to be removed.
+    /// Its only name was about to be removed, or to become another file's.
     leaving: bool,
+    /// The name that it is about to get, and what has that.
+    moving: Option<(PathBuf, Option<Key>)>,
     /// Whether the kernel may have what is not durable, of which the log knows nothing: what the opening truncated, what was written
     /// before it, attributes. The log has the file synced once, when it gets the first of it.
     unsynced: bool,
@@ -115,6 +117,7 @@ impl Boosted {
             hold: None,
             logged: false,
             leaving: false,
+            moving: None,
             unsynced: true,
             state: State::Boosted,
             resting: false,
@@ -257,7 +260,7 @@ impl Boosted {
 
     /// Whether it has, durably, all that was written to it.
     pub(super) fn is_settled(&self) -> bool {
-        self.file().is_ok_and(CachedFile::is_settled)
+        self.moving.is_none() && self.file().is_ok_and(CachedFile::is_settled)
     }
 
     /// # Errors
@@ -291,6 +294,44 @@ impl Boosted {
         }
         self.leaving = self.file()?.leave().map_err(errno)?;
         Ok(self.leaving)
+    }
+
+    pub(super) fn is_logged(&self) -> bool {
+        self.logged
+    }
+
+    pub(super) fn set_leaving(&mut self, leaving: bool) {
+        self.leaving = leaving;
+    }
+
+    /// The program's description.
+    pub(super) fn own(&self) -> Result<&OwnedFd, Errno> {
+        Ok(&self.hold()?.own)
+    }
+
+    /// The name that it is about to get, and what has that.
+    pub(super) fn is_moving(&self) -> Option<&(PathBuf, Option<Key>)> {
+        self.moving.as_ref()
+    }
+
+    /// It is about to get another name, over what has that. False if it has to be a plain one first.
+    pub(super) fn move_to(&mut self, path: &Path, over: Option<Key>) -> Result<bool, Errno> {
+        let fit =
+            self.logged && self.names()? == 1 && path_of(&self.hold()?.own)? == self.path && findable(path).is_ok();
+        if !fit || !self.file()?.move_to(path).map_err(errno)? {
+            return Ok(false);
+        }
+        self.moving = Some((path.to_owned(), over));
+        Ok(true)
+    }
+
+    /// It has got it, or it has not.
+    pub(super) fn moved(&mut self, done: bool) -> Result<(), Errno> {
+        let Some((path, _)) = self.moving.take() else { return Ok(()) };
+        if done {
+            self.path = path;
+        }
+        self.file()?.moved(done).map_err(errno)
     }
 
     /// It has no name any more, whoever removed it. False if the log cannot do without it.

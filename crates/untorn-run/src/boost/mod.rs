@@ -24,6 +24,7 @@
 
 mod calls;
 mod file;
+mod moves;
 mod rest;
 mod service;
 #[cfg(test)]
@@ -44,6 +45,7 @@ use untorn::medium::unblock;
 use untorn_wire::{MARK, PLAIN};
 
 use self::file::{Boosted, State};
+use self::moves::Moves;
 use self::rest::Resting;
 use crate::board::Board;
 use crate::files::{Key, lock};
@@ -60,6 +62,7 @@ pub(crate) struct Boost {
     board: Mutex<Board>,
     /// Files that nobody may hold any more.
     resting: Arc<Resting>,
+    moves: Moves,
     /// Held while a description is let go of, which takes no time. Whoever waits for its lease is waked before that is done.
     closing: Mutex<()>,
     /// The run is over.
@@ -79,6 +82,7 @@ impl Boost {
             table: Mutex::default(),
             board: Mutex::new(board),
             resting: Arc::default(),
+            moves: Moves::default(),
             closing: Mutex::default(),
             closed: AtomicBool::new(false),
             ledger: Ledger::default(),

@@ -32,7 +32,7 @@ pub(super) struct Resting {
 
 impl Resting {
     /// One more; how many there are.
-    fn add(&self, key: Key) -> usize {
+    pub(super) fn add(&self, key: Key) -> usize {
         let mut keys = lock(&self.keys);
         keys.insert(key);
         self.some.notify_one();
@@ -91,6 +91,7 @@ impl Boost {
             if let Err(errno) = file.mend() {
                 tracing::warn!(errno, "a write of a process that died could not be brought to its end");
             }
+            self.look_after_moving(file);
             if file.stays()
                 && let Err(errno) = self.demote(file, "a removal that did not take place")
             {

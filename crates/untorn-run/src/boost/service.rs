@@ -48,6 +48,8 @@ impl Service for Boost {
                 self.demote_key(key, &call.name())?;
             }
             Operation::Leave => self.leave(key)?,
+            Operation::Move => return Ok(managed(self.about_to_be_moved(key, call.descriptor()?, &call.payload)?)),
+            Operation::Moved => self.was_moved(key, request.number == 1)?,
             Operation::Reopen => {
                 let flags = OFlags::from_bits_retain(request.flags as u32);
                 let description = self.reopen(key, flags)?;

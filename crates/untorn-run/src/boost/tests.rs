@@ -20,6 +20,8 @@ use super::file::Boosted;
 use crate::board::Board;
 use crate::files::{Key, lock};
 
+mod renames;
+
 struct Place {
     dir: tempfile::TempDir,
     boost: Arc<Boost>,

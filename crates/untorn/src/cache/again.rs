@@ -13,16 +13,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::format::TableLine;
+use super::rename::is_named;
 use super::replay::{Fate, is_same};
 use crate::error::Result;
 use crate::log::record::Seal;
-use crate::medium::{MadeLike, SlowFile, SlowPlace};
+use crate::medium::{Identity, MadeLike, SlowFile, SlowPlace};
 
 /// What has the name of a file that is to be made again.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum InTheWay {
     Nothing,
-    /// A file that was let leave before this one was made.
+    /// A file that was let leave before this one had the name, or that this one was put over.
     Earlier,
     /// One that was there before this one, or at the same time, of which the log knows nothing.
     Older,
@@ -39,23 +40,38 @@ pub(super) fn temporary(seal: Seal, line: &TableLine) -> PathBuf {
     line.path.with_file_name(format!(".untorn-replay-{:016x}-{}", seal.at(0), line.uid))
 }
 
-/// Whether a file that was let leave has no right to its name any more: one that was made later had it.
+/// Whether a file that was let leave has no right to its name any more: another one had it later.
 pub(super) fn is_superseded<'a>(line: &TableLine, mut lines: impl Iterator<Item = &'a TableLine>) -> bool {
-    line.leaving && lines.any(|other| other.uid > line.uid && other.path == line.path)
+    line.leaving && lines.any(|other| other.uid != line.uid && had_later(other, &line.path, line.rank()))
 }
 
-/// What has the file's name, which is not this file. `left` are those that were let leave.
+/// Whether a file had a name that somebody had when so much was counted, after that one.
+pub(super) fn had_later(line: &TableLine, path: &Path, rank: u64) -> bool {
+    let before = line.before.as_ref();
+    let had = before.is_some_and(|before| before.path == path && before.named.max(line.uid) > rank);
+    had || line.path == path && line.rank() > rank
+}
+
+/// Whether a file was made way for, or is to, when another one got this name.
+fn made_way(identity: &Identity, line: &TableLine, other: &TableLine) -> bool {
+    let left =
+        other.uid != line.uid && other.leaving && other.rank() < line.rank() && is_same(&other.identity, identity);
+    let over = other.before.as_ref().and_then(|before| before.over);
+    left || other.path == line.path && other.rank() <= line.rank() && over.is_some_and(|over| is_named(&over, identity))
+}
+
+/// What has the file's name, which is not this file.
 pub(super) fn in_the_way<'a>(
     place: &dyn SlowPlace,
     line: &TableLine,
-    mut left: impl Iterator<Item = &'a TableLine>,
+    mut lines: impl Iterator<Item = &'a TableLine>,
 ) -> Result<InTheWay> {
     if !place.exists(&line.path)? {
         return Ok(InTheWay::Nothing);
     }
     let Some(found) = place.open(&line.path)? else { return Ok(InTheWay::SomethingElse) };
     let identity = found.identity()?;
-    Ok(if left.any(|other| other.uid < line.uid && is_same(&other.identity, &identity)) {
+    Ok(if lines.any(|other| made_way(&identity, line, other)) {
         InTheWay::Earlier
     } else if identity.birth != 0 && identity.birth <= line.identity.birth {
         // The clock of births is a coarse one; what came after the crash is younger by much more.
@@ -89,15 +105,16 @@ pub(super) fn has_directory(place: &dyn SlowPlace, line: &TableLine) -> Result<b
     Ok(place.directory(dir)?.is_some_and(|found| found.inode == line.parents[0]))
 }
 
-/// Gives a file that was made again its name. Returns where what had it is now, unless it was to be removed.
+/// Gives a file its name that has another one yet: that by which it was made again, or the one from before a rename. Returns where
+/// what had it is now, unless that was to be removed.
 pub(super) fn put_in_place<'a>(
     place: &dyn SlowPlace,
     line: &TableLine,
     temporary: &Path,
-    left: impl Iterator<Item = &'a TableLine>,
+    lines: impl Iterator<Item = &'a TableLine>,
 ) -> Result<std::result::Result<Option<PathBuf>, Fate>> {
     let mut beside = None;
-    match in_the_way(place, line, left)? {
+    match in_the_way(place, line, lines)? {
         InTheWay::Nothing => {}
         InTheWay::Earlier => place.remove(&line.path)?,
         InTheWay::Older => {

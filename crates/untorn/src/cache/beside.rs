@@ -53,7 +53,7 @@ impl<M: Medium> Cache<M> {
         while let Some(number) = file.turn() {
             let Some(turn) = self.ring.ledger().turn(number).lock() else {
                 let what = "the lock of a file that processes share is of no more use".to_owned();
-                return Err(self.poison(Error::Corrupt { path: file.path().to_owned(), offset: None, what }));
+                return Err(self.poison(Error::Corrupt { path: file.path().to_path_buf(), offset: None, what }));
             };
             // It may have been taken away meanwhile, and another given.
             if file.turn() == Some(number) {
@@ -101,7 +101,8 @@ impl<M: Medium> Cache<M> {
                 let done = redo(file, change, &bytes);
                 ring.ledger().complete_beside(first, parts);
                 if !matches!(done, Ok(true)) {
-                    let path = file.path().display();
+                    let path = file.path();
+                    let path = path.display();
                     tracing::debug!(%path, ?done, "what a killed process was doing is not all done");
                     self.take_back(file, first + parts)?;
                 }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use super::rename::is_named;
 use crate::medium::Identity;
 
 /// Directories that are remembered.
@@ -14,8 +15,9 @@ const MOST_NAMES: usize = 1 << 14;
 
 struct Directory {
     identity: Identity,
-    /// Names that something else has, or had since it was synced: it may be back after a crash, and the log may know nothing of it.
-    taken: HashSet<OsString>,
+    /// Names that something else has, or had since it was synced: it may be back after a crash, and the log may know nothing of it. The
+    /// file, if nothing else but this one may be there.
+    taken: HashMap<OsString, Option<Identity>>,
 }
 
 /// Directories that were synced.
@@ -25,7 +27,17 @@ pub(super) struct Certain(HashMap<PathBuf, Directory>);
 impl Certain {
     /// Whether a directory, which is this one now, is there for good, and a name in it nobody else's.
     pub(super) fn is_free(&self, dir: &Path, found: Option<Identity>, name: &OsStr) -> bool {
-        self.0.get(dir).is_some_and(|known| found == Some(known.identity) && !known.taken.contains(name))
+        self.0.get(dir).is_some_and(|known| found == Some(known.identity) && !known.taken.contains_key(name))
+    }
+
+    /// Whether nothing may have a name after a crash of which the log is not told, but what has it now: this file, or nothing.
+    pub(super) fn is_held(&self, dir: &Path, found: Option<Identity>, name: &OsStr, holder: Option<&Identity>) -> bool {
+        let Some(known) = self.0.get(dir).filter(|known| found == Some(known.identity)) else { return false };
+        match (holder, known.taken.get(name)) {
+            (None, None) => true,
+            (Some(holder), Some(Some(held))) => is_named(held, holder),
+            _ => false,
+        }
     }
 
     /// A directory was synced, in which these names are taken.
@@ -34,13 +46,14 @@ impl Certain {
         if self.0.len() >= MOST {
             self.0.clear();
         }
+        let taken = taken.into_iter().map(|name| (name, None)).collect();
         self.0.insert(dir.to_owned(), Directory { identity, taken });
     }
 
-    /// A name is somebody's of whom the log is not told anything any more.
-    pub(super) fn take(&mut self, dir: &Path, name: &OsStr) {
+    /// A name is somebody's of whom the log is not told anything any more: this file's, if nothing else may have it after a crash.
+    pub(super) fn hold(&mut self, dir: &Path, name: &OsStr, holder: Option<Identity>) {
         let Some(known) = self.0.get_mut(dir) else { return };
-        known.taken.insert(name.to_owned());
+        known.taken.insert(name.to_owned(), holder);
         if known.taken.len() > MOST_NAMES {
             self.forget(dir);
         }
@@ -63,8 +76,16 @@ mod tests {
         assert!(!is_free(&certain, 1, "a"));
         certain.note(dir, identity(1), HashSet::from([OsString::from("there")]));
         assert!(is_free(&certain, 1, "a") && !is_free(&certain, 1, "there") && !is_free(&certain, 2, "a"));
-        certain.take(dir, OsStr::new("a"));
+        certain.hold(dir, OsStr::new("a"), None);
         assert!(!is_free(&certain, 1, "a") && is_free(&certain, 1, "b"));
+        let is_held = |certain: &Certain, name: &str, holder: Option<&Identity>| {
+            certain.is_held(dir, identity(1), OsStr::new(name), holder)
+        };
+        let (one, other) = (identity(5).unwrap(), identity(6).unwrap());
+        assert!(is_held(&certain, "b", None) && !is_held(&certain, "a", None) && !is_held(&certain, "a", Some(&one)));
+        assert!(!is_held(&certain, "b", Some(&one)), "it came without a word");
+        certain.hold(dir, OsStr::new("a"), Some(one));
+        assert!(is_held(&certain, "a", Some(&one)) && !is_held(&certain, "a", Some(&other)));
         certain.forget(dir);
         assert!(!is_free(&certain, 1, "b"));
         certain.note(dir, identity(1), (0..=MOST_NAMES).map(|n| n.to_string().into()).collect());

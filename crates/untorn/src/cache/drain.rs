@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::combine::{self, Run};
-use super::file::Managed;
+use super::file::{Managed, shared};
 use super::format::{self, Kind, Lines};
 use super::overlay::pages;
 use super::ring::Operation;
@@ -46,6 +46,8 @@ pub(super) struct Drain {
     pending: Vec<Item>,
     /// Of files that failed, in order of their positions.
     stuck: Vec<Item>,
+    /// Entries of files that failed were in the way of the tail when the last batch was settled.
+    held_up: bool,
     /// Files to sync.
     dirty: BTreeMap<u64, Arc<Managed>>,
     /// How often the tail was written.
@@ -278,6 +280,8 @@ impl<M: Medium> Cache<M> {
         for group in items.chunk_by(|one, other| is_write(one) && is_write(other)) {
             match group {
                 [Item { operation: Operation { kind: Kind::SetLen, value, .. }, .. }] => file.slow.set_len(*value)?,
+                // The kernel did that before the log had it.
+                [Item { operation: Operation { kind: Kind::Move, .. }, .. }] => {}
                 writes => self.deliver_writes(file, writes)?,
             }
         }
@@ -345,6 +349,7 @@ impl<M: Medium> Cache<M> {
                         file.overlay.remove(pages(item.operation.value, item.len), &item.positions());
                     }
                     Kind::SetLen => file.forget_changes(item.position + 1),
+                    Kind::Move => {}
                 }
             }
         }
@@ -355,11 +360,16 @@ impl<M: Medium> Cache<M> {
         let tail = drain.stuck.first().map_or(delivered, |item| item.position.min(delivered));
         self.pass(drain, tail)?;
         self.ring.ledger().settle(delivered);
-        for file in dirty.values().filter(|file| file.handles.load(Ordering::Acquire) == 0) {
+        let mut done: Vec<Arc<Managed>> = dirty.into_values().collect();
+        if std::mem::replace(&mut drain.held_up, !drain.stuck.is_empty()) {
+            // What had entries behind those of a file that failed could not be forgotten when it was drained.
+            done = locked(&self.registry).all();
+        }
+        for file in done.iter().filter(|file| file.handles.load(Ordering::Acquire) == 0) {
             self.see_off(file);
         }
         let mut registry = locked(&self.registry);
-        for file in dirty.values() {
+        for file in &done {
             self.forget_if_done(&mut registry, file);
         }
         Ok(())
@@ -375,26 +385,21 @@ impl<M: Medium> Cache<M> {
                 self.fail(file, &error);
             }
         }
-        self.name_new(there.iter().map(|file| &***file).filter(|file| !file.has_failed()))?;
-        let mut dirs = BTreeMap::new();
-        for file in removed {
-            dirs.entry(file.dir()).or_insert_with(Vec::new).push(file);
-        }
-        for (dir, files) in dirs {
-            match self.place.sync_dir(barriers::REMOVED, dir) {
-                Ok(()) => files.into_iter().for_each(|file| file.gone.store(true, Ordering::Release)),
-                Err(error) => files.into_iter().for_each(|file| self.fail(file, &error)),
-            }
+        let sound = || there.iter().map(|file| &***file).filter(|file| !file.has_failed());
+        self.name_new(sound())?;
+        self.name_moved(sound());
+        for file in self.sync_dirs_of(removed.iter().map(|file| &***file), |_| barriers::REMOVED) {
+            file.gone.store(true, Ordering::Release);
         }
         Ok(())
     }
 
     /// Whether a file was removed, after the log had noted that it might be, from a directory that is where it was then.
     fn was_removed(&self, file: &Managed) -> bool {
-        let Some(parents) = file.parents.get() else { return false };
+        let parents = shared(&file.names).parents;
         file.leaving.load(Ordering::Acquire)
             && file.slow.is_removed().unwrap_or(false)
-            && self.place.directory(file.dir()).is_ok_and(|found| found.is_some_and(|dir| dir.inode == parents[0]))
+            && self.place.directory(&file.dir()).is_ok_and(|found| found.is_some_and(|dir| dir.inode == parents[0]))
     }
 
     /// Moves the tail, durably, and frees what it passes.

@@ -1,12 +1,12 @@
 //! A file behind the log, and what is done with it: read, write, resize.
 
 use std::collections::VecDeque;
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::format::{Kind, PARENTS};
+use super::format::Kind;
+use super::naming::Names;
 use super::overlay::{Overlay, PAGE, pages};
 use super::ring::Operation;
 use super::table::Line;
@@ -18,10 +18,7 @@ use crate::medium::{Identity, MadeLike, Medium, SlowFile};
 pub(crate) struct Managed {
     pub(super) slow: Arc<dyn SlowFile>,
     pub(super) identity: Identity,
-    /// Where it was when it was attached.
-    path: PathBuf,
-    /// The directories above, once it has a line.
-    pub(super) parents: OnceLock<[u64; PARENTS]>,
+    pub(super) names: RwLock<Names>,
     /// Whether it has every write as soon as the log has: see [`through`](super::through).
     pub(super) through: bool,
     /// Held shared by whoever goes through the log, exclusively by who goes past it.
@@ -82,8 +79,7 @@ impl Managed {
         Managed {
             slow,
             identity,
-            path,
-            parents: OnceLock::new(),
+            names: RwLock::new(Names::new(path)),
             leaving: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             like: OnceLock::new(),
@@ -103,25 +99,12 @@ impl Managed {
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The directory that has its name.
-    pub(super) fn dir(&self) -> &Path {
-        self.path.parent().unwrap_or(Path::new("/"))
-    }
-
-    pub(super) fn name(&self) -> &OsStr {
-        self.path.file_name().unwrap_or_default()
-    }
-
     /// # Errors
     /// The first failure of the slow file, to every call from then on.
     pub(super) fn standing(&self) -> Result<()> {
         match self.failed.get() {
             None => Ok(()),
-            Some(cause) => Err(Error::Poisoned { path: self.path.clone(), cause: cause.clone() }),
+            Some(cause) => Err(Error::Poisoned { path: self.path().to_path_buf(), cause: cause.clone() }),
         }
     }
 
@@ -173,7 +156,7 @@ impl Managed {
         let end = offset.checked_add(len as u64).filter(|&end| end <= i64::MAX as u64);
         end.ok_or_else(|| {
             let what = format!("{len} bytes at offset {offset} go beyond what a file can have");
-            Error::Invalid { path: self.path.clone(), what }
+            Error::Invalid { path: self.path().to_path_buf(), what }
         })
     }
 }
@@ -424,7 +407,12 @@ pub(super) struct Claim<'a, M: Medium> {
     pub(super) parts: u64,
 }
 
-impl<M: Medium> Claim<'_, M> {
+impl<'a, M: Medium> Claim<'a, M> {
+    /// So many, which the caller has claimed.
+    pub(super) fn new(cache: &'a Cache<M>, parts: u64) -> Self {
+        Claim { cache, parts }
+    }
+
     fn place(self) -> u64 {
         let first = self.cache.ring.place(self.parts);
         std::mem::forget(self);

@@ -22,8 +22,8 @@ const MAGIC: [u8; 8] = *b"WRCACHE\n";
 const VERSION: u32 = 1;
 /// Features without knowledge of which the log may not be used. None are defined yet.
 const KNOWN_INCOMPAT: u32 = 0;
-/// The longest path that the file table can hold, in bytes.
-pub(super) const MAX_PATH: usize = 3984;
+/// The longest path that the file table can hold, in bytes; where a file has two, both together.
+pub(super) const MAX_PATH: usize = 3912;
 
 /// Where the tail and the file table have their lines.
 pub(super) trait Lines {
@@ -92,11 +92,18 @@ struct RawFile {
     path_len: U32,
     parents: [U64; PARENTS],
     check: U64,
+    /// The name before the last rename, if there is one, follows the path.
     path: [u8; MAX_PATH],
+    named: U64,
+    named_before: U64,
+    over_inode: U64,
+    over_generation: U64,
+    over_birth: U64,
+    parents_before: [U64; PARENTS],
     mode: U32,
     uid_of: U32,
     gid_of: U32,
-    reserved: U32,
+    before_len: U32,
 }
 
 const _: () = {
@@ -105,7 +112,12 @@ const _: () = {
     assert!(size_of::<RawTail>() == 64);
     assert!(size_of::<RawFile>() == PAGE as usize);
     assert!(std::mem::offset_of!(RawFile, check) == 88);
+    assert!(std::mem::offset_of!(RawFile, path) == 96);
+    assert!(std::mem::offset_of!(RawFile, named) == 4008);
+    assert!(std::mem::offset_of!(RawFile, over_inode) == 4024);
+    assert!(std::mem::offset_of!(RawFile, parents_before) == 4048);
     assert!(std::mem::offset_of!(RawFile, mode) == 4080);
+    assert!(std::mem::offset_of!(RawFile, before_len) == 4092);
 };
 
 impl Superblock {
@@ -221,8 +233,23 @@ pub(super) struct TableLine {
     /// The inode numbers of its directory, of the one with that, and so on, as far as there is room and the file system goes; 0
     /// where there is none. If the file is not found, they say whether that is because its file system is not there.
     pub(super) parents: [u64; PARENTS],
-    /// Where it was when it was attached. A hint, never taken for it without a look at the identity.
+    /// Where it is. A hint, never taken for it without a look at the identity.
     pub(super) path: PathBuf,
+    /// When it got this name, counted as numbers are given; 0: with its number.
+    pub(super) named: u64,
+    /// A rename that may not be durable: where it was before.
+    pub(super) before: Option<Before>,
+}
+
+/// The name that a file had before a rename, and what the rename put it over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Before {
+    pub(super) path: PathBuf,
+    /// As of the line.
+    pub(super) parents: [u64; PARENTS],
+    pub(super) named: u64,
+    /// The file that had the new name until then. Of which no generation is known, that is 0.
+    pub(super) over: Option<Identity>,
 }
 
 /// Directories above a file that its line has.
@@ -233,12 +260,35 @@ const REPLAYED: u32 = 2;
 const LEAVING: u32 = 3;
 const NEW: u32 = 4;
 const NEW_LEAVING: u32 = 5;
+/// Added to each of them where the line has two names.
+const TWO_NAMES: u32 = 5;
 
 impl TableLine {
-    /// Its bytes for this place. The path fits, which is seen to when a file is attached.
+    /// When it got its name. Of two files that had one, the one with the higher has it.
+    pub(super) fn rank(&self) -> u64 {
+        if self.named == 0 { self.uid } else { self.named }
+    }
+
+    /// The directories that have, or may have, a name of it.
+    pub(super) fn dirs(&self) -> impl Iterator<Item = &Path> {
+        let names = std::iter::once(&self.path).chain(self.before.as_ref().map(|before| &before.path));
+        names.map(|path| path.parent().unwrap_or(Path::new("/")))
+    }
+
+    /// Its bytes for this place. The names fit, which is seen to when a file is attached or gets another.
     pub(super) fn encode(&self, seal: Seal, at: u64) -> [u8; PAGE as usize] {
         let path = self.path.as_os_str().as_bytes();
         let path = &path[..path.len().min(MAX_PATH)];
+        let before = self.before.as_ref().map_or(&[][..], |before| before.path.as_os_str().as_bytes());
+        let before = &before[..before.len().min(MAX_PATH - path.len())];
+        let over = self.before.as_ref().and_then(|before| before.over);
+        let state = match (self.replayed, self.leaving, self.new) {
+            (true, ..) => REPLAYED,
+            (false, true, None) => LEAVING,
+            (false, false, None) => LIVE,
+            (false, true, Some(_)) => NEW_LEAVING,
+            (false, false, Some(_)) => NEW,
+        };
         let mut raw = RawFile {
             uid: self.uid.into(),
             seq: self.seq.into(),
@@ -246,24 +296,24 @@ impl TableLine {
             inode: self.identity.inode.into(),
             generation: self.identity.generation.into(),
             birth: self.identity.birth.into(),
-            state: match (self.replayed, self.leaving, self.new) {
-                (true, ..) => REPLAYED,
-                (false, true, None) => LEAVING,
-                (false, false, None) => LIVE,
-                (false, true, Some(_)) => NEW_LEAVING,
-                (false, false, Some(_)) => NEW,
-            }
-            .into(),
+            state: (state + if self.before.is_some() { TWO_NAMES } else { 0 }).into(),
             path_len: (path.len() as u32).into(),
             parents: self.parents.map(U64::new),
             check: 0.into(),
             path: [0; MAX_PATH],
+            named: self.named.into(),
+            named_before: self.before.as_ref().map_or(0, |before| before.named).into(),
+            over_inode: over.map_or(0, |over| over.inode).into(),
+            over_generation: over.map_or(0, |over| over.generation).into(),
+            over_birth: over.map_or(0, |over| over.birth).into(),
+            parents_before: self.before.as_ref().map_or([0; PARENTS], |before| before.parents).map(U64::new),
             mode: self.new.map_or(0, |like| like.mode).into(),
             uid_of: self.new.map_or(0, |like| like.uid).into(),
             gid_of: self.new.map_or(0, |like| like.gid).into(),
-            reserved: 0.into(),
+            before_len: (before.len() as u32).into(),
         };
         raw.path[..path.len()].copy_from_slice(path);
+        raw.path[path.len()..path.len() + before.len()].copy_from_slice(before);
         let mut bytes: [u8; PAGE as usize] = zerocopy::transmute!(raw);
         let check = sum(seal.at(at), &bytes);
         bytes[88..96].copy_from_slice(&check.to_le_bytes());
@@ -274,8 +324,9 @@ impl TableLine {
         let raw = RawFile::read_from_bytes(bytes).ok()?;
         let mut blank = *bytes;
         blank[88..96].fill(0);
-        let path = raw.path.get(..raw.path_len.get() as usize)?;
-        let known = (LIVE..=NEW_LEAVING).contains(&raw.state.get());
+        let (path, rest) = raw.path.split_at_checked(raw.path_len.get() as usize)?;
+        let before = rest.get(..raw.before_len.get() as usize)?;
+        let known = (LIVE..=NEW_LEAVING + TWO_NAMES).contains(&raw.state.get());
         if raw.uid.get() == 0 || !known || raw.seq.get() >= MAX_NUMBER || sum(seal.at(at), &blank) != raw.check.get() {
             return None;
         }
@@ -285,12 +336,26 @@ impl TableLine {
             generation: raw.generation.get(),
             birth: raw.birth.get(),
         };
-        let path = PathBuf::from(OsStr::from_bytes(path));
+        let to_path = |bytes| PathBuf::from(OsStr::from_bytes(bytes));
         let (uid, seq, state) = (raw.uid.get(), raw.seq.get(), raw.state.get());
+        let (state, has_two) = if state > TWO_NAMES { (state - TWO_NAMES, true) } else { (state, false) };
+        let over = Identity {
+            device: identity.device,
+            inode: raw.over_inode.get(),
+            generation: raw.over_generation.get(),
+            birth: raw.over_birth.get(),
+        };
+        let before = has_two.then(|| Before {
+            path: to_path(before),
+            parents: raw.parents_before.map(U64::get),
+            named: raw.named_before.get(),
+            over: Some(over).filter(|over| over.inode != 0),
+        });
         let (replayed, leaving) = (state == REPLAYED, matches!(state, LEAVING | NEW_LEAVING));
         let like = || MadeLike { mode: raw.mode.get(), uid: raw.uid_of.get(), gid: raw.gid_of.get() };
         let new = matches!(state, NEW | NEW_LEAVING).then(like);
-        Some(TableLine { uid, seq, identity, replayed, leaving, new, parents: raw.parents.map(U64::get), path })
+        let (parents, path, named) = (raw.parents.map(U64::get), to_path(path), raw.named.get());
+        Some(TableLine { uid, seq, identity, replayed, leaving, new, parents, path, named, before })
     }
 
     /// The line of a slot, and which copy it is: of two the valid one with the higher sequence number.

@@ -29,13 +29,18 @@
 //!    before that the file has its name, and what it held, durably: or it held nothing, its line says that it is *new*, and its
 //!    directory is there durably. A new file's name becomes durable, and its line says no more that it is new, before the tail passes
 //!    the first of its entries; until then a replay empties it before all else, or makes it again. A replay writes to no file of another identity, whatever its
-//!    name. The log knows nothing of names: who renames or removes a file has it demoted before, which leaves no entries of it.
+//!    name. Who renames or removes a file of which the log is not told has it demoted before, which leaves no entries of it.
 //!    Or, before the last name of a file is removed, the log notes that it is *leaving*. Its entries stay: until the removal is
 //!    durable the file may be back after a crash, and has to hold what was acknowledged then. A replay that does not find it
 //!    makes it durable that it is gone, before it gives its entries up.
-//! 7. Who goes past the log, with a write larger than it, one for which the entries of files that failed leave no room, or a file
+//! 7. Before a file is renamed its line has *both names*, durably, and an entry says that it was renamed. The tail passes that entry when
+//!    the rename is durable. So a replay finds the file wherever a crash leaves it, and repeats what it undid. What the file is put over is
+//!    leaving, if the log had something of it, and is named by the line in any case: a replay puts the file over that one alone, and it is
+//!    missed by nobody if the rename was done, and only then. Nothing else of which the log is not told can be there after a crash:
+//!    its directory was synced with what is there now. Who has a name by right is who got it last, counted as numbers are given.
+//! 8. Who goes past the log, with a write larger than it, one for which the entries of files that failed leave no room, or a file
 //!    that others use too, does so when the tail has passed every entry of the file, so that no replay ever writes over it.
-//! 8. A file that fails is drained no more: its calls fail, its entries stay. If they are in the way, they are written once
+//! 9. A file that fails is drained no more: its calls fail, its entries stay. If they are in the way, they are written once
 //!    more at the head, durably, before the tail passes them, and keep their place in the order.
 //!
 //! A file may instead be written *through*, to log and kernel in one call, and be read without the log: see [`through`].
@@ -56,8 +61,11 @@ mod drain;
 mod draining;
 mod file;
 mod format;
+mod naming;
 mod open;
 mod overlay;
+mod rename;
+mod repeat;
 mod replay;
 mod ring;
 mod scan;
@@ -111,6 +119,12 @@ pub(crate) mod barriers {
         ENTRY = "cache.entry";
         /// The log does without a file before that can be gone.
         LEAVING = "cache.leaving";
+        /// No crash leaves a file of which the log knows nothing where one is to be that is renamed.
+        TARGET = "cache.moving.target";
+        /// The log has both names of a file before it is renamed, wherever a crash leaves it.
+        MOVING = "cache.moving";
+        /// A file that was not replaced after all is to be made again if a crash takes it, before the log forgets what was to replace it.
+        STAYED = "cache.moving.stayed";
         /// What another process appended is durable before the kernel has it.
         BESIDE = "cache.beside.entry";
         /// All that other processes appended is durable when a sync of theirs returns.
@@ -129,6 +143,10 @@ pub(crate) mod barriers {
         NAMED = "cache.drain.named";
         /// The log says that a file is not to be made again before entries are free without which it could not be.
         NEW_NO_MORE = "cache.drain.new-no-more";
+        /// A file that was renamed is to be found by its new name for good before the entry is free that has the rename repeated.
+        MOVED_TO = "cache.drain.moved-to";
+        /// It is so, too, that the other directory has it no more: a rename from one to the other is durable when both are.
+        MOVED_FROM = "cache.drain.moved-from";
         /// A file that was removed stays so before entries that were not brought to it are free.
         REMOVED = "cache.drain.removed";
         /// The log says what is free before it is written over.
@@ -145,6 +163,8 @@ pub(crate) mod barriers {
         KNOWN_AGAIN = "cache.replay.known-again";
         /// It has its name durably before the log is given up.
         NAMED_AGAIN = "cache.replay.named-again";
+        /// A rename is durable, repeated or not, before the log is given up.
+        RENAMED_AGAIN = "cache.replay.renamed-again";
         /// A file that was removed stays so before the log has nothing more of it.
         GONE = "cache.replay.gone";
         /// A log that is kept says which files have their entries, before these are used again.
@@ -225,6 +245,8 @@ pub(crate) trait AnyCache: Send + Sync {
     fn refresh(&self, file: &Managed) -> Result<()>;
     fn demote(&self, file: &Managed) -> Result<()>;
     fn leave(&self, file: &Managed) -> Result<bool>;
+    fn move_to(&self, file: &Managed, to: &Path) -> Result<bool>;
+    fn moved(&self, file: &Managed, done: bool) -> Result<()>;
     fn is_settled(&self, file: &Managed) -> bool;
     fn shared(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)>;
     fn let_in(&self, file: &Managed, durable: bool);
@@ -291,6 +313,14 @@ impl<M: Medium> AnyCache for Open<M> {
 
     fn leave(&self, file: &Managed) -> Result<bool> {
         self.0.leave(file)
+    }
+
+    fn move_to(&self, file: &Managed, to: &Path) -> Result<bool> {
+        self.0.move_to(file, to)
+    }
+
+    fn moved(&self, file: &Managed, done: bool) -> Result<()> {
+        self.0.moved(file, done)
     }
 
     fn is_settled(&self, file: &Managed) -> bool {

@@ -3,16 +3,17 @@
 //! A file is known by its identity. Its path is a hint: it is looked for there, and then under the other names in that
 //! directory. What is not found is made again if the log has all of it ([`again`]); else it is not replayed, and the log is kept.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::again::{self, ANOTHER, InTheWay, NO_DIRECTORY};
 use super::barriers;
 use super::format::{HEADER, Kind, Lines, TableLine};
+use super::naming::parent;
 use super::scan::{Operation, Scan};
 use crate::error::{Error, Result};
-use crate::medium::{Barrier, Identity, Medium, MediumFile, SlowFile, SlowPlace};
+use crate::medium::{Identity, Medium, MediumFile, SlowFile, SlowPlace};
 use crate::options::{Progress, ProgressFn};
 
 /// What became of the entries of one file.
@@ -105,27 +106,31 @@ pub(super) fn is_same(one: &Identity, other: &Identity) -> bool {
 }
 
 /// A file on its way through a replay.
-struct Target {
-    slow: Option<Arc<dyn SlowFile>>,
+pub(super) struct Target {
+    pub(super) slow: Option<Arc<dyn SlowFile>>,
     identity: Identity,
-    path: PathBuf,
-    fate: Fate,
+    pub(super) path: PathBuf,
+    pub(super) fate: Fate,
     operations: u64,
     bytes: u64,
-    /// Its name so far, if it is made again.
-    temporary: Option<PathBuf>,
-    moved_aside: Option<PathBuf>,
+    /// It is made again.
+    pub(super) made: bool,
+    /// Its name so far, if it is to get another.
+    pub(super) so_far: Option<PathBuf>,
+    pub(super) moved_aside: Option<PathBuf>,
 }
 
-struct Replayer<'a, M: Medium> {
-    medium: &'a M,
-    log: &'a M::File,
+pub(super) struct Replayer<'a, M: Medium> {
+    pub(super) medium: &'a M,
+    pub(super) log: &'a M::File,
     path: &'a Path,
-    place: &'a dyn SlowPlace,
-    scan: Scan,
+    pub(super) place: &'a dyn SlowPlace,
+    pub(super) scan: Scan,
     /// Only looks.
     dry: bool,
-    targets: BTreeMap<u64, Target>,
+    pub(super) targets: BTreeMap<u64, Target>,
+    /// The other name of each file that has two, by which a crash may have left it.
+    pub(super) others: HashMap<u64, PathBuf>,
 }
 
 /// Brings what is in a log to the files. Afterwards all of it is durable there, or the report says of what it is not.
@@ -137,7 +142,7 @@ pub(super) fn apply<M: Medium>(
     place: &dyn SlowPlace,
     progress: Option<&ProgressFn>,
 ) -> Result<Replay> {
-    run(Replayer { medium, log, path, place, scan, dry: false, targets: BTreeMap::new() }, progress)
+    run(Replayer::new(medium, log, path, scan, place, false), progress)
 }
 
 /// What a replay would do.
@@ -148,12 +153,13 @@ pub(super) fn look<M: Medium>(
     scan: Scan,
     place: &dyn SlowPlace,
 ) -> Result<Replay> {
-    run(Replayer { medium, log, path, place, scan, dry: true, targets: BTreeMap::new() }, None)
+    run(Replayer::new(medium, log, path, scan, place, true), None)
 }
 
 fn run<M: Medium>(mut replayer: Replayer<'_, M>, progress: Option<&ProgressFn>) -> Result<Replay> {
     let operations = std::mem::take(&mut replayer.scan.operations);
     let total = operations.len() as u64;
+    replayer.settle_renames(&operations);
     for (done, operation) in (0..).zip(&operations) {
         if let Some(progress) = progress {
             progress(Progress { phase: "replaying", done, total });
@@ -183,8 +189,12 @@ fn run<M: Medium>(mut replayer: Replayer<'_, M>, progress: Option<&ProgressFn>) 
     Ok(Replay { files, operations: total, incomplete, capacity: geometry.slots, entry_size: geometry.entry })
 }
 
-impl<M: Medium> Replayer<'_, M> {
-    fn fail(&mut self, uid: u64, error: &Error) {
+impl<'a, M: Medium> Replayer<'a, M> {
+    fn new(medium: &'a M, log: &'a M::File, path: &'a Path, scan: Scan, place: &'a dyn SlowPlace, dry: bool) -> Self {
+        Replayer { medium, log, path, place, scan, dry, targets: BTreeMap::new(), others: HashMap::new() }
+    }
+
+    pub(super) fn fail(&mut self, uid: u64, error: &Error) {
         if let Some(target) = self.targets.get_mut(&uid).filter(|target| target.fate == Fate::Replayed) {
             target.fate = Fate::Failed(error.to_string());
         }
@@ -204,7 +214,8 @@ impl<M: Medium> Replayer<'_, M> {
             fate: Fate::Replayed,
             operations: 0,
             bytes: 0,
-            temporary: None,
+            made: false,
+            so_far: None,
             moved_aside: None,
         };
         if line.replayed {
@@ -219,7 +230,7 @@ impl<M: Medium> Replayer<'_, M> {
     fn find(&self, line: &TableLine, target: &mut Target) -> Result<()> {
         let temporary = again::temporary(self.scan.seal, line);
         match (self.search(line)?, &line.new) {
-            (Some((path, _)), _) if path == line.path && again::is_superseded(line, self.lines()) => {
+            (Some((path, _)), _) if self.is_name(line, &path) && again::is_superseded(line, self.lines()) => {
                 self.remove(&path)?;
                 target.fate = Fate::Removed;
             }
@@ -228,28 +239,30 @@ impl<M: Medium> Replayer<'_, M> {
                     // Of what it has the log has all, and of what it had before that it was made anew perhaps nothing.
                     slow.set_len(0)?;
                 }
-                if path == temporary {
-                    target.temporary = Some(temporary);
+                target.made = path == temporary;
+                if target.made || path != line.path && self.is_name(line, &path) {
+                    target.so_far = Some(path);
                 } else {
                     target.path = path;
                 }
                 target.slow = Some(slow);
             }
             (None, _) if line.leaving => {
-                if again::in_the_way(self.place, line, self.left())? == InTheWay::Earlier {
+                if again::in_the_way(self.place, line, self.lines())? == InTheWay::Earlier {
                     self.remove(&line.path)?;
                 }
-                target.fate = self.removed(&target.path, &line.parents);
+                target.fate = self.removed(line);
             }
             (None, Some(_)) if !again::has_directory(self.place, line)? => {
                 target.fate = Fate::Missing(NO_DIRECTORY.to_owned());
             }
-            (None, Some(_)) if again::in_the_way(self.place, line, self.left())? == InTheWay::SomethingElse => {
+            (None, Some(_)) if again::in_the_way(self.place, line, self.lines())? == InTheWay::SomethingElse => {
                 target.fate = Fate::Missing(ANOTHER.to_owned());
             }
             (None, Some(like)) if !self.dry => {
                 target.slow = Some(again::make(self.place, line, like, &temporary)?);
-                target.temporary = Some(temporary);
+                target.made = true;
+                target.so_far = Some(temporary);
             }
             (None, Some(_)) => {}
             (None, None) => target.fate = self.missing(&target.path),
@@ -257,13 +270,8 @@ impl<M: Medium> Replayer<'_, M> {
         Ok(())
     }
 
-    fn lines(&self) -> impl Iterator<Item = &TableLine> {
+    pub(super) fn lines(&self) -> impl Iterator<Item = &TableLine> {
         self.scan.table.values().map(|(_, _, line)| line)
-    }
-
-    /// The lines of files that were let leave.
-    fn left(&self) -> impl Iterator<Item = &TableLine> {
-        self.lines().filter(|line| line.leaving)
     }
 
     /// Removes a file once more that was let leave, durably.
@@ -276,8 +284,26 @@ impl<M: Medium> Replayer<'_, M> {
     }
 
     /// What became of a file that was about to be removed, and is not found.
-    fn removed(&self, path: &Path, parents: &[u64]) -> Fate {
-        self.look_for_removal(path, parents).unwrap_or_else(|error| Fate::Failed(error.to_string()))
+    fn removed(&self, line: &TableLine) -> Fate {
+        let elsewhere = self.sync_elsewhere(line);
+        elsewhere
+            .and_then(|()| self.look_for_removal(&line.path, &line.parents))
+            .unwrap_or_else(|error| Fate::Failed(error.to_string()))
+    }
+
+    /// Syncs the other directories that have to do with it that a file is gone: that of its other name, and those from which one came
+    /// over it.
+    fn sync_elsewhere(&self, line: &TableLine) -> Result<()> {
+        if self.dry {
+            return Ok(());
+        }
+        let came_over = |other: &&TableLine| {
+            other.before.as_ref().is_some_and(|before| before.over.is_some_and(|over| is_same(&over, &line.identity)))
+        };
+        let mut dirs: BTreeSet<&Path> = self.lines().filter(came_over).flat_map(TableLine::dirs).collect();
+        dirs.extend(self.others.get(&line.uid).map(|path| parent(path)));
+        dirs.remove(parent(&line.path));
+        dirs.into_iter().try_for_each(|dir| self.place.sync_dir(barriers::GONE, dir))
     }
 
     /// It was removed if its directory is there without it. A file system that is not mounted has neither; in its place is another
@@ -316,23 +342,32 @@ impl<M: Medium> Replayer<'_, M> {
         }
     }
 
-    fn search(&self, line: &TableLine) -> Result<Option<(PathBuf, Arc<dyn SlowFile>)>> {
-        if let Some(file) = self.at(&line.path, &line.identity)? {
-            return Ok(Some((line.path.clone(), file)));
+    /// Whether a file may have this name: it has two while a rename is not durable.
+    fn is_name(&self, line: &TableLine, path: &Path) -> bool {
+        path == line.path || self.others.get(&line.uid).is_some_and(|other| path == other)
+    }
+
+    pub(super) fn search(&self, line: &TableLine) -> Result<Option<(PathBuf, Arc<dyn SlowFile>)>> {
+        let names = || std::iter::once(&line.path).chain(self.others.get(&line.uid));
+        for path in names() {
+            if let Some(file) = self.at(path, &line.identity)? {
+                return Ok(Some((path.clone(), file)));
+            }
         }
-        let Some(dir) = line.path.parent() else { return Ok(None) };
-        for name in self.place.candidates(dir, line.identity.inode)? {
-            let path = dir.join(name);
-            // What is no file, or may not be opened, is not it.
-            if let Ok(Some(file)) = self.at(&path, &line.identity) {
-                return Ok(Some((path, file)));
+        for dir in names().filter_map(|path| path.parent()).collect::<BTreeSet<_>>() {
+            for name in self.place.candidates(dir, line.identity.inode)? {
+                let path = dir.join(name);
+                // What is no file, or may not be opened, is not it.
+                if let Ok(Some(file)) = self.at(&path, &line.identity) {
+                    return Ok(Some((path, file)));
+                }
             }
         }
         Ok(None)
     }
 
     /// Stores a line of the table, in the copy that does not count and then in the other.
-    fn write_line(&mut self, uid: u64) -> Result<()> {
+    pub(super) fn write_line(&mut self, uid: u64) -> Result<()> {
         let (geometry, seal) = (self.scan.geometry, self.scan.seal);
         if let Some((slot, copy, line)) = self.scan.table.get_mut(&uid) {
             line.seq += 1;
@@ -355,6 +390,8 @@ impl<M: Medium> Replayer<'_, M> {
         match operation.kind {
             Kind::Write => self.write(operation),
             Kind::SetLen => target.slow.as_ref().map_or(Ok(()), |file| file.set_len(operation.value)),
+            // Names come last.
+            Kind::Move => Ok(()),
         }
     }
 
@@ -376,77 +413,16 @@ impl<M: Medium> Replayer<'_, M> {
         Ok(())
     }
 
-    /// Gives new files their names, durably: those that were found may have them only until the next crash, and those that were made
-    /// again get them, once they are whole and the log knows them.
-    fn name_new(&mut self) -> Result<()> {
-        let replayed = self.targets.iter().filter(|(_, target)| target.fate == Fate::Replayed);
-        let is_new = |uid: &u64| self.scan.table.get(uid).is_some_and(|(_, _, line)| line.new.is_some());
-        let new: Vec<(u64, bool)> =
-            replayed.filter(|(uid, _)| is_new(uid)).map(|(&uid, target)| (uid, target.temporary.is_some())).collect();
-        let made: Vec<u64> = new.iter().filter(|(_, made)| *made).map(|(uid, _)| *uid).collect();
-        if !made.is_empty() {
-            self.place_again(&made)?;
-        }
-        let new: Vec<u64> = new.into_iter().map(|(uid, _)| uid).collect();
-        self.sync_dirs_of(&new, barriers::NAMED_AGAIN);
-        Ok(())
-    }
-
-    /// Gives files that were made again, and are synced, the names that they are to have.
-    fn place_again(&mut self, made: &[u64]) -> Result<()> {
-        self.sync_dirs_of(made, barriers::AGAIN);
-        for uid in made {
-            let slow = self.targets.get(uid).and_then(|target| target.slow.clone());
-            if let (Some(slow), Some((_, _, line))) = (slow, self.scan.table.get_mut(uid)) {
-                line.identity = slow.identity()?;
-            }
-        }
-        // In both copies, the first before the second.
-        for _ in 0..2 {
-            made.iter().try_for_each(|&uid| self.write_line(uid))?;
-            self.medium.fence(barriers::KNOWN_AGAIN, &[self.log])?;
-        }
-        for &uid in made {
-            let (Some((_, _, line)), Some(target)) = (self.scan.table.get(&uid), self.targets.get(&uid)) else {
-                continue;
-            };
-            let Some(temporary) = target.temporary.as_ref().filter(|_| target.fate == Fate::Replayed) else { continue };
-            let placed = again::put_in_place(self.place, line, temporary, self.left());
-            let Some(target) = self.targets.get_mut(&uid) else { continue };
-            match placed {
-                Ok(Ok(aside)) => target.moved_aside = aside,
-                Ok(Err(fate)) => target.fate = fate,
-                Err(error) => target.fate = Fate::Failed(error.to_string()),
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes names durable in the directories of files.
-    fn sync_dirs_of(&mut self, files: &[u64], barrier: Barrier) {
-        let mut dirs: BTreeMap<PathBuf, Vec<u64>> = BTreeMap::new();
-        for &uid in files {
-            let dir = self.targets.get(&uid).and_then(|target| target.path.parent());
-            dirs.entry(dir.unwrap_or(Path::new("/")).to_owned()).or_default().push(uid);
-        }
-        for (dir, files) in dirs {
-            if let Err(error) = self.place.sync_dir(barrier, &dir) {
-                files.into_iter().for_each(|uid| self.fail(uid, &error));
-            }
-        }
-    }
-
     /// Makes everything durable; if that is not all the log has, the log says for which files it is done.
     fn finish(&mut self) -> Result<()> {
         for target in self.targets.values_mut().filter(|target| target.fate == Fate::Replayed) {
             if let Some(file) = &target.slow
-                && let Err(error) =
-                    file.sync(if target.temporary.is_some() { barriers::AGAIN } else { barriers::REPLAYED_FILE })
+                && let Err(error) = file.sync(if target.made { barriers::AGAIN } else { barriers::REPLAYED_FILE })
             {
                 target.fate = Fate::Failed(error.to_string());
             }
         }
-        self.name_new()?;
+        self.name_files()?;
         let fates = |target: &Target| matches!(target.fate, Fate::Missing(_) | Fate::Failed(_));
         if !self.targets.values().any(fates) {
             return Ok(());

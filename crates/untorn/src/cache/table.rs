@@ -1,7 +1,7 @@
 //! The files that the log knows: which are open, and the lines of the file table that say what an entry's number means.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ffi::OsString;
+use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,17 +9,25 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::certain::Certain;
-use super::file::Managed;
+use super::file::{Managed, exclusive};
 use super::format::{Lines, MAX_PATH, PARENTS, TableLine};
+use super::naming::{Said, parent};
 use super::{Cache, barriers, locked};
 use crate::error::{Error, Result};
-use crate::medium::{Identity, MadeLike, Medium, MediumFile, SlowFile};
+use crate::medium::{Barrier, Identity, MadeLike, Medium, MediumFile, SlowFile};
 
 /// Where a file's line is, and how often it was written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Line {
     slot: u32,
-    seq: u64,
+    pub(super) seq: u64,
+}
+
+impl Line {
+    /// The line as it is written next.
+    pub(super) fn next(self) -> Self {
+        Line { seq: self.seq + 1, ..self }
+    }
 }
 
 /// The files of an open cache.
@@ -29,8 +37,9 @@ pub(super) struct Registry {
     by_uid: HashMap<u64, Arc<Managed>>,
     /// Lines nobody has, with the sequence number that each had last.
     free: Vec<Line>,
-    certain: Certain,
-    last_uid: u64,
+    pub(super) certain: Certain,
+    /// The last number that was given, to a file or to a rename.
+    pub(super) last_uid: u64,
 }
 
 type Key = (u64, u64, u64, u64);
@@ -125,7 +134,7 @@ impl<M: Medium> Cache<M> {
         {
             return;
         }
-        match self.place.sync_dir(barriers::REMOVED, file.dir()) {
+        match file.dirs().iter().try_for_each(|dir| self.place.sync_dir(barriers::REMOVED, dir)) {
             Ok(()) => file.gone.store(true, Ordering::Release),
             // The next new file there is told.
             Err(error) => tracing::warn!(path = %file.path().display(), %error, "a removal is not durable"),
@@ -145,8 +154,14 @@ impl<M: Medium> Cache<M> {
             registry.files.remove(&key(&file.identity));
             registry.by_uid.remove(&file.uid.load(Ordering::Acquire));
             if !file.gone.load(Ordering::Acquire) {
-                // Who removes it from now on need not say so.
-                registry.certain.take(file.dir(), file.name());
+                // Who removes it from now on need not say so. What else had its name before it, no crash brings back, if its own is
+                // durable.
+                let paths = file.paths();
+                let certain = paths.len() == 1 && !file.new.load(Ordering::Acquire);
+                for path in paths {
+                    let name = path.file_name().unwrap_or_default();
+                    registry.certain.hold(parent(&path), name, Some(file.identity).filter(|_| certain));
+                }
             }
             // Without a handle nobody else asks for the line.
             registry.free.extend(locked(&file.line).take());
@@ -176,14 +191,14 @@ impl<M: Medium> Cache<M> {
             let mut registry = locked(&self.registry);
             let line = registry.free.pop().ok_or_else(|| {
                 // Like a process that has all its descriptors open.
-                Error::io("make room in the log for", file.path(), Errno::NFILE)
+                Error::io("make room in the log for", &file.path(), Errno::NFILE)
             })?;
             registry.last_uid += 1;
             (line, registry.last_uid)
         };
-        let line = Line { seq: line.seq + 1, ..line };
+        let line = line.next();
         match self.be_found(file) {
-            Ok(parents) => drop(file.parents.set(parents)),
+            Ok(parents) => exclusive(&file.names).parents = parents,
             Err(error) => {
                 self.fail(file, &error);
                 locked(&self.registry).free.push(line);
@@ -216,10 +231,10 @@ impl<M: Medium> Cache<M> {
             }
             None => {
                 file.slow.sync(barriers::BEFORE)?;
-                self.place.sync_dir(barriers::NAME, file.dir())?;
+                self.place.sync_dir(barriers::NAME, &file.dir())?;
             }
         }
-        self.parents(file.path())
+        self.parents(&file.path())
     }
 
     /// What a file is like that a replay could make again with nothing but what the log is going to have of it. Only what is written
@@ -231,47 +246,55 @@ impl<M: Medium> Cache<M> {
 
     /// Makes it durable that the directory of a new file is there, and that nothing else has its name, unless both are known to be.
     fn be_certain(&self, file: &Managed) -> Result<()> {
-        let (dir, name) = (file.dir(), file.name());
+        let path = file.path();
+        let (dir, name) = (parent(&path), path.file_name().unwrap_or_default());
         let found = self.place.directory(dir)?;
         if locked(&self.registry).certain.is_free(dir, found, name) {
             return Ok(());
         }
+        self.look_at_names(dir, Some(name), barriers::NAME)
+    }
+
+    /// Makes it durable that a directory is there, and which names in it are free; `own` is that of a file which is about to have a line.
+    pub(super) fn look_at_names(&self, dir: &Path, own: Option<&OsStr>, barrier: Barrier) -> Result<()> {
+        let found = self.place.directory(dir)?;
         // What is there before or after may not be removed durably when it is removed. Of those that have a line, that tells.
         let mut taken: HashSet<OsString> = self.place.names(dir)?.into_iter().collect();
-        self.place.sync_dir(barriers::NAME, dir)?;
+        self.place.sync_dir(barrier, dir)?;
         taken.extend(self.place.names(dir)?);
         let mut registry = locked(&self.registry);
-        for other in registry.files.values().filter(|other| other.dir() == dir) {
-            if other.uid.load(Ordering::Acquire) != 0 && !other.is_demoted() {
-                taken.remove(other.name());
+        let told = |other: &&Arc<Managed>| other.uid.load(Ordering::Acquire) != 0 && !other.is_demoted();
+        for path in registry.files.values().filter(told).flat_map(|other| other.paths()) {
+            if parent(&path) == dir {
+                taken.remove(path.file_name().unwrap_or_default());
             }
         }
-        taken.remove(name);
+        if let Some(own) = own {
+            taken.remove(own);
+        }
         registry.certain.note(dir, found, taken);
         Ok(())
     }
 
     /// Names in the directory of a file are about to change, of which the log keeps nothing.
     pub(super) fn be_uncertain(&self, file: &Managed) {
-        locked(&self.registry).certain.forget(file.dir());
+        let mut registry = locked(&self.registry);
+        file.dirs().iter().for_each(|dir| registry.certain.forget(dir));
     }
 
     /// Makes the names of files durable that a replay would have to make again, and has the log say so, before it can do without
     /// what it has of them. They are synced. A file that fails says so itself.
     pub(super) fn name_new<'a>(&self, files: impl Iterator<Item = &'a Managed>) -> Result<()> {
-        let mut dirs: BTreeMap<&Path, Vec<&Managed>> = BTreeMap::new();
-        for file in files.filter(|file| file.new.load(Ordering::Acquire)) {
-            dirs.entry(file.dir()).or_default().push(file);
-        }
-        let mut named = Vec::new();
-        for (dir, files) in dirs {
-            match self.place.sync_dir(barriers::NAMED, dir) {
-                Ok(()) => named.extend(files),
-                Err(error) => files.into_iter().for_each(|file| self.fail(file, &error)),
-            }
-        }
+        let new: Vec<(&Managed, Option<u64>)> =
+            files.filter(|file| file.new.load(Ordering::Acquire)).map(|file| (file, file.moved())).collect();
+        let named = self.sync_dirs_of(new.iter().map(|(file, _)| *file), |_| barriers::NAMED);
         if named.is_empty() {
             return Ok(());
+        }
+        for (file, moved) in new {
+            if let Some(number) = moved.filter(|_| named.iter().any(|named| std::ptr::eq(*named, file))) {
+                file.is_moved_for_good(number);
+            }
         }
         // One after the other: nobody who has one asks for the drain, and whoever is here has that.
         for file in &named {
@@ -294,7 +317,7 @@ impl<M: Medium> Cache<M> {
     }
 
     /// The directories that a path leads through, from the last: those of its file system.
-    fn parents(&self, path: &Path) -> Result<[u64; PARENTS]> {
+    pub(super) fn parents(&self, path: &Path) -> Result<[u64; PARENTS]> {
         let mut parents = [0; PARENTS];
         let mut device = None;
         for (parent, dir) in parents.iter_mut().zip(path.ancestors().skip(1)) {
@@ -318,7 +341,7 @@ impl<M: Medium> Cache<M> {
         if file.is_demoted() || file.identity.generation == 0 {
             return Ok(false);
         }
-        let line = Line { seq: line.seq + 1, ..line };
+        let line = line.next();
         file.leaving.store(true, Ordering::Release);
         // Also where durability is left to a sync: the removal may be durable whenever the kernel likes, and of what was synced
         // before the log must not say then that it is missing.
@@ -329,7 +352,13 @@ impl<M: Medium> Cache<M> {
     }
 
     /// Stores both copies of a line, the second after `whole` made sure of the first.
-    fn put_lines(&self, file: &Managed, line: Line, uid: u64, whole: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(super) fn put_lines(
+        &self,
+        file: &Managed,
+        line: Line,
+        uid: u64,
+        whole: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         self.put_line(file, line, uid, line.seq)?;
         whole().map_err(|error| self.poison(error))?;
         self.put_line(file, line, uid, line.seq + 1)?;
@@ -338,7 +367,8 @@ impl<M: Medium> Cache<M> {
     }
 
     /// Stores one copy of a line: what is known of its file now, of which nothing changes but under the lock of its line.
-    fn put_line(&self, file: &Managed, line: Line, uid: u64, copy: u64) -> Result<()> {
+    pub(super) fn put_line(&self, file: &Managed, line: Line, uid: u64, copy: u64) -> Result<()> {
+        let Said { path, parents, named, before } = file.said();
         let entry = TableLine {
             uid,
             seq: line.seq,
@@ -346,8 +376,10 @@ impl<M: Medium> Cache<M> {
             replayed: false,
             leaving: file.leaving.load(Ordering::Acquire),
             new: file.like.get().copied().filter(|_| file.new.load(Ordering::Acquire)),
-            parents: file.parents.get().copied().unwrap_or_default(),
-            path: file.path().to_owned(),
+            parents,
+            path,
+            named,
+            before,
         };
         let at = self.ring.geometry.table_at(line.slot, copy % 2);
         self.ring.file.write(at, &entry.encode(self.ring.seal, at)).map_err(|error| self.poison(error))

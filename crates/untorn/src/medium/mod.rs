@@ -31,7 +31,7 @@ pub use dax::{Dax, DaxFile};
 pub use detect::{Detected, MediumKind, detect, explain};
 pub use latch::{Latched, LatchedFile};
 pub use page_cache::{PageCache, PageCacheFile};
-pub use slow::{Descriptor, Kernel, MadeLike, OnMedium, SlowFile, SlowPlace};
+pub use slow::{Descriptor, Kernel, MadeLike, Named, OnMedium, SlowFile, SlowPlace};
 pub(crate) use whole::create_whole;
 
 pub use crate::sys::lease::{give_lease_back, has_lease, mark_description, take_lease, unblock};

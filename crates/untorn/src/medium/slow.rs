@@ -100,6 +100,17 @@ pub trait SlowFile: Send + Sync + 'static {
     fn sync(&self, barrier: Barrier) -> Result<()>;
 }
 
+/// What has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// Nothing.
+    Nothing,
+    /// A regular file. Its generation is 0 if it cannot be told without opening the file.
+    File(Identity),
+    /// Something else, like a directory or a symbolic link.
+    Other,
+}
+
 /// Where slow files have their names.
 pub trait SlowPlace: Send + Sync + 'static {
     /// Opens a regular file for reading and writing; `None` if the name has none.
@@ -113,6 +124,12 @@ pub trait SlowPlace: Send + Sync + 'static {
     /// # Errors
     /// Those of `lstat(2)`.
     fn exists(&self, path: &Path) -> Result<bool>;
+
+    /// What has this name, by the name alone: a file is not opened, for who has a lease of it would be asked to give it back.
+    ///
+    /// # Errors
+    /// Those of `statx(2)`.
+    fn named(&self, path: &Path) -> Result<Named>;
 
     /// The names in a directory whose inode may be this one.
     ///
@@ -139,7 +156,7 @@ pub trait SlowPlace: Send + Sync + 'static {
     /// Those of `open(2)`, `fchown(2)` and `fchmod(2)`; nothing is left behind then.
     fn make(&self, path: &Path, like: &MadeLike) -> Result<Arc<dyn SlowFile>>;
 
-    /// Gives a file another name in its directory, which must be free. Durable after [`sync_dir`](SlowPlace::sync_dir).
+    /// Gives a file another name, which must be free. Durable after [`sync_dir`](SlowPlace::sync_dir).
     ///
     /// # Errors
     /// EEXIST, and those of `renameat2(2)`.
@@ -289,6 +306,15 @@ impl SlowPlace for Kernel {
         names::exists(path)
     }
 
+    fn named(&self, path: &Path) -> Result<Named> {
+        match sys::file::identity_of_name_itself(path) {
+            Ok(Some((device, inode, birth))) => Ok(Named::File(Identity { device, inode, generation: 0, birth })),
+            Ok(None) => Ok(Named::Other),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(Named::Nothing),
+            Err(errno) => Err(Error::io("examine", path, errno)),
+        }
+    }
+
     fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>> {
         let is = |name: &OsString| {
             rustix::fs::lstat(dir.join(name)).is_ok_and(|found| {
@@ -406,6 +432,17 @@ impl<M: Medium + Clone> SlowPlace for OnMedium<M> {
 
     fn exists(&self, path: &Path) -> Result<bool> {
         self.0.exists(path)
+    }
+
+    fn named(&self, path: &Path) -> Result<Named> {
+        if !self.0.exists(path)? {
+            return Ok(Named::Nothing);
+        }
+        match self.0.open(path, Access::ReadWrite, RESERVE) {
+            Ok(file) => Ok(Named::File(file.identity()?)),
+            Err(Error::NotAFile { .. }) => Ok(Named::Other),
+            Err(error) => Err(error),
+        }
     }
 
     fn candidates(&self, dir: &Path, _: u64) -> Result<Vec<OsString>> {

@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    Advice, AtFlags, CWD, FlockOperation, Gid, Mode, SeekFrom, Statx, StatxFlags, StatxTimestamp, Uid, XattrFlags,
+    Advice, AtFlags, CWD, FileType, FlockOperation, Gid, Mode, SeekFrom, Statx, StatxFlags, StatxTimestamp, Uid,
+    XattrFlags,
 };
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
@@ -47,6 +48,24 @@ pub(crate) fn identity_of_name(path: &Path) -> rustix::io::Result<(u64, u64, u64
             Ok((device, found.stx_ino, birth(&found)))
         }
         Err(Errno::NOSYS | Errno::PERM) => rustix::fs::stat(path).map(|found| (found.st_dev, found.st_ino, 0)),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The same of what has the name, if it is a regular file, and not of what a symbolic link leads to; no birth time where that cannot
+/// be asked for. Source: `statx(2)`.
+pub(crate) fn identity_of_name_itself(path: &Path) -> rustix::io::Result<Option<(u64, u64, u64)>> {
+    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::BTIME;
+    match rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, wanted) {
+        Ok(found) => {
+            let is_file = FileType::from_raw_mode(found.stx_mode.into()) == FileType::RegularFile;
+            let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
+            Ok(is_file.then(|| (device, found.stx_ino, birth(&found))))
+        }
+        Err(Errno::NOSYS | Errno::PERM) => rustix::fs::lstat(path).map(|found| {
+            let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+            is_file.then_some((found.st_dev, found.st_ino, 0))
+        }),
         Err(errno) => Err(errno),
     }
 }

@@ -1,7 +1,7 @@
 //! [`CachedFile`]: one file behind the log.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 #[cfg(doc)]
@@ -18,9 +18,9 @@ pub struct CachedFile {
 }
 
 impl CachedFile {
-    /// Where the file was when it was attached first.
-    pub fn path(&self) -> &Path {
-        self.file.path()
+    /// Where the file is: where it was when it was attached first, or where it was [renamed](CachedFile::move_to) to since.
+    pub fn path(&self) -> PathBuf {
+        self.file.path().to_path_buf()
     }
 
     /// Length in bytes, with everything written so far.
@@ -151,6 +151,57 @@ impl CachedFile {
     /// Those of [`sync`](CachedFile::sync).
     pub fn leave(&self) -> Result<bool> {
         self.cache.leave(&self.file)
+    }
+
+    /// Notes, durably, that the file is about to be renamed to `to`, over what has that name. Then it may be renamed without being
+    /// demoted, and neither it nor its directories need a flush of their device first. [`moved`](CachedFile::moved) has to follow,
+    /// whether it was renamed or not. Until then a replay leaves it where a crash left it.
+    ///
+    /// What has the name, if it is behind the same cache, is let [leave](CachedFile::leave) by this; it may have no other name. What is
+    /// not is remembered, and if a crash undoes the rename, a replay puts the file over that again, and over nothing else. For
+    /// this the directory of `to` is synced, if it is not known what a crash could leave there.
+    ///
+    /// False if that cannot be, and the file, and what has the name, have to be [demoted](CachedFile::demote): the log never had
+    /// anything of one of them; it was demoted already; another rename of it is under way; `to` is its own name, or that of no
+    /// regular file; the two names have more than 3912 bytes; or the file system does not tell a file from an earlier one with
+    /// the same inode number. A file whose last rename is not durable yet has it made so first, which waits for its device.
+    ///
+    /// # Errors
+    /// Those of [`sync`](CachedFile::sync); those of looking at `to`.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger.new"));
+    /// use std::sync::Arc;
+    /// use untorn::medium::Descriptor;
+    /// let cache = untorn::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
+    /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
+    /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
+    /// let file = cache.attach_through(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
+    /// file.write_at(b"paid: 100", 0)?;
+    /// let to = path.with_extension("");
+    /// if !file.move_to(&to)? {
+    ///     file.demote()?;
+    /// }
+    /// let renamed = std::fs::rename(&path, &to);
+    /// file.moved(renamed.is_ok())?;
+    /// # renamed.map_err(io)?;
+    /// # Ok(()) }
+    /// ```
+    pub fn move_to(&self, to: &Path) -> Result<bool> {
+        self.cache.move_to(&self.file, to)
+    }
+
+    /// Says whether a rename was done that was [announced](CachedFile::move_to). When this returns, that is as durable as a write is:
+    /// a replay repeats it where a crash undoes it. If it was not done, what has the other name stays.
+    ///
+    /// Does nothing if none was announced, or the answer was that it could not be. See [`move_to`](CachedFile::move_to) for an example.
+    ///
+    /// # Errors
+    /// Those of [`sync`](CachedFile::sync).
+    pub fn moved(&self, done: bool) -> Result<()> {
+        self.cache.moved(&self.file, done)
     }
 
     /// Whether the file has, durably, all that was written so far, and the log nothing of it any more.

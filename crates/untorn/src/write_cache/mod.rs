@@ -72,12 +72,13 @@ impl WriteCache {
     ///
     /// The file is opened once more, for reading and writing, so the descriptor may be for either. Its offset is not looked at.
     /// From now on all who read or write the file have to do it through this cache, or after [`demote`](CachedFile::demote). Who
-    /// renames or removes it demotes it before: a replay looks for it at `path` and beside, and keeps what it finds no file for.
+    /// renames or removes it tells the log ([`move_to`](CachedFile::move_to), [`leave`](CachedFile::leave)), or demotes it before: a replay
+    /// looks for it at `path` and beside, and keeps what it finds no file for.
     /// The first write makes the file's name durable, and what it holds.
     ///
     /// # Errors
     /// [`Error::Io`] where the file may not be opened for both; [`Error::NotAFile`]; [`Error::Invalid`] for a path that is
-    /// longer than 3984 bytes, or not that of the file.
+    /// longer than 3912 bytes, or not that of the file.
     pub fn attach(&self, file: BorrowedFd<'_>, path: &Path) -> Result<CachedFile> {
         // It is the directory with the file itself that is flushed and searched, and not that with a link to it.
         let path = &medium::resolve(path)?;

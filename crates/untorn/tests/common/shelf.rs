@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use untorn::medium::{Barrier, Dax, Identity, MadeLike, MediumKind, SlowFile, SlowPlace};
+use untorn::medium::{Barrier, Dax, Identity, MadeLike, MediumKind, Named, SlowFile, SlowPlace};
 use untorn::{CacheOptions, CachedFile, Durability, Error, Result, WriteCache};
 
 /// Slow files in memory, with identities that a test decides.
@@ -131,6 +131,13 @@ impl SlowPlace for Shelf {
 
     fn exists(&self, path: &Path) -> Result<bool> {
         Ok(self.files.lock().unwrap().contains_key(path))
+    }
+
+    fn named(&self, path: &Path) -> Result<Named> {
+        match self.open(path)? {
+            Some(file) => Ok(Named::File(file.identity()?)),
+            None => Ok(Named::Nothing),
+        }
     }
 
     fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>> {

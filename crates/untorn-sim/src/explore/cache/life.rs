@@ -14,7 +14,9 @@ use super::super::scripted::Case;
 use super::super::shared::Shared;
 use super::allowed::{Allowed, show};
 use super::config::Config;
-use super::ops::{Generator, Model, Op, State};
+use super::generator::Generator;
+use super::model::Model;
+use super::ops::{Op, State};
 use super::subject::{DIRECT, LOG, Subject};
 use crate::choice::Choice;
 use crate::medium::SimMedium;
@@ -175,7 +177,7 @@ impl<'a> Life<'a> {
                 states.push(state);
             }
         }
-        let direct = past || matches!(op, Op::Unlink(_) | Op::Leave(_) | Op::Remove(_) | Op::Rename(..));
+        let direct = past || op.names_directly();
         let during = Allowed { torn, direct, grown, ..self.allowed_of(states) };
         let seen = self.see()?;
         if seen != self.model.visible() {

@@ -9,7 +9,9 @@ use super::{Canary, Mutant, Outcome, ProgressFn, Settings, scripted};
 
 mod allowed;
 mod config;
+mod generator;
 mod life;
+mod model;
 mod ops;
 mod subject;
 

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
-use untorn::medium::{Barrier, Identity, MadeLike, Medium, OnMedium, SlowFile, SlowPlace};
+use untorn::medium::{Barrier, Identity, MadeLike, Medium, Named, OnMedium, SlowFile, SlowPlace};
 use untorn::{CacheOptions, CachedFile, Error, Fate, Result, Step, WriteCache};
 
 use super::config::Config;
@@ -15,6 +15,8 @@ use crate::medium::SimMedium;
 /// The log of every run, in a directory of its own: what makes its name durable does nothing for those of the files.
 pub(super) const LOG: &str = "/fast/log";
 const FAST: &str = "/fast";
+/// The directories of files.
+const DIRS: [&str; 2] = ["/", "/d"];
 
 /// A byte that is written to a file while the log is kept for another.
 pub(super) const DIRECT: u8 = 255;
@@ -33,6 +35,10 @@ impl SlowPlace for Hiding {
 
     fn exists(&self, path: &Path) -> Result<bool> {
         Ok(self.hidden != Some(path) && self.place.exists(path)?)
+    }
+
+    fn named(&self, path: &Path) -> Result<Named> {
+        if self.hidden == Some(path) { Ok(Named::Nothing) } else { self.place.named(path) }
     }
 
     fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>> {
@@ -100,8 +106,10 @@ enum File {
 impl Subject {
     pub(super) fn create(config: &Config, medium: &SimMedium) -> Result<Self> {
         let place = Arc::new(OnMedium(medium.clone()));
-        if !medium.list(Path::new("/"))?.iter().any(|name| name == "fast") {
-            medium.create_dir(Path::new(FAST))?;
+        for dir in [FAST, DIRS[1]] {
+            if !medium.exists(Path::new(dir))? {
+                medium.create_dir(Path::new(dir))?;
+            }
         }
         medium.sync_dir(DIRECT_SYNC, Path::new("/"))?;
         let cache = match config.canary {
@@ -206,14 +214,34 @@ impl Subject {
             Op::Rename(from, to) => {
                 self.let_go(from)?;
                 self.medium.rename(path(from), path(to))?;
-                self.medium.sync_dir(DIRECT_SYNC, Path::new("/"))?;
+                self.sync_dirs()?;
                 let file = self.place.open(path(to))?.expect("it was just renamed");
                 self.attach(to, file)
+            }
+            Op::Move(from, to) => {
+                let announced = match &self.files[&from] {
+                    File::Cached(file) => file.move_to(path(to))?,
+                    File::Plain(_) => false,
+                };
+                if !announced {
+                    self.let_go(to)?;
+                    return self.perform(&Op::Rename(from, to));
+                }
+                self.medium.rename(path(from), path(to))?;
+                let Some(File::Cached(file)) = self.files.remove(&from) else { return Ok(()) };
+                file.moved(true)?;
+                let over = self.files.insert(to, File::Cached(file));
+                self.left = over.and_then(File::cached).or(self.left.take());
+                Ok(())
+            }
+            Op::MoveFails(from, to) => {
+                let File::Cached(file) = &self.files[&from] else { return Ok(()) };
+                if file.move_to(path(to))? { file.moved(false) } else { Ok(()) }
             }
             Op::Unlink(name) => {
                 self.let_go(name)?;
                 self.medium.unlink(path(name))?;
-                self.medium.sync_dir(DIRECT_SYNC, Path::new("/"))
+                self.sync_dirs()
             }
             Op::Leave(name) => {
                 let leaves = match self.files.remove(&name) {
@@ -226,7 +254,7 @@ impl Subject {
                 };
                 self.medium.unlink(path(name))?;
                 if leaves.is_none() {
-                    self.medium.sync_dir(DIRECT_SYNC, Path::new("/"))?;
+                    self.sync_dirs()?;
                 }
                 // The one before is closed only now, when other files may have its name.
                 self.left = leaves;
@@ -266,6 +294,10 @@ impl Subject {
         }
     }
 
+    fn sync_dirs(&self) -> Result<()> {
+        DIRS.iter().try_for_each(|dir| self.medium.sync_dir(DIRECT_SYNC, Path::new(dir)))
+    }
+
     /// Syncs what the kernel has of the files.
     pub(super) fn sync_shown(&self) -> Result<()> {
         for name in self.files.keys() {
@@ -288,10 +320,10 @@ impl Subject {
 
     /// All there is, as a program sees it; or what is wrong with it.
     pub(super) fn read(&self) -> Result<std::result::Result<State, String>> {
-        for dir in ["/", FAST] {
+        for dir in [DIRS[0], DIRS[1], FAST] {
             for name in self.medium.list(Path::new(dir))? {
                 let path = Path::new(dir).join(&name);
-                let known = [LOG, FAST].iter().chain(&NAMES).any(|known| path == Path::new(known));
+                let known = [LOG, FAST, DIRS[1]].iter().chain(&NAMES).any(|known| path == Path::new(known));
                 if !known && !name.to_string_lossy().ends_with(".new") {
                     return Ok(Err(format!("a file {name:?} was left behind")));
                 }
@@ -364,6 +396,13 @@ fn brought_to_its_end(
 }
 
 impl File {
+    fn cached(self) -> Option<CachedFile> {
+        match self {
+            File::Cached(file) => Some(file),
+            File::Plain(_) => None,
+        }
+    }
+
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
         match self {
             File::Cached(file) => file.write_at(bytes, at),

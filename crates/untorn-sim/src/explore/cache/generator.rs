@@ -1,0 +1,189 @@
+//! Scripts of operations on files behind a log.
+
+use untorn::Durability;
+
+use super::model::Model;
+use super::ops::{LENGTHS, NAMES, OFFSETS, Op};
+use crate::rng::Rng;
+
+/// Operations that are not synced, at most.
+const MOST_UNSYNCED: usize = 5;
+
+/// Draws operations that a cache must be able to do.
+pub(super) struct Generator {
+    pub(super) rng: Rng,
+    fails: bool,
+    /// Whether files are written through.
+    through: bool,
+    theme: Theme,
+    /// How far a round of the theme is, where it has rounds.
+    step: u32,
+}
+
+/// What a script has more of than others: what seldom happens has to happen more than once in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Theme {
+    Anything,
+    /// Files that fail while others go on.
+    Stuck,
+    /// Replays that fail.
+    Kept,
+    /// Names that are given to one new file after the other.
+    Again,
+    /// Files that are made and put over others.
+    Moved,
+    /// Files that are made shorter while the log still has a write beyond their end, which was synced, and no longer what was before
+    /// that: a replay of the one without the other leaves zeros where there were bytes.
+    Cut,
+}
+
+impl Generator {
+    /// `fails` is whether flushes do now and then; `through`, whether files are written through; `cuts`, whether one may be shorter
+    /// before the log has that.
+    pub(super) fn new(mut rng: Rng, fails: bool, through: bool, cuts: bool) -> Self {
+        let theme = match rng.below(if cuts { 9 } else { 7 }) {
+            0 | 1 if fails => Theme::Stuck,
+            2 => Theme::Kept,
+            3 if fails => Theme::Kept,
+            5 if through => Theme::Again,
+            6 => Theme::Moved,
+            7.. => Theme::Cut,
+            _ => Theme::Anything,
+        };
+        Generator { rng, fails, through, theme, step: 0 }
+    }
+
+    /// What the theme asks for now, if anything.
+    fn on_theme(&mut self, model: &Model, there: &[u8], absent: &[u8]) -> Option<Op> {
+        let file = *self.rng.pick(there);
+        let (healthy, tag) = (model.stuck.is_empty(), 1 + self.rng.below(200) as u8);
+        match self.theme {
+            Theme::Anything => None,
+            Theme::Again => Some(match self.rng.below(6) {
+                0 if healthy => Op::DrainSome,
+                1 | 2 if !absent.is_empty() => Op::Make(*self.rng.pick(absent), *self.rng.pick(&[1, 70, 200]), tag),
+                3 if healthy => Op::Remove(file),
+                _ => Op::Leave(file),
+            }),
+            Theme::Moved => Some(match self.rng.below(8) {
+                0 if healthy => Op::DrainSome,
+                1 if healthy => Op::Drain,
+                2 | 3 if self.through && !absent.is_empty() => {
+                    Op::Make(*self.rng.pick(absent), *self.rng.pick(&[1, 70]), tag)
+                }
+                4 => Op::Write(file, *self.rng.pick(&OFFSETS), 70, tag),
+                // What is removed without a word may be back where another file is put.
+                5 if healthy && self.rng.one_in(2) => Op::Remove(file),
+                5 => Op::Leave(file),
+                _ => self.moving(model, file)?,
+            }),
+            Theme::Cut => {
+                // Each round is of one file.
+                let file = there[0];
+                self.step += 1;
+                Some(match self.step % 5 {
+                    1 => Op::Write(file, 0, 200, tag),
+                    // From here on the log has nothing of that.
+                    2 if healthy => Op::Drain,
+                    3 => Op::Write(file, *self.rng.pick(&[200, 4050]), 64, tag),
+                    4 if healthy => Op::SyncAll,
+                    _ => Op::SetLen(file, *self.rng.pick(&[0, 60, 100])),
+                })
+            }
+            _ if there.len() < 2 && healthy && !absent.is_empty() => Some(Op::Create(*self.rng.pick(absent), 1, tag)),
+            Theme::Stuck if healthy && self.rng.one_in(2) => Some(Op::DrainFails(1 + self.rng.below(2) as u32)),
+            Theme::Kept if self.rng.one_in(3) => Some(match self.rng.below(3) {
+                0 if self.fails => Op::ReopenFails(1),
+                1 if self.fails => Op::ReopenFails(2 + self.rng.below(3) as u32),
+                _ => Op::ReopenMissing(file),
+            }),
+            Theme::Stuck | Theme::Kept => Some(Op::Write(file, *self.rng.pick(&OFFSETS), 200, tag)),
+        }
+    }
+
+    /// A rename of a file, to a name that is free or that of a file which has not failed.
+    fn moving(&mut self, model: &Model, file: u8) -> Option<Op> {
+        let to = self.rng.below(NAMES.len() as u64) as u8;
+        if to == file || model.stuck.contains(&to) || model.demoted.contains(&file) {
+            return None;
+        }
+        Some(if self.rng.one_in(4) { Op::MoveFails(file, to) } else { Op::Move(file, to) })
+    }
+
+    pub(super) fn next(&mut self, model: &Model) -> Op {
+        let op = self.draw(model);
+        let renamed = |name: u8| model.durability == Durability::PerCommit && model.is_moving(name);
+        match op {
+            // Where a crash leaves the one and loses the other the model has no name for the file.
+            Op::Leave(name) | Op::Remove(name) | Op::Unlink(name) | Op::Rename(name, _) if renamed(name) => {
+                if model.stuck.is_empty() { Op::SyncAll } else { Op::Reopen }
+            }
+            op => op,
+        }
+    }
+
+    fn draw(&mut self, model: &Model) -> Op {
+        if model.unsynced.len() >= MOST_UNSYNCED {
+            // A sync of all says so if there is a file that failed.
+            let healthy = model.visible().into_keys().find(|name| !model.stuck.contains(name));
+            return match healthy {
+                _ if model.stuck.is_empty() => Op::SyncAll,
+                Some(name) if !model.demoted.contains(&name) => Op::Sync(name),
+                _ => Op::Reopen,
+            };
+        }
+        let visible = model.visible();
+        let absent: Vec<u8> = (0..NAMES.len() as u8).filter(|name| !visible.contains_key(name)).collect();
+        if let Some(name) = model.demoted.first().filter(|_| model.durability == Durability::PerCommit) {
+            return Op::Attach(*name);
+        }
+        // What becomes of a name that may be back shows only in the next session.
+        if !model.leaving.0.is_empty()
+            && self.rng.one_in(if matches!(self.theme, Theme::Again | Theme::Moved) { 40 } else { 4 })
+        {
+            return Op::Reopen;
+        }
+        let there: Vec<u8> = visible.keys().copied().filter(|name| !model.stuck.contains(name)).collect();
+        if there.is_empty() && absent.is_empty() {
+            return Op::Reopen;
+        }
+        if there.is_empty() || !absent.is_empty() && self.theme != Theme::Again && self.rng.one_in(6) {
+            let (name, len) = (*self.rng.pick(&absent), *self.rng.pick(&LENGTHS));
+            let tag = 1 + self.rng.below(200) as u8;
+            return if self.through && self.rng.one_in(2) {
+                Op::Make(name, len, tag)
+            } else {
+                Op::Create(name, len, tag)
+            };
+        }
+        if self.theme != Theme::Anything
+            && !self.rng.one_in(4)
+            && let Some(op) = self.on_theme(model, &there, &absent)
+        {
+            return op;
+        }
+        let file = *self.rng.pick(&there);
+        let tag = 1 + self.rng.below(200) as u8;
+        let len = *self.rng.pick(&LENGTHS);
+        match self.rng.below(30) {
+            0..=10 => Op::Write(file, *self.rng.pick(&OFFSETS), len, tag),
+            11 => Op::Leave(file),
+            12..=14 => Op::Append(file, len, tag),
+            15..=16 => Op::SetLen(file, *self.rng.pick(&OFFSETS)),
+            17 if !absent.is_empty() => Op::Rename(file, *self.rng.pick(&absent)),
+            17..=18 => self.moving(model, file).unwrap_or(Op::Append(file, len, tag)),
+            19 => Op::Unlink(file),
+            20..=21 => Op::Sync(file),
+            22 => Op::HandOver(file),
+            23 if model.demoted.contains(&file) => Op::Attach(file),
+            23 => Op::Demote(file),
+            // A drain of all says so if there is a file that failed.
+            24 if model.stuck.is_empty() => Op::Drain,
+            25..=26 => Op::DrainSome,
+            27 if self.fails && model.stuck.is_empty() => Op::DrainFails(1 + self.rng.below(3) as u32),
+            28 if self.fails => Op::ReopenFails(1 + self.rng.below(5) as u32),
+            28..=29 => Op::Reopen,
+            _ => Op::Write(file, *self.rng.pick(&OFFSETS), len, tag),
+        }
+    }
+}

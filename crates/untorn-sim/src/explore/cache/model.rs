@@ -1,0 +1,313 @@
+//! What operations make of files: what they hold, and what a crash may leave of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use untorn::Durability;
+
+use super::ops::{BEFORE, Grown, NAMES, Op, State};
+
+/// What an operation does to files, told by a number that a file keeps whatever its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// With these bytes in it.
+    Create(u32, u8, Vec<u8>),
+    Write(u32, u64, Vec<u8>),
+    SetLen(u32, u64),
+    Rename(u32, u8, u8),
+    Unlink(u32, u8),
+}
+
+impl Effect {
+    /// Whether this one, which is the later, cannot be without the other.
+    fn needs(&self, earlier: &Effect) -> bool {
+        match (self, earlier) {
+            (Effect::Create(_, name, _), Effect::Rename(_, from, to)) => name == from || name == to,
+            (Effect::Rename(_, from, to), Effect::Rename(_, before, name)) => {
+                [from, to].into_iter().any(|own| own == before || own == name)
+            }
+            (Effect::Rename(file, ..), Effect::Create(made, ..)) => file == made,
+            _ => false,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Files {
+    names: BTreeMap<u8, u32>,
+    contents: BTreeMap<u32, Vec<u8>>,
+}
+
+impl Files {
+    fn apply(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Create(file, name, bytes) => {
+                self.names.insert(*name, *file);
+                self.contents.insert(*file, bytes.clone());
+            }
+            Effect::Write(file, at, bytes) => {
+                if let Some(content) = self.contents.get_mut(file) {
+                    let end = *at as usize + bytes.len();
+                    content.resize(content.len().max(end), 0);
+                    content[*at as usize..end].copy_from_slice(bytes);
+                }
+            }
+            Effect::SetLen(file, len) => {
+                if let Some(content) = self.contents.get_mut(file) {
+                    content.resize(*len as usize, 0);
+                }
+            }
+            Effect::Rename(file, from, to) => {
+                if self.names.get(from) == Some(file) {
+                    self.names.remove(from);
+                    self.names.insert(*to, *file);
+                }
+            }
+            Effect::Unlink(file, name) => {
+                if self.names.get(name) == Some(file) {
+                    self.names.remove(name);
+                }
+            }
+        }
+    }
+
+    fn state(&self) -> State {
+        self.names.iter().filter_map(|(name, file)| Some((*name, self.contents.get(file)?.clone()))).collect()
+    }
+}
+
+fn parent(name: u8) -> Option<&'static Path> {
+    Path::new(NAMES[usize::from(name)]).parent()
+}
+
+/// Files that are gone, and may be back after a crash: by name, with all that each may hold then.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Leaving(pub(super) Vec<(u8, Vec<Vec<u8>>)>);
+
+impl Leaving {
+    /// Adds to states those in which some of them are back. What another file has the name of cannot be.
+    pub(super) fn or_back(&self, states: &mut Vec<State>) {
+        for (name, contents) in &self.0 {
+            for state in states.clone().into_iter().filter(|state| !state.contains_key(name)) {
+                for content in contents {
+                    let mut with = state.clone();
+                    with.insert(*name, content.clone());
+                    states.push(with);
+                }
+            }
+        }
+    }
+}
+
+/// What the files must hold.
+#[derive(Clone, Debug)]
+pub(super) struct Model {
+    pub(super) durability: Durability,
+    durable: Files,
+    pub(super) unsynced: Vec<Effect>,
+    last: u32,
+    pub(super) leaving: Leaving,
+    /// Names whose file has failed: nothing more is done with it before the log is opened anew.
+    pub(super) stuck: BTreeSet<u8>,
+    /// Names whose file goes past the log.
+    pub(super) demoted: BTreeSet<u8>,
+}
+
+impl Model {
+    pub(super) fn new(durability: Durability) -> Self {
+        Model {
+            durability,
+            durable: Files::default(),
+            unsynced: Vec::new(),
+            last: 0,
+            leaving: Leaving::default(),
+            stuck: BTreeSet::new(),
+            demoted: BTreeSet::new(),
+        }
+    }
+
+    /// That of files as they are.
+    pub(super) fn of(durability: Durability, state: &State) -> Self {
+        let mut model = Model::new(durability);
+        for (name, content) in state {
+            model.last += 1;
+            model.durable.names.insert(*name, model.last);
+            model.durable.contents.insert(model.last, content.clone());
+        }
+        model
+    }
+
+    /// The same files from now on, whatever else may be back after a crash.
+    pub(super) fn restart(&mut self, state: &State) {
+        let leaving = std::mem::take(&mut self.leaving);
+        *self = Model { leaving, ..Model::of(self.durability, state) };
+    }
+
+    /// Files that are not there any more may be back after a crash, with all that one of these states has of each.
+    pub(super) fn may_be_back(&mut self, states: &[State]) {
+        let visible = self.visible();
+        let absent: BTreeSet<u8> = states.iter().flatten().map(|(name, _)| *name).collect();
+        for name in absent.into_iter().filter(|name| !visible.contains_key(name)) {
+            let contents: BTreeSet<Vec<u8>> = states.iter().filter_map(|state| state.get(&name).cloned()).collect();
+            self.leaving.0.push((name, contents.into_iter().collect()));
+        }
+    }
+
+    /// Where writes that were not synced made each file longer.
+    pub(super) fn grown(&self) -> Grown {
+        let mut grown = Grown::new();
+        let mut files = self.durable.clone();
+        for effect in &self.unsynced {
+            let before = files.state();
+            files.apply(effect);
+            for (name, content) in files.state() {
+                let was = before.get(&name).map_or(0, Vec::len);
+                if was < content.len() {
+                    grown.entry(name).or_default().push(was..content.len());
+                }
+            }
+        }
+        grown
+    }
+
+    fn files(&self) -> Files {
+        let mut files = self.durable.clone();
+        self.unsynced.iter().for_each(|effect| files.apply(effect));
+        files
+    }
+
+    /// As the program sees them.
+    pub(super) fn visible(&self) -> State {
+        self.files().state()
+    }
+
+    /// All that a crash may leave: of what was not synced, anything, each operation whole.
+    pub(super) fn allowed(&self) -> Vec<State> {
+        let mut states = Vec::new();
+        for chosen in 0..1_u32 << self.unsynced.len() {
+            let mut files = self.durable.clone();
+            let chosen = self.with_needed((0..self.unsynced.len()).map(|n| chosen & 1 << n != 0).collect());
+            for (effect, _) in self.unsynced.iter().zip(chosen).filter(|(_, chosen)| *chosen) {
+                files.apply(effect);
+            }
+            let state = files.state();
+            if !states.contains(&state) {
+                states.push(state);
+            }
+        }
+        self.leaving.or_back(&mut states);
+        states
+    }
+
+    /// Adds to effects those that must have been before them: a name that something else has was given up, and what is renamed was made.
+    fn with_needed(&self, mut chosen: Vec<bool>) -> Vec<bool> {
+        for n in (0..chosen.len()).rev() {
+            let needed = self.unsynced.iter().zip(&chosen).skip(n + 1).filter(|(_, chosen)| **chosen);
+            chosen[n] |= needed.into_iter().any(|(later, _)| later.needs(&self.unsynced[n]));
+        }
+        chosen
+    }
+
+    /// A file is made, or gets a name, durably: so is what left its name before.
+    fn durably(&mut self, effect: &Effect) {
+        let mut needed: Vec<bool> = self.unsynced.iter().map(|earlier| effect.needs(earlier)).collect();
+        needed = self.with_needed(needed);
+        for (earlier, needed) in std::mem::take(&mut self.unsynced).into_iter().zip(needed) {
+            if needed {
+                self.durable.apply(&earlier);
+            } else {
+                self.unsynced.push(earlier);
+            }
+        }
+        self.durable.apply(effect);
+    }
+
+    pub(super) fn synced(&mut self) {
+        self.durable = self.files();
+        self.unsynced.clear();
+        // Where another file has its name for good, nothing of one that had it before is ever back.
+        let names = &self.durable.names;
+        self.leaving.0.retain(|(name, _)| !names.contains_key(name));
+    }
+
+    /// Whether a rename of what has this name is not synced.
+    pub(super) fn is_moving(&self, name: u8) -> bool {
+        let file = self.files().names.get(&name).copied();
+        self.unsynced.iter().any(|effect| matches!(effect, Effect::Rename(of, ..) if Some(*of) == file))
+    }
+
+    /// A name is changed, durably, of a file that was demoted before: which brings all of it there.
+    fn name(&mut self, file: u32, effect: &Effect) {
+        let of = |effect: &Effect| matches!(effect, Effect::Create(of, ..) | Effect::Write(of, ..) | Effect::SetLen(of, _) if *of == file);
+        let (of_file, others) = std::mem::take(&mut self.unsynced).into_iter().partition(of);
+        self.unsynced = others;
+        let of_file: Vec<Effect> = of_file;
+        of_file.iter().for_each(|effect| self.durable.apply(effect));
+        self.durably(effect);
+    }
+
+    pub(super) fn apply(&mut self, op: &Op) {
+        match *op {
+            Op::Demote(name) => drop(self.demoted.insert(name)),
+            Op::Attach(name) | Op::Unlink(name) | Op::Leave(name) | Op::Remove(name) | Op::Rename(name, _) => {
+                self.demoted.remove(&name);
+            }
+            Op::Move(_, to) => drop(self.demoted.remove(&to)),
+            _ => {}
+        }
+        match *op {
+            // Each makes all names durable.
+            Op::Unlink(_) | Op::Rename(..) => self.leaving.0.clear(),
+            // It does so in its directory.
+            Op::Create(name, ..) => self.leaving.0.retain(|(other, _)| parent(*other) != parent(name)),
+            Op::Leave(name) | Op::Remove(name) => {
+                if matches!(op, Op::Remove(_)) {
+                    self.synced();
+                }
+                let contents: BTreeSet<Vec<u8>> =
+                    self.allowed().iter().filter_map(|state| state.get(&name).cloned()).collect();
+                self.leaving.0.push((name, contents.into_iter().collect()));
+            }
+            _ => {}
+        }
+        if *op == Op::Reopen {
+            self.demoted.clear();
+        }
+        let files = self.files();
+        let of = |name: &u8| files.names.get(name).copied().unwrap_or(0);
+        let content = |name: &u8| files.contents.get(&of(name)).map_or(0, Vec::len) as u64;
+        let effect = match op {
+            Op::Create(name, len, tag) => {
+                self.last += 1;
+                self.durably(&Effect::Create(self.last, *name, vec![BEFORE.0; BEFORE.1 as usize]));
+                Effect::Write(self.last, BEFORE.1, vec![*tag; *len as usize])
+            }
+            Op::Make(name, len, tag) => {
+                self.last += 1;
+                self.unsynced.push(Effect::Create(self.last, *name, Vec::new()));
+                Effect::Write(self.last, 0, vec![*tag; *len as usize])
+            }
+            Op::Write(name, at, len, tag) => Effect::Write(of(name), *at, vec![*tag; *len as usize]),
+            Op::Append(name, len, tag) => Effect::Write(of(name), content(name), vec![*tag; *len as usize]),
+            Op::SetLen(name, len) => Effect::SetLen(of(name), *len),
+            Op::Move(from, to) => Effect::Rename(of(from), *from, *to),
+            Op::Rename(from, to) => return self.name(of(from), &Effect::Rename(of(from), *from, *to)),
+            Op::Unlink(name) | Op::Leave(name) | Op::Remove(name) => {
+                return self.name(of(name), &Effect::Unlink(of(name), *name));
+            }
+            Op::Sync(_) | Op::SyncAll | Op::Drain | Op::Reopen => return self.synced(),
+            Op::MoveFails(..)
+            | Op::HandOver(_)
+            | Op::Demote(_)
+            | Op::Attach(_)
+            | Op::DrainSome
+            | Op::DrainFails(_)
+            | Op::ReopenFails(_)
+            | Op::ReopenMissing(_) => return,
+        };
+        self.unsynced.push(effect);
+        if self.durability == Durability::PerWrite {
+            self.synced();
+        }
+    }
+}
