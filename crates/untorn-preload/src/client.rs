@@ -131,6 +131,11 @@ pub(crate) fn keep_log(fd: c_int) {
     OWN[LOG].store(moved_up(fd) + 1, Ordering::SeqCst);
 }
 
+/// It is none of ours any more.
+pub(crate) fn lose_log(fd: c_int) {
+    let _ = OWN[LOG].compare_exchange(fd + 1, 0, Ordering::SeqCst, Ordering::SeqCst);
+}
+
 /// Closes it, in a child of `fork`.
 pub(crate) fn drop_log() {
     let fd = OWN[LOG].swap(0, Ordering::SeqCst) - 1;

@@ -60,7 +60,7 @@ static TAKEN: AtomicU32 = AtomicU32::new(0);
 
 /// Asks for the memory of the ledger and maps it: where, and how many bytes.
 pub(crate) fn map_ledger() -> Option<(usize, usize)> {
-    map(LEDGER, libc::MAP_SHARED, None)
+    map(LEDGER, WRITABLE, libc::MAP_SHARED, None)
 }
 
 /// Gets hold of the log. False if it is not to be had.
@@ -72,9 +72,11 @@ pub(crate) fn set_up(ledger: &Ledger<'_>) -> bool {
         Way::MappedSync => (SYNC, len),
         Way::Written => (libc::MAP_SHARED, PAGE),
     };
-    let Some((log, _)) = map(MAPPED, flags, Some(part)) else { return false };
+    // Of one on a disk only so that it is kept: nothing in it is this process's to store to.
+    let protection = if way == Way::Written { libc::PROT_NONE } else { WRITABLE };
+    let Some((log, _)) = map(MAPPED, protection, flags, Some(part)) else { return false };
     if way == Way::Written {
-        let arguments = [0, ROOMS * ROOM, word(libc::PROT_READ | libc::PROT_WRITE), word(ANONYMOUS), usize::MAX, 0];
+        let arguments = [0, ROOMS * ROOM, word(WRITABLE), word(ANONYMOUS), usize::MAX, 0];
         // SAFETY: new memory, at no place of importance.
         let Ok(arena) = (unsafe { raw::result(libc::SYS_mmap, arguments) }) else { return false };
         ARENA.store(arena as *mut u8, Ordering::Relaxed);
@@ -86,6 +88,7 @@ pub(crate) fn set_up(ledger: &Ledger<'_>) -> bool {
     true
 }
 
+const WRITABLE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 const ANONYMOUS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
 /// In a child of `fork`.
@@ -116,12 +119,11 @@ fn share(number: u64) -> Option<c_int> {
 }
 
 /// Asks for the memory of this number and maps it: so many bytes of it, or all. Where, and how many.
-fn map(number: u64, flags: c_int, len: Option<usize>) -> Option<(usize, usize)> {
+fn map(number: u64, protection: c_int, flags: c_int, len: Option<usize>) -> Option<(usize, usize)> {
     let fd = share(number)?;
     let mapped = raw::fstat(fd).ok().and_then(|status| {
         let all = usize::try_from(status.st_size).ok()?;
         let len = len.unwrap_or(all);
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
         let arguments = [0, len, word(protection), word(flags), word(fd), 0];
         // SAFETY: a new mapping, at no place of importance.
         let mapped = unsafe { raw::result(libc::SYS_mmap, arguments) }.ok()?;
@@ -150,10 +152,21 @@ impl Opened {
         }
         let fd = client::log()?;
         let opened = Opened { fd, _busy: busy::begin(fd)? };
-        // The program may have given the number to a file of its own, by a call that is not seen, too.
-        let is_it = client::log() == Some(fd)
-            && raw::file_of(fd) == Ok((FILE[0].load(Ordering::Relaxed), FILE[1].load(Ordering::Relaxed)));
-        is_it.then_some(opened)
+        opened.is_log().then_some(opened)
+    }
+
+    /// Whether the number is the log's still. The program may have given it to a file of its own, by a call that is not seen, too: then it
+    /// is the program's.
+    fn is_log(&self) -> bool {
+        if client::log() != Some(self.fd) {
+            return false;
+        }
+        let log = (FILE[0].load(Ordering::Relaxed), FILE[1].load(Ordering::Relaxed));
+        let is_log = raw::file_of(self.fd) == Ok(log);
+        if !is_log {
+            client::lose_log(self.fd);
+        }
+        is_log
     }
 }
 
@@ -328,9 +341,18 @@ struct Flushing {
 }
 
 impl Flusher for Flushing {
-    fn flush(&mut self) -> bool {
+    fn flush(&mut self) -> Flushed {
+        // It may have waited for long.
+        if !self.log.is_log() {
+            return Flushed::Elsewhere;
+        }
         // SAFETY: takes a number.
-        unsafe { raw::result(libc::SYS_fdatasync, [word(self.log.fd), 0, 0, 0, 0, 0]) }.is_ok()
+        match unsafe { raw::result(libc::SYS_fdatasync, [word(self.log.fd), 0, 0, 0, 0, 0]) } {
+            Ok(_) => Flushed::Done,
+            Err(libc::EIO | libc::ENOSPC | libc::EDQUOT) => Flushed::Failed,
+            // This process may not, or has lost it: that says nothing of the log.
+            Err(_) => Flushed::Elsewhere,
+        }
     }
 
     fn wait(&mut self, round: &AtomicU32, seen: u32) {

@@ -3,10 +3,10 @@
 //! # What makes it sound
 //! 1. A flush answers for all who asked before it began: who asks has all that he wrote in the log, as far as the kernel goes.
 //! 2. The kernel tells of a write that failed once, by each description that the log had been opened with before. So each process flushes
-//!    by a description of its own, opened before it wrote anything, and a flush that fails ends all appending before anybody is
-//!    answered.
-//! 3. Who dies amid a flush may have taken such news along, which a process that comes later is not told. From then on nobody answers for
-//!    others, until the server, whose description is the oldest, has flushed the log.
+//!    by a description of its own, which it is given before it writes anything, and after the server has flushed the log by its own,
+//!    the oldest: of what failed before that the server knows, and gives none. So no flush that answers for others is one that was not
+//!    told of what they lost; and who dies with such news takes nothing along that the others are not told.
+//! 3. A flush that fails ends all appending, and the server, which is asked then, is told of the failure as well.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,22 +17,20 @@ use crate::robust;
 const ASKED: usize = GROUP;
 /// Every request up to this number is answered.
 const ANSWERED: usize = GROUP + 1;
-/// Changed, as half a word, whenever the lock is given up.
+/// Changed, as half a word, whenever the lock was given up.
 const ROUND: usize = GROUP + 2;
-/// How many died with the lock.
-const DEATHS: usize = GROUP + 3;
-/// Up to which of them the server has flushed the log since.
-const MENDED: usize = GROUP + 4;
 /// How many wait for the lock to be given up. One that dies meanwhile counts for good, and costs a call for each flush.
-const WAITING: usize = GROUP + 5;
+const WAITING: usize = GROUP + 3;
+/// The round in which somebody waited in vain, plus one: nobody else waits in that.
+const STALLED: usize = GROUP + 4;
 
 /// How often somebody looks again whether the lock is free: he who has it may have been stopped.
 const PATIENCE: u32 = 1000;
 
 /// What is needed to flush the log.
 pub trait Flusher {
-    /// Flushes the log's device. False if that failed.
-    fn flush(&mut self) -> bool;
+    /// Flushes the log's device; [`Flushed::Elsewhere`] if this process has no way to do that.
+    fn flush(&mut self) -> Flushed;
 
     /// Waits until a word is not `seen` any more, or about a millisecond.
     fn wait(&mut self, word: &AtomicU32, seen: u32);
@@ -48,7 +46,7 @@ pub enum Flushed {
     Done,
     /// It failed, and processes append no more. The server is to say so.
     Failed,
-    /// It is for the server: somebody died amid a flush, or was stopped.
+    /// It is for the server: who flushes was stopped, or this process cannot.
     Elsewhere,
 }
 
@@ -64,51 +62,37 @@ impl Ledger<'_> {
             if is_answered() {
                 return Flushed::Done;
             }
-            if self.begin() {
+            // A holder that died leaves nothing behind: what it was about to flush is flushed now.
+            if robust::try_lock(self.lock_words(FLUSHING), || ()) {
                 let outcome = if is_answered() { Flushed::Done } else { self.flush_for_all(by) };
-                round.fetch_add(1, Ordering::SeqCst);
                 robust::unlock(self.lock_words(FLUSHING));
-                // Who counts himself later finds another round than he has seen.
+                // In this order: who finds the lock taken has seen a round that is over soon.
+                round.fetch_add(1, Ordering::SeqCst);
                 if self.word(WAITING).load(Ordering::SeqCst) != 0 {
                     by.wake(round);
                 }
                 return outcome;
             }
+            if self.word(STALLED).load(Ordering::SeqCst) == u64::from(seen) + 1 {
+                return Flushed::Elsewhere;
+            }
             self.word(WAITING).fetch_add(1, Ordering::SeqCst);
             by.wait(round, seen);
             self.word(WAITING).fetch_sub(1, Ordering::SeqCst);
         }
+        self.word(STALLED).store(u64::from(round.load(Ordering::SeqCst)) + 1, Ordering::SeqCst);
         Flushed::Elsewhere
-    }
-
-    fn begin(&self) -> bool {
-        robust::try_lock(self.lock_words(FLUSHING), || {
-            self.word(DEATHS).fetch_add(1, Ordering::SeqCst);
-        })
     }
 
     /// With the lock.
     fn flush_for_all(&self, by: &mut impl Flusher) -> Flushed {
-        if self.deaths().is_some() {
-            return Flushed::Elsewhere;
-        }
         let upto = self.word(ASKED).load(Ordering::SeqCst);
-        if !by.flush() {
-            self.close();
-            return Flushed::Failed;
+        let outcome = by.flush();
+        match outcome {
+            Flushed::Done => drop(self.word(ANSWERED).fetch_max(upto, Ordering::SeqCst)),
+            Flushed::Failed => self.close(),
+            Flushed::Elsewhere => {}
         }
-        self.word(ANSWERED).fetch_max(upto, Ordering::SeqCst);
-        Flushed::Done
-    }
-
-    /// How many died amid a flush, if the server has not flushed the log since the last of them.
-    pub fn deaths(&self) -> Option<u64> {
-        let deaths = self.word(DEATHS).load(Ordering::SeqCst);
-        (deaths != self.word(MENDED).load(Ordering::SeqCst)).then_some(deaths)
-    }
-
-    /// The server has flushed the log, by its own description, since so many had died.
-    pub fn mend_flushes(&self, deaths: u64) {
-        self.word(MENDED).store(deaths, Ordering::SeqCst);
+        outcome
     }
 }

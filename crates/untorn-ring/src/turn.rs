@@ -35,7 +35,7 @@ const FREE: u64 = 0;
 const SERVED: u64 = 1;
 /// Processes write to the file, and syncs are the server's.
 const WRITABLE: u64 = 2;
-/// Processes write to it, and what they wrote needs no sync.
+/// Processes write to it, and of what they wrote the log has all that a sync has to make durable.
 const DURABLE: u64 = 3;
 
 /// A file's turn.
@@ -105,7 +105,8 @@ impl<'a> Turn<'a> {
         self.get(STATE) >= WRITABLE && self.get(BROKEN) == 0
     }
 
-    /// Whether all that was written to the file is as durable as a sync makes it. What a holder that died left under way is not,
+    /// Whether all that was written to the file is as durable as a sync makes it, or will be when the log is flushed, where it is
+    /// [on a disk](crate::Way::Written). What a holder that died left under way is not,
     /// whether anybody has looked at it or not.
     #[inline]
     pub fn is_durable(&self) -> bool {

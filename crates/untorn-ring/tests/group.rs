@@ -21,14 +21,25 @@ fn words() -> Vec<AtomicU64> {
 }
 
 /// A disk.
-struct Disk<F: FnMut() -> bool>(F);
+struct Disk<'a, F: FnMut() -> Flushed> {
+    flush: F,
+    /// How often somebody waited for it.
+    waits: &'a AtomicU64,
+}
 
-impl<F: FnMut() -> bool> Flusher for Disk<F> {
-    fn flush(&mut self) -> bool {
-        self.0()
+/// One of which nobody counts who waits.
+fn disk<F: FnMut() -> Flushed>(flush: F) -> Disk<'static, F> {
+    static WAITS: AtomicU64 = AtomicU64::new(0);
+    Disk { flush, waits: &WAITS }
+}
+
+impl<F: FnMut() -> Flushed> Flusher for Disk<'_, F> {
+    fn flush(&mut self) -> Flushed {
+        (self.flush)()
     }
 
     fn wait(&mut self, _: &AtomicU32, _: u32) {
+        self.waits.fetch_add(1, Ordering::SeqCst);
         thread::yield_now();
     }
 
@@ -41,9 +52,9 @@ fn a_request_made_after_a_flush_is_not_answered_by_it() {
     let ledger = Ledger::of(&words, terms());
     let mut flushes = 0;
     for _ in 0..3 {
-        let outcome = ledger.flush_together(&mut Disk(|| {
+        let outcome = ledger.flush_together(&mut disk(|| {
             flushes += 1;
-            true
+            Flushed::Done
         }));
         assert_eq!(outcome, Flushed::Done);
     }
@@ -65,13 +76,13 @@ fn eight_share_and_each_is_answered_by_a_flush_that_began_later() {
                 for _ in 0..ROUNDS {
                     together.wait();
                     let mine = written.fetch_add(1, Ordering::SeqCst) + 1;
-                    let outcome = ledger.flush_together(&mut Disk(|| {
+                    let outcome = ledger.flush_together(&mut disk(|| {
                         let upto = written.load(Ordering::SeqCst);
                         flushes.fetch_add(1, Ordering::SeqCst);
                         // As long as a disk takes, in which others ask.
                         thread::sleep(std::time::Duration::from_millis(2));
                         durable.fetch_max(upto, Ordering::SeqCst);
-                        true
+                        Flushed::Done
                     }));
                     match outcome {
                         Flushed::Done => assert!(durable.load(Ordering::SeqCst) >= mine),
@@ -91,52 +102,68 @@ fn a_failed_flush_ends_all_appending_and_answers_nobody() {
     let words = words();
     let ledger = Ledger::of(&words, terms());
     assert!(ledger.is_open());
-    assert_eq!(ledger.flush_together(&mut Disk(|| false)), Flushed::Failed);
+    assert_eq!(ledger.flush_together(&mut disk(|| Flushed::Failed)), Flushed::Failed);
     assert!(!ledger.is_open());
     let mut flushes = 0;
-    let outcome = ledger.flush_together(&mut Disk(|| {
+    let outcome = ledger.flush_together(&mut disk(|| {
         flushes += 1;
-        true
+        Flushed::Done
     }));
     assert_eq!((outcome, flushes), (Flushed::Done, 1));
 }
 
-/// It may have been told of a failure, which nobody else is told then but who had the log open before.
+/// Its own description, of which others know nothing, was told of what it flushed.
 #[test]
-fn after_a_death_amid_a_flush_it_is_for_the_server() {
+fn after_a_death_amid_a_flush_the_next_one_flushes() {
     let words = words();
     let ledger = Ledger::of(&words, terms());
     thread::scope(|scope| {
-        let dies = scope.spawn(|| Ledger::of(&words, terms()).flush_together(&mut Disk(|| panic!("it dies"))));
+        let dies = scope.spawn(|| Ledger::of(&words, terms()).flush_together(&mut disk(|| panic!("it dies"))));
         assert!(dies.join().is_err());
     });
-    for _ in 0..2 {
-        assert_eq!(ledger.flush_together(&mut Disk(|| panic!("it answers for others"))), Flushed::Elsewhere);
-    }
-    let deaths = ledger.deaths();
-    assert_eq!(deaths, Some(1));
-    ledger.mend_flushes(1);
-    assert_eq!(ledger.deaths(), None);
-    assert_eq!(ledger.flush_together(&mut Disk(|| true)), Flushed::Done);
+    let mut flushes = 0;
+    let outcome = ledger.flush_together(&mut disk(|| {
+        flushes += 1;
+        Flushed::Done
+    }));
+    assert_eq!((outcome, flushes), (Flushed::Done, 1));
+}
+
+#[test]
+fn who_cannot_flush_leaves_appending_to_the_others() {
+    let words = words();
+    let ledger = Ledger::of(&words, terms());
+    assert_eq!(ledger.flush_together(&mut disk(|| Flushed::Elsewhere)), Flushed::Elsewhere);
+    assert!(ledger.is_open());
+    assert_eq!(ledger.flush_together(&mut disk(|| Flushed::Done)), Flushed::Done);
 }
 
 /// One that was stopped, say.
 #[test]
-fn nobody_waits_for_ever_for_one_who_flushes() {
+fn nobody_waits_for_ever_for_one_who_flushes_and_only_the_first_for_long() {
     let words = words();
     let (begun, over) = (Barrier::new(2), Barrier::new(2));
+    let waits = AtomicU64::new(0);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let outcome = Ledger::of(&words, terms()).flush_together(&mut Disk(|| {
-                begun.wait();
-                over.wait();
-                true
-            }));
+            let outcome = Ledger::of(&words, terms()).flush_together(&mut Disk {
+                flush: || {
+                    begun.wait();
+                    over.wait();
+                    Flushed::Done
+                },
+                waits: &AtomicU64::new(0),
+            });
             assert_eq!(outcome, Flushed::Done);
         });
         begun.wait();
         let ledger = Ledger::of(&words, terms());
-        assert_eq!(ledger.flush_together(&mut Disk(|| true)), Flushed::Elsewhere);
+        for waited in [1000, 1000] {
+            let outcome = ledger.flush_together(&mut Disk { flush: || Flushed::Done, waits: &waits });
+            assert_eq!((outcome, waits.load(Ordering::SeqCst)), (Flushed::Elsewhere, waited));
+        }
         over.wait();
     });
+    let outcome = Ledger::of(&words, terms()).flush_together(&mut Disk { flush: || Flushed::Done, waits: &waits });
+    assert_eq!(outcome, Flushed::Done);
 }

@@ -64,7 +64,7 @@ pub(crate) struct BoostLog {
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) entry_size: Option<u64>,
     /// With `--mode boost`, entries that wait for a sync of their files, unless 100 ms pass, or a second with the log on a disk
-    /// [default: 1000, or a quarter of a log on a disk].
+    /// [default: 1000, or an eighth of a log on a disk].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) batch_min: Option<u64>,
     /// With `--mode boost`, entries between two syncs of their files, at most [default: 10000].

@@ -6,6 +6,7 @@ use libc::{iovec, mode_t, off_t};
 
 use super::refused::{self, asynchronous};
 use super::{calls, data, descriptors, memory, messages, names, open, processes, reach, status, zero_copy};
+use crate::client;
 use crate::layer::{boosts, demote, demote_all, demoted, fail, managed, refuse, served};
 use crate::settings::{seen, settings};
 
@@ -278,7 +279,18 @@ fn reads(number: c_long) -> bool {
 }
 
 /// What a system call by number that is not about its first argument fails with, where files are boosted.
-fn boosted_by_number(number: c_long, [_, b, c, d, e, _]: [usize; 6]) -> Option<c_long> {
+fn boosted_by_number(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long> {
+    // A number that may be one of ours.
+    let taken = match number {
+        libc::SYS_close => Some(a),
+        libc::SYS_dup3 => Some(b),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_dup2 => Some(b),
+        _ => None,
+    };
+    if let Some(taken) = taken {
+        client::give_up(taken as c_int);
+    }
     let outcome = match number {
         // Those that have a second descriptor.
         libc::SYS_splice | libc::SYS_copy_file_range => demote(c"syscall", c as c_int),

@@ -1,5 +1,6 @@
 //! Requests, to the calls that serve them.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::OFlags;
@@ -61,12 +62,12 @@ impl Service for Boost {
             }
             Operation::Share => {
                 let shared = self.cache.shared().ok_or(PLAIN)?;
-                let passed = match request.number {
-                    0 => shared.ledger.try_clone_to_owned(),
-                    1 => shared.log.try_clone_to_owned(),
-                    _ => shared.open_anew(),
-                };
-                call.pass(passed.map_err(|error| io_errno(&error))?);
+                let copy = |which: BorrowedFd<'_>| which.try_clone_to_owned().map_err(|error| io_errno(&error));
+                call.pass(match request.number {
+                    0 => copy(shared.ledger)?,
+                    1 => copy(shared.log)?,
+                    _ => self.cache.open_shared().map_err(|error| error.errno())?,
+                });
             }
             Operation::TakeBack => self.take_back(key)?,
             Operation::Times => self.attributes_were_set(key)?,

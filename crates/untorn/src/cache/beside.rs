@@ -234,12 +234,18 @@ impl<M: Medium> Cache<M> {
         }
     }
 
+    /// Flushes the log, on which other processes are to be given a hold: of what failed before they would not be told.
+    pub(crate) fn flush_log(&self) -> Result<()> {
+        self.standing.writable()?;
+        self.ring.persist(barriers::SYNC).map_err(|error| self.poison(error))
+    }
+
     /// Syncs a file as another process does: for simulators. False if it would ask for it to be synced.
     pub(crate) fn sync_beside(&self, file: &Managed) -> Result<bool> {
         let ledger = self.ring.ledger();
         let (device, inode) = (file.identity.device, file.identity.inode);
-        let is_durable = || ledger.turn_of(device, inode).is_some_and(|turn| turn.is_durable());
-        if !is_durable() {
+        let is_logged = || ledger.turn_of(device, inode).is_some_and(|turn| turn.is_durable()) && ledger.is_open();
+        if !is_logged() {
             return Ok(false);
         }
         if ledger.way() == Way::Written {
@@ -252,7 +258,7 @@ impl<M: Medium> Cache<M> {
                 return Ok(false);
             }
         }
-        Ok(is_durable())
+        Ok(is_logged())
     }
 }
 
@@ -361,9 +367,14 @@ struct Flushing<'a, M: Medium> {
 }
 
 impl<M: Medium> Flusher for Flushing<'_, M> {
-    fn flush(&mut self) -> bool {
-        let flushed = self.cache.ring.persist(barriers::BESIDE_SYNC);
-        flushed.map_err(|error| self.failed = Some(error)).is_ok()
+    fn flush(&mut self) -> Flushed {
+        match self.cache.ring.persist(barriers::BESIDE_SYNC) {
+            Ok(()) => Flushed::Done,
+            Err(error) => {
+                self.failed = Some(error);
+                Flushed::Failed
+            }
+        }
     }
 
     fn wait(&mut self, _: &AtomicU32, _: u32) {

@@ -9,6 +9,8 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use untorn_ring::Ledger;
+
 use super::combine::{self, Run};
 use super::file::{Managed, shared};
 use super::format::{self, Kind, Lines};
@@ -59,6 +61,11 @@ impl Drain {
     pub(super) fn stuck(&self) -> u64 {
         self.stuck.iter().map(|item| item.parts).sum()
     }
+
+    /// Those of them that this process placed.
+    fn stuck_of_writers(&self, ledger: &Ledger<'_>) -> u64 {
+        self.stuck.iter().filter(|item| !ledger.is_beside(item.position)).map(|item| item.parts).sum()
+    }
 }
 
 impl<M: Medium> Cache<M> {
@@ -96,12 +103,10 @@ impl<M: Medium> Cache<M> {
                 if self.ring.claim(entries, most) {
                     return Ok(true);
                 }
-                // What was moved is passed over, all of it, however much that is: else it would be moved on and on, and never
-                // all that is left be seen to be stuck.
+                // What was moved is passed over, all of it, however much that is: else it would be moved on and on.
                 self.deliver(&mut drain, u64::MAX, u64::MAX)?;
-                let (head, tail) = (self.ring.head(), self.ring.tail());
-                let left = head.saturating_sub(tail);
-                if drain.delivered == head && drain.stuck() == left && self.ring.claimed() == left {
+                // Nothing that can be drained makes room for it.
+                if drain.stuck_of_writers(&self.ring.ledger()) + entries > most {
                     return Ok(false);
                 }
             }

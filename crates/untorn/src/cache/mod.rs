@@ -253,6 +253,7 @@ pub(crate) trait AnyCache: Send + Sync {
     fn keep_out(&self, file: &Managed) -> Result<()>;
     fn counts_beside(&self, file: &Managed) -> [u64; 3];
     fn change_beside(&self, file: &Managed, change: Change, src: &[u8], until: Option<Step>) -> Result<Option<usize>>;
+    fn flush_log(&self) -> Result<()>;
     fn sync_beside(&self, file: &Managed) -> Result<bool>;
     fn standing(&self, file: &Managed) -> Result<()>;
     fn mend_left(&self, file: &Managed) -> Result<()>;
@@ -345,6 +346,10 @@ impl<M: Medium> AnyCache for Open<M> {
 
     fn change_beside(&self, file: &Managed, change: Change, src: &[u8], until: Option<Step>) -> Result<Option<usize>> {
         self.0.change_beside(file, change, src, until)
+    }
+
+    fn flush_log(&self) -> Result<()> {
+        self.0.flush_log()
     }
 
     fn sync_beside(&self, file: &Managed) -> Result<bool> {

@@ -49,11 +49,12 @@ pub(crate) fn create<M: Medium>(medium: &M, path: &Path, geometry: Geometry) -> 
 
 impl Settings {
     /// How many entries draining waits for, and how long. What is in the log is as safe as in the files, and on a disk each sync of a
-    /// file is in the way of those that programs wait for: there it waits for longer, and as long as there is room enough.
+    /// file is in the way of those that programs wait for: there it waits for longer, and as long as there is room enough for all, of
+    /// whom this process may have no more than a quarter of the log, where others append too.
     fn patience(&self, class: MediumClass, geometry: Geometry) -> (u64, Duration) {
         let (batch, age) = match class {
             MediumClass::PersistentMemory => (1000, Duration::from_millis(100)),
-            MediumClass::Block => ((geometry.slots / 4).max(1000), Duration::from_secs(1)),
+            MediumClass::Block => ((geometry.slots / 8).max(1000), Duration::from_secs(1)),
         };
         (self.batch_min.unwrap_or(batch), self.max_age.unwrap_or(age))
     }
@@ -142,7 +143,8 @@ impl<M: Medium> Cache<M> {
         let seal = superblock.seal();
         let ring = Ring::new(medium, file, path, geometry, seal, durability, way.is_some()).map_err(failed)?;
         let (batch, max_age) = settings.patience(ring.medium.class(), geometry);
-        let batch = batch.clamp(1, ring.for_writers());
+        // What one batch leaves is as old as it was.
+        let batch = batch.clamp(1, ring.for_writers()).min(settings.batch_max);
         if let Some(way) = way {
             // Before the thread says there what it does.
             ring.ledger().prepare(way, batch).map_err(failed)?;

@@ -115,11 +115,6 @@ impl<M: Medium> Ring<M> {
         self.ledger().tail()
     }
 
-    /// Entries claimed and not free again, by whomever.
-    pub(super) fn claimed(&self) -> u64 {
-        self.claimed.load(Ordering::Acquire) + self.ledger().used_beside()
-    }
-
     /// Entries that writers of this process may have at most: the rest is for moving entries that are in the way, and for other
     /// processes.
     pub(super) fn for_writers(&self) -> u64 {
@@ -183,17 +178,11 @@ impl<M: Medium> Ring<M> {
     pub(super) fn persist(&self, barrier: Barrier) -> Result<()> {
         let fence = || self.medium.fence(barrier, &[&self.file]);
         let fence_all = || {
-            if self.shared().is_none() {
-                return fence();
+            if self.shared().is_some() {
+                // What they wrote to the log is durable by this flush as well, and it tells of all that failed before.
+                self.file.changed_by_others();
             }
-            // What other processes wrote to the log is durable by this flush as well, and it tells of all that failed before.
-            self.file.changed_by_others();
-            let deaths = self.ledger().deaths();
-            fence()?;
-            if let Some(deaths) = deaths {
-                self.ledger().mend_flushes(deaths);
-            }
-            Ok(())
+            fence()
         };
         match self.medium.class() {
             MediumClass::PersistentMemory => fence(),

@@ -1,14 +1,15 @@
 //! Other processes that append to a log themselves: what they are given, and for which files.
 
 use std::fs::File;
-use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
 
 pub use untorn_ring::Step;
 use untorn_ring::{Change, Write};
 
 use super::{CacheOptions, CachedFile, WriteCache};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::medium::MediumKind;
 
 /// What another process needs to append to a log, both as descriptors to hand over: see [`WriteCache::shared`].
@@ -18,18 +19,6 @@ pub struct SharedLog<'a> {
     pub ledger: BorrowedFd<'a>,
     /// The log, as this process has it open: whoever has it mapped keeps others from opening it.
     pub log: BorrowedFd<'a>,
-}
-
-impl SharedLog<'_> {
-    /// The log, opened anew: for a process that [writes](untorn_ring::Way::Written) to it and flushes it. The kernel tells of a
-    /// write that failed once by each description, so each process needs its own.
-    ///
-    /// # Errors
-    /// Those of opening a file by `/proc/self/fd`.
-    pub fn open_anew(&self) -> io::Result<OwnedFd> {
-        let path = format!("/proc/self/fd/{}", self.log.as_raw_fd());
-        File::options().read(true).write(true).open(path).map(OwnedFd::from)
-    }
 }
 
 impl CacheOptions {
@@ -66,6 +55,21 @@ impl WriteCache {
     /// ```
     pub fn shared(&self) -> Option<SharedLog<'_>> {
         self.cache.shared().map(|(ledger, log)| SharedLog { ledger, log })
+    }
+
+    /// The log, opened anew and then flushed: for a process that [writes](untorn_ring::Way::Written) to it and flushes it. The
+    /// kernel tells of a write that failed once by each description, so each process needs its own, and of what failed before it was
+    /// opened this one has to know.
+    ///
+    /// # Errors
+    /// Those of opening a file by `/proc/self/fd`; [`Error::Poisoned`](crate::Error::Poisoned) if the log could not be flushed, now or
+    /// before; EINVAL if the log is not shared.
+    pub fn open_shared(&self) -> Result<OwnedFd> {
+        let failed = |error| Error::io("open once more", self.cache.path(), error);
+        let log = self.shared().ok_or_else(|| failed(Errno::INVAL.into()))?.log.as_raw_fd();
+        let opened = File::options().read(true).write(true).open(format!("/proc/self/fd/{log}")).map_err(failed)?;
+        self.cache.flush_log()?;
+        Ok(opened.into())
     }
 }
 

@@ -83,8 +83,8 @@ impl CacheOptions {
     }
 
     /// Entries that draining waits for, and how many it takes between two syncs of the files at most. Without it 1000 and 10,000 with the
-    /// log on persistent memory; on a disk, where it would be in the way of the log's own flushes, a quarter of the log's entries, and
-    /// 10,000.
+    /// log on persistent memory; on a disk, where it would be in the way of the log's own flushes, an eighth of the log's entries, and
+    /// 10,000. What is waited for is no more than what is taken.
     #[must_use]
     pub fn batch(self, min: u64, max: u64) -> Self {
         self.batch_min(min).batch_max(max)
