@@ -168,33 +168,25 @@ impl<M: Medium> Cache<M> {
         Ok(())
     }
 
-    /// A rename was not done. Where the log says still that it may be, that does no harm: a replay looks where the file is. So
-    /// nothing waits for that to be durable; but what was to be replaced must not be missed by nobody any more before.
+    /// A rename was not done. What was to be replaced must not be missed by nobody any more before the log forgets what was to replace it.
     fn stayed(&self, file: &Managed, moving: &Moving) -> Result<()> {
         let over = |known: &Arc<Managed>| Some(known.identity) == moving.over && known.leaving.load(Ordering::Acquire);
         if let Some(known) = locked(&self.registry).all().into_iter().find(over) {
             exclusive(&known.names).replaced_from = None;
-            let mut own = locked(&known.line);
-            if let Some(line) = own.as_mut() {
-                known.leaving.store(false, Ordering::Release);
-                *line = line.next();
-                let durable = || self.ring.persist(barriers::STAYED);
-                self.put_lines(&known, *line, known.uid.load(Ordering::Acquire), durable)?;
-            }
+            known.leaving.store(false, Ordering::Release);
+            self.put_again(&known)?;
         }
         exclusive(&file.names).moving = None;
         self.put_again(file)
     }
 
-    /// Stores a line once, over the copy that does not count: that of before serves as well. As that is the one of the two which is
-    /// known to be whole, what is stored next goes over this one again.
+    /// Has a file's line say what is known of it now, durably.
     fn put_again(&self, file: &Managed) -> Result<()> {
         let mut own = locked(&file.line);
         if let Some(line) = own.as_mut() {
             *line = line.next();
-            self.put_line(file, *line, file.uid.load(Ordering::Acquire), line.seq)?;
-            self.ring.medium.order();
-            *line = line.next();
+            let durable = || self.ring.persist(barriers::STAYED);
+            self.put_lines(file, *line, file.uid.load(Ordering::Acquire), durable)?;
         }
         Ok(())
     }

@@ -66,7 +66,11 @@ impl<M: Medium> Replayer<'_, M> {
             other.path == line.path && over(other).is_some_and(|over| is_same(&over, &line.identity))
         };
         let later = |other: &&TableLine| other.uid != line.uid;
-        self.lines().filter(later).any(|other| again::had_later(other, &before.path, line.rank()) || put_over(other))
+        self.lines().filter(later).any(|other| {
+            // What was to be put over this one by its old name found it there.
+            let found_here = over(other).is_some_and(|over| is_same(&over, &line.identity));
+            put_over(other) || !found_here && again::had_later(other, &before.path, line.rank())
+        })
     }
 
     /// Whether a file is found by its new name. If it cannot be looked for, that is said where it is to be replayed.

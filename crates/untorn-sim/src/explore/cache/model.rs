@@ -167,6 +167,14 @@ impl Model {
                 }
             }
         }
+        // What was renamed may have its old name.
+        for effect in &self.unsynced {
+            if let Effect::Rename(_, from, to) = effect {
+                let both: Vec<_> =
+                    [from, to].into_iter().filter_map(|name| grown.get(name)).flatten().cloned().collect();
+                [from, to].into_iter().for_each(|name| drop(grown.insert(*name, both.clone())));
+            }
+        }
         grown
     }
 
