@@ -189,6 +189,24 @@ sys.stdin.readline()
     }
 }
 
+/// Writes of many entries each, so that the end of the log comes amid some of them: those go on at its beginning.
+#[test]
+fn a_write_at_the_end_of_the_log_goes_on_at_its_beginning() {
+    let more = "
+for number in range(60):
+    assert os.pwrite(fd, b''.join(b'%07d%03d\\n' % (at, number) for at in range(18000)), number * 1000) == 198000
+    if number % 7 == 0:
+        os.fsync(fd)
+print('written')
+sys.stdin.readline()
+";
+    for place in Place::of_each_kind() {
+        let mut talk = Talk::by(python(&place, &format!("{BEGIN}{more}")));
+        talk.hear("written");
+        replay_leaves_what_was_there(&place, talk);
+    }
+}
+
 /// Of processes that share an offset each write has a place of its own, whoever does it.
 #[test]
 fn processes_that_share_an_offset_write_one_after_the_other() {

@@ -396,6 +396,10 @@ mod tests {
             assert!(a.unflushed().is_some());
             a.sync(FENCE).unwrap();
             assert_eq!(a.unflushed(), None);
+            b.changed_by_others();
+            assert_eq!(b.unflushed(), Some(3));
+            medium.fence(FENCE, &[&b]).unwrap();
+            assert_eq!(b.unflushed(), None);
             std::fs::remove_file(a.file.path()).unwrap();
             std::fs::remove_file(b.file.path()).unwrap();
         }
