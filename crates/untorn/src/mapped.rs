@@ -6,26 +6,23 @@
 //! thread (§3.5); instead of a red-black tree under a read-write lock it is an immutable sorted table that is replaced as a
 //! whole, so a reader takes no lock and never waits.
 
-use std::cell::Cell;
+mod view;
+
 use std::fmt;
 use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use arc_swap::{ArcSwap, Guard};
+use arc_swap::ArcSwap;
 
+pub use self::view::{Place, View};
+use self::view::{Row, Table};
 use crate::error::{Error, Result};
 use crate::file::AtomicFile;
 use crate::medium::Access;
 use crate::sys::range::AddressRange;
 use crate::sys::{FirstUse, incarnation, page_size};
-
-thread_local! {
-    /// Where in the table this thread found its last address: the next one is most often in the same range. It is a hint
-    /// and is checked before it is believed, so it may be stale or stem from another table.
-    static RECENT: Cell<usize> = const { Cell::new(0) };
-}
 
 /// Files mapped into this process, found by address.
 ///
@@ -126,100 +123,9 @@ struct Entry {
     range: AddressRange,
 }
 
-/// A row of the table. The bounds stand in the row itself, so that a search touches no other memory.
-#[derive(Clone)]
-struct Row {
-    start: usize,
-    end: usize,
-    entry: Arc<Entry>,
-}
-
-/// Rows by address; their ranges are disjoint.
-struct Table {
-    rows: Box<[Row]>,
-}
-
-impl Table {
-    fn row(&self, address: usize) -> Option<&Row> {
-        let recent = RECENT.get();
-        if let Some(row) = self.rows.get(recent)
-            && (row.start..row.end).contains(&address)
-        {
-            return Some(row);
-        }
-        let index = self.rows.partition_point(|row| row.start <= address).checked_sub(1)?;
-        let row = self.rows.get(index).filter(|row| address < row.end)?;
-        RECENT.set(index);
-        Some(row)
-    }
-}
-
-/// The mappings as they were when [`MappedFiles::view`] was called.
-///
-/// What is found in it stays open and mapped until it is dropped: [`MappedFiles::unmap`] waits for that, so keep it no
-/// longer than one access.
-pub struct View {
-    table: Guard<Arc<Table>>,
-}
-
-/// Where an address points: a file, an offset in it, and how far the mapping goes on.
-#[derive(Clone, Copy)]
-pub struct Place<'a> {
-    entry: &'a Entry,
-    within: usize,
-}
-
 impl fmt::Debug for MappedFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.table.load().rows.iter().map(|row| row.entry.mapping)).finish()
-    }
-}
-
-impl fmt::Debug for View {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.table.rows.iter().map(|row| row.entry.mapping)).finish()
-    }
-}
-
-impl fmt::Debug for Place<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Place")
-            .field("file", self.file())
-            .field("offset", &self.offset())
-            .field("left", &self.left())
-            .field("access", &self.access())
-            .finish()
-    }
-}
-
-impl View {
-    /// The file and offset that `address` means, or `None` if it lies in no mapping. It takes no lock and allocates
-    /// nothing.
-    pub fn find(&self, address: usize) -> Option<Place<'_>> {
-        let row = self.table.row(address)?;
-        Some(Place { entry: &row.entry, within: address - row.start })
-    }
-}
-
-impl<'a> Place<'a> {
-    /// The file.
-    pub fn file(&self) -> &'a AtomicFile {
-        &self.entry.file
-    }
-
-    /// The offset in the file, in bytes.
-    pub fn offset(&self) -> u64 {
-        self.entry.mapping.offset + self.within as u64
-    }
-
-    /// Bytes from here to the end of the mapping; 0 in the rest of its last page. The file itself may end earlier.
-    pub fn left(&self) -> usize {
-        self.entry.mapping.len.saturating_sub(self.within)
-    }
-
-    /// What may be done through this mapping.
-    pub fn access(&self) -> Access {
-        self.entry.mapping.access
     }
 }
 

@@ -1,25 +1,22 @@
 //! Programs whose power is cut: they run on a real file system on a recorded disk until they are killed, and what they acknowledged
 //! must be on every disk that a power cut may have left.
-//!
-//! An acknowledgement binds a disk if it had been *received* before the record reached the disk's instant: all that made the step
-//! durable was in the record by then. A step of which no word had come may be there or not.
+
+mod life;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use untorn_rigs::block::{
-    self, Clock, Cut, FileSystem, Mounted, Position, Recorder, copy_image, isolated, write_image,
-};
+use untorn_rigs::block::{Cut, FileSystem, Mounted, Position, Recorder, copy_image, isolated, write_image};
 use untorn_sim::Rng;
 
+use self::life::{Life, watch};
 use super::outcome::{Mode, believe, tool};
 use super::victims::{CARELESS, Tally, VICTIMS, Victim, Wrong, judged, share};
 use super::{Built, Place, quiet};
@@ -177,31 +174,6 @@ fn words(arm: Arm, found: &Found) -> String {
          {canary}",
         arm.words()
     )
-}
-
-/// Steps, each with the position to which a record had come when word of it came.
-type Received = Vec<(Position, u64)>;
-
-/// One life of a program.
-struct Life {
-    record: block::Log,
-    /// What had been acknowledged when the record had come to a position.
-    received: Received,
-    /// Where the record was when the tool was about to be killed, and when the program was dead.
-    served: Position,
-    dead: Position,
-}
-
-impl Life {
-    /// The last step of which word had come before an instant, or that there was before the life.
-    fn known(&self, at: Position, before: u64) -> u64 {
-        let counted = self.received.partition_point(|(position, _)| *position <= at);
-        self.received[..counted].last().map_or(before, |(_, step)| *step)
-    }
-
-    fn last(&self, before: u64) -> u64 {
-        self.known(Position::MAX, before)
-    }
 }
 
 /// Life after life of one program, each on a disk that a power cut in the one before left, before anything recovered it.
@@ -488,62 +460,9 @@ fn patient(mut command: Command) -> Command {
     command
 }
 
-/// What the program acknowledged until it was killed, after so many steps and some time, and where the record was then.
-fn watch(
-    child: &mut Child,
-    clock: Clock,
-    steps: u64,
-    wait: Duration,
-) -> io::Result<Result<(Position, Received), Wrong>> {
-    let said = BufReader::new(child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?);
-    let (sender, lines) = mpsc::channel();
-    let readers = clock.clone();
-    let reader = thread::spawn(move || read(said, &readers, &sender));
-    let process = lines.recv_timeout(PATIENCE);
-    let stepped = process.is_ok() && (0..steps).all(|_| lines.recv_timeout(PATIENCE).is_ok());
-    thread::sleep(wait);
-    // The tool first, lest it sync what the program leaves.
-    let served = clock.now();
-    let _ = child.kill();
-    let status = child.wait()?;
-    if let Ok(process) = process {
-        // The program and what it started. It may have ended by then, told by its calls that nobody serves it.
-        let process = process.to_string();
-        quiet("sh").args(["-c", "kill -s KILL -- \"-$0\"", &process]).stderr(Stdio::null()).status()?;
-    }
-    let received = reader.join().map_err(|_| io::Error::other("a reader panicked"))?;
-    if stepped && status.code().is_none() {
-        return Ok(Ok((served, received)));
-    }
-    let last = received.last().map_or(0, |(_, step)| *step);
-    Ok(Err(Wrong::integrity(format!("AFTER STEP {last} THE PROGRAM WENT ON NO MORE, OR ENDED BY ITSELF ({status})"))))
-}
-
-/// Notes for each step the position at which it is certain; hands the process and the steps on.
-fn read(said: impl BufRead, clock: &Clock, lines: &Sender<u64>) -> Received {
-    let mut received = Vec::new();
-    // What a killed tool did not say to its end is no number.
-    let numbers = said.lines().map_while(Result::ok).map_while(|line| line.parse::<u64>().ok());
-    for (place, number) in numbers.enumerate() {
-        if place > 0 {
-            received.push((clock.now(), number));
-        }
-        // Nobody waits for it once the program is to be killed.
-        let _ = lines.send(number);
-    }
-    received
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_step_binds_the_disks_at_and_after_the_position_at_which_word_came_of_it() {
-        let life = Life { record: block::Log::default(), received: vec![(3, 8), (7, 9)], served: 8, dead: 9 };
-        assert_eq!([0, 2, 3, 6, 7, 9].map(|at| life.known(at, 7)), [7, 7, 8, 8, 9, 9]);
-        assert_eq!((life.last(7), Life { received: vec![], ..life }.last(7)), (9, 7));
-    }
 
     #[test]
     fn every_power_cut_is_dealt_out_and_none_to_the_program_that_has_to_lose() {

@@ -7,24 +7,25 @@
 //! # What holds at every instant, whoever was killed in the middle
 //! - A page that is writable in some process is dirty, and its writable bit is set: both are set before the kernel is asked
 //!   to let stores through, and reset after it was asked to stop them.
-//! - A page that is neither dirty nor in flight equals the last commit: a page goes from dirty to in flight by setting the
-//!   one bit before resetting the other, and leaves in flight when the backing has said that the commit is durable.
+//! - A page that is neither dirty nor in flight equals the last commit: [`dirty`] has how.
 //!
 //! # Why there is no model of it
 //! Words are set by whoever stores to a page (bits, under the gate) and otherwise changed by the one process that serves.
-//! The only protocol without a lock is the gate's: see [`Control::enter`].
+//! The only protocol without a lock is the [`gate`]'s.
 
 mod bits;
+mod dirty;
+mod gate;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::thread::futex;
 
 pub(super) use self::bits::Bits;
-use self::bits::pages_of;
+pub(super) use self::gate::{CLOSED, COPYING, OPEN};
 use crate::sharing::place::MEMBERS;
 use crate::sys::shared::SharedPages;
 
@@ -62,21 +63,6 @@ const CAUSE_WORDS: usize = 64;
 const WORD_TERMS: usize = WORD_CAUSE + CAUSE_WORDS;
 const TERMS_WORDS: usize = 128;
 const BITMAPS_AT: usize = WORDS_AT + PAGE;
-
-// The two low bits of the gate say what a cut is doing; the others count its steps, so that no waiter misses one.
-/// Stores proceed.
-pub(super) const OPEN: u32 = 0;
-/// Nobody may make a page writable.
-pub(super) const CLOSED: u32 = 1;
-/// Nobody may make a pending page writable.
-pub(super) const COPYING: u32 = 2;
-const PHASE: u32 = 3;
-const STEP: u32 = 4;
-
-/// How often a waiter looks again before it goes to sleep, which is some 80 µs: as long as a cut takes, and waking a thread
-/// may take that long again. It does not call `sched_yield(2)` instead, each call of which gives a whole turn away: beside
-/// busy threads 200 of them took five seconds (Linux 6.18).
-const SPINS: u32 = 3000;
 
 /// The block.
 pub(super) struct Control {
@@ -369,85 +355,6 @@ impl Control {
         }
     }
 
-    /// Counts this thread in as one of `slot` that makes `page` writable, as soon as no cut forbids it. It must
-    /// [`leave`](Control::leave). One whose process is cut off does not wait: perhaps nobody is left to open the gate. It
-    /// must not go on to what a cut forbids, so it looks at `cut_off` again.
-    ///
-    /// The thread says that it is in before it looks at the gate, and a cut closes the gate before it looks who is in, all
-    /// of it sequentially consistent: one of the two sees the other.
-    pub(super) fn enter(&self, slot: usize, page: u64, cut_off: &AtomicBool) {
-        self.enter_unless(slot, cut_off, |gate| self.keeps_out(gate, page));
-    }
-
-    /// The same for any page, as soon as no cut is being made at all. None is begun then before it leaves.
-    pub(super) fn enter_between_cuts(&self, slot: usize, cut_off: &AtomicBool) {
-        self.enter_unless(slot, cut_off, |gate| gate & PHASE != OPEN);
-    }
-
-    fn enter_unless(&self, slot: usize, cut_off: &AtomicBool, keeps_out: impl Fn(u32) -> bool) {
-        let keeps_out = |gate| keeps_out(gate) && !cut_off.load(Ordering::SeqCst);
-        let gate = self.half(GATE);
-        loop {
-            self.active(slot).fetch_add(1, Ordering::SeqCst);
-            let seen = gate.load(Ordering::SeqCst);
-            if !keeps_out(seen) {
-                return;
-            }
-            self.leave(slot);
-            let mut looked = 0;
-            while gate.load(Ordering::SeqCst) == seen && keeps_out(seen) {
-                looked += 1;
-                if looked < SPINS {
-                    std::hint::spin_loop();
-                } else {
-                    // Whoever closed the gate may be gone; another one then opens it, and wakes all.
-                    sleep_on(gate, seen, Duration::from_millis(20));
-                }
-            }
-        }
-    }
-
-    /// Whether a gate keeps a page from becoming writable.
-    fn keeps_out(&self, gate: u32, page: u64) -> bool {
-        match gate & PHASE {
-            OPEN => false,
-            COPYING => self.pending().get(page),
-            _ => true,
-        }
-    }
-
-    /// Counts this thread out.
-    pub(super) fn leave(&self, slot: usize) {
-        let last = self.active(slot).fetch_sub(1, Ordering::SeqCst) == 1;
-        // Whoever waits for that has closed the gate before, and looked at the count after: as in `enter`.
-        if last && self.half(GATE).load(Ordering::SeqCst) & PHASE == CLOSED {
-            let _ = futex::wake(self.active(slot), futex::Flags::empty(), 1);
-        }
-    }
-
-    /// Waits for the threads of a member that are making a page writable, but not long. The gate is closed.
-    pub(super) fn await_leaving(&self, slot: usize) {
-        let active = self.active(slot);
-        for _ in 0..SPINS {
-            if active.load(Ordering::SeqCst) == 0 {
-                return;
-            }
-            std::hint::spin_loop();
-        }
-        sleep_on(active, active.load(Ordering::SeqCst), Duration::from_millis(1));
-    }
-
-    /// Moves the gate on.
-    pub(super) fn set_gate(&self, phase: u32) {
-        let gate = self.half(GATE);
-        let before = gate.load(Ordering::SeqCst);
-        gate.store((before & !PHASE).wrapping_add(STEP) | phase, Ordering::SeqCst);
-        if phase != CLOSED {
-            // It fails for no word that is mapped.
-            let _ = futex::wake(gate, futex::Flags::empty(), i32::MAX as u32);
-        }
-    }
-
     /// Fills so far: for waiting with [`await_fill`](Control::await_fill).
     pub(super) fn fills(&self) -> u32 {
         self.half(FILLS).load(Ordering::SeqCst)
@@ -463,71 +370,6 @@ impl Control {
         self.half(FILLS).fetch_add(1, Ordering::SeqCst);
         let _ = futex::wake(self.half(FILLS), futex::Flags::empty(), i32::MAX as u32);
     }
-
-    /// The dirty pages, ascending.
-    pub(super) fn dirty_pages(&self, into: &mut Vec<u64>) {
-        into.clear();
-        let dirty = self.dirty();
-        for (index, summary) in dirty.summary.iter().enumerate().take(self.summaries()) {
-            for word in pages_of(index, summary.load(Ordering::SeqCst)) {
-                let bits = dirty.words.get(word as usize).map_or(0, |word| word.load(Ordering::SeqCst));
-                into.extend(pages_of(word as usize, bits));
-            }
-        }
-        self.keep_existing(into);
-    }
-
-    /// Makes the dirty pages those of a commit under way, each pending until it is copied. The gate is closed.
-    pub(super) fn take_dirty(&self, into: &mut Vec<u64>) {
-        into.clear();
-        let (dirty, in_flight, pending) = (self.dirty(), self.in_flight(), self.pending());
-        for (index, summary) in dirty.summary.iter().enumerate().take(self.summaries()) {
-            let which = summary.load(Ordering::SeqCst);
-            if which == 0 {
-                continue;
-            }
-            for word in pages_of(index, which) {
-                let word = (word as usize).min(dirty.words.len() - 1);
-                let bits = dirty.words[word].load(Ordering::SeqCst);
-                pending.words[word].fetch_or(bits, Ordering::SeqCst);
-                in_flight.words[word].fetch_or(bits, Ordering::SeqCst);
-                dirty.words[word].store(0, Ordering::SeqCst);
-                into.extend(pages_of(word, bits));
-            }
-            summary.store(0, Ordering::SeqCst);
-        }
-        self.keep_existing(into);
-    }
-
-    /// Drops pages that a process gone wild may have named.
-    fn keep_existing(&self, pages: &mut Vec<u64>) {
-        let end = self.pages();
-        pages.retain(|page| *page < end);
-    }
-
-    /// How many words of the summary there can be bits in.
-    fn summaries(&self) -> usize {
-        self.pages().div_ceil(64 * 64) as usize
-    }
-
-    /// Makes all pages of a commit that nobody will complete dirty again, forgets what a cut was doing, and finds the
-    /// summary anew: what a process does first that takes over the serving.
-    pub(super) fn recover(&self) {
-        let (dirty, in_flight, pending) = (self.dirty(), self.in_flight(), self.pending());
-        for word in 0..self.pages().div_ceil(64) as usize {
-            let bits = in_flight.words[word].load(Ordering::SeqCst);
-            if bits != 0 {
-                dirty.words[word].fetch_or(bits, Ordering::SeqCst);
-                in_flight.words[word].store(0, Ordering::SeqCst);
-            }
-            if pending.words[word].load(Ordering::SeqCst) != 0 {
-                pending.words[word].store(0, Ordering::SeqCst);
-            }
-            if dirty.words[word].load(Ordering::SeqCst) != 0 {
-                dirty.summarise(word);
-            }
-        }
-    }
 }
 
 /// Waits for a word to change, but not longer than the limit.
@@ -540,43 +382,6 @@ fn sleep_on(word: &AtomicU32, seen: u32, limit: Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dirty_pages_are_taken_once_and_come_back_if_nobody_commits_them() {
-        let control = Control::create(20_000 * PAGE as u64, 1 << 20).unwrap();
-        let pages = [0, 63, 64, 4095, 4096, 19_999];
-        pages.iter().for_each(|page| assert!(!control.dirty().set(*page)));
-        let mut found = Vec::new();
-        control.dirty_pages(&mut found);
-        assert_eq!(found, pages);
-        control.take_dirty(&mut found);
-        assert_eq!(found, pages);
-        assert!(pages.iter().all(|page| control.pending().get(*page) && control.in_flight().get(*page)));
-        control.dirty_pages(&mut found);
-        assert!(found.is_empty());
-        control.dirty().set(7);
-        control.recover();
-        control.dirty_pages(&mut found);
-        assert_eq!(found, [0, 7, 63, 64, 4095, 4096, 19_999]);
-        assert!(!pages.iter().any(|page| control.pending().get(*page) || control.in_flight().get(*page)));
-    }
-
-    /// As where the process that served was killed in the middle of a rollback, and none can take its place.
-    #[test]
-    fn who_is_cut_off_does_not_wait_for_a_gate_that_nobody_opens() {
-        let (control, cut_off) = (Control::create(PAGE as u64, 1).unwrap(), AtomicBool::new(false));
-        control.set_gate(CLOSED);
-        std::thread::scope(|scope| {
-            let threads = [
-                scope.spawn(|| control.enter(3, 0, &cut_off)),
-                scope.spawn(|| control.enter_between_cuts(3, &cut_off)),
-            ];
-            std::thread::sleep(Duration::from_millis(50));
-            assert!(!threads.iter().any(|thread| thread.is_finished()), "the gate is closed");
-            cut_off.store(true, Ordering::SeqCst);
-        });
-        assert_eq!(control.active(3).load(Ordering::SeqCst), 2);
-    }
 
     #[test]
     fn another_mapping_sees_the_same_and_another_size_is_refused() {

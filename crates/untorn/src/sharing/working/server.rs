@@ -1,5 +1,9 @@
 //! The serving thread: of all the processes that share a working copy, one has it. It fills pages, makes cuts, and hands
-//! them to the backing, which a second thread calls so that nobody waits for a device.
+//! them to the backing, which a second thread calls so that nobody waits for a device. Here are its state, its loop and its
+//! connections; [`requests`] has what is asked for over them, [`seats`] who takes part.
+
+mod requests;
+mod seats;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,15 +15,16 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-use super::backing::{Backing, Cut, in_doubt};
+use self::requests::Request;
+use self::seats::Seat;
+use super::backing::{Backing, Cut};
 use super::committer::Committer;
-use super::control::{Control, PAGE, VERSION};
-use super::cut::protect_pages;
+use super::control::Control;
 use crate::error::{Error, Result};
 use crate::sharing::dial::{SHORTAGE, wait, was_rung};
 use crate::sharing::listener::Listener;
 use crate::sharing::place::{MEMBERS, Place};
-use crate::sharing::wire::{Came, INVALID, Kind, Message, POISONED, is_shortage, is_shortage_number, receive};
+use crate::sharing::wire::{Came, Kind, Message, is_shortage, is_shortage_number, receive};
 use crate::sys::shared::SharedPages;
 use crate::sys::socket;
 use crate::sys::userfault::Userfault;
@@ -47,21 +52,6 @@ impl Drop for Peer {
     fn drop(&mut self) {
         socket::shut_down(self.socket.as_fd());
     }
-}
-
-/// A process that takes part.
-pub(super) struct Seat {
-    pub(super) tracker: Userfault,
-    /// Where it has the memory.
-    pub(super) base: usize,
-    /// Its connection.
-    token: u64,
-}
-
-/// Somebody who waits for an answer.
-struct Request {
-    token: u64,
-    message: Message,
 }
 
 /// The serving thread's state.
@@ -326,234 +316,12 @@ impl Server {
         }
     }
 
-    fn welcome(&mut self, token: u64, message: &Message) {
-        let refused = match self.control.poisoned() {
-            _ if message.a != VERSION => Some(format!("it is shared by processes with version {VERSION} of sharing")),
-            _ if message.text != self.part => {
-                Some(format!("{} is shared, and nothing else of it meanwhile", self.part))
-            }
-            Some(cause) => Some(self.poisoned(cause).to_string()),
-            None => None,
-        };
-        if let Some(why) = refused {
-            return self.say(token, &Message::new(Kind::Refused, 0, 1, 0).text(why), &[]);
-        }
-        if let Some(slot) = usize::try_from(message.id).ok().filter(|slot| *slot < MEMBERS) {
-            // It has the slot's lock, so whoever had the seat is dead, if only since a moment ago. From now on this process
-            // looks alive to those who ask.
-            self.release(slot);
-        }
-        let control = Arc::clone(&self.control);
-        let welcome = Message::new(Kind::Welcome, 0, control.reserved(), 0);
-        let Ok(pages) = self.view.file().try_clone_to_owned() else { return self.end_for_want(token) };
-        self.say(token, &welcome, &[control.file(), pages.as_fd()]);
-    }
-
-    /// Gives a process its seat, or says why not.
-    fn seat(&mut self, token: u64, message: &Message, mut fds: Vec<OwnedFd>) -> std::result::Result<(), String> {
-        if message.text != name(&self.control) {
-            return Err("another working copy of the file has been begun".to_owned());
-        }
-        let slot = usize::try_from(message.id).ok().filter(|slot| *slot < MEMBERS).ok_or("there is no such slot")?;
-        let tracker = Userfault::from_fd(fds.pop().ok_or("a descriptor is missing")?);
-        let base = message.a as usize;
-        if message.kind == Kind::Return {
-            if !self.control.attached(slot) {
-                return Err("it was given up".to_owned());
-            }
-        } else {
-            let pages = self.cut_len().div_ceil(PAGE as u64);
-            self.control.reset_member(slot);
-            self.control.allocate_member(slot, pages).map_err(|error| format!("there is no memory: {error}"))?;
-            if message.b < pages {
-                // It has grown since the process had a look.
-                protect_pages(&tracker, base, message.b, pages)
-                    .map_err(|error| format!("protecting it failed: {error}"))?;
-            }
-            self.control.set_attached(slot, true);
-        }
-        if let Some(before) = self.seats[slot].replace(Seat { tracker, base, token }) {
-            // Its process has left that line, and asks on this one for what it was not answered.
-            self.forget(before.token);
-        }
-        Ok(())
-    }
-
     /// Ends a connection, with what was asked on it and is not begun.
     fn forget(&mut self, token: u64) {
         self.queue.retain(|request| request.token != token);
         if let Some(peer) = self.peer(token) {
             peer.ended = true;
         }
-    }
-
-    /// Gives a seat up whose process is gone, or stores no more.
-    pub(super) fn release(&mut self, slot: usize) {
-        self.seats[slot] = None;
-        self.control.active(slot).store(0, std::sync::atomic::Ordering::SeqCst);
-        self.control.set_attached(slot, false);
-    }
-
-    /// Whether the connection of a seat has ended.
-    fn is_lonely(&self, seat: &Seat) -> bool {
-        !self.peers.iter().any(|peer| peer.token == seat.token && !peer.ended)
-    }
-
-    /// Gives up the seats of the dead.
-    fn bury(&mut self) {
-        for slot in 0..MEMBERS {
-            let lonely = self.seats[slot].as_ref().is_some_and(|seat| self.is_lonely(seat));
-            if lonely && !self.place.is_alive(slot) {
-                self.release(slot);
-            }
-        }
-    }
-
-    /// Whether every process that takes part has come back to this server.
-    fn all_are_back(&mut self) -> bool {
-        (0..MEMBERS).all(|slot| {
-            if !self.control.attached(slot) || self.seats[slot].is_some() {
-                return true;
-            }
-            let alive = self.place.is_alive(slot);
-            if !alive {
-                self.release(slot);
-            }
-            !alive
-        })
-    }
-
-    /// Does what was asked for, as far as it can be done now.
-    fn advance(&mut self) {
-        while self.in_flight.is_none() && (!self.queue.is_empty() || self.control.rolling_back()) && self.all_are_back()
-        {
-            if self.control.rolling_back() {
-                // What a dead server began. It can't be answered for; if it failed the working copy is poisoned.
-                let failed = self.roll_back().is_err();
-                if failed && self.control.rolling_back() {
-                    return;
-                }
-                continue;
-            }
-            let Some(request) = self.queue.pop_front() else { return };
-            if let Some(cause) = self.control.poisoned() {
-                let failed = Err(self.poisoned(cause));
-                self.answer(&request, &failed);
-                continue;
-            }
-            let begun = match request.message.kind {
-                Kind::RollBack => {
-                    let done = self.roll_back().map(|()| self.control.commit());
-                    self.answer(&request, &done);
-                    continue;
-                }
-                Kind::Grow => self.grow(request.message.a),
-                _ => Ok(()),
-            };
-            let mut waiting = vec![request];
-            // The cut about to be made is later than all of these were asked for.
-            while self.queue.front().is_some_and(|next| next.message.kind == Kind::Commit) {
-                waiting.extend(self.queue.pop_front());
-            }
-            let cut = begun.and_then(|()| self.cut());
-            if !matches!(cut, Ok(Some(_))) {
-                self.growing = None;
-            }
-            match cut {
-                Ok(Some(cut)) => {
-                    self.in_flight = Some(waiting);
-                    // Before it can be durable: whoever takes over may find it, and no other one.
-                    self.control.set_committing(self.control.commit() + 1);
-                    if !self.committer.as_ref().is_some_and(|committer| committer.commit(cut)) {
-                        // Its thread is gone, which a panic in the backing does not lead to.
-                        let failed = Err(self.poisoned("the committing thread is gone".to_owned()));
-                        self.finish(Cut::default(), failed);
-                    }
-                }
-                Ok(None) => self.answer_all(&waiting, &Ok(self.control.commit())),
-                Err(error) => self.answer_all(&waiting, &Err(error)),
-            }
-        }
-    }
-
-    /// Bytes of the next cut, and of the one that is being committed.
-    pub(super) fn cut_len(&self) -> u64 {
-        self.growing.unwrap_or_else(|| self.control.len())
-    }
-
-    /// Makes room for a longer working copy, everywhere. It is as long once that is committed, and if it never is, nobody has
-    /// seen a length that the file could not have.
-    fn grow(&mut self, len: u64) -> Result<()> {
-        let (before, old) = (self.control.len(), self.control.pages());
-        let room = self.control.reserved() * PAGE as u64;
-        if !(before..=room).contains(&len) {
-            let what =
-                format!("{len} bytes: while it is shared it can have from {before}, its length, to {room} bytes");
-            return Err(Error::Invalid { path: self.place.path().to_owned(), what });
-        }
-        let pages = len.div_ceil(PAGE as u64);
-        let grown = self.control.allocate(pages).and_then(|()| {
-            for slot in (0..MEMBERS).filter(|slot| self.seats[*slot].is_some()) {
-                self.control.allocate_member(slot, pages)?;
-                // Before there is anything to store to.
-                self.protect_in(slot, old, pages)?;
-            }
-            self.view.grow(pages * PAGE as u64)
-        });
-        grown.map_err(|error| self.io("grow the working copy of", error))?;
-        self.growing = Some(len);
-        Ok(())
-    }
-
-    /// Hears of a commit that the backing is done with.
-    fn committed(&mut self) {
-        if let Some((cut, result)) = self.committer.as_ref().and_then(Committer::done) {
-            self.finish(cut, result);
-        }
-    }
-
-    fn finish(&mut self, cut: Cut, result: Result<u64>) {
-        self.growing = None;
-        match &result {
-            Ok(number) => {
-                let in_flight = self.control.in_flight();
-                cut.pages.iter().for_each(|page| in_flight.reset(*page));
-                self.control.set_len(cut.len);
-                self.control.set_commit(*number);
-                self.committed_len = cut.len;
-                if let Ok(backing) = &self.backing {
-                    let tidied = backing.tidied();
-                    backing.tidy(&self.view, &mut cut.pages.iter().copied().filter(|page| tidied.contains(page)));
-                }
-            }
-            Err(error) => {
-                // First: what is rolled back after this would count as equal to a last commit that nobody knows.
-                if let Some(cause) = in_doubt(&self.backing, error) {
-                    self.control.poison(&cause);
-                }
-                // The pages differ from the last commit as before.
-                self.control.recover();
-                self.control.set_committing(0);
-            }
-        }
-        self.spare = cut.emptied();
-        let waiting = self.in_flight.take().unwrap_or_default();
-        self.answer_all(&waiting, &result);
-    }
-
-    fn answer_all(&mut self, waiting: &[Request], result: &Result<u64>) {
-        waiting.iter().for_each(|request| self.answer(request, result));
-    }
-
-    fn answer(&mut self, request: &Request, result: &Result<u64>) {
-        let id = request.message.id;
-        let answer = match result {
-            Ok(number) => Message::new(Kind::Done, id, *number, 0),
-            Err(Error::Poisoned { cause, .. }) => Message::new(Kind::Failed, id, 0, POISONED).text(cause),
-            Err(Error::Invalid { what, .. }) => Message::new(Kind::Failed, id, 0, INVALID).text(what),
-            Err(error) => Message::new(Kind::Failed, id, error.errno() as u64, 0).text(error.to_string()),
-        };
-        self.say(request.token, &answer, &[]);
     }
 
     /// Says something to a connection. One that does not listen is closed: its process comes back and asks again. That would
