@@ -57,6 +57,13 @@ impl Generator {
     fn on_theme(&mut self, model: &Model, there: &[u8], absent: &[u8]) -> Option<Op> {
         let file = *self.rng.pick(there);
         let (healthy, tag) = (model.stuck.is_empty(), 1 + self.rng.below(200) as u8);
+        // What was removed may be back where another file is put.
+        if self.theme == Theme::Moved
+            && let Some(to) = model.leaving.last().filter(|to| absent.contains(to))
+            && self.rng.one_in(2)
+        {
+            return self.moving_to(model, file, to);
+        }
         match self.theme {
             Theme::Anything => None,
             Theme::Again => Some(match self.rng.below(6) {
@@ -72,7 +79,6 @@ impl Generator {
                     Op::Make(*self.rng.pick(absent), *self.rng.pick(&[1, 70]), tag)
                 }
                 4 => Op::Write(file, *self.rng.pick(&OFFSETS), 70, tag),
-                // What is removed without a word may be back where another file is put.
                 5 if healthy && self.rng.one_in(2) => Op::Remove(file),
                 5 => Op::Leave(file),
                 _ => self.moving(model, file)?,
@@ -104,6 +110,10 @@ impl Generator {
     /// A rename of a file, to a name that is free or that of a file which has not failed.
     fn moving(&mut self, model: &Model, file: u8) -> Option<Op> {
         let to = self.rng.below(NAMES.len() as u64) as u8;
+        self.moving_to(model, file, to)
+    }
+
+    fn moving_to(&mut self, model: &Model, file: u8, to: u8) -> Option<Op> {
         if to == file || model.stuck.contains(&to) || model.demoted.contains(&file) {
             return None;
         }

@@ -85,6 +85,11 @@ fn parent(name: u8) -> Option<&'static Path> {
 pub(super) struct Leaving(pub(super) Vec<(u8, Vec<Vec<u8>>)>);
 
 impl Leaving {
+    /// The name of the file that went last.
+    pub(super) fn last(&self) -> Option<u8> {
+        self.0.last().map(|(name, _)| *name)
+    }
+
     /// Adds to states those in which some of them are back. What another file has the name of cannot be.
     pub(super) fn or_back(&self, states: &mut Vec<State>) {
         for (name, contents) in &self.0 {
