@@ -26,7 +26,8 @@ impl Effect {
             (Effect::Rename(_, from, to), Effect::Rename(_, before, name)) => {
                 [from, to].into_iter().any(|own| own == before || own == name)
             }
-            (Effect::Rename(file, ..), Effect::Create(made, ..)) => file == made,
+            // What it is put over was made before, too.
+            (Effect::Rename(file, _, to), Effect::Create(made, name, _)) => file == made || to == name,
             _ => false,
         }
     }
