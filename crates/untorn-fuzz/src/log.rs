@@ -467,6 +467,32 @@ mod tests {
         }
     }
 
+    /// A line that takes the number of another file and the old name of one that is to be renamed: what is made for it stands where that
+    /// one was looked for, and must not be renamed in its stead.
+    #[test]
+    fn what_comes_between_is_not_renamed() {
+        for honest in HONEST.iter() {
+            let mut log = honest.log.clone();
+            for line in [TABLE_AT + 4 * PAGE, TABLE_AT + 5 * PAGE] {
+                // New, never let leave, and of no file there is.
+                for (at, value, width) in [(0, 2, 8), (24, 4, 8), (32, 7, 8), (40, 9, 8), (48, 4, 4), (56, 77, 8)] {
+                    put(&mut log, line + at, value, width);
+                }
+                put(&mut log, line + 52, NAMES[0].len() as u64, 4);
+                log[line + 96..][..NAMES[0].len()].copy_from_slice(NAMES[0].as_bytes());
+                seal_line(&mut log, line);
+            }
+            let medium = boot(&honest.state);
+            replace(&medium, Path::new(LOG), &honest.log, &log).unwrap();
+            let shelf = Shelf::default();
+            CacheOptions::new().replay_on(medium, &shelf, LOG).unwrap();
+            let renamed = &shelf.all().renamed;
+            let made = made_for(2);
+            assert!(renamed.contains(&(made, PathBuf::from(NAMES[0]))), "the line was not believed: {renamed:?}");
+            assert!(!renamed.contains(&(made, PathBuf::from(MOVED))), "{renamed:?}");
+        }
+    }
+
     /// Whole operations that are made up, of every length, must reach the files, or the searcher tries nothing but the first checks.
     #[test]
     fn what_is_made_up_consistently_is_done() {

@@ -130,7 +130,12 @@ impl<M: Medium> Replayer<'_, M> {
                 continue;
             };
             let Some(so_far) = &target.so_far else { continue };
-            let placed = again::put_in_place(self.place, line, so_far, self.lines());
+            let placed = match self.at(so_far, &line.identity) {
+                Ok(Some(_)) => again::put_in_place(self.place, line, so_far, self.lines()),
+                // Another file of a forged log came between, or somebody did: the name is not to be taken from what has it now.
+                Ok(None) => Ok(Err(Fate::Missing(again::ANOTHER.to_owned()))),
+                Err(error) => Err(error),
+            };
             let Some(target) = self.targets.get_mut(&uid) else { continue };
             match placed {
                 Ok(Ok(aside)) => target.moved_aside = aside,

@@ -335,7 +335,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
     }
 
     /// The file of this identity at this path.
-    fn at(&self, path: &Path, identity: &Identity) -> Result<Option<Arc<dyn SlowFile>>> {
+    pub(super) fn at(&self, path: &Path, identity: &Identity) -> Result<Option<Arc<dyn SlowFile>>> {
         match self.place.open(path)? {
             Some(file) if is_same(&file.identity()?, identity) => Ok(Some(file)),
             _ => Ok(None),
