@@ -5,67 +5,14 @@ mod common;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 
 use serde_json::Value;
-use tempfile::TempDir;
 
-use crate::common::{Run, UNTORN, untorn};
-
-/// The layer. Cargo builds no C library for the tests of another package, so it is asked to here.
-fn layer() -> &'static Path {
-    static LAYER: OnceLock<PathBuf> = OnceLock::new();
-    LAYER.get_or_init(|| {
-        let into = Path::new(UNTORN).ancestors().nth(2).unwrap().join("layer");
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "-p", "untorn-preload"]);
-        assert!(cargo.arg("--target-dir").arg(&into).status().unwrap().success());
-        into.join("debug/libuntorn_preload.so")
-    })
-}
-
-/// A directory for a program's files, and one for the log.
-struct Place {
-    files: TempDir,
-    aside: TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        Place { files: tempfile::tempdir().unwrap(), aside: tempfile::tempdir().unwrap() }
-    }
-
-    fn log(&self) -> PathBuf {
-        self.aside.path().join("log")
-    }
-
-    /// The tool, in the directory of the files.
-    fn tool(&self) -> Command {
-        let mut command = Command::new(UNTORN);
-        // One that is killed leaves its socket behind.
-        command.current_dir(self.files.path()).stdin(Stdio::null()).env("TMPDIR", self.aside.path());
-        if !untorn::doctor(self.aside.path()).unwrap().durable {
-            // Where files for tests are in memory, so is the log.
-            command.env("UNTORN_ASSUME_PMEM", "1");
-        }
-        command
-    }
-
-    /// A run with a log.
-    fn under(&self, options: &[&str], program: &[&str]) -> Command {
-        let mut command = self.tool();
-        command.args(["run", "--mode", "boost", "--log-size", "8M", "--log"]).arg(self.log());
-        command.arg("--layer").arg(layer()).args(options).arg("--").args(program);
-        command
-    }
-
-    #[track_caller]
-    fn run(&self, options: &[&str], program: &[&str]) -> Run {
-        Run::of(self.under(options, program).output().unwrap(), options)
-    }
-}
+use crate::common::boosted::Place;
+use crate::common::layered::layer;
+use crate::common::{Run, untorn};
 
 /// Writes two files at offsets, syncs one, and has the other mapped; writes to a third that the kernel syncs.
 const PROGRAM: &str = "

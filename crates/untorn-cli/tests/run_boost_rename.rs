@@ -3,77 +3,11 @@
 mod common;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::path::Path;
 
 use serde_json::Value;
-use tempfile::TempDir;
 
-use crate::common::{Run, UNTORN};
-
-/// The layer. Cargo builds no C library for the tests of another package, so it is asked to here.
-fn layer() -> &'static Path {
-    static LAYER: OnceLock<PathBuf> = OnceLock::new();
-    LAYER.get_or_init(|| {
-        let into = Path::new(UNTORN).ancestors().nth(2).unwrap().join("layer");
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "-p", "untorn-preload"]);
-        assert!(cargo.arg("--target-dir").arg(&into).status().unwrap().success());
-        into.join("debug/libuntorn_preload.so")
-    })
-}
-
-struct Place {
-    files: TempDir,
-    aside: TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        Place { files: tempfile::tempdir().unwrap(), aside: tempfile::tempdir().unwrap() }
-    }
-
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(program);
-        command.current_dir(self.files.path()).stdin(Stdio::null()).env("TMPDIR", self.aside.path());
-        command
-    }
-
-    fn bare(&self, program: &str) -> String {
-        Run::of(self.command("python3").args(["-c", program]).output().unwrap(), &["bare"]).expect(0).text()
-    }
-
-    /// What a program says under untorn, and the report.
-    fn boosted(&self, program: &str) -> (String, Value) {
-        let mut command = self.command(UNTORN);
-        if !untorn::doctor(self.aside.path()).unwrap().durable {
-            // Where files for tests are in memory, so is the log.
-            command.env("UNTORN_ASSUME_PMEM", "1");
-        }
-        command.args(["run", "--mode", "boost", "--log-size", "8M", "--match", "*.managed", "--json", "--log"]);
-        command.arg(self.aside.path().join("log")).arg("--layer").arg(layer()).args(["--", "python3", "-c", program]);
-        let out = Run::of(command.output().unwrap(), &["boosted"]).expect(0).text();
-        let (said, json) = out.trim_end().rsplit_once('\n').unwrap();
-        (format!("{said}\n"), serde_json::from_str(json).unwrap())
-    }
-
-    /// Whether the log can follow renames here.
-    fn tells_files_apart(&self) -> bool {
-        use untorn::medium::{Descriptor, SlowFile};
-        let path = self.aside.path().join("probe");
-        let probe = self.files.path().join("probe");
-        let file = fs::File::options().read(true).write(true).create_new(true).open(&probe).unwrap();
-        let identity = Descriptor::new(file.into(), &path).unwrap().identity().unwrap();
-        fs::remove_file(probe).unwrap();
-        identity.generation != 0 && identity.birth != 0
-    }
-}
-
-fn demotions(report: &Value) -> Vec<(&str, &str)> {
-    let entries = report["demoted"].as_array().unwrap().iter();
-    entries.map(|entry| (entry[0]["path"].as_str().unwrap(), entry[0]["why"].as_str().unwrap())).collect()
-}
+use crate::common::boosted::{Place, demotions};
 
 /// Each rename has its own files. What it is told is printed, and at the end all there is.
 const RENAMES: &str = r"

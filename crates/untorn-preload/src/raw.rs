@@ -144,6 +144,22 @@ pub(crate) fn file_of(fd: c_int) -> Result<(u64, u64), c_int> {
     Ok((libc::makedev(status.stx_dev_major, status.stx_dev_minor), status.stx_ino))
 }
 
+pub(crate) fn fsync(fd: c_int) -> Result<(), c_int> {
+    // SAFETY: takes a number.
+    unsafe { result(libc::SYS_fsync, [word(fd), 0, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Whether a descriptor is that of a directory. As for [`file_of`], nothing else is asked for.
+pub(crate) fn is_directory(fd: c_int) -> bool {
+    let mut status = MaybeUninit::<libc::statx>::zeroed();
+    let (empty, mask) = (c"".as_ptr() as usize, libc::STATX_TYPE as usize);
+    let arguments = [word(fd), empty, word(libc::AT_EMPTY_PATH), mask, status.as_mut_ptr() as usize, 0];
+    // SAFETY: an empty string, and a structure that the kernel fills.
+    let known = unsafe { result(libc::SYS_statx, arguments) }.is_ok();
+    // SAFETY: zeroed, and filled by the kernel; every bit pattern is one.
+    known && libc::mode_t::from(unsafe { status.assume_init() }.stx_mode) & libc::S_IFMT == libc::S_IFDIR
+}
+
 /// How long a descriptor's file is. As for [`file_of`], nothing else is asked for.
 pub(crate) fn len_of(fd: c_int) -> Result<u64, c_int> {
     let mut status = MaybeUninit::<libc::statx>::zeroed();

@@ -72,6 +72,8 @@ pub struct Report {
     pub refused: Vec<(Refused, u64)>,
     /// What was demoted, and how often.
     pub demoted: Vec<(Demoted, u64)>,
+    /// Syncs of directories that waited for no device, for a log keeps all that had changed there.
+    pub directory_syncs_kept: u64,
     /// What failed when nobody was left to be told: commits at a file's last close.
     pub failures: Vec<String>,
 }
@@ -88,6 +90,7 @@ struct Inner {
     files: BTreeMap<PathBuf, FileReport>,
     refused: BTreeMap<Refused, u64>,
     demoted: BTreeMap<Demoted, u64>,
+    directory_syncs_kept: u64,
     failures: Vec<String>,
 }
 
@@ -120,6 +123,10 @@ impl Ledger {
         *self.lock().demoted.entry(key).or_default() += 1;
     }
 
+    pub(crate) fn directory_kept(&self) {
+        self.lock().directory_syncs_kept += 1;
+    }
+
     pub(crate) fn failure(&self, what: String) {
         self.lock().failures.push(what);
     }
@@ -131,6 +138,7 @@ impl Ledger {
             files: inner.files.values().cloned().collect(),
             refused: inner.refused.iter().map(|(refused, count)| (refused.clone(), *count)).collect(),
             demoted: inner.demoted.iter().map(|(demoted, count)| (demoted.clone(), *count)).collect(),
+            directory_syncs_kept: inner.directory_syncs_kept,
             failures: inner.failures.clone(),
         }
     }

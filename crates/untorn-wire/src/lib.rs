@@ -134,6 +134,11 @@ pub enum Operation {
     Move = 29,
     /// It was, if `number` is 1.
     Moved = 30,
+    /// The descriptor is that of a directory, which is to be synced. `managed` is 1 if it need not be. Otherwise it is for the
+    /// program to do, and [`DirectorySynced`](Operation::DirectorySynced) has to follow with the value, unless that is 0.
+    SyncDirectory = 31,
+    /// The sync of a directory that has this `number` was made, if `flags` is 1.
+    DirectorySynced = 32,
 }
 
 impl Operation {
@@ -141,9 +146,38 @@ impl Operation {
     pub fn of(number: u32) -> Option<Self> {
         use Operation::*;
         let all = [
-            Hello, Open, Closed, Read, Write, Seek, SetLength, Allocate, Commit, CommitAll, Status, Times, Refused,
-            Exit, Managed, Demote, Leave, Reopen, Share, TakeBack, Map, Mapped, Unmapped, Inherited, SyncMapped,
-            MapAgain, Becomes, Placed, Move, Moved,
+            Hello,
+            Open,
+            Closed,
+            Read,
+            Write,
+            Seek,
+            SetLength,
+            Allocate,
+            Commit,
+            CommitAll,
+            Status,
+            Times,
+            Refused,
+            Exit,
+            Managed,
+            Demote,
+            Leave,
+            Reopen,
+            Share,
+            TakeBack,
+            Map,
+            Mapped,
+            Unmapped,
+            Inherited,
+            SyncMapped,
+            MapAgain,
+            Becomes,
+            Placed,
+            Move,
+            Moved,
+            SyncDirectory,
+            DirectorySynced,
         ];
         all.into_iter().find(|operation| *operation as u32 == number)
     }
@@ -193,11 +227,11 @@ mod tests {
 
     #[test]
     fn every_operation_is_found_by_its_number() {
-        for number in 1..=30 {
+        for number in 1..=32 {
             assert_eq!(Operation::of(number).map(|operation| operation as u32), Some(number));
         }
         assert_eq!(Operation::of(0), None);
-        assert_eq!(Operation::of(31), None);
+        assert_eq!(Operation::of(33), None);
     }
 
     #[test]

@@ -311,3 +311,69 @@ fn lines_of_files_that_were_renamed_or_replaced_come_back() {
     machine.cache().drain().unwrap();
     assert_eq!(machine.cache().info().unwrap().files, 0);
 }
+
+/// Its renamer was killed before it said so, or what it said was not synced; but another file has the name since.
+#[test]
+fn a_file_of_which_the_log_has_nothing_else_is_renamed_again_where_a_new_one_has_its_name() {
+    let Some(mut machine) = Machine::new() else { return };
+    let old = machine.create("one/f", b"old");
+    machine.cache().drain().unwrap();
+    assert!(old.move_to(&machine.path("two/f")).unwrap());
+    fs::rename(machine.path("one/f"), machine.path("two/f")).unwrap();
+    drop((old, machine.create("one/f", b"new")));
+    let replay = machine.crash(|machine| {
+        fs::remove_file(machine.path("one/f")).unwrap();
+        machine.undo("one/f", "two/f");
+    });
+    assert!(replay.is_complete(), "{replay:?}");
+    assert_eq!(fs::read(machine.path("one/f")).unwrap(), b"new");
+    assert_eq!(fs::read(machine.path("two/f")).unwrap(), b"old");
+    let count = |dir| fs::read_dir(machine.path(dir)).unwrap().count();
+    assert_eq!((count("one"), count("two")), (1, 1));
+}
+
+/// Each is what a crash and a replay leave, as the other tests have it; the explorer tries what it relies on.
+#[test]
+fn the_log_keeps_names_of_files_that_it_has_and_those_that_were_given_up_by_a_rename() {
+    let Some(machine) = Machine::new() else { return };
+    let kept = |names: &[&str]| {
+        let names: Vec<_> = names.iter().map(std::ffi::OsString::from).collect();
+        machine.cache().keeps_names(&machine.path("one"), &names).unwrap()
+    };
+    assert!(kept(&[]));
+    assert!(!kept(&["a"]), "nothing is there, and may have been removed");
+    fs::write(machine.path("one/plain"), "plain").unwrap();
+    fs::create_dir(machine.path("one/dir")).unwrap();
+    std::os::unix::fs::symlink("a", machine.path("one/link")).unwrap();
+    let path = machine.path("one/a");
+    let a = machine.cache().attach_through(Arc::new(open(&path)), &path).unwrap();
+    assert!(!kept(&["a"]), "the log has nothing of it");
+    a.write_at(b"a", 0).unwrap();
+    assert!(kept(&["a"]));
+    for other in ["plain", "dir", "link"] {
+        assert!(!kept(&["a", other]), "{other}");
+    }
+    // Once it is durable by its own name it stays so.
+    machine.cache().drain().unwrap();
+    assert!(kept(&["a"]));
+
+    assert!(a.move_to(&machine.path("one/b")).unwrap());
+    assert!(!kept(&["a"]), "it is about to be renamed");
+    fs::rename(&path, machine.path("one/b")).unwrap();
+    assert!(!kept(&["b"]), "the log was not told");
+    a.moved(true).unwrap();
+    assert!(kept(&["a", "b"]));
+    machine.rename(&a, "two/b");
+    assert!(kept(&["b"]));
+    assert!(!kept(&["a"]), "that is two renames ago, and durable: the log has forgotten it");
+
+    let gone = machine.create("one/gone", b"gone");
+    assert!(gone.leave().unwrap());
+    assert!(!kept(&["gone"]), "it is about to be removed");
+    fs::remove_file(machine.path("one/gone")).unwrap();
+    assert!(!kept(&["gone"]), "it may be back");
+    let again = machine.create("one/gone", b"again");
+    assert!(kept(&["gone"]), "what it was is superseded");
+    again.demote().unwrap();
+    assert!(!kept(&["gone"]), "it is plain");
+}

@@ -6,11 +6,12 @@ mod table;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
 
-use place::{Arm, Ground};
+use place::{Arm, Ground, Where};
 use table::Table;
 pub(crate) use table::median;
 
@@ -42,6 +43,9 @@ pub(crate) struct Arguments {
     /// Where the programs have their files [default: an ext4 on a loop device in /dev/shm, which takes root]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Milliseconds that each flush of the disk takes: one that is made for it, in memory too, and served by FUSE
+    #[arg(long, value_name = "MS", conflicts_with = "dir", value_parser = positive)]
+    flush_ms: Option<f64>,
     /// The directory of the log [default: /dev/shm, under UNTORN_ASSUME_PMEM=1: as fast as persistent memory, and as durable as
     /// nothing]
     #[arg(long, value_name = "DIR")]
@@ -94,8 +98,12 @@ fn measured(root: &Path, arguments: &Arguments) -> io::Result<Table> {
         Some(directory) => directory.canonicalize()?,
         None => build(root)?,
     };
-    let (dir, log) = (arguments.dir.as_deref(), arguments.log.as_deref());
-    place::with_ground(dir, log, |ground| rounds(&built, &root.join("xtask/programs/measure.py"), ground, arguments))
+    let where_to = Where {
+        dir: arguments.dir.as_deref(),
+        log: arguments.log.as_deref(),
+        flush: arguments.flush_ms.map(|ms| Duration::from_secs_f64(ms / 1000.0)),
+    };
+    place::with_ground(where_to, |ground| rounds(&built, &root.join("xtask/programs/measure.py"), ground, arguments))
 }
 
 /// Builds the tool and the layer as users have them. The directory with both.

@@ -4,8 +4,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use untorn_rigs::block::isolated;
+use untorn_rigs::block::{FileSystem, SlowDisk, Speed, isolated};
 
 /// Bytes of the disk; what is not written of it takes no memory.
 const DISK: u64 = 4 << 30;
@@ -92,22 +93,47 @@ impl Drop for Ground {
     }
 }
 
-/// Runs `work` with all of it in place: on the disk that `dir` is on, or on one that is made in memory and gone afterwards.
+/// Where programs and logs are to be.
+#[derive(Clone, Copy)]
+pub(super) struct Where<'a> {
+    pub(super) dir: Option<&'a Path>,
+    pub(super) log: Option<&'a Path>,
+    /// What each flush takes of a disk that is made.
+    pub(super) flush: Option<Duration>,
+}
+
+/// Runs `work` with all of it in place: on the disk that a directory is on, or on one that is made in memory and gone afterwards.
 pub(super) fn with_ground<T: Send>(
-    dir: Option<&Path>,
-    log: Option<&Path>,
+    Where { dir, log, flush }: Where<'_>,
     work: impl FnOnce(&Ground) -> io::Result<T> + Send,
 ) -> io::Result<T> {
     if let Some(dir) = dir {
         return work(&Ground::new(dir, log)?);
     }
-    let missing = |error: untorn_rigs::Error| io::Error::new(io::ErrorKind::Unsupported, error.to_string());
-    isolated(|| {
-        let disk = Disk::new()?;
-        let ground = Ground::new(&disk.at, log)?;
-        work(&ground)
+    isolated(|| match flush {
+        Some(flush) => on_slow_disk(flush, |disk| work(&Ground::new(disk, log)?)),
+        None => {
+            let disk = Disk::new()?;
+            let ground = Ground::new(&disk.at, log)?;
+            work(&ground)
+        }
     })
     .map_err(missing)?
+}
+
+fn missing(error: untorn_rigs::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, error.to_string())
+}
+
+fn on_slow_disk<T>(flush: Duration, work: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
+    let at = tempfile::Builder::new().prefix("untorn-boost-").tempdir_in(MEMORY)?;
+    let image = at.path().join("image");
+    FileSystem::Ext4.make_of(DISK, &image).map_err(missing)?;
+    let disk = SlowDisk::start(FileSystem::Ext4, &image, at.path()).map_err(missing)?;
+    // The disk keeps it, and takes it along when it ends, however that is.
+    fs::remove_file(&image)?;
+    disk.set_speed(Speed { bytes_per_second: 0, flush });
+    work(disk.path())
 }
 
 /// An ext4 on a loop device, whose file is in memory. Mounted where only this process and its children see it.

@@ -66,6 +66,14 @@ pub(super) const VICTIMS: &[Victim] = &[
         judge: "python3 \"$PROGRAMS/kill_maker.py\" judge",
         syncs: false,
     },
+    // Syncs of a directory, which the log makes unnecessary or does not.
+    Victim {
+        name: "keeper",
+        mode: Mode::Boost,
+        program: "exec python3 \"$PROGRAMS/kill_keeper.py\"",
+        judge: "python3 \"$PROGRAMS/kill_keeper.py\" judge",
+        syncs: true,
+    },
     // Without untorn, or in mode boost, it would tear.
     Victim {
         name: "sqlite",

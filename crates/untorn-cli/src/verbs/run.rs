@@ -150,6 +150,10 @@ fn words(report: &Report, mode: RunMode) -> String {
         }
         text.push('\n');
     }
+    if report.directory_syncs_kept > 0 {
+        let syncs = output::count(report.directory_syncs_kept, "sync of a directory", "syncs of directories");
+        let _ = writeln!(text, "  {syncs} waited for no device");
+    }
     for (refused, count) in &report.refused {
         let _ =
             writeln!(text, "  refused {count} times: {} of {} ({})", refused.call, refused.path.display(), refused.why);

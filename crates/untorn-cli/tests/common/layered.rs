@@ -8,22 +8,26 @@ use std::sync::OnceLock;
 
 use super::UNTORN;
 
-/// The layer, plain and as the test build that reports what slips past it. Cargo builds no C library for the tests of another
-/// package, so it is asked to here.
+/// Builds the layer with these features. Cargo builds no C library for the tests of another package, so it is asked to here.
+fn build(directory: &str, features: &str) -> PathBuf {
+    let into = Path::new(UNTORN).ancestors().nth(2).unwrap().join(directory);
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "-p", "untorn-preload"]);
+    let status = cargo.args(["--features", features, "--target-dir"]).arg(&into).status().unwrap();
+    assert!(status.success());
+    into.join("debug/libuntorn_preload.so")
+}
+
+/// The layer.
+pub fn layer() -> &'static Path {
+    static LAYER: OnceLock<PathBuf> = OnceLock::new();
+    LAYER.get_or_init(|| build("layer", ""))
+}
+
+/// The layer, plain and as the test build that reports what slips past it.
 pub fn layers() -> &'static (PathBuf, PathBuf) {
     static LAYERS: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
-    LAYERS.get_or_init(|| {
-        let target = Path::new(UNTORN).ancestors().nth(2).unwrap();
-        let build = |directory: &str, features: &str| {
-            let into = target.join(directory);
-            let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-            cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "-p", "untorn-preload"]);
-            let status = cargo.args(["--features", features, "--target-dir"]).arg(&into).status().unwrap();
-            assert!(status.success());
-            into.join("debug/libuntorn_preload.so")
-        };
-        (build("layer", ""), build("layer-oracle", "oracle"))
-    })
+    LAYERS.get_or_init(|| (layer().to_owned(), build("layer-oracle", "oracle")))
 }
 
 /// A program under untorn, in a directory, with the files managed that end in `.managed`, and those of a repository.

@@ -11,7 +11,7 @@ use crate::layer::{
     adopt, ask, ask_with, attributes_were_set, boosts, demote, demoted, managed, returned, served, text, was_closed,
 };
 use crate::raw::{self, word};
-use crate::settings::settings;
+use crate::settings::{seen, settings};
 use crate::{beside, known};
 
 /// The most pieces that `readv` and `writev` take.
@@ -134,6 +134,25 @@ pub(super) fn seek(fd: c_int, offset: off_t, whence: c_int) -> Result<i64, c_int
 
 pub(super) fn commit(fd: c_int) -> Result<i64, c_int> {
     Ok(ask(Operation::Commit, Some(fd), Request::default())?.value)
+}
+
+/// Syncs a directory, if it has to be: the server knows. `None` if it is for the kernel: it is none, or this process has nothing to do
+/// with a log.
+fn sync_directory(fd: c_int) -> Option<Result<i64, c_int>> {
+    if !boosts() || !seen() || !raw::is_directory(fd) {
+        return None;
+    }
+    let Ok(reply) = ask(Operation::SyncDirectory, Some(fd), Request::default()) else { return None };
+    if reply.managed == 1 {
+        return Some(Ok(0));
+    }
+    let synced = raw::fsync(fd);
+    if reply.value != 0 {
+        let request = Request { number: reply.value as u64, flags: synced.is_ok().into(), ..Request::default() };
+        // If nobody hears it, the next one is made too.
+        let _ = ask(Operation::DirectorySynced, None, request);
+    }
+    Some(synced.map(|()| 0))
 }
 
 fn commit_all() -> Result<i64, c_int> {
@@ -281,7 +300,13 @@ calls! {
             Some(allocate(fd, 0, offset, len).err().unwrap_or(0))
         });
     [fsync fdatasync](fd: c_int) -> c_int =
-        if known::is_known(fd) && beside::sync(fd) { Some(0) } else { if_managed!(fd, number(commit(fd))) };
+        if known::is_known(fd) && beside::sync(fd) {
+            Some(0)
+        } else if managed(fd) {
+            number(commit(fd))
+        } else {
+            sync_directory(fd).and_then(number)
+        };
     // A hint: it promises nothing, and so commits nothing.
     [sync_file_range](fd: c_int, offset: off_t, len: off_t, flags: libc::c_uint) -> c_int =
         if_read!(fd, number(if offset < 0 || len < 0 || flags > 7 { Err(libc::EINVAL) } else { Ok(0) }));

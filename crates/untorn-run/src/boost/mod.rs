@@ -19,10 +19,11 @@
 //!    the description with its lease, until all of the file is durable. So nobody else changes it while a replay could still write
 //!    over it; and who opens it again in the run is given the description.
 //!
-//! Locks, in the order in which they are taken: a file's, that of descriptions about to be closed, the table's, the board's. None is
-//! held while anything is opened, for the server's own opening may have to wait for a lease of the server's.
+//! Locks, in the order in which they are taken: a file's, that of descriptions about to be closed, the table's, the board's; that of
+//! directories, with no other. None is held while anything is opened, for the server's own opening may have to wait for a lease of the server's.
 
 mod calls;
+mod directories;
 mod file;
 mod moves;
 mod rest;
@@ -44,6 +45,7 @@ use untorn::WriteCache;
 use untorn::medium::unblock;
 use untorn_wire::{MARK, PLAIN};
 
+use self::directories::Directories;
 use self::file::{Boosted, State};
 use self::moves::Moves;
 use self::rest::Resting;
@@ -63,6 +65,7 @@ pub(crate) struct Boost {
     /// Files that nobody may hold any more.
     resting: Arc<Resting>,
     moves: Moves,
+    directories: Mutex<Directories>,
     /// Held while a description is let go of, which takes no time. Whoever waits for its lease is waked before that is done.
     closing: Mutex<()>,
     /// The run is over.
@@ -83,6 +86,7 @@ impl Boost {
             board: Mutex::new(board),
             resting: Arc::default(),
             moves: Moves::default(),
+            directories: Mutex::default(),
             closing: Mutex::default(),
             closed: AtomicBool::new(false),
             ledger: Ledger::default(),

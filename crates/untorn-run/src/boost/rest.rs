@@ -86,6 +86,7 @@ impl Boost {
 
     /// A process has ended, and with it its descriptors. A name that it was about to remove may have stayed.
     pub(super) fn process_ended(&self) {
+        self.forget_syncs_of_directories();
         let look = |file: &mut Boosted| {
             // It may have died amid a write: then nobody is to find half of it until somebody writes next.
             if let Err(errno) = file.mend() {

@@ -7,6 +7,7 @@ use rustix::fs::OFlags;
 use untorn_wire::{Operation, PLAIN, Reply};
 
 use super::Boost;
+use super::directories::Sync;
 use crate::connection::{Answer, Call, value};
 use crate::files::lock;
 use crate::managed::{Errno, io_errno, libc_errno};
@@ -36,6 +37,13 @@ impl Service for Boost {
             Operation::Write => return Ok(value(self.write(call.descriptor()?, request, &call.payload)?)),
             Operation::SetLength => self.set_length(call.descriptor()?, request.number)?,
             Operation::Commit => self.sync(call.descriptor()?)?,
+            Operation::SyncDirectory => {
+                return Ok(match self.about_to_sync_directory(call.descriptor()?)? {
+                    Sync::Kept => managed(true),
+                    Sync::Due(number) => value(number as i64),
+                });
+            }
+            Operation::DirectorySynced => self.directory_was_synced(request.number, request.flags == 1),
             Operation::CommitAll => self.cache.sync().map_err(|error| error.errno())?,
             Operation::Demote if request.number != 0 => self.demote_all(&call.name())?,
             Operation::Demote => {

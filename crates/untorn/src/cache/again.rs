@@ -21,10 +21,12 @@ use crate::medium::{Identity, MadeLike, SlowFile, SlowPlace};
 
 /// What has the name of a file that is to be made again.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum InTheWay {
+pub(super) enum InTheWay<'a> {
     Nothing,
     /// A file that was let leave before this one had the name, or that this one was put over.
     Earlier,
+    /// One that had another name by then: its rename was undone by the crash, and it may be that no entry says that it was done.
+    Renamed(&'a TableLine),
     /// One that was there before this one, or at the same time, of which the log knows nothing.
     Older,
     SomethingElse,
@@ -60,19 +62,23 @@ fn made_way(identity: &Identity, line: &TableLine, other: &TableLine) -> bool {
     left || other.path == line.path && other.rank() <= line.rank() && over.is_some_and(|over| is_named(&over, identity))
 }
 
+/// Whether a file was renamed before another one got the name that it had.
+fn was_renamed(identity: &Identity, line: &TableLine, other: &TableLine) -> bool {
+    let had_it = other.before.as_ref().is_some_and(|before| before.path == line.path);
+    had_it && other.path != line.path && other.rank() < line.rank() && is_same(&other.identity, identity)
+}
+
 /// What has the file's name, which is not this file.
-pub(super) fn in_the_way<'a>(
-    place: &dyn SlowPlace,
-    line: &TableLine,
-    mut lines: impl Iterator<Item = &'a TableLine>,
-) -> Result<InTheWay> {
+pub(super) fn in_the_way<'a>(place: &dyn SlowPlace, line: &TableLine, lines: &[&'a TableLine]) -> Result<InTheWay<'a>> {
     if !place.exists(&line.path)? {
         return Ok(InTheWay::Nothing);
     }
     let Some(found) = place.open(&line.path)? else { return Ok(InTheWay::SomethingElse) };
     let identity = found.identity()?;
-    Ok(if lines.any(|other| made_way(&identity, line, other)) {
+    Ok(if lines.iter().any(|other| made_way(&identity, line, other)) {
         InTheWay::Earlier
+    } else if let Some(other) = lines.iter().find(|other| was_renamed(&identity, line, other)) {
+        InTheWay::Renamed(other)
     } else if identity.birth != 0 && identity.birth <= line.identity.birth {
         // The clock of births is a coarse one; what came after the crash is younger by much more.
         InTheWay::Older
@@ -105,27 +111,48 @@ pub(super) fn has_directory(place: &dyn SlowPlace, line: &TableLine) -> Result<b
     Ok(place.directory(dir)?.is_some_and(|found| found.inode == line.parents[0]))
 }
 
-/// Gives a file its name that has another one yet: that by which it was made again, or the one from before a rename. Returns where
-/// what had it is now, unless that was to be removed.
-pub(super) fn put_in_place<'a>(
+/// What became of those that had the name of a file.
+#[derive(Debug, Default)]
+pub(super) struct Aside {
+    /// Where one is of which the log knows nothing.
+    pub(super) beside: Option<PathBuf>,
+    /// Numbers of those that were renamed once more.
+    pub(super) renamed: Vec<u64>,
+}
+
+/// Gives a file its name that has another one yet: that by which it was made again, or the one from before a rename. What has the name
+/// is removed if it was to be, or gets the one that it had by then, or else one beside.
+pub(super) fn put_in_place(
     place: &dyn SlowPlace,
     line: &TableLine,
-    temporary: &Path,
-    lines: impl Iterator<Item = &'a TableLine>,
-) -> Result<std::result::Result<Option<PathBuf>, Fate>> {
-    let mut beside = None;
-    match in_the_way(place, line, lines)? {
-        InTheWay::Nothing => {}
-        InTheWay::Earlier => place.remove(&line.path)?,
-        InTheWay::Older => {
-            let name = free_beside(place, &line.path)?;
-            place.rename(&line.path, &name)?;
-            beside = Some(name);
+    so_far: &Path,
+    lines: &[&TableLine],
+) -> Result<std::result::Result<Aside, Fate>> {
+    let mut aside = Aside::default();
+    let mut row = vec![(line, so_far)];
+    while let Some(&(last, _)) = row.last() {
+        match in_the_way(place, last, lines)? {
+            InTheWay::Nothing => break,
+            // It had its number before that one: so the row ends.
+            InTheWay::Renamed(other) => row.push((other, &last.path)),
+            InTheWay::Earlier => {
+                place.remove(&last.path)?;
+                break;
+            }
+            InTheWay::Older => {
+                let name = free_beside(place, &last.path)?;
+                place.rename(&last.path, &name)?;
+                aside.beside = Some(name);
+                break;
+            }
+            InTheWay::SomethingElse => return Ok(Err(Fate::Missing(ANOTHER.to_owned()))),
         }
-        InTheWay::SomethingElse => return Ok(Err(Fate::Missing(ANOTHER.to_owned()))),
     }
-    place.rename(temporary, &line.path)?;
-    Ok(Ok(beside))
+    for (line, so_far) in row.iter().rev() {
+        place.rename(so_far, &line.path)?;
+    }
+    aside.renamed = row.iter().skip(1).map(|(line, _)| line.uid).collect();
+    Ok(Ok(aside))
 }
 
 /// A free name for what has one that another file is to have.

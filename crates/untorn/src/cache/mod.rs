@@ -73,6 +73,7 @@ mod table;
 mod through;
 mod worker;
 
+use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -133,6 +134,8 @@ pub(crate) mod barriers {
         MENDED = "cache.beside.mended";
         /// All entries written before a sync are durable when it returns.
         SYNC = "cache.sync";
+        /// Where durability is left to a sync: what the log has of names is durable when it is relied on instead of a sync of their directory.
+        NAMES = "cache.names";
         /// Where durability is left to a sync: an operation is whole in the log before half of it can be in the file.
         AHEAD = "cache.drain.ahead";
         /// Where durability is left to a sync: the log has it that a file is to be shorter, and all before, before it is.
@@ -247,6 +250,7 @@ pub(crate) trait AnyCache: Send + Sync {
     fn leave(&self, file: &Managed) -> Result<bool>;
     fn move_to(&self, file: &Managed, to: &Path) -> Result<bool>;
     fn moved(&self, file: &Managed, done: bool) -> Result<()>;
+    fn keeps_names(&self, dir: &Path, names: &[OsString]) -> Result<bool>;
     fn is_settled(&self, file: &Managed) -> bool;
     fn shared(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)>;
     fn let_in(&self, file: &Managed, durable: bool);
@@ -322,6 +326,10 @@ impl<M: Medium> AnyCache for Open<M> {
 
     fn moved(&self, file: &Managed, done: bool) -> Result<()> {
         self.0.moved(file, done)
+    }
+
+    fn keeps_names(&self, dir: &Path, names: &[OsString]) -> Result<bool> {
+        self.0.keeps_names(dir, names)
     }
 
     fn is_settled(&self, file: &Managed) -> bool {

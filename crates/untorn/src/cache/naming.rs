@@ -1,12 +1,17 @@
 //! What a file is called: its name, and while a rename is not durable the other one too, by either of which a crash may leave it.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::file::{Managed, exclusive, shared};
 use super::format::{Before, PARENTS};
-use crate::medium::Identity;
+use super::rename::is_named;
+use super::{Cache, barriers, locked};
+use crate::error::Result;
+use crate::medium::{Identity, Medium, Named};
 
 /// The names of a file.
 pub(super) struct Names {
@@ -35,6 +40,8 @@ pub(super) struct Moving {
     pub(super) over: Option<Identity>,
     /// It was done, and `other` is the name before.
     pub(super) done: bool,
+    /// The log has an entry that says so.
+    pub(super) logged: bool,
 }
 
 /// What a line of the table says of names.
@@ -88,6 +95,31 @@ impl Managed {
         }
     }
 
+    /// The log has an entry that says that the rename of this number was done.
+    pub(super) fn move_is_logged(&self, number: u64) {
+        if let Some(moving) = exclusive(&self.names).moving.as_mut().filter(|moving| moving.number == number) {
+            moving.logged = true;
+        }
+    }
+
+    /// Whether a replay leaves it by the name that it has, and that is this one.
+    fn keeps(&self, path: &Path) -> bool {
+        let names = shared(&self.names);
+        self.is_kept() && &*names.path == path && names.moving.as_ref().is_none_or(|moving| moving.logged)
+    }
+
+    /// Whether a replay leaves it by another name than this one, which it had before.
+    fn gave_up(&self, path: &Path) -> bool {
+        let names = shared(&self.names);
+        self.is_kept() && names.moving.as_ref().is_some_and(|moving| moving.logged && &*moving.other == path)
+    }
+
+    /// Whether a replay finds it or makes it again: by its line.
+    fn is_kept(&self) -> bool {
+        let has_line = self.uid.load(Ordering::Acquire) != 0;
+        has_line && !self.leaving.load(Ordering::Acquire) && !self.is_demoted() && !self.has_failed()
+    }
+
     /// Every name that it has, or may have after a crash.
     pub(super) fn paths(&self) -> Vec<Arc<Path>> {
         let names = shared(&self.names);
@@ -113,5 +145,36 @@ impl Managed {
         }
         let before = Some(Before { path, parents, named, over });
         Said { path: other, parents: moving.parents, named: moving.named, before }
+    }
+}
+
+impl<M: Medium> Cache<M> {
+    /// Whether each of these names of a directory stands, after a crash and a replay, for what it stands for now, the directory synced or
+    /// not; durably so when this returns.
+    ///
+    /// A file with a line is found or made again, and has its name by right: what had it before is superseded, or was seen to when the
+    /// line was given. Of a name that nothing has the log knows only that it was given up where the file that had it was renamed.
+    pub(crate) fn keeps_names(&self, dir: &Path, names: &[OsString]) -> Result<bool> {
+        self.standing.writable()?;
+        let files = locked(&self.registry).all();
+        for name in names {
+            let path = dir.join(name);
+            let kept = match self.place.named(&path)? {
+                Named::File(found) => {
+                    let is_it =
+                        |file: &&Arc<Managed>| file.identity.device == found.device && is_named(&file.identity, &found);
+                    files.iter().find(is_it).is_some_and(|file| file.keeps(&path))
+                }
+                Named::Nothing => files.iter().any(|file| file.gave_up(&path)),
+                Named::Other => false,
+            };
+            if !kept {
+                return Ok(false);
+            }
+        }
+        if !self.ring.is_per_write() {
+            self.ring.persist(barriers::NAMES).map_err(|error| self.poison(error))?;
+        }
+        Ok(true)
     }
 }

@@ -76,7 +76,15 @@ impl<M: Medium> Cache<M> {
             registry.last_uid += 1;
             registry.last_uid
         };
-        let moving = Moving { other: to.into(), parents, named: number, number, over: target.identity, done: false };
+        let moving = Moving {
+            other: to.into(),
+            parents,
+            named: number,
+            number,
+            over: target.identity,
+            done: false,
+            logged: false,
+        };
         exclusive(&file.names).moving = Some(moving);
         let line = line.next();
         // Also where durability is left to a sync: the rename may be durable whenever the kernel likes, and what was synced before is
@@ -165,6 +173,7 @@ impl<M: Medium> Cache<M> {
         let operation = Operation { uid: file.uid.load(Ordering::Acquire), kind: Kind::Move, value: moving.number };
         let first = self.log(file, claim, operation, &[])?;
         self.completed(first, 1);
+        file.move_is_logged(moving.number);
         Ok(())
     }
 

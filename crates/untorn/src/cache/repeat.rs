@@ -13,7 +13,7 @@ use super::again;
 use super::barriers;
 use super::format::{Kind, TableLine};
 use super::naming::parent;
-use super::replay::{Fate, Replayer, is_same};
+use super::replay::{Fate, Replayer, Target, is_same};
 use super::scan::Operation;
 use crate::error::Result;
 use crate::medium::{Barrier, Identity, Medium};
@@ -81,13 +81,13 @@ impl<M: Medium> Replayer<'_, M> {
     /// Gives files their names, durably: those that were found may have them only until the next crash, those that were made again
     /// get them, once they are whole and the log knows them, and those that were renamed have them again.
     pub(super) fn name_files(&mut self) -> Result<()> {
-        let replayed: Vec<u64> = self.replayed().collect();
-        let of = |uid: &u64| self.targets.get(uid);
-        let made: Vec<u64> = replayed.iter().filter(|uid| of(uid).is_some_and(|target| target.made)).copied().collect();
+        let is_made = |uid: &u64| self.targets.get(uid).is_some_and(|target| target.made);
+        let made: Vec<u64> = self.replayed().filter(is_made).collect();
         if !made.is_empty() {
             self.know_again(&made)?;
         }
         self.put_in_place();
+        let replayed: Vec<u64> = self.replayed().collect();
         let line = |uid: &u64| self.scan.table.get(uid).map(|(_, _, line)| line);
         let is_new = |uid: &u64| line(uid).is_some_and(|line| line.new.is_some());
         let is_moved = |uid: &u64| line(uid).is_some_and(|line| line.before.is_some());
@@ -131,16 +131,29 @@ impl<M: Medium> Replayer<'_, M> {
             };
             let Some(so_far) = &target.so_far else { continue };
             let placed = match self.at(so_far, &line.identity) {
-                Ok(Some(_)) => again::put_in_place(self.place, line, so_far, self.lines()),
+                Ok(Some(_)) => again::put_in_place(self.place, line, so_far, &self.all_lines()),
                 // Another file of a forged log came between, or somebody did: the name is not to be taken from what has it now.
                 Ok(None) => Ok(Err(Fate::Missing(again::ANOTHER.to_owned()))),
                 Err(error) => Err(error),
             };
             let Some(target) = self.targets.get_mut(&uid) else { continue };
             match placed {
-                Ok(Ok(aside)) => target.moved_aside = aside,
+                Ok(Ok(aside)) => {
+                    target.moved_aside = aside.beside;
+                    self.renamed_too(&aside.renamed);
+                }
                 Ok(Err(fate)) => target.fate = fate,
                 Err(error) => target.fate = Fate::Failed(error.to_string()),
+            }
+        }
+    }
+
+    /// Of files that were renamed because they were in the way the log may have nothing else.
+    fn renamed_too(&mut self, files: &[u64]) {
+        for uid in files {
+            if let Some((_, _, line)) = self.scan.table.get(uid) {
+                let target = self.targets.entry(*uid).or_insert_with(|| Target::of(line));
+                target.so_far = None;
             }
         }
     }

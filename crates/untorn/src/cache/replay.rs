@@ -120,6 +120,23 @@ pub(super) struct Target {
     pub(super) moved_aside: Option<PathBuf>,
 }
 
+impl Target {
+    /// Of which nothing is known but what its line says.
+    pub(super) fn of(line: &TableLine) -> Self {
+        Target {
+            slow: None,
+            identity: line.identity,
+            path: line.path.clone(),
+            fate: Fate::Replayed,
+            operations: 0,
+            bytes: 0,
+            made: false,
+            so_far: None,
+            moved_aside: None,
+        }
+    }
+}
+
 pub(super) struct Replayer<'a, M: Medium> {
     pub(super) medium: &'a M,
     pub(super) log: &'a M::File,
@@ -206,18 +223,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
             return;
         }
         let Some((_, _, line)) = self.scan.table.get(&uid) else { return };
-        let (identity, path) = (line.identity, line.path.clone());
-        let mut target = Target {
-            slow: None,
-            identity,
-            path,
-            fate: Fate::Replayed,
-            operations: 0,
-            bytes: 0,
-            made: false,
-            so_far: None,
-            moved_aside: None,
-        };
+        let mut target = Target::of(line);
         if line.replayed {
             target.fate = Fate::Already;
         } else if let Err(error) = self.find(line, &mut target) {
@@ -248,7 +254,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
                 target.slow = Some(slow);
             }
             (None, _) if line.leaving => {
-                if again::in_the_way(self.place, line, self.lines())? == InTheWay::Earlier {
+                if again::in_the_way(self.place, line, &self.all_lines())? == InTheWay::Earlier {
                     self.remove(&line.path)?;
                 }
                 target.fate = self.removed(line);
@@ -256,7 +262,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
             (None, Some(_)) if !again::has_directory(self.place, line)? => {
                 target.fate = Fate::Missing(NO_DIRECTORY.to_owned());
             }
-            (None, Some(_)) if again::in_the_way(self.place, line, self.lines())? == InTheWay::SomethingElse => {
+            (None, Some(_)) if again::in_the_way(self.place, line, &self.all_lines())? == InTheWay::SomethingElse => {
                 target.fate = Fate::Missing(ANOTHER.to_owned());
             }
             (None, Some(like)) if !self.dry => {
@@ -272,6 +278,10 @@ impl<'a, M: Medium> Replayer<'a, M> {
 
     pub(super) fn lines(&self) -> impl Iterator<Item = &TableLine> {
         self.scan.table.values().map(|(_, _, line)| line)
+    }
+
+    pub(super) fn all_lines(&self) -> Vec<&TableLine> {
+        self.lines().collect()
     }
 
     /// Removes a file once more that was let leave, durably.

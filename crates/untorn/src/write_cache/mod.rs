@@ -4,6 +4,7 @@ mod beside;
 mod file;
 mod options;
 
+use std::ffi::OsString;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -125,6 +126,33 @@ impl WriteCache {
     pub fn attach_through(&self, file: Arc<dyn SlowFile>, path: &Path) -> Result<CachedFile> {
         let file = self.cache.attach(file, path, true)?;
         Ok(CachedFile { cache: Arc::clone(&self.cache), file })
+    }
+
+    /// Whether each of these names of a directory, which is given by its absolute path, stands for the same after a crash and a replay
+    /// as it does now; if so, durably when this returns, as if the directory had been synced. It is where each is the name of a file that
+    /// the log has something of and may write through, or was given up by a rename that the log was told of
+    /// ([`CachedFile::move_to`]). Whoever asks has to know himself which names may have changed since the directory was synced.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger"));
+    /// use std::sync::Arc;
+    /// use untorn::medium::Descriptor;
+    /// let cache = untorn::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
+    /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
+    /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
+    /// let file = cache.attach_through(Arc::new(Descriptor::new(plain.into(), &path)?), &path)?;
+    /// assert!(!cache.keeps_names(dir.path(), &["ledger".into()])?); // a directory to sync
+    /// file.write_at(b"paid: 100", 0)?;
+    /// assert!(cache.keeps_names(dir.path(), &["ledger".into()])?);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of looking at the names; [`Error::Poisoned`] after a failed flush of the log.
+    pub fn keeps_names(&self, dir: &Path, names: &[OsString]) -> Result<bool> {
+        self.cache.keeps_names(dir, names)
     }
 
     /// Makes durable what was written to any of the files so far.

@@ -3,7 +3,7 @@
 use untorn::Durability;
 
 use super::model::Model;
-use super::ops::{LENGTHS, NAMES, OFFSETS, Op};
+use super::ops::{DIRS, LENGTHS, NAMES, OFFSETS, Op};
 use crate::rng::Rng;
 
 /// Operations that are not synced, at most.
@@ -66,14 +66,16 @@ impl Generator {
         }
         match self.theme {
             Theme::Anything => None,
-            Theme::Again => Some(match self.rng.below(6) {
+            Theme::Again => Some(match self.rng.below(8) {
                 0 if healthy => Op::DrainSome,
+                6.. if healthy => self.sync_names(),
                 1 | 2 if !absent.is_empty() => Op::Make(*self.rng.pick(absent), *self.rng.pick(&[1, 70, 200]), tag),
                 3 if healthy => Op::Remove(file),
                 _ => Op::Leave(file),
             }),
-            Theme::Moved => Some(match self.rng.below(8) {
+            Theme::Moved => Some(match self.rng.below(10) {
                 0 if healthy => Op::DrainSome,
+                8.. if healthy => self.sync_names(),
                 1 if healthy => Op::Drain,
                 2 | 3 if self.through && !absent.is_empty() => {
                     Op::Make(*self.rng.pick(absent), *self.rng.pick(&[1, 70]), tag)
@@ -105,6 +107,10 @@ impl Generator {
             }),
             Theme::Stuck | Theme::Kept => Some(Op::Write(file, *self.rng.pick(&OFFSETS), 200, tag)),
         }
+    }
+
+    fn sync_names(&mut self) -> Op {
+        Op::SyncNames(self.rng.below(DIRS.len() as u64) as u8)
     }
 
     /// A rename of a file, to a name that is free or that of a file which has not failed.
@@ -175,7 +181,8 @@ impl Generator {
         let file = *self.rng.pick(&there);
         let tag = 1 + self.rng.below(200) as u8;
         let len = *self.rng.pick(&LENGTHS);
-        match self.rng.below(30) {
+        match self.rng.below(31) {
+            30 if model.stuck.is_empty() => self.sync_names(),
             0..=10 => Op::Write(file, *self.rng.pick(&OFFSETS), len, tag),
             11 => Op::Leave(file),
             12..=14 => Op::Append(file, len, tag),

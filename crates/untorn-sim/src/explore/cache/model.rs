@@ -5,7 +5,7 @@ use std::path::Path;
 
 use untorn::Durability;
 
-use super::ops::{BEFORE, Grown, NAMES, Op, State};
+use super::ops::{BEFORE, DIRS, Grown, NAMES, Op, State};
 
 /// What an operation does to files, told by a number that a file keeps whatever its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -224,15 +224,8 @@ impl Model {
 
     /// A file is made, or gets a name, durably: so is what left its name before.
     fn durably(&mut self, effect: &Effect) {
-        let mut needed: Vec<bool> = self.unsynced.iter().map(|earlier| effect.needs(earlier)).collect();
-        needed = self.with_needed(needed);
-        for (earlier, needed) in std::mem::take(&mut self.unsynced).into_iter().zip(needed) {
-            if needed {
-                self.durable.apply(&earlier);
-            } else {
-                self.unsynced.push(earlier);
-            }
-        }
+        let needed = self.unsynced.iter().map(|earlier| effect.needs(earlier)).collect();
+        self.make_durable(self.with_needed(needed));
         self.durable.apply(effect);
     }
 
@@ -242,6 +235,31 @@ impl Model {
         // Where another file has its name for good, nothing of one that had it before is ever back.
         let names = &self.durable.names;
         self.leaving.0.retain(|(name, _)| !names.contains_key(name));
+    }
+
+    /// All names in a directory stand for what they stand for now, durably: nothing that had one of them before is back.
+    fn names_synced(&mut self, dir: &Path) {
+        let is_here = |name: u8| parent(name) == Some(dir);
+        let is_of = |effect: &Effect| match *effect {
+            Effect::Create(_, name, _) | Effect::Unlink(_, name) => is_here(name),
+            // From one directory to another it is durable when both are synced.
+            Effect::Rename(_, from, to) => is_here(from) && is_here(to),
+            Effect::Write(..) | Effect::SetLen(..) => false,
+        };
+        let chosen = self.with_needed(self.unsynced.iter().map(is_of).collect());
+        self.make_durable(chosen);
+        self.leaving.0.retain(|(name, _)| !is_here(*name));
+    }
+
+    /// Applies some of what was not synced for good.
+    fn make_durable(&mut self, chosen: Vec<bool>) {
+        for (effect, chosen) in std::mem::take(&mut self.unsynced).into_iter().zip(chosen) {
+            if chosen {
+                self.durable.apply(&effect);
+            } else {
+                self.unsynced.push(effect);
+            }
+        }
     }
 
     /// Whether a rename of what has this name is not synced.
@@ -310,6 +328,7 @@ impl Model {
                 return self.name(of(name), &Effect::Unlink(of(name), *name));
             }
             Op::Sync(_) | Op::SyncAll | Op::Drain | Op::Reopen => return self.synced(),
+            Op::SyncNames(dir) => return self.names_synced(Path::new(DIRS[usize::from(*dir)])),
             Op::MoveFails(..)
             | Op::HandOver(_)
             | Op::Demote(_)

@@ -8,6 +8,8 @@ use super::model::Model;
 
 /// Names that files have, by number, in two directories.
 pub(super) const NAMES: [&str; 3] = ["/a", "/b", "/d/c"];
+/// The directories.
+pub(super) const DIRS: [&str; 2] = ["/", "/d"];
 pub(super) const OFFSETS: [u64; 5] = [0, 60, 100, 200, 4050];
 /// In entries of 64 bytes, of which one write may have six: the longest goes past the log.
 pub(super) const LENGTHS: [u64; 6] = [1, 64, 70, 200, 300, 500];
@@ -42,6 +44,8 @@ pub(super) enum Op {
     Remove(u8),
     Sync(u8),
     SyncAll,
+    /// A sync of a directory, by its number, which the log makes unnecessary where it keeps all names that may have changed.
+    SyncNames(u8),
     HandOver(u8),
     Demote(u8),
     Attach(u8),
@@ -61,6 +65,18 @@ impl Op {
     /// by way of it.
     pub(super) fn names_directly(&self) -> bool {
         matches!(self, Op::Unlink(_) | Op::Leave(_) | Op::Remove(_) | Op::Rename(..) | Op::Move(..) | Op::MoveFails(..))
+    }
+
+    /// Names that may stand for something else afterwards.
+    pub(super) fn names(&self) -> impl Iterator<Item = u8> + use<> {
+        let (one, other) = match *self {
+            Op::Create(name, ..) | Op::Make(name, ..) | Op::Unlink(name) | Op::Leave(name) | Op::Remove(name) => {
+                (Some(name), None)
+            }
+            Op::Rename(from, to) | Op::Move(from, to) | Op::MoveFails(from, to) => (Some(from), Some(to)),
+            _ => (None, None),
+        };
+        one.into_iter().chain(other)
     }
 
     /// The file that it writes to past the log: then it is durable when it returns, and not atomic. That the log is full of what a
@@ -93,6 +109,7 @@ impl fmt::Display for Op {
             Op::Remove(file) => write!(f, "drain, close and remove {}", name(file)),
             Op::Sync(file) => write!(f, "sync {}", name(file)),
             Op::SyncAll => write!(f, "sync all"),
+            Op::SyncNames(dir) => write!(f, "sync the directory {}", DIRS[usize::from(dir)]),
             Op::HandOver(file) => write!(f, "hand {} over", name(file)),
             Op::Demote(file) => write!(f, "demote {}", name(file)),
             Op::Attach(file) => write!(f, "close {}, attach it", name(file)),

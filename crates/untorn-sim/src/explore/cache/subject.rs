@@ -1,6 +1,6 @@
 //! What is explored: files behind a log, or without one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,14 +9,12 @@ use untorn::medium::{Barrier, Identity, MadeLike, Medium, Named, OnMedium, SlowF
 use untorn::{CacheOptions, CachedFile, Error, Fate, Result, Step, WriteCache};
 
 use super::config::Config;
-use super::ops::{BEFORE, NAMES, Op, State};
+use super::ops::{BEFORE, DIRS, NAMES, Op, State};
 use crate::medium::SimMedium;
 
 /// The log of every run, in a directory of its own: what makes its name durable does nothing for those of the files.
 pub(super) const LOG: &str = "/fast/log";
 const FAST: &str = "/fast";
-/// The directories of files.
-const DIRS: [&str; 2] = ["/", "/d"];
 
 /// A byte that is written to a file while the log is kept for another.
 pub(super) const DIRECT: u8 = 255;
@@ -94,6 +92,9 @@ pub(super) struct Subject {
     files: BTreeMap<u8, File>,
     /// The last file that was let leave, which whoever removed it has open still.
     left: Option<CachedFile>,
+    /// Directories that were synced, and names that were changed since in any of them.
+    synced: [bool; DIRS.len()],
+    changed: BTreeSet<u8>,
     place: Arc<OnMedium<SimMedium>>,
     medium: SimMedium,
 }
@@ -116,8 +117,20 @@ impl Subject {
             true => None,
             false => Some(options(config).create_on(medium.clone(), place.clone(), LOG)?),
         };
-        let (through, files) = (config.through, BTreeMap::new());
-        Ok(Subject { cache, through, files, left: None, place, medium: medium.clone() })
+        Ok(Subject::new(config, cache, place, medium))
+    }
+
+    fn new(config: &Config, cache: Option<WriteCache>, place: Arc<OnMedium<SimMedium>>, medium: &SimMedium) -> Self {
+        Subject {
+            cache,
+            through: config.through,
+            files: BTreeMap::new(),
+            left: None,
+            synced: [false; DIRS.len()],
+            changed: BTreeSet::new(),
+            place,
+            medium: medium.clone(),
+        }
     }
 
     pub(super) fn open(config: &Config, medium: &SimMedium) -> Result<Self> {
@@ -126,8 +139,7 @@ impl Subject {
             true => None,
             false => Some(options(config).open_on(medium.clone(), place.clone(), LOG)?),
         };
-        let (through, files) = (config.through, BTreeMap::new());
-        let mut subject = Subject { cache, through, files, left: None, place, medium: medium.clone() };
+        let mut subject = Subject::new(config, cache, place, medium);
         for name in 0..NAMES.len() as u8 {
             if let Some(file) = subject.place.open(path(name))? {
                 subject.attach(name, file)?;
@@ -184,6 +196,7 @@ impl Subject {
 
     /// Everything but what opens the log again.
     pub(super) fn perform(&mut self, op: &Op) -> Result<()> {
+        self.changed.extend(op.names());
         match *op {
             Op::Create(name, len, tag) => {
                 drop(self.medium.create(path(name), 0, 1 << 20)?);
@@ -280,6 +293,7 @@ impl Subject {
                 File::Cached(file) => file.sync(),
                 File::Plain(_) => Ok(()),
             },
+            Op::SyncNames(dir) => self.sync_names(usize::from(dir)),
             Op::HandOver(name) => match &self.files[&name] {
                 File::Cached(file) => file.hand_over(),
                 File::Plain(_) => Ok(()),
@@ -292,6 +306,23 @@ impl Subject {
             },
             Op::Reopen | Op::ReopenFails(_) | Op::ReopenMissing(_) => Ok(()),
         }
+    }
+
+    /// Syncs a directory, unless the log keeps what changed in it.
+    fn sync_names(&mut self, number: usize) -> Result<()> {
+        let dir = Path::new(DIRS[number]);
+        let is_here = |name: &u8| path(*name).parent() == Some(dir);
+        let changed = self.changed.iter().copied().filter(is_here).filter_map(|name| path(name).file_name());
+        let changed: Vec<OsString> = changed.map(OsString::from).collect();
+        if let Some(cache) = self.cache.as_ref().filter(|_| self.synced[number])
+            && cache.keeps_names(dir, &changed)?
+        {
+            return Ok(());
+        }
+        self.medium.sync_dir(DIRECT_SYNC, dir)?;
+        self.synced[number] = true;
+        self.changed.retain(|name| !is_here(name));
+        Ok(())
     }
 
     fn sync_dirs(&self) -> Result<()> {
