@@ -14,7 +14,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::common::UNTORN;
-use crate::common::layered::{compile, files, layers, same_as_bare, succeed, text, under};
+use crate::common::layered::{by_nobody, compile, files, layers, same_as_bare, succeed, text, under};
 
 fn shell(script: &str) {
     same_as_bare(&["sh".as_ref(), "-ec".as_ref(), script.as_ref()]);
@@ -219,31 +219,6 @@ fn a_file_whose_name_changed_is_what_it_was_at_the_last_sync_after_a_kill() {
         assert_eq!(files(at.path()), expected, "{end}");
         assert_eq!(fs::read_dir(at.path()).unwrap().count(), expected.len(), "a sidecar was left behind: {end}");
     }
-}
-
-/// The tool, with `options` for a run, as one who is not root runs it in the directory `at` of `dir`, which everybody may write to.
-fn by_nobody(dir: &Path, options: &[&str]) -> Command {
-    let at = dir.join("at");
-    if !at.exists() {
-        fs::create_dir(&at).unwrap();
-        for directory in [dir, &at] {
-            fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
-        }
-    }
-    // Where another user can reach them.
-    let (untorn, layer) = (dir.join("untorn"), dir.join("layer.so"));
-    if !untorn.exists() {
-        // Copied by another process: were it open for writing in this one, a child that another test forks at that moment would
-        // hold it open, too, and it could not be run (ETXTBSY).
-        succeed(Command::new("cp").arg("-p").arg(UNTORN).arg(&untorn));
-        succeed(Command::new("cp").arg("-p").arg(&layers().0).arg(&layer));
-    }
-    let root = text(&succeed(Command::new("id").arg("-u")).stdout).trim() == "0";
-    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
-    let mut command = if root { Command::new("setpriv") } else { Command::new("env") };
-    command.args(nobody.iter().filter(|_| root)).arg(&untorn).arg("run").args(options).arg("--layer").arg(&layer);
-    command.current_dir(&at).env("TMPDIR", dir);
-    command
 }
 
 /// By one who is not root: what is behind the log has to be found again, and its name synced.

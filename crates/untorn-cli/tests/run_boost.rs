@@ -26,6 +26,8 @@ os.pwrite(other, b'mapped', 0)
 assert mmap.mmap(other, 6, prot=mmap.PROT_READ)[:] == b'mapped'
 fd = os.open('c.managed', os.O_WRONLY | os.O_CREAT | os.O_SYNC, 0o644)
 os.write(fd, b'durable')
+fd = os.open('d.managed', os.O_WRONLY | os.O_CREAT | os.O_DSYNC, 0o644)
+os.write(fd, b'durable, too')
 print('done')
 ";
 
@@ -63,6 +65,7 @@ fn the_report_says_what_went_through_the_log_and_what_was_left_to_the_kernel() {
         .collect();
     assert!(demoted.contains(&("b.managed", "mmap", 1)), "{demoted:?}");
     assert!(demoted.contains(&("c.managed", "open: O_SYNC", 1)), "{demoted:?}");
+    assert!(demoted.contains(&("d.managed", "open: O_SYNC", 1)), "{demoted:?}");
     assert!(demoted.iter().all(|(path, ..)| *path != "a.managed"), "{demoted:?}");
     assert_eq!((&report["failures"], &report["refused"]), (&Value::Array(vec![]), &Value::Array(vec![])));
     assert_eq!(fs::read_to_string(place.files.path().join("a.managed")).unwrap(), "first second");

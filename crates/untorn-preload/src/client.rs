@@ -197,6 +197,15 @@ pub(crate) fn ask(request: &Request, fd: Option<c_int>, out: Memory<'_>, into: M
     ask_for(&mut Exchange { request, fd, out, into, taken: None })
 }
 
+/// The same; `None` if this process has not the right to connect: it took other rights upon itself, or gave up its own.
+pub(crate) fn ask_within_reach(request: &Request, fd: Option<c_int>, out: Memory<'_>) -> Option<Result<Reply, c_int>> {
+    let mut exchange = Exchange { request, fd, out, into: Memory::NONE, taken: None };
+    match tell(&mut exchange) {
+        Err(OUT_OF_REACH) => None,
+        answer => Some(answer),
+    }
+}
+
 /// Makes a request whose answer may carry a descriptor, which is closed on `exec`. One may have come without the rest of the answer,
 /// and the answer without it.
 pub(crate) fn ask_for_descriptor(request: &Request, fd: Option<c_int>) -> (Result<Reply, c_int>, Option<c_int>) {
@@ -206,6 +215,14 @@ pub(crate) fn ask_for_descriptor(request: &Request, fd: Option<c_int>) -> (Resul
 }
 
 fn ask_for(exchange: &mut Exchange<'_>) -> Result<Reply, c_int> {
+    // A program may know what to do about that; of EIO it would blame a disk.
+    tell(exchange).map_err(|errno| if errno == OUT_OF_REACH { libc::EACCES } else { errno })
+}
+
+/// What no call fails with: this process may not connect to the server.
+const OUT_OF_REACH: c_int = 4094;
+
+fn tell(exchange: &mut Exchange<'_>) -> Result<Reply, c_int> {
     let settings = settings().ok_or(libc::EIO)?;
     let _quiet = Quiet::new();
     let reply = match pool() {
@@ -333,9 +350,9 @@ fn connect(settings: &Settings) -> Result<c_int, c_int> {
     }
     let arguments = [word(socket), &raw const address as usize, size_of::<libc::sockaddr_un>(), 0, 0, 0];
     // SAFETY: an address of that size.
-    if unsafe { raw::result(libc::SYS_connect, arguments) }.is_err() {
+    if let Err(errno) = unsafe { raw::result(libc::SYS_connect, arguments) } {
         let _ = raw::close(socket);
-        return Err(libc::EIO);
+        return Err(if errno == libc::EACCES { OUT_OF_REACH } else { libc::EIO });
     }
     Ok(moved_up(socket))
 }

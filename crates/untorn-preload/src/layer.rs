@@ -59,6 +59,16 @@ pub(crate) fn hello() {
     }
 }
 
+/// Asks the server; `None` if this process has not the right to, and so is like any program outside: nothing that it opens is managed.
+fn ask_within_reach(
+    operation: Operation,
+    fd: Option<c_int>,
+    request: Request,
+    out: Memory<'_>,
+) -> Option<Result<Reply, c_int>> {
+    client::ask_within_reach(&Request { operation: operation as u32, ..request }, fd, out)
+}
+
 /// Asks the server, without memory of the program's.
 pub(crate) fn ask(operation: Operation, fd: Option<c_int>, request: Request) -> Result<Reply, c_int> {
     ask_with(operation, fd, request, Memory::NONE, Memory::NONE)
@@ -138,7 +148,8 @@ pub(crate) fn demote_all(call: &CStr) -> Result<(), c_int> {
 /// That of bringing to it what was written, where that has to be.
 pub(crate) fn about_to_be_removed(status: &stat) -> Result<(), c_int> {
     if is_regular(status) && may_be_managed(status.st_dev, status.st_ino) {
-        ask(Operation::Leave, None, of_file(status))?;
+        let answer = ask_within_reach(Operation::Leave, None, of_file(status), Memory::NONE);
+        return answer.map_or(Ok(()), |answer| answer.map(drop));
     }
     Ok(())
 }
@@ -156,7 +167,17 @@ pub(crate) fn about_to_be_moved(status: &stat, directory: c_int, name: &[u8]) ->
     let piece = [iovec { iov_base: name.as_ptr().cast_mut().cast(), iov_len: name.len() }];
     let request = Request { payload: name.len() as u64, ..of_file(status) };
     let memory = Memory::new(&piece, name.len());
-    ask_with(Operation::Move, Some(directory), request, memory, Memory::NONE).map(|reply| reply.managed == 1)
+    let answer = ask_within_reach(Operation::Move, Some(directory), request, memory);
+    answer.map_or(Ok(false), |answer| answer.map(|reply| reply.managed == 1))
+}
+
+/// A directory is about to be renamed.
+///
+/// # Errors
+/// EOPNOTSUPP if that cannot be followed; that of what is done before.
+pub(crate) fn about_to_move_directory(directory: c_int) -> Result<(), c_int> {
+    let answer = ask_within_reach(Operation::MoveDirectory, Some(directory), Request::default(), Memory::NONE);
+    answer.map_or(Ok(()), |answer| answer.map(drop))
 }
 
 /// It has the name, or it has not got it.
@@ -202,8 +223,12 @@ pub(crate) fn reopened(status: &stat, flags: c_int) -> Option<c_int> {
 fn ask_to_demote(call: &CStr, fd: Option<c_int>, request: Request) -> Result<(), c_int> {
     let name = call.to_bytes_with_nul();
     let piece = [iovec { iov_base: name.as_ptr().cast_mut().cast(), iov_len: name.len() }];
-    let request = Request { payload: name.len() as u64, ..request };
-    ask_with(Operation::Demote, fd, request, Memory::new(&piece, name.len()), Memory::NONE).map(drop)
+    let (request, memory) = (Request { payload: name.len() as u64, ..request }, Memory::new(&piece, name.len()));
+    if fd.is_some() {
+        // Whoever was handed one that is managed has to have it demoted.
+        return ask_with(Operation::Demote, fd, request, memory, Memory::NONE).map(drop);
+    }
+    ask_within_reach(Operation::Demote, None, request, memory).map_or(Ok(()), |answer| answer.map(drop))
 }
 
 /// The kernel took less of a write to a file than this process put into the log.
@@ -291,7 +316,11 @@ fn boost(fd: c_int) -> Result<bool, c_int> {
     if raw::file_system(fd).is_ok_and(|kind| NO_FILES.contains(&kind)) {
         return Ok(false);
     }
-    let boosted = ask(Operation::Open, Some(fd), Request::default())?.managed == 1;
+    // Who has the file was made to let go of it, before it was opened.
+    let Some(reply) = ask_within_reach(Operation::Open, Some(fd), Request::default(), Memory::NONE) else {
+        return Ok(false);
+    };
+    let boosted = reply?.managed == 1;
     if boosted {
         known::note(fd);
         see();
@@ -369,6 +398,16 @@ pub(crate) fn about_to_close(fd: c_int) -> Option<stat> {
 /// That of the commit.
 pub(crate) fn was_closed(status: &stat) -> Result<(), c_int> {
     ask(Operation::Closed, None, of_file(status)).map(drop)
+}
+
+/// Closes a descriptor of a file of which the server would have none. It may have been the last one, and have kept the server from letting
+/// go of the file.
+pub(crate) fn close_refused(fd: c_int) {
+    let status = raw::fstat(fd).ok().filter(is_regular);
+    let _ = raw::close(fd);
+    if let Some(status) = status.filter(|status| may_be_managed(status.st_dev, status.st_ino)) {
+        let _ = was_closed(&status);
+    }
 }
 
 /// This process ends because it wants to.

@@ -32,6 +32,14 @@ pub(crate) fn flags(descriptor: &OwnedFd) -> Result<OFlags, Errno> {
     fcntl_getfl(descriptor).map_err(libc_errno)
 }
 
+/// `O_DSYNC`, a bit that `O_SYNC` has as well. The constant of this name that comes with the calls has all bits of `O_SYNC` (rustix 1.1).
+pub(crate) const O_DSYNC: OFlags = OFlags::from_bits_retain(0o10_000);
+
+/// Whether each write of a description is to be durable when it returns.
+pub(crate) fn synchronous(flags: OFlags) -> bool {
+    flags.contains(O_DSYNC)
+}
+
 pub(crate) fn writable(flags: OFlags) -> bool {
     flags & OFlags::RWMODE != OFlags::RDONLY
 }

@@ -56,6 +56,8 @@ fn held_by(processes: &[u32], wanted: &Keys) -> Keys {
             Ok(entries) => entries,
             // It has ended meanwhile.
             Err(error) if is_gone(&error) => continue,
+            // So it has if nobody has waited for it yet; only root may look into it then.
+            Err(_) if fate(&threads(*process), 0) == Fate::Ended => continue,
             Err(_) => return wanted.clone(),
         };
         for entry in entries {

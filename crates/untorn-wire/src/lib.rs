@@ -139,6 +139,8 @@ pub enum Operation {
     SyncDirectory = 31,
     /// The sync of a directory that has this `number` was made, if `flags` is 1.
     DirectorySynced = 32,
+    /// The directory of the descriptor is about to get another name.
+    MoveDirectory = 33,
 }
 
 impl Operation {
@@ -178,6 +180,7 @@ impl Operation {
             Moved,
             SyncDirectory,
             DirectorySynced,
+            MoveDirectory,
         ];
         all.into_iter().find(|operation| *operation as u32 == number)
     }
@@ -227,11 +230,11 @@ mod tests {
 
     #[test]
     fn every_operation_is_found_by_its_number() {
-        for number in 1..=32 {
+        for number in 1..=33 {
             assert_eq!(Operation::of(number).map(|operation| operation as u32), Some(number));
         }
         assert_eq!(Operation::of(0), None);
-        assert_eq!(Operation::of(33), None);
+        assert_eq!(Operation::of(34), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -108,4 +109,29 @@ pub fn same_as_bare(program: &[&OsStr]) {
     if cfg!(target_arch = "x86_64") {
         assert_eq!(fs::read_to_string(&report).unwrap_or_default(), "", "slipped past the layer");
     }
+}
+
+/// The tool, with `options` for a run, as one who is not root runs it in the directory `at` of `dir`, which everybody may write to.
+pub fn by_nobody(dir: &Path, options: &[&str]) -> Command {
+    let at = dir.join("at");
+    if !at.exists() {
+        fs::create_dir(&at).unwrap();
+        for directory in [dir, &at] {
+            fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
+        }
+    }
+    // Where another user can reach them.
+    let (untorn, copy) = (dir.join("untorn"), dir.join("layer.so"));
+    if !untorn.exists() {
+        // Copied by another process: were it open for writing in this one, a child that another test forks at that moment would
+        // hold it open, too, and it could not be run (ETXTBSY).
+        succeed(Command::new("cp").arg("-p").arg(UNTORN).arg(&untorn));
+        succeed(Command::new("cp").arg("-p").arg(layer()).arg(&copy));
+    }
+    let root = text(&succeed(Command::new("id").arg("-u")).stdout).trim() == "0";
+    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let mut command = if root { Command::new("setpriv") } else { Command::new("env") };
+    command.args(nobody.iter().filter(|_| root)).arg(&untorn).arg("run").args(options).arg("--layer").arg(&copy);
+    command.current_dir(&at).env("TMPDIR", dir);
+    command
 }

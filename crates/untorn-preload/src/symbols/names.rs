@@ -5,8 +5,8 @@ use core::ffi::{CStr, c_char, c_int, c_uint};
 
 use super::calls;
 use crate::layer::{
-    about_to_be_moved, about_to_be_removed, boosts, demote_all, demote_file, fail, has_last_name_in, is_covered,
-    may_be_moved, refuse_at, text, was_moved,
+    about_to_be_moved, about_to_be_removed, about_to_move_directory, boosts, demote_all, demote_file, fail,
+    has_last_name_in, is_covered, may_be_moved, refuse_at, text, was_moved,
 };
 use crate::path::Path;
 use crate::raw;
@@ -161,6 +161,30 @@ fn last_name(path: &CStr) -> Option<&[u8]> {
     (!matches!(name, b"" | b"." | b"..")).then_some(name)
 }
 
+/// The refusal to rename what is a directory, if it is to be refused: something below it has changes of an open epoch.
+///
+/// # Safety
+/// The path is null or a string that ends in a zero.
+unsafe fn with_all_below(directory: (c_int, *const c_char)) -> Option<c_int> {
+    settings()?;
+    // SAFETY: the caller's.
+    let path = unsafe { text(directory.1) }?;
+    let status = raw::stat_at(directory.0, path.as_ptr(), libc::AT_SYMLINK_NOFOLLOW).ok()?;
+    if status.st_mode & libc::S_IFMT != libc::S_IFDIR {
+        return None;
+    }
+    // Without a descriptor to spare the kernel is asked to do it, and the server says later what became of it.
+    let fd = raw::open_directory(directory.0, path).ok()?;
+    let moved = about_to_move_directory(fd);
+    let _ = raw::close(fd);
+    let why = c"a file below has changes of an open epoch, or is mapped";
+    match moved {
+        Ok(()) => None,
+        Err(libc::EOPNOTSUPP) => Some(fail(refuse_at(c"rename", why, -1, path)) as c_int),
+        Err(errno) => Some(fail(errno) as c_int),
+    }
+}
+
 /// The refusal of a new place for a name, if it is to be refused.
 ///
 /// # Safety
@@ -168,11 +192,17 @@ fn last_name(path: &CStr) -> Option<&[u8]> {
 unsafe fn renamed(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: c_uint) -> Option<c_int> {
     // SAFETY: the caller's.
     let refused = unsafe { elsewhere(from, to, false) };
+    // SAFETY: the caller's.
+    let refused = refused.or_else(|| unsafe { with_all_below(from) });
     refused.or_else(|| match flags & (libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE) {
         // SAFETY: the caller's.
         0 => unsafe { removed(to.0, to.1) },
-        // SAFETY: the caller's.
-        libc::RENAME_EXCHANGE => unsafe { elsewhere(to, from, false) },
+        libc::RENAME_EXCHANGE => {
+            // SAFETY: the caller's.
+            let refused = unsafe { elsewhere(to, from, false) };
+            // SAFETY: the caller's.
+            refused.or_else(|| unsafe { with_all_below(to) })
+        }
         _ => None,
     })
 }

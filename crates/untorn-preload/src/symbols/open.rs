@@ -6,7 +6,7 @@ use libc::mode_t;
 use untorn_wire::O_ATOMIC;
 
 use super::{calls, stdio};
-use crate::layer::{adopt, boosts, demote_file, fail, is_chosen, is_regular, refuse, reopened, text};
+use crate::layer::{adopt, boosts, close_refused, demote_file, fail, is_chosen, is_regular, refuse, reopened, text};
 use crate::raw;
 use crate::real::real;
 use crate::settings::{may_be_managed, settings};
@@ -24,13 +24,31 @@ fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) ->
     if boosts() {
         return open_boosted(directory, path, flags, mode);
     }
+    match open_managed(directory, path, flags, mode, atomic) {
+        // Bytes were lost of those who held it, and perhaps nobody does any more but who has just tried to open it. One that was made by
+        // that is there now.
+        Err(libc::EIO) if flags & libc::O_EXCL == 0 => open_managed(directory, path, flags, mode, atomic),
+        opened => opened,
+    }
+    .unwrap_or_else(|errno| fail(errno) as c_int)
+}
+
+/// Opens a file where files are not boosted.
+fn open_managed(
+    directory: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: mode_t,
+    atomic: bool,
+) -> Result<c_int, c_int> {
     let temporary = flags & TMPFILE != 0;
     let truncates = flags & libc::O_TRUNC != 0 && !temporary;
     // Not truncated by the kernel: that is part of the epoch.
     let without = if truncates { flags & !libc::O_TRUNC } else { flags };
     let fd = real!(openat(directory: c_int, path: *const c_char, without: c_int, mode: mode_t) -> c_int);
     if fd < 0 {
-        return fd;
+        // SAFETY: the address is this thread's own.
+        return Err(unsafe { *raw::errno() });
     }
     let outcome = if temporary { temporary_file(fd, atomic, flags) } else { adopt(fd, atomic, truncates) };
     let outcome = match outcome {
@@ -39,15 +57,10 @@ fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) ->
         Err(errno) => Err(errno),
     };
     match outcome {
-        Ok(fd) => {
-            stdio::descriptor_changed(fd);
-            fd
-        }
-        Err(errno) => {
-            let _ = raw::close(fd);
-            fail(errno) as c_int
-        }
+        Ok(fd) => stdio::descriptor_changed(fd),
+        Err(_) => close_refused(fd),
     }
+    outcome
 }
 
 /// Opens a file where files are boosted: as the kernel does it. It waits for the server if that has the file.
@@ -84,7 +97,7 @@ fn open_boosted(directory: c_int, path: *const c_char, flags: c_int, mode: mode_
     match adopt(fd, false, false) {
         Ok(_) => fd,
         Err(errno) => {
-            let _ = raw::close(fd);
+            close_refused(fd);
             fail(errno) as c_int
         }
     }
@@ -146,7 +159,7 @@ fn adopted(fd: c_int) -> c_int {
             fd
         }
         Err(errno) => {
-            let _ = raw::close(fd);
+            close_refused(fd);
             fail(errno) as c_int
         }
     }

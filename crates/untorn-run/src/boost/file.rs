@@ -9,7 +9,7 @@ use untorn::medium::{Descriptor, SlowFile, give_lease_back, has_lease, mark_desc
 use untorn::{CachedFile, Error, WriteCache};
 use untorn_wire::{MARK, PLAIN};
 
-use crate::descriptor::{flags, move_to, path_of, writable};
+use crate::descriptor::{flags, move_to, path_of, synchronous, writable};
 use crate::files::Key;
 use crate::managed::{Errno, io_errno, libc_errno};
 
@@ -87,7 +87,7 @@ impl Boosted {
         if !writable(flags) {
             return Err("for reading only".to_owned());
         }
-        if flags.contains(OFlags::DSYNC) {
+        if synchronous(flags) {
             // Whatever is written by it waits for the device of the file. The kernel takes the flag off no description, and another
             // description of the file would cost the lease; nor could one that was opened without the flag be given it when the file
             // becomes a plain one.
@@ -445,6 +445,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::descriptor::O_DSYNC;
 
     #[test]
     fn a_description_with_a_lease_is_as_it_was_opened() {
@@ -460,7 +461,7 @@ mod tests {
         let found = flags(&file).unwrap();
         let other = OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         assert!(is_as_opened(found, OFlags::RDWR) && is_as_opened(found, OFlags::RDWR | other));
-        for wanted in [OFlags::WRONLY, OFlags::RDONLY, OFlags::RDWR | OFlags::APPEND, OFlags::RDWR | OFlags::DSYNC] {
+        for wanted in [OFlags::WRONLY, OFlags::RDONLY, OFlags::RDWR | OFlags::APPEND, OFlags::RDWR | O_DSYNC] {
             assert!(!is_as_opened(found, wanted), "{wanted:?}");
         }
         assert!(is_as_opened(found | OFlags::APPEND, OFlags::RDWR | OFlags::APPEND | other));

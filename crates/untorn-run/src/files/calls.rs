@@ -9,7 +9,8 @@ use untorn_wire::{MOST, Request};
 use super::state::{State, Time};
 use super::{Files, Key, lock};
 use crate::descriptor::{
-    RWF_APPEND, RWF_DSYNC, RWF_HINTS, RWF_NOAPPEND, RWF_SYNC, fail, flags, move_to, position, sought, writable,
+    RWF_APPEND, RWF_DSYNC, RWF_HINTS, RWF_NOAPPEND, RWF_SYNC, fail, flags, move_to, path_of, position, sought,
+    synchronous, writable,
 };
 use crate::managed::{Errno, libc_errno};
 
@@ -69,8 +70,7 @@ impl Files {
         if !writable(flags) {
             return fail(Sys::BADF);
         }
-        let synchronous = RWF_DSYNC | RWF_SYNC;
-        if request.flags & !(RWF_HINTS | synchronous | RWF_APPEND | RWF_NOAPPEND) != 0
+        if request.flags & !(RWF_HINTS | RWF_DSYNC | RWF_SYNC | RWF_APPEND | RWF_NOAPPEND) != 0
             || request.flags & (RWF_APPEND | RWF_NOAPPEND) == RWF_APPEND | RWF_NOAPPEND
         {
             return fail(Sys::OPNOTSUPP);
@@ -98,7 +98,7 @@ impl Files {
                 report.writes += 1;
                 report.bytes_written += bytes.len() as u64;
             });
-            if request.flags & synchronous != 0 || flags.contains(OFlags::DSYNC) {
+            if request.flags & (RWF_DSYNC | RWF_SYNC) != 0 || synchronous(flags) {
                 state.commit(&self.ledger)?;
             }
             Ok(())
@@ -208,6 +208,30 @@ impl Files {
 
     /// Whether a file is managed; and 1 if it is under the engine now, with a sidecar that stands in its directory, 2 if that is
     /// the directory with this inode, and has no more than one name of the file.
+    /// A directory is about to get another name. What has a sidecar below it is made plain, for the sidecar would be looked for where it
+    /// was; it gets one anew when it is changed next.
+    ///
+    /// # Errors
+    /// ENOTSUP if something below has changes of an open epoch, or is mapped; that of settling what has none.
+    pub(crate) fn directory_is_to_be_moved(&self, descriptor: &OwnedFd) -> Result<(), Errno> {
+        let path = path_of(descriptor)?;
+        for (key, state) in self.entries() {
+            let mut state = lock(&state);
+            if state.is_over() || !state.is_covered() || !state.is_below(&path) {
+                continue;
+            }
+            state.bury(&*self.mode, &self.processes, &self.ledger, None);
+            state.standing()?;
+            if state.has_epoch() {
+                return fail(Sys::OPNOTSUPP);
+            }
+            let settled = state.finish(&self.ledger);
+            self.forget(key);
+            settled?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn is_managed(&self, key: Key, directory: u64) -> (bool, i64) {
         let Some(state) = self.find(key) else { return (false, 0) };
         let state = lock(&state);

@@ -135,6 +135,16 @@ impl Files {
         lock(&self.table).values().cloned().collect()
     }
 
+    fn entries(&self) -> Vec<(Key, Arc<Mutex<State>>)> {
+        lock(&self.table).iter().map(|(key, state)| (*key, state.clone())).collect()
+    }
+
+    /// Whoever opens a file that is over has it anew.
+    fn forget(&self, key: Key) {
+        lock(&self.table).remove(&key);
+        lock(&self.board).remove(key);
+    }
+
     /// The run is over: nothing is managed any more, and all files are let go of.
     fn end(&self) {
         self.closed.store(true, Ordering::SeqCst);
@@ -179,8 +189,7 @@ impl Files {
         // One of them may be dying, and hold nothing any more.
         state.bury(&*self.mode, &self.processes, &self.ledger, None);
         let outcome = state.finish(&self.ledger);
-        lock(&self.table).remove(&key);
-        lock(&self.board).remove(key);
+        self.forget(key);
         if let Err(errno) = outcome {
             let error = std::io::Error::from_raw_os_error(errno);
             self.ledger.failure(format!(

@@ -47,6 +47,7 @@ impl Service for Files {
                 let reply = Reply { managed: managed.into(), value, ..Reply::default() };
                 return Ok((reply, Vec::new()));
             }
+            Operation::MoveDirectory => self.directory_is_to_be_moved(call.descriptor()?)?,
             Operation::Map => call.pass(self.map(call.descriptor()?, process, request.number != 0)?),
             Operation::Mapped => {
                 // Without the one that belongs to it nobody would hear of its stores.

@@ -85,6 +85,16 @@ impl State {
         self.body.is_some() || self.changed.is_some()
     }
 
+    /// Whether it is in a directory, or further down.
+    pub(super) fn is_below(&self, directory: &Path) -> bool {
+        path_of(&self.own).is_ok_and(|path| path.starts_with(directory))
+    }
+
+    /// Whether there is anything that a sync would make durable, or may be a moment later.
+    pub(super) fn has_epoch(&self) -> bool {
+        self.twin.is_some() || !self.writers.is_empty()
+    }
+
     /// Whether the directory with the sidecar is the one with this inode, and has at most one name of the file.
     pub(super) fn has_last_name_in(&self, directory: u64) -> bool {
         let (Ok(path), Ok(ours)) = (path_of(&self.own), self.own.metadata()) else { return true };
