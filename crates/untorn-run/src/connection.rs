@@ -30,6 +30,8 @@ pub(crate) struct Caller {
     pub(crate) program: u64,
     /// The process had a connection before.
     pub(crate) known: bool,
+    /// It has not the rights of the run.
+    pub(crate) is_other: bool,
 }
 
 /// Serves a connection until the process closes it, or ends.
@@ -37,7 +39,7 @@ pub(crate) struct Caller {
 /// # Errors
 /// Those of the socket: the process died amid a request, which is dropped then.
 pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, caller: Caller) -> io::Result<()> {
-    let Caller { process, known, program } = caller;
+    let Caller { process, known, program, is_other } = caller;
     let (mut patience, program) = (Patience::default(), Cell::new(program));
     while let Some((request, descriptor, is_short)) = receive(&mut socket, &mut patience)? {
         // A payload is as long as a write may be; more is no request of the layer.
@@ -52,7 +54,18 @@ pub(crate) fn serve(service: &dyn Service, mut socket: UnixStream, caller: Calle
             return Ok(());
         }
         let passed = Cell::new(None);
-        let call = Call { service, process, program: &program, known, request, descriptor, is_short, payload, passed };
+        let call = Call {
+            service,
+            process,
+            program: &program,
+            known,
+            is_other,
+            request,
+            descriptor,
+            is_short,
+            payload,
+            passed,
+        };
         let (reply, bytes) = match call.answer() {
             Ok(answer) => answer,
             Err(errno) => (Reply { errno, ..Reply::default() }, Vec::new()),
@@ -122,6 +135,8 @@ pub(crate) struct Call<'a> {
     pub(crate) process: u32,
     program: &'a Cell<u64>,
     known: bool,
+    /// It is not to be given what it could not open by itself.
+    pub(crate) is_other: bool,
     pub(crate) request: Request,
     descriptor: Option<OwnedFd>,
     /// One came, and was lost.
@@ -234,7 +249,7 @@ mod tests {
 
     /// This process, of which nobody knows anything.
     fn stranger() -> Caller {
-        Caller { process: std::process::id(), program: 0, known: false }
+        Caller { process: std::process::id(), program: 0, known: false, is_other: false }
     }
 
     /// The errno with which a request is answered that comes with these descriptors.

@@ -1,17 +1,21 @@
 //! The server: a socket that every process of the run knows, and a thread for each connection.
 
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::{Uid, geteuid};
 use tempfile::TempDir;
 
 use crate::board::Board;
 use crate::connection::{self, Caller};
+use crate::holders;
 use crate::processes;
 use crate::report::Report;
 use crate::service::Service;
@@ -19,7 +23,7 @@ use crate::service::Service;
 /// Serves the managed files of one run. The files are let go of by [`finish`](Server::finish).
 pub(crate) struct Server {
     files: Arc<dyn Service>,
-    /// Of this user alone: who can connect can read and write the managed files.
+    /// Of this user alone; of root's runs the processes may take other rights, so anybody may connect, and is asked who it is.
     directory: TempDir,
 }
 
@@ -38,6 +42,11 @@ impl Server {
         let directory = tempfile::Builder::new().prefix("untorn-run-").tempdir()?;
         let board = Board::create(&directory.path().join("board"))?;
         let listener = UnixListener::bind(directory.path().join("socket"))?;
+        if geteuid().is_root() {
+            for (name, mode) in [("", 0o711), ("board", 0o644), ("socket", 0o666)] {
+                fs::set_permissions(directory.path().join(name), Permissions::from_mode(mode))?;
+            }
+        }
         let files = mode(board)?;
         let server = Server { files: files.clone(), directory };
         thread::Builder::new().name("untorn-accept".to_owned()).spawn(move || {
@@ -94,13 +103,24 @@ fn meet(files: &dyn Service, process: u32) -> io::Result<Option<Arc<OwnedFd>>> {
     files.processes().meet(process)
 }
 
+/// Whether a process of another user is one of the run, and not one that has its number since.
+fn is_below(process: u32, user: Uid) -> bool {
+    let owner = fs::metadata(format!("/proc/{process}")).map(|found| found.uid());
+    owner.is_ok_and(|owner| owner == user.as_raw()) && holders::descendants().contains(&process)
+}
+
 fn accept(files: &Arc<dyn Service>, socket: UnixStream) -> io::Result<()> {
-    let process = rustix::net::sockopt::socket_peercred(&socket)?.pid.as_raw_nonzero().get().unsigned_abs();
+    let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+    let process = peer.pid.as_raw_nonzero().get().unsigned_abs();
+    let is_other = peer.uid != geteuid();
+    if is_other && !is_below(process, peer.uid) {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "somebody else connected, who is not of the run"));
+    }
     let met = meet(&**files, process)?;
     // It asked for something before it became this program.
     let known = met.is_none();
     // Whatever the program before connected with has been accepted by now, and whatever a later one does has not.
-    let caller = Caller { process, program: files.processes().program(process), known };
+    let caller = Caller { process, program: files.processes().program(process), known, is_other };
     if let Some(handle) = met {
         let files = files.clone();
         thread::Builder::new().name("untorn-await".to_owned()).spawn(move || {

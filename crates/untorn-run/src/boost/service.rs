@@ -59,6 +59,7 @@ impl Service for Boost {
             Operation::Leave => self.leave(key)?,
             Operation::Move => return Ok(managed(self.about_to_be_moved(key, call.descriptor()?, &call.payload)?)),
             Operation::Moved => self.was_moved(key, request.number == 1)?,
+            Operation::Reopen | Operation::Share if call.is_other => return Err(PLAIN),
             Operation::Reopen => {
                 let flags = OFlags::from_bits_retain(request.flags as u32);
                 let description = self.reopen(key, flags)?;
