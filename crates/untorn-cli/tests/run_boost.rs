@@ -153,6 +153,9 @@ fn a_run_that_cannot_be_is_refused_and_leaves_nothing_behind() {
             "--match chooses the log itself",
         );
     }
+    refused(&["--mode", "boost", "--log", log, "--", "./missing"], 64, "missing");
+    fs::write(place.aside.path().join("text"), "no program").unwrap();
+    refused(&["--mode", "boost", "--log", log, "--", place.aside.path().join("text").to_str().unwrap()], 64, "text");
     assert!(!place.log().exists());
     fs::write(place.log(), b"somebody's file").unwrap();
     refused(&["--mode", "boost", "--log", log, "--", "true"], 2, "write-cache log");

@@ -10,8 +10,11 @@ use std::process::Command;
 use crate::common::boosted::Place;
 use crate::common::layered::{by_nobody, files, layer, succeed, text, under};
 
+/// Files by name, with what is in them.
+type Left = Vec<(String, Vec<u8>)>;
+
 /// What a program in Python says under untorn, how it ends, and what it leaves in its directory.
-fn run(program: &str) -> (String, Option<i32>, Vec<(String, Vec<u8>)>) {
+fn run(program: &str) -> (String, Option<i32>, Left) {
     let dir = tempfile::tempdir().unwrap();
     let output = under(dir.path(), layer(), &["python3".as_ref(), "-c".as_ref(), program.as_ref()]).output().unwrap();
     assert!(!dir.path().join(".untorn").exists(), "a sidecar was left behind");

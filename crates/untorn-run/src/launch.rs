@@ -42,6 +42,15 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// Refuses what cannot be run, as far as that can be told without running anything.
+    ///
+    /// # Errors
+    /// [`NotRun::Refused`], [`NotRun::Glob`]; [`NotRun::Io`] without a working directory.
+    pub fn check(&self) -> Result<(), NotRun> {
+        program::find(&self.program).map_err(NotRun::Refused)?;
+        absolute_globs(&self.globs).map(drop)
+    }
+
     /// Whether the globs choose a file, by its path without symbolic links.
     ///
     /// # Errors

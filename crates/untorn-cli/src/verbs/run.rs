@@ -32,6 +32,8 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
     let (ended, log) = match args.mode {
         RunMode::Atomic => (launch(&what, Atomic), None),
         RunMode::Boost => {
+            // Before there is a log.
+            what.check().map_err(failure)?;
             let log = boost::open(&args.boost, &what)?;
             if args.boost.read_cache.is_some_and(|bytes| bytes > 0) {
                 say("untorn: --read-cache has no effect: reads are the kernel's own, from its page cache\n");
