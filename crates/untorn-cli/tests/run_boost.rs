@@ -102,6 +102,27 @@ fn the_words_say_it_too() {
     run.names("left to the kernel 1 times").names("b.managed (mmap)").names("c.managed (open: O_SYNC)");
 }
 
+/// As a name, below the working directory, and by its path.
+#[test]
+fn what_is_excluded_is_left_alone() {
+    let place = Place::new();
+    let program = "
+import os
+os.mkdir('d')
+for name in ('f', 'f-shm', 'd/f', 'd/g'):
+    os.write(os.open(name, os.O_RDWR | os.O_CREAT, 0o644), b'bytes')
+";
+    let path = place.files.path().canonicalize().unwrap().join("d/f");
+    let all = ["--exclude", "*-shm", "--exclude", "d/g", "--exclude", path.to_str().unwrap(), "--json"];
+    let out = place.run(&all, &["python3", "-c", program]).expect(0).text();
+    let report: Value = serde_json::from_str(out.trim_end()).unwrap();
+    let managed: Vec<_> =
+        report["files"].as_array().unwrap().iter().map(|file| file["path"].as_str().unwrap()).collect();
+    assert_eq!(managed.len(), 1, "{report}");
+    assert!(managed[0].ends_with("/f") && !managed[0].ends_with("/d/f"), "{report}");
+    place.run(&["--exclude", "{a"], &["true"]).expect(64).names("is no glob");
+}
+
 #[test]
 fn without_a_glob_all_files_but_the_log_go_through_it() {
     let place = Place::new();

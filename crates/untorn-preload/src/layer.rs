@@ -4,7 +4,7 @@ use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{iovec, stat};
-use untorn_wire::{MARK, Operation, PLAIN, Reply, Request};
+use untorn_wire::{MARK, Operation, PLAIN, Reply, Request, is_chosen as is_chosen_by};
 
 use crate::client::{self, Memory};
 use crate::path::Path;
@@ -255,7 +255,7 @@ pub(crate) fn is_regular(status: &stat) -> bool {
 pub(crate) fn is_chosen(fd: c_int) -> bool {
     let Some(settings) = settings().filter(|settings| !settings.globs.is_empty()) else { return false };
     let Some(path) = Path::named_by(fd) else { return false };
-    settings.globs.iter().any(|glob| fast_glob::glob_match(glob, path.bytes()))
+    is_chosen_by(settings.globs.iter().map(Vec::as_slice), |glob| fast_glob::glob_match(glob, path.bytes()))
 }
 
 /// File systems whose files are questions to the kernel: procfs, sysfs, both cgroups, debugfs, tracefs, securityfs, configfs.

@@ -16,7 +16,7 @@ use rustix::process::{
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use untorn::WriteCache;
-use untorn_wire::{BOARD, LAYER, MATCH, MODE, ORACLE, SOCKET};
+use untorn_wire::{BOARD, LAYER, MATCH, MODE, ORACLE, SOCKET, is_chosen};
 
 use crate::board::Board;
 use crate::boost::Boost;
@@ -37,6 +37,8 @@ pub struct Launch {
     /// Which files are managed. A glob without a slash is one for names; one that does not begin with a slash is taken from
     /// the working directory.
     pub globs: Vec<String>,
+    /// Globs of files that are not managed, whatever else they match.
+    pub excluded: Vec<String>,
     /// `libuntorn_preload.so`.
     pub layer: PathBuf,
 }
@@ -48,7 +50,13 @@ impl Launch {
     /// [`NotRun::Refused`], [`NotRun::Glob`]; [`NotRun::Io`] without a working directory.
     pub fn check(&self) -> Result<(), NotRun> {
         program::find(&self.program).map_err(NotRun::Refused)?;
-        absolute_globs(&self.globs).map(drop)
+        self.absolute_globs().map(drop)
+    }
+
+    /// The globs as the layer wants them.
+    fn absolute_globs(&self) -> Result<OsString, NotRun> {
+        let chosen = self.globs.iter().map(|glob| ("", glob));
+        absolute_globs(chosen.chain(self.excluded.iter().map(|glob| ("!", glob))))
     }
 
     /// Whether the globs choose a file, by its path without symbolic links.
@@ -56,9 +64,9 @@ impl Launch {
     /// # Errors
     /// [`NotRun::Glob`]; [`NotRun::Io`] without a working directory.
     pub fn manages(&self, path: &Path) -> Result<bool, NotRun> {
-        let globs = absolute_globs(&self.globs)?;
-        let mut globs = globs.as_bytes().split(|byte| *byte == b'\n').filter(|glob| !glob.is_empty());
-        Ok(globs.any(|glob| fast_glob::glob_match(glob, path.as_os_str().as_bytes())))
+        let globs = self.absolute_globs()?;
+        let globs = globs.as_bytes().split(|byte| *byte == b'\n').filter(|glob| !glob.is_empty());
+        Ok(is_chosen(globs, |glob| fast_glob::glob_match(glob, path.as_os_str().as_bytes())))
     }
 }
 
@@ -123,7 +131,7 @@ fn run(
     service: impl FnOnce(Board) -> io::Result<Arc<dyn Service>>,
 ) -> Result<Ended, NotRun> {
     let runnable = program::find(&launch.program).map_err(NotRun::Refused)?;
-    let globs = absolute_globs(&launch.globs)?;
+    let globs = launch.absolute_globs()?;
     let preload = preload(&launch.layer)?;
     verify(&runnable, &launch.layer, &preload)?;
     let server = Server::start(service).map_err(|error| NotRun::Io("serve", error))?;
@@ -235,17 +243,18 @@ fn verify(runnable: &Runnable, layer: &Path, preload: &OsStr) -> Result<(), NotR
     ))
 }
 
-/// The globs as the layer wants them: for whole paths, one a line.
-fn absolute_globs(globs: &[String]) -> Result<OsString, NotRun> {
+/// Globs for whole paths, one a line, each after what is to stand before it.
+fn absolute_globs<'a>(globs: impl Iterator<Item = (&'a str, &'a String)>) -> Result<OsString, NotRun> {
     let here = std::env::current_dir().map_err(|error| NotRun::Io("find the working directory", error))?;
     let mut all = Vec::new();
-    for glob in globs {
+    for (before, glob) in globs {
         if glob.is_empty() || glob.contains('\n') || fast_glob::validate(glob).is_err() {
             return Err(NotRun::Glob(glob.clone()));
         }
         if !all.is_empty() {
             all.push(b'\n');
         }
+        all.extend_from_slice(before.as_bytes());
         if !glob.contains('/') {
             all.extend_from_slice(b"/**/");
         } else if !glob.starts_with('/') {
@@ -270,7 +279,7 @@ mod tests {
     use super::*;
 
     fn matches(glob: &str, path: &str) -> bool {
-        let all = absolute_globs(&[glob.to_owned()]).unwrap();
+        let all = absolute_globs(std::iter::once(("", &glob.to_owned()))).unwrap();
         fast_glob::glob_match(all.as_bytes(), path)
     }
 
@@ -282,7 +291,7 @@ mod tests {
         let here = std::env::current_dir().unwrap();
         assert!(matches("d/*.db", here.join("d/c.db").to_str().unwrap()));
         assert!(!matches("d/*.db", "/d/c.db"));
-        assert!(absolute_globs(&["{a".to_owned()]).is_err());
+        assert!(absolute_globs(std::iter::once(("", &"{a".to_owned()))).is_err());
     }
 
     #[test]

@@ -24,7 +24,8 @@ pub const MARK: i32 = 61;
 
 /// The variable with the path of the server's socket. A process without it is not under untorn.
 pub const SOCKET: &str = "UNTORN_PRELOAD_SOCKET";
-/// The variable with the globs of managed files, one a line.
+/// The variable with the globs of managed files, one a line. What matches one that comes after a `!` is not managed, whatever else it
+/// matches: [`is_chosen`].
 pub const MATCH: &str = "UNTORN_PRELOAD_MATCH";
 /// The variable with the path of the layer itself, which is put back into environments that lost it.
 pub const LAYER: &str = "UNTORN_PRELOAD_LAYER";
@@ -53,6 +54,19 @@ pub const BOARD_BYTES: usize = 512;
 pub fn board_bit(device: u64, inode: u64) -> usize {
     let mixed = (device.rotate_left(32) ^ inode).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 52) as usize % (BOARD_BYTES * 8)
+}
+
+/// Whether globs, as [`MATCH`] has them, choose a file; `matches` says whether one matches it.
+pub fn is_chosen<'a>(globs: impl IntoIterator<Item = &'a [u8]>, matches: impl Fn(&'a [u8]) -> bool) -> bool {
+    let mut chosen = false;
+    for glob in globs {
+        match glob.strip_prefix(b"!") {
+            Some(excluded) if matches(excluded) => return false,
+            Some(_) => {}
+            None => chosen = chosen || matches(glob),
+        }
+    }
+    chosen
 }
 
 /// What is asked for.
@@ -235,6 +249,14 @@ mod tests {
         }
         assert_eq!(Operation::of(0), None);
         assert_eq!(Operation::of(34), None);
+    }
+
+    #[test]
+    fn what_is_excluded_is_not_chosen_whatever_else_it_matches() {
+        let chosen = |globs: &[&str]| is_chosen(globs.iter().map(|glob| glob.as_bytes()), |glob| glob == b"yes");
+        assert!(chosen(&["no", "yes"]) && chosen(&["yes", "!no"]));
+        assert!(!chosen(&[]) && !chosen(&["no"]) && !chosen(&["!no"]));
+        assert!(!chosen(&["yes", "!yes"]) && !chosen(&["!yes", "yes"]));
     }
 
     #[test]

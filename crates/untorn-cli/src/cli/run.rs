@@ -103,6 +103,10 @@ pub(crate) struct Run {
     /// with `--mode boost` all.
     #[arg(long = "match", value_name = "GLOB")]
     pub(crate) globs: Vec<String>,
+    /// Leave files alone whose path matches, whatever --match says; may be given several times. What programs map to lock by
+    /// belongs here: `*-shm` of SQLite, `lock.mdb` of LMDB
+    #[arg(long = "exclude", value_name = "GLOB")]
+    pub(crate) excluded: Vec<String>,
     #[command(flatten)]
     pub(crate) boost: BoostLog,
     /// Report on standard error what was served, what was refused, and what was left to the kernel.

@@ -27,6 +27,7 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
         program: program.clone(),
         arguments: arguments.to_vec(),
         globs: args.globs.clone(),
+        excluded: args.excluded.clone(),
         layer: layer(args.layer.as_deref())?,
     };
     let (ended, log) = match args.mode {
