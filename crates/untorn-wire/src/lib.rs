@@ -139,6 +139,10 @@ pub enum Operation {
     SyncDirectory = 31,
     /// The sync of a directory that has this `number` was made, if `flags` is 1.
     DirectorySynced = 32,
+    /// The file (`device`, `inode`) lost its last name, or if `number` is 1 some files may have: what stands beside such a file for a
+    /// recovery goes, and who has it open goes on with it. A descriptor is that of the directory where the file had its name, which
+    /// nobody of the run has open, but which left something there.
+    Unnamed = 40,
 }
 
 impl Operation {
@@ -178,6 +182,7 @@ impl Operation {
             Moved,
             SyncDirectory,
             DirectorySynced,
+            Unnamed,
         ];
         all.into_iter().find(|operation| *operation as u32 == number)
     }
@@ -227,7 +232,7 @@ mod tests {
 
     #[test]
     fn every_operation_is_found_by_its_number() {
-        for number in 1..=32 {
+        for number in (1..=32).chain([40]) {
             assert_eq!(Operation::of(number).map(|operation| operation as u32), Some(number));
         }
         assert_eq!(Operation::of(0), None);
