@@ -154,6 +154,26 @@ pub(crate) fn about_to_be_removed(status: &stat) -> Result<(), c_int> {
     Ok(())
 }
 
+/// A file lost its last name: nothing can be recovered to it any more. If nobody can say so, its last close finds it out.
+pub(crate) fn was_removed(status: &stat) {
+    if is_regular(status) && may_be_managed(status.st_dev, status.st_ino) {
+        let _ = ask(Operation::Unnamed, None, of_file(status));
+    }
+}
+
+/// The same of a file that something was left of in its directory, though nobody may have it open.
+pub(crate) fn was_removed_from(directory: c_int, status: &stat) {
+    let _ = ask(Operation::Unnamed, Some(directory), of_file(status));
+}
+
+/// Some files may have, which nobody told the server of.
+///
+/// # Errors
+/// EIO if it is gone.
+pub(crate) fn some_lost_their_names() -> Result<(), c_int> {
+    ask(Operation::Unnamed, None, Request { number: 1, ..Request::default() }).map(drop)
+}
+
 /// Whether a file is one whose rename the log may be able to follow.
 pub(crate) fn may_be_moved(status: &stat) -> bool {
     is_regular(status) && status.st_nlink == 1 && may_be_managed(status.st_dev, status.st_ino)

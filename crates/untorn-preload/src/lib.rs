@@ -23,6 +23,7 @@ mod busy;
 mod client;
 #[cfg(feature = "oracle")]
 mod death;
+mod hidden;
 mod known;
 mod layer;
 mod log;

@@ -155,6 +155,10 @@ pub enum Operation {
     DirectorySynced = 32,
     /// The directory of the descriptor is about to get another name.
     MoveDirectory = 33,
+    /// The file (`device`, `inode`) lost its last name, or if `number` is 1 some files may have: what stands beside such a file for a
+    /// recovery goes, and who has it open goes on with it. A descriptor is that of the directory where the file had its name, which
+    /// nobody of the run has open, but which left something there.
+    Unnamed = 34,
 }
 
 impl Operation {
@@ -195,6 +199,7 @@ impl Operation {
             SyncDirectory,
             DirectorySynced,
             MoveDirectory,
+            Unnamed,
         ];
         all.into_iter().find(|operation| *operation as u32 == number)
     }
@@ -244,11 +249,11 @@ mod tests {
 
     #[test]
     fn every_operation_is_found_by_its_number() {
-        for number in 1..=33 {
+        for number in 1..=34 {
             assert_eq!(Operation::of(number).map(|operation| operation as u32), Some(number));
         }
         assert_eq!(Operation::of(0), None);
-        assert_eq!(Operation::of(34), None);
+        assert_eq!(Operation::of(35), None);
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! The C library's functions that the layer replaces, by what they are about.
 
+mod attributes;
 mod data;
 mod descriptors;
 mod exec;
+mod listings;
 mod memory;
 mod messages;
 mod names;

@@ -5,7 +5,9 @@ use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use libc::{iovec, mode_t, off_t};
 
 use super::refused::{self, asynchronous};
-use super::{calls, data, descriptors, memory, messages, names, open, processes, reach, status, zero_copy};
+use super::{
+    attributes, calls, data, descriptors, listings, memory, messages, names, open, processes, reach, status, zero_copy,
+};
 use crate::client;
 use crate::layer::{boosts, demote, demote_all, demoted, fail, managed, refuse, served};
 use crate::settings::{seen, settings};
@@ -192,6 +194,18 @@ fn by_name(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Option<c_long> {
             // SAFETY: see above.
             c_long::from(unsafe { names::linkat(fd, at, c as c_int, d as *const c_char, e as c_int) })
         }
+        libc::SYS_getdents64 => {
+            // SAFETY: see above.
+            unsafe { listings::entries(number, fd, b as *mut c_void, c) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_getdents => {
+            // SAFETY: see above.
+            unsafe { listings::entries(number, fd, b as *mut c_void, c) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: see above.
+        libc::SYS_rmdir => c_long::from(unsafe { names::rmdir(path) }),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: see above.
         libc::SYS_open => c_long::from(unsafe { open::open(path, b as c_int, c as mode_t) }),
@@ -219,7 +233,8 @@ fn by_name(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Option<c_long> {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: see above.
         libc::SYS_unlink => c_long::from(unsafe { names::unlink(path) }),
-        _ => return None,
+        // SAFETY: see above.
+        _ => return unsafe { attributes::by_number(number, [a, b, c, d, e]) },
     };
     Some(result)
 }

@@ -1,8 +1,8 @@
 //! Lengths and times of files, and setting times.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int};
 
-use libc::{size_t, stat as Status, statx as Extended, timespec, timeval, utimbuf};
+use libc::{stat as Status, statx as Extended, timespec, timeval, utimbuf};
 
 use untorn_wire::Reply;
 
@@ -111,7 +111,7 @@ fn attributes(status: &Status) -> impl PartialEq {
 }
 
 /// After a call that set the times, or other attributes, of a descriptor's file.
-fn set(result: c_int, fd: c_int) -> c_int {
+pub(super) fn set(result: c_int, fd: c_int) -> c_int {
     if result == 0
         && managed(fd)
         && let Err(errno) = raw::fstat(fd).and_then(|status| attributes_were_set(&status))
@@ -228,13 +228,4 @@ calls! {
         boosts().then(|| setting(fd, || real!(fchmod(fd: c_int, mode: libc::mode_t) -> c_int)));
     [fchown](fd: c_int, user: libc::uid_t, group: libc::gid_t) -> c_int =
         boosts().then(|| setting(fd, || real!(fchown(fd: c_int, user: libc::uid_t, group: libc::gid_t) -> c_int)));
-    [fsetxattr](fd: c_int, name: *const c_char, from: *const c_void, len: size_t, flags: c_int) -> c_int =
-        boosts().then(|| {
-            let result = real!(
-                fsetxattr(fd: c_int, name: *const c_char, from: *const c_void, len: size_t, flags: c_int) -> c_int
-            );
-            set(result, fd)
-        });
-    [fremovexattr](fd: c_int, name: *const c_char) -> c_int =
-        boosts().then(|| set(real!(fremovexattr(fd: c_int, name: *const c_char) -> c_int), fd));
 }

@@ -35,6 +35,14 @@ impl Files {
         })
     }
 
+    /// A file, or some of all, lost its last name.
+    pub(super) fn unnamed(&self, key: Option<Key>) {
+        let files = key.map_or_else(|| self.all(), |key| self.find(key).into_iter().collect());
+        for state in files {
+            lock(&state).was_unnamed();
+        }
+    }
+
     /// Reads, and moves the descriptor's offset where it is used.
     pub(crate) fn read(&self, descriptor: &OwnedFd, process: u32, request: &Request) -> Result<Vec<u8>, Errno> {
         if flags(descriptor)? & OFlags::RWMODE == OFlags::WRONLY {

@@ -3,6 +3,7 @@
 //! Locks, in the order in which they are taken: that of opening, a file's, those of its places, the table's, the board's.
 
 mod calls;
+mod leftovers;
 mod mapped;
 mod mapping;
 mod places;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rustix::io::Errno as Sys;
 use untorn_wire::{Operation, Reply};
 
-use super::Files;
+use super::{Files, leftovers};
 use crate::connection::{Answer, Call, bytes, status, value};
 use crate::descriptor::path_of;
 use crate::managed::{Errno, io_errno, libc_errno};
@@ -48,6 +48,10 @@ impl Service for Files {
                 return Ok((reply, Vec::new()));
             }
             Operation::MoveDirectory => self.directory_is_to_be_moved(call.descriptor()?)?,
+            Operation::Unnamed => match call.descriptor() {
+                Ok(directory) => leftovers::remove_unused(&path_of(directory)?, key),
+                Err(_) => self.unnamed((request.number == 0).then_some(key)),
+            },
             Operation::Map => call.pass(self.map(call.descriptor()?, process, request.number != 0)?),
             Operation::Mapped => {
                 // Without the one that belongs to it nobody would hear of its stores.

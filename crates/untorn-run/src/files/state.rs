@@ -11,6 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{Access, Timespec, Timestamps};
 use rustix::io::Errno as Sys;
 
+use super::leftovers;
 use super::mapping::Mapping;
 use super::twin::Twin;
 use crate::descriptor::path_of;
@@ -366,12 +367,29 @@ impl State {
         self.restore_times();
     }
 
+    /// It may have lost its last name.
+    pub(super) fn was_unnamed(&self) {
+        if self.body.is_some() {
+            self.disown();
+        }
+    }
+
+    /// Whether the file has no name any more. Then its sidecar has none either from now on.
+    fn disown(&self) -> bool {
+        let Some(ours) = self.own.metadata().ok().filter(|ours| ours.nlink() == 0) else { return false };
+        // The directory where it had its last name, which is the one with the sidecar.
+        if let Some(directory) = path_of(&self.own).unwrap_or_default().parent() {
+            leftovers::remove(directory, (ours.dev(), ours.ino()));
+        }
+        true
+    }
+
     /// Makes the file what it was at the last commit.
     fn abandon(&mut self, mode: &dyn Mode, body: Box<dyn Managed>) -> Result<(), Errno> {
-        if !self.is_linked()? {
+        if self.disown() {
             // No crash leaves it behind, and nobody can open it. Those who hold it still are told.
             self.poisoned = true;
-            return body.release();
+            return Ok(());
         }
         let path = self.current_path()?;
         // Without a commit, as a crash would leave it; opening it recovers it.
@@ -386,17 +404,16 @@ impl State {
         let folded = if self.poisoned { Err(libc_errno(Sys::IO)) } else { self.fold() };
         self.twin = None;
         let Some(body) = self.body.take() else { return Ok(()) };
-        let gone = !self.is_linked().unwrap_or(true);
-        if !gone && let Err(errno) = folded {
+        if self.disown() {
+            // A file without a name: there is nothing to keep.
+            return Ok(());
+        }
+        if let Err(errno) = folded {
             // As a crash would leave it: nothing of the epoch, instead of a part of it.
             drop(body);
             return Err(errno);
         }
         let released = as_owner(&self.own, BOTH, || body.release());
-        if gone {
-            // A file without a name: there is nothing to keep.
-            return Ok(());
-        }
         if keep && released.is_ok() {
             ledger.of(&self.path, |report| report.commits += 1);
         }
