@@ -205,6 +205,35 @@ fn a_stream_that_a_library_has_kept_is_read_as_it_is_bare() {
 }
 
 #[test]
+fn wide_characters_are_read_and_written_as_they_are_bare() {
+    let dir = tempfile::tempdir().unwrap();
+    let library = compile("keeper.c", dir.path(), &["-shared", "-fPIC"]);
+    let (no_more, kept) = ("-Wl,--no-as-needed", library.to_str().unwrap());
+    for options in [&["-O0"][..], &["-O2", "-D_FORTIFY_SOURCE=2"], &["-O1", "-DOLD"], &["-O1", "-DKEPT", no_more, kept]]
+    {
+        let program = compile("wide.c", dir.path(), options);
+        same_as_bare(&[program.as_os_str(), "files".as_ref()]);
+        let input = r"\303\251\342\202\254abc line \303\251\n42 word 17 \303\251nd and rest";
+        shell(&format!(
+            "printf '{input}' > in.managed; {program} standard < in.managed > out.managed 2> err.managed; \
+             cat told out.managed err.managed later.managed; rm later.managed; \
+             {program} standard < in.managed | cat; cat told later.managed",
+            program = program.display()
+        ));
+    }
+}
+
+/// By programs that read and write wide characters only, where they are installed.
+#[test]
+fn tools_for_wide_characters_do_what_they_do_bare() {
+    shell(
+        r"export LC_ALL=C.UTF-8; printf 'abc\303\251\nx\bxy\n12345\n' > a.managed; for how in 'rev a.managed' 'ul a.managed' \
+          'rev < a.managed' 'colrm 2 3 < a.managed' 'col < a.managed' 'col -b < a.managed' 'colcrt a.managed'; do \
+          eval $how || echo $?; eval $how > b.managed || echo $?; cat b.managed; done",
+    );
+}
+
+#[test]
 fn a_file_whose_name_changed_is_what_it_was_at_the_last_sync_after_a_kill() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile("ends.c", dir.path(), &[]);

@@ -18,6 +18,8 @@ mod status;
 mod stdio;
 mod streams;
 mod walks;
+mod wide;
+mod wide_format;
 mod zero_copy;
 
 #[cfg(all(feature = "oracle", target_arch = "x86_64"))]
@@ -45,11 +47,17 @@ macro_rules! calls {
 }
 use calls;
 
-/// Defines variadic functions of two arguments and those of a format: each by one that takes them as a list, as the calling convention
-/// has them.
+/// Defines variadic functions, each by one that takes as a list what comes after its first two arguments, or after one or three: as the
+/// calling convention has them.
 #[cfg(target_arch = "x86_64")]
 macro_rules! listed {
-    ($($name:ident by $with_list:ident;)*) => {$(
+    ($($name:ident by $with_list:ident $(after $count:ident)?;)*) => {
+        $(listed! { @each $name $with_list $($count)? })*
+    };
+    (@each $name:ident $with_list:ident one) => { listed! { @with $name $with_list 8, "rsi" } };
+    (@each $name:ident $with_list:ident) => { listed! { @with $name $with_list 16, "rdx" } };
+    (@each $name:ident $with_list:ident three) => { listed! { @with $name $with_list 24, "rcx" } };
+    (@with $name:ident $with_list:ident $taken:literal, $list:literal) => {
         /// Its arguments as a list.
         ///
         /// # Safety
@@ -59,6 +67,7 @@ macro_rules! listed {
         pub(crate) unsafe extern "C" fn $name() {
             core::arch::naked_asm!(
                 "sub rsp, 216",
+                "mov [rsp + 40], rsi",
                 "mov [rsp + 48], rdx",
                 "mov [rsp + 56], rcx",
                 "mov [rsp + 64], r8",
@@ -71,20 +80,21 @@ macro_rules! listed {
                 "movaps [rsp + 160], xmm5",
                 "movaps [rsp + 176], xmm6",
                 "movaps [rsp + 192], xmm7",
-                "mov dword ptr [rsp + 8], 16",
+                "mov dword ptr [rsp + 8], {taken}",
                 "mov dword ptr [rsp + 12], 48",
                 "lea rax, [rsp + 224]",
                 "mov [rsp + 16], rax",
                 "lea rax, [rsp + 32]",
                 "mov [rsp + 24], rax",
-                "lea rdx, [rsp + 8]",
+                concat!("lea ", $list, ", [rsp + 8]"),
                 "call {with_list}",
                 "add rsp, 216",
                 "ret",
+                taken = const $taken,
                 with_list = sym $with_list,
             )
         }
-    )*};
+    };
 }
 #[cfg(target_arch = "x86_64")]
 use listed;

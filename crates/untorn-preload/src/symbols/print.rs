@@ -38,39 +38,5 @@ fn print(fd: c_int, format: *const c_char, arguments: *mut c_void) -> Option<c_i
 #[cfg(target_arch = "x86_64")]
 listed! {
     dprintf by vdprintf;
-}
-
-/// `__dprintf_chk`: the same, with a flag before the format.
-///
-/// # Safety
-/// As for `printf(3)`.
-#[cfg(target_arch = "x86_64")]
-#[unsafe(no_mangle)]
-#[unsafe(naked)]
-pub(crate) unsafe extern "C" fn __dprintf_chk() {
-    core::arch::naked_asm!(
-        "sub rsp, 216",
-        "mov [rsp + 56], rcx",
-        "mov [rsp + 64], r8",
-        "mov [rsp + 72], r9",
-        "movaps [rsp + 80], xmm0",
-        "movaps [rsp + 96], xmm1",
-        "movaps [rsp + 112], xmm2",
-        "movaps [rsp + 128], xmm3",
-        "movaps [rsp + 144], xmm4",
-        "movaps [rsp + 160], xmm5",
-        "movaps [rsp + 176], xmm6",
-        "movaps [rsp + 192], xmm7",
-        "mov dword ptr [rsp + 8], 24",
-        "mov dword ptr [rsp + 12], 48",
-        "lea rax, [rsp + 224]",
-        "mov [rsp + 16], rax",
-        "lea rax, [rsp + 32]",
-        "mov [rsp + 24], rax",
-        "lea rcx, [rsp + 8]",
-        "call {vdprintf}",
-        "add rsp, 216",
-        "ret",
-        vdprintf = sym __vdprintf_chk,
-    )
+    __dprintf_chk by __vdprintf_chk after three;
 }

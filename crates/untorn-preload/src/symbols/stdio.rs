@@ -7,11 +7,11 @@
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 
-use libc::{FILE, off_t, size_t, ssize_t};
+use libc::{FILE, off_t, size_t, ssize_t, wchar_t};
 
-use super::{calls, data, descriptors, open};
+use super::{calls, data, descriptors, open, wide};
 use crate::client;
 use crate::layer::{boosts, demoted, fail, is_regular, managed, refuse, text};
 use crate::raw;
@@ -19,7 +19,7 @@ use crate::real::real;
 use crate::settings::settings;
 
 /// Streams of managed descriptors that a process may have at a time.
-const STREAMS: usize = 256;
+pub(super) const STREAMS: usize = 256;
 
 struct Stream {
     file: AtomicPtr<FILE>,
@@ -28,6 +28,8 @@ struct Stream {
 }
 
 static ALL: [Stream; STREAMS] = [const { Stream { file: AtomicPtr::new(null_mut()), fd: AtomicI32::new(0) } }; STREAMS];
+/// How many of the places, from the first, ever were in use: a process that has no such stream looks at none.
+static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// For descriptors 0, 1 and 2: the C library's own stream, and ours in its place.
 static OWN: [AtomicPtr<FILE>; 3] = [const { AtomicPtr::new(null_mut()) }; 3];
@@ -107,6 +109,7 @@ unsafe extern "C" fn close(cookie: *mut c_void) -> c_int {
     for in_place in &IN_PLACE {
         let _ = in_place.compare_exchange(file, null_mut(), Ordering::Relaxed, Ordering::Relaxed);
     }
+    wide::forget((cookie as usize).wrapping_sub(1));
     let fd = stream.fd.swap(0, Ordering::Relaxed) - 1;
     // SAFETY: the stream owned it.
     unsafe { descriptors::close(fd) }
@@ -133,6 +136,9 @@ unsafe fn make(fd: c_int, mode: *const c_char) -> *mut FILE {
         stream.file.store(file, Ordering::Relaxed);
         if file.is_null() {
             stream.fd.store(0, Ordering::Relaxed);
+        } else {
+            USED.fetch_max(number + 1, Ordering::Relaxed);
+            wide::begin(file);
         }
         return file;
     }
@@ -174,7 +180,10 @@ unsafe fn open_stream(path: *const c_char, mode: *const c_char) -> Option<*mut F
             return Some(null_mut());
         }
     };
-    let file = if managed(fd) {
+    // SAFETY: the caller's.
+    let charset = unsafe { text(mode) }.and_then(|mode| wide::charset_of(mode.to_bytes()));
+    // The C library's `fdopen` knows nothing of character sets.
+    let file = if managed(fd) || charset.is_some() {
         // SAFETY: the caller's.
         unsafe { make(fd, mode) }
     } else {
@@ -182,6 +191,12 @@ unsafe fn open_stream(path: *const c_char, mode: *const c_char) -> Option<*mut F
     };
     if file.is_null() {
         let _ = raw::close(fd);
+    } else if let Some(charset) = charset
+        && !wide::is_made_wide(file, charset)
+    {
+        real!(fclose(file: *mut FILE) -> c_int);
+        fail(libc::EINVAL);
+        return Some(null_mut());
     }
     Some(file)
 }
@@ -304,6 +319,10 @@ fn stand_for(place: usize, file: *mut FILE, fd: c_int, flags: c_int) -> *mut FIL
     // SAFETY: the variable of the C library; the stream is one.
     let now = unsafe { *variable(place) };
     real!(clearerr(now: *mut FILE) -> c_int);
+    if let Some((place, ours)) = place_of(now) {
+        wide::forget(place);
+        wide::begin(ours);
+    }
     match truncated {
         Ok(_) => now,
         Err(errno) => {
@@ -317,6 +336,22 @@ fn stand_for(place: usize, file: *mut FILE, fd: c_int, flags: c_int) -> *mut FIL
 pub(super) fn number_of(file: *mut FILE) -> Option<c_int> {
     let stream = ALL.iter().find(|stream| !file.is_null() && stream.file.load(Ordering::Relaxed) == file)?;
     Some(stream.fd.load(Ordering::Relaxed) - 1)
+}
+
+/// The place of a stream of ours, and the stream: it may be asked for by the one that it stands in the place of.
+pub(super) fn place_of(file: *mut FILE) -> Option<(usize, *mut FILE)> {
+    let used = ALL.get(..USED.load(Ordering::Relaxed))?;
+    if file.is_null() || used.is_empty() {
+        return None;
+    }
+    let file = stand_in(file).unwrap_or(file);
+    Some((used.iter().position(|stream| stream.file.load(Ordering::Relaxed) == file)?, file))
+}
+
+/// A standard stream, as the program names it.
+pub(super) fn standard(fd: usize) -> *mut FILE {
+    // SAFETY: the variable of the C library.
+    unsafe { *variable(fd) }
 }
 
 /// The variable of a standard stream.
@@ -367,14 +402,24 @@ fn swap(fd: usize) {
 
 /// The beginning of the C library's `FILE`, which is part of its interface.
 #[repr(C)]
-struct Layout {
-    flags: c_int,
-    read: [*mut c_char; 3],
+pub(super) struct Layout {
+    pub(super) flags: c_int,
+    /// Where the buffer is read, where it ends, and where it begins.
+    pub(super) read: [*mut c_char; 3],
     write_base: *mut c_char,
     others: [*mut c_char; 8],
     chain: [*mut c_void; 1],
     number: c_int,
+    /// Numbers, the lock, the offset and the conversion.
+    more: [u64; 5],
+    /// The buffer of wide characters, which begins as that of bytes does; only where the orientation is positive.
+    pub(super) wide: *mut [*mut wchar_t; 4],
+    freed: [u64; 3],
+    /// The orientation, as of `fwide(3)`.
+    pub(super) orientation: c_int,
 }
+const _: () = assert!(core::mem::offset_of!(Layout, number) == 112);
+const _: () = assert!(core::mem::offset_of!(Layout, orientation) == 192);
 
 /// Sets the descriptor of a stream.
 ///
@@ -392,11 +437,18 @@ unsafe fn set_number(file: *mut FILE, fd: c_int) {
 unsafe fn take_pending(from: *mut FILE, to: *mut FILE) {
     // SAFETY: the caller's.
     let pending = unsafe { __fpending(from) };
-    if pending > 0 {
+    // SAFETY: the caller's.
+    let is_wide = unsafe { (*from.cast::<Layout>()).orientation } > 0;
+    if is_wide {
+        // SAFETY: the caller's. So many wide characters are pending then.
+        unsafe { wide::take_pending(from, pending, to) };
+    } else if pending > 0 {
         // SAFETY: the caller's.
         let bytes = unsafe { (*from.cast::<Layout>()).write_base };
         let one: size_t = 1;
         real!(fwrite(bytes: *mut c_char, one: size_t, pending: size_t, to: *mut FILE) -> size_t);
+    }
+    if pending > 0 {
         // SAFETY: the caller's.
         unsafe { __fpurge(from) };
     }

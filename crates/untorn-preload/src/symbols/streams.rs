@@ -1,9 +1,9 @@
 //! Calls on the C library's own standard streams, to which a program has kept a pointer: passed on to the stream that stands in the
 //! place of one. A library may have kept it before the layer was set up, as that of C++ does for `std::cin`.
 
-use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use core::ffi::{c_char, c_int, c_long, c_void};
 
-use libc::{FILE, off_t, size_t, ssize_t, wchar_t};
+use libc::{FILE, off_t, size_t, ssize_t};
 
 use super::calls;
 #[cfg(target_arch = "x86_64")]
@@ -43,8 +43,6 @@ passed_on! {
     ) -> size_t = fwrite;
     [fputs fputs_unlocked _IO_fputs](file, from: *const c_char, file: *mut FILE) -> c_int = fputs;
     [fputc putc _IO_putc fputc_unlocked putc_unlocked](file, byte: c_int, file: *mut FILE) -> c_int = fputc;
-    [fputwc putwc fputwc_unlocked putwc_unlocked](file, letter: wchar_t, file: *mut FILE) -> c_uint = fputwc;
-    [fputws fputws_unlocked](file, from: *const wchar_t, file: *mut FILE) -> c_int = fputws;
     [fflush fflush_unlocked _IO_fflush](file, file: *mut FILE) -> c_int = fflush;
     [fread fread_unlocked _IO_fread](
         file, into: *mut c_void, one: size_t, count: size_t, file: *mut FILE
@@ -62,9 +60,6 @@ passed_on! {
     [getdelim __getdelim](
         file, line: *mut *mut c_char, room: *mut size_t, end: c_int, file: *mut FILE
     ) -> ssize_t = getdelim;
-    [fgetwc getwc fgetwc_unlocked getwc_unlocked](file, file: *mut FILE) -> c_uint = fgetwc;
-    [fgetws fgetws_unlocked](file, into: *mut wchar_t, count: c_int, file: *mut FILE) -> *mut wchar_t = fgetws;
-    [ungetwc](file, letter: c_uint, file: *mut FILE) -> c_uint = ungetwc;
     [vfscanf](file, file: *mut FILE, format: *const c_char, arguments: *mut c_void) -> c_int = vfscanf;
     [__isoc99_vfscanf](
         file, file: *mut FILE, format: *const c_char, arguments: *mut c_void
