@@ -7,7 +7,7 @@ import random
 import sys
 
 # In each of so many steps one makes a directory.
-EACH = 3
+EACH = 9
 
 
 def content(number, kind):

@@ -471,6 +471,6 @@ mod tests {
             assert_eq!((0..arms.len()).map(|number| disks(&arms, all, number)).sum::<u32>(), all);
         }
         assert_eq!(disks(&arms, 1000, arms.len() - 1), 0);
-        assert_eq!(arms.iter().filter(|arm| arm.log == Log::Memory).count(), 5);
+        assert_eq!(arms.iter().filter(|arm| arm.log == Log::Memory).count(), 6);
     }
 }
