@@ -33,6 +33,24 @@ struct Slot {
     patience: AtomicU32,
 }
 
+impl Slot {
+    fn try_take(&self) -> bool {
+        self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Waits for the call that uses the connection.
+    fn take(&self) {
+        while !self.try_take() {
+            raw::wait(&self.lock, 1);
+        }
+    }
+
+    fn release(&self) {
+        self.lock.store(0, Ordering::Release);
+        raw::wake(&self.lock);
+    }
+}
+
 /// What a forked child finds zeroed.
 struct Pool {
     /// The process that the sockets belong to; 0 in a child that has not used it yet.
@@ -89,8 +107,12 @@ pub(crate) fn give_up(fd: c_int) {
     for own in &OWN {
         let _ = own.compare_exchange(fd + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
-    for slot in pool().iter().flat_map(|pool| &pool.slots) {
+    let over_it = |slot: &&Slot| slot.socket.load(Ordering::Relaxed) == fd + 1;
+    for slot in pool().iter().flat_map(|pool| &pool.slots).filter(over_it) {
+        // A request that was made over it has its answer first: it could not be told whether it was carried out.
+        slot.take();
         let _ = slot.socket.compare_exchange(fd + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
+        slot.release();
     }
     busy::while_nobody_writes(fd, || ());
 }
@@ -315,16 +337,16 @@ fn ask_over(pool: &Pool, settings: &Settings, wanted: &mut Exchange<'_>) -> Resu
                 if broken.ours {
                     let _ = raw::close(socket);
                 }
-                // The program closed it behind our back: once more, with a new one.
-                if !(broken.unsent && kept >= 0) {
+                // The program closed it behind our back: once more, with a new one. Or it gave the number of a new one to a file of its
+                // own, before that was known to be ours.
+                if !(broken.unsent && (kept >= 0 || broken.errno == libc::ENOTSOCK)) {
                     break Err(broken.errno());
                 }
             }
         }
     };
     slot.patience.store(patience.bits(), Ordering::Relaxed);
-    slot.lock.store(0, Ordering::Release);
-    raw::wake(&slot.lock);
+    slot.release();
     outcome
 }
 
@@ -332,7 +354,7 @@ fn ask_over(pool: &Pool, settings: &Settings, wanted: &mut Exchange<'_>) -> Resu
 fn acquire(pool: &Pool) -> (usize, &Slot) {
     loop {
         for (number, slot) in pool.slots.iter().enumerate() {
-            if slot.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            if slot.try_take() {
                 return (number, slot);
             }
         }
