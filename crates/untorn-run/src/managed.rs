@@ -85,7 +85,8 @@ impl Mode for Atomic {
 }
 
 fn options() -> Options {
-    Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit)
+    // Programs have many small files, of which each gets two chunks of the log, written once, when it is first changed: so these are small.
+    Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit).record_area(1, 64)
 }
 
 /// What a program is told of an error of the library.
