@@ -6,6 +6,8 @@ import os
 import random
 import sys
 
+from names import remove, there
+
 # In each of so many steps one makes a directory.
 EACH = 9
 
@@ -15,26 +17,11 @@ def content(number, kind):
     return bytes([number % 251]) * 8 + draw.randbytes(draw.randrange(1, 6000))
 
 
-def there(name):
-    try:
-        with open(name, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-
-
 def make(name, bytes):
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
     assert os.write(fd, bytes) == len(bytes)
     os.fsync(fd)
     os.close(fd)
-
-
-def remove(name):
-    try:
-        os.unlink(name)
-    except FileNotFoundError:
-        pass
 
 
 def sync(directory=os.open(".", os.O_RDONLY | os.O_DIRECTORY)):

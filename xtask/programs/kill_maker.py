@@ -6,6 +6,8 @@ import os
 import random
 import sys
 
+from names import remove, there
+
 # So many steps after it was made a file is removed.
 LIVES = 5
 # Names that are used again and again, for a new file each time: made there, or put over the one before.
@@ -28,26 +30,11 @@ def prefixes(number, kind):
     return [b"".join(all[:count]) for count in range(len(all) + 1)]
 
 
-def there(name):
-    try:
-        with open(name, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-
-
 def make(name, number, kind):
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
     for bytes in writes(number, kind):
         assert os.write(fd, bytes) == len(bytes)
     os.close(fd)
-
-
-def remove(name):
-    try:
-        os.unlink(name)
-    except FileNotFoundError:
-        pass
 
 
 def check():

@@ -3,12 +3,13 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::common::boosted::Place;
-use crate::common::layered::{by_nobody, files, layer, succeed, text, under};
+use crate::common::layered::{by_nobody, compile, files, layer, succeed, text, under};
 
 /// Files by name, with what is in them.
 type Left = Vec<(String, Vec<u8>)>;
@@ -175,4 +176,35 @@ for fd in (held, moved): os.write(fd, b'third\n'); os.fsync(fd)
         report["files"].as_array().unwrap().iter().any(|file| file["path"].as_str().unwrap().ends_with(name))
     };
     assert!(is_known("new.managed"), "{report}");
+}
+
+/// Though processes of the run may connect that have other rights. These are given nothing that they could not open by themselves: neither
+/// the log nor a file that rests.
+#[test]
+fn who_has_other_rights_and_is_not_below_the_run_is_turned_away() {
+    let [hello_number, share, reopen] = ["1", "19", "18"];
+    // What a server answers that leaves a call to the kernel.
+    let plain = 4095;
+    let Some((place, layer)) = shared_place() else { return };
+    let hello = compile("hello.c", place.aside.path(), &[]);
+    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", hello.to_str().unwrap()];
+    let program = "
+import os, subprocess, sys
+socket = os.environ['UNTORN_PRELOAD_SOCKET']
+print(socket, flush=True)
+for operation in sys.argv[1:4]: subprocess.run(['setpriv', *sys.argv[4:], socket, operation], check=True)
+sys.stdin.readline()
+";
+    let mut command = place.tool();
+    command.args(["run", "--mode", "boost", "--log-size", "8M", "--match", "*.managed", "--log"]).arg(place.log());
+    command.arg("--layer").arg(&layer).args(["--", "python3", "-c", program, hello_number, share, reopen]).args(nobody);
+    let mut run = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(run.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let socket = said.next().unwrap();
+    let expected = ["40 0".to_owned(), format!("40 {plain}"), format!("40 {plain}")];
+    assert_eq!(said.by_ref().take(3).collect::<Vec<_>>(), expected, "a process of the run");
+    let outside = succeed(Command::new("setpriv").args(nobody).args([&socket, hello_number]));
+    assert_eq!(text(&outside.stdout), "0 0\n", "somebody else");
+    drop(run.stdin.take());
+    assert!(run.wait().unwrap().success());
 }

@@ -58,20 +58,20 @@ pub(super) const VICTIMS: &[Victim] = &[
         judge: "python3 \"$PROGRAMS/kill_appender.py\" judge",
         syncs: true,
     },
-    // Names that nobody syncs.
+    // Names that nobody syncs. (Python is to leave nothing beside its scripts: `-B`.)
     Victim {
         name: "maker",
         mode: Mode::Boost,
-        program: "exec python3 \"$PROGRAMS/kill_maker.py\"",
-        judge: "python3 \"$PROGRAMS/kill_maker.py\" judge",
+        program: "exec python3 -B \"$PROGRAMS/kill_maker.py\"",
+        judge: "python3 -B \"$PROGRAMS/kill_maker.py\" judge",
         syncs: false,
     },
     // Syncs of a directory, which the log makes unnecessary or does not.
     Victim {
         name: "keeper",
         mode: Mode::Boost,
-        program: "exec python3 \"$PROGRAMS/kill_keeper.py\"",
-        judge: "python3 \"$PROGRAMS/kill_keeper.py\" judge",
+        program: "exec python3 -B \"$PROGRAMS/kill_keeper.py\"",
+        judge: "python3 -B \"$PROGRAMS/kill_keeper.py\" judge",
         syncs: true,
     },
     // Without untorn, or in mode boost, it would tear.

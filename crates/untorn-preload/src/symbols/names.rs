@@ -395,7 +395,6 @@ calls! {
         Some(unsafe { take(directory, path, call) })
     };
     // Of a directory no log knows.
-    // Of a directory no log knows.
     [rmdir](path: *const c_char) -> c_int = hides().then(|| {
         let call = || real!(rmdir(path: *const c_char) -> c_int);
         // SAFETY: see above.
