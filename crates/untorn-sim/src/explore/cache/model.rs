@@ -268,13 +268,11 @@ impl Model {
         self.unsynced.iter().any(|effect| matches!(effect, Effect::Rename(of, ..) if Some(*of) == file))
     }
 
-    /// A name is changed, durably, of a file that was demoted before: which brings all of it there.
+    /// A name is changed, durably, of a file that was demoted before: which brings all of it there, and so what left its name before.
     fn name(&mut self, file: u32, effect: &Effect) {
         let of = |effect: &Effect| matches!(effect, Effect::Create(of, ..) | Effect::Write(of, ..) | Effect::SetLen(of, _) if *of == file);
-        let (of_file, others) = std::mem::take(&mut self.unsynced).into_iter().partition(of);
-        self.unsynced = others;
-        let of_file: Vec<Effect> = of_file;
-        of_file.iter().for_each(|effect| self.durable.apply(effect));
+        let chosen = self.with_needed(self.unsynced.iter().map(of).collect());
+        self.make_durable(chosen);
         self.durably(effect);
     }
 

@@ -49,3 +49,27 @@ fn a_length_for_which_failed_files_leave_no_room_may_be_seen_after_a_kill_and_lo
         past_a_full_log(durability, effort, Op::SetLen(1, 60));
     }
 }
+
+#[test]
+fn a_file_that_left_its_name_to_another_keeps_its_new_one_when_that_leaves() {
+    let effort = Effort { cap: 8, samples: 8, afterlife: 1, depth: 0 };
+    for durability in [Durability::PerWrite, Durability::PerCommit] {
+        let config = Config { medium: MediumClass::Block, durability, through: false, canary: false };
+        let context = Context { config, muted: None, effort, shared: &Shared::new(u64::MAX) };
+        let mut life = Life::new(&context, SimMedium::new(config.medium), 1);
+        let ops = [
+            Op::Create(1, 70, 74),
+            Op::Make(2, 1, 141),
+            Op::SyncAll,
+            Op::Move(2, 1),
+            Op::Make(2, 300, 126),
+            Op::Leave(2),
+            Op::SyncNames(0),
+        ];
+        let lived = life.create(true).and_then(|()| ops.iter().try_for_each(|op| life.operation(op)));
+        if let Err(finding) = life.report(lived) {
+            panic!("{}", finding.violation("a test".to_owned(), config.to_string()));
+        }
+        assert_eq!(life.model.visible(), [(1, vec![141])].into());
+    }
+}
