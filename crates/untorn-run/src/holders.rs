@@ -3,8 +3,9 @@
 //! Nothing is counted: a descriptor goes by `close`, `exec`, `exit` and SIGKILL, and comes by `dup`, `fork` and over sockets.
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::{LazyLock, Mutex};
@@ -225,8 +226,11 @@ fn last_number() -> Option<u32> {
 }
 
 fn read_last_number() -> Option<u32> {
-    let load = fs::read_to_string("/proc/loadavg").ok()?;
-    load.split_whitespace().nth(4)?.parse().ok()
+    // Open once: it is read twice for each file that is opened again.
+    static LOAD: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/loadavg").ok());
+    let mut load = [0; 128];
+    let count = LOAD.as_ref()?.read_at(&mut load, 0).ok()?;
+    str::from_utf8(load.get(..count)?).ok()?.split_whitespace().nth(4)?.parse().ok()
 }
 
 /// All processes below this one, looked for. Orphans count, since the launcher is their reaper.
@@ -279,7 +283,6 @@ fn by_parents() -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::os::unix::fs::MetadataExt;
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};

@@ -1,12 +1,13 @@
 //! How whoever waits for the other side waits.
 
-/// How often whoever stays awake looks for bytes of the other side before it sleeps after all: some 40 µs in all, about as long as
-/// it takes to be waked where a core has nothing else to do.
-const LOOKS: u32 = 100;
+/// How often whoever stays awake looks for bytes of the other side before it sleeps after all: some 150 µs in all, as long as a round
+/// trip takes for which a core has to be waked on each side, where both have nothing else to do. Less, and two sides never stay awake
+/// for each other that make some system calls between one round trip and the next.
+const LOOKS: u32 = 400;
 
 /// Whether to stay awake while waiting for the other side.
 ///
-/// An answer is there after a few microseconds if both sides are awake, and after some 40 where a core has to be waked for each. Who
+/// An answer is there after a few microseconds if both sides are awake, and after some 100 where a core has to be waked for each. Who
 /// stays awake in vain has taken the core from somebody else, though, perhaps from the very side it waits for. So it then sleeps
 /// at once for some waits, for twice as many each time, and begins anew when it was worth it.
 ///

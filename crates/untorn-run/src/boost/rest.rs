@@ -26,7 +26,7 @@ const MOST: usize = 256;
 #[derive(Default)]
 pub(super) struct Resting {
     keys: Mutex<Keys>,
-    /// The first came.
+    /// The first came, or many are there.
     some: Condvar,
 }
 
@@ -34,8 +34,10 @@ impl Resting {
     /// One more; how many there are.
     pub(super) fn add(&self, key: Key) -> usize {
         let mut keys = lock(&self.keys);
-        keys.insert(key);
-        self.some.notify_one();
+        // To wake somebody costs more than all the rest of a `close`.
+        if keys.insert(key) && matches!(keys.len(), 1 | MANY) {
+            self.some.notify_one();
+        }
         keys.len()
     }
 
