@@ -53,9 +53,9 @@ pub enum Flushed {
 impl Ledger<'_> {
     /// Has all that this process has in the log durable, by a flush that began after this call, whoever makes it.
     pub fn flush_together(&self, by: &mut impl Flusher) -> Flushed {
-        let mine = self.word(ASKED).fetch_add(1, Ordering::SeqCst) + 1;
+        let mine = self.ask_for_flush();
         let round = robust::half(self.word(ROUND));
-        let is_answered = || self.word(ANSWERED).load(Ordering::SeqCst) >= mine;
+        let is_answered = || self.is_answered(mine);
         for _ in 0..PATIENCE {
             // Before it is looked at: what changes later changes the round, too.
             let seen = round.load(Ordering::SeqCst);
@@ -82,6 +82,17 @@ impl Ledger<'_> {
         }
         self.word(STALLED).store(u64::from(round.load(Ordering::SeqCst)) + 1, Ordering::SeqCst);
         Flushed::Elsewhere
+    }
+
+    /// Asks for a flush that begins after this call, and waits for none: the request's number, by which it is known later whether there
+    /// was one.
+    pub fn ask_for_flush(&self) -> u64 {
+        self.word(ASKED).fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// Whether all that was in the log when a flush was asked for is durable, by one that somebody waited for.
+    pub fn is_answered(&self, request: u64) -> bool {
+        self.word(ANSWERED).load(Ordering::SeqCst) >= request
     }
 
     /// With the lock.

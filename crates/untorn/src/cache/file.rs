@@ -36,6 +36,8 @@ pub(crate) struct Managed {
     pub(super) new: AtomicBool,
     /// The number that its entries have; 0 without a line.
     pub(super) uid: AtomicU64,
+    /// The log has what it is called, durably once this request for a flush of the log is answered.
+    pub(super) named: AtomicU64,
     /// Every entry of it has a position below.
     pub(super) last: AtomicU64,
     /// Handles that programs have; changed under the lock of the registry.
@@ -90,6 +92,7 @@ impl Managed {
             overlay: Overlay::default(),
             line: Mutex::default(),
             uid: AtomicU64::new(0),
+            named: AtomicU64::new(0),
             last: AtomicU64::new(0),
             handles: AtomicU64::new(0),
             failed: OnceLock::new(),

@@ -102,6 +102,11 @@ impl Managed {
         }
     }
 
+    /// The log has what it is called, durably once this request for a flush of the log is answered.
+    pub(super) fn is_named_by(&self, request: u64) {
+        self.named.fetch_max(request, Ordering::AcqRel);
+    }
+
     /// Whether a replay leaves it by the name that it has, and that is this one.
     fn keeps(&self, path: &Path) -> bool {
         let names = shared(&self.names);
@@ -157,22 +162,23 @@ impl<M: Medium> Cache<M> {
     pub(crate) fn keeps_names(&self, dir: &Path, names: &[OsString]) -> Result<bool> {
         self.standing.writable()?;
         let files = locked(&self.registry).all();
+        let mut named = 0;
         for name in names {
             let path = dir.join(name);
-            let kept = match self.place.named(&path)? {
+            let keeper = match self.place.named(&path)? {
                 Named::File(found) => {
                     let is_it =
                         |file: &&Arc<Managed>| file.identity.device == found.device && is_named(&file.identity, &found);
-                    files.iter().find(is_it).is_some_and(|file| file.keeps(&path))
+                    files.iter().find(is_it).filter(|file| file.keeps(&path))
                 }
-                Named::Nothing => files.iter().any(|file| file.gave_up(&path)),
-                Named::Other => false,
+                Named::Nothing => files.iter().find(|file| file.gave_up(&path)),
+                Named::Other => None,
             };
-            if !kept {
-                return Ok(false);
-            }
+            let Some(keeper) = keeper else { return Ok(false) };
+            named = named.max(keeper.named.load(Ordering::Acquire));
         }
-        if !self.ring.is_per_write() {
+        // The sync of a file, by whichever process, may have made all of that durable meanwhile.
+        if !self.ring.is_per_write() && !self.ring.ledger().is_answered(named) {
             self.ring.persist(barriers::NAMES).map_err(|error| self.poison(error))?;
         }
         Ok(true)

@@ -173,6 +173,7 @@ impl<M: Medium> Cache<M> {
         let operation = Operation { uid: file.uid.load(Ordering::Acquire), kind: Kind::Move, value: moving.number };
         let first = self.log(file, claim, operation, &[])?;
         self.completed(first, 1);
+        file.is_named_by(self.ring.ledger().ask_for_flush());
         file.move_is_logged(moving.number);
         Ok(())
     }

@@ -211,6 +211,7 @@ impl<M: Medium> Cache<M> {
         let whole = || if self.ring.is_per_write() { self.ring.persist(barriers::TABLE) } else { Ok(()) };
         self.put_lines(file, line, uid, whole)?;
         *own = Some(line);
+        file.is_named_by(self.ring.ledger().ask_for_flush());
         let mut registry = locked(&self.registry);
         if let Some(file) = registry.files.get(&key(&file.identity)).cloned() {
             registry.by_uid.insert(uid, file);
@@ -340,6 +341,10 @@ impl<M: Medium> Cache<M> {
         let Some(line) = *own else { return Ok(false) };
         if file.is_demoted() || file.identity.generation == 0 {
             return Ok(false);
+        }
+        if file.leaving.load(Ordering::Acquire) {
+            // Its line says so.
+            return Ok(true);
         }
         let line = line.next();
         file.leaving.store(true, Ordering::Release);
