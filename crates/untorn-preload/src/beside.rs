@@ -352,7 +352,7 @@ pub(crate) fn sync(fd: c_int) -> bool {
         }
         let flushed = {
             let _quiet = Quiet::new();
-            log::flush_together(&ledger)
+            log::sync(&ledger, turn, is_logged)
         };
         // Whoever died meanwhile may have left what the log has not.
         if !flushed || !is_logged() {

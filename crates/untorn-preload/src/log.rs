@@ -15,7 +15,7 @@ use core::ptr;
 use core::slice;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use untorn_ring::{Flushed, Flusher, Geometry, HEADER, Ledger, Terms, Way, flush};
+use untorn_ring::{Flushed, Flusher, Geometry, HEADER, Ledger, Terms, Turn, Way, flush};
 use untorn_wire::{Operation, Request};
 
 use crate::busy::{self, Busy};
@@ -330,10 +330,10 @@ fn populate(log: *mut u8, at: usize, len: usize) {
     }
 }
 
-/// Has all that is in the log durable, on a disk. False if that is for the server. All signals are blocked.
-pub(crate) fn flush_together(ledger: &Ledger<'_>) -> bool {
+/// Has all that the log has of a file durable, on a disk. False if that is for the server. All signals are blocked.
+pub(crate) fn sync(ledger: &Ledger<'_>, turn: Turn<'_>, is_its: impl Fn() -> bool) -> bool {
     let Some(log) = Opened::get() else { return false };
-    ledger.flush_together(&mut Flushing { log }) == Flushed::Done
+    ledger.sync(turn, is_its, &mut Flushing { log }) == Flushed::Done
 }
 
 struct Flushing {

@@ -6,12 +6,15 @@
 //!    by a description of its own, which it is given before it writes anything, and after the server has flushed the log by its own,
 //!    the oldest: of what failed before that the server knows, and gives none. So no flush that answers for others is one that was not
 //!    told of what they lost; and who dies with such news takes nothing along that the others are not told.
-//! 3. A flush that fails ends all appending, and the server, which is asked then, is told of the failure as well.
+//! 3. A file of which nothing was put into the log since a flush began needs none for a sync: what is put there is counted before anybody
+//!    is told that it was done, and who flushes looks at the count before.
+//! 4. A flush that fails ends all appending, and the server, which is asked then, is told of the failure as well.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::ledger::{FLUSHING, GROUP, Ledger};
 use crate::robust;
+use crate::turn::Turn;
 
 /// Flushes asked for so far.
 const ASKED: usize = GROUP;
@@ -82,6 +85,21 @@ impl Ledger<'_> {
         }
         self.word(STALLED).store(u64::from(round.load(Ordering::SeqCst)) + 1, Ordering::SeqCst);
         Flushed::Elsewhere
+    }
+
+    /// Has all that the log has of a file durable: what was done to it before this call. `is_its` says whether the turn is still
+    /// that file's, and its syncs need nothing but this.
+    pub fn sync(&self, turn: Turn<'_>, is_its: impl Fn() -> bool, by: &mut impl Flusher) -> Flushed {
+        let changes = turn.changes();
+        // The turn is given to no other file, nor to this one again, without a change.
+        if is_its() && turn.is_flushed(changes) && turn.changes() == changes {
+            return Flushed::Done;
+        }
+        let outcome = self.flush_together(by);
+        if outcome == Flushed::Done {
+            turn.flushed(changes);
+        }
+        outcome
     }
 
     /// Asks for a flush that begins after this call, and waits for none: the request's number, by which it is known later whether there

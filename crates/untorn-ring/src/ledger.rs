@@ -8,7 +8,7 @@ use crate::robust;
 use crate::turn::{self, Turn};
 
 /// Says that memory is a ledger of this form.
-const MAGIC: u64 = 0x756e_746f_726e_0003;
+const MAGIC: u64 = 0x756e_746f_726e_0004;
 
 // Words that do not change are together; of those that do, each has a cache line of its own, or shares one with what changes with it.
 const SLOTS: usize = 1;

@@ -26,6 +26,10 @@ const BYTES: usize = 19;
 const SYNCS: usize = 20;
 /// The kernel took less of the operation under way than the log has.
 const SHORT: usize = 21;
+/// Counts what was put into the log for the file, before anybody is told that it was done.
+const CHANGES: usize = 22;
+/// So many of those a flush of the log made durable.
+const FLUSHED: usize = 23;
 /// Words of a turn.
 pub(crate) const WORDS: usize = 24;
 
@@ -133,6 +137,26 @@ impl<'a> Turn<'a> {
         self.get(ENDED)
     }
 
+    /// Something was put into the log for the file, of which nobody was told yet that it was done.
+    pub fn change(&self) {
+        self.word(CHANGES).fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How much was put into the log for the file.
+    pub fn changes(&self) -> u64 {
+        self.word(CHANGES).load(Ordering::SeqCst)
+    }
+
+    /// Whether so much of that is durable.
+    pub(crate) fn is_flushed(&self, changes: u64) -> bool {
+        self.word(FLUSHED).load(Ordering::SeqCst) >= changes
+    }
+
+    /// A flush of the log has made so much of it durable: as much as there was before it began.
+    pub fn flushed(&self, changes: u64) {
+        self.word(FLUSHED).fetch_max(changes, Ordering::SeqCst);
+    }
+
     /// A sync was answered without the server.
     pub fn count_sync(&self) {
         self.word(SYNCS).fetch_add(1, Ordering::Relaxed);
@@ -169,6 +193,8 @@ impl<'a> Locked<'a> {
         self.turn.set(DEVICE, device);
         self.turn.set(INODE, inode);
         self.turn.set(UID, uid);
+        // Of what the log has of it nobody knows whether it is durable; nor is it whoever had the turn before.
+        self.turn.change();
         self.turn.set(STATE, if durable { DURABLE } else { WRITABLE });
     }
 

@@ -167,3 +167,61 @@ fn nobody_waits_for_ever_for_one_who_flushes_and_only_the_first_for_long() {
     let outcome = Ledger::of(&words, terms()).flush_together(&mut Disk { flush: || Flushed::Done, waits: &waits });
     assert_eq!(outcome, Flushed::Done);
 }
+
+#[test]
+fn a_sync_flushes_what_was_put_into_the_log_for_its_file_since_a_flush_began() {
+    let words = words();
+    let ledger = Ledger::of(&words, terms());
+    let [mine, other] = [5, 6].map(|inode| {
+        let turn = ledger.take_turn(1, inode).unwrap();
+        turn.lock().unwrap().begin(1, inode, inode, true);
+        turn
+    });
+    let flushes = AtomicU64::new(0);
+    let sync = |meanwhile: &dyn Fn()| {
+        let before = flushes.load(Ordering::SeqCst);
+        let is_its = || mine.is_of(1, 5) && mine.is_durable();
+        let outcome = ledger.sync(
+            mine,
+            is_its,
+            &mut disk(|| {
+                meanwhile();
+                flushes.fetch_add(1, Ordering::SeqCst);
+                Flushed::Done
+            }),
+        );
+        assert_eq!(outcome, Flushed::Done);
+        flushes.load(Ordering::SeqCst) - before
+    };
+    // What the log has of it from before it had the turn may not be durable.
+    assert_eq!([sync(&|| ()), sync(&|| ())], [1, 0]);
+    other.change();
+    assert_eq!(sync(&|| ()), 0, "it is another file's");
+    mine.change();
+    assert_eq!(sync(&|| mine.change()), 1);
+    assert_eq!([sync(&|| ()), sync(&|| ())], [1, 0], "what came during a flush is not durable by it");
+    // The server made it durable, and says so.
+    mine.change();
+    mine.flushed(mine.changes());
+    assert_eq!(sync(&|| ()), 0);
+    mine.set_durable(false);
+    assert_eq!(sync(&|| ()), 1, "it is for the caller to see that it is no more to be answered so");
+    mine.set_durable(true);
+    assert_eq!(sync(&|| ()), 0);
+    drop(mine.lock().map(|turn| turn.end()));
+    let again = ledger.take_turn(1, 5).unwrap();
+    again.lock().unwrap().begin(1, 5, 7, true);
+    assert_eq!((again.number(), sync(&|| ())), (mine.number(), 1), "it has the turn anew");
+}
+
+#[test]
+fn a_flush_that_failed_makes_nothing_durable() {
+    let words = words();
+    let ledger = Ledger::of(&words, terms());
+    let turn = ledger.take_turn(1, 5).unwrap();
+    turn.lock().unwrap().begin(1, 5, 5, true);
+    for outcome in [Flushed::Elsewhere, Flushed::Failed, Flushed::Elsewhere] {
+        assert_eq!(ledger.sync(turn, || true, &mut disk(|| outcome)), outcome);
+    }
+    assert!(!ledger.is_open());
+}

@@ -244,13 +244,14 @@ impl<M: Medium> Cache<M> {
     pub(crate) fn sync_beside(&self, file: &Managed) -> Result<bool> {
         let ledger = self.ring.ledger();
         let (device, inode) = (file.identity.device, file.identity.inode);
-        let is_logged = || ledger.turn_of(device, inode).is_some_and(|turn| turn.is_durable()) && ledger.is_open();
+        let Some(turn) = ledger.turn_of(device, inode) else { return Ok(false) };
+        let is_logged = || turn.is_of(device, inode) && turn.is_durable() && ledger.is_open();
         if !is_logged() {
             return Ok(false);
         }
         if ledger.way() == Way::Written {
             let mut flusher = Flushing { cache: self, failed: None };
-            let flushed = ledger.flush_together(&mut flusher);
+            let flushed = ledger.sync(turn, is_logged, &mut flusher);
             if let Some(error) = flusher.failed {
                 return Err(self.poison(error));
             }

@@ -277,6 +277,9 @@ impl<M: Medium> Cache<M> {
         let stored = self.ring.put(first, first, operation, data).and_then(|()| self.ring.promise());
         // From here on positions are taken that nothing may ever complete: only a replay tells what is in them.
         stored.map_err(|error| self.poison(error))?;
+        if let Some(number) = file.turn() {
+            self.ring.ledger().turn(number).change();
+        }
         let parts = self.ring.geometry.parts(data.len());
         file.last.fetch_max(first + parts, Ordering::AcqRel);
         Ok(first)

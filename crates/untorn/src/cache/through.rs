@@ -59,8 +59,12 @@ impl<M: Medium> Cache<M> {
         let shorter = len < file.slow.len()?;
         let first = self.log(file, claim, Operation { uid, kind: Kind::SetLen, value: len }, &[])?;
         if shorter && !self.ring.is_per_write() {
+            let changes = beside.as_ref().map(|turn| (turn.turn(), turn.turn().changes()));
             // After an error nothing may ever complete the position, as after that of a store.
             self.ring.persist(barriers::CUT).map_err(|error| self.poison(error))?;
+            if let Some((turn, changes)) = changes {
+                turn.flushed(changes);
+            }
         }
         let done = file.slow.set_len(len);
         self.completed(first, 1);

@@ -35,19 +35,22 @@ enum Theme {
     /// Files that are made shorter while the log still has a write beyond their end, which was synced, and no longer what was before
     /// that: a replay of the one without the other leaves zeros where there were bytes.
     Cut,
+    /// Files that are synced after every write or two, as a process does by itself: it flushes what is not durable yet, and no more.
+    Synced,
 }
 
 impl Generator {
-    /// `fails` is whether flushes do now and then; `through`, whether files are written through; `cuts`, whether one may be shorter
-    /// before the log has that.
-    pub(super) fn new(mut rng: Rng, fails: bool, through: bool, cuts: bool) -> Self {
-        let theme = match rng.below(if cuts { 9 } else { 7 }) {
+    /// `fails` is whether flushes do now and then; `through`, whether files are written through; `shown`, whether the kernel may have
+    /// what the log has not durably yet.
+    pub(super) fn new(mut rng: Rng, fails: bool, through: bool, shown: bool) -> Self {
+        let theme = match rng.below(if shown { 11 } else { 7 }) {
             0 | 1 if fails => Theme::Stuck,
             2 => Theme::Kept,
             3 if fails => Theme::Kept,
             5 if through => Theme::Again,
             6 => Theme::Moved,
-            7.. => Theme::Cut,
+            7 | 8 => Theme::Cut,
+            9.. => Theme::Synced,
             _ => Theme::Anything,
         };
         Generator { rng, fails, through, theme, step: 0 }
@@ -98,6 +101,13 @@ impl Generator {
                     _ => Op::SetLen(file, *self.rng.pick(&[0, 60, 100])),
                 })
             }
+            Theme::Synced => Some(match self.rng.below(8) {
+                0..=2 => Op::Sync(file),
+                3 => Op::SetLen(file, *self.rng.pick(&OFFSETS)),
+                4 => self.moving(model, file)?,
+                5 => Op::Append(file, *self.rng.pick(&[1, 70]), tag),
+                _ => Op::Write(file, *self.rng.pick(&OFFSETS), 70, tag),
+            }),
             _ if there.len() < 2 && healthy && !absent.is_empty() => Some(Op::Create(*self.rng.pick(absent), 1, tag)),
             Theme::Stuck if healthy && self.rng.one_in(2) => Some(Op::DrainFails(1 + self.rng.below(2) as u32)),
             Theme::Kept if self.rng.one_in(3) => Some(match self.rng.below(3) {
@@ -144,7 +154,8 @@ impl Generator {
             let healthy = model.visible().into_keys().find(|name| !model.stuck.contains(name));
             return match healthy {
                 _ if model.stuck.is_empty() => Op::SyncAll,
-                Some(name) if !model.demoted.contains(&name) => Op::Sync(name),
+                // There may be more unsynced of the others.
+                Some(name) if !model.demoted.contains(&name) && self.rng.one_in(2) => Op::Sync(name),
                 _ => Op::Reopen,
             };
         }

@@ -237,6 +237,20 @@ impl Model {
         self.leaving.0.retain(|(name, _)| !names.contains_key(name));
     }
 
+    /// One file is as it is now, and has its name, durably.
+    fn file_synced(&mut self, file: u32) {
+        let is_of = |effect: &Effect| match *effect {
+            Effect::Create(of, ..) | Effect::Write(of, ..) | Effect::SetLen(of, _) | Effect::Rename(of, ..) => {
+                of == file
+            }
+            Effect::Unlink(..) => false,
+        };
+        let chosen = self.with_needed(self.unsynced.iter().map(is_of).collect());
+        self.make_durable(chosen);
+        let names = &self.durable.names;
+        self.leaving.0.retain(|(name, _)| names.get(name) != Some(&file));
+    }
+
     /// All names in a directory stand for what they stand for now, durably: nothing that had one of them before is back.
     fn names_synced(&mut self, dir: &Path) {
         let is_here = |name: u8| parent(name) == Some(dir);
@@ -325,7 +339,8 @@ impl Model {
             Op::Unlink(name) | Op::Leave(name) | Op::Remove(name) => {
                 return self.name(of(name), &Effect::Unlink(of(name), *name));
             }
-            Op::Sync(_) | Op::SyncAll | Op::Drain | Op::Reopen => return self.synced(),
+            Op::Sync(name) => return self.file_synced(of(name)),
+            Op::SyncAll | Op::Drain | Op::Reopen => return self.synced(),
             Op::SyncNames(dir) => return self.names_synced(Path::new(DIRS[usize::from(*dir)])),
             Op::MoveFails(..)
             | Op::HandOver(_)

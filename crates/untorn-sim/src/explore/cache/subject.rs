@@ -203,21 +203,21 @@ impl Subject {
                 let file = self.place.open(path(name))?.expect("it was just made");
                 file.write(0, &[BEFORE.0; BEFORE.1 as usize])?;
                 self.attach(name, file)?;
-                self.files[&name].append(&vec![tag; len as usize])
+                self.served(name, |file| file.append(&vec![tag; len as usize]))
             }
             Op::Make(name, len, tag) => {
                 drop(self.medium.create(path(name), 0, 1 << 20)?);
                 let file = self.place.open(path(name))?.expect("it was just made");
                 self.attach(name, file)?;
-                self.files[&name].append(&vec![tag; len as usize])
+                self.served(name, |file| file.append(&vec![tag; len as usize]))
             }
             Op::Write(name, at, len, tag) => match &self.files[&name] {
                 File::Cached(file) if self.through && tag % 2 == 0 => write_beside(file, at, &vec![tag; len as usize]),
-                file => file.write(at, &vec![tag; len as usize]),
+                _ => self.served(name, |file| file.write(at, &vec![tag; len as usize])),
             },
             Op::Append(name, len, tag) => match &self.files[&name] {
                 File::Cached(file) if self.through && tag % 2 == 0 => append_beside(file, &vec![tag; len as usize]),
-                file => file.append(&vec![tag; len as usize]),
+                _ => self.served(name, |file| file.append(&vec![tag; len as usize])),
             },
             Op::SetLen(name, len) => match &self.files[&name] {
                 File::Cached(file) if self.through => set_len_beside(file, len),
@@ -306,6 +306,16 @@ impl Subject {
             },
             Op::Reopen | Op::ReopenFails(_) | Op::ReopenMissing(_) => Ok(()),
         }
+    }
+
+    /// Writes as the server does, which lets processes write by themselves, and sync, from then on.
+    fn served(&self, name: u8, write: impl FnOnce(&File) -> Result<()>) -> Result<()> {
+        let file = &self.files[&name];
+        write(file)?;
+        if let File::Cached(file) = file {
+            file.let_in(true);
+        }
+        Ok(())
     }
 
     /// Syncs a directory, unless the log keeps what changed in it.

@@ -50,26 +50,63 @@ fn a_length_for_which_failed_files_leave_no_room_may_be_seen_after_a_kill_and_lo
     }
 }
 
+/// Does this to files behind a log on a disk, and is crashed everywhere. What they hold then.
+fn lived(durability: Durability, through: bool, ops: &[Op]) -> State {
+    let config = Config { medium: MediumClass::Block, durability, through, canary: false };
+    let effort = Effort { cap: 64, samples: 16, afterlife: 1, depth: 0 };
+    let context = Context { config, muted: None, effort, shared: &Shared::new(u64::MAX) };
+    let mut life = Life::new(&context, SimMedium::new(config.medium), 1);
+    let operation = |life: &mut Life<'_>, op| {
+        life.recorder.arm(true);
+        life.operation(op)
+    };
+    let lived = life.create(true).and_then(|()| ops.iter().try_for_each(|op| operation(&mut life, op)));
+    if let Err(finding) = life.report(lived) {
+        panic!("{}", finding.violation("a test".to_owned(), config.to_string()));
+    }
+    life.model.visible()
+}
+
+#[test]
+fn what_was_done_to_a_file_since_its_last_sync_is_durable_by_the_next() {
+    for last in [
+        // By a process, as bytes that are even are.
+        Op::Write(0, 0, 70, 4),
+        // By the server.
+        Op::Write(0, 0, 70, 3),
+        Op::SetLen(0, 60),
+        Op::SetLen(0, 200),
+        Op::Append(0, 70, 5),
+    ] {
+        // What was there before processes were let in is to be durable, too.
+        let ops =
+            [Op::Make(0, 70, 1), Op::Sync(0), Op::Write(0, 0, 70, 2), Op::Sync(0), last, Op::Sync(0), Op::Sync(0)];
+        lived(Durability::PerCommit, true, &ops);
+    }
+}
+
+#[test]
+fn a_name_is_kept_if_what_says_so_is_durable() {
+    // For the first new file its directory is synced.
+    let makes =
+        [Op::Make(0, 70, 1), Op::SyncNames(0), Op::Make(1, 70, 1), Op::SyncNames(0), Op::Sync(1), Op::SyncNames(0)];
+    lived(Durability::PerCommit, true, &makes);
+    let moves = [Op::SyncNames(0), Op::Create(0, 70, 1), Op::Sync(0), Op::Move(0, 1), Op::SyncNames(0)];
+    lived(Durability::PerCommit, true, &moves);
+}
+
 #[test]
 fn a_file_that_left_its_name_to_another_keeps_its_new_one_when_that_leaves() {
-    let effort = Effort { cap: 8, samples: 8, afterlife: 1, depth: 0 };
+    let ops = [
+        Op::Create(1, 70, 74),
+        Op::Make(2, 1, 141),
+        Op::SyncAll,
+        Op::Move(2, 1),
+        Op::Make(2, 300, 126),
+        Op::Leave(2),
+        Op::SyncNames(0),
+    ];
     for durability in [Durability::PerWrite, Durability::PerCommit] {
-        let config = Config { medium: MediumClass::Block, durability, through: false, canary: false };
-        let context = Context { config, muted: None, effort, shared: &Shared::new(u64::MAX) };
-        let mut life = Life::new(&context, SimMedium::new(config.medium), 1);
-        let ops = [
-            Op::Create(1, 70, 74),
-            Op::Make(2, 1, 141),
-            Op::SyncAll,
-            Op::Move(2, 1),
-            Op::Make(2, 300, 126),
-            Op::Leave(2),
-            Op::SyncNames(0),
-        ];
-        let lived = life.create(true).and_then(|()| ops.iter().try_for_each(|op| life.operation(op)));
-        if let Err(finding) = life.report(lived) {
-            panic!("{}", finding.violation("a test".to_owned(), config.to_string()));
-        }
-        assert_eq!(life.model.visible(), [(1, vec![141])].into());
+        assert_eq!(lived(durability, false, &ops), [(1, vec![141])].into());
     }
 }
