@@ -208,7 +208,7 @@ fn a_sync_flushes_what_was_put_into_the_log_for_its_file_since_a_flush_began() {
     assert_eq!(sync(&|| ()), 1, "it is for the caller to see that it is no more to be answered so");
     mine.set_durable(true);
     assert_eq!(sync(&|| ()), 0);
-    drop(mine.lock().map(|turn| turn.end()));
+    mine.lock().unwrap().end();
     let again = ledger.take_turn(1, 5).unwrap();
     again.lock().unwrap().begin(1, 5, 7, true);
     assert_eq!((again.number(), sync(&|| ())), (mine.number(), 1), "it has the turn anew");
