@@ -235,6 +235,7 @@ pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Append
         turn.break_it();
         return Outcome::Nothing;
     }
+    // Before the kernel shows it to anybody: the next sync is to flush it.
     turn.turn().change();
     if !by.reaches(Step::Durable) {
         return Outcome::Dead;

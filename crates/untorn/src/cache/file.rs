@@ -278,6 +278,7 @@ impl<M: Medium> Cache<M> {
         // From here on positions are taken that nothing may ever complete: only a replay tells what is in them.
         stored.map_err(|error| self.poison(error))?;
         if let Some(number) = file.turn() {
+            // Before anybody is told that it was done: the next sync is to flush it.
             self.ring.ledger().turn(number).change();
         }
         let parts = self.ring.geometry.parts(data.len());

@@ -165,19 +165,21 @@ impl<M: Medium> Cache<M> {
         let mut named = 0;
         for name in names {
             let path = dir.join(name);
-            let keeper = match self.place.named(&path)? {
+            let found = self.place.named(&path)?;
+            let is_keeper = |file: &&Arc<Managed>| match &found {
                 Named::File(found) => {
-                    let is_it =
-                        |file: &&Arc<Managed>| file.identity.device == found.device && is_named(&file.identity, &found);
-                    files.iter().find(is_it).filter(|file| file.keeps(&path))
+                    file.identity.device == found.device && is_named(&file.identity, found) && file.keeps(&path)
                 }
-                Named::Nothing => files.iter().find(|file| file.gave_up(&path)),
-                Named::Other => None,
+                Named::Nothing => file.gave_up(&path),
+                Named::Other => false,
             };
-            let Some(keeper) = keeper else { return Ok(false) };
-            named = named.max(keeper.named.load(Ordering::Acquire));
+            // Of those that gave a name up, any may be back by it.
+            let keepers = files.iter().filter(is_keeper);
+            let Some(last) = keepers.map(|file| file.named.load(Ordering::Acquire)).max() else { return Ok(false) };
+            named = named.max(last);
         }
-        // The sync of a file, by whichever process, may have made all of that durable meanwhile.
+        // What says so is in the log, and is to be there after a crash, too. The sync of a file, by whichever process, may have made all of it
+        // durable meanwhile.
         if !self.ring.is_per_write() && !self.ring.ledger().is_answered(named) {
             self.ring.persist(barriers::NAMES).map_err(|error| self.poison(error))?;
         }

@@ -343,7 +343,7 @@ impl<M: Medium> Cache<M> {
             return Ok(false);
         }
         if file.leaving.load(Ordering::Acquire) {
-            // Its line says so.
+            // Its line says so, durably: it was stored under this lock, and had that not succeeded nothing would be written any more.
             return Ok(true);
         }
         let line = line.next();

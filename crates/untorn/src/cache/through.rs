@@ -59,6 +59,7 @@ impl<M: Medium> Cache<M> {
         let shorter = len < file.slow.len()?;
         let first = self.log(file, claim, Operation { uid, kind: Kind::SetLen, value: len }, &[])?;
         if shorter && !self.ring.is_per_write() {
+            // Counted before: what others put into the log meanwhile this flush may not have.
             let changes = beside.as_ref().map(|turn| (turn.turn(), turn.turn().changes()));
             // After an error nothing may ever complete the position, as after that of a store.
             self.ring.persist(barriers::CUT).map_err(|error| self.poison(error))?;
