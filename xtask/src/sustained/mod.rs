@@ -277,34 +277,17 @@ impl Bench<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
-
     use super::*;
-
-    /// The tool and the layer of the test's own profile. Cargo builds no other package's, so it is asked to here.
-    fn built(root: &Path) -> (PathBuf, PathBuf) {
-        let target = crate::target(root, "");
-        // Where the tool's own tests have theirs.
-        let aside = target.join("layer");
-        let cargo = |package: &str, into: &Path| {
-            let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-            cargo.current_dir(root).args(["build", "--quiet", "--package", package, "--target-dir"]).arg(into);
-            assert!(cargo.status().unwrap().success(), "{package}");
-        };
-        cargo("untorn-cli", &target);
-        cargo("untorn-preload", &aside);
-        (target.join("debug/untorn"), aside.join("debug/libuntorn_preload.so"))
-    }
 
     #[test]
     fn a_small_burst_has_every_row_and_leaves_what_was_written() {
+        untorn_testing::needs!("python3");
         if let Err(error) = FileSystem::Ext4.require() {
-            // Not by a macro, whose words cargo would keep to itself: a skip must be seen.
-            let _ = writeln!(io::stderr(), "skipped: a burst to a slow disk: {error}");
-            return;
+            untorn_testing::skip!("a burst to a slow disk: {error}");
         }
         let root = crate::root();
-        let (tool, layer) = built(&root);
+        let directory = untorn_testing::built();
+        let (tool, layer) = (directory.join("untorn"), directory.join("libuntorn_preload.so"));
         let script = root.join("xtask/programs/sustained.py");
         let arguments = Arguments {
             device_rate: 32 << 20,
@@ -321,8 +304,7 @@ mod tests {
         let bench = Bench { tool: &tool, layer: &layer, script: &script, arguments: &arguments };
         let table = match isolated(|| rounds(&bench)).map_err(missing).and_then(|table| table) {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                let _ = writeln!(io::stderr(), "skipped: a burst to a slow disk: {error}");
-                return;
+                untorn_testing::skip!("a burst to a slow disk: {error}");
             }
             table => table.unwrap(),
         };

@@ -14,7 +14,7 @@ fn none_open() -> Regions {
 fn share(regions: &Regions, store: &Path, name: &str) -> Option<c_int> {
     match regions.open(store, name, libc::O_CREAT | REGION_SHARED) {
         Err(failure) if matches!(failure.errno(), libc::EPERM | libc::ENOSYS) => {
-            eprintln!("skipped: {}", failure.message);
+            untorn_testing::skipped!("{}", failure.message);
             None
         }
         opened => Some(opened.unwrap()),

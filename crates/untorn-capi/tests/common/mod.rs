@@ -2,10 +2,10 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::env;
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
+
+use untorn_testing::built;
 
 /// How a program is linked.
 #[derive(Clone, Copy, Debug)]
@@ -31,24 +31,6 @@ pub(crate) fn succeed(command: &mut Command) -> String {
     stdout.into_owned()
 }
 
-/// The directory with `libuntorn.so` and `libuntorn.a`. Cargo builds no C library for the tests of its package, as they
-/// could not link it, so it is asked to here: in the profile and target directory this test was built in.
-pub(crate) fn library_dir() -> &'static Path {
-    static DIR: OnceLock<PathBuf> = OnceLock::new();
-    DIR.get_or_init(|| {
-        let exe = env::current_exe().unwrap();
-        let profile_dir = exe.ancestors().nth(2).unwrap();
-        let profile = match profile_dir.file_name().and_then(OsStr::to_str).unwrap() {
-            "debug" => "dev",
-            other => other,
-        };
-        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(manifest_dir()).args(["build", "--quiet", "--lib", "--profile", profile]);
-        succeed(cargo.arg("--target-dir").arg(profile_dir.parent().unwrap()));
-        profile_dir.to_owned()
-    })
-}
-
 fn compiler() -> Command {
     Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()))
 }
@@ -57,7 +39,7 @@ fn compiler() -> Command {
 pub(crate) fn compile(source: &Path, link: Link, dir: &Path) -> PathBuf {
     let name = format!("{}-{link:?}", source.file_stem().unwrap().to_string_lossy());
     let program = dir.join(name);
-    let libraries = library_dir();
+    let libraries = built();
     let mut cc = compiler();
     cc.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-g"])
         .arg("-I")
@@ -89,9 +71,4 @@ pub(crate) fn check_syntax(compiler: &str, language: &str, standard: &str, text:
             .arg(include_dir())
             .arg(&source),
     );
-}
-
-/// Whether a tool can be run here.
-pub(crate) fn available(tool: &str) -> bool {
-    Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success())
 }

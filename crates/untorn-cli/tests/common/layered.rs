@@ -7,28 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use super::UNTORN;
+use untorn_testing::{built, built_oracle};
 
-/// Builds the layer with these features. Cargo builds no C library for the tests of another package, so it is asked to here.
-fn build(directory: &str, features: &str) -> PathBuf {
-    let into = Path::new(UNTORN).ancestors().nth(2).unwrap().join(directory);
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "-p", "untorn-preload"]);
-    let status = cargo.args(["--features", features, "--target-dir"]).arg(&into).status().unwrap();
-    assert!(status.success());
-    into.join("debug/libuntorn_preload.so")
-}
+use super::UNTORN;
 
 /// The layer.
 pub fn layer() -> &'static Path {
     static LAYER: OnceLock<PathBuf> = OnceLock::new();
-    LAYER.get_or_init(|| build("layer", ""))
-}
-
-/// The layer, plain and as the test build that reports what slips past it.
-pub fn layers() -> &'static (PathBuf, PathBuf) {
-    static LAYERS: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
-    LAYERS.get_or_init(|| (layer().to_owned(), build("layer-oracle", "oracle")))
+    LAYER.get_or_init(|| built().join("libuntorn_preload.so"))
 }
 
 /// A program under untorn, in a directory, with the files managed that end in `.managed`, and those of a repository.
@@ -96,7 +82,7 @@ pub fn same_as_bare(program: &[&OsStr]) {
     let report = reports.path().join("escapes");
     let expected =
         Command::new(program[0]).args(&program[1..]).current_dir(bare.path()).stdin(Stdio::null()).output().unwrap();
-    let found = under(managed.path(), &layers().1, program).env("UNTORN_PRELOAD_ORACLE", &report).output().unwrap();
+    let found = under(managed.path(), built_oracle(), program).env("UNTORN_PRELOAD_ORACLE", &report).output().unwrap();
     assert_eq!(text(&found.stdout), text(&expected.stdout));
     assert_eq!(text(&found.stderr), text(&expected.stderr));
     assert_eq!(found.status.code(), expected.status.code());

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What the tests run: the tool, and the layer, plain and as the test build that reports what slips past it. Cargo builds none of them for the tests of one target, so it is asked to here.
+/// What the tests run: the tool, and the layer, plain and as the test build that reports what slips past it.
 pub(crate) struct Built {
     pub(crate) launcher: PathBuf,
     pub(crate) layer: PathBuf,
@@ -21,20 +21,12 @@ pub(crate) struct Built {
 pub(crate) fn built() -> &'static Built {
     static BUILT: OnceLock<Built> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let test = std::env::current_exe().unwrap();
-        let target = test.ancestors().nth(3).unwrap();
-        let build = |directory: &str, what: &[&str]| {
-            let into = target.join(directory);
-            let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-            cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet"]).args(what);
-            assert!(cargo.arg("--target-dir").arg(&into).status().unwrap().success());
-            into.join("debug")
-        };
-        let launcher = build("", &["-p", "untorn-cli"]).join("untorn");
-        let layer = |directory, features| {
-            build(directory, &["-p", "untorn-preload", "--features", features]).join("libuntorn_preload.so")
-        };
-        Built { launcher, layer: layer("layer", ""), oracle: layer("layer-oracle", "oracle") }
+        let directory = untorn_testing::built();
+        Built {
+            launcher: directory.join("untorn"),
+            layer: directory.join("libuntorn_preload.so"),
+            oracle: untorn_testing::built_oracle().to_owned(),
+        }
     })
 }
 

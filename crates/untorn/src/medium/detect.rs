@@ -368,7 +368,7 @@ mod tests {
                 let (_, reasons) = explain(shm).unwrap();
                 assert!(reasons.iter().any(|reason| reason.contains("tmpfs")), "{reasons:?}");
             }
-            other => eprintln!("skipped: /dev/shm is not a tmpfs here: {other:?}"),
+            other => untorn_testing::skipped!("/dev/shm is not a tmpfs here: {other:?}"),
         }
     }
 

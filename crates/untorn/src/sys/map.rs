@@ -269,14 +269,14 @@ mod tests {
     #[test]
     fn a_page_that_the_medium_cannot_read_is_lost() {
         let Ok(file) = tempfile::tempfile_in("/dev/shm") else {
-            return eprintln!("skipped: there is no file system in memory");
+            untorn_testing::skip!("there is no file system in memory");
         };
         file.set_len(4 * PAGE as u64).unwrap();
         let map = map(&file, MapKind::ReadWrite);
         store(&map, 0, 1);
         let _manager = match poison(&map, 2) {
             Ok(manager) => manager,
-            Err(why) => return eprintln!("skipped: no page can be poisoned here: {why}"),
+            Err(why) => untorn_testing::skip!("no page can be poisoned here: {why}"),
         };
         assert_eq!(load(&map, 2 * PAGE + 5), 0);
         assert_eq!(map.lost(), Some(2 * PAGE as u64));

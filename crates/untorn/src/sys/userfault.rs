@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn a_page_is_filled_once() {
         if let Err(why) = probe() {
-            return eprintln!("skipped: {why}");
+            untorn_testing::skip!("{why}");
         }
         let pages = SharedPages::create("untorn-test", 8192, 8192).unwrap();
         let filler = Userfault::filling().unwrap();
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn the_kernel_does_not_store_to_a_protected_page() {
         if let Err(why) = probe() {
-            return eprintln!("skipped: {why}");
+            untorn_testing::skip!("{why}");
         }
         let pages = SharedPages::create("untorn-test", 4096, 4096).unwrap();
         pages.copy_in(0, &[3; 4096]);

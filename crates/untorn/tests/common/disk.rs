@@ -41,7 +41,7 @@ impl SmallDisk {
         if mounted {
             return Some(SmallDisk(dir));
         }
-        eprintln!("skipped: mounting a small {kind:?} needs root and its tools");
+        untorn_testing::skipped!("mounting a small {kind:?} needs root and its tools");
         None
     }
 

@@ -2,7 +2,9 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+use untorn_testing::again;
 
 /// One such process.
 pub(crate) struct Member {
@@ -13,16 +15,9 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Starts one, which runs the test `role` of this binary with the path in the variable of that name, and the first thing that it
-    /// says.
-    pub(crate) fn join(role: &str, path: &Path) -> (Self, String) {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", role, "--nocapture", "--test-threads", "1"])
-            .env(role, path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+    /// Starts one and waits for its first answer. It runs the test `role` of this program, with the path in `variable`.
+    pub(crate) fn join(role: &str, variable: &str, path: &Path) -> (Self, String) {
+        let mut child = again(role).env(variable, path).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
         let mut member = Member { orders: child.stdin.take(), child, answers };
         let said = member.answer();

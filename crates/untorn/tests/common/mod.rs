@@ -19,48 +19,16 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, SystemTime};
 
 use untorn::DirtyTracking;
+use untorn_testing::again;
+#[allow(unused_imports, reason = "not every test program draws")]
+pub(crate) use untorn_testing::{SplitMix as Rng, seed};
 
 pub(crate) const PAGE: usize = 4096;
 
 /// Bytes that differ by position and by `seed`, none of them 0.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed);
-    (0..len).map(|_| (rng.next() as u8).max(1)).collect()
-}
-
-/// A small generator whose whole state is its seed.
-pub(crate) struct Rng(u64);
-
-impl Rng {
-    pub(crate) fn new(seed: u64) -> Self {
-        Rng(seed)
-    }
-
-    /// Splitmix64.
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-}
-
-/// A seed for a test, printed so that a failure can be replayed: the number in `UNTORN_SEED`; with `UNTORN_SEED=clock` a
-/// new one each time; else always the same, so that two runs of the tests do the same.
-pub(crate) fn seed(test: &str) -> u64 {
-    let clock = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
-    let seed = match std::env::var("UNTORN_SEED") {
-        Ok(word) if word == "clock" => clock(),
-        Ok(word) => word.parse().expect("UNTORN_SEED is a number or the word clock"),
-        Err(_) => 0x756e_746f_726e,
-    };
-    eprintln!("{test}: UNTORN_SEED={seed}");
-    seed
+    (0..len).map(|_| (rng.next_u64() as u8).max(1)).collect()
 }
 
 /// An empty directory in memory where the machine has one, for tests that open a file thousands of times; a flush costs
@@ -74,7 +42,7 @@ pub(crate) fn methods() -> Vec<DirtyTracking> {
     let dir = memory_dir();
     let found = untorn::AtomicMap::create(dir.path().join("probe"), 4096).unwrap().dirty_tracking();
     if found != DirtyTracking::WriteProtect {
-        eprintln!("skipped: write protection of stores ({found} is the best here)");
+        untorn_testing::skipped!("write protection of stores ({found} is the best here)");
         return vec![DirtyTracking::PageTable];
     }
     vec![DirtyTracking::PageTable, DirtyTracking::WriteProtect]
@@ -255,18 +223,31 @@ pub(crate) fn limit(seconds: u64, what: &'static str) -> Limit {
 }
 
 /// Runs `body` in a process of its own, so that a signal or a hang ends only that. `test` is the full name of the test
-/// that calls it.
-pub(crate) fn alone(test: &str, seconds: u64, what: &'static str, body: impl FnOnce()) {
+/// that calls it: [`test_name!`](untorn_testing::test_name).
+pub(crate) fn run_alone(test: &str, seconds: u64, what: &'static str, body: impl FnOnce()) {
+    if let Some(_limit) = enter_alone(test, seconds, what) {
+        body();
+    }
+}
+
+/// Goes on with the calling test in a process of its own; see [`run_alone`]. Tests that fork use it: the child of a process in
+/// which other tests start or end threads at that moment may wait for ever.
+macro_rules! alone {
+    ($seconds:expr, $what:expr) => {
+        let Some(_limit) = $crate::common::enter_alone(untorn_testing::test_name!(), $seconds, $what) else { return };
+    };
+}
+pub(crate) use alone;
+
+/// `None` in the process of all tests, where it runs the test once more in one of its own and checks that it passes there.
+pub(crate) fn enter_alone(test: &str, seconds: u64, what: &'static str) -> Option<Limit> {
     const ALONE: &str = "UNTORN_TEST_ALONE";
     if std::env::var(ALONE).is_ok_and(|name| name == test) {
-        let _limit = limit(seconds, what);
-        return body();
+        return Some(limit(seconds, what));
     }
     // What the child may leave behind when it dies is in here, file systems it mounted included.
     let dir = tempfile::tempdir().unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    let child = child.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(ALONE, test);
-    let output = child.env("TMPDIR", dir.path()).output().unwrap();
+    let output = again(test).env(ALONE, test).env("TMPDIR", dir.path()).output().unwrap();
     for name in names(dir.path()) {
         // Fails where nothing is mounted.
         let _ = Command::new("umount").arg("-l").arg(dir.path().join(name)).output();
@@ -276,5 +257,5 @@ pub(crate) fn alone(test: &str, seconds: u64, what: &'static str, body: impl FnO
     let last = lines[lines.len().saturating_sub(25)..].join("\n");
     assert!(output.status.success(), "{test} alone: {}\n{last}", output.status);
     assert!(said.contains("1 passed"), "no test is named {test}:\n{said}");
-    said.lines().filter(|line| line.starts_with("skipped")).for_each(|line| eprintln!("{line}"));
+    None
 }

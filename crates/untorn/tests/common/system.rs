@@ -4,8 +4,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, counting the calls of each thread. A test file that asks for
-/// [`allocations`] installs it with `#[global_allocator]`.
+/// The system's allocator, counting the calls of each thread. A test program that asks for [`allocations`] installs it with
+/// `#[global_allocator]`.
 pub(crate) struct CountingAlloc;
 
 thread_local! {

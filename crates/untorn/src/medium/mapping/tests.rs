@@ -89,7 +89,7 @@ fn a_mapping_that_needs_persistent_memory_is_refused_without() {
     let path = dir.path().join("file");
     let descriptor = names::create_regular(&path, 10).unwrap();
     match MappedFile::new(&path, descriptor, MapKind::SyncReadWrite, Access::ReadWrite, PAGE, LostPage::Fail) {
-        Ok(_) => eprintln!("skipped: {} is on persistent memory", dir.path().display()),
+        Ok(_) => untorn_testing::skipped!("{} is on persistent memory", dir.path().display()),
         Err(error) => assert!(error.to_string().starts_with("cannot map "), "{error}"),
     }
 }
@@ -99,7 +99,7 @@ fn what_is_distrusted_leaves_memory_or_is_written_again() {
     let dir = tempfile::tempdir().unwrap();
     let kept = file(dir.path(), MapKind::Read, 64 * PAGE, 64 * PAGE);
     if sys::file::in_memory(kept.fd()) {
-        eprintln!("skipped: {} is in memory only, so nothing can be dropped from it", dir.path().display());
+        untorn_testing::skipped!("{} is in memory only, so nothing can be dropped from it", dir.path().display());
         return;
     }
     let bytes = |page: u64| [page as u8 + 1; PAGE as usize];

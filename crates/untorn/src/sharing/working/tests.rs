@@ -215,5 +215,5 @@ pub(crate) fn await_flag(flag: &AtomicBool) {
 
 /// Whether processes can share plain stores here; says why not.
 pub(crate) fn unavailable() -> bool {
-    crate::sys::userfault::probe().inspect_err(|why| eprintln!("skipped: {why}")).is_err()
+    crate::sys::userfault::probe().inspect_err(|why| untorn_testing::skipped!("{why}")).is_err()
 }

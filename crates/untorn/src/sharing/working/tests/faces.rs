@@ -316,7 +316,7 @@ fn another_user_is_told_that_it_cannot_share() {
         return fs::write(dir.join("said"), error.to_string()).unwrap();
     }
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("skipped: only root can become another user");
+        untorn_testing::skip!("only root can become another user");
     }
     let dir = tempfile::tempdir().unwrap();
     let copy = open(dir.path(), PAGES);
@@ -327,7 +327,7 @@ fn another_user_is_told_that_it_cannot_share() {
     let ended = command.uid(65534).gid(65534).status();
     match ended {
         Ok(status) => assert!(status.success()),
-        Err(error) => return eprintln!("skipped: another user cannot run this program: {error}"),
+        Err(error) => untorn_testing::skip!("another user cannot run this program: {error}"),
     }
     let said = fs::read_to_string(dir.path().join("said")).unwrap();
     assert!(said.contains("only") && said.contains("one user"), "{said}");

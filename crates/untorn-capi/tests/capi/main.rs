@@ -1,0 +1,7 @@
+//! The C library: headers, symbols, and programs that use it.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod headers;
+mod programs;

@@ -1,0 +1,414 @@
+//! `untorn run`: unmodified programs do what they do without it, lose nothing that they synced, and tear nothing.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::common::UNTORN;
+use crate::common::layered::{by_nobody, compile, files, layer, same_as_bare, succeed, text, under};
+
+fn shell(script: &str) {
+    same_as_bare(&["sh".as_ref(), "-ec".as_ref(), script.as_ref()]);
+}
+
+#[test]
+fn every_call_does_what_it_does_bare() {
+    let dir = tempfile::tempdir().unwrap();
+    for options in [["-O0", "-DPLAIN"], ["-O2", "-D_FORTIFY_SOURCE=2"], ["-O1", "-D_FILE_OFFSET_BITS=64"]] {
+        same_as_bare(&[compile("calls.c", dir.path(), &options).as_os_str()]);
+    }
+}
+
+/// Where that is blind, nothing that is compared above shows that nothing slips past.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn what_slips_past_the_layer_is_reported_by_its_test_build() {
+    let (dir, at) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let program = compile("past.c", dir.path(), &[]);
+    let report = dir.path().join("escapes");
+    succeed(
+        under(at.path(), untorn_testing::built_oracle(), &[program.as_os_str()]).env("UNTORN_PRELOAD_ORACLE", &report),
+    );
+    let said = fs::read_to_string(&report).unwrap();
+    let calls: Vec<&str> = said.lines().map(|line| line.split_whitespace().nth(3).unwrap()).collect();
+    // newfstatat, statx, ioctl twice, fsync.
+    assert_eq!(calls, ["0262", "0332", "0016", "0016", "0074"], "{said}");
+}
+
+#[test]
+fn redirections_and_pipelines_do_what_they_do_bare() {
+    shell(
+        "echo one > a.managed; echo two >> a.managed; cat a.managed; (echo sub; ls -d .) > b.managed; cat b.managed \
+         { seq 1 1000; echo last; } > c.managed; wc -c < c.managed; sort -rn c.managed | head -n 2; \
+         for i in 1 2 3; do echo $i; done > d.managed; cat d.managed a.managed > e.managed; \
+         while read line; do echo \"<$line>\"; done < e.managed; : > f.managed; exec 5> g.managed; echo five >&5; \
+         echo more >&5; exec 5>&-; cat g.managed; test -s g.managed; test ! -s f.managed; printf 'no newline' > h.managed",
+    );
+}
+
+#[test]
+fn the_usual_tools_do_what_they_do_bare() {
+    shell(
+        "seq 1 5000 > a.managed; cp a.managed b.managed; cmp a.managed b.managed; dd if=a.managed of=c.managed bs=7 \
+         status=none; dd if=a.managed of=c.managed bs=100 seek=2 skip=5 count=3 conv=notrunc status=none; \
+         sort -R --random-source=a.managed a.managed -o d.managed; sort -n d.managed -o d.managed; cmp a.managed d.managed; \
+         head -c 10000 a.managed | tee e.managed f.managed | md5sum; truncate -s 100 e.managed; truncate -s +5K f.managed; \
+         sed -i s/1/x/ b.managed; awk '{ s += $1 } END { print s }' a.managed > g.managed; cat g.managed; \
+         tar --mtime=@0 --owner=0 --group=0 -cf h.managed a.managed b.managed; tar -xOf h.managed b.managed | md5sum; \
+         gzip -nc a.managed > i.managed; gunzip -c < i.managed | cmp - a.managed; stat -c '%s %F' a.managed e.managed; \
+         split -n 3 a.managed j; mv e.managed k.managed; ln k.managed l.managed; rm k.managed; wc -c *.managed; \
+         install -m 600 a.managed m.managed; touch -d @1000 m.managed; stat -c '%Y %a' m.managed; grep -c 9 a.managed; \
+         tail -n 2 a.managed; cp --preserve=timestamps m.managed n.managed; stat -c %Y n.managed",
+    );
+}
+
+#[test]
+fn a_glob_for_everything_chooses_files_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut untorn = Command::new(UNTORN);
+    untorn.current_dir(dir.path()).args(["run", "--stats", "--match", "/**", "--layer"]).arg(layer()).arg("--");
+    let script = "read word rest < /proc/version; echo $word; echo null > /dev/null; echo text > f; cat f";
+    let output = succeed(untorn.args(["sh", "-ec", script]));
+    assert_eq!(text(&output.stdout), "Linux\ntext\n");
+    let said = text(&output.stderr);
+    assert!(said.contains("/f: opened 2 times") && !said.contains("/proc/") && !said.contains("/dev/"), "{said}");
+}
+
+#[test]
+fn git_does_what_it_does_bare() {
+    shell(
+        "export GIT_AUTHOR_DATE=@1000 GIT_COMMITTER_DATE=@1000 GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null; \
+         git -c init.defaultBranch=main init -q repository; cd repository; git config user.email a@b; git config user.name n; \
+         git config core.fsync all; for i in 1 2 3; do seq 1 ${i}00 > f$i; git add f$i; git commit -qm \"number $i\"; done; \
+         git mv f1 g1; git commit -qam moved; git gc -q; git fsck --strict; git log --format='%H %s'; git status --short; \
+         git checkout -q HEAD~2; git diff --stat HEAD main; git archive main | md5sum; test -z \"$(find . -name .untorn)\"",
+    );
+}
+
+#[test]
+fn what_was_synced_is_kept_and_nothing_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("epochs.c", dir.path(), &[]);
+    // What ends it, and what is found then: killed amid the third epoch, amid it after a fork, or by its own will.
+    for (end, expected) in [("kill", "first second"), ("abort", "first second"), ("exit", "first second third")] {
+        let at = tempfile::tempdir().unwrap();
+        let output = under(at.path(), layer(), &[program.as_os_str(), end.as_ref()]).output().unwrap();
+        assert_eq!(
+            output.status.code(),
+            Some(if end == "exit" {
+                7
+            } else if end == "kill" {
+                137
+            } else {
+                134
+            })
+        );
+        assert_eq!(text(&fs::read(at.path().join("f.managed")).unwrap()), expected, "after {end}");
+        assert_eq!(files(at.path()).len(), 1, "a sidecar was left behind");
+    }
+}
+
+#[test]
+fn a_survivor_is_told_if_its_own_bytes_go_with_those_of_one_that_was_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("epochs.c", dir.path(), &[]);
+    let at = tempfile::tempdir().unwrap();
+    let output = succeed(&mut under(at.path(), layer(), &[program.as_os_str(), "child".as_ref()]));
+    assert_eq!(text(&output.stdout), "alone: seen 12, synced 0\ntogether: synced -1 EIO\n");
+    assert_eq!(text(&fs::read(at.path().join("f.managed")).unwrap()), "first second");
+}
+
+/// Whoever dies has let go of its files before anybody can tell that it died.
+#[test]
+fn what_was_written_by_one_that_is_dying_is_not_kept_when_its_child_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("dying.c", dir.path(), &[]);
+    let output = succeed(&mut under(dir.path(), layer(), &[program.as_os_str()]));
+    assert_eq!(text(&output.stdout), "kept: 10 of 10\n");
+}
+
+/// So it is when a lock is free that it had, and while it cannot be told at all since somebody traces it.
+#[test]
+fn what_was_written_by_one_that_is_dying_is_not_seen_by_who_hears_of_it_otherwise() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("heard.c", dir.path(), &[]);
+    for (how, expected, kept) in [("lock", "kept: 10 of 10\n", b"kept 9\0"), ("trace", "kept: 1 of 1\n", b"kept 0\0")] {
+        let at = tempfile::tempdir().unwrap();
+        let output = succeed(&mut under(at.path(), layer(), &[program.as_os_str(), how.as_ref()]));
+        assert_eq!(text(&output.stdout), expected, "{how}");
+        assert_eq!(fs::read(at.path().join("f.managed")).unwrap(), kept, "{how}");
+    }
+}
+
+#[test]
+fn however_a_program_ends_by_its_own_will_what_it_wrote_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("ends.c", dir.path(), &[]);
+    for (end, expected) in [("quick_exit", "first"), ("exit_group", "first"), ("daemon", "first second")] {
+        let at = tempfile::tempdir().unwrap();
+        succeed(&mut under(at.path(), layer(), &[program.as_os_str(), end.as_ref()]));
+        assert_eq!(files(at.path()), [("f.managed".to_owned(), expected.as_bytes().to_vec())], "{end}");
+    }
+}
+
+#[test]
+fn a_sync_of_all_commits_also_by_a_program_that_has_no_managed_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("ends.c", dir.path(), &[]);
+    let at = tempfile::tempdir().unwrap();
+    let output = under(at.path(), layer(), &[program.as_os_str(), "synced".as_ref()]).output().unwrap();
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(137), String::new()));
+    assert_eq!(files(at.path()), [("f.managed".to_owned(), b"first".to_vec())]);
+}
+
+/// Which it does by a filter of the program's own (seccomp), so nothing stands between it and the kernel that could be wrong.
+#[test]
+fn syncs_of_what_is_not_managed_come_to_the_kernel() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("reaches.c", dir.path(), &[]);
+    let log = dir.path().join("log");
+    let boost = ["--mode", "boost", "--log-size", "4M", "--log", log.to_str().unwrap()];
+    for (options, demoted) in [(&["--mode", "atomic"][..], 0), (&boost, 1)] {
+        let at = tempfile::tempdir().unwrap();
+        let mut untorn = Command::new(UNTORN);
+        untorn.current_dir(at.path()).arg("run").args(options).args(["--match", "*.managed", "--layer"]);
+        if !untorn::doctor(dir.path()).unwrap().durable {
+            // Where files for tests are in memory, so is the log.
+            untorn.env("UNTORN_ASSUME_PMEM", "1");
+        }
+        let said = text(&succeed(untorn.arg(layer()).arg("--").arg(&program)).stdout);
+        let expected = format!(
+            "fsync(managed): 0\nfdatasync(managed): 0\nfsync(plain): 1\nfdatasync(plain): 1\nfsync(directory): 1\n\
+             syncfs(plain): 1\nsyncfs(directory): 1\nsync(): 1\nfsync(demoted): {demoted}\nfdatasync(demoted): {demoted}\n"
+        );
+        assert_eq!(said, expected, "{options:?}");
+    }
+}
+
+/// As the library of C++ keeps what it makes `std::cin` of.
+#[test]
+fn a_stream_that_a_library_has_kept_is_read_as_it_is_bare() {
+    let dir = tempfile::tempdir().unwrap();
+    let library = compile("keeper.c", dir.path(), &["-shared", "-fPIC"]);
+    for optimised in ["-O0", "-O2"] {
+        let program = compile("kept.c", dir.path(), &[optimised, "-Wl,--no-as-needed", library.to_str().unwrap()]);
+        let input = r"one line\nfourthird line\nup to; 42 word and the rest\n";
+        shell(&format!("printf '{input}' > in.managed; {} < in.managed", program.display()));
+    }
+}
+
+#[test]
+fn wide_characters_are_read_and_written_as_they_are_bare() {
+    let dir = tempfile::tempdir().unwrap();
+    let library = compile("keeper.c", dir.path(), &["-shared", "-fPIC"]);
+    let (no_more, kept) = ("-Wl,--no-as-needed", library.to_str().unwrap());
+    for options in [&["-O0"][..], &["-O2", "-D_FORTIFY_SOURCE=2"], &["-O1", "-DOLD"], &["-O1", "-DKEPT", no_more, kept]]
+    {
+        let program = compile("wide.c", dir.path(), options);
+        same_as_bare(&[program.as_os_str(), "files".as_ref()]);
+        let input = r"\303\251\342\202\254abc line \303\251\n42 word 17 \303\251nd and rest";
+        shell(&format!(
+            "printf '{input}' > in.managed; {program} standard < in.managed > out.managed 2> err.managed; \
+             cat told out.managed err.managed later.managed; rm later.managed; \
+             {program} standard < in.managed | cat; cat told later.managed",
+            program = program.display()
+        ));
+    }
+}
+
+/// By programs that read and write wide characters only, where they are installed.
+#[test]
+fn tools_for_wide_characters_do_what_they_do_bare() {
+    shell(
+        r"export LC_ALL=C.UTF-8; printf 'abc\303\251\nx\bxy\n12345\n' > a.managed; for how in 'rev a.managed' 'ul a.managed' \
+          'rev < a.managed' 'colrm 2 3 < a.managed' 'col < a.managed' 'col -b < a.managed' 'colcrt a.managed'; do \
+          eval $how || echo $?; eval $how > b.managed || echo $?; cat b.managed; done",
+    );
+}
+
+#[test]
+fn a_file_whose_name_changed_is_what_it_was_at_the_last_sync_after_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("ends.c", dir.path(), &[]);
+    for (end, expected) in
+        [("renamed", &[("g.managed", "first")][..]), ("removed", &[]), ("replaced", &[("f.managed", "new")])]
+    {
+        let at = tempfile::tempdir().unwrap();
+        let output = under(at.path(), layer(), &[program.as_os_str(), end.as_ref()]).output().unwrap();
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(137), String::new()), "{end}");
+        let expected: Vec<_> =
+            expected.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.as_bytes().to_vec())).collect();
+        assert_eq!(files(at.path()), expected, "{end}");
+        assert_eq!(fs::read_dir(at.path()).unwrap().count(), expected.len(), "a sidecar was left behind: {end}");
+    }
+}
+
+/// By one who is not root: what is behind the log has to be found again, and its name synced.
+#[test]
+fn a_file_in_a_directory_that_may_not_be_read_is_left_to_the_kernel() {
+    let dir = tempfile::tempdir().unwrap();
+    let drop = dir.path().join("drop");
+    fs::create_dir(&drop).unwrap();
+    fs::set_permissions(&drop, fs::Permissions::from_mode(0o333)).unwrap();
+    let program =
+        "import os; f = os.open('../drop/f', os.O_CREAT | os.O_WRONLY, 0o644); os.write(f, b'dropped'); os.fsync(f)";
+    let mut command = by_nobody(dir.path(), &["--mode", "boost", "--log", "log", "--log-size", "1M", "--stats"]);
+    let output = succeed(command.args(["--", "python3", "-c", program]));
+    fs::set_permissions(&drop, fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(fs::read(drop.join("f")).unwrap(), b"dropped");
+    assert!(text(&output.stderr).contains("its directory may not be read"), "{}", text(&output.stderr));
+}
+
+/// By one who is not root: a file may be created with rights that do not let its owner open it a second time, as git does.
+#[test]
+fn a_file_that_its_owner_may_not_open_is_served_to_who_has_it_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("ends.c", dir.path(), &[]);
+    let at = dir.path().join("at");
+    let ordinary = |end: &str| {
+        let mut command = by_nobody(dir.path(), &["--match", "*.managed"]);
+        command.env("TMPDIR", &at).arg("--").arg(&program).arg(end).output().unwrap()
+    };
+    for (end, code, expected) in [("quick_exit", 0, "first"), ("killed", 137, "first"), ("daemon", 0, "first second")] {
+        let output = ordinary(end);
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(code), String::new()), "{end}");
+        assert_eq!(files(&at), [("f.managed".to_owned(), expected.as_bytes().to_vec())], "{end}");
+        let mode = fs::metadata(at.join("f.managed")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o444, "{end}");
+        assert_eq!(fs::read_dir(&at).unwrap().count(), 1, "a sidecar was left behind: {end}");
+        fs::remove_file(at.join("f.managed")).unwrap();
+    }
+}
+
+#[test]
+fn a_run_may_have_more_processes_than_descriptors() {
+    let at = tempfile::tempdir().unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -n 64; exec \"$@\"", "sh"]);
+    shell.arg(UNTORN).args(["run", "--match", "*.managed", "--layer"]).arg(layer()).args(["--", "sh", "-ec"]);
+    shell.arg("for i in $(seq 100); do env echo $i; done > f.managed; wc -l < f.managed");
+    let output = succeed(shell.current_dir(at.path()));
+    assert_eq!((text(&output.stdout), text(&output.stderr)), ("100\n".to_owned(), String::new()));
+}
+
+#[test]
+fn many_that_open_a_file_at_once_all_get_it() {
+    shell(
+        "for round in 1 2 3; do for i in $(seq 20); do (echo $i >> f.managed) & done; wait; done; sort -n f.managed; \
+         rm f.managed",
+    );
+}
+
+#[test]
+fn a_signal_that_is_ignored_stays_so_in_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "trap '' HUP; exec \"$@\"";
+    let mut shell = Command::new("sh");
+    shell.current_dir(dir.path()).args(["-c", script, "sh", UNTORN, "run", "--layer"]).arg(layer());
+    let output = succeed(shell.args(["--", "sh", "-c", "kill -HUP $$; echo alive"]));
+    assert_eq!(text(&output.stdout), "alive\n");
+}
+
+#[test]
+fn o_atomic_chooses_a_file_without_a_glob() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("epochs.c", dir.path(), &[]);
+    for (flag, expected) in [("o-atomic", "first second"), ("kill", "first second third")] {
+        let at = tempfile::tempdir().unwrap();
+        let mut untorn = Command::new(UNTORN);
+        untorn.current_dir(at.path()).args(["run", "--layer"]).arg(layer()).arg("--").arg(&program).arg(flag);
+        assert_eq!(untorn.output().unwrap().status.code(), Some(137));
+        assert_eq!(text(&fs::read(at.path().join("f.managed")).unwrap()), expected);
+    }
+}
+
+/// The Python program that writes and the one that judges.
+fn python(dir: &TempDir, name: &str, program: &str) -> PathBuf {
+    let path = dir.path().join(name);
+    fs::write(&path, program).unwrap();
+    path
+}
+
+const WRITER: &str = "
+import sqlite3, sys
+connection = sqlite3.connect('app.managed', isolation_level=None)
+connection.execute('pragma journal_mode=' + sys.argv[1])
+connection.execute('pragma synchronous=full')
+connection.execute('create table if not exists t(batch integer, item integer, filling blob)')
+batch = connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0]
+while True:
+    batch += 1
+    connection.execute('begin immediate')
+    for item in range(20):
+        connection.execute('insert into t values(?, ?, ?)', (batch, item, bytes([batch % 256]) * 900))
+    connection.execute('delete from t where batch < ?', (batch - 30,))
+    connection.execute('commit')
+    print(batch, flush=True)
+";
+
+const JUDGE: &str = "
+import sqlite3, sys
+connection = sqlite3.connect('app.managed')
+assert connection.execute('pragma integrity_check').fetchone()[0] == 'ok'
+try:
+    last = connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0]
+    for batch, count in connection.execute('select batch, count(*) from t group by batch'):
+        assert count == 20, (batch, count)
+except sqlite3.OperationalError:
+    last = 0
+print(last)
+";
+
+/// Kills a program that commits transactions, at instants that no one chose, and judges the file with a program that is not under
+/// untorn. Without a journal nothing but untorn makes a transaction whole.
+#[test]
+fn sqlite_without_a_journal_survives_its_kills() {
+    let dir = tempfile::tempdir().unwrap();
+    let (writer, judge) = (python(&dir, "writer.py", WRITER), python(&dir, "judge.py", JUDGE));
+    let kills = std::env::var("UNTORN_KILLS").ok().and_then(|kills| kills.parse::<u64>().ok()).unwrap_or(12);
+    for (number, journal) in (0..kills).map(|number| (number, if number % 3 == 2 { "delete" } else { "off" })) {
+        let program = ["sh", "-c", "echo $$ >&2; exec python3 \"$0\" \"$1\""].map(OsStr::new);
+        let mut child = under(dir.path(), layer(), &[&program[..], &[writer.as_os_str(), journal.as_ref()]].concat())
+            // One that is killed leaves its socket behind.
+            .env("TMPDIR", dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let victim = BufReader::new(child.stderr.take().unwrap()).lines().next().unwrap().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        // After so many transactions, and somewhere within the next ones.
+        let before = said.nth((number * 7919 % 23) as usize);
+        assert!(before.is_some(), "the writer ended by itself");
+        thread::sleep(Duration::from_micros(number * 7919 % 97 * 100));
+        // Now and then the one that serves is killed instead: the program finds every call failing, and ends.
+        let serves = number % 4 == 1;
+        let whom = if serves { child.id().to_string() } else { victim };
+        // The shell's own: the program of that name is in a package that a small system lacks.
+        succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"", &whom]));
+        let acknowledged = said.last().or(before).and_then(|line| line.parse::<u64>().ok()).unwrap();
+        assert_eq!(child.wait().unwrap().code(), if serves { None } else { Some(137) });
+        if serves {
+            // Nobody was left to make it a plain file again. The next run would recover it; here it is a plain file's turn.
+            succeed(Command::new(UNTORN).args(["settle", "app.managed"]).current_dir(dir.path()));
+        }
+        let found = succeed(Command::new("python3").arg(&judge).current_dir(dir.path()));
+        let found: u64 = text(&found.stdout).trim().parse().unwrap();
+        assert!(found >= acknowledged, "transaction {acknowledged} was acknowledged, and {found} is the last there is");
+        assert!(found <= acknowledged + 1, "transaction {found} was never begun");
+    }
+}
+
+#[test]
+fn python_reads_and_writes_as_it_does_bare() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = python(&dir, "io.py", include_str!("../programs/io.py"));
+    same_as_bare(&["python3".as_ref(), program.as_os_str()]);
+}

@@ -1,0 +1,87 @@
+//! `untorn run`: what becomes of files, and of what was written to them, when a program becomes another or starts one.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::UNTORN;
+use crate::common::layered::{compile, files, layer, same_as_bare, succeed, text, under};
+
+/// What closes the last descriptor is another program's beginning, whatever becomes of that: one that the layer gets into, and one that
+/// it does not, which ends without a word.
+#[test]
+fn what_was_written_is_kept_when_the_program_becomes_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("ends.c", dir.path(), &[]);
+    let fixed = compile("taker.c", dir.path(), &["-static"]);
+    for (end, other, code, expected) in [
+        ("another", Path::new("/bin/sh"), 137, "first"),
+        ("another", &fixed, 137, "first"),
+        ("child", &fixed, 0, "first second third"),
+        ("child", Path::new("/bin/true"), 0, "first second third"),
+    ] {
+        let at = tempfile::tempdir().unwrap();
+        let words = [program.as_os_str(), end.as_ref(), other.as_os_str()];
+        let output = under(at.path(), layer(), &words).output().unwrap();
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(code), String::new()), "{end} {other:?}");
+        assert_eq!(files(at.path()), [("f.managed".to_owned(), expected.as_bytes().to_vec())], "{end} {other:?}");
+    }
+}
+
+#[test]
+fn what_was_written_is_not_kept_of_a_program_that_is_killed_when_it_could_not_become_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("ends.c", dir.path(), &[]);
+    // What the kernel takes for none, though it may be executed; and what there is not.
+    let broken = dir.path().join("broken");
+    fs::write(&broken, [0; 64]).unwrap();
+    fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).unwrap();
+    for other in [&broken, &dir.path().join("none")] {
+        let at = tempfile::tempdir().unwrap();
+        let words = [program.as_os_str(), "another".as_ref(), other.as_os_str()];
+        let output = under(at.path(), layer(), &words).output().unwrap();
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(137), String::new()), "{other:?}");
+        assert_eq!(files(at.path()), [("f.managed".to_owned(), Vec::new())], "{other:?}");
+    }
+}
+
+#[test]
+fn what_was_written_before_an_exec_is_kept_though_the_new_program_knows_nothing_of_it() {
+    let script = "exec 5> a.managed; (echo one >&5; exec sh -c : 5>&-); echo two >&5; exec 5>&-; cat a.managed; \
+                  (echo three; exec true) > b.managed; cat b.managed";
+    same_as_bare(&["sh".as_ref(), "-ec".as_ref(), script.as_ref()]);
+}
+
+#[test]
+fn memory_that_processes_share_is_theirs_whatever_the_globs_choose() {
+    let (dir, at) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let program = compile("memory.c", dir.path(), &[]);
+    let mut untorn = Command::new(UNTORN);
+    untorn.current_dir(at.path()).args(["run", "--stats", "--match", "/**", "--match", "*", "--layer"]);
+    let output = succeed(untorn.arg(layer()).arg("--").arg(&program));
+    assert_eq!(text(&output.stdout), "Child\n");
+    assert!(!text(&output.stderr).contains("memfd"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_managed_descriptor_is_not_handed_to_a_program_out_of_reach() {
+    let (dir, at) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let program = compile("refused.c", dir.path(), &["-static"]);
+    let script = format!("{} > f.managed", program.display());
+    let output = under(at.path(), layer(), &["sh".as_ref(), "-c".as_ref(), script.as_ref()]).output().unwrap();
+    assert!(!output.status.success(), "{output:?}");
+    assert_eq!(fs::read(at.path().join("f.managed")).unwrap(), b"");
+    // In every way that there is.
+    let program = compile("hands.c", dir.path(), &[]);
+    let taker = compile("taker.c", dir.path(), &["-static"]);
+    let mut untorn = Command::new(UNTORN);
+    untorn.current_dir(at.path()).args(["run", "--stats", "--match", "*.managed", "--layer"]).arg(layer());
+    let output = succeed(untorn.arg("--").arg(&program).arg(&taker));
+    let said = text(&output.stdout);
+    assert_eq!(said.lines().count(), 13, "{said}");
+    assert!(said.lines().all(|line| line.ends_with(": ENOTSUP")), "{said}");
+    assert_eq!(fs::read(at.path().join("f.managed")).unwrap(), b"");
+    let report = text(&output.stderr);
+    assert!(report.contains("g.managed: opened 1 times"), "{report}");
+}

@@ -1,0 +1,90 @@
+//! The benchmarks' report, in the form others parse.
+
+use crate::common::{Place, untorn};
+
+#[test]
+fn rows_carry_what_others_parse() {
+    let place = Place::empty();
+    let dir = place.dir.path().to_str().expect("text");
+    let plot = place.dir.path().join("plot.svg");
+    for name in ["atomic-write", "atomic-read"] {
+        let small = ["--size=64", "--threads=1", "--pattern=random", "--len=1M", "--ops=4", "--dir", dir];
+        let report = ["--plot", plot.to_str().expect("text"), "--json"];
+        let object = untorn(&[&["bench", name][..], &small, &report].concat()).expect(0).json();
+        assert_eq!(object["bench"], name);
+        assert!(object["machine"].is_object(), "{object}");
+        let rows = object["rows"].as_array().expect("there are rows");
+        assert!(!rows.is_empty());
+        for key in ["engine", "order", "size", "threads", "pattern", "ops_per_s", "raw_ops_per_s", "ratio"] {
+            assert!(rows[0].get(key).is_some(), "no {key} in {}", rows[0]);
+        }
+        for key in ["fences_per_op", "flushes_per_op", "bytes_per_op"] {
+            assert!(rows[0].get(key).is_some(), "no {key} in {}", rows[0]);
+        }
+        let drawn = std::fs::read_to_string(&plot).expect("the plot was drawn");
+        assert!(drawn.contains("<svg"));
+        std::fs::remove_file(&plot).expect("the plot is ours");
+        assert_eq!(std::fs::read_dir(dir).expect("readable").count(), 0, "the benchmark left files behind");
+    }
+}
+
+#[test]
+fn what_a_log_costs_is_reported() {
+    let place = Place::empty();
+    let dir = place.dir.path().to_str().expect("text");
+    let bench = |arguments: &[&str]| {
+        let object =
+            untorn(&[&["bench"][..], arguments, &["--len=1M", "--json", "--dir", dir]].concat()).expect(0).json();
+        object["rows"].as_array().expect("there are rows").clone()
+    };
+    let small = ["--size=64", "--threads=1", "--pattern=random", "--ops=4", "--sync-every=2"];
+    let log = ["--engine=hybrid-log", "--log-policy=redo", "--log-size=64M", "--redo-from=40", "--checkpointers=1"];
+    let rows = bench(&[&["atomic-commit"][..], &small, &log].concat());
+    assert_eq!(rows[0]["log_policy"], "redo");
+    assert_eq!(rows[0]["commit_every"], 2);
+    assert!(rows[0]["bytes_per_user_byte"].as_f64().expect("a number") > 1.0);
+    let rows = bench(&["commit-time", "--engine=hybrid-log", "--dirty=2,16"]);
+    assert_eq!(rows.iter().map(|row| row["dirty_blocks"].as_u64()).collect::<Vec<_>>(), [Some(2), Some(16)]);
+    let rows = bench(&["idle", "--engine=hybrid-log", "--seconds=0.05", "--ops=8"]);
+    assert!(rows[0]["cpu_share"].is_number());
+}
+
+#[test]
+fn what_redundancy_costs_is_reported_and_drawn() {
+    let place = Place::empty();
+    let dir = place.dir.path().to_str().expect("text");
+    let plot = place.dir.path().join("plot.svg");
+    let bench = |arguments: &[&str]| {
+        let report = ["--plot", plot.to_str().expect("text"), "--json", "--dir", dir];
+        let object = untorn(&[&["bench"], arguments, &report].concat()).expect(0).json();
+        let drawn = std::fs::read_to_string(&plot).expect("the plot was drawn");
+        (object["rows"].as_array().expect("there are rows").clone(), drawn)
+    };
+    let small = ["--workload=key-value", "--reads=50", "--rate=100000", "--period=0.01", "--seconds=0.01", "--len=1M"];
+    let (rows, drawn) = bench(&[&["redundancy"][..], &small].concat());
+    assert_eq!(
+        rows.iter().map(|row| row["redundancy"].as_str()).collect::<Vec<_>>(),
+        ["off", "tracking", "on", "off", "on"].map(Some)
+    );
+    assert!(rows[2]["over_time"].is_array() && rows[2]["cpu_overhead"].is_number(), "{}", rows[2]);
+    assert!(drawn.contains("vulnerable stripes") && drawn.contains("time to full coverage"));
+    let (rows, _) = bench(&["redundancy-pass", "--len=1M", "--seconds=0.01"]);
+    assert!(rows.iter().all(|row| row["cpu_ms"].is_number()));
+    let (rows, _) = bench(&["redundancy-kernels", "--len=1M", "--seconds=0.01", "--pattern=sequential"]);
+    assert!(rows.iter().all(|row| row["pattern"] == "sequential" && row["ratio"].is_number()));
+}
+
+#[test]
+fn what_cannot_run_is_a_usage_error() {
+    let place = Place::empty();
+    let dir = place.dir.path().to_str().expect("text");
+    let bench = |arguments: &[&str]| untorn(&[&["bench", "atomic-write", "--dir", dir][..], arguments].concat());
+    bench(&["--len", "4097"]).expect(64).names("4096");
+    bench(&["--threads", "0"]).expect(64);
+    bench(&["--seconds", "0"]).expect(64);
+    bench(&["--ops", "0"]).expect(64);
+    bench(&["--dirty", "0"]).expect(64);
+    bench(&["--reads", "101"]).expect(64);
+    bench(&["--period", "0"]).expect(64);
+    untorn(&["bench", "atomic-write", "--dir", "/nonexistent/dir"]).expect(74).names("/nonexistent/dir");
+}

@@ -1,0 +1,17 @@
+//! The tool and its verbs, as a user runs them.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod bad_input;
+mod bench;
+mod crash;
+mod demo;
+mod face;
+mod hybrid_log;
+mod power_cut;
+mod protect;
+mod region;
+mod replay;
+mod torture;
+mod verbs;

@@ -1,0 +1,178 @@
+//! Torture passes untorn, and convicts an engine without atomicity.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::common::{Place, untorn};
+
+#[test]
+fn untorn_survives_in_both_durabilities() {
+    for durability in ["write", "commit"] {
+        let place = Place::empty();
+        let dir = place.dir.path().to_str().expect("text");
+        let arguments =
+            ["torture", "--seconds", "2", "--seed", "42", "--durability", durability, "--dir", dir, "--json"];
+        let object = untorn(&arguments).expect(0).json();
+        for key in ["engine", "medium", "seed", "runs", "violations"] {
+            assert!(object.get(key).is_some(), "no {key} in {object}");
+        }
+        assert_eq!((&object["engine"], &object["medium"]), (&"reflection".into(), &"process".into()));
+        assert_eq!((&object["seed"], &object["violations"]), (&42.into(), &0.into()));
+        assert!(object["runs"].as_u64() > Some(0) && object["operations"].as_u64() > Some(0), "{object}");
+        assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
+        assert_eq!(fs::read_dir(dir).expect("readable").count(), 0, "files are left behind");
+    }
+}
+
+#[test]
+fn plain_stores_survive_too() {
+    let place = Place::empty();
+    let dir = place.dir.path().to_str().expect("text");
+    let object = untorn(&["torture", "--map", "--seconds", "2", "--dir", dir, "--json"]).expect(0).json();
+    assert_eq!((&object["engine"], &object["durability"]), (&"hybrid-log".into(), &"commit".into()));
+    assert_eq!((&object["map"], &object["violations"]), (&true.into(), &0.into()), "{object}");
+    assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
+    for refused in [["--engine", "reflection"], ["--durability", "write"]] {
+        untorn(&[&["torture", "--map"], &refused[..]].concat()).expect(64).names("--map");
+    }
+}
+
+#[test]
+fn mapped_regions_survive_too() {
+    let place = Place::empty();
+    let dir = place.dir.path().to_str().expect("text");
+    let object = untorn(&["torture", "--region", "--seconds", "2", "--dir", dir, "--json"]).expect(0).json();
+    assert_eq!((&object["engine"], &object["durability"]), (&"snapshot".into(), &"commit".into()));
+    assert_eq!((&object["region"], &object["violations"]), (&true.into(), &0.into()), "{object}");
+    assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
+    for refused in [["--engine", "reflection"], ["--durability", "write"]] {
+        untorn(&[&["torture", "--region"], &refused[..]].concat()).expect(64).names("--region");
+    }
+}
+
+#[test]
+fn files_with_redundancy_survive_and_are_given_back_what_is_damaged() {
+    for (engine, durability) in [("reflection", "commit"), ("hybrid-log", "commit"), ("reflection", "write")] {
+        let place = Place::empty();
+        let dir = place.dir.path().to_str().expect("text");
+        let arguments = ["torture", "--redundancy", "--seconds", "2", "--engine", engine, "--durability", durability];
+        let object = untorn(&[&arguments[..], &["--dir", dir, "--json"]].concat()).expect(0).json();
+        assert_eq!((&object["engine"], &object["durability"]), (&engine.into(), &durability.into()));
+        assert_eq!((&object["redundancy"], &object["violations"]), (&true.into(), &0.into()), "{object}");
+        assert!(object["acknowledged"].as_u64() > Some(0) && object["damaged"].as_u64() > Some(0), "{object}");
+        assert_eq!(fs::read_dir(dir).expect("readable").count(), 0, "files are left behind");
+    }
+    for refused in [["--medium", "dax"], ["--engine", "passthrough"]] {
+        untorn(&[&["torture", "--redundancy"], &refused[..]].concat()).expect(64).names("--redundancy");
+    }
+}
+
+/// What a rig does that cuts the power of a machine: one process writes, another one verifies, of a region as of a file. Without
+/// the region's records what was acknowledged is lost, and that has to be found.
+#[test]
+fn a_region_is_verified_apart_from_who_wrote_it() {
+    let place = Place::empty();
+    let (store, reports) = (place.dir.path().join("store"), place.dir.path().join("reports"));
+    let parent = std::process::id().to_string();
+    let common = ["--seed", "7", "--engine", "auto", "--durability", "commit", "--region"];
+    let heard = fs::File::create(&reports).expect("a file");
+    let mut writer = Command::new(crate::common::UNTORN)
+        .args(["torture-writer", "--create", "--parent", &parent, "--start", "1,1"])
+        .args(common)
+        .arg(&store)
+        .stdout(heard)
+        .spawn()
+        .expect("the tool runs");
+    while fs::metadata(&reports).expect("it is there").len() < 8 * 200 {
+        assert_eq!(writer.try_wait().expect("it can be asked"), None, "the writer ended by itself");
+    }
+    writer.kill().and_then(|()| writer.wait()).expect("it can be killed");
+    let crashed = fs::read(&store).expect("a store");
+    let verify = || {
+        let heard = fs::File::open(&reports).expect("it is there");
+        let arguments = ["torture-verify", "--threads", "2"];
+        let run = Command::new(crate::common::UNTORN).args(arguments).args(common).arg(&store).stdin(heard).output();
+        crate::common::Run::of(run.expect("the tool runs"), &arguments)
+    };
+    let object = verify().expect(0).json();
+    assert!(object["acknowledged"].as_u64() > Some(0), "{object}");
+    assert_eq!(object["violations"], serde_json::json!([]));
+    let mut forgetful = crashed;
+    for record in [8192 + 512, 8192 + 1024] {
+        forgetful[record..record + 512].fill(0);
+    }
+    fs::write(&store, forgetful).expect("it can be written");
+    let object = verify().expect(1).json();
+    assert!(object["violations"][0].as_str().is_some_and(|what| what.contains("recovery refused")), "{object}");
+}
+
+#[test]
+fn the_report_says_what_was_checked_and_what_not() {
+    let text = untorn(&["torture", "--seconds", "1", "--threads", "1"]).expect(0).prose();
+    for words in ["seed", "kill", "no violation", "(C1)", "(C2)", "Not checked: flush order"] {
+        assert!(text.contains(words), "no {words:?} in {text}");
+    }
+}
+
+#[test]
+fn an_engine_without_atomicity_is_convicted_and_the_files_are_kept() {
+    let place = Place::empty();
+    let dir = place.dir.path().to_str().expect("text");
+    // About every fortieth kill falls inside a write, and the first that does ends it; so long is only for a machine that is
+    // too busy for more than one kill a second.
+    let arguments = ["torture", "--engine", "passthrough", "--seconds", "7200", "--dir", dir, "--json"];
+    let object = untorn(&arguments).expect(1).json();
+    assert!(object["violations"].as_u64() > Some(0), "{object}");
+    let kept = object["kept"].as_str().unwrap_or_else(|| panic!("no files kept: {object}"));
+    assert!(Path::new(kept).join("tortured").exists() && Path::new(kept).join("crashed/tortured").exists());
+}
+
+#[test]
+fn one_life_is_verified_apart_from_its_writer_and_a_lost_operation_is_found() {
+    let place = Place::empty();
+    let path = place.dir.path().join("tortured");
+    let common = ["--seed=5", "--engine=reflection", "--durability=write"];
+    let parent = std::process::id().to_string();
+    let mut writer = Command::new(env!("CARGO_BIN_EXE_untorn"))
+        .args(["torture-writer", "--create", "--start=1,1", "--parent", &parent])
+        .args(common)
+        .arg(&path)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    let mut reports = vec![0; 8 * 50];
+    let mut stdout = writer.stdout.take().expect("piped");
+    stdout.read_exact(&mut reports).expect("reports");
+    writer.kill().and_then(|()| writer.wait()).expect("killed");
+    stdout.read_to_end(&mut reports).expect("the rest");
+
+    let verify = |reports: &[u8]| {
+        let mut verifier = Command::new(env!("CARGO_BIN_EXE_untorn"))
+            .args(["torture-verify", "--threads=2"])
+            .args(common)
+            .arg(&path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        verifier.stdin.take().expect("piped").write_all(reports).expect("heard");
+        let output = verifier.wait_with_output().expect("ends");
+        let object: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        (output.status.code(), object)
+    };
+    let (code, object) = verify(&reports);
+    assert_eq!((code, object["violations"].as_array().map(Vec::len)), (Some(0), Some(0)), "{object}");
+    assert!(object["operations"].as_u64() > Some(0), "{object}");
+
+    // Thread 0 reports an operation that it never did: 2 is the kind "done", the number is in the low bytes.
+    reports.extend((2u64 << 60 | 1 << 30).to_le_bytes());
+    let (code, object) = verify(&reports);
+    assert_eq!(code, Some(1), "{object}");
+    assert!(object["violations"][0].as_str().is_some_and(|what| what.contains("(C2)")), "{object}");
+
+    std::fs::remove_file(&path).expect("ours");
+    let (code, object) = verify(&reports);
+    assert_eq!((code, &object["violations"][0]), (Some(1), &"the file is gone".into()), "{object}");
+}

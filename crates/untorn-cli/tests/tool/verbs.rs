@@ -1,0 +1,195 @@
+//! Every verb does what it says, with the exit code and the JSON that scripts bind to.
+
+use crate::common::{Place, untorn, untorn_with};
+
+#[test]
+fn create_makes_a_clean_file_of_zeros() {
+    let place = Place::empty();
+    let made = untorn(&["create", place.name(), "--len", "64K", "--json"]).expect(0).json();
+    assert_eq!(made["path"], place.name());
+    assert_eq!(made["len"], 65536);
+    assert_eq!(place.read(), vec![0; 65536]);
+    let info = place.info();
+    assert_eq!(info["state"], "clean");
+    assert_eq!(info["len"], 65536);
+}
+
+#[test]
+fn create_takes_each_layout_and_durability() {
+    for layout in ["dense", "sparse", "auto"] {
+        for durability in ["write", "commit"] {
+            let place = Place::empty();
+            let arguments =
+                ["create", place.name(), "--len=1M", "--layout", layout, "--durability", durability, "--json"];
+            let made = untorn(&arguments).expect(0).json();
+            assert_eq!(made["durability"], durability);
+            untorn_with(&["write", place.name(), "--offset", "4090"], b"across a page").expect(0);
+            assert_eq!(&place.read()[4090..4103], b"across a page");
+        }
+    }
+}
+
+#[test]
+fn info_has_the_keys_that_do_not_drift() {
+    let place = Place::created(10_000);
+    let info = untorn(&["info", place.name(), "--json"]).expect(0).json();
+    for key in ["path", "engine", "len", "commit", "state", "sidecar", "redundancy"] {
+        assert!(info.get(key).is_some(), "no {key} in {info}");
+    }
+    assert_eq!(info["engine"], "reflection");
+    assert!(info["sidecar"]["path"].is_string() && info["sidecar"]["bytes"].is_u64(), "{info}");
+    assert!(info["redundancy"].is_null());
+    let text = untorn(&["info", place.name()]).expect(0).text();
+    assert!(text.contains("clean") && text.contains(place.name()), "{text}");
+    assert!(!text.contains('\x1b'), "colours on a pipe: {text:?}");
+}
+
+#[test]
+fn info_calls_a_plain_file_a_clean_one_without_engine() {
+    let place = Place::plain(b"plain");
+    let info = untorn(&["info", place.name(), "--json"]).expect(0).json();
+    assert!(info["engine"].is_null() && info["sidecar"].is_null(), "{info}");
+    assert_eq!((&info["state"], &info["len"]), (&"clean".into(), &5.into()));
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let place = Place::created(20_000);
+    let bytes: Vec<u8> = (0..9000u32).map(|i| i as u8).collect();
+    let wrote = untorn_with(&["write", place.name(), "--offset", "4K", "--json"], &bytes).expect(0).json();
+    assert_eq!((&wrote["offset"], &wrote["bytes"]), (&4096.into(), &9000.into()));
+    assert!(wrote["commit"].as_u64().is_some_and(|commit| commit > 0), "{wrote}");
+    let read = untorn(&["read", place.name(), "--offset", "4096", "--len", "9000"]).expect(0);
+    assert_eq!(read.out, bytes);
+    assert_eq!(untorn(&["read", place.name(), "--offset", "19999"]).expect(0).out, [0]);
+    assert_eq!(untorn(&["read", place.name(), "--offset", "20000"]).expect(0).out, b"");
+    untorn_with(&["write", place.name()], b"start").expect(0);
+    assert_eq!(&place.read()[..5], b"start");
+}
+
+#[test]
+fn an_empty_write_is_no_error() {
+    let place = Place::created(100);
+    untorn_with(&["write", place.name(), "--offset", "100"], b"").expect(0);
+    assert_eq!(place.read(), vec![0; 100]);
+}
+
+#[test]
+fn apply_commits_every_line_and_the_later_one_wins() {
+    let place = Place::created(20_000);
+    let lines = b"{\"offset\":0,\"hex\":\"0102\"}\n\n{\"offset\":8191,\"hex\":\"AAbb\"}\n{\"offset\":1,\"hex\":\"ff\"}";
+    let applied = untorn_with(&["apply", place.name(), "--json"], lines).expect(0).json();
+    assert_eq!((&applied["writes"], &applied["bytes"]), (&3.into(), &5.into()));
+    let bytes = place.read();
+    assert_eq!((&bytes[..2], &bytes[8191..8193]), (&[1, 0xff][..], &[0xaa, 0xbb][..]));
+}
+
+#[test]
+fn what_does_not_fit_is_told_by_where_the_file_ends() {
+    let place = Place::created(5000);
+    let write = |offset| untorn_with(&["write", place.name(), "--offset", offset], b"bytes").expect(64);
+    write("6000")
+        .names("offset 6000 lies beyond the file's end, which is at 5000; nothing was written; resize it first");
+    write("4998").names("more than the 2 bytes between offset 4998 and the file's end; nothing was written");
+    assert!(place.read().iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn resize_grows_with_zeros_and_shrinks() {
+    let place = Place::created(5000);
+    untorn_with(&["write", place.name(), "--offset", "4990"], b"0123456789").expect(0);
+    let grown = untorn(&["resize", place.name(), "--len", "12K", "--json"]).expect(0).json();
+    assert_eq!((&grown["old_len"], &grown["len"]), (&5000.into(), &12288.into()));
+    let bytes = place.read();
+    assert_eq!((bytes.len(), &bytes[4990..5001]), (12288, &b"0123456789\0"[..]));
+    untorn(&["resize", place.name(), "--len", "4995"]).expect(0);
+    assert!(place.read().ends_with(b"01234"));
+    untorn(&["resize", place.name(), "--len", "5000"]).expect(0);
+    assert!(place.read().ends_with(b"01234\0\0\0\0\0"));
+}
+
+#[test]
+fn check_says_what_it_verified() {
+    let place = Place::created(10_000);
+    untorn_with(&["write", place.name(), "--offset", "5000"], b"some").expect(0);
+    let text = untorn(&["check", place.name()]).expect(0).text();
+    assert!(text.contains("verified: the sidecar") && text.contains("all 10000 bytes"), "{text}");
+    assert!(text.contains("not verified"), "{text}");
+    let object = untorn(&["check", place.name(), "--json"]).expect(0).json();
+    assert_eq!((&object["ok"], &object["state"]), (&true.into(), &"clean".into()));
+    assert!(object["error"].is_null() && object["verified"].is_array());
+}
+
+#[test]
+fn recover_leaves_a_clean_file_as_it_is() {
+    let place = Place::created(10_000);
+    untorn_with(&["write", place.name()], b"kept").expect(0);
+    let before = place.info();
+    for _ in 0..2 {
+        let done = untorn(&["recover", place.name(), "--json"]).expect(0).json();
+        assert_eq!((&done["recovery"]["was_needed"], &done["state"]), (&false.into(), &"clean".into()));
+    }
+    assert_eq!(place.info(), before);
+    assert!(place.read().starts_with(b"kept"));
+}
+
+#[test]
+fn settle_leaves_a_plain_file() {
+    let place = Place::created(10_000);
+    untorn_with(&["write", place.name(), "--offset", "4090"], b"across a page").expect(0);
+    let settled = untorn(&["settle", place.name(), "--json"]).expect(0).json();
+    assert_eq!((&settled["settled"], &settled["state"]), (&true.into(), &"clean".into()));
+    assert!(settled["sidecar"].is_null(), "{settled}");
+    let bytes = std::fs::read(&place.file).expect("the settled file is plain");
+    assert_eq!((bytes.len(), &bytes[4090..4103]), (10_000, &b"across a page"[..]));
+    let names: Vec<_> = std::fs::read_dir(place.dir.path()).expect("readable").flatten().collect();
+    assert_eq!(names.len(), 1, "more than the file is left: {names:?}");
+    let again = untorn(&["settle", place.name(), "--json"]).expect(0).json();
+    assert_eq!(again["settled"], false);
+}
+
+#[test]
+fn reading_and_looking_change_nothing() {
+    let place = Place::plain(&[7; 9000]);
+    for arguments in [["read", place.name()], ["info", place.name()], ["check", place.name()]] {
+        untorn(&arguments).expect(0);
+    }
+    let names: Vec<_> = std::fs::read_dir(place.dir.path()).expect("readable").flatten().collect();
+    assert_eq!(names.len(), 1, "something was made: {names:?}");
+    assert_eq!(std::fs::read(&place.file).expect("readable"), [7; 9000]);
+}
+
+#[test]
+fn doctor_explains_itself() {
+    let place = Place::plain(b"x");
+    for path in [place.name(), place.dir.path().to_str().expect("text")] {
+        let found = untorn(&["doctor", path, "--json"]).expect(0).json();
+        assert_eq!(found["path"], path);
+        assert!(["pmem", "block", "assumed-pmem", "volatile"].map(Into::into).contains(&found["medium"]), "{found}");
+        assert!(found["durable"].is_boolean() && found["engine"].is_string() && found["durability"].is_string());
+        assert!(found["dirty_tracking"].is_string());
+        assert!(found["reasons"].as_array().is_some_and(|reasons| !reasons.is_empty()), "{found}");
+        let text = untorn(&["doctor", path]).expect(0).text();
+        assert!(text.starts_with(path) && text.contains("why:\n  - "), "{text}");
+    }
+    assert_eq!(untorn(&["doctor", "--json"]).expect(0).json()["path"], ".");
+}
+
+#[test]
+fn verbs_join_the_processes_that_share_a_file() {
+    let place = Place::created(10_000);
+    let file = untorn::Options::new().shared(true).open(place.name()).unwrap();
+    untorn_with(&["write", place.name(), "--offset", "4090"], b"alone").expect(74);
+    untorn_with(&["write", place.name(), "--offset", "4090", "--shared"], b"together").expect(0);
+    let mut bytes = [0; 8];
+    file.read_at(&mut bytes, 4090).unwrap();
+    assert_eq!(&bytes, b"together");
+    file.write_at(b"T", 4090).unwrap();
+    let read = untorn(&["read", place.name(), "--offset", "4090", "--len", "8", "--shared"]).expect(0).text();
+    assert_eq!(read, "Together");
+    untorn_with(&["apply", place.name(), "--shared"], b"{\"offset\":0,\"hex\":\"41\"}\n").expect(0);
+    untorn(&["resize", place.name(), "--len", "20000", "--shared"]).expect(0);
+    file.read_at(&mut bytes[..1], 0).unwrap();
+    assert_eq!((bytes[0], file.len()), (b'A', 20_000));
+    file.settle().unwrap();
+}

@@ -1,0 +1,5 @@
+//! The rigs on this machine, in small.
+
+mod block;
+mod dax;
+mod injection;

@@ -1,0 +1,4 @@
+//! Appending to a log from several processes.
+
+mod append;
+mod group;

@@ -1,0 +1,162 @@
+//! Unmodified programs with a log in front of their files lose nothing that was acknowledged, whoever is killed.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use crate::common::{BEGIN, Place, Talk, built, released, replayed, succeed, text};
+
+/// How often each test kills: `UNTORN_KILLS`, or once in each of its ways.
+fn kills() -> usize {
+    std::env::var("UNTORN_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(8)
+}
+
+/// So that repeated kills hit other instants.
+fn wait_a_little(number: usize) {
+    thread::sleep(Duration::from_micros((number / 8 * 7919 % 97 * 100) as u64));
+}
+
+/// Writes blocks of one byte each, changes the length now and then, and says after each call which that was.
+const WRITER: &str = "
+import os, random
+fd = os.open('f.managed', os.O_RDWR | os.O_CREAT, 0o644)
+random.seed(7)
+for number in range(1, 100000):
+    at, len = random.randrange(60000), random.randrange(1, 9000)
+    if number % 10 == 0:
+        os.ftruncate(fd, at)
+    else:
+        os.pwrite(fd, bytes([number % 256]) * len, at)
+    os.write(1, b'%d\\n' % number)
+";
+
+/// What the file is after so many calls of the writer: asked of Python, whose random numbers they are.
+fn after(calls: u64) -> Vec<u8> {
+    let model = format!(
+        "
+import random, sys
+random.seed(7)
+file = bytearray()
+for number in range(1, {calls} + 1):
+    at, len = random.randrange(60000), random.randrange(1, 9000)
+    if number % 10 == 0:
+        del file[at:]
+        file.extend(bytes(at - file.__len__()))
+    else:
+        file.extend(bytes(max(0, at + len - file.__len__())))
+        file[at:at + len] = bytes([number % 256]) * len
+sys.stdout.buffer.write(file)
+"
+    );
+    succeed(Command::new("python3").args(["-c", &model])).stdout
+}
+
+/// Kills the program, or the process that serves it, after so many calls and somewhere within the next ones, and looks at the file
+/// after a replay.
+#[test]
+fn what_was_acknowledged_is_in_the_file_after_a_kill_and_a_replay() {
+    for number in 0..kills() {
+        let calls = [1, 7, 40, 90, 150, 230][number % 6];
+        let place = Place::new();
+        let script = ["sh", "-c", "echo $$; exec python3 -c \"$0\"", WRITER].map(OsStr::new);
+        let mut child = place.under(&built().layer, &script).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let victim = said.next().unwrap();
+        let before = said.nth(calls - 1).expect("the writer ended by itself");
+        wait_a_little(number);
+        let serves = number % 2 == 0;
+        let whom = if serves { child.id().to_string() } else { victim };
+        succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"", &whom]));
+        let acknowledged: u64 = said.last().unwrap_or(before).parse().unwrap();
+        assert_eq!(child.wait().unwrap().code(), if serves { None } else { Some(137) });
+        let replay = replayed(&place);
+        assert!(replay.is_complete());
+        assert!(replayed(&place).is_complete());
+        let found = fs::read(place.file("f.managed")).unwrap();
+        // The call that was under way is there or not.
+        let states = [after(acknowledged), after(acknowledged + 1)];
+        assert!(
+            states.contains(&found),
+            "{} bytes are the state after neither {acknowledged} calls nor one more",
+            found.len()
+        );
+    }
+}
+
+/// Commits transactions, and says of each that it is done.
+const TRANSACTIONS: &str = "
+import sqlite3, sys
+connection = sqlite3.connect('app.managed', isolation_level=None)
+connection.execute('pragma journal_mode=' + sys.argv[1])
+connection.execute('pragma synchronous=full')
+connection.execute('pragma locking_mode=' + sys.argv[2])
+connection.execute('create table if not exists t(batch integer, item integer, filling blob)')
+batch = 0
+while True:
+    batch += 1
+    connection.execute('begin immediate')
+    for item in range(20):
+        connection.execute('insert into t values(?, ?, ?)', (batch, item, bytes([batch % 256]) * 900))
+    connection.execute('delete from t where batch < ?', (batch - 30,))
+    connection.execute('commit')
+    print(batch, flush=True)
+";
+
+/// What a reader finds.
+const JUDGE: &str = "
+import sqlite3, sys
+connection = sqlite3.connect('app.managed')
+assert connection.execute('pragma integrity_check').fetchone()[0] == 'ok'
+for batch, count in connection.execute('select batch, count(*) from t group by batch'):
+    assert count == 20, (batch, count)
+print(connection.execute('select coalesce(max(batch), 0) from t').fetchone()[0])
+";
+
+#[test]
+fn sqlite_loses_no_transaction_to_a_kill() {
+    let journals = ["delete", "truncate", "wal", "persist", "wal", "delete", "truncate", "delete"];
+    for number in 0..kills() {
+        let journal = journals[number % journals.len()];
+        let place = Place::new();
+        // Where it is not exclusive, the journal is opened and closed, or removed, with each transaction.
+        let locking = if number % journals.len() < 4 { "exclusive" } else { "normal" };
+        let run = "echo $$; exec python3 -c \"$0\" \"$1\" \"$2\"";
+        let script = ["sh", "-c", run, TRANSACTIONS, journal, locking].map(OsStr::new);
+        let mut child = place.under(&built().layer, &script).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let process = said.next().unwrap();
+        let before = said.nth(number % 6 * 5 + 3).expect("the program ended by itself");
+        wait_a_little(number);
+        // Now and then the one that serves goes first. A program whose files are all plain by then would not even notice.
+        let launcher = child.id().to_string();
+        let both = if number % 2 == 0 { [&launcher, &process] } else { [&process, &launcher] };
+        let [first, second] = both.map(String::as_str);
+        succeed(Command::new("sh").args(["-c", "kill -9 \"$0\"; kill -9 \"$1\" || true", first, second]));
+        let acknowledged: u64 = said.last().unwrap_or(before).parse().unwrap();
+        child.wait().unwrap();
+        assert!(replayed(&place).is_complete());
+        let mut judge = Command::new("python3");
+        let found = succeed(judge.args(["-c", JUDGE]).current_dir(place.files.path()));
+        let found: u64 = text(&found.stdout).trim().parse().unwrap();
+        assert!(found == acknowledged || found == acknowledged + 1, "{journal}: {found}, and {acknowledged} was said");
+    }
+}
+
+#[test]
+fn the_next_run_replays_before_its_program_opens_a_file() {
+    let place = Place::new();
+    let mut talk =
+        Talk::start(&place, &format!("{BEGIN}print('written'); sys.stdin.readline(); os.write(fd, b'never')"));
+    talk.hear("written");
+    talk.child.kill().unwrap();
+    talk.child.wait().unwrap();
+    // The program that was served by it is told by its next call, and ends.
+    talk.say();
+    assert!(talk.from.next().is_none());
+    released(&place);
+    let output = succeed(&mut place.under(&built().layer, &["cat".as_ref(), "f.managed".as_ref()]));
+    assert_eq!(text(&output.stdout), "first");
+}

@@ -1,0 +1,15 @@
+//! The simulated medium and the crash explorer.
+
+mod cache;
+mod covered;
+mod explore;
+mod fault_model;
+mod faults;
+mod full_disk;
+mod lengths;
+mod lost_flush;
+mod redundancy;
+mod regions;
+mod resized;
+mod schedule;
+mod unreadable;

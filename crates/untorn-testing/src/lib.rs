@@ -1,0 +1,21 @@
+//! What the tests of every crate share.
+//!
+//! - [`skip!`], [`needs!`]: a test that cannot run on this machine records why. `cargo test --workspace` prints all
+//!   reasons in one summary at its end (`xtask/tests/skips.rs`).
+//! - [`again`]: starts one test of the calling binary in a process of its own; [`test_name!`] and [`sibling!`] are the
+//!   names it takes.
+//! - [`built`]: the tool, the C library and the preload layer, for tests of other programs.
+//! - [`SplitMix`] and [`seed`]: random choices that a failure message can repeat.
+//!
+//! Nothing here depends on the product, so every crate may use it, the lowest included.
+
+mod build;
+mod process;
+mod random;
+pub mod skips;
+
+pub use build::{built, built_oracle};
+pub use process::{again, find_program, is_root};
+#[doc(hidden)]
+pub use process::{in_crate, name_of};
+pub use random::{SplitMix, seed};

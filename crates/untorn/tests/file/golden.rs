@@ -1,0 +1,351 @@
+//! Golden files of format version 1: what was written by the first version opens in every later one, byte for byte.
+//!
+//! `UNTORN_BLESS=1 cargo test -p untorn --test golden` writes them anew, which only a change of the format's version may
+//! ask for. A sidecar is kept without the zeros at its end; its length stands in its retirement line.
+
+use std::fs::{File, FileTimes, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use crate::common::{PAGE, Pair, names, pattern};
+use twox_hash::XxHash3_64;
+use untorn::medium::{Access, Medium, MediumFile, PageCache};
+use untorn::{AtomicFile, Durability, Error, Layout, Options, Trust};
+
+/// Two pages and a bit, so that the last page and the last slice are cut.
+const LEN: usize = 2 * PAGE + 100;
+const SLOTS: usize = 4;
+const RETIREMENTS: [usize; 2] = [2 * PAGE, 2 * PAGE + 512];
+const LANES_AT: usize = 3 * PAGE;
+const CHUNKS_AT: usize = 4 * PAGE;
+
+struct Case {
+    name: &'static str,
+    layout: Layout,
+    durability: Durability,
+    clean: bool,
+}
+
+const CASES: [Case; 4] = [
+    Case { name: "dense-write-clean", layout: Layout::Dense, durability: Durability::PerWrite, clean: true },
+    Case { name: "dense-write-open", layout: Layout::Dense, durability: Durability::PerWrite, clean: false },
+    Case { name: "sparse-commit-clean", layout: Layout::Sparse, durability: Durability::PerCommit, clean: true },
+    Case { name: "sparse-commit-open", layout: Layout::Sparse, durability: Durability::PerCommit, clean: false },
+];
+
+/// The commits of every golden file, by offset and bytes. More than a lane holds, so that there was a cut and records
+/// after it; the last goes over all pages.
+fn commits() -> Vec<(usize, Vec<u8>)> {
+    let mut commits: Vec<(usize, Vec<u8>)> =
+        (0..5).map(|n| (n * 1500 + 7, pattern(200, 10 + n as u64))).chain([(64, pattern(64, 20))]).collect();
+    commits.push((PAGE - 30, pattern(PAGE + 60, 21)));
+    commits
+}
+
+fn contents() -> Vec<u8> {
+    let mut model = pattern(LEN, 1);
+    for (offset, bytes) in commits() {
+        model[offset..offset + bytes.len()].copy_from_slice(&bytes);
+    }
+    model
+}
+
+fn kept(name: &str, what: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.{what}"))
+}
+
+impl Case {
+    fn bless(&self) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        std::fs::write(&path, pattern(LEN, 1)).unwrap();
+        let options = Options::new().layout(self.layout).durability(self.durability).record_area(1, SLOTS as u32);
+        let file = options.open(&path).unwrap();
+        for (offset, bytes) in commits() {
+            file.write_at(&bytes, offset as u64).unwrap();
+            file.sync().unwrap();
+        }
+        let pair = if self.clean {
+            file.close().unwrap();
+            Pair::of(&path)
+        } else {
+            if self.durability == Durability::PerCommit {
+                // An open epoch, which is no part of the contents.
+                file.write_at(&[0xee; 500], 3000).unwrap();
+            }
+            Pair::of(&path)
+        };
+        let end = pair.side.bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1;
+        std::fs::write(kept(self.name, "data"), &pair.data.bytes).unwrap();
+        std::fs::write(kept(self.name, "sidecar"), &pair.side.bytes[..end]).unwrap();
+    }
+
+    /// Data file and sidecar, the sidecar as long as it was.
+    fn load(&self) -> (Vec<u8>, Vec<u8>) {
+        let read = |what| {
+            let path = kept(self.name, what);
+            let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            assert!(bytes.len() < 64 << 10, "{} is large", path.display());
+            bytes
+        };
+        let (data, mut side) = (read("data"), read("sidecar"));
+        let len = word(&side, newest(&side, &RETIREMENTS, 0) + 32);
+        side.resize(len as usize, 0);
+        (data, side)
+    }
+
+    /// Puts both into a directory as a backup would, under new inode numbers.
+    fn place(&self, dir: &Path) -> PathBuf {
+        let (data, side) = self.load();
+        let path = dir.join("data");
+        std::fs::write(&path, data).unwrap();
+        std::fs::create_dir(dir.join(".untorn")).unwrap();
+        std::fs::write(dir.join(".untorn/1"), &side).unwrap();
+        let mark = side[40..56].try_into().unwrap();
+        let file = PageCache::new().open(&path, Access::ReadWrite, 0).unwrap();
+        file.set_mark(Some(mark)).unwrap();
+        path
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+fn half(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+/// Of two copies, the one with the higher sequence number.
+fn newest(bytes: &[u8], copies: &[usize; 2], seq: usize) -> usize {
+    copies.iter().copied().max_by_key(|&at| word(bytes, at + seq)).unwrap()
+}
+
+fn read(file: &AtomicFile) -> Vec<u8> {
+    let mut bytes = vec![0; file.len() as usize];
+    file.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn each(go: impl Fn(&Case)) {
+    static BLESS: std::sync::Once = std::sync::Once::new();
+    BLESS.call_once(|| {
+        if std::env::var_os("UNTORN_BLESS").is_some() {
+            CASES.iter().for_each(Case::bless);
+        }
+    });
+    for case in &CASES {
+        eprintln!("{}", case.name);
+        go(case);
+    }
+}
+
+#[test]
+fn a_golden_file_opens_and_holds_what_was_committed() {
+    each(|case| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = case.place(dir.path());
+        let refused = Options::new().open(&path).unwrap_err();
+        assert!(matches!(refused, Error::SidecarMissing { .. }), "{}: {refused}", case.name);
+        let (_, side) = case.load();
+        let mut options = Options::new().adopt(true);
+        if case.clean {
+            let changed = options.open(&path).unwrap_err();
+            assert!(matches!(changed, Error::MixedUse { .. }), "{}: {changed}", case.name);
+            let modified = UNIX_EPOCH + Duration::from_nanos(word(&side, newest(&side, &[0, PAGE], 56) + 120));
+            File::open(&path).unwrap().set_times(FileTimes::new().set_modified(modified)).unwrap();
+        }
+        let file = options.open(&path).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        let info = file.info();
+        assert_eq!((info.layout, info.durability), (Some(case.layout), case.durability), "{}", case.name);
+        assert_eq!(info.recovery.was_needed, !case.clean, "{}", case.name);
+        assert_eq!(info.recovery.replayed > 0, !case.clean, "{}", case.name);
+        assert_eq!(info.recovery.discarded, 0, "{}", case.name);
+        assert!(info.reflected_slices > 0, "{}: nothing stands in the sidecar", case.name);
+        assert!(read(&file) == contents(), "{}", case.name);
+        // It is as good as any other file from now on.
+        let mut model = contents();
+        file.write_at(&[5; 3000], 3000).unwrap();
+        model[3000..6000].fill(5);
+        file.close().unwrap();
+        options = Options::new();
+        let file = options.open(&path).unwrap();
+        assert!(read(&file) == model, "{}", case.name);
+        file.settle().unwrap();
+        assert!(std::fs::read(&path).unwrap() == model, "{}", case.name);
+        assert_eq!(names(dir.path()), ["data"], "{}", case.name);
+    });
+}
+
+/// A backup that did not keep the modification time.
+#[test]
+fn a_golden_sidecar_can_be_laid_over_its_file() {
+    each(|case| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = case.place(dir.path());
+        let options = Options::new().adopt(true).trust(Trust::Sidecar);
+        let file = options.open(&path).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        assert!(read(&file) == contents(), "{}", case.name);
+    });
+}
+
+/// A last write whose data did not arrive whole is dropped whole. (A commit on a block medium carries a checksum too.)
+#[test]
+fn the_last_record_of_a_golden_file_is_dropped_if_its_data_did_not_arrive() {
+    each(|case| {
+        if case.clean {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = case.place(dir.path());
+        let (mut data, mut side) = case.load();
+        let last = records(&side).pop().unwrap();
+        let (page, bitmap, mask) = last.entries[1];
+        assert_eq!((page, last.flags, last.entries.len()), (1, 0, 3), "{}", case.name);
+        // The first byte of its first slice on page 1, wherever that stands.
+        let slice = mask.trailing_zeros() as usize;
+        if bitmap >> slice & 1 == 0 {
+            data[PAGE + 64 * slice] ^= 1;
+            std::fs::write(&path, data).unwrap();
+        } else {
+            let at = reflection(&side, case.layout, 1).unwrap() + 64 * slice;
+            side[at] ^= 1;
+            std::fs::write(dir.path().join(".untorn/1"), side).unwrap();
+        }
+        let file = Options::new().adopt(true).open(&path).unwrap();
+        assert_eq!(file.info().recovery.discarded, 1, "{}", case.name);
+        let mut model = pattern(LEN, 1);
+        let commits = commits();
+        for (offset, bytes) in &commits[..commits.len() - 1] {
+            model[*offset..*offset + bytes.len()].copy_from_slice(bytes);
+        }
+        assert!(read(&file) == model, "{}", case.name);
+    });
+}
+
+/// Every field of the superblocks and retirement lines stands where the format says.
+#[test]
+fn the_fields_are_where_they_were() {
+    each(|case| {
+        let (data, side) = case.load();
+        for at in [0, PAGE] {
+            let copy = &side[at..at + PAGE];
+            assert_eq!(&copy[..8], b"UNTORN\r\n");
+            assert_eq!((half(copy, 8), half(copy, 12)), (1, 4096), "version and page size");
+            assert_eq!([word(copy, 16), word(copy, 24), word(copy, 32)], [0; 3], "feature masks");
+            assert_eq!(copy[40..56], side[40..56], "UUID");
+            assert_eq!(word(copy, 56) % 2, (at / PAGE) as u64, "copies are written alternately");
+            assert_ne!(word(copy, 72), 0, "inode");
+            assert_eq!((half(copy, 96), half(copy, 100), half(copy, 104)), (64, 1, SLOTS as u32), "slices and lanes");
+            let layout = if case.layout == Layout::Dense { 1 } else { 2 };
+            let durability = if case.durability == Durability::PerWrite { 1 } else { 2 };
+            assert_eq!(copy[108..111], [1, layout, durability], "engine, layout, durability");
+            assert!(copy[144..4088].iter().all(|&byte| byte == 0), "reserved");
+            assert_eq!(word(copy, 4088), XxHash3_64::oneshot(&copy[..4088]), "checksum");
+        }
+        let counts = &side[newest(&side, &[0, PAGE], 56)..];
+        assert_eq!(counts[111], if case.clean { 3 } else { 2 }, "how it was left");
+        if case.clean {
+            assert_eq!(word(counts, 112), data.len() as u64, "size");
+            assert_ne!(word(counts, 120), 0, "modification time");
+            assert_ne!((word(counts, 128), word(counts, 136)), (0, 0), "digests");
+        }
+        let seed = XxHash3_64::oneshot(&side[40..56]);
+        for at in RETIREMENTS {
+            let line = &side[at..at + 64];
+            assert_eq!(word(line, 56), XxHash3_64::oneshot_with_seed(seed, &line[..56]), "checksum of the line");
+            assert_eq!(line[40..56], [0; 16], "reserved");
+            assert_eq!(word(line, 16), LEN as u64, "length");
+            assert!(word(line, 24) <= 2, "session");
+        }
+    });
+}
+
+struct Record {
+    seq: u64,
+    flags: u16,
+    entries: Vec<(u64, u64, u64)>,
+}
+
+/// The live records, by number: decoded by nothing but what the format's description says.
+fn records(side: &[u8]) -> Vec<Record> {
+    let retirement = newest(side, &RETIREMENTS, 0);
+    let (cut, session) = (word(side, retirement + 8), word(side, retirement + 24));
+    let slot_at = |slot: usize| LANES_AT + slot % SLOTS * 64;
+    let mut found: Vec<Record> = (0..SLOTS)
+        .filter_map(|slot| {
+            let at = slot_at(slot);
+            let mut seed = XxHash3_64::oneshot_with_seed(session, &side[40..56]) ^ (at as u64).rotate_left(32);
+            let count = half(side, at + 12) as usize;
+            let entry = |at: usize| (word(side, at), word(side, at + 8), word(side, at + 16));
+            let mut entries = vec![entry(at + 16)];
+            for n in 0..count.saturating_sub(1).div_ceil(2).min(SLOTS) {
+                let more = slot_at(slot + 1 + n);
+                seed = XxHash3_64::oneshot_with_seed(seed, &side[more..more + 64]);
+                entries.extend([entry(more + 8), entry(more + 32)]);
+            }
+            entries.truncate(count);
+            let seq = word(side, at);
+            let whole = XxHash3_64::oneshot_with_seed(seed, &side[at..at + 56]) == word(side, at + 56);
+            let flags = u16::from_le_bytes([side[at + 8], side[at + 9]]);
+            assert!(!whole || word(side, at + 48) == LEN as u64, "length in a record");
+            (whole && seq > cut).then_some(Record { seq, flags, entries })
+        })
+        .collect();
+    found.sort_by_key(|record| record.seq);
+    found
+}
+
+/// A page's slot in the sparse form.
+fn slot(side: &[u8], page: u64) -> Option<usize> {
+    (0..256).find(|slot| word(side, CHUNKS_AT + slot * 16) == page + 1)
+}
+
+fn reflection(side: &[u8], layout: Layout, page: u64) -> Option<usize> {
+    let index = if layout == Layout::Dense { Some(page as usize) } else { slot(side, page) };
+    index.map(|index| CHUNKS_AT + (index + 1) * PAGE)
+}
+
+/// A reader made from the description alone comes to the same contents.
+#[test]
+fn the_description_suffices_to_read_a_golden_file() {
+    each(|case| {
+        let (data, side) = case.load();
+        let mut bitmaps: Vec<u64> = (0..LEN.div_ceil(PAGE) as u64)
+            .map(|page| match case.layout {
+                Layout::Dense => word(&side, CHUNKS_AT + page as usize * 8),
+                _ => slot(&side, page).map_or(0, |slot| word(&side, CHUNKS_AT + slot * 16 + 8)),
+            })
+            .collect();
+        let records = records(&side);
+        assert!(case.clean || !records.is_empty(), "{}: no live record", case.name);
+        for (page, bitmap, _) in records.iter().flat_map(|record| &record.entries) {
+            bitmaps[*page as usize] = *bitmap;
+        }
+        let mut bytes = data;
+        for (at, slice) in bytes.chunks_mut(64).enumerate() {
+            let (page, bit) = (at / 64, at % 64);
+            if bitmaps[page] >> bit & 1 == 1 {
+                let from = reflection(&side, case.layout, page as u64).unwrap() + bit * 64;
+                slice.copy_from_slice(&side[from..from + slice.len()]);
+            }
+        }
+        assert!(bytes == contents(), "{}", case.name);
+    });
+}
+
+/// A golden sidecar cut anywhere in what it was is refused, and the data file stays as it is.
+#[test]
+fn a_golden_sidecar_without_its_end_is_refused() {
+    each(|case| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = case.place(dir.path());
+        let (data, side) = case.load();
+        let sidecar = OpenOptions::new().write(true).open(dir.path().join(".untorn/1")).unwrap();
+        sidecar.set_len(side.len() as u64 - 1).unwrap();
+        let options = Options::new().adopt(true).trust(Trust::Sidecar);
+        let error = options.open(&path).unwrap_err();
+        assert!(matches!(error, Error::Corrupt { .. }), "{}: {error}", case.name);
+        assert!(std::fs::read(&path).unwrap() == data, "{}", case.name);
+    });
+}

@@ -1,0 +1,145 @@
+//! Golden files of the hybrid log: what was written by its first version opens in every later one, byte for byte.
+//!
+//! `UNTORN_BLESS=1 cargo test -p untorn --test hybrid_log_golden` writes them anew, which only a change of the format's
+//! version may ask for. A sidecar is kept without the zeros at its end; its length stands in its retirement line.
+
+use std::fs::{File, FileTimes};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use crate::common::{PAGE, Pair, memory_dir, names, pattern, read};
+use untorn::medium::{Access, Dax, Medium, MediumFile, MediumKind, PageCache};
+use untorn::{Durability, EngineKind, Error, LogPolicy, Options};
+
+const LEN: usize = 3 * PAGE + 100;
+const RETIREMENTS: [usize; 2] = [2 * PAGE, 2 * PAGE + 512];
+
+struct Case {
+    name: &'static str,
+    policy: LogPolicy,
+    clean: bool,
+}
+
+const CASES: [Case; 3] = [
+    Case { name: "hybrid-log-redo-open", policy: LogPolicy::Redo, clean: false },
+    Case { name: "hybrid-log-undo-open", policy: LogPolicy::Undo, clean: false },
+    Case { name: "hybrid-log-clean", policy: LogPolicy::Redo, clean: true },
+];
+
+/// The epochs of every golden file, by offset and bytes: in one block, over the edge of two, over all.
+fn epochs() -> Vec<(usize, Vec<u8>)> {
+    vec![(7, pattern(200, 10)), (PAGE - 30, pattern(60, 11)), (1000, pattern(2 * PAGE, 12)), (0, pattern(LEN, 13))]
+}
+
+fn contents() -> Vec<u8> {
+    let mut model = pattern(LEN, 1);
+    for (offset, bytes) in epochs() {
+        model[offset..offset + bytes.len()].copy_from_slice(&bytes);
+    }
+    model
+}
+
+fn kept(name: &str, what: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.{what}"))
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+/// Of two copies, the one with the higher sequence number.
+fn newest(bytes: &[u8], copies: &[usize; 2], seq: usize) -> usize {
+    copies.iter().copied().max_by_key(|&at| word(bytes, at + seq)).unwrap()
+}
+
+impl Case {
+    fn bless(&self) {
+        let dir = memory_dir();
+        let path = dir.path().join("data");
+        std::fs::write(&path, pattern(LEN, 1)).unwrap();
+        let options = Options::new().engine(EngineKind::HybridLog).durability(Durability::PerCommit);
+        let options = options.log_policy(self.policy).record_area(1, 4).checkpointers(0);
+        let file = options.open_on(Dax::new(MediumKind::AssumedPmem), &path).unwrap();
+        for (offset, bytes) in epochs() {
+            file.write_at(&bytes, offset as u64).unwrap();
+            file.sync().unwrap();
+        }
+        if self.clean {
+            file.close().unwrap();
+        } else {
+            // An open epoch, which is no part of the contents.
+            file.write_at(&[0xee; 500], 3000).unwrap();
+            let pair = Pair::of(&path);
+            drop(file);
+            pair.restore();
+        }
+        let pair = Pair::of(&path);
+        let end = pair.side.bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1;
+        std::fs::write(kept(self.name, "data"), &pair.data.bytes).unwrap();
+        std::fs::write(kept(self.name, "sidecar"), &pair.side.bytes[..end]).unwrap();
+    }
+
+    /// Puts data file and sidecar into a directory as a backup would, under new inode numbers.
+    fn place(&self, dir: &Path) -> PathBuf {
+        let load = |what| {
+            let path = kept(self.name, what);
+            let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            assert!(bytes.len() < 256 << 10, "{} is large", path.display());
+            bytes
+        };
+        let (data, mut side) = (load("data"), load("sidecar"));
+        let len = word(&side, newest(&side, &RETIREMENTS, 0) + 32);
+        side.resize(len as usize, 0);
+        let path = dir.join("data");
+        std::fs::write(&path, data).unwrap();
+        std::fs::create_dir(dir.join(".untorn")).unwrap();
+        std::fs::write(dir.join(".untorn/1"), &side).unwrap();
+        let file = PageCache::new().open(&path, Access::ReadWrite, 0).unwrap();
+        file.set_mark(Some(side[40..56].try_into().unwrap())).unwrap();
+        if self.clean {
+            let modified = UNIX_EPOCH + Duration::from_nanos(word(&side, newest(&side, &[0, PAGE], 56) + 120));
+            File::open(&path).unwrap().set_times(FileTimes::new().set_modified(modified)).unwrap();
+        }
+        path
+    }
+}
+
+#[test]
+fn a_golden_file_opens_and_holds_what_was_committed() {
+    if std::env::var_os("UNTORN_BLESS").is_some() {
+        CASES.iter().for_each(Case::bless);
+    }
+    for case in &CASES {
+        for on_disk in [false, true] {
+            let what = format!("{}, on a disk: {on_disk}", case.name);
+            let dir = memory_dir();
+            let path = case.place(dir.path());
+            // Its engine is found with it.
+            let options = Options::new().adopt(true);
+            let open = |options: &Options| {
+                let dax = Dax::new(MediumKind::AssumedPmem);
+                if on_disk { options.open_on(PageCache::new(), &path) } else { options.open_on(dax, &path) }
+            };
+            let refused = open(&Options::new()).unwrap_err();
+            assert!(matches!(refused, Error::SidecarMissing { .. }), "{what}: {refused}");
+            let file = open(&options).unwrap_or_else(|error| panic!("{what}: {error}"));
+            let info = file.info();
+            assert_eq!((info.engine, info.durability), (EngineKind::HybridLog, Durability::PerCommit), "{what}");
+            assert_eq!(info.commit, epochs().len() as u64, "{what}");
+            assert_eq!(info.recovery.was_needed, !case.clean, "{what}");
+            assert_eq!(info.recovery.replayed > 0, !case.clean && case.policy == LogPolicy::Redo, "{what}");
+            assert_eq!(info.recovery.discarded > 0, !case.clean, "{what}");
+            assert!(read(&file) == contents(), "{what}");
+            // It is as good as any other file from now on.
+            let mut model = contents();
+            file.write_at(&[5; 3000], 3000).unwrap();
+            model[3000..6000].fill(5);
+            file.close().unwrap();
+            let file = open(&Options::new()).unwrap();
+            assert!(read(&file) == model, "{what}");
+            file.settle().unwrap();
+            assert!(std::fs::read(&path).unwrap() == model, "{what}");
+            assert_eq!(names(dir.path()), ["data"], "{what}");
+        }
+    }
+}

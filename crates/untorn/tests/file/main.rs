@@ -1,0 +1,36 @@
+//! Files with an engine, and plain memory over them: the contract, recovery, limits, hostile bytes.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod adopt;
+mod calm;
+mod concurrent;
+mod counts;
+mod crafted;
+mod golden;
+mod hostile;
+mod hybrid_log;
+mod hybrid_log_claims;
+mod hybrid_log_costs;
+mod hybrid_log_full;
+mod hybrid_log_golden;
+mod hybrid_log_hostile;
+mod hybrid_log_kill;
+mod hybrid_log_reads;
+mod hybrid_log_refusals;
+mod hybrid_log_storm;
+mod hybrid_log_trouble;
+mod log_size;
+mod map;
+mod map_sparse;
+mod map_unkind;
+mod media;
+mod model;
+mod opening;
+mod refusals;
+mod sigbus;
+mod space;
+
+#[global_allocator]
+static ALLOC: common::system::CountingAlloc = common::system::CountingAlloc;

@@ -1,0 +1,63 @@
+//! A long [`AtomicMap`] with little in it costs what is touched, in memory, page tables and on the disk. A test by itself in its
+//! process: it counts all memory of that.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+
+use crate::common::alone;
+use crate::common::methods;
+use untorn::{AtomicMap, Options};
+
+const LEN: u64 = 16 << 30;
+/// Pages that are stored to, each in a part of the file, and page tables, of its own.
+const TOUCHED: u64 = 512;
+
+/// KiB of this process's memory, and of its page tables.
+fn memory() -> (u64, u64) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    (field("VmRSS:"), field("VmPTE:"))
+}
+
+/// KiB on the disk of all in a directory.
+fn on_disk(dir: &std::path::Path) -> u64 {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    entries
+        .map(|entry| match entry.file_type().unwrap().is_dir() {
+            true => on_disk(&entry.path()),
+            false => entry.metadata().unwrap().blocks() / 2,
+        })
+        .sum()
+}
+
+#[test]
+fn a_long_map_costs_what_is_touched() {
+    alone!(120, "a long map");
+    for method in methods() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        File::create(&path).unwrap().set_len(LEN).unwrap();
+        let before = memory();
+        let mut map = Options::new().dirty_tracking(method).map(&path).unwrap();
+        let opened = memory();
+        for number in 0..TOUCHED {
+            map[(LEN / TOUCHED * number) as usize] = 1;
+        }
+        map.commit().unwrap();
+        let committed = memory();
+        let disk = on_disk(dir.path());
+        let grown = |from: (u64, u64), to: (u64, u64)| to.0.saturating_sub(from.0) + to.1.saturating_sub(from.1);
+        // A byte for each page would be 4 MiB.
+        assert!(grown(before, opened) < 2 << 10, "{method}: opening it took {before:?} to {opened:?} KiB");
+        let most = 64 * TOUCHED;
+        assert!(grown(opened, committed) < most, "{method}: {TOUCHED} pages took {opened:?} to {committed:?} KiB");
+        assert!(disk < most, "{method}: {TOUCHED} pages take {disk} KiB of the disk");
+        map.close().unwrap();
+        let map = AtomicMap::open(&path).unwrap();
+        assert!((0..TOUCHED).all(|number| map[(LEN / TOUCHED * number) as usize] == 1));
+        map.close().unwrap();
+    }
+}

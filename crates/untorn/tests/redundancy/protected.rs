@@ -1,0 +1,488 @@
+//! Redundancy over real files: what a device may do to pages is found and repaired, and nothing good is ever touched.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::common::alone;
+use proptest::prelude::*;
+use untorn::{Checksum, Damage, Error, PageRange, ProtectOptions, Protected, StripeLayout};
+
+use crate::common::system::{SharedMapping, in_forked_child};
+
+const PAGE: usize = 4096;
+
+struct Place {
+    _dir: tempfile::TempDir,
+    file: PathBuf,
+}
+
+impl Place {
+    fn new(bytes: &[u8]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("table");
+        fs::write(&file, bytes).unwrap();
+        Place { _dir: dir, file }
+    }
+
+    fn companion(&self) -> PathBuf {
+        untorn::coverage(&self.file).unwrap().unwrap().companion
+    }
+}
+
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut next = || {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (state >> 56) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// Does to a file what a device would: its bytes change, its times stay.
+fn rot(path: &Path, change: impl FnOnce(&File)) {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    change(&file);
+    file.set_modified(modified).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn quiet() -> impl FnMut(u64, u64) -> bool {
+    |_, _| true
+}
+
+fn scrub(place: &Place) -> Vec<Damage> {
+    untorn::scrub(&place.file, None, &mut quiet()).unwrap().damage
+}
+
+fn by_hand() -> ProtectOptions {
+    ProtectOptions::new().on_demand()
+}
+
+/// What happens to a page at rest.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Flip(usize),
+    Zero,
+    /// An older version comes back.
+    Lost,
+    /// Another page's bytes are here.
+    Misdirected(usize),
+}
+
+fn faults() -> impl Strategy<Value = Fault> {
+    prop_oneof![
+        (0..PAGE * 8).prop_map(Fault::Flip),
+        Just(Fault::Zero),
+        Just(Fault::Lost),
+        (0..64_usize).prop_map(Fault::Misdirected)
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn single_damage_in_a_stripe_is_found_and_repaired(
+        pages in 1..40_usize,
+        tail in 1..=PAGE,
+        width in 1..7_u32,
+        spread in any::<bool>(),
+        xxh3 in any::<bool>(),
+        seed in any::<u64>(),
+        wanted in proptest::collection::vec((any::<usize>(), faults()), 1..6),
+    ) {
+        let len = (pages - 1) * PAGE + tail;
+        let older = pattern(len, !seed);
+        let place = Place::new(&older);
+        let layout = if spread { StripeLayout::Spread } else { StripeLayout::Consecutive };
+        let checksum = if xxh3 { Checksum::Xxh3 } else { Checksum::Crc32c };
+        let protected = by_hand().stripe(width).layout(layout).checksum(checksum).batch(7).open(&place.file).unwrap();
+        protected.sync().unwrap();
+        let bytes = pattern(len, seed);
+        let stores = protected.announce(0..len as u64).unwrap();
+        fs::File::options().write(true).open(&place.file).unwrap().write_all_at(&bytes, 0).unwrap();
+        stores.cover().unwrap();
+        protected.close().unwrap();
+
+        let stripes = pages.div_ceil(width as usize);
+        let stripe_of = |page: usize| if spread { page % stripes } else { page / width as usize };
+        let mut hit = std::collections::BTreeMap::new();
+        rot(&place.file, |file| for (page, fault) in &wanted {
+            let page = page % pages;
+            if hit.contains_key(&stripe_of(page)) {
+                continue;
+            }
+            let at = page * PAGE;
+            let mut here = bytes[at..len.min(at + PAGE)].to_vec();
+            let length = here.len();
+            match fault {
+                Fault::Flip(bit) => here[bit / 8 % length] ^= 1 << (bit % 8),
+                Fault::Zero => here.fill(0),
+                Fault::Lost => here.copy_from_slice(&older[at..at + length]),
+                Fault::Misdirected(other) => {
+                    let other = other % pages * PAGE;
+                    let count = length.min(len - other);
+                    here[..count].copy_from_slice(&bytes[other..other + count]);
+                }
+            }
+            file.write_all_at(&here, at as u64).unwrap();
+            if here != bytes[at..at + length] {
+                hit.insert(stripe_of(page), Damage::Page(PageRange { offset: at as u64, len: length as u64 }));
+            }
+        });
+        prop_assert_eq!(scrub(&place), hit.values().copied().collect::<Vec<_>>());
+        let report = untorn::repair(&place.file, &mut quiet()).unwrap();
+        prop_assert_eq!(report.repaired.len(), hit.len());
+        prop_assert!(report.lost.is_empty() && report.unknown.is_empty());
+        prop_assert!(fs::read(&place.file).unwrap() == bytes);
+        prop_assert_eq!(scrub(&place), vec![]);
+    }
+
+    #[test]
+    fn damage_to_checksums_and_parity_is_found_and_rebuilt(seed in any::<u64>(), at in any::<u64>(), zero in any::<bool>()) {
+        let bytes = pattern(13 * PAGE + 5, seed);
+        let place = Place::new(&bytes);
+        by_hand().open(&place.file).unwrap().close().unwrap();
+        let companion = place.companion();
+        let len = fs::metadata(&companion).unwrap().len();
+        let page = at % (len / PAGE as u64) * PAGE as u64;
+        let before = fs::read(&companion).unwrap();
+        let there = &before[page as usize..page as usize + PAGE];
+        rot(&companion, |file| {
+            let mut here = there.to_vec();
+            if zero { here.fill(0) } else { here[at as usize % PAGE] ^= 1 }
+            file.write_all_at(&here, page).unwrap();
+        });
+        prop_assert!(!scrub(&place).is_empty());
+        let report = untorn::repair(&place.file, &mut quiet()).unwrap();
+        // The scrub itself notes in both superblocks that it was there, and so renews them.
+        let rebuilt = u64::from(page >= 2 * PAGE as u64);
+        prop_assert!(report.rebuilt == rebuilt && report.lost.is_empty() && report.repaired.is_empty(), "{:?}", report);
+        prop_assert!(fs::read(&place.file).unwrap() == bytes);
+        prop_assert_eq!(scrub(&place), vec![]);
+        rot(&place.file, |file| file.write_all_at(&[!bytes[5000]], 5000).unwrap());
+        prop_assert_eq!(untorn::repair(&place.file, &mut quiet()).unwrap().repaired.len(), 1);
+        prop_assert!(fs::read(&place.file).unwrap() == bytes);
+    }
+}
+
+#[test]
+fn hostile_bytes_never_change_the_file() {
+    let bytes = pattern(3 * PAGE + 9, 3);
+    let place = Place::new(&bytes);
+    by_hand().stripe(2).open(&place.file).unwrap().close().unwrap();
+    let companion = place.companion();
+    let good = fs::read(&companion).unwrap();
+    let judge = |bad: &[u8], what: &str| {
+        fs::write(&companion, bad).unwrap();
+        // It may be refused; whatever it says, the file is good, and stays.
+        match untorn::repair(&place.file, &mut |_, _| true) {
+            Ok(report) => assert!(report.repaired.is_empty() && report.lost.is_empty(), "{what}: {report:?}"),
+            Err(Error::Corrupt { .. } | Error::Unsupported { .. } | Error::Invalid { .. }) => {}
+            Err(other) => panic!("{what}: {other}"),
+        }
+        assert!(fs::read(&place.file).unwrap() == bytes, "{what}");
+    };
+    for at in (0..good.len()).step_by(61) {
+        let mut bad = good.clone();
+        bad[at] ^= 1 << (at % 8);
+        judge(&bad, &format!("byte {at} flipped"));
+    }
+    for len in (0..good.len()).step_by(509) {
+        judge(&good[..len], &format!("cut to {len} bytes"));
+    }
+    judge(&good, "whole again");
+    assert_eq!(scrub(&place), vec![]);
+}
+
+/// The bytes of a companion file of version 1 do not change. What differs from machine to machine is left out.
+#[test]
+fn the_format_is_that_of_the_golden_file() {
+    let place = Place::new(&pattern(5 * PAGE, 1));
+    by_hand().stripe(2).open(&place.file).unwrap().close().unwrap();
+    let side = fs::read(place.companion()).unwrap();
+    assert_eq!(side.len(), (2 + 4 + 3) * PAGE);
+    let newest = if side[56..64] > side[PAGE + 56..PAGE + 64] { &side[..PAGE] } else { &side[PAGE..2 * PAGE] };
+    let word = |at: usize| u64::from_le_bytes(newest[at..at + 8].try_into().unwrap());
+    assert_eq!(&newest[..16], b"REDUND\r\n\x01\0\0\0\0\x10\0\0");
+    assert_eq!(word(96), 5 * PAGE as u64);
+    // Stripes of 2, consecutive, CRC-32C, closed.
+    assert_eq!(newest[104..120], [2, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(word(120), 5 * PAGE as u64);
+    for copy in [2, 4] {
+        let data = &side[copy * PAGE..][..PAGE];
+        let sums: Vec<u64> = (0..5).map(|n| u64::from_le_bytes(data[88 + 8 * n..][..8].try_into().unwrap())).collect();
+        assert_eq!(sums, GOLDEN_SUMS, "copy at page {copy}");
+        assert_eq!((data[0], &data[24..88]), (0, &[0; 64][..]), "copy at page {copy}");
+        assert_eq!(data[16..24], newest[40..48], "the block is tied to the UUID");
+    }
+    let file = fs::read(&place.file).unwrap();
+    let parity: Vec<u8> = (0..PAGE).map(|at| file[at] ^ file[PAGE + at]).collect();
+    assert!(side[6 * PAGE..7 * PAGE] == parity[..]);
+    assert!(side[8 * PAGE..] == file[4 * PAGE..], "the parity of a stripe of one page is that page");
+}
+
+const GOLDEN_SUMS: [u64; 5] = [3_676_424_672, 2_210_158_064, 2_380_493_071, 1_945_895_445, 1_967_234_228];
+
+#[test]
+fn an_announced_store_that_a_crash_interrupts_is_known_and_other_damage_is_repaired() {
+    let bytes = pattern(8 * PAGE, 5);
+    let place = Place::new(&bytes);
+    let protected = by_hand().open(&place.file).unwrap();
+    protected.sync().unwrap();
+    let file = File::options().write(true).open(&place.file).unwrap();
+    let stores = protected.announce(10..20).unwrap();
+    file.write_all_at(b"0123456789", 10).unwrap();
+    // While it is announced it is not covered, whoever asks.
+    protected.sync().unwrap();
+    assert_eq!(protected.coverage().unwrap().uncovered, 1);
+    drop(stores);
+    // The process ends here.
+    drop(protected);
+    rot(&place.file, |file| file.write_all_at(b"x", 6 * PAGE as u64).unwrap());
+    let report = untorn::repair(&place.file, &mut quiet()).unwrap();
+    assert_eq!(report.repaired, [PageRange { offset: 6 * PAGE as u64, len: PAGE as u64 }]);
+    assert_eq!(report.scrub.skipped, 1);
+    let mut expected = bytes;
+    expected[10..20].copy_from_slice(b"0123456789");
+    assert!(fs::read(&place.file).unwrap() == expected);
+    let protected = by_hand().open(&place.file).unwrap();
+    protected.sync().unwrap();
+    let coverage = protected.coverage().unwrap();
+    assert_eq!((coverage.uncovered, coverage.unknown.len()), (0, 0));
+    assert!(matches!(protected.announce(0..8 * PAGE as u64 + 1), Err(Error::OutOfRange { .. })));
+    assert!(matches!(by_hand().open(&place.file), Err(Error::InUse { .. })));
+    assert!(matches!(untorn::scrub(&place.file, None, &mut quiet()), Err(Error::InUse { .. })));
+    protected.close().unwrap();
+}
+
+#[test]
+fn a_page_beside_which_is_stored_is_repaired_before_parity_changes() {
+    let bytes = pattern(4 * PAGE, 6);
+    let place = Place::new(&bytes);
+    let protected = by_hand().open(&place.file).unwrap();
+    protected.sync().unwrap();
+    rot(&place.file, |file| file.write_all_at(b"x", PAGE as u64).unwrap());
+    // Announced, and nothing else is stored: the old parity still fits.
+    protected.announce(0..1).unwrap().cover().unwrap();
+    assert!(fs::read(&place.file).unwrap() == bytes);
+    assert!(protected.coverage().unwrap().lost.is_empty());
+    // With other bytes there it cannot be: the damaged page is not folded into the parity, and is told of.
+    rot(&place.file, |file| file.write_all_at(b"x", PAGE as u64).unwrap());
+    let stores = protected.announce(0..1).unwrap();
+    fs::File::options().write(true).open(&place.file).unwrap().write_all_at(b"y", 0).unwrap();
+    stores.cover().unwrap();
+    let coverage = protected.coverage().unwrap();
+    assert_eq!((coverage.lost, coverage.uncovered, coverage.vulnerable_stripes), (vec![1], 1, 1));
+    // Stored anew it is good again.
+    let stores = protected.announce(PAGE as u64..2 * PAGE as u64).unwrap();
+    fs::File::options().write(true).open(&place.file).unwrap().write_all_at(&[1; PAGE], PAGE as u64).unwrap();
+    stores.cover().unwrap();
+    let coverage = protected.coverage().unwrap();
+    assert_eq!((&coverage.lost[..], coverage.uncovered, coverage.mttdl_gain()), (&[][..], 0, None));
+    assert!(protected.scrub().unwrap().is_clean());
+    protected.close().unwrap();
+}
+
+#[test]
+fn threads_cover_and_scrub_by_themselves() {
+    let bytes = pattern(64 * PAGE, 7);
+    let place = Place::new(&bytes);
+    let found: Arc<Mutex<Vec<Damage>>> = Arc::default();
+    let theirs = found.clone();
+    let protected = ProtectOptions::new()
+        .period(Duration::from_millis(5))
+        .scrub_every(Duration::from_millis(5))
+        .scrub_rate(1 << 30)
+        .on_damage(move |damage| theirs.lock().unwrap().push(*damage))
+        .open(&place.file)
+        .unwrap();
+    while protected.coverage().unwrap().uncovered > 0 {
+        std::thread::yield_now();
+    }
+    assert!(found.lock().unwrap().is_empty());
+    rot(&place.file, |file| file.write_all_at(b"x", 9 * PAGE as u64 + 100).unwrap());
+    while found.lock().unwrap().is_empty() {
+        std::thread::yield_now();
+    }
+    assert_eq!(found.lock().unwrap()[0], Damage::Page(PageRange { offset: 9 * PAGE as u64, len: PAGE as u64 }));
+    assert_eq!(protected.repair().unwrap().repaired.len(), 1);
+    protected.close().unwrap();
+    assert!(fs::read(&place.file).unwrap() == bytes);
+}
+
+#[test]
+fn no_false_alarm_while_a_program_stores() {
+    let bytes = pattern(256 * PAGE, 8);
+    let place = Place::new(&bytes);
+    let protected = ProtectOptions::new().period(Duration::from_millis(2)).open(&place.file).unwrap();
+    let (stop, damage) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let file = File::options().write(true).open(&place.file).unwrap();
+            let mut at = 1_u64;
+            for _ in 0..400 {
+                at = at.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                let offset = (at >> 33) % (256 * PAGE as u64 - 64);
+                let stores = protected.announce(offset..offset + 64).unwrap();
+                file.write_all_at(&at.to_le_bytes().repeat(8), offset).unwrap();
+                drop(stores);
+            }
+            stop.store(true, Ordering::Release);
+        });
+        while !stop.load(Ordering::Acquire) {
+            let report = protected.scrub().unwrap();
+            damage.fetch_or(!report.is_clean(), Ordering::Relaxed);
+        }
+    });
+    assert!(!damage.into_inner());
+    protected.close().unwrap();
+    assert_eq!(scrub(&place), vec![]);
+}
+
+/// Protects a mapping, or tells why this kernel or container cannot.
+fn protect_mapping(options: &ProtectOptions, mapping: &SharedMapping) -> Option<Protected> {
+    match options.mapping(mapping.address(), mapping.len()) {
+        Ok(protected) => Some(protected),
+        Err(Error::Invalid { what, .. }) if what.contains("cannot be tracked here") => {
+            untorn_testing::skipped!("{what}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn stores_to_a_mapping_are_found_and_covered() {
+    let bytes = pattern(100 * PAGE + 77, 9);
+    let place = Place::new(&bytes);
+    let mapping = SharedMapping::new(&place.file);
+    let Some(protected) = protect_mapping(&by_hand(), &mapping) else { return };
+    protected.sync().unwrap();
+    assert_eq!(protected.coverage().unwrap().uncovered, 0);
+    let mut expected = bytes;
+    for (at, page) in [3, 50, 100].into_iter().enumerate() {
+        mapping.store(page * PAGE + at, b"stored");
+        expected[page * PAGE + at..][..6].copy_from_slice(b"stored");
+    }
+    assert_eq!(protected.coverage().unwrap().uncovered, 3);
+    assert!(protected.scrub().unwrap().is_clean());
+    protected.sync().unwrap();
+    assert_eq!(protected.coverage().unwrap().uncovered, 0);
+    mapping.store(7 * PAGE, b"again");
+    expected[7 * PAGE..][..5].copy_from_slice(b"again");
+    protected.close().unwrap();
+    drop(mapping);
+    assert!(fs::read(&place.file).unwrap() == expected);
+    assert_eq!(scrub(&place), vec![]);
+    rot(&place.file, |file| file.write_all_at(b"x", 50 * PAGE as u64).unwrap());
+    assert_eq!(untorn::repair(&place.file, &mut quiet()).unwrap().repaired.len(), 1);
+    assert!(fs::read(&place.file).unwrap() == expected);
+}
+
+#[test]
+fn after_a_crash_what_a_mapping_was_stored_is_unknown_and_never_repaired() {
+    let place = Place::new(&pattern(20 * PAGE, 10));
+    let mapping = SharedMapping::new(&place.file);
+    let Some(protected) = protect_mapping(&by_hand(), &mapping) else { return };
+    protected.sync().unwrap();
+    mapping.store(5 * PAGE, b"stored");
+    drop(protected);
+    let bytes = fs::read(&place.file).unwrap();
+    let report = untorn::repair(&place.file, &mut quiet()).unwrap();
+    assert_eq!(report.unknown, [PageRange { offset: 5 * PAGE as u64, len: PAGE as u64 }]);
+    assert!(report.repaired.is_empty() && report.lost.is_empty());
+    assert!(fs::read(&place.file).unwrap() == bytes);
+    let protected = protect_mapping(&by_hand(), &mapping).unwrap();
+    assert_eq!(protected.coverage().unwrap().unknown, [5]);
+    protected.close().unwrap();
+    assert_eq!(scrub(&place), vec![]);
+}
+
+#[test]
+fn no_false_alarm_while_a_mapping_is_stored_to() {
+    let place = Place::new(&pattern(256 * PAGE, 11));
+    let mapping = SharedMapping::new(&place.file);
+    let options = ProtectOptions::new().period(Duration::from_millis(1));
+    let Some(protected) = protect_mapping(&options, &mapping) else { return };
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut at = 1_u64;
+            while !stop.load(Ordering::Acquire) {
+                at = at.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                mapping.store((at >> 33) as usize % (256 * PAGE - 64), &at.to_le_bytes().repeat(8));
+            }
+        });
+        let damage: Vec<Damage> = (0..5).flat_map(|_| protected.scrub().unwrap().damage).collect();
+        stop.store(true, Ordering::Release);
+        assert_eq!(damage, vec![]);
+    });
+    protected.close().unwrap();
+    assert_eq!(scrub(&place), vec![]);
+}
+
+#[test]
+fn what_is_no_mapping_of_a_whole_file_is_refused() {
+    let place = Place::new(&pattern(4 * PAGE, 12));
+    let mapping = SharedMapping::new(&place.file);
+    let heap = [0_u8; 16];
+    for (address, len) in [
+        (heap.as_ptr(), 16),
+        (std::ptr::null(), PAGE),
+        (mapping.address().wrapping_add(PAGE).cast_const(), 3 * PAGE),
+        (mapping.address().cast_const(), 2 * PAGE),
+        (mapping.address().cast_const(), 900 * PAGE),
+    ] {
+        assert!(matches!(by_hand().mapping(address, len), Err(Error::Invalid { .. })), "{address:p} {len}");
+    }
+    assert!(untorn::coverage(&place.file).unwrap().is_none());
+}
+
+#[test]
+fn a_forked_child_has_no_part_in_it() {
+    alone!(60, "a forked child");
+    let bytes = pattern(4 * PAGE, 13);
+    let place = Place::new(&bytes);
+    let protected = ProtectOptions::new().open(&place.file).unwrap();
+    let stores = protected.announce(0..1).unwrap();
+    let child = in_forked_child(|| {
+        let refused = matches!(protected.sync(), Err(Error::Forked { .. }))
+            && matches!(protected.announce(0..1), Err(Error::Forked { .. }));
+        i32::from(!refused)
+    });
+    assert_eq!(child.wait(), Some(0));
+    stores.cover().unwrap();
+    protected.close().unwrap();
+    assert_eq!(scrub(&place), vec![]);
+}
+
+#[test]
+fn a_forked_child_that_lives_on_keeps_nobody_from_protecting_a_mapping_anew() {
+    alone!(60, "a forked child that lives on");
+    let place = Place::new(&pattern(4 * PAGE, 14));
+    let mapping = SharedMapping::new(&place.file);
+    let Some(protected) = protect_mapping(&by_hand(), &mapping) else { return };
+    protected.sync().unwrap();
+    // The child lives until nobody else has this end of the pipe.
+    let (mut here, there) = std::io::pipe().unwrap();
+    let mut there = Some(there);
+    let child = in_forked_child(|| {
+        drop(there.take());
+        i32::from(here.read(&mut [0]).is_err())
+    });
+    protected.close().unwrap();
+    let protected = protect_mapping(&by_hand(), &mapping).unwrap();
+    protected.sync().unwrap();
+    mapping.store(PAGE, b"stored");
+    assert_eq!(protected.coverage().unwrap().uncovered, 1);
+    protected.close().unwrap();
+    drop(there);
+    assert_eq!(child.wait(), Some(0));
+    assert_eq!(scrub(&place), vec![]);
+}

@@ -1,0 +1,331 @@
+//! Companion files with superblocks that are none of theirs: of another file, of a companion before, or made up.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::common::{memory_dir, pattern};
+use twox_hash::XxHash3_64;
+use untorn::{AtomicFile, Damage, EngineKind, Error, Options, ProtectOptions, Protected};
+
+const PAGE: usize = 4096;
+
+struct Place {
+    _dir: tempfile::TempDir,
+    file: PathBuf,
+}
+
+impl Place {
+    fn new(bytes: &[u8]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("table");
+        fs::write(&file, bytes).unwrap();
+        Place { _dir: dir, file }
+    }
+
+    fn companion(&self) -> PathBuf {
+        untorn::coverage(&self.file).unwrap().unwrap().companion
+    }
+
+    fn scrub(&self) -> Vec<Damage> {
+        untorn::scrub(&self.file, None, &mut |_, _| true).unwrap().damage
+    }
+
+    fn repair(&self) -> untorn::RepairReport {
+        untorn::repair(&self.file, &mut |_, _| true).unwrap()
+    }
+}
+
+fn by_hand() -> ProtectOptions {
+    ProtectOptions::new().on_demand()
+}
+
+fn superblock(side: &Path, copy: usize) -> Vec<u8> {
+    fs::read(side).unwrap()[copy * PAGE..][..PAGE].to_vec()
+}
+
+fn seq(superblock: &[u8]) -> u64 {
+    u64::from_le_bytes(superblock[56..64].try_into().unwrap())
+}
+
+/// What a device does that writes a page where it should not.
+fn put(side: &Path, copy: usize, page: &[u8]) {
+    File::options().write(true).open(side).unwrap().write_all_at(page, (copy * PAGE) as u64).unwrap();
+}
+
+fn seal(superblock: &mut [u8]) {
+    let check = XxHash3_64::oneshot(&superblock[..4088]);
+    superblock[4088..4096].copy_from_slice(&check.to_le_bytes());
+}
+
+/// Writes numbers into both superblocks, as somebody would who knows the format.
+fn forge(side: &Path, fields: &[(usize, &[u8])]) {
+    let mut bytes = fs::read(side).unwrap();
+    for superblock in bytes[..2 * PAGE].chunks_exact_mut(PAGE) {
+        for (at, field) in fields {
+            superblock[*at..][..field.len()].copy_from_slice(field);
+        }
+        seal(superblock);
+    }
+    File::options().write(true).open(side).unwrap().write_all_at(&bytes[..2 * PAGE], 0).unwrap();
+}
+
+/// That it is named as damage, and given back, and was no obstacle to whoever protects the file.
+fn is_one_damaged_table(place: &Place, copy: usize, bytes: &[u8], what: &str) {
+    let damaged = fs::read(place.companion()).unwrap();
+    assert_eq!(place.scrub(), [Damage::Table { offset: (copy * PAGE) as u64 }], "{what}");
+    fs::write(place.companion(), &damaged).unwrap();
+    let coverage = untorn::coverage(&place.file).unwrap().unwrap();
+    assert!(coverage.believed && coverage.uncovered == 0, "{what}");
+    let report = place.repair();
+    assert_eq!((report.rebuilt, report.is_whole(), report.unknown.len()), (1, true, 0), "{what}");
+    assert_eq!(place.scrub(), [], "{what}");
+    fs::write(place.companion(), &damaged).unwrap();
+    let protected = Protected::open(&place.file).unwrap();
+    assert_eq!(protected.coverage().unwrap().unknown, [], "{what}");
+    protected.close().unwrap();
+    assert_eq!(place.scrub(), [], "{what}");
+    assert!(fs::read(&place.file).unwrap() == bytes);
+}
+
+#[test]
+fn a_superblock_of_another_file_is_damage_and_no_reason_to_let_go_of_redundancy() {
+    let bytes = pattern(12 * PAGE, 1);
+    let (place, other) = (Place::new(&bytes), Place::new(&pattern(12 * PAGE, 2)));
+    for place in [&place, &other] {
+        by_hand().open(&place.file).unwrap().close().unwrap();
+    }
+    // Of the same number as that which it takes the place of, and of greater ones.
+    for _ in 0..2 {
+        for (copy, from) in [(0, 0), (1, 1), (0, 1), (1, 0)] {
+            put(&place.companion(), copy, &superblock(&other.companion(), from));
+            is_one_damaged_table(&place, copy, &bytes, &format!("{from} of the other file at {copy}"));
+        }
+        for _ in 0..40 {
+            assert_eq!(other.scrub(), []);
+        }
+    }
+    // Both of them: then it is another file's.
+    for copy in 0..2 {
+        put(&place.companion(), copy, &superblock(&other.companion(), copy));
+    }
+    assert!(matches!(untorn::scrub(&place.file, None, &mut |_, _| true), Err(Error::Invalid { .. })));
+}
+
+#[test]
+fn a_superblock_of_the_companion_before_is_damage() {
+    let bytes = pattern(12 * PAGE, 3);
+    let place = Place::new(&bytes);
+    by_hand().open(&place.file).unwrap().close().unwrap();
+    for _ in 0..20 {
+        assert_eq!(place.scrub(), []);
+    }
+    let before = [0, 1].map(|copy| superblock(&place.companion(), copy));
+    assert!(untorn::unprotect(&place.file).unwrap());
+    by_hand().open(&place.file).unwrap().close().unwrap();
+    for (copy, before) in before.iter().enumerate() {
+        assert!(seq(before) > seq(&superblock(&place.companion(), copy)));
+        put(&place.companion(), copy, before);
+        is_one_damaged_table(&place, copy, &bytes, &format!("{copy} of before"));
+    }
+}
+
+#[test]
+fn a_version_in_the_place_of_the_other_counts_and_is_damage() {
+    let bytes = pattern(12 * PAGE, 4);
+    let place = Place::new(&bytes);
+    by_hand().open(&place.file).unwrap().close().unwrap();
+    for _ in 0..2 {
+        let both = [0, 1].map(|copy| superblock(&place.companion(), copy));
+        let newer = usize::from(seq(&both[1]) > seq(&both[0]));
+        put(&place.companion(), 1 - newer, &both[newer]);
+        is_one_damaged_table(&place, 1 - newer, &bytes, "the newer one over the older");
+        assert_eq!(place.scrub(), []);
+    }
+}
+
+#[test]
+fn a_superblock_that_lands_in_a_companion_in_use_is_found_by_whoever_it_belongs_to() {
+    let (place, other) = (Place::new(&pattern(8 * PAGE, 5)), Place::new(&pattern(8 * PAGE, 6)));
+    let handles = [&place, &other].map(|place| by_hand().open(&place.file).unwrap());
+    for protected in &handles {
+        protected.sync().unwrap();
+    }
+    let sides = [0, 1].map(|nth: usize| handles[nth].coverage().unwrap().companion);
+    for copy in 0..2 {
+        // Two files that were done the same to have superblocks of the same numbers.
+        put(&sides[0], copy, &superblock(&sides[1], copy));
+        let report = handles[0].repair().unwrap();
+        assert_eq!(report.scrub.damage, [Damage::Table { offset: (copy * PAGE) as u64 }]);
+        assert_eq!(report.rebuilt, 1);
+        assert!(handles[0].scrub().unwrap().is_clean());
+        assert!(handles[1].repair().unwrap().scrub.is_clean());
+    }
+    for protected in handles {
+        protected.close().unwrap();
+    }
+    assert_eq!((place.scrub(), other.scrub()), (vec![], vec![]));
+}
+
+#[test]
+fn an_engine_keeps_redundancy_that_has_a_superblock_of_another_file() {
+    let other = Place::new(&pattern(8 * PAGE, 7));
+    by_hand().open(&other.file).unwrap().close().unwrap();
+    for _ in 0..40 {
+        assert_eq!(other.scrub(), []);
+    }
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        for copy in 0..2 {
+            let place = Place::new(&[]);
+            fs::remove_file(&place.file).unwrap();
+            let options = Options::new().engine(engine);
+            let file = options.clone().redundancy(by_hand()).create(&place.file, 20 * PAGE as u64).unwrap();
+            file.write_at(&pattern(20 * PAGE, 8), 0).unwrap();
+            file.close().unwrap();
+            let has_aside = untorn::coverage(&place.file).unwrap().unwrap().sidecar.is_some();
+            assert_eq!(has_aside, engine == EngineKind::Reflection);
+            let companion = place.companion();
+            let in_dir = || {
+                let dir = fs::read_dir(companion.parent().unwrap()).unwrap();
+                let mut names: Vec<_> = dir.map(|entry| entry.unwrap().file_name()).collect();
+                names.sort();
+                names
+            };
+            let names = in_dir();
+            put(&companion, copy, &superblock(&other.companion(), copy));
+            assert_eq!(place.scrub(), [Damage::Table { offset: (copy * PAGE) as u64 }]);
+            put(&companion, copy, &superblock(&other.companion(), copy));
+            // Nobody asks for redundancy here: it is kept because the file has it.
+            let file = options.open(&place.file).unwrap();
+            let coverage = file.coverage().unwrap().expect("the file has redundancy");
+            assert_eq!((coverage.uncovered, coverage.unknown.len()), (0, 0));
+            assert!(file.scrub().unwrap().is_clean());
+            file.close().unwrap();
+            assert_eq!(in_dir(), names);
+            assert_eq!(place.scrub(), []);
+        }
+    }
+}
+
+#[test]
+fn a_superblock_of_a_later_version_is_refused_if_it_is_of_this_file() {
+    let (place, other) = (Place::new(&pattern(8 * PAGE, 9)), Place::new(&pattern(8 * PAGE, 10)));
+    for place in [&place, &other] {
+        by_hand().open(&place.file).unwrap().close().unwrap();
+    }
+    let later = |mut superblock: Vec<u8>| {
+        superblock[8..12].copy_from_slice(&2_u32.to_le_bytes());
+        seal(&mut superblock);
+        superblock
+    };
+    let held = fs::read(place.companion()).unwrap();
+    let side = place.companion();
+    for copy in 0..2 {
+        put(&side, copy, &later(superblock(&side, copy)));
+        let scrubbed = untorn::scrub(&place.file, None, &mut |_, _| true);
+        assert!(matches!(scrubbed, Err(Error::Unsupported { .. })), "{scrubbed:?}");
+        put(&side, copy, &later(superblock(&other.companion(), copy)));
+        assert_eq!(place.scrub(), [Damage::Table { offset: (copy * PAGE) as u64 }]);
+        fs::write(&side, &held).unwrap();
+    }
+}
+
+/// The longest length that a superblock may name, and more than any memory or disk has redundancy for.
+const ENDLESS: [u8; 8] = (1_u64 << 56).to_le_bytes();
+
+#[test]
+fn a_length_that_is_made_up_is_not_believed_by_who_asks_what_is_recorded() {
+    let place = Place::new(&pattern(8 * PAGE, 11));
+    by_hand().open(&place.file).unwrap().close().unwrap();
+    let side = place.companion();
+    assert_eq!(untorn::recorded(&place.file).unwrap().unwrap().coverage.pages, 8);
+    forge(&side, &[(96, &ENDLESS)]);
+    let recorded = untorn::recorded(&place.file);
+    assert!(matches!(&recorded, Err(Error::Corrupt { path, .. }) if *path == side), "{recorded:?}");
+}
+
+/// As long as it says, which costs nobody anything: where memory for its tables is not to be had, that is an error. What the
+/// kernel promises without having it would be another test's, and take all there is.
+#[test]
+fn a_companion_that_is_a_hole_as_long_as_it_says_ends_no_process() {
+    if fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "1") {
+        untorn_testing::skipped!("memory that is not to be had, where the kernel promises any");
+        return;
+    }
+    let dir = memory_dir();
+    let place = Place { file: dir.path().join("table"), _dir: dir };
+    fs::write(&place.file, pattern(8 * PAGE, 13)).unwrap();
+    by_hand().stripe(64).open(&place.file).unwrap().close().unwrap();
+    let side = place.companion();
+    forge(&side, &[(96, &(1_u64 << 51).to_le_bytes())]);
+    File::options().write(true).open(&side).unwrap().set_len(1 << 46).unwrap();
+    let recorded = untorn::recorded(&place.file);
+    assert!(matches!(&recorded, Err(Error::Io { path, .. }) if *path == side), "{recorded:?}");
+    assert!(recorded.unwrap_err().to_string().contains("memory for the tables"));
+}
+
+#[test]
+fn a_length_that_is_made_up_is_not_believed_by_an_engine() {
+    const STORING: [u8; 4] = 4_u32.to_le_bytes();
+    let bytes = pattern(20 * PAGE, 12);
+    let made = |engine| {
+        let place = Place::new(&[]);
+        fs::remove_file(&place.file).unwrap();
+        let options = Options::new().engine(engine);
+        let file = options.clone().redundancy(by_hand()).create(&place.file, bytes.len() as u64).unwrap();
+        file.write_at(&bytes, 0).unwrap();
+        file.close().unwrap();
+        (place, options)
+    };
+    let reads = |file: &AtomicFile| {
+        let mut held = vec![0; bytes.len()];
+        file.read_at(&mut held, 0).unwrap();
+        held
+    };
+    for engine in [EngineKind::Reflection, EngineKind::HybridLog] {
+        let (place, options) = made(engine);
+        forge(&place.companion(), &[(96, &ENDLESS), (116, &STORING)]);
+        let file = options.open(&place.file).unwrap();
+        assert!(reads(&file) == bytes);
+        file.sync_redundancy().unwrap();
+        assert_eq!(file.coverage().unwrap().unwrap().uncovered, 0);
+        file.close().unwrap();
+        assert_eq!(place.scrub(), []);
+    }
+    // That of a sidecar may be for more than the sidecar has, but not for that.
+    let (place, options) = made(EngineKind::Reflection);
+    let side = place.companion().with_extension("sidecar-redundancy");
+    let len = fs::metadata(&side).unwrap().len();
+    forge(&side, &[(96, &ENDLESS)]);
+    let scrubbed = untorn::scrub(&place.file, None, &mut |_, _| true);
+    assert!(matches!(&scrubbed, Err(Error::Corrupt { path, .. }) if *path == side), "{scrubbed:?}");
+    assert_eq!(fs::metadata(&side).unwrap().len(), len);
+    let file = options.open(&place.file).unwrap();
+    assert!(reads(&file) == bytes);
+    file.close().unwrap();
+    assert!(fs::metadata(&side).unwrap().len() <= len);
+    assert_eq!(place.scrub(), []);
+    // One that was cut short, and is what it says, is what it was: what is missing is damage.
+    File::options().write(true).open(&side).unwrap().set_len(len - PAGE as u64).unwrap();
+    assert!(matches!(place.scrub()[..], [Damage::SidecarParity { .. }]));
+    assert!(place.repair().is_whole());
+    assert_eq!(place.scrub(), []);
+}
+
+#[test]
+fn what_untorn_stores_to_without_a_word_is_not_protected() {
+    let place = Place::new(&[]);
+    fs::remove_file(&place.file).unwrap();
+    let store = untorn::RegionStore::create(&place.file).unwrap();
+    let refused = |refused: Result<untorn::Coverage, Error>| {
+        let Err(Error::Invalid { what, .. }) = refused else { panic!("{refused:?}") };
+        assert!(what.contains("region store"), "{what}");
+        assert!(untorn::coverage(&place.file).unwrap().is_none());
+    };
+    refused(untorn::protect(&place.file, &by_hand()));
+    store.close().unwrap();
+    refused(untorn::protect(&place.file, &by_hand()));
+    // Damage to one of its superblocks makes it no other file.
+    put(&place.file, 0, &[0; PAGE]);
+    refused(by_hand().open(&place.file).and_then(|protected| protected.coverage()));
+}

@@ -1,0 +1,170 @@
+//! Golden files of redundancy: a companion file that the first version wrote is understood by every later one, and this
+//! one writes the same bytes.
+//!
+//! `UNTORN_BLESS=1 cargo test -p untorn --test redundancy_golden` writes them anew, which only a change of the format's
+//! version may ask for. What differs from machine to machine is kept as zeros: whose companion file it is.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use crate::common::{PAGE, pattern};
+use twox_hash::XxHash3_64;
+use untorn::{Checksum, Damage, PageRange, ProtectOptions, StripeLayout};
+
+/// Five pages and a bit, so that the last page is short and the last stripe, too.
+const LEN: usize = 5 * PAGE + 100;
+/// Both superblocks, two copies of two table blocks, three parity pages.
+const SIDE_LEN: usize = (2 + 4 + 3) * PAGE;
+const IDENTITY: std::ops::Range<usize> = 64..96;
+const UUID: std::ops::Range<usize> = 40..56;
+
+struct Case {
+    name: &'static str,
+    layout: StripeLayout,
+    checksum: Checksum,
+    /// Closed; else left while page 1 was being stored to.
+    clean: bool,
+}
+
+const CASES: [Case; 2] = [
+    Case { name: "redundancy-closed", layout: StripeLayout::Consecutive, checksum: Checksum::Crc32c, clean: true },
+    Case { name: "redundancy-storing", layout: StripeLayout::Spread, checksum: Checksum::Xxh3, clean: false },
+];
+
+fn modified() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_nanos(1_234_567_890_123_456_789)
+}
+
+fn set_modified(path: &Path) {
+    File::options().write(true).open(path).unwrap().set_modified(modified()).unwrap();
+}
+
+fn companion(path: &Path) -> PathBuf {
+    let inode = fs::metadata(path).unwrap().ino();
+    path.parent().unwrap().join(format!(".untorn/{inode}.redundancy"))
+}
+
+fn seal(page: &mut [u8]) {
+    let check = XxHash3_64::oneshot(&page[..4088]);
+    page[4088..].copy_from_slice(&check.to_le_bytes());
+}
+
+/// Makes it the companion file of the data file with this inode number.
+fn give_to(side: &mut [u8], inode: u64) {
+    for superblock in side[..2 * PAGE].chunks_exact_mut(PAGE) {
+        superblock[IDENTITY].fill(0);
+        superblock[IDENTITY][8..16].copy_from_slice(&inode.to_le_bytes());
+        seal(superblock);
+    }
+}
+
+/// Gives it this UUID, and the table blocks with it.
+fn name(side: &mut [u8], uuid: &[u8]) {
+    let (superblocks, rest) = side.split_at_mut(2 * PAGE);
+    for superblock in superblocks.chunks_exact_mut(PAGE) {
+        superblock[UUID].copy_from_slice(uuid);
+        seal(superblock);
+    }
+    for block in rest[..4 * PAGE].chunks_exact_mut(PAGE) {
+        block[16..24].copy_from_slice(&uuid[..8]);
+        seal(block);
+    }
+}
+
+impl Case {
+    fn kept(&self) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{}.companion", self.name))
+    }
+
+    fn data(&self) -> Vec<u8> {
+        let mut data = pattern(LEN, 1);
+        if !self.clean {
+            data[PAGE..PAGE + 6].copy_from_slice(b"stored");
+        }
+        data
+    }
+
+    /// What is written today, as it is kept.
+    fn written(&self) -> Vec<u8> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        fs::write(&path, pattern(LEN, 1)).unwrap();
+        set_modified(&path);
+        let options = ProtectOptions::new().stripe(2).layout(self.layout).checksum(self.checksum);
+        let protected = options.on_demand().open(&path).unwrap();
+        // What the kernel did not let go of just then was written again, with another time, which the open noted. What follows
+        // writes both copies of the superblock anew.
+        set_modified(&path);
+        protected.sync().unwrap();
+        if self.clean {
+            protected.close().unwrap();
+        } else {
+            let _stores = protected.announce(PAGE as u64..PAGE as u64 + 6).unwrap();
+            File::options().write(true).open(&path).unwrap().write_all_at(b"stored", PAGE as u64).unwrap();
+        }
+        let mut side = fs::read(companion(&path)).unwrap();
+        assert_eq!(side.len(), SIDE_LEN);
+        give_to(&mut side, 0);
+        side
+    }
+
+    fn load(&self) -> Vec<u8> {
+        let path = self.kept();
+        let side = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert_eq!(side.len(), SIDE_LEN, "{}", path.display());
+        side
+    }
+
+    /// Puts the data file and its companion into a directory.
+    fn place(&self, dir: &Path) -> PathBuf {
+        let path = dir.join("data");
+        fs::write(&path, self.data()).unwrap();
+        fs::create_dir(dir.join(".untorn")).unwrap();
+        let mut side = self.load();
+        give_to(&mut side, fs::metadata(&path).unwrap().ino());
+        fs::write(companion(&path), &side).unwrap();
+        set_modified(&path);
+        path
+    }
+}
+
+#[test]
+fn golden_companions_are_understood() {
+    for case in &CASES {
+        if std::env::var_os("UNTORN_BLESS").is_some() {
+            fs::write(case.kept(), case.written()).unwrap();
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = case.place(dir.path());
+        let coverage = untorn::coverage(&path).unwrap().unwrap();
+        assert!(coverage.believed, "{}", case.name);
+        assert_eq!((coverage.pages, coverage.stripe, coverage.stripes), (6, 2, 3), "{}", case.name);
+        assert_eq!((coverage.layout, coverage.checksum), (case.layout, case.checksum), "{}", case.name);
+        assert_eq!(coverage.uncovered, u64::from(!case.clean), "{}", case.name);
+        let report = untorn::scrub(&path, None, &mut |_, _| true).unwrap();
+        assert!(report.is_clean(), "{}: {report:?}", case.name);
+
+        // Of a page that no stripe shares with the one that is uncovered.
+        let at = 2 * PAGE as u64;
+        File::options().write(true).open(&path).unwrap().write_all_at(b"damage", at).unwrap();
+        set_modified(&path);
+        let damaged = PageRange { offset: at, len: PAGE as u64 };
+        let report = untorn::repair(&path, &mut |_, _| true).unwrap();
+        assert_eq!(report.scrub.damage, [Damage::Page(damaged)], "{}", case.name);
+        assert_eq!(report.repaired, [damaged], "{}", case.name);
+        assert!(fs::read(&path).unwrap() == case.data(), "{}", case.name);
+        assert_eq!(untorn::coverage(&path).unwrap().unwrap().history.repaired, 1, "{}", case.name);
+    }
+}
+
+#[test]
+fn what_is_written_today_is_the_golden_companion() {
+    for case in &CASES {
+        let (golden, mut written) = (case.load(), case.written());
+        name(&mut written, &golden[UUID]);
+        let differs = (0..SIDE_LEN).find(|&at| golden[at] != written[at]);
+        assert_eq!(differs, None, "{}: the first byte that differs", case.name);
+    }
+}

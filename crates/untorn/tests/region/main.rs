@@ -1,0 +1,12 @@
+//! Region stores and mapped regions.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod region;
+mod region_golden;
+mod region_hostile;
+mod region_many;
+mod region_map;
+mod region_million;
+mod region_model;

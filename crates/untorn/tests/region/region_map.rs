@@ -1,0 +1,82 @@
+//! Mapped regions where something goes wrong: a fork, a full disk.
+
+use crate::common::system::in_forked_child;
+use crate::common::{alone, limit, memory_dir};
+use untorn::{Error, Region, StoreOptions};
+
+const PAGE: u64 = Region::PAGE;
+
+fn first_byte(region: &Region, number: u64) -> u8 {
+    let mut bytes = [0; 4096];
+    region.read_page(number, &mut bytes).unwrap();
+    bytes[0]
+}
+
+#[test]
+fn a_forked_child_has_a_copy_of_a_mapped_region_and_is_told() {
+    alone!(60, "a forked child");
+    let dir = memory_dir();
+    let store = StoreOptions::new().max_regions(4).create(dir.path().join("store")).unwrap();
+    let mut map = store.create_region("r").unwrap().map().unwrap();
+    map.alloc_pages(3).unwrap();
+    map.pmsync().unwrap();
+    let pointer = map.pin(0, 1).unwrap().addr();
+    map.page_mut(0).unwrap()[0] = 1;
+    let child = in_forked_child(|| {
+        let outcomes = [
+            map.pmsync().map(drop),
+            map.rollback(),
+            map.page(0).map(drop),
+            map.page_mut(2).map(drop),
+            map.pin(1, 1).map(drop),
+            map.unpin(0, 1),
+            map.alloc_page().map(drop),
+            map.free_page(2),
+            map.pages().map(drop),
+            map.info().map(drop),
+        ];
+        let told = |outcome: &untorn::Result<()>| matches!(outcome, Err(Error::Forked { .. }));
+        outcomes.iter().position(|outcome| !told(outcome)).map_or(0, |n| n as i32 + 1)
+    });
+    assert_eq!(child.wait(), Some(0), "the number of the call that did not say so");
+    assert_eq!((map.pmsync().unwrap(), map.pin(0, 1).unwrap().addr()), (2, pointer));
+    drop(map);
+    assert_eq!(first_byte(&store.open_region("r").unwrap(), 0), 1);
+}
+
+/// However many pages are asked for, the first that is not there ends it.
+#[test]
+fn a_range_far_beyond_what_is_allocated_is_refused_at_once() {
+    let _limit = limit(60, "many ranges of pages that are not there");
+    let dir = memory_dir();
+    let store = StoreOptions::new().max_regions(4).create(dir.path().join("store")).unwrap();
+    let mut map = store.create_region("r").unwrap().map().unwrap();
+    map.alloc_pages(3).unwrap();
+    for _ in 0..1000 {
+        assert!(matches!(map.bytes(0, 1 << 36), Err(Error::Invalid { .. })));
+        assert!(matches!(map.pin(3, 1 << 23), Err(Error::Invalid { .. })));
+    }
+}
+
+/// A mapped region commits as any other does, so a full disk loses nothing of what was stored to it.
+#[test]
+fn a_mapped_region_that_cannot_grow_keeps_its_stores() {
+    let dir = memory_dir();
+    let path = dir.path().join("store");
+    let options = StoreOptions::new().max_regions(4).max_len(40 * PAGE).grow_by(PAGE);
+    let store = options.create(&path).unwrap();
+    let mut map = store.create_region("r").unwrap().map().unwrap();
+    map.alloc_pages(100).unwrap();
+    for number in 0..100 {
+        map.page_mut(number).unwrap()[0] = number as u8;
+    }
+    assert!(matches!(map.pmsync(), Err(Error::Io { .. })));
+    for number in 10..100 {
+        map.free_page(number).unwrap();
+    }
+    assert_eq!(map.pmsync().unwrap(), 1);
+    drop(map);
+    let region = store.open_region("r").unwrap();
+    assert_eq!(region.pages().unwrap().len(), 10);
+    assert!((0..10).all(|number| first_byte(&region, number) == number as u8));
+}

@@ -1,0 +1,312 @@
+//! [`SharedMap`]: several processes that store to one file, over the real engine; killed together, one by one, and refused.
+//!
+//! The tests of the working copy itself, with every committed image judged, are in the crate
+//! (`sharing/working/tests.rs`).
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::common::system::in_forked_child;
+use crate::common::{Rng, limit, memory_dir, seed};
+use untorn::{AtomicFile, AtomicMap, Durability, EngineKind, Error, Options, SharedMap};
+use untorn_testing::{again, sibling};
+
+const PAGES: usize = 40;
+const LEN: u64 = PAGES as u64 * 4096;
+
+/// The file that a process started by these tests is to share, and its number among them.
+const ROLE: &str = "UNTORN_TEST_SHARER";
+/// The file that a process is to serve, and to leave.
+const HEIR: &str = "UNTORN_TEST_HEIR";
+
+/// Opens a map, or says why this machine has none.
+fn share(path: &Path) -> Option<SharedMap> {
+    match SharedMap::open(path) {
+        Ok(map) => Some(map),
+        Err(error @ Error::Io { .. }) if matches!(error.errno(), 1 | 38) => {
+            untorn_testing::skipped!("{error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn file(dir: &Path) -> PathBuf {
+    let path = dir.join("data");
+    std::fs::File::create(&path).unwrap().set_len(LEN).unwrap();
+    path
+}
+
+/// A process that stores and commits until it is killed; it says on standard output what each commit covers.
+fn sharer(path: &Path, number: usize) -> Child {
+    again(sibling!("a_process_that_stores"))
+        .env(ROLE, format!("{number} {}", path.display()))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Not a test of its own: what [`sharer`] runs.
+///
+/// Word 0 is a counter of tickets. Whoever draws one notes it in two pages of its own, one after the other, so that in a
+/// cut no note is above the counter, and the second is as the first or the one before it.
+#[test]
+fn a_process_that_stores() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let (number, path) = role.split_once(' ').unwrap();
+    let number: usize = number.parse().unwrap();
+    let map = SharedMap::open(path).unwrap();
+    let tickets = &map.words(0, 1).unwrap()[0];
+    let notes = [1 + 2 * number, 2 + 2 * number].map(|page| &map.words(page as u64 * 4096, 1).unwrap()[0]);
+    let mut out = std::io::stdout();
+    loop {
+        let mut last = 0;
+        for _ in 0..20 {
+            last = tickets.fetch_add(1, Ordering::SeqCst) + 1;
+            notes.iter().for_each(|note| note.store(last, Ordering::SeqCst));
+        }
+        map.commit().unwrap();
+        writeln!(out, "committed {last}").unwrap();
+        out.flush().unwrap();
+    }
+}
+
+/// Hears what a process committed, until it ends, and notes the highest ticket. It never stops reading, so nobody waits to
+/// be heard.
+fn hear(child: &mut Child, highest: &Arc<AtomicU64>) -> std::thread::JoinHandle<()> {
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let highest = Arc::clone(highest);
+    std::thread::spawn(move || {
+        let committed = |line: std::io::Result<String>| {
+            line.ok().and_then(|line| line.strip_prefix("committed ").and_then(|last| last.parse().ok()))
+        };
+        for last in lines.filter_map(committed) {
+            highest.fetch_max(last, Ordering::SeqCst);
+        }
+    })
+}
+
+#[test]
+fn processes_that_die_together_leave_one_cut_and_nothing_acknowledged_is_lost() {
+    let _limit = limit(120, "processes that are killed");
+    let seed = seed("shared_map");
+    let mut rng = Rng::new(seed);
+    for count in [2, 4] {
+        let dir = memory_dir();
+        let path = file(dir.path());
+        let Some(map) = share(&path) else { return };
+        map.close().unwrap();
+        let highest = Arc::new(AtomicU64::new(0));
+        for round in 0..10 {
+            let before = highest.load(Ordering::SeqCst);
+            let mut children: Vec<Child> = (0..count).map(|number| sharer(&path, number)).collect();
+            let ears: Vec<_> = children.iter_mut().map(|child| hear(child, &highest)).collect();
+            // However long it takes them to begin: something is to be lost.
+            while highest.load(Ordering::SeqCst) < before + 40 {
+                assert!(children.iter_mut().all(|child| child.try_wait().unwrap().is_none()), "one ended by itself");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(rng.below(200)));
+            // One after the other, the one that serves among them, with the others going on meanwhile.
+            while !children.is_empty() {
+                let mut victim = children.swap_remove(rng.below(children.len() as u64) as usize);
+                victim.kill().unwrap();
+                victim.wait().unwrap();
+                std::thread::sleep(Duration::from_millis(rng.below(30)));
+            }
+            ears.into_iter().for_each(|ear| ear.join().unwrap());
+            let acknowledged = highest.load(Ordering::SeqCst);
+            let map = AtomicMap::open(&path).unwrap();
+            let word = |page: usize| *map.view::<u64>(page as u64 * 4096).unwrap();
+            let tickets = word(0);
+            assert!(tickets >= acknowledged, "round {round}: ticket {acknowledged} was committed, {tickets} is there");
+            for number in 0..count {
+                let (first, second) = (word(1 + 2 * number), word(2 + 2 * number));
+                assert!(second <= first && first <= tickets, "torn: {first} and {second} of {tickets}, round {round}");
+            }
+            map.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_one_process_stores_another_sees_and_commits() {
+    let _limit = limit(60, "two processes");
+    let dir = memory_dir();
+    let path = file(dir.path());
+    let Some(map) = share(&path) else { return };
+    assert!(map.is_serving());
+    let mut other = sharer(&path, 0);
+    let tickets = &map.words(0, 1).unwrap()[0];
+    while tickets.load(Ordering::SeqCst) < 1000 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    map.write_at(b"from here", 39 * 4096).unwrap();
+    let commit = map.commit().unwrap();
+    assert!(map.last_commit() >= commit);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let mut bytes = [0; 9];
+    map.read_at(&mut bytes, 39 * 4096).unwrap();
+    assert_eq!(&bytes, b"from here");
+    map.close().unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    assert_eq!(&bytes[39 * 4096..][..9], b"from here");
+    assert!(u64::from_le_bytes(bytes[..8].try_into().unwrap()) >= 1000);
+}
+
+/// Not a test of its own: a process that serves a map, and on one word leaves it, while a child forked from it lives on with
+/// all that it had open. It ends itself when its standard input does.
+#[test]
+fn a_process_with_an_heir() {
+    let Ok(path) = std::env::var(HEIR) else { return };
+    let map = SharedMap::open(path).unwrap();
+    assert!(map.is_serving());
+    map.write_at(b"from a server", 4096).unwrap();
+    println!("serving");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let heir = in_forked_child(|| {
+        std::thread::sleep(Duration::from_secs(600));
+        0
+    });
+    map.close().unwrap();
+    println!("left");
+    std::io::stdin().read_line(&mut line).unwrap();
+    heir.kill();
+    heir.wait();
+}
+
+/// Closing a socket that a forked child has too tells nobody anything.
+#[test]
+fn who_leaves_the_serving_while_a_forked_child_lives_holds_nobody_up() {
+    let _limit = limit(60, "the others after the serving process has left");
+    let dir = memory_dir();
+    let path = file(dir.path());
+    let Some(map) = share(&path) else { return };
+    map.close().unwrap();
+    let mut server = again(sibling!("a_process_with_an_heir"))
+        .env(HEIR, &path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+    let mut await_line = |word: &str| assert!(lines.any(|line| line.unwrap().contains(word)), "it ended");
+    await_line("serving");
+    let map = share(&path).unwrap();
+    assert!(!map.is_serving());
+    map.write_at(b"before", 0).unwrap();
+    let mut stdin = server.stdin.take().unwrap();
+    writeln!(stdin, "leave").unwrap();
+    await_line("left");
+    // A page that nobody has loaded yet, a commit, one that joins: all of it needs somebody who serves.
+    map.write_at(b"after", 20 * 4096).unwrap();
+    map.commit().unwrap();
+    assert!(map.is_serving());
+    let bytes = |map: &SharedMap, at: u64, len: usize| {
+        let mut bytes = vec![0; len];
+        map.read_at(&mut bytes, at).unwrap();
+        String::from_utf8(bytes).unwrap()
+    };
+    let mut another = sharer(&path, 3);
+    while map.words(7 * 4096, 1).unwrap()[0].load(Ordering::SeqCst) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    another.kill().unwrap();
+    another.wait().unwrap();
+    assert_eq!([bytes(&map, 4096, 13), bytes(&map, 20 * 4096, 5)], ["from a server", "after"]);
+    drop(stdin);
+    assert!(server.wait().unwrap().success());
+    map.close().unwrap();
+}
+
+#[test]
+fn rollback_and_growth() {
+    let dir = memory_dir();
+    let path = file(dir.path());
+    let Some(map) = share(&path) else { return };
+    map.write_at(&[1; 100], 5000).unwrap();
+    map.commit().unwrap();
+    map.write_at(&[2; 5000], 4000).unwrap();
+    map.rollback().unwrap();
+    let mut bytes = [9; 200];
+    map.read_at(&mut bytes, 4950).unwrap();
+    assert!(bytes[..50].iter().chain(&bytes[150..]).all(|byte| *byte == 0) && bytes[50..150] == [1; 100]);
+    let address = map.as_ptr();
+    map.grow(LEN + 5000).unwrap();
+    assert_eq!((map.len() as u64, map.as_ptr()), (LEN + 5000, address));
+    map.write_at(&[3; 10], LEN + 4990).unwrap();
+    map.commit().unwrap();
+    for len in [LEN, u64::MAX] {
+        let refused = map.grow(len).unwrap_err();
+        assert!(matches!(&refused, Error::Invalid { path: of, .. } if *of == path), "{refused}");
+    }
+    for (offset, len) in [(LEN + 4991, 10), (u64::MAX, 1)] {
+        assert!(matches!(map.write_at(&vec![0; len], offset), Err(Error::OutOfRange { .. })));
+    }
+    assert!(matches!(map.words(4, 1), Err(Error::Invalid { .. })));
+    assert!(matches!(map.words(LEN + 5000 - 8, 2), Err(Error::OutOfRange { .. })));
+    map.write_at(&[4; 10], 0).unwrap(); // of no commit
+    map.close().unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    assert_eq!((bytes.len() as u64, bytes[0]), (LEN + 5000, 0));
+    assert_eq!(bytes[LEN as usize + 4990..], [3; 10]);
+}
+
+/// What is too much is refused with the reason, and the stores are still there.
+#[test]
+fn a_commit_that_does_not_fit_commits_nothing() {
+    let dir = memory_dir();
+    let path = dir.path().join("data");
+    std::fs::File::create(&path).unwrap().set_len(32 << 20).unwrap();
+    if share(&path).is_none() {
+        return;
+    }
+    let map = Options::new().log_size(4 << 20).share_map(&path).unwrap();
+    map.write_at(&vec![1; 32 << 20], 0).unwrap();
+    let refused = map.commit().unwrap_err();
+    assert!(matches!(&refused, Error::Invalid { path: of, .. } if *of == path), "{refused}");
+    let mut byte = [0];
+    map.read_at(&mut byte, (32 << 20) - 1).unwrap();
+    assert_eq!(byte, [1]);
+    map.rollback().unwrap();
+    map.write_at(&[2], 7).unwrap();
+    map.commit().unwrap();
+    map.close().unwrap();
+    assert_eq!(std::fs::read(&path).unwrap()[..9], [0, 0, 0, 0, 0, 0, 0, 2, 0]);
+}
+
+#[test]
+fn other_uses_of_the_file_are_refused_meanwhile() {
+    let dir = memory_dir();
+    let path = file(dir.path());
+    let Some(map) = share(&path) else { return };
+    let in_use = |outcome: Result<(), Error>| assert!(matches!(outcome, Err(Error::InUse { .. })), "{outcome:?}");
+    in_use(AtomicFile::open(&path).map(drop));
+    in_use(Options::new().engine(EngineKind::HybridLog).open(&path).map(drop));
+    in_use(AtomicMap::open(&path).map(drop));
+    in_use(SharedMap::open(&path).map(drop));
+    map.close().unwrap();
+    let other = AtomicMap::open(&path).unwrap();
+    in_use(SharedMap::open(&path).map(drop));
+    drop(other);
+    for options in [
+        Options::new().engine(EngineKind::Reflection),
+        Options::new().durability(Durability::PerWrite),
+        Options::new().read_only(true),
+    ] {
+        assert!(matches!(options.share_map(&path), Err(Error::Invalid { .. })));
+    }
+    let reflected = dir.path().join("reflected");
+    let file = AtomicFile::create(&reflected, 4096).unwrap();
+    file.write_at(&[1; 64], 0).unwrap();
+    file.close().unwrap();
+    let error = SharedMap::open(&reflected).unwrap_err();
+    assert!(error.to_string().contains("settle"), "{error}");
+    assert!(SharedMap::open(dir.path().join("none")).is_err());
+}

@@ -1,0 +1,16 @@
+//! The write cache: a log in front of ordinary files.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod write_cache;
+mod write_cache_beside;
+mod write_cache_failures;
+mod write_cache_full;
+mod write_cache_model;
+mod write_cache_moved;
+mod write_cache_new;
+mod write_cache_through;
+
+#[global_allocator]
+static ALLOC: common::system::CountingAlloc = common::system::CountingAlloc;

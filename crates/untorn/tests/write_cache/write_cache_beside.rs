@@ -1,0 +1,421 @@
+//! Other processes that append to the log themselves: what becomes of it if they die, if there is no room, if the file fails.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::memory_dir;
+use crate::common::shelf::{Book, Shelf, attach_through, pmem, small};
+use tempfile::TempDir;
+use untorn::{CacheOptions, CachedFile, Error, Step, WriteCache};
+
+const PATH: &str = "/slow/file";
+
+fn options() -> CacheOptions {
+    small(32).shared(true)
+}
+
+/// A file behind a log of its own.
+struct Rig {
+    dir: TempDir,
+    log: PathBuf,
+    shelf: Arc<Shelf>,
+    book: Arc<Book>,
+    cache: WriteCache,
+    file: CachedFile,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let dir = memory_dir();
+        let log = dir.path().join("log");
+        let shelf = Arc::new(Shelf::default());
+        let book = shelf.put(PATH, 1);
+        let cache = options().create_on(pmem(), shelf.clone(), &log).unwrap();
+        let file = attach_through(&cache, &shelf, PATH);
+        Rig { dir, log, shelf, book, cache, file }
+    }
+}
+
+#[test]
+fn nobody_else_writes_before_the_log_knows_the_file_nor_after_it_was_let_go() {
+    let dir = memory_dir();
+    let shelf = Arc::new(Shelf::default());
+    let book = shelf.put(PATH, 1);
+    let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+    assert!(cache.shared().is_some());
+    let file = attach_through(&cache, &shelf, PATH);
+    let beside = |bytes: &[u8], at| file.write_beside(bytes, at, None).unwrap();
+    file.let_in(true);
+    assert_eq!(beside(b"x", 0), None, "the log has no number for it");
+    file.write_at(b"first", 0).unwrap();
+    assert_eq!(beside(b"x", 0), None, "nobody let them in");
+    file.let_in(true);
+    assert_eq!(beside(b"second", 5), Some(6));
+    assert_eq!(file.append(b"third").unwrap(), 11);
+    assert_eq!(*book.bytes.lock().unwrap(), b"firstsecondthird");
+    assert_eq!((file.counts_beside(), file.counts_beside()), ([1, 6, 0], [0; 3]));
+    file.keep_out().unwrap();
+    assert_eq!(beside(b"x", 0), None);
+    file.let_in(false);
+    assert_eq!(beside(b"F", 0), Some(1));
+    assert!(!file.is_settled());
+    file.demote().unwrap();
+    assert!(file.is_settled());
+    file.let_in(true);
+    assert_eq!(beside(b"x", 0), None);
+    assert_eq!(file.counts_beside(), [1, 1, 0]);
+    assert_eq!(*book.bytes.lock().unwrap(), b"Firstsecondthird");
+}
+
+#[test]
+fn whoever_waits_for_a_write_that_a_death_cut_short_brings_it_to_its_end() {
+    for step in Step::ALL {
+        for way in 0..8 {
+            let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
+            file.write_at(b"before", 0).unwrap();
+            file.let_in(true);
+            file.write_beside(&[1; 200], 3, Some(step)).unwrap();
+            assert_eq!(file.write_beside(b"x", 0, None).unwrap(), None, "what was left is for the server");
+            let mut expected = b"before".to_vec();
+            if step >= Step::Stored {
+                expected.truncate(3);
+                expected.extend([1; 200]);
+            }
+            match way {
+                0 => cache.drain().unwrap(),
+                1 => file.demote().unwrap(),
+                2 => file.keep_out().unwrap(),
+                3 => file.sync().unwrap(),
+                4 => cache.sync().unwrap(),
+                5 => file.mend().unwrap(),
+                6 => {
+                    file.write_at(b"B", 0).unwrap();
+                    expected[0] = b'B';
+                }
+                _ => {
+                    file.set_len(5).unwrap();
+                    expected.truncate(5);
+                }
+            }
+            assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {way}");
+            cache.drain().unwrap();
+            assert_eq!(cache.info().unwrap().used, 0);
+            drop((file, cache));
+            let cache = options().open_on(pmem(), shelf.clone(), &log).unwrap();
+            assert_eq!(cache.replayed().operations, 0);
+            assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {way}");
+        }
+    }
+}
+
+/// The kernel appends what is written by a description with `O_APPEND`, wherever it is said to go: what it has is not written again.
+#[test]
+fn what_a_death_left_of_an_append_is_appended_once() {
+    for step in Step::ALL {
+        // As much as the kernel had taken of it when the process was killed.
+        for taken in [0, 1, 120, 200] {
+            let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
+            file.write_at(b"before", 0).unwrap();
+            book.appends.store(true, Ordering::Relaxed);
+            file.let_in(true);
+            assert_eq!(file.append_beside(b" it", None).unwrap(), Some(3));
+            assert_eq!(file.append_beside(&[1; 200], Some(step)).unwrap(), Some(0));
+            if step == Step::Delivered {
+                book.bytes.lock().unwrap().truncate(9 + taken);
+            }
+            file.keep_out().unwrap();
+            let all = if step >= Step::Stored { 200 } else { 0 };
+            let expected = [&b"before it"[..], &vec![1; all]].concat();
+            assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {taken}");
+            file.let_in(true);
+            assert_eq!(file.append_beside(b"!", None).unwrap(), Some(1));
+            let expected = [&expected[..], b"!"].concat();
+            assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {taken}");
+            // A crash that takes all that the kernel had, and one that takes nothing of it.
+            book.appends.store(false, Ordering::Relaxed);
+            let crashed = std::fs::read(&log).unwrap();
+            drop((file, cache));
+            for nothing in [true, false] {
+                std::fs::write(&log, &crashed).unwrap();
+                if nothing {
+                    book.bytes.lock().unwrap().clear();
+                }
+                drop(options().open_on(pmem(), shelf.clone(), &log).unwrap());
+                assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {taken}, after a crash");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_append_that_there_is_no_room_for_is_done_as_far_as_the_process_was_told() {
+    let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
+    file.write_at(b"before", 0).unwrap();
+    book.appends.store(true, Ordering::Relaxed);
+    book.room.store(40, Ordering::Relaxed);
+    file.let_in(true);
+    assert_eq!(file.append_beside(&[1; 100], None).unwrap(), Some(34));
+    assert_eq!(file.append_beside(b"x", None).unwrap_err().errno(), 28);
+    let expected = [&b"before"[..], &[1; 34]].concat();
+    assert_eq!(*book.bytes.lock().unwrap(), expected);
+    drop((file, cache));
+    book.room.store(usize::MAX, Ordering::Relaxed);
+    book.appends.store(false, Ordering::Relaxed);
+    let cache = options().open_on(pmem(), shelf.clone(), &log).unwrap();
+    assert_eq!(cache.replayed().operations, 0);
+    assert_eq!(*book.bytes.lock().unwrap(), expected);
+}
+
+#[test]
+fn a_length_set_beside_is_that_of_the_file_or_is_not() {
+    for step in Step::ALL.map(Some).into_iter().chain([None]) {
+        for len in [3, 50] {
+            let Rig { dir, log, shelf, book, cache, file } = Rig::new();
+            file.write_at(b"before", 0).unwrap();
+            file.let_in(true);
+            assert_eq!(file.write_beside(b"B", 0, None).unwrap(), Some(1));
+            assert_eq!(file.set_len_beside(len, step).unwrap(), Some(()));
+            let mut expected = b"Before".to_vec();
+            if step.is_none_or(|step| step >= Step::Stored) {
+                expected.resize(len as usize, 0);
+            }
+            // A crash now, which takes all that the kernel had.
+            let copy = dir.path().join("copy");
+            std::fs::copy(&log, &copy).unwrap();
+            let shown = book.bytes.lock().unwrap().clone();
+            book.bytes.lock().unwrap().clear();
+            drop(options().open_on(pmem(), shelf.clone(), &copy).unwrap());
+            assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {len}, after a crash");
+            *book.bytes.lock().unwrap() = shown;
+            cache.drain().unwrap();
+            assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}, {len}");
+            file.keep_out().unwrap();
+            file.let_in(true);
+            assert_eq!(file.write_beside(b"x", 0, None).unwrap(), Some(1));
+            assert_eq!(file.counts_beside()[..2], [2, 2], "a length is no write");
+        }
+    }
+}
+
+#[test]
+fn a_length_that_the_file_refuses_is_never_replayed() {
+    let Rig { dir, log, shelf, book, cache, file } = Rig::new();
+    file.write_at(b"before", 0).unwrap();
+    file.let_in(true);
+    book.room.store(40, Ordering::Relaxed);
+    assert_eq!(file.set_len_beside(100, None).unwrap_err().errno(), 28);
+    assert_eq!(file.write_beside(b"B", 0, None).unwrap(), Some(1));
+    assert_eq!(*book.bytes.lock().unwrap(), b"Before");
+    // A crash now, which takes what is in the log alone, and then there is room.
+    let copy = dir.path().join("copy");
+    std::fs::copy(&log, &copy).unwrap();
+    drop((file, cache));
+    book.room.store(usize::MAX, Ordering::Relaxed);
+    let cache = options().open_on(pmem(), shelf.clone(), &copy).unwrap();
+    assert_eq!(cache.replayed().operations, 1);
+    assert_eq!(*book.bytes.lock().unwrap(), b"Before");
+}
+
+#[test]
+fn a_replay_finds_what_was_written_beside_in_its_order() {
+    for step in [None, Some(Step::Placed), Some(Step::Durable)] {
+        let Rig { dir, log, shelf, book, cache, file } = Rig::new();
+        file.write_at(&[1; 100], 0).unwrap();
+        file.let_in(true);
+        assert_eq!(file.write_beside(&[2; 100], 50, None).unwrap(), Some(100));
+        file.write_at(&[3; 10], 60).unwrap();
+        file.write_beside(&[4; 10], 65, step).unwrap();
+        let last = if step == Some(Step::Placed) { 3 } else { 4 };
+        // The log as a crash leaves it, with nobody who brings anything to an end.
+        let copy = dir.path().join("copy");
+        std::fs::copy(&log, &copy).unwrap();
+        drop((file, cache));
+        book.bytes.lock().unwrap().clear();
+        let cache = options().open_on(pmem(), shelf.clone(), &copy).unwrap();
+        assert_eq!(cache.replayed().operations, last);
+        let ends = if last == 4 { [[3; 5], [4; 5], [4; 5]] } else { [[3; 5], [3; 5], [2; 5]] };
+        let expected = [&[1; 50][..], &[2; 10], &ends.concat(), &[2; 75]].concat();
+        assert_eq!(*book.bytes.lock().unwrap(), expected, "{step:?}");
+    }
+}
+
+#[test]
+fn what_the_file_has_no_room_for_is_never_replayed() {
+    let Rig { dir: _dir, log, shelf, book, cache, file } = Rig::new();
+    file.write_at(b"before", 0).unwrap();
+    file.let_in(true);
+    book.room.store(40, Ordering::Relaxed);
+    assert_eq!(file.write_beside(&[1; 100], 10, None).unwrap(), Some(30));
+    assert_eq!(file.write_beside(&[1; 100], 40, None).unwrap_err().errno(), 28);
+    let expected = [&b"before"[..], &[0; 4], &[1; 30]].concat();
+    assert_eq!(*book.bytes.lock().unwrap(), expected);
+    drop((file, cache));
+    book.room.store(usize::MAX, Ordering::Relaxed);
+    let cache = options().open_on(pmem(), shelf.clone(), &log).unwrap();
+    assert_eq!(cache.replayed().operations, 0);
+    assert_eq!(*book.bytes.lock().unwrap(), expected);
+}
+
+/// What others were shown, and built on, a replay leaves: not what the file had no room for.
+#[test]
+fn nobody_builds_on_an_end_of_the_file_that_a_replay_would_not_leave() {
+    // The process that was told, or would have been, dies first; what it left is brought to its end by a write, a drain or a sync, or for its own sake.
+    for step in [Step::Durable, Step::Delivered, Step::Completed] {
+        for way in 0..5 {
+            let Rig { dir, log, shelf, book, cache, file } = Rig::new();
+            file.write_at(b"before", 0).unwrap();
+            file.let_in(true);
+            book.room.store(40, Ordering::Relaxed);
+            file.write_beside(&[1; 100], 10, Some(step)).unwrap();
+            assert_eq!(file.write_beside(b"x", 0, None).unwrap(), None, "{step:?}: it is not known what a replay does");
+            match way {
+                0 => {}
+                1 => cache.drain().unwrap(),
+                2 => file.mend().unwrap(),
+                // What a sync has answered for is what was shown then, and no more.
+                3 => file.sync().unwrap(),
+                _ => cache.sync().unwrap(),
+            }
+            if way >= 2 {
+                let copy = dir.path().join("synced");
+                std::fs::copy(&log, &copy).unwrap();
+                let shown = book.bytes.lock().unwrap().clone();
+                let room = book.room.swap(usize::MAX, Ordering::Relaxed);
+                drop(options().open_on(pmem(), shelf.clone(), &copy).unwrap());
+                assert_eq!(*book.bytes.lock().unwrap(), shown, "{step:?}, {way}");
+                book.room.store(room, Ordering::Relaxed);
+            }
+            file.write_at(b"B", 0).unwrap();
+            assert_eq!(file.write_beside(b"E", 1, None).unwrap(), Some(1));
+            let shown = book.bytes.lock().unwrap().clone();
+            assert_eq!(shown, [&b"BEfore"[..], &[0; 4], &[1; 30]].concat(), "{step:?}");
+            // A crash now, and then there is room.
+            let copy = dir.path().join("copy");
+            std::fs::copy(&log, &copy).unwrap();
+            drop((file, cache));
+            book.room.store(usize::MAX, Ordering::Relaxed);
+            let cache = options().open_on(pmem(), shelf.clone(), &copy).unwrap();
+            assert_eq!(cache.replayed().operations, 2);
+            assert_eq!(*book.bytes.lock().unwrap(), shown, "{step:?}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_fails_while_a_write_is_brought_to_its_end_holds_no_other_up() {
+    for step in [Step::Durable, Step::Completed] {
+        let dir = memory_dir();
+        let shelf = Arc::new(Shelf::default());
+        let book = shelf.put(PATH, 1);
+        let other = shelf.put("/slow/other", 2);
+        let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+        let file = attach_through(&cache, &shelf, PATH);
+        let second = attach_through(&cache, &shelf, "/slow/other");
+        file.write_at(b"before", 0).unwrap();
+        second.write_at(b"first", 0).unwrap();
+        cache.drain().unwrap();
+        file.let_in(true);
+        book.room.store(40, Ordering::Relaxed);
+        file.write_beside(&[1; 100], 10, Some(step)).unwrap();
+        book.broken.store(true, Ordering::Relaxed);
+        second.write_at(b"F", 0).unwrap();
+        for _ in 0..3 {
+            cache.drain_some().unwrap();
+        }
+        assert!(second.is_settled(), "{step:?}");
+        second.demote().unwrap();
+        assert!(matches!(file.write_at(b"x", 0), Err(Error::Poisoned { .. })));
+        assert_eq!(*other.bytes.lock().unwrap(), b"First");
+    }
+}
+
+/// One that is killed between the two steps of waking the drain has everybody believe that it is awake.
+#[test]
+fn what_nobody_rang_for_is_drained_nevertheless() {
+    let dir = memory_dir();
+    let shelf = Arc::new(Shelf::default());
+    shelf.put(PATH, 1);
+    let cache = options().background(true).create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+    let file = attach_through(&cache, &shelf, PATH);
+    file.write_at(b"first", 0).unwrap();
+    cache.drain().unwrap();
+    file.let_in(true);
+    let start = Instant::now();
+    for round in 0..2 {
+        // It rings for nothing.
+        assert_eq!(file.write_beside(b"x", round, None).unwrap(), Some(1));
+        while cache.info().unwrap().used > 0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "it sleeps for ever");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn handles_that_go_at_the_same_time_leave_nothing_behind() {
+    let dir = memory_dir();
+    let shelf = Arc::new(Shelf::default());
+    shelf.put(PATH, 1);
+    let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+    for round in 0..200 {
+        let handles = [attach_through(&cache, &shelf, PATH), attach_through(&cache, &shelf, PATH)];
+        handles[0].write_at(b"first", 0).unwrap();
+        let together = Barrier::new(2);
+        thread::scope(|scope| {
+            for file in handles {
+                let together = &together;
+                scope.spawn(move || {
+                    together.wait();
+                    file.let_in(true);
+                    file.write_beside(b"x", 0, None).unwrap();
+                    drop(file);
+                });
+            }
+        });
+        cache.drain().unwrap();
+        let info = cache.info().unwrap();
+        assert_eq!((info.files, info.used), (0, 0), "round {round}");
+    }
+}
+
+#[test]
+fn a_file_that_fails_is_no_longer_written_to_beside() {
+    let dir = memory_dir();
+    let shelf = Arc::new(Shelf::default());
+    let book = shelf.put(PATH, 1);
+    let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+    let file = attach_through(&cache, &shelf, PATH);
+    file.write_at(b"kept", 0).unwrap();
+    file.let_in(true);
+    assert_eq!(file.write_beside(b"too", 4, None).unwrap(), Some(3));
+    book.broken.store(true, Ordering::Relaxed);
+    cache.drain_some().unwrap();
+    assert_eq!(file.write_beside(b"x", 0, None).unwrap(), None);
+    assert!(matches!(file.write_at(b"x", 0), Err(Error::Poisoned { .. })));
+    assert_eq!(cache.info().unwrap().stuck, 2);
+}
+
+#[test]
+fn half_of_the_log_is_for_others_and_is_theirs_again_once_it_is_drained() {
+    let dir = memory_dir();
+    let shelf = Arc::new(Shelf::default());
+    shelf.put(PATH, 1);
+    let cache = options().create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+    let file = attach_through(&cache, &shelf, PATH);
+    file.write_at(b"first", 0).unwrap();
+    file.let_in(true);
+    for round in 0..40 {
+        let written = (0..40).take_while(|n| file.write_beside(&[*n; 64], 0, None).unwrap().is_some()).count();
+        assert_eq!(written, 16, "round {round}");
+        // There is room for this one, and for one as long as may be.
+        file.write_at(b"x", 0).unwrap();
+        if round % 3 == 0 {
+            file.write_at(&[7; 8 * 64], 0).unwrap();
+        }
+        cache.drain().unwrap();
+    }
+    assert_eq!(cache.info().unwrap().used, 0);
+}

@@ -1,0 +1,265 @@
+//! Write caches in front of files that fail, are gone, or are not where they should be, and under a log that fails.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use crate::common::counting::Counting;
+use crate::common::memory_dir;
+use crate::common::shelf::{Shelf, attach, contents, pmem, small};
+use untorn::medium::Kernel;
+use untorn::{CachedFile, Error, Fate};
+
+#[test]
+fn a_file_that_fails_keeps_its_writes_in_the_log_says_so_and_is_in_nobodys_way() {
+    let dir = memory_dir();
+    let log = dir.path().join("log");
+    let shelf = Arc::new(Shelf::default());
+    let (bad, good) = (shelf.put("/slow/bad", 1), shelf.put("/slow/good", 2));
+    let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
+    let (failing, working) = (attach(&cache, &shelf, "/slow/bad"), attach(&cache, &shelf, "/slow/good"));
+    failing.write_at(&[7; 200], 10).unwrap();
+    failing.set_len(100).unwrap();
+    failing.write_at(b"last", 90).unwrap();
+    let expected = contents(&failing);
+    bad.broken.store(true, Ordering::Relaxed);
+    assert!(matches!(failing.demote(), Err(Error::Poisoned { .. })));
+    for refused in [failing.write_at(b"x", 0), failing.sync(), failing.set_len(1), failing.hand_over(), cache.drain()] {
+        assert!(matches!(refused, Err(Error::Poisoned { .. })), "{refused:?}");
+    }
+    // Many times round the log: the others go on.
+    for round in 0..400_u32 {
+        working.write_at(&round.to_le_bytes(), u64::from(round % 10) * 100).unwrap();
+        assert_eq!(contents(&failing), expected, "round {round}");
+    }
+    working.demote().unwrap();
+    assert_eq!(good.bytes.lock().unwrap()[900..904], 399_u32.to_le_bytes());
+    assert!(cache.info().unwrap().stuck > 0);
+    drop((failing, working, cache));
+    // The log is no use to anybody, and nothing is lost, as long as the file fails.
+    assert!(matches!(small(32).open_on(pmem(), shelf.clone(), &log), Err(Error::Unreplayed { .. })));
+    bad.broken.store(false, Ordering::Relaxed);
+    let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
+    assert!(cache.replayed().files.iter().any(|file| file.fate == Fate::Replayed && file.inode == 1));
+    assert_eq!(shelf.get("/slow/bad").unwrap(), expected);
+}
+
+/// A failed flush is told once. Whoever hears of it, what was on its way to the file then is not freed by the next.
+#[test]
+fn a_flush_that_fails_outside_a_drain_is_not_followed_by_one_that_says_all_is_well() {
+    let dir = memory_dir();
+    let log = dir.path().join("log");
+    let shelf = Arc::new(Shelf::default());
+    let bad = shelf.put("/slow/bad", 1);
+    let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
+    let failing = attach(&cache, &shelf, "/slow/bad");
+    failing.write_at(b"on its way", 0).unwrap();
+    failing.hand_over().unwrap();
+    bad.broken.store(true, Ordering::Relaxed);
+    assert!(matches!(failing.sync_file(), Err(Error::Io { .. })));
+    bad.broken.store(false, Ordering::Relaxed);
+    for refused in [failing.sync_file(), failing.sync(), failing.demote(), cache.drain()] {
+        assert!(matches!(refused, Err(Error::Poisoned { .. })), "{refused:?}");
+    }
+    // The device never got it.
+    bad.bytes.lock().unwrap().clear();
+    drop((failing, cache));
+    let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
+    assert!(cache.replayed().files.iter().any(|file| file.fate == Fate::Replayed && file.inode == 1));
+    assert_eq!(shelf.get("/slow/bad").unwrap(), b"on its way");
+}
+
+#[test]
+fn when_failed_files_have_the_whole_log_the_others_are_served_without_it() {
+    let dir = memory_dir();
+    let shelf = Arc::new(Shelf::default());
+    let (bad, good) = (shelf.put("/slow/bad", 1), shelf.put("/slow/good", 2));
+    let cache = small(16).create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+    let (failing, working) = (attach(&cache, &shelf, "/slow/bad"), attach(&cache, &shelf, "/slow/good"));
+    // All that writers may have.
+    (0..12).for_each(|n| failing.write_at(&[n; 10], u64::from(n) * 10).unwrap());
+    bad.broken.store(true, Ordering::Relaxed);
+    for round in 0..20_u32 {
+        working.append(&round.to_le_bytes()).unwrap();
+    }
+    assert_eq!(good.bytes.lock().unwrap().len(), 80, "each was written past the log");
+    assert_eq!(contents(&failing).len(), 120);
+}
+
+/// The drain frees entries one by one while it moves what is stuck: what is freed is seen by no read any more.
+#[test]
+fn no_read_sees_an_entry_that_is_free() {
+    let dir = memory_dir();
+    let shelf = Arc::new(Shelf::default());
+    let (bad, good) = (shelf.put("/slow/bad", 1), shelf.put("/slow/good", 2));
+    shelf.put("/slow/other", 3);
+    let medium = Counting::new(pmem());
+    let cache = small(16).create_on(medium.clone(), shelf.clone(), dir.path().join("log")).unwrap();
+    let (failing, working) = (attach(&cache, &shelf, "/slow/bad"), attach(&cache, &shelf, "/slow/good"));
+    failing.write_at(b"first", 0).unwrap();
+    (0..10).for_each(|n| working.write_at(&[n + 1; 64], u64::from(n) * 64).unwrap());
+    failing.write_at(b"last", 5).unwrap();
+    let expected = contents(&working);
+    // When the second is moved, all between the two is free: the others write over it.
+    let others =
+        Arc::new(Mutex::new(Some((attach(&cache, &shelf, "/slow/other"), attach(&cache, &shelf, "/slow/good")))));
+    let (seen, moves) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(0));
+    let (theirs, see) = (Arc::clone(&others), Arc::clone(&seen));
+    medium.watch(move |barrier, _| {
+        if barrier == "cache.drain.moved" {
+            let mut moves = moves.lock().unwrap();
+            *moves += 1;
+            if *moves == 2
+                && let Some((other, working)) = &*theirs.lock().unwrap()
+            {
+                (0..4).for_each(|n| other.write_at(&[99; 64], n * 64).unwrap());
+                *see.lock().unwrap() = contents(working);
+            }
+        }
+    });
+    bad.broken.store(true, Ordering::Relaxed);
+    assert!(matches!(cache.drain(), Err(Error::Poisoned { .. })));
+    assert_eq!(*seen.lock().unwrap(), expected);
+    assert_eq!(contents(&working), expected);
+    assert_eq!(*good.bytes.lock().unwrap(), expected);
+    assert_eq!(contents(&failing), b"firstlast");
+    drop(others.lock().unwrap().take());
+}
+
+/// Writers, and the thread that drains, round a log full of entries that nobody can drain: each of them gets on or is told.
+#[test]
+fn threads_go_on_while_a_file_is_stuck() {
+    let dir = memory_dir();
+    let log = dir.path().join("log");
+    let shelf = Arc::new(Shelf::default());
+    let bad = shelf.put("/slow/bad", 1);
+    let paths = ["/slow/good", "/slow/other"];
+    paths.iter().zip(2..).for_each(|(path, inode)| drop(shelf.put(path, inode)));
+    let options = small(32).background(true).batch(2, 8);
+    let cache = options.create_on(pmem(), shelf.clone(), &log).unwrap();
+    let failing = attach(&cache, &shelf, "/slow/bad");
+    let written = std::thread::scope(|scope| {
+        for path in paths {
+            let (cache, shelf) = (&cache, &shelf);
+            scope.spawn(move || {
+                let file = attach(cache, shelf, path);
+                for round in 0..2000_u32 {
+                    file.append(&round.to_le_bytes()).unwrap();
+                    if round % 100 == 0 {
+                        file.hand_over().unwrap();
+                    }
+                    if round % 500 == 0 {
+                        file.refresh().unwrap();
+                    }
+                }
+            });
+        }
+        // Its writes that returned; it fails in the midst of the others.
+        let mut written = 0;
+        while failing.append(&[7]).is_ok() {
+            written += 1;
+            bad.broken.store(written >= 200, Ordering::Relaxed);
+        }
+        written
+    });
+    let expected: Vec<u8> = (0..2000_u32).flat_map(u32::to_le_bytes).collect();
+    for path in paths {
+        let file = attach(&cache, &shelf, path);
+        assert_eq!(contents(&file), expected);
+        file.demote().unwrap();
+        assert_eq!(shelf.get(path).unwrap(), expected);
+    }
+    assert_eq!(contents(&failing), vec![7; written]);
+    drop((failing, cache));
+    bad.broken.store(false, Ordering::Relaxed);
+    assert!(small(32).open_on(pmem(), shelf.clone(), &log).unwrap().replayed().is_complete());
+    assert_eq!(shelf.get("/slow/bad").unwrap(), vec![7; written]);
+}
+
+#[test]
+fn a_log_that_fails_says_so_to_all_who_wait_and_keeps_what_was_acknowledged() {
+    for sound in 20..40 {
+        let dir = memory_dir();
+        let log = dir.path().join("log");
+        let shelf = Arc::new(Shelf::default());
+        let paths = ["/slow/a", "/slow/b", "/slow/c"];
+        paths.iter().zip(1..).for_each(|(path, inode)| drop(shelf.put(path, inode)));
+        let medium = Counting::new(pmem());
+        let options = small(16).background(true).batch(2, 8);
+        let cache = options.create_on(medium.clone(), shelf.clone(), &log).unwrap();
+        let files = paths.map(|path| attach(&cache, &shelf, path));
+        medium.fail_fences_after(sound);
+        let written: Vec<usize> = std::thread::scope(|scope| {
+            let writer = |file| {
+                scope.spawn(move || {
+                    let write = |n: &usize| CachedFile::append(file, &[*n as u8; 100]).is_ok();
+                    (0..).take_while(write).count()
+                })
+            };
+            let writers: Vec<_> = files.iter().map(writer).collect();
+            writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+        });
+        for refused in [files[0].sync(), files[0].set_len(1), files[0].demote(), cache.drain(), cache.sync()] {
+            assert!(matches!(refused, Err(Error::Poisoned { .. })), "{refused:?}");
+        }
+        drop((files, cache));
+        assert!(small(16).open_on(pmem(), shelf.clone(), &log).unwrap().replayed().is_complete());
+        for (path, written) in paths.iter().zip(written) {
+            let found = shelf.get(path).unwrap();
+            let expected: Vec<u8> = (0..=written).flat_map(|n| [n as u8; 100]).collect();
+            // The one that was refused may be there, and is whole then.
+            assert!([written * 100, written * 100 + 100].contains(&found.len()), "{} of {written}", found.len());
+            assert_eq!(found, expected[..found.len()]);
+        }
+    }
+}
+
+#[test]
+fn a_file_is_attached_where_it_is_and_nowhere_else() {
+    let dir = memory_dir();
+    let path = |name: &str| dir.path().join(name);
+    let cache = small(16).create_on(pmem(), Arc::new(Kernel), path("log")).unwrap();
+    std::fs::create_dir(path("deep")).unwrap();
+    std::fs::write(path("other"), b"").unwrap();
+    let plain = std::fs::File::create_new(path("deep/file")).unwrap();
+    std::os::unix::fs::symlink(path("deep/file"), path("link")).unwrap();
+    let wrong = cache.attach(plain.as_fd(), &path("other")).unwrap_err();
+    assert!(matches!(wrong, Error::Invalid { .. }), "{wrong}");
+    let file = cache.attach(plain.as_fd(), &path("link")).unwrap();
+    assert_eq!(file.path(), std::fs::canonicalize(path("deep/file")).unwrap());
+    file.write_at(b"through a link", 0).unwrap();
+    file.demote().unwrap();
+    drop(file);
+    std::fs::remove_file(path("deep/file")).unwrap();
+    assert!(cache.attach(plain.as_fd(), &path("deep/file")).is_err(), "no replay would find it");
+}
+
+#[test]
+fn a_file_that_is_gone_or_another_is_not_written_to_and_its_log_is_kept() {
+    let dir = memory_dir();
+    let log = dir.path().join("log");
+    let shelf = Arc::new(Shelf::default());
+    let book = shelf.put("/slow/a", 1);
+    shelf.put("/slow/b", 2);
+    let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
+    attach(&cache, &shelf, "/slow/a").write_at(b"of a", 0).unwrap();
+    attach(&cache, &shelf, "/slow/b").write_at(b"of b", 0).unwrap();
+    drop(cache);
+    shelf.remove("/slow/a");
+    let refused = small(32).open_on(pmem(), shelf.clone(), &log).unwrap_err();
+    assert!(matches!(&refused, Error::Unreplayed { what, .. } if what.contains("/slow/a")), "{refused}");
+    assert_eq!(shelf.get("/slow/b").unwrap(), b"of b", "what could be replayed was");
+    // Another file of that name is not it. What was replayed already is not replayed over what came later.
+    let other = shelf.put("/slow/a", 3);
+    shelf.put("/slow/b", 2).bytes.lock().unwrap().extend(b"new!");
+    assert!(matches!(small(32).open_on(pmem(), shelf.clone(), &log), Err(Error::Unreplayed { .. })));
+    assert_eq!((shelf.get("/slow/a").unwrap().len(), shelf.get("/slow/b").unwrap()), (0, b"new!".to_vec()));
+    drop(other);
+    // It comes back under another name beside: it is known by its identity.
+    shelf.files.lock().unwrap().insert(PathBuf::from("/slow/a.restored"), book);
+    let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
+    assert!(cache.replayed().is_complete());
+    assert_eq!(shelf.get("/slow/a.restored").unwrap(), b"of a");
+    assert_eq!((shelf.get("/slow/a").unwrap().len(), shelf.get("/slow/b").unwrap()), (0, b"new!".to_vec()));
+}

@@ -1,0 +1,377 @@
+//! Files behind a log that get other names, in two directories: a replay has each where it was when the rename had returned, whatever
+//! of the renames a crash undid.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::common::memory_dir;
+use crate::common::shelf::{pmem, small};
+use untorn::medium::{Descriptor, Kernel, SlowFile};
+use untorn::{CachedFile, Fate, Replay, WriteCache};
+
+/// Two directories, `one` and `two`, on a file system that tells its files apart, and a log beside them.
+struct Machine {
+    dir: tempfile::TempDir,
+    fast: tempfile::TempDir,
+    cache: Option<WriteCache>,
+}
+
+impl Machine {
+    fn new() -> Option<Self> {
+        let (dir, fast) = (tempfile::tempdir().unwrap(), memory_dir());
+        for name in ["one", "two"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let probe = dir.path().join("probe");
+        let identity = open(&probe).identity().unwrap();
+        fs::remove_file(&probe).unwrap();
+        if identity.generation == 0 || identity.birth == 0 {
+            untorn_testing::skipped!("renames, on a file system whose files have no generation or no birth time");
+            return None;
+        }
+        let cache = small(64).create_on(pmem(), Arc::new(Kernel), fast.path().join("log")).unwrap();
+        Some(Machine { dir, fast, cache: Some(cache) })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join(name)
+    }
+
+    fn cache(&self) -> &WriteCache {
+        self.cache.as_ref().unwrap()
+    }
+
+    /// A file with this in it, which the log has.
+    fn create(&self, name: &str, bytes: &[u8]) -> CachedFile {
+        let path = self.path(name);
+        let file = self.cache().attach_through(Arc::new(open(&path)), &path).unwrap();
+        file.write_at(bytes, 0).unwrap();
+        file
+    }
+
+    fn rename(&self, file: &CachedFile, to: &str) {
+        let from = file.path();
+        assert!(file.move_to(&self.path(to)).unwrap(), "{} to {to}", from.display());
+        fs::rename(from, self.path(to)).unwrap();
+        file.moved(true).unwrap();
+        assert_eq!(file.path(), self.path(to));
+    }
+
+    /// What a crash leaves: the log as it is now, and of the files what `take` leaves. Then a replay.
+    fn crash(&mut self, take: impl FnOnce(&Self)) -> Replay {
+        let log = self.fast.path().join("log");
+        let left = fs::read(&log).unwrap();
+        self.cache = None;
+        fs::write(&log, left).unwrap();
+        take(self);
+        self.replay()
+    }
+
+    fn replay(&self) -> Replay {
+        small(64).replay_on(pmem(), &Kernel, self.fast.path().join("log")).unwrap()
+    }
+
+    /// Undoes a rename, as a crash may.
+    fn undo(&self, from: &str, to: &str) {
+        fs::rename(self.path(to), self.path(from)).unwrap();
+    }
+
+    /// All files, with what they hold.
+    fn files(&self) -> Vec<(String, String)> {
+        let mut files = Vec::new();
+        for dir in ["one", "two"] {
+            for entry in fs::read_dir(self.path(dir)).unwrap() {
+                let path = entry.unwrap().path();
+                let name = format!("{dir}/{}", path.file_name().unwrap().to_str().unwrap());
+                files.push((name, String::from_utf8(fs::read(path).unwrap()).unwrap()));
+            }
+        }
+        files.sort();
+        files
+    }
+
+    #[track_caller]
+    fn has(&self, expected: &[(&str, &str)]) {
+        let found = self.files();
+        let found: Vec<(&str, &str)> = found.iter().map(|(name, bytes)| (name.as_str(), bytes.as_str())).collect();
+        assert_eq!(found, expected);
+    }
+}
+
+fn open(path: &Path) -> Descriptor {
+    let file = fs::File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+    Descriptor::new(file.into(), path).unwrap()
+}
+
+/// The file is found by either name, and has the one that it was given.
+#[test]
+fn a_rename_that_a_crash_undid_is_repeated() {
+    for to in ["one/b", "two/b"] {
+        for undone in [false, true] {
+            let Some(mut machine) = Machine::new() else { return };
+            let file = machine.create("one/a", b"bytes");
+            machine.rename(&file, to);
+            file.append(b", more").unwrap();
+            drop(file);
+            let replay = machine.crash(|machine| {
+                if undone {
+                    machine.undo("one/a", to);
+                }
+            });
+            assert!(replay.is_complete(), "{replay:?}");
+            assert_eq!(replay.files[0].path, machine.path(to));
+            machine.has(&[(to, "bytes, more")]);
+            assert_eq!(machine.replay().operations, 0, "nothing is left to do");
+        }
+    }
+}
+
+/// A new file that the crash took with both its names is made again by the last one, over what that had.
+#[test]
+fn a_new_file_that_was_put_over_another_is_made_again_there() {
+    for known in [false, true] {
+        let Some(mut machine) = Machine::new() else { return };
+        let old = if known {
+            Some(machine.create("two/b", b"old"))
+        } else {
+            fs::write(machine.path("two/b"), b"old").unwrap();
+            None
+        };
+        fs::hard_link(machine.path("two/b"), machine.path("kept")).unwrap();
+        let file = machine.create("one/a", b"new");
+        if known {
+            // It has but one name when it is replaced.
+            fs::remove_file(machine.path("kept")).unwrap();
+        }
+        machine.rename(&file, "two/b");
+        drop((file, old));
+        let replay = machine.crash(|machine| {
+            fs::remove_file(machine.path("two/b")).unwrap();
+            if !known {
+                fs::rename(machine.path("kept"), machine.path("two/b")).unwrap();
+            }
+        });
+        assert!(replay.is_complete(), "{replay:?}");
+        assert!(replay.files.iter().all(|file| file.moved_aside.is_none()), "{replay:?}");
+        machine.has(&[("two/b", "new")]);
+    }
+}
+
+/// The one that had the name is there as it was, if the rename was not done and the crash came before it.
+#[test]
+fn a_rename_that_was_not_done_leaves_both_files() {
+    for told in [false, true] {
+        let Some(mut machine) = Machine::new() else { return };
+        let (file, over) = (machine.create("one/a", b"new"), machine.create("two/b", b"old"));
+        assert!(file.move_to(&machine.path("two/b")).unwrap());
+        if told {
+            file.moved(false).unwrap();
+            assert_eq!(file.path(), machine.path("one/a"));
+        }
+        file.append(b"er").unwrap();
+        over.append(b"er").unwrap();
+        drop((file, over));
+        let replay = machine.crash(|_| {});
+        assert!(replay.is_complete(), "{replay:?}");
+        machine.has(&[("one/a", "newer"), ("two/b", "older")]);
+    }
+}
+
+/// The process died in between: the file is where it is.
+#[test]
+fn a_rename_of_which_nobody_said_that_it_was_done_is_not_undone() {
+    let Some(mut machine) = Machine::new() else { return };
+    let (file, over) = (machine.create("one/a", b"new"), machine.create("two/b", b"old"));
+    assert!(file.move_to(&machine.path("two/b")).unwrap());
+    fs::rename(machine.path("one/a"), machine.path("two/b")).unwrap();
+    drop((file, over));
+    let replay = machine.crash(|_| {});
+    assert!(replay.is_complete(), "{replay:?}");
+    machine.has(&[("two/b", "new")]);
+}
+
+/// Each is put where it was, those first that were renamed first.
+#[test]
+fn files_that_were_renamed_in_a_row_are_renamed_in_that_order_again() {
+    let Some(mut machine) = Machine::new() else { return };
+    let (first, second) = (machine.create("one/log.1", b"first"), machine.create("one/log", b"second"));
+    machine.rename(&first, "two/log.2");
+    machine.rename(&second, "one/log.1");
+    let third = machine.create("one/log", b"third");
+    // Its first rename is durable before the second, so only that one can be undone.
+    machine.rename(&third, "two/log.3");
+    machine.rename(&third, "two/log.4");
+    let fourth = machine.create("one/log", b"fourth");
+    drop((first, second, third, fourth));
+    let replay = machine.crash(|machine| {
+        fs::remove_file(machine.path("one/log")).unwrap();
+        machine.undo("two/log.3", "two/log.4");
+        machine.undo("one/log", "one/log.1");
+        machine.undo("one/log.1", "two/log.2");
+    });
+    assert!(replay.is_complete(), "{replay:?}");
+    machine.has(&[("one/log", "fourth"), ("one/log.1", "second"), ("two/log.2", "first"), ("two/log.4", "third")]);
+}
+
+/// Neither the file nor what it was put over is back, wherever the crash has the two.
+#[test]
+fn a_file_that_was_renamed_and_removed_is_gone_with_what_it_replaced() {
+    for undone in [false, true] {
+        let Some(mut machine) = Machine::new() else { return };
+        let over = machine.create("two/b", b"old");
+        let file = machine.create("one/a", b"new");
+        assert!(file.move_to(&machine.path("two/b")).unwrap());
+        fs::rename(machine.path("two/b"), machine.path("kept")).unwrap();
+        fs::rename(machine.path("one/a"), machine.path("two/b")).unwrap();
+        file.moved(true).unwrap();
+        assert!(file.leave().unwrap());
+        fs::remove_file(machine.path("two/b")).unwrap();
+        drop((file, over));
+        let replay = machine.crash(|machine| {
+            if undone {
+                fs::rename(machine.path("kept"), machine.path("two/b")).unwrap();
+            }
+        });
+        assert!(replay.files.iter().all(|file| file.fate == Fate::Removed), "{replay:?}");
+        machine.has(&[]);
+    }
+}
+
+/// What is not the file that was replaced is not removed for it.
+#[test]
+fn what_came_there_since_is_kept_and_so_is_the_log() {
+    let Some(mut machine) = Machine::new() else { return };
+    let file = machine.create("one/a", b"new");
+    machine.rename(&file, "two/b");
+    drop(file);
+    let replay = machine.crash(|machine| {
+        machine.undo("one/a", "two/b");
+        // Births are told by a coarse clock.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        fs::write(machine.path("two/b"), b"younger").unwrap();
+    });
+    assert!(matches!(&replay.files[0].fate, Fate::Missing(why) if why.contains("another file")), "{replay:?}");
+    machine.has(&[("one/a", "new"), ("two/b", "younger")]);
+    fs::remove_file(machine.path("two/b")).unwrap();
+    assert!(machine.replay().is_complete());
+    machine.has(&[("two/b", "new")]);
+}
+
+/// Where a file is put over another again and again its directory is synced once, and no file waits for its own device.
+#[test]
+fn what_is_replaced_time_and_again_is_what_was_put_there_last() {
+    let Some(mut machine) = Machine::new() else { return };
+    fs::write(machine.path("one/b"), b"plain").unwrap();
+    for round in 0..20 {
+        let file = machine.create("one/b.new", format!("round {round}").as_bytes());
+        machine.rename(&file, "one/b");
+        if round % 3 == 0 {
+            machine.cache().drain().unwrap();
+        }
+    }
+    let replay = machine.crash(|_| {});
+    assert!(replay.is_complete(), "{replay:?}");
+    machine.has(&[("one/b", "round 19")]);
+}
+
+#[test]
+fn what_the_log_cannot_follow_is_for_the_caller_to_see_to() {
+    let Some(machine) = Machine::new() else { return };
+    let file = machine.create("one/a", b"bytes");
+    let longer = "n".repeat(200);
+    let longer = (0..20).fold(machine.path("two"), |path, _| path.join(&longer));
+    fs::create_dir(machine.path("two/dir")).unwrap();
+    let path = machine.path("two/unwritten");
+    let unwritten = machine.cache().attach_through(Arc::new(open(&path)), &path).unwrap();
+    for to in [file.path(), longer, machine.path("two/dir"), path.clone(), PathBuf::from("relative")] {
+        assert!(!file.move_to(&to).unwrap(), "{}", to.display());
+    }
+    assert!(!unwritten.move_to(&machine.path("two/b")).unwrap(), "nothing of it is in the log");
+    assert!(file.move_to(&machine.path("two/b")).unwrap());
+    assert!(!file.move_to(&machine.path("two/c")).unwrap(), "one rename at a time");
+    file.moved(false).unwrap();
+    file.moved(true).unwrap();
+    assert_eq!(file.path(), machine.path("one/a"), "none was announced");
+    file.demote().unwrap();
+    assert!(!file.move_to(&machine.path("two/b")).unwrap());
+}
+
+/// A log with few lines for files serves any number of files that are renamed, one after the other.
+#[test]
+fn lines_of_files_that_were_renamed_or_replaced_come_back() {
+    let Some(machine) = Machine::new() else { return };
+    for round in 0..100 {
+        let file = machine.create("one/a", b"bytes");
+        machine.rename(&file, if round % 2 == 0 { "two/b" } else { "one/b" });
+        drop(file);
+    }
+    machine.cache().drain().unwrap();
+    assert_eq!(machine.cache().info().unwrap().files, 0);
+}
+
+/// Its renamer was killed before it said so, or what it said was not synced; but another file has the name since.
+#[test]
+fn a_file_of_which_the_log_has_nothing_else_is_renamed_again_where_a_new_one_has_its_name() {
+    let Some(mut machine) = Machine::new() else { return };
+    let old = machine.create("one/f", b"old");
+    machine.cache().drain().unwrap();
+    assert!(old.move_to(&machine.path("two/f")).unwrap());
+    fs::rename(machine.path("one/f"), machine.path("two/f")).unwrap();
+    drop((old, machine.create("one/f", b"new")));
+    let replay = machine.crash(|machine| {
+        fs::remove_file(machine.path("one/f")).unwrap();
+        machine.undo("one/f", "two/f");
+    });
+    assert!(replay.is_complete(), "{replay:?}");
+    assert_eq!(fs::read(machine.path("one/f")).unwrap(), b"new");
+    assert_eq!(fs::read(machine.path("two/f")).unwrap(), b"old");
+    let count = |dir| fs::read_dir(machine.path(dir)).unwrap().count();
+    assert_eq!((count("one"), count("two")), (1, 1));
+}
+
+/// Each is what a crash and a replay leave, as the other tests have it; the explorer tries what it relies on.
+#[test]
+fn the_log_keeps_names_of_files_that_it_has_and_those_that_were_given_up_by_a_rename() {
+    let Some(machine) = Machine::new() else { return };
+    let kept = |names: &[&str]| {
+        let names: Vec<_> = names.iter().map(std::ffi::OsString::from).collect();
+        machine.cache().keeps_names(&machine.path("one"), &names).unwrap()
+    };
+    assert!(kept(&[]));
+    assert!(!kept(&["a"]), "nothing is there, and may have been removed");
+    fs::write(machine.path("one/plain"), "plain").unwrap();
+    fs::create_dir(machine.path("one/dir")).unwrap();
+    std::os::unix::fs::symlink("a", machine.path("one/link")).unwrap();
+    let path = machine.path("one/a");
+    let a = machine.cache().attach_through(Arc::new(open(&path)), &path).unwrap();
+    assert!(!kept(&["a"]), "the log has nothing of it");
+    a.write_at(b"a", 0).unwrap();
+    assert!(kept(&["a"]));
+    for other in ["plain", "dir", "link"] {
+        assert!(!kept(&["a", other]), "{other}");
+    }
+    // Once it is durable by its own name it stays so.
+    machine.cache().drain().unwrap();
+    assert!(kept(&["a"]));
+
+    assert!(a.move_to(&machine.path("one/b")).unwrap());
+    assert!(!kept(&["a"]), "it is about to be renamed");
+    fs::rename(&path, machine.path("one/b")).unwrap();
+    assert!(!kept(&["b"]), "the log was not told");
+    a.moved(true).unwrap();
+    assert!(kept(&["a", "b"]));
+    machine.rename(&a, "two/b");
+    assert!(kept(&["b"]));
+    assert!(!kept(&["a"]), "that is two renames ago, and durable: the log has forgotten it");
+
+    let gone = machine.create("one/gone", b"gone");
+    assert!(gone.leave().unwrap());
+    assert!(!kept(&["gone"]), "it is about to be removed");
+    fs::remove_file(machine.path("one/gone")).unwrap();
+    assert!(!kept(&["gone"]), "it may be back");
+    let again = machine.create("one/gone", b"again");
+    assert!(kept(&["gone"]), "what it was is superseded");
+    again.demote().unwrap();
+    assert!(!kept(&["gone"]), "it is plain");
+}

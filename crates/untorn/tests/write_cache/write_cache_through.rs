@@ -1,0 +1,158 @@
+//! Files that are written through a log: the kernel has what was written at once, and what the log has besides is not more.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::common::memory_dir;
+use crate::common::shelf::{Shelf, attach_through, pmem, small};
+use untorn::medium::{Descriptor, Kernel, SlowPlace};
+use untorn::{Error, Fate};
+
+const PATH: &str = "/slow/file";
+
+#[test]
+fn a_write_is_in_the_file_and_in_the_log_when_it_returns() {
+    let dir = memory_dir();
+    let log = dir.path().join("log");
+    let shelf = Arc::new(Shelf::default());
+    let book = shelf.put(PATH, 1);
+    let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
+    let file = attach_through(&cache, &shelf, PATH);
+    file.write_at(&[7; 200], 10).unwrap();
+    assert_eq!(file.append(b"end").unwrap(), 210);
+    file.set_len(212).unwrap();
+    let expected = [&[0; 10][..], &[7; 200], b"en"].concat();
+    assert_eq!(*book.bytes.lock().unwrap(), expected);
+    assert!(!file.is_settled(), "a power cut may still take it from the file");
+    drop((file, cache));
+    // As one does.
+    book.bytes.lock().unwrap().clear();
+    let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
+    assert_eq!(cache.replayed().operations, 3);
+    assert_eq!(*book.bytes.lock().unwrap(), expected);
+}
+
+#[test]
+fn the_drain_writes_nothing_over_what_is_there() {
+    let dir = memory_dir();
+    let shelf = Arc::new(Shelf::default());
+    let book = shelf.put(PATH, 1);
+    let cache = small(32).create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+    let file = attach_through(&cache, &shelf, PATH);
+    file.write_at(b"written", 0).unwrap();
+    book.bytes.lock().unwrap()[0] = b'W';
+    cache.drain().unwrap();
+    assert!(file.is_settled());
+    assert_eq!(*book.bytes.lock().unwrap(), b"Written");
+    file.demote().unwrap();
+    file.write_at(b"later", 0).unwrap();
+    assert_eq!(*book.bytes.lock().unwrap(), b"lateren");
+}
+
+#[test]
+fn what_the_file_has_no_room_for_is_said_at_once_and_never_replayed() {
+    let dir = memory_dir();
+    let shelf = Arc::new(Shelf::default());
+    let book = shelf.put(PATH, 1);
+    // A write of two entries, and one that is longer than the log takes.
+    for len in [100, 30 * 64] {
+        let log = dir.path().join(format!("log-{len}"));
+        book.bytes.lock().unwrap().clear();
+        let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
+        let file = attach_through(&cache, &shelf, PATH);
+        file.write_at(b"before", 0).unwrap();
+        book.room.store(40, Ordering::Relaxed);
+        assert_eq!(file.write_some(&vec![1; len], 10).unwrap(), 30);
+        let expected = [&b"before"[..], &[0; 4], &[1; 30]].concat();
+        assert_eq!(*book.bytes.lock().unwrap(), expected);
+        for refused in [file.write_some(&vec![2; len], 40).map(drop), file.write_at(&[2; 9], 40), file.set_len(100)] {
+            assert_eq!(refused.unwrap_err().errno(), 28);
+        }
+        // Part of it is written all the same.
+        assert_eq!(file.write_at(&[3; 9], 36).unwrap_err().errno(), 28);
+        let expected = [&expected[..36], &[3; 4]].concat();
+        file.sync().unwrap();
+        drop((file, cache));
+        book.room.store(usize::MAX, Ordering::Relaxed);
+        let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
+        assert!(cache.replayed().is_complete());
+        assert_eq!(*book.bytes.lock().unwrap(), expected, "a replay wrote what the program was told is not written");
+    }
+}
+
+#[test]
+fn a_file_that_fails_in_the_background_says_so_and_keeps_its_writes() {
+    let dir = memory_dir();
+    let log = dir.path().join("log");
+    let shelf = Arc::new(Shelf::default());
+    let book = shelf.put(PATH, 1);
+    let cache = small(32).create_on(pmem(), shelf.clone(), &log).unwrap();
+    let file = attach_through(&cache, &shelf, PATH);
+    file.write_at(b"kept", 0).unwrap();
+    file.standing().unwrap();
+    book.broken.store(true, Ordering::Relaxed);
+    cache.drain_some().unwrap();
+    assert!(!file.is_settled());
+    for refused in [file.standing(), file.write_at(b"x", 0), file.sync(), file.set_len(1), file.demote()] {
+        assert!(matches!(refused, Err(Error::Poisoned { .. })), "{refused:?}");
+    }
+    // The device never got it.
+    book.bytes.lock().unwrap().clear();
+    book.broken.store(false, Ordering::Relaxed);
+    drop((file, cache));
+    let cache = small(32).open_on(pmem(), shelf.clone(), &log).unwrap();
+    assert!(cache.replayed().is_complete());
+    assert_eq!(*book.bytes.lock().unwrap(), b"kept");
+}
+
+#[test]
+fn a_file_is_written_through_by_all_its_handles_or_by_none() {
+    let dir = memory_dir();
+    let shelf = Arc::new(Shelf::default());
+    shelf.put(PATH, 1);
+    let cache = small(32).create_on(pmem(), shelf.clone(), dir.path().join("log")).unwrap();
+    let (first, other) = (attach_through(&cache, &shelf, PATH), attach_through(&cache, &shelf, PATH));
+    let slow = shelf.open(Path::new(PATH)).unwrap().unwrap();
+    assert!(matches!(cache.attach_slow(slow, Path::new(PATH)), Err(Error::Invalid { .. })));
+    first.write_at(b"one", 0).unwrap();
+    other.append(b" two").unwrap();
+    drop((first, other));
+    cache.drain().unwrap();
+    let slow = shelf.open(Path::new(PATH)).unwrap().unwrap();
+    assert_eq!(cache.attach_slow(slow, Path::new(PATH)).unwrap().len().unwrap(), 7);
+}
+
+/// A log that is replayed before the file system with the files is mounted: in its place is another directory.
+#[test]
+fn a_file_that_was_about_to_be_removed_is_not_taken_for_removed_where_its_file_system_is_not() {
+    let dir = memory_dir();
+    let slow = tempfile::tempdir().unwrap();
+    let mount = slow.path().canonicalize().unwrap().join("mount");
+    std::fs::create_dir_all(mount.join("sub")).unwrap();
+    let (path, log) = (mount.join("sub/file"), dir.path().join("log"));
+    let cache = small(32).create_on(pmem(), Arc::new(Kernel), &log).unwrap();
+    let plain = std::fs::File::create_new(&path).unwrap();
+    let file = cache.attach_through(Arc::new(Descriptor::reopen(plain.as_fd(), &path).unwrap()), &path).unwrap();
+    file.write_at(b"acknowledged", 0).unwrap();
+    if !file.leave().unwrap() {
+        // A file system that does not tell a file from an earlier one with its number: nothing is ever left there.
+        file.demote().unwrap();
+        return;
+    }
+    drop((file, cache));
+    let away = slow.path().join("away");
+    std::fs::rename(&mount, &away).unwrap();
+    for there in [vec![mount.clone()], vec![mount.clone(), mount.join("sub")]] {
+        there.iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+        let refused = small(32).open_on(pmem(), Arc::new(Kernel), &log);
+        assert!(matches!(refused, Err(Error::Unreplayed { .. })), "{there:?}: {refused:?}");
+        there.iter().rev().for_each(|dir| std::fs::remove_dir(dir).unwrap());
+    }
+    std::fs::rename(&away, &mount).unwrap();
+    // Without its directory it is gone, if that is gone from the one above.
+    std::fs::remove_dir_all(mount.join("sub")).unwrap();
+    let cache = small(32).open_on(pmem(), Arc::new(Kernel), &log).unwrap();
+    assert_eq!(cache.replayed().files[0].fate, Fate::Removed);
+}
