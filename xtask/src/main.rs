@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 mod asan;
+mod bare;
 mod boost;
 mod cuts;
 mod dax;
@@ -14,6 +15,7 @@ mod explore;
 #[cfg(target_arch = "x86_64")]
 mod faults;
 mod fuzz;
+mod gate;
 mod inject;
 mod loom;
 mod nightly;
@@ -33,8 +35,12 @@ struct Arguments {
 enum Verb {
     /// Run the library's tests under AddressSanitizer.
     Asan(asan::Arguments),
+    /// Run the README's two commands on a minimal Debian that has only Rust and a C compiler.
+    Bare(bare::Arguments),
     /// Measure programs that write and sync bare and under `untorn run --mode boost`, side by side.
     Boost(boost::Arguments),
+    /// Run every check that a change must pass.
+    Ci(gate::Ci),
     /// Judge every image that processes which share memory commit, while some of them are killed.
     Cuts(cuts::Arguments),
     /// Cut the power of real kernels over real DAX, and check what recovery makes of it.
@@ -54,8 +60,12 @@ enum Verb {
     Inject(inject::Arguments),
     /// Run the models of the lock-free code through their interleavings.
     Loom(loom::Arguments),
+    /// Run the long checks.
+    Nightly(gate::Nightly),
     /// Run programs that people have bare and under `untorn run`, and compare what they do.
     Programs(programs::Arguments),
+    /// Check a change in at most five minutes.
+    Quick(gate::Quick),
     /// Measure a burst of writes that is longer than the log, to a slow disk, bare and under `untorn run --mode boost`.
     Sustained(sustained::Arguments),
     /// Check the house rules that no compiler checks.
@@ -81,7 +91,9 @@ fn main() -> ExitCode {
     }
     match arguments.verb {
         Verb::Asan(arguments) => asan::run(&root(), &arguments),
+        Verb::Bare(arguments) => bare::run(&root(), &arguments),
         Verb::Boost(arguments) => boost::run(&root(), &arguments),
+        Verb::Ci(arguments) => gate::ci(&root(), &arguments),
         Verb::Cuts(arguments) => cuts::run(&root(), &arguments),
         Verb::Dax(arguments) => dax::run(&arguments, &root()),
         Verb::Explore(arguments) => explore::run(&arguments),
@@ -92,7 +104,9 @@ fn main() -> ExitCode {
         Verb::Fuzz(arguments) => fuzz::run(&root(), &arguments),
         Verb::Inject(arguments) => inject::run(&arguments),
         Verb::Loom(arguments) => loom::run(&root(), &arguments),
+        Verb::Nightly(arguments) => gate::nightly(&root(), &arguments),
         Verb::Programs(arguments) => programs::run(&root(), &arguments),
+        Verb::Quick(arguments) => gate::quick(&root(), &arguments),
         Verb::Sustained(arguments) => sustained::run(&root(), &arguments),
         Verb::Tidy => tidy::run(&root()).unwrap_or_else(|error| {
             eprintln!("tidy: cannot read the repository: {error}");

@@ -519,7 +519,7 @@ mod tests {
 
     #[test]
     fn made_up_changes_are_judged() {
-        for seed in 0..600 {
+        for seed in 0..untorn_testing::cases(150, 600) {
             let mut bytes = vec![0; 200];
             untorn_sim::Rng::new(seed).fill(&mut bytes);
             assert!(std::panic::catch_unwind(|| run(&bytes)).is_ok(), "seed {seed}");

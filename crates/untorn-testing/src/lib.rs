@@ -5,7 +5,7 @@
 //! - [`again`]: starts one test of the calling binary in a process of its own; [`test_name!`] and [`sibling!`] are the
 //!   names it takes.
 //! - [`built`]: the tool, the C library and the preload layer, for tests of other programs.
-//! - [`SplitMix`] and [`seed`]: random choices that a failure message can repeat.
+//! - [`SplitMix`] and [`seed`]: random choices that a failure message can repeat; [`cases`]: how many of them.
 //!
 //! Nothing here depends on the product, so every crate may use it, the lowest included.
 
@@ -18,4 +18,4 @@ pub use build::{built, built_oracle};
 pub use process::{again, find_program, is_root};
 #[doc(hidden)]
 pub use process::{in_crate, name_of};
-pub use random::{SplitMix, seed};
+pub use random::{SplitMix, cases, seed};

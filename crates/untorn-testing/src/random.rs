@@ -1,4 +1,4 @@
-//! Random choices that can be repeated.
+//! Random choices that can be repeated, and how many of them a test makes.
 
 use std::time::SystemTime;
 
@@ -54,4 +54,9 @@ pub fn seed(test: &str) -> u64 {
     };
     eprintln!("{test}: UNTORN_SEED={seed}");
     seed
+}
+
+/// How many cases a test tries: `short`, or `long` with `UNTORN_LONG=1`, which `cargo xtask nightly` sets.
+pub fn cases<T>(short: T, long: T) -> T {
+    if std::env::var_os("UNTORN_LONG").is_some_and(|value| value != "0") { long } else { short }
 }

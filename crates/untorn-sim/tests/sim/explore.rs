@@ -43,22 +43,24 @@ fn an_exploration_stops_at_the_first_violations_it_may_report() {
 
 #[test]
 fn the_reflection_engine_survives_a_bounded_exploration() {
-    let settings = Settings { states: 5000, jobs: 2, ..Settings::default() };
+    let states = untorn_testing::cases(1500, 5000);
+    let settings = Settings { states, jobs: 2, ..Settings::default() };
     let outcome = explore::explore(&settings, &quiet);
     for violation in &outcome.violations {
         eprintln!("{violation}\n");
     }
     assert!(outcome.violations.is_empty());
-    assert!(outcome.states >= 5000);
+    assert!(outcome.states >= states);
 }
 
 #[test]
 fn the_hybrid_log_survives_a_bounded_exploration() {
-    let settings = Settings { engine: EngineKind::HybridLog, states: 5000, jobs: 2, ..Settings::default() };
+    let states = untorn_testing::cases(1500, 5000);
+    let settings = Settings { engine: EngineKind::HybridLog, states, jobs: 2, ..Settings::default() };
     let outcome = explore::explore(&settings, &quiet);
     for violation in &outcome.violations {
         eprintln!("{violation}\n");
     }
     assert!(outcome.violations.is_empty());
-    assert!(outcome.states >= 5000);
+    assert!(outcome.states >= states);
 }

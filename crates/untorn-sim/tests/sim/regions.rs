@@ -26,13 +26,14 @@ fn a_store_that_writes_in_place_is_convicted_in_both_fault_models() {
 
 #[test]
 fn region_stores_survive_a_bounded_exploration() {
-    let settings = Settings { states: 4000, jobs: 2, ..Settings::default() };
+    let states = untorn_testing::cases(1500, 4000);
+    let settings = Settings { states, jobs: 2, ..Settings::default() };
     let outcome = regions::explore(&settings, &quiet);
     for violation in &outcome.violations {
         eprintln!("{violation}\n");
     }
     assert!(outcome.violations.is_empty());
-    assert!(outcome.states >= 4000);
+    assert!(outcome.states >= states);
 }
 
 #[test]
@@ -121,7 +122,7 @@ fn storm(class: MediumClass, order: Order, seed: u64) {
     let (mut now, mut committed) = (Stamps::new(), Stamps::new());
     let points: Arc<Mutex<Vec<CrashState>>> = Arc::default();
     let mut checked = 0;
-    for step in 0..4000_u64 {
+    for step in 0..untorn_testing::cases(1000, 4000_u64) {
         if now.is_empty() || now.len() < 150 && rng.below(100) < 55 {
             let page = region.alloc_page().unwrap();
             let stamp = 1 + (step % 255) as u8;
@@ -157,7 +158,7 @@ fn storm(class: MediumClass, order: Order, seed: u64) {
         }
         committed = now.clone();
     }
-    assert!(checked > 100, "{checked} crashes");
+    assert!(checked > untorn_testing::cases(25, 100), "{checked} crashes");
 }
 
 fn check(store: &RegionStore, pages: usize) {

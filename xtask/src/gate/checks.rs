@@ -1,0 +1,233 @@
+//! Steps that are more than commands.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use super::runner::{Context, Outcome, TOOL, finish};
+
+fn failed(reason: impl Into<String>) -> io::Result<Outcome> {
+    Ok(Outcome::Failed(reason.into()))
+}
+
+/// What a command prints, shown too. One that fails is an error.
+fn said(command: &mut Command) -> io::Result<String> {
+    let Output { status, stdout, stderr } = command.output()?;
+    let text = String::from_utf8_lossy(&stdout).into_owned();
+    print!("{text}");
+    if status.success() {
+        return Ok(text);
+    }
+    Err(io::Error::other(format!("{command:?}: {status}\n{}", String::from_utf8_lossy(&stderr))))
+}
+
+/// Licences, sources and bans, and advisories where their database can be reached.
+pub(super) fn dependencies(context: &Context<'_>) -> io::Result<Outcome> {
+    let reached = context.cargo().args(["deny", "fetch", "db"]).output()?.status.success();
+    if reached {
+        return Ok(finish(context.cargo().args(["deny", "check"]), 0));
+    }
+    match finish(context.cargo().args(["deny", "check", "bans", "licenses", "sources"]), 0) {
+        Outcome::Passed => {
+            Ok(Outcome::Skipped("advisories: their database cannot be reached from here; all else passed".to_owned()))
+        }
+        outcome => Ok(outcome),
+    }
+}
+
+/// Compiles everything with the version that `Cargo.toml` names.
+pub(super) fn minimum_rust(context: &Context<'_>) -> io::Result<Outcome> {
+    let manifest = fs::read_to_string(context.root.join("Cargo.toml"))?;
+    let version = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \"")?.strip_suffix('"'));
+    let Some(version) = version else { return failed("Cargo.toml names no rust-version") };
+    let toolchain = Command::new("rustup").args(["run", version, "cargo", "--version"]).output();
+    if !toolchain.is_ok_and(|output| output.status.success()) {
+        return Ok(Outcome::Skipped(format!(
+            "needs Rust {version}: rustup toolchain install {version} --profile minimal"
+        )));
+    }
+    let mut command = Command::new("rustup");
+    command.current_dir(context.root).args([
+        "run",
+        version,
+        "cargo",
+        "check",
+        "--workspace",
+        "--all-targets",
+        "--quiet",
+    ]);
+    command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO");
+    Ok(finish(command.arg("--target-dir").arg(crate::target(context.root, "minimum-rust")), 0))
+}
+
+fn release_directory(context: &Context<'_>) -> PathBuf {
+    crate::target(context.root, "release")
+}
+
+/// The names that INTERFACE and the README promise.
+pub(super) fn release(context: &Context<'_>) -> io::Result<Outcome> {
+    let outcome = finish(context.cargo().args(["build", "--release"]), 0);
+    let Outcome::Passed = outcome else { return Ok(outcome) };
+    let directory = release_directory(context);
+    for name in ["untorn", "libuntorn.so", "libuntorn.a", "libuntorn_preload.so"] {
+        if !directory.join(name).is_file() {
+            return failed(format!("cargo build --release gave no {}", directory.join(name).display()));
+        }
+    }
+    let doctor = said(Command::new(directory.join("untorn")).args(["doctor", "--json"]))?;
+    let doctor: Value = serde_json::from_str(&doctor).map_err(io::Error::other)?;
+    if doctor["dirty_tracking"] != "write-protect" {
+        println!("this machine refuses userfaultfd(2) or PAGEMAP_SCAN, so tests that need them are skipped");
+    }
+    Ok(Outcome::Passed)
+}
+
+/// A C example, how it is linked, and the arguments of each of its runs; a name with a slash is a file in a directory of
+/// its own.
+const EXAMPLES: &[(&str, Link, &[&[&str]])] = &[
+    ("accounts", Link::Static, &[&["/ledger", "20"]]),
+    ("hash_index", Link::Static, &[&["/index", "20"], &["/index", "20"]]),
+    ("self_healing", Link::Static, &[&["/table"]]),
+    ("acumen_hello", Link::Shared, &[&["/greeting"]]),
+    ("nvmmio_ledger", Link::Static, &[&["/entries"]]),
+    ("region_log", Link::Static, &[&["/store"]]),
+    ("shared_journal", Link::Static, &[&["/shared", "8"]]),
+];
+
+#[derive(PartialEq, Eq)]
+enum Link {
+    Static,
+    Shared,
+}
+
+/// What the release build left, used as `examples/README.md` says.
+pub(super) fn c_examples(context: &Context<'_>) -> io::Result<Outcome> {
+    let libraries = release_directory(context);
+    let directory = tempfile::tempdir()?;
+    let at = |name: &str| directory.path().join(name.trim_start_matches('/'));
+    for (name, link, runs) in EXAMPLES {
+        let mut compiler = Command::new("cc");
+        compiler.current_dir(context.root).args(["-std=c11", "-Iinclude", "-o"]).arg(at(name));
+        compiler.arg(format!("examples/c/{name}.c"));
+        if *link == Link::Static {
+            compiler.arg(libraries.join("libuntorn.a")).args(["-lpthread", "-ldl", "-lm"]);
+        } else {
+            compiler.arg("-L").arg(&libraries).args(["-luntorn", &format!("-Wl,-rpath,{}", libraries.display())]);
+        }
+        let outcome = finish(&mut compiler, 0);
+        let Outcome::Passed = outcome else { return Ok(outcome) };
+        for run in *runs {
+            let argument = |word: &&str| if word.starts_with('/') { at(word).into_os_string() } else { word.into() };
+            let outcome = finish(Command::new(at(name)).args(run.iter().map(argument)), 0);
+            let Outcome::Passed = outcome else { return Ok(outcome) };
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+/// The demo fails by itself if untorn tears. That plain mmap tears is what it must show besides.
+pub(super) fn demo(context: &Context<'_>) -> io::Result<Outcome> {
+    let said = said(context.cargo().args(TOOL).args(["demo", "--json"]))?;
+    let report: Value = serde_json::from_str(&said).map_err(io::Error::other)?;
+    let torn = |of: &Value, side: &str| of[side]["torn"].as_u64();
+    for (what, of) in [("kills", &report), ("power cuts", &report["power_cuts"])] {
+        if torn(of, "plain").is_none_or(|torn| torn == 0) {
+            return failed(format!("plain mmap did not tear under {what}: the demo shows nothing"));
+        }
+        if torn(of, "untorn") != Some(0) {
+            return failed(format!("untorn tore under {what}"));
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+/// One row for each size and order; the numbers are no test.
+pub(super) fn bench(context: &Context<'_>) -> io::Result<Outcome> {
+    let directory = tempfile::tempdir()?;
+    let mut command = context.cargo();
+    command.args(TOOL).args(["bench", "atomic-write", "--json", "--len", "16M", "--ops", "1000", "--size", "64,4K"]);
+    command.args(["--threads", "1", "--pattern", "random", "--dir"]).arg(directory.path());
+    let said = said(command.env("UNTORN_ASSUME_PMEM", "1"))?;
+    let report: Value = serde_json::from_str(&said).map_err(io::Error::other)?;
+    let rows =
+        report["rows"].as_array().map_or(0, |rows| rows.iter().filter(|row| row["fences_per_op"].is_number()).count());
+    if rows == 4 { Ok(Outcome::Passed) } else { failed(format!("{rows} rows, and not one for each size and order")) }
+}
+
+/// The weights of fsx's operations. It never unmaps what it invalidates, so that one is rare.
+const OPERATIONS: &str = "[weights]
+close_open = 1.0
+read = 10.0
+write = 10.0
+truncate = 5.0
+mapread = 3.0
+mapwrite = 3.0
+fsync = 1.0
+fdatasync = 1.0
+posix_fallocate = 1.0
+punch_hole = 1.0
+sendfile = 1.0
+posix_fadvise = 1.0
+copy_file_range = 1.0
+invalidate = 0.1
+";
+
+/// A boosted file is left to the kernel at the first of these, until it is opened again.
+const DEMOTING: &[&str] =
+    &["mapread", "mapwrite", "invalidate", "posix_fallocate", "punch_hole", "sendfile", "copy_file_range"];
+
+pub(super) fn exerciser_once(context: &Context<'_>) -> io::Result<Outcome> {
+    exerciser(context, &[42], 10_000)
+}
+
+pub(super) fn exerciser_often(context: &Context<'_>) -> io::Result<Outcome> {
+    exerciser(context, &[1, 42, 4711, 5, 6, 7, 8, 9], 20_000)
+}
+
+/// The exerciser fsx under `untorn run`: in mode atomic, and in mode boost with all operations and with those that leave
+/// a file boosted.
+fn exerciser(context: &Context<'_>, seeds: &[u64], operations: u64) -> io::Result<Outcome> {
+    let directory = tempfile::tempdir()?;
+    let (all, boosted) = (directory.path().join("all.toml"), directory.path().join("boosted.toml"));
+    fs::write(&all, OPERATIONS)?;
+    let lines = OPERATIONS.lines().map(|line| match line.split_once(" = ") {
+        Some((name, _)) if DEMOTING.contains(&name) => format!("{name} = 0.0\n"),
+        _ => format!("{line}\n"),
+    });
+    fs::write(&boosted, lines.collect::<String>())?;
+    for seed in seeds {
+        let boost = ["--mode", "boost", "--log"].map(OsStr::new);
+        let log = directory.path().join(format!("log.{seed}"));
+        let boost = [&boost[..], &[log.as_os_str()]].concat();
+        for (name, options, weights) in
+            [("atomic", &[][..], &all), ("boost", &boost[..], &all), ("boosted", &boost[..], &boosted)]
+        {
+            let file = directory.path().join(format!("{seed}.{name}"));
+            let outcome = exercise(context, options, weights, &file, *seed, operations);
+            let Outcome::Passed = outcome else { return Ok(outcome) };
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+fn exercise(
+    context: &Context<'_>,
+    options: &[&OsStr],
+    weights: &Path,
+    file: &Path,
+    seed: u64,
+    operations: u64,
+) -> Outcome {
+    let mut command = context.cargo();
+    command.args(TOOL).arg("run").args(options).arg("--match").arg(file).args(["--stats", "--", "fsx", "-q", "-f"]);
+    command.arg(weights).args(["-N", &operations.to_string(), "-S", &seed.to_string()]).arg(file);
+    // The log is taken where temporary files are in memory, too.
+    if !options.is_empty() {
+        command.env("UNTORN_ASSUME_PMEM", "1");
+    }
+    finish(&mut command, 0)
+}

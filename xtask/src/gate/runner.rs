@@ -1,0 +1,352 @@
+//! Running steps, and the report at the end.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::steps::{Step, Work};
+use crate::nightly::UNAVAILABLE;
+
+/// How a step ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    Passed,
+    Skipped,
+    Failed,
+}
+
+/// What came of a step, or of a part of one.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Passed,
+    /// Why it could not run.
+    Skipped(String),
+    /// What went wrong.
+    Failed(String),
+}
+
+/// What a step works with.
+pub(super) struct Context<'a> {
+    pub(super) root: &'a Path,
+    xtask: PathBuf,
+}
+
+impl Context<'_> {
+    /// This program again, with other arguments.
+    pub(super) fn xtask(&self) -> Command {
+        let mut command = Command::new(&self.xtask);
+        command.current_dir(self.root).stdin(Stdio::null());
+        command
+    }
+
+    pub(super) fn cargo(&self) -> Command {
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        // Set for this package by the cargo that runs this; it means nothing to the one that it starts.
+        command.current_dir(self.root).env_remove("CARGO_MANIFEST_DIR").stdin(Stdio::null());
+        command
+    }
+}
+
+struct Record {
+    name: String,
+    ending: Ending,
+    reason: String,
+    seconds: u64,
+}
+
+pub(super) struct Runner<'a> {
+    context: Context<'a>,
+    start: Instant,
+    records: Vec<Record>,
+    json: bool,
+    /// No further step starts after this.
+    limit: Option<Duration>,
+    memory: Option<Memory>,
+}
+
+impl<'a> Runner<'a> {
+    pub(super) fn new(root: &'a Path, json: bool) -> Self {
+        let xtask = std::env::current_exe().expect("the path of this program is known");
+        let context = Context { root, xtask };
+        Runner { context, start: Instant::now(), records: Vec::new(), json, limit: None, memory: None }
+    }
+
+    /// Passes over steps that passed before for this commit, unless `fresh`, and remembers those that pass now.
+    pub(super) fn remember(&mut self, fresh: bool) {
+        self.memory = Memory::load(self.context.root, fresh);
+    }
+
+    pub(super) fn limit(&mut self, limit: Duration) {
+        self.limit = Some(limit);
+    }
+
+    pub(super) fn run_all(&mut self, steps: Vec<&Step>) {
+        for step in steps {
+            self.run(step);
+        }
+    }
+
+    pub(super) fn run(&mut self, step: &Step) -> Ending {
+        if self.memory.as_ref().is_some_and(|memory| memory.passed.contains(step.name)) {
+            return self.record(step.name, Outcome::Skipped("passed before for this commit".to_owned()), 0);
+        }
+        if self.limit.is_some_and(|limit| self.start.elapsed() >= limit) {
+            return self.record(step.name, Outcome::Failed("the budget ended before it".to_owned()), 0);
+        }
+        println!("\n== {}: {}", step.name, step.does);
+        let start = Instant::now();
+        let missing = step.needs.iter().find(|(program, _)| !on_path(program));
+        let outcome = match missing {
+            Some((program, remedy)) => Outcome::Skipped(format!("needs {program}: {remedy}")),
+            None => all(&self.context, step.work),
+        };
+        let ending = self.record(step.name, outcome, start.elapsed().as_secs());
+        if let (Ending::Passed, Some(memory)) = (ending, &mut self.memory) {
+            memory.add(step.name);
+        }
+        ending
+    }
+
+    /// Explores crash states of these engines, with every mutant.
+    pub(super) fn explore(&mut self, engines: &BTreeSet<&str>, states: u64) {
+        for engine in engines {
+            println!("\n== explore-{engine}: {states} crash states, every mutant and the canary");
+            let start = Instant::now();
+            let mut command = self.context.xtask();
+            command.args(["explore", "--engine", engine, "--states", &states.to_string()]);
+            let outcome = finish(&mut command, 0);
+            self.record(&format!("explore-{engine}"), outcome, start.elapsed().as_secs());
+        }
+    }
+
+    fn record(&mut self, name: &str, outcome: Outcome, seconds: u64) -> Ending {
+        let (ending, reason) = match outcome {
+            Outcome::Passed => (Ending::Passed, String::new()),
+            Outcome::Skipped(reason) => (Ending::Skipped, reason),
+            Outcome::Failed(reason) => (Ending::Failed, reason),
+        };
+        match ending {
+            Ending::Passed => println!("== {name}: passed in {seconds} s"),
+            Ending::Skipped => println!("== {name}: skipped: {reason}"),
+            Ending::Failed => println!("== {name}: FAILED after {seconds} s: {reason}"),
+        }
+        let _ = io::stdout().flush();
+        self.records.push(Record { name: name.to_owned(), ending, reason, seconds });
+        ending
+    }
+
+    /// Prints the report: what each step took, then one line that says it all.
+    pub(super) fn conclude(self, what: &str) -> ExitCode {
+        println!();
+        for record in &self.records {
+            println!("{:>6} s  {:<20} {:?}", record.seconds, record.name, record.ending);
+        }
+        let count = |ending| self.records.iter().filter(|record| record.ending == ending).count();
+        let (passed, failed, skipped) = (count(Ending::Passed), count(Ending::Failed), count(Ending::Skipped));
+        let seconds = self.start.elapsed().as_secs();
+        if self.json {
+            let steps: Vec<Value> = self.records.iter().map(Record::json).collect();
+            println!(
+                "{}",
+                json!({ "loop": what, "passed": passed, "failed": failed, "skipped": skipped, "seconds": seconds, "steps": steps })
+            );
+        }
+        let reasons = |ending, word: &str| {
+            let all = self.records.iter().filter(|record| record.ending == ending);
+            let all: Vec<String> = all.map(|record| format!("{} ({})", record.name, record.reason)).collect();
+            if all.is_empty() { String::new() } else { format!("; {word}: {}", all.join(", ")) }
+        };
+        println!(
+            "{what}: {passed} passed, {failed} failed, {skipped} skipped, {seconds} s{}{}",
+            reasons(Ending::Failed, "failed"),
+            reasons(Ending::Skipped, "skipped")
+        );
+        if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+impl Record {
+    fn json(&self) -> Value {
+        let ending = format!("{:?}", self.ending).to_lowercase();
+        json!({ "name": self.name, "ending": ending, "reason": self.reason, "seconds": self.seconds })
+    }
+}
+
+/// Does each part of a step until one does not pass.
+fn all(context: &Context<'_>, work: &[Work]) -> Outcome {
+    for work in work {
+        let outcome = one(context, work);
+        if !matches!(outcome, Outcome::Passed) {
+            return outcome;
+        }
+    }
+    Outcome::Passed
+}
+
+fn one(context: &Context<'_>, work: &Work) -> Outcome {
+    match work {
+        Work::Cargo(arguments) => finish(context.cargo().args(*arguments), 0),
+        Work::CargoWith(variable, value, arguments) => finish(context.cargo().env(variable, value).args(*arguments), 0),
+        Work::Xtask(arguments) => finish(context.xtask().args(*arguments), 0),
+        Work::Tool(arguments) => finish(context.cargo().args(TOOL).args(*arguments), 0),
+        Work::ToolFails(arguments) => finish(context.cargo().args(TOOL).args(*arguments), 1),
+        Work::Call(check) => check(context).unwrap_or_else(|error| Outcome::Failed(error.to_string())),
+        Work::SideBySide(one, other) => side_by_side(context, one, other),
+    }
+}
+
+/// The tool, as a user builds it.
+pub(super) const TOOL: &[&str] = &["run", "--quiet", "--release", "--package", "untorn-cli", "--"];
+
+/// Runs a command to its end, which must be with this exit code. 69 says that something is missing here.
+pub(super) fn finish(command: &mut Command, expected: i32) -> Outcome {
+    let line = words(command);
+    println!("-- {line}");
+    let _ = io::stdout().flush();
+    match command.status() {
+        Err(error) => Outcome::Failed(format!("cannot run `{line}`: {error}")),
+        Ok(status) if status.code() == Some(expected) => Outcome::Passed,
+        Ok(status) if status.code() == Some(UNAVAILABLE.into()) => {
+            Outcome::Skipped(format!("`{line}` says that this machine lacks something"))
+        }
+        Ok(status) => Outcome::Failed(format!("`{line}` ended with {status}, not with {expected}")),
+    }
+}
+
+/// A command as a person types it.
+fn words(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default();
+    let program = program.to_string_lossy().replace("xtask", "cargo xtask");
+    let arguments = command.get_arguments().map(|argument| argument.to_string_lossy().into_owned());
+    std::iter::once(program).chain(arguments).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs two chores at once, neither of which can keep two processors busy.
+fn side_by_side(context: &Context<'_>, one: &[&str], other: &[&str]) -> Outcome {
+    let mut commands = [one, other].map(|arguments| {
+        let mut command = context.xtask();
+        command.args(arguments);
+        command
+    });
+    let [first, second] = &mut commands;
+    let line = words(second);
+    std::thread::scope(|scope| {
+        // Its words come in one piece when both are done.
+        let second = scope.spawn(|| second.output());
+        let first = finish(first, 0);
+        println!("-- {line}");
+        let second = match second.join() {
+            Ok(Ok(output)) => {
+                print!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+                match output.status.code() {
+                    Some(0) => Outcome::Passed,
+                    Some(code) if code == i32::from(UNAVAILABLE) => {
+                        Outcome::Skipped(format!("`{line}` says that this machine lacks something"))
+                    }
+                    _ => Outcome::Failed(format!("`{line}` ended with {}", output.status)),
+                }
+            }
+            Ok(Err(error)) => Outcome::Failed(format!("cannot run `{line}`: {error}")),
+            Err(_) => Outcome::Failed(format!("`{line}` was not awaited")),
+        };
+        if matches!(first, Outcome::Passed) { second } else { first }
+    })
+}
+
+/// Whether a program can be started by its name.
+fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain([PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")])
+        .any(|directory| directory.join(program).is_file())
+}
+
+/// The steps that passed for a commit, kept in a file below Cargo's target directory.
+struct Memory {
+    path: PathBuf,
+    commit: String,
+    passed: BTreeSet<String>,
+}
+
+impl Memory {
+    /// `None` for a tree that no commit names: nothing that passed there says anything about another one.
+    fn load(root: &Path, fresh: bool) -> Option<Self> {
+        let git = |arguments: &[&str]| Command::new("git").current_dir(root).args(arguments).output().ok();
+        let clean = git(&["status", "--porcelain"])?.stdout.is_empty();
+        let commit = String::from_utf8_lossy(&git(&["rev-parse", "HEAD"])?.stdout).trim().to_owned();
+        if !clean || commit.is_empty() {
+            println!("the tree has changes that are not committed, so every step runs and none is remembered");
+            return None;
+        }
+        let path = crate::target(root, "nightly").join("passed.json");
+        let kept = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
+        let kept = kept.filter(|kept| !fresh && kept["commit"] == commit.as_str());
+        let passed = kept.as_ref().and_then(|kept| kept["passed"].as_array()).into_iter().flatten();
+        let passed = passed.filter_map(|name| name.as_str().map(str::to_owned)).collect();
+        Some(Memory { path, commit, passed })
+    }
+
+    fn add(&mut self, name: &str) {
+        self.passed.insert(name.to_owned());
+        let text = json!({ "commit": self.commit, "passed": self.passed }).to_string();
+        let written = self.path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&self.path, text));
+        if let Err(error) = written {
+            println!("cannot remember that {name} passed: {}: {error}", self.path.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context(root: &Path) -> Context<'_> {
+        Context { root, xtask: "sh".into() }
+    }
+
+    #[test]
+    fn a_command_that_ends_otherwise_fails_its_step() {
+        let step = |work| all(&context(Path::new("/")), work);
+        assert!(matches!(step(&[Work::Xtask(&["-c", "exit 0"])]), Outcome::Passed));
+        assert!(matches!(step(&[Work::Xtask(&["-c", "exit 69"])]), Outcome::Skipped(_)));
+        let Outcome::Failed(reason) = step(&[Work::Xtask(&["-c", "exit 3"]), Work::Xtask(&["-c", "exit 0"])]) else {
+            panic!("a failure was passed over");
+        };
+        assert!(reason.contains("exit 3") && reason.contains("exit status: 3"), "{reason}");
+    }
+
+    #[test]
+    fn of_two_commands_at_once_each_can_fail_the_step() {
+        for (one, other) in [(["-c", "exit 3"], ["-c", "exit 0"]), (["-c", "exit 0"], ["-c", "exit 3"])] {
+            assert!(matches!(side_by_side(&context(Path::new("/")), &one, &other), Outcome::Failed(_)));
+        }
+        assert!(matches!(side_by_side(&context(Path::new("/")), &["-c", "true"], &["-c", "true"]), Outcome::Passed));
+    }
+
+    #[test]
+    fn a_step_that_lacks_a_program_is_skipped_with_the_way_to_get_it() {
+        let step = Step {
+            name: "step",
+            does: "nothing",
+            loops: &[],
+            needs: &[("no-such-program", "write it")],
+            work: &[Work::Xtask(&["-c", "exit 3"])],
+        };
+        let mut runner = Runner::new(Path::new("/"), false);
+        assert_eq!(runner.run(&step), Ending::Skipped);
+        assert_eq!(runner.records[0].reason, "needs no-such-program: write it");
+    }
+
+    #[test]
+    fn a_budget_that_ended_is_a_failure_and_not_a_pass() {
+        let step = Step { name: "step", does: "nothing", loops: &[], needs: &[], work: &[] };
+        let mut runner = Runner::new(Path::new("/"), false);
+        runner.limit(Duration::ZERO);
+        assert_eq!(runner.run(&step), Ending::Failed);
+    }
+}

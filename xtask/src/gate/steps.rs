@@ -1,0 +1,431 @@
+//! The table of steps.
+
+use std::io;
+
+use super::checks;
+use super::runner::{Context, Outcome};
+
+/// A loop of checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loop {
+    Quick,
+    Ci,
+    Nightly,
+}
+
+/// A part of a step.
+pub(super) enum Work {
+    /// Cargo with these arguments.
+    Cargo(&'static [&'static str]),
+    /// Cargo with a variable in its environment.
+    CargoWith(&'static str, &'static str, &'static [&'static str]),
+    /// Another verb of this program.
+    Xtask(&'static [&'static str]),
+    /// The tool, in its release build.
+    Tool(&'static [&'static str]),
+    /// The tool, which must convict: exit code 1.
+    ToolFails(&'static [&'static str]),
+    /// Two other verbs of this program at once.
+    SideBySide(&'static [&'static str], &'static [&'static str]),
+    /// A check that is more than a command.
+    Call(fn(&Context<'_>) -> io::Result<Outcome>),
+}
+
+pub(super) struct Step {
+    pub(super) name: &'static str,
+    /// What it does, in a few words.
+    pub(super) does: &'static str,
+    pub(super) loops: &'static [Loop],
+    /// Programs that it needs, and how to get each.
+    pub(super) needs: &'static [(&'static str, &'static str)],
+    pub(super) work: &'static [Work],
+}
+
+use Loop::{Ci, Nightly, Quick};
+use Work::{Call, Cargo, CargoWith, SideBySide, Tool, ToolFails, Xtask};
+
+const FSX: (&str, &str) = ("fsx", "cargo install --locked fsx --version '^0.3'");
+const FUZZ: (&str, &str) = ("cargo-fuzz", "cargo install --locked cargo-fuzz --version '^0.13'");
+const DENY: (&str, &str) = ("cargo-deny", "cargo install --locked cargo-deny --version '^0.20'");
+const QEMU: (&str, &str) = ("qemu-system-x86_64", "apt-get install qemu-system-x86");
+const DEBOOTSTRAP: (&str, &str) = ("debootstrap", "apt-get install debootstrap");
+
+/// Every step of every loop, in the order in which they run.
+pub(super) const STEPS: &[Step] = &[
+    Step {
+        name: "format",
+        does: "sources are formatted",
+        loops: &[Quick, Ci],
+        needs: &[],
+        work: &[Cargo(&["fmt", "--all", "--check"])],
+    },
+    Step { name: "tidy", does: "house rules", loops: &[Quick, Ci], needs: &[], work: &[Xtask(&["tidy"])] },
+    Step {
+        name: "lints",
+        does: "clippy, warnings denied",
+        loops: &[Quick, Ci],
+        needs: &[],
+        work: &[Cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])],
+    },
+    Step {
+        name: "unit-tests",
+        does: "unit tests of every crate",
+        loops: &[Quick],
+        needs: &[],
+        work: &[Cargo(&["test", "--workspace", "--lib", "--bins", "--quiet"])],
+    },
+    Step {
+        name: "tests",
+        does: "every test, bounded",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Cargo(&["test", "--workspace"])],
+    },
+    Step {
+        name: "tests-long",
+        does: "every test, in its long variant",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[CargoWith("UNTORN_LONG", "1", &["test", "--workspace", "--no-fail-fast"])],
+    },
+    Step {
+        name: "documentation",
+        does: "rustdoc, warnings denied",
+        loops: &[Ci],
+        needs: &[],
+        work: &[CargoWith("RUSTDOCFLAGS", "-D warnings", &["doc", "--workspace", "--no-deps", "--quiet"])],
+    },
+    Step {
+        name: "dependencies",
+        does: "licences, sources and advisories of dependencies",
+        loops: &[Ci],
+        needs: &[DENY],
+        work: &[Call(checks::dependencies)],
+    },
+    Step {
+        name: "minimum-rust",
+        does: "the workspace compiles with the oldest Rust it promises",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Call(checks::minimum_rust)],
+    },
+    Step {
+        name: "release",
+        does: "cargo build --release gives the tool and the libraries",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Call(checks::release)],
+    },
+    Step {
+        name: "c-examples",
+        does: "the C examples, as examples/README.md builds them",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Call(checks::c_examples)],
+    },
+    Step {
+        name: "crash-states",
+        does: "crash states of every engine, all mutants and canaries",
+        loops: &[Ci],
+        needs: &[],
+        work: &[
+            Xtask(&["explore", "--engine", "reflection", "--states", "200000"]),
+            Xtask(&["explore", "--engine", "hybrid-log", "--states", "100000"]),
+            Xtask(&["explore", "--engine", "snapshot", "--states", "100000"]),
+            Xtask(&["explore", "--engine", "cache", "--states", "50000"]),
+            Xtask(&["explore", "--engine", "redundancy", "--states", "100000"]),
+            Xtask(&["explore", "--engine", "covered", "--states", "3000"]),
+        ],
+    },
+    Step {
+        name: "explore-reflection",
+        does: "5,000,000 crash states of the reflection engine",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["explore", "--engine", "reflection", "--states", "5000000"])],
+    },
+    Step {
+        name: "explore-hybrid-log",
+        does: "2,000,000 crash states of the hybrid log",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["explore", "--engine", "hybrid-log", "--states", "2000000"])],
+    },
+    Step {
+        name: "explore-snapshot",
+        does: "2,000,000 crash states of region stores",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["explore", "--engine", "snapshot", "--states", "2000000"])],
+    },
+    Step {
+        name: "explore-cache",
+        does: "1,000,000 crash states of write caches",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["explore", "--engine", "cache", "--states", "1000000"])],
+    },
+    Step {
+        name: "explore-redundancy",
+        does: "2,000,000 crash states of redundancy",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["explore", "--engine", "redundancy", "--states", "2000000"])],
+    },
+    Step {
+        name: "explore-covered",
+        does: "50,000 crash states of redundancy under engines",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["explore", "--engine", "covered", "--states", "50000"])],
+    },
+    Step {
+        name: "medium-faults",
+        does: "every call of the medium fails in every way",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[CargoWith(
+            "UNTORN_FAULTS",
+            "all",
+            &["test", "--release", "--package", "untorn-sim", "--test", "sim", "faults::", "--", "--nocapture"],
+        )],
+    },
+    Step {
+        name: "damage",
+        does: "each kind of damage in each place",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Xtask(&["inject", "--cases", "5", "--watch", "1"])],
+    },
+    Step {
+        name: "damage-long",
+        does: "each kind of damage in each place, 200 times",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["inject", "--cases", "200", "--watch", "20"])],
+    },
+    Step {
+        name: "demo",
+        does: "plain mmap tears, untorn does not",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Call(checks::demo)],
+    },
+    Step {
+        name: "cuts",
+        does: "commits of processes that share memory",
+        loops: &[Ci],
+        needs: &[],
+        // Where everybody may have to wait for a turn, only a quiet machine shows that nobody is stuck for a second.
+        work: &[Xtask(&["cuts", "--commits", "300", "--patience", "60"])],
+    },
+    Step {
+        name: "cuts-long",
+        does: "20,000 commits of processes that share memory",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["cuts", "--commits", "20000", "--patience", "60"])],
+    },
+    Step {
+        name: "system-calls",
+        does: "failing system calls, a sample",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Xtask(&["faults", "--sample", "600"])],
+    },
+    Step {
+        name: "system-calls-all",
+        does: "every failing system call",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["faults"])],
+    },
+    Step {
+        name: "exerciser",
+        does: "fsx under untorn run, both modes, one seed",
+        loops: &[Ci],
+        needs: &[FSX],
+        work: &[Call(checks::exerciser_once)],
+    },
+    Step {
+        name: "exerciser-long",
+        does: "fsx under untorn run, both modes, 8 seeds, and SQLite killed 300 times",
+        loops: &[Nightly],
+        needs: &[FSX],
+        work: &[
+            Call(checks::exerciser_often),
+            CargoWith("UNTORN_KILLS", "300", &["test", "--package", "untorn-cli", "--test", "run", "sqlite"]),
+        ],
+    },
+    Step {
+        name: "programs",
+        does: "some programs bare and under untorn, killed and cut off",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Xtask(&["programs", "dbm", "coreutils", "--kills", "12", "--power-cuts", "36"])],
+    },
+    Step {
+        name: "programs-long",
+        does: "every program bare and under untorn, killed and cut off by the thousand",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["programs", "--kills", "1000", "--power-cuts", "1000"])],
+    },
+    Step {
+        name: "torture",
+        does: "SIGKILL over real files",
+        loops: &[Ci],
+        needs: &[],
+        work: &[
+            Tool(&["torture", "--seconds", "3", "--json"]),
+            Tool(&["torture", "--seconds", "3", "--engine", "hybrid-log", "--json"]),
+            Tool(&["torture", "--seconds", "3", "--map", "--json"]),
+            Tool(&["torture", "--seconds", "3", "--region", "--json"]),
+            Tool(&["torture", "--seconds", "3", "--redundancy", "--json"]),
+        ],
+    },
+    Step {
+        name: "torture-long",
+        does: "SIGKILL over real files, a minute each",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[
+            Tool(&["torture", "--seconds", "60", "--json"]),
+            Tool(&["torture", "--seconds", "60", "--engine", "hybrid-log", "--json"]),
+            Tool(&["torture", "--seconds", "60", "--map", "--json"]),
+            Tool(&["torture", "--seconds", "60", "--region", "--json"]),
+            Tool(&["torture", "--seconds", "60", "--redundancy", "--json"]),
+        ],
+    },
+    Step {
+        name: "power-cuts",
+        does: "power cuts of a disk under ext4 and xfs, and the two canaries",
+        loops: &[Ci],
+        needs: &[],
+        work: &[
+            Tool(&["torture", "--medium", "block", "--images", "60", "--json"]),
+            Tool(&["torture", "--medium", "block", "--images", "60", "--engine", "hybrid-log", "--json"]),
+            Tool(&["torture", "--medium", "block", "--images", "40", "--map", "--json"]),
+            Tool(&["torture", "--medium", "block", "--images", "40", "--region", "--json"]),
+            ToolFails(&["torture", "--medium", "block", "--images", "200", "--engine", "passthrough", "--json"]),
+            ToolFails(&["torture", "--medium", "block", "--images", "200", "--lying-disk", "--json"]),
+        ],
+    },
+    Step {
+        name: "power-cuts-long",
+        does: "3,000 power cuts of a disk under ext4 and xfs",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[
+            Tool(&["torture", "--medium", "block", "--images", "1000", "--json"]),
+            Tool(&["torture", "--medium", "block", "--images", "1000", "--engine", "hybrid-log", "--json"]),
+            Tool(&["torture", "--medium", "block", "--images", "600", "--map", "--json"]),
+            Tool(&["torture", "--medium", "block", "--images", "400", "--region", "--json"]),
+            ToolFails(&["torture", "--medium", "block", "--images", "200", "--engine", "passthrough", "--json"]),
+            ToolFails(&["torture", "--medium", "block", "--images", "200", "--lying-disk", "--json"]),
+        ],
+    },
+    Step {
+        name: "dax",
+        does: "power cuts of an emulated machine with persistent memory, beside the lock-free models",
+        loops: &[Ci],
+        needs: &[QEMU],
+        // An emulated machine has one processor, and so has a model.
+        work: &[Xtask(&["dax", "--fetch"]), SideBySide(&["dax", "--cycles", "3"], &["loom"])],
+    },
+    Step {
+        name: "dax-long",
+        does: "power cuts of emulated machines: two kernels, every engine, maps and regions",
+        loops: &[Nightly],
+        needs: &[QEMU],
+        work: &[
+            Xtask(&["dax", "--fetch"]),
+            Xtask(&["dax", "--fetch", "--kernel", "6.12"]),
+            SideBySide(&["dax", "--cycles", "20"], &["dax", "--cycles", "20", "--kernel", "6.12"]),
+            SideBySide(&["dax", "--map", "--cycles", "10"], &["dax", "--region", "--cycles", "10"]),
+            SideBySide(
+                &["dax", "--engine", "hybrid-log", "--cycles", "10"],
+                &["dax", "--engine", "hybrid-log", "--cycles", "10", "--kernel", "6.12"],
+            ),
+        ],
+    },
+    Step {
+        name: "loom",
+        does: "every interleaving of the lock-free code",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["loom"])],
+    },
+    Step {
+        name: "fuzzing",
+        does: "every fuzz target for two minutes",
+        loops: &[Nightly],
+        needs: &[FUZZ],
+        work: &[Xtask(&["fuzz", "--seconds", "120"])],
+    },
+    Step {
+        name: "sanitizer",
+        does: "the library's tests under AddressSanitizer",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Xtask(&["asan"])],
+    },
+    Step {
+        name: "bench",
+        does: "the benchmarks run and report a row for each case",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Call(checks::bench)],
+    },
+    Step {
+        name: "package",
+        does: "each published crate packs",
+        loops: &[Ci],
+        needs: &[],
+        work: &[Cargo(&["package", "--workspace", "--no-verify", "--allow-dirty", "--quiet"])],
+    },
+    Step {
+        name: "package-builds",
+        does: "each published crate builds from its package alone",
+        loops: &[Nightly],
+        needs: &[],
+        work: &[Cargo(&["package", "--workspace", "--allow-dirty", "--quiet"])],
+    },
+    Step {
+        name: "bare-machine",
+        does: "the README's two commands on a minimal Debian with only Rust and a C compiler",
+        loops: &[Nightly],
+        needs: &[DEBOOTSTRAP],
+        work: &[Xtask(&["bare"])],
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_step_has_a_name_of_its_own_and_work() {
+        let mut names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), STEPS.len());
+        assert!(STEPS.iter().all(|step| !step.work.is_empty() && !step.loops.is_empty()));
+    }
+
+    #[test]
+    fn what_ci_samples_the_nightly_loop_does_at_length() {
+        let explored = |which: Loop| {
+            let steps = STEPS.iter().filter(move |step| step.loops.contains(&which));
+            let work = steps.flat_map(|step| step.work).filter_map(|work| match work {
+                Xtask(&["explore", "--engine", engine, "--states", states]) => {
+                    Some((engine, states.parse::<u64>().unwrap()))
+                }
+                _ => None,
+            });
+            work.collect::<std::collections::BTreeMap<_, _>>()
+        };
+        let (ci, nightly) = (explored(Loop::Ci), explored(Loop::Nightly));
+        assert!(ci.len() == 6 && ci.iter().all(|(engine, states)| nightly[engine] > *states));
+    }
+}
