@@ -13,6 +13,8 @@ mod barriers;
 mod headers;
 mod layers;
 mod lazy;
+mod markdown;
+mod prose;
 mod repository;
 mod source;
 mod text;
