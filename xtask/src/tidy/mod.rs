@@ -10,7 +10,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 mod barriers;
+mod extract;
 mod headers;
+mod language;
 mod layers;
 mod lazy;
 mod markdown;
@@ -90,8 +92,12 @@ impl Finding {
         Finding { path: path.to_owned(), line, message: message.into(), fails: true }
     }
 
-    fn warning(mut self) -> Self {
-        self.fails = false;
+    fn warning(self) -> Self {
+        self.failing_if(false)
+    }
+
+    fn failing_if(mut self, fails: bool) -> Self {
+        self.fails = fails;
         self
     }
 }
@@ -106,14 +112,23 @@ impl fmt::Display for Finding {
 /// Checks the repository at `root`, prints what it finds, and says whether the house is in order.
 pub(crate) fn run(root: &Path) -> io::Result<ExitCode> {
     let tree = Tree::read(root)?;
-    let rules =
-        [layers::check, lazy::check, text::check, unsafety::check, headers::check, barriers::check, repository::check];
+    let rules = [
+        language::check,
+        layers::check,
+        lazy::check,
+        text::check,
+        unsafety::check,
+        headers::check,
+        barriers::check,
+        repository::check,
+    ];
     let mut findings: Vec<Finding> = rules.iter().flat_map(|rule| rule(&tree)).collect();
     findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
     for finding in &findings {
         println!("{finding}");
     }
     let failures = findings.iter().filter(|finding| finding.fails).count();
+    println!("{}", language::summary(&tree));
     println!("tidy: {} files, {failures} violations, {} warnings", tree.files.len(), findings.len() - failures);
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -5,7 +5,7 @@
 //!
 //! - A sentence opens inverted if its first words are in [`OPENERS`], a preposition with a relative pronoun ("to whom",
 //!   "in which"), a verb after "such" or "neither", or a clause after "nobody" ("nobody that reads").
-//! - A question never does: it ends with a question mark.
+//! - A question never does: it ends with a question mark. Neither does a label with an infinitive: "Where to put the files".
 //! - Only the start of a sentence counts. A clause after a colon, a semicolon or a comma may open in any way.
 //! - Fewer than [`FEWEST`] words are a label or a table's cell, not a sentence.
 //! - A code span is one word, and so is a link's destination; neither ends a sentence.
@@ -84,7 +84,7 @@ impl Sentence {
             return None;
         }
         if OPENERS.contains(&first.as_str()) {
-            return Some(first);
+            return (second != "to").then_some(first);
         }
         let inverted = match first.as_str() {
             "such" | "neither" => VERBS.contains(&second.as_str()),
@@ -280,6 +280,7 @@ mod tests {
             "**What happens after a crash?**",
             "Of course the reader waits.",
             "So far no reader waits.",
+            "Where to put the files.",
             "Such a page is read again.",
             "Neither the reader nor the writer waits.",
             "Nobody else holds the lock.",

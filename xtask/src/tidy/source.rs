@@ -2,6 +2,8 @@
 //!
 //! No parser: a parser would refuse the half-written files that a check is most useful on, and the rules need no types.
 
+use std::ops::Range;
+
 /// One file of the repository.
 #[derive(Debug)]
 pub(super) struct File {
@@ -13,6 +15,8 @@ pub(super) struct File {
     pub(super) code: String,
     /// `text` with everything but comments blanked, byte for byte.
     pub(super) comments: String,
+    /// The byte ranges of string and character literals, with their quotes and prefixes.
+    pub(super) literals: Vec<Range<usize>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,8 +36,8 @@ impl File {
             Some("py") => Language::Python,
             _ => Language::Prose,
         };
-        let (code, comments) = split(&text, language);
-        File { path, text, code, comments }
+        let (code, comments, literals) = split(&text, language);
+        File { path, text, code, comments, literals }
     }
 
     pub(super) fn is_rust(&self) -> bool {
@@ -56,21 +60,26 @@ impl File {
         self.text.as_bytes()[..offset].iter().filter(|&&byte| byte == b'\n').count() + 1
     }
 
-    /// [`code`](File::code) without items under `#[cfg(test)]`.
+    /// [`code`](File::code) without [test items](File::test_items).
     pub(super) fn code_without_tests(&self) -> String {
         let mut bytes = self.code.clone().into_bytes();
-        for at in occurrences(&self.code, "#[cfg(test)]") {
-            let end = item_end(&self.code, at);
-            blank(&mut bytes[at..end]);
+        for item in self.test_items() {
+            blank(&mut bytes[item]);
         }
         into_text(bytes)
+    }
+
+    /// The byte ranges of the items under `#[cfg(test)]` and `#[cfg(all(test, ...))]`.
+    pub(super) fn test_items(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let attributes = ["#[cfg(test)]", "#[cfg(all(test,"].into_iter();
+        attributes.flat_map(|attribute| occurrences(&self.code, attribute)).map(|at| at..item_end(&self.code, at))
     }
 
     /// Names of the file modules declared under `#[cfg(test)]`: `mod tests;`.
     pub(super) fn test_modules(&self) -> Vec<&str> {
         let mut names = Vec::new();
-        for at in occurrences(&self.code, "#[cfg(test)]") {
-            let item = &self.code[at..item_end(&self.code, at)];
+        for item in self.test_items() {
+            let item = &self.code[item];
             if let (Some(module), true) = (item.find("mod "), item.ends_with(';')) {
                 names.push(item[module + 4..item.len() - 1].trim());
             }
@@ -79,7 +88,7 @@ impl File {
     }
 
     /// Inline modules `mod name { ... }`: name and the byte range between the braces, outer ones first.
-    pub(super) fn inline_modules(&self) -> Vec<(&str, std::ops::Range<usize>)> {
+    pub(super) fn inline_modules(&self) -> Vec<(&str, Range<usize>)> {
         let mut modules = Vec::new();
         for at in words(&self.code, "mod") {
             let rest = &self.code[at + 3..];
@@ -134,7 +143,7 @@ pub(super) fn matching(code: &str, open: usize) -> usize {
 }
 
 /// The end of the item that follows the attribute at `at`: past its `;` or its closing brace.
-fn item_end(code: &str, at: usize) -> usize {
+pub(super) fn item_end(code: &str, at: usize) -> usize {
     let bytes = code.as_bytes();
     let mut i = at;
     while i < bytes.len() {
@@ -169,8 +178,9 @@ enum Kind {
     Literal,
 }
 
-fn split(text: &str, language: Language) -> (String, String) {
+fn split(text: &str, language: Language) -> (String, String, Vec<Range<usize>>) {
     let (mut code, mut comments) = (text.as_bytes().to_vec(), text.as_bytes().to_vec());
+    let mut literals = Vec::new();
     let mut at = 0;
     while at < text.len() {
         let (kind, end) = match language {
@@ -184,9 +194,12 @@ fn split(text: &str, language: Language) -> (String, String) {
         if kind != Kind::Comment {
             blank(&mut comments[at..end]);
         }
+        if kind == Kind::Literal && language != Language::Prose {
+            literals.push(at..end);
+        }
         at = end;
     }
-    (into_text(code), into_text(comments))
+    (into_text(code), into_text(comments), literals)
 }
 
 /// What starts at `at`, and where it ends.
@@ -280,6 +293,8 @@ mod tests {
         assert!(!file.code.contains("no") && !file.code.contains("yes") && !file.code.contains('z'));
         assert!(file.code.contains("let b =") && file.code.contains("c("));
         assert!(file.comments.contains("yes") && file.comments.contains('é') && !file.comments.contains("no"));
+        let literals: Vec<&str> = file.literals.iter().map(|at| &file.text[at.clone()]).collect();
+        assert_eq!(literals, ["\"// no\"", "r#\"/* \" */\"#", "'\\''"]);
     }
 
     #[test]
@@ -299,8 +314,10 @@ mod tests {
 
     #[test]
     fn test_items_are_removed() {
-        let file =
-            File::new("a.rs", "fn a() {}\n#[cfg(test)]\nmod tests { fn b() {} }\n#[cfg(test)]\nmod more;\nfn c() {}");
+        let file = File::new(
+            "a.rs",
+            "fn a() {}\n#[cfg(test)]\nmod tests { fn b() {} }\n#[cfg(all(test, loom))]\nmod more;\nfn c() {}",
+        );
         let code = file.code_without_tests();
         assert!(code.contains("fn a") && code.contains("fn c") && !code.contains("fn b") && !code.contains("more"));
         assert_eq!(file.test_modules(), ["more"]);
