@@ -114,14 +114,15 @@ mod tests {
             ("crates/untorn/src/sidecar/mod.rs", DECLARED),
             (
                 "crates/untorn/src/engine/x.rs",
-                "use a::B;\nuse crate::sidecar::{Geometry, barriers};\nfn f() { fence(barriers::A); fence(barriers::B) }",
+                "use a::B;\nuse crate::sidecar::{Geometry, barriers};\n\
+                 fn f() { fence(barriers::A); fence(barriers::B) }",
             ),
         ]);
         assert_eq!(found, Vec::<String>::new());
     }
 
     #[test]
-    fn a_barrier_used_only_in_a_test_or_of_the_same_name_elsewhere_is_found() {
+    fn a_barrier_passed_only_by_tests_or_namesakes_is_found() {
         let found = messages(&[
             ("crates/untorn/src/sidecar/mod.rs", DECLARED),
             ("crates/untorn/src/sidecar/open.rs", "fn f() { fence(barriers::A) }\n#[cfg(test)]\nmod t { use x::B; }"),

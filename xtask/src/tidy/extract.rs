@@ -3,7 +3,8 @@
 //! An error string is any string literal of Rust code outside tests that looks like prose, wherever it is used: errors
 //! are built by constructors, by `Display`, from fields and from tables, and no list of those would stay complete. A
 //! literal looks like prose if it has at least [`FEWEST`] words of letters alone, and these are half of it or more.
-//! Lines for machines, such as commands and JSON, have punctuation and digits in most of their words, and scripts a `$`.
+//! Lines for machines, such as commands and JSON, have punctuation and digits in most of their words; scripts have a
+//! `$`.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -228,8 +229,9 @@ mod tests {
 
     #[test]
     fn help_is_documentation_of_command_items() {
-        let text = "/// Not this.\nfn f() {}\n\n/// Opens the file.\n#[command(name = \"x\")]\n#[derive(Debug, clap::Args)]\n\
-                    struct A {\n    /// Its path\n    /// on disk.\n    a: u8, // no\n}\n/// Nor this.\n#[derive(Debug)]\nstruct B;";
+        let text = "/// Not this.\nfn f() {}\n\n/// Opens the file.\n#[command(name = \"x\")]\n\
+                    #[derive(Debug, clap::Args)]\nstruct A {\n    /// Its path\n    /// on disk.\n    a: u8, // no\n}\n\
+                    /// Nor this.\n#[derive(Debug)]\nstruct B;";
         let expected = owned(&[(4, "Opens the file."), (8, "Its path\non disk.")]);
         assert_eq!(help(&File::new("a.rs", text)), expected);
     }

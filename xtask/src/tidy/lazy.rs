@@ -1,7 +1,7 @@
 //! No lock that a forked child could find held for ever.
 //!
-//! A value of the whole process under a lock of the standard library, or made lazily by it, is one that the child of a process
-//! with threads waits for in vain: the thread that holds the lock, or makes the value, is not there.
+//! A forked child has only the thread that called `fork`. If another thread of the parent held a lock of the standard
+//! library, or was making a value lazily under one, the child waits for that thread for ever.
 
 use super::source::{in_identifier, words};
 use super::{Finding, Tree};

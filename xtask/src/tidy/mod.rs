@@ -16,11 +16,16 @@ mod language;
 mod layers;
 mod lazy;
 mod markdown;
+mod modules;
+mod names;
 mod prose;
+mod ratchet;
 mod repository;
 mod source;
+mod test_names;
 mod text;
 mod unsafety;
+mod width;
 
 use source::File;
 
@@ -48,7 +53,10 @@ impl Tree {
             let path = format!("{prefix}{name}");
             let kind = entry.file_type()?;
             // The inputs of a fuzzer are bytes, also where they happen to be text.
-            if kind.is_dir() && !matches!(name.as_str(), ".git" | "target") && path != "fuzz/corpus" {
+            if name == ".git" {
+                // A directory, or in a work tree a file that says where the directory is.
+                continue;
+            } else if kind.is_dir() && name != "target" && path != "fuzz/corpus" {
                 self.walk(&entry.path(), &format!("{path}/"))?;
             } else if kind.is_file() {
                 // What is not UTF-8 is not text: golden images, pictures.
@@ -113,7 +121,6 @@ impl fmt::Display for Finding {
 pub(crate) fn run(root: &Path) -> io::Result<ExitCode> {
     let tree = Tree::read(root)?;
     let rules = [
-        language::check,
         layers::check,
         lazy::check,
         text::check,
@@ -121,14 +128,22 @@ pub(crate) fn run(root: &Path) -> io::Result<ExitCode> {
         headers::check,
         barriers::check,
         repository::check,
+        language::check,
+        modules::check,
+        names::check,
+        test_names::check,
+        width::check,
     ];
     let mut findings: Vec<Finding> = rules.iter().flat_map(|rule| rule(&tree)).collect();
-    findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
+    // Warnings first: what fails stands next to the last line.
+    findings.sort_by(|a, b| (a.fails, &a.path, a.line).cmp(&(b.fails, &b.path, b.line)));
     for finding in &findings {
         println!("{finding}");
     }
     let failures = findings.iter().filter(|finding| finding.fails).count();
-    println!("{}", language::summary(&tree));
+    for summary in [language::summary, width::summary, test_names::summary] {
+        println!("{}", summary(&tree));
+    }
     println!("tidy: {} files, {failures} violations, {} warnings", tree.files.len(), findings.len() - failures);
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

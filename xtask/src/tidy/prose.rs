@@ -5,7 +5,8 @@
 //!
 //! - A sentence opens inverted if its first words are in [`OPENERS`], a preposition with a relative pronoun ("to whom",
 //!   "in which"), a verb after "such" or "neither", or a clause after "nobody" ("nobody that reads").
-//! - A question never does: it ends with a question mark. Neither does a label with an infinitive: "Where to put the files".
+//! - A question never does: it ends with a question mark.
+//! - Neither does a label with an infinitive: "Where to put the files".
 //! - Only the start of a sentence counts. A clause after a colon, a semicolon or a comma may open in any way.
 //! - Fewer than [`FEWEST`] words are a label or a table's cell, not a sentence.
 //! - A code span is one word, and so is a link's destination; neither ends a sentence.
