@@ -105,12 +105,12 @@ fn judge(area: &Sentences<'_>, limits: &Limits) -> Vec<Finding> {
     let (mut inverted, mut long) = (Vec::new(), Vec::new());
     for (file, sentence) in area {
         if let Some(opening) = sentence.inverted_opening() {
-            let message = format!("a sentence opens with \"{opening}\"; begin with the one that acts");
+            let message = format!("begins with \"{opening}\", not with the one that acts: {}", sentence.start());
             let fails = tally.percent() > limits.inverted_percent;
             inverted.push(Finding::new(file, sentence.line, message).failing_if(fails));
         }
         if sentence.is_long() {
-            let message = format!("a sentence of {} words; {MOST} are the most: one idea a sentence", sentence.words());
+            let message = format!("{} words, at most {MOST}: {}", sentence.words(), sentence.start());
             long.push(Finding::new(file, sentence.line, message));
         }
     }
@@ -155,15 +155,15 @@ mod tests {
 
     #[test]
     fn an_inverted_opening_is_found_in_each_area() {
-        only("docs/a.md", "One.\n\nWhat was\nsynced is kept.\n", "docs/a.md:3: a sentence opens with \"what\"");
-        only("crates/x/src/a.rs", "f(\"of this nothing is left\");\n", "a.rs:1: a sentence opens with \"of\"");
-        only("xtask/src/a.rs", "/// Who reads it waits.\n#[derive(Args)]\nstruct A;\n", "a.rs:1: a sentence opens");
-        only("include/a.h", "/* Where it fails it\n * returns. */\n", "a.h:1: a sentence opens with \"where\"");
+        only("docs/a.md", "One.\n\nWhat was\nsynced is kept.\n", "docs/a.md:3: begins with \"what\"");
+        only("crates/x/src/a.rs", "f(\"of this nothing is left\");\n", "a.rs:1: begins with \"of\"");
+        only("xtask/src/a.rs", "/// Who reads it waits.\n#[derive(Args)]\nstruct A;\n", "a.rs:1: begins with \"who\"");
+        only("include/a.h", "/* Where it fails it\n * returns. */\n", "a.h:1: begins with \"where\"");
     }
 
     #[test]
     fn a_long_sentence_is_found() {
-        only("docs/a.md", &long(), "docs/a.md:1: a sentence of 42 words");
+        only("docs/a.md", &long(), "docs/a.md:1: 42 words, at most 40: The reader waits and waits and ...");
     }
 
     #[test]

@@ -15,6 +15,8 @@
 pub(super) const FEWEST: usize = 4;
 /// A sentence with more words is too long.
 pub(super) const MOST: usize = 40;
+/// So many words are shown of a sentence that breaks a rule.
+const SHOWN: usize = 6;
 
 /// Words that open a declarative sentence only if it is inverted, or has no actor.
 const OPENERS: &[&str] = &[
@@ -67,6 +69,13 @@ impl Sentence {
     /// How many words it has; a word holds at least one letter or digit.
     pub(super) fn words(&self) -> usize {
         self.masked.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).count()
+    }
+
+    /// Its first words, to find it by.
+    pub(super) fn start(&self) -> String {
+        let words: Vec<&str> = self.text.split(' ').collect();
+        let start = words[..words.len().min(SHOWN)].join(" ");
+        if words.len() > SHOWN { format!("{start} ...") } else { start }
     }
 
     pub(super) fn is_long(&self) -> bool {
@@ -293,6 +302,13 @@ mod tests {
         ] {
             assert_eq!(opening(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn a_sentence_is_shown_by_its_first_words() {
+        let start = |text| sentences(text, 1)[0].start();
+        assert_eq!(start("The reader `takes x` no lock."), "The reader `takes x` no lock.");
+        assert_eq!(start("The reader takes no lock\nat all."), "The reader takes no lock at ...");
     }
 
     #[test]
