@@ -40,9 +40,9 @@ impl What {
     /// The tests of it.
     fn filter(self) -> &'static str {
         match self {
-            What::Copy => "sharing::working::tests::cuts::",
-            What::Map => "map::shared::tests::cuts::",
-            What::Region => "map::shared_region::tests::cuts::",
+            What::Copy => "ipc::memory::tests::cuts::",
+            What::Map => "shared::map::tests::cuts::",
+            What::Region => "region::shared::tests::cuts::",
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use untorn::EngineKind;
-use untorn::medium::MediumClass;
+use untorn::storage::MediumClass;
 use untorn_sim::explore::{self, Outcome, Settings, Violation, cache, covered, redundancy, regions};
 
 /// Runs an engine over simulated media, crashes it at every call, and checks every recovered state against the contract.

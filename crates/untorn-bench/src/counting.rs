@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use untorn::Result;
-use untorn::medium::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+use untorn::storage::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
 
 /// Bytes of a cache line, what one flush instruction writes back.
 const LINE: u64 = 64;
@@ -86,7 +86,7 @@ impl Counters {
 /// # fn main() -> untorn::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("f");
-/// use untorn::{Options, medium::PageCache};
+/// use untorn::{Options, storage::PageCache};
 /// use untorn_bench::Counting;
 /// let medium = Counting::new(PageCache::new());
 /// let counters = medium.counters();
@@ -265,7 +265,7 @@ impl<F: MediumFile> MediumFile for CountingFile<F> {
 
 #[cfg(test)]
 mod tests {
-    use untorn::medium::{Dax, MediumKind, PageCache};
+    use untorn::storage::{Dax, MediumKind, PageCache};
 
     use super::*;
 

@@ -6,7 +6,8 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Mutex;
 
-use untorn_core::{Durability, Options, PerProcess};
+use untorn_core::testing::PerProcess;
+use untorn_core::{Durability, Options};
 
 use crate::abi::{ATO_EAGER, ATO_FAST, ATO_SPATIAL};
 use crate::descriptor::FileId;

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::slice;
 use std::thread;
 
-use untorn_core::OnceForAll;
+use untorn_core::testing::OnceForAll;
 
 use crate::abi::{UNTORN_EINTERNAL, untorn_error};
 use crate::errors::{Failure, Result, remember};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use untorn_core::PerProcess;
+use untorn_core::testing::PerProcess;
 
 use crate::abi::{UNTORN_EOWNERDEAD, UNTORN_EPOISONED};
 use crate::errors::{Failure, Result};

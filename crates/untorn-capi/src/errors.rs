@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 
-use untorn_core::{Error, FirstUse};
+use untorn_core::Error;
+use untorn_core::testing::FirstUse;
 
 use crate::abi::{self, untorn_error};
 

@@ -10,6 +10,7 @@ mod boundary;
 mod by_address;
 mod descriptor;
 mod errors;
+mod mapped;
 mod mapping;
 pub mod native;
 pub mod nvmmio;

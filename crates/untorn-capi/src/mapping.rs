@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use untorn_core::medium::Access;
-use untorn_core::{AtomicFile, Error, MappedFiles, Options, Place};
+use untorn_core::storage::Access;
+use untorn_core::{AtomicFile, Error, Options};
+
+use crate::mapped::{MappedFiles, Place};
 
 use crate::abi::UNTORN_EOWNERDEAD;
 use crate::boundary::{guarded, source, target};

@@ -6,7 +6,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Mutex;
 
-use untorn_core::{Durability, EngineKind, MappedFiles, Options, PerProcess, Place, View};
+use untorn_core::testing::PerProcess;
+use untorn_core::{Durability, EngineKind, Options};
+
+use crate::mapped::{MappedFiles, Place, View};
 
 use crate::boundary::source;
 use crate::errors::{Failure, Result};

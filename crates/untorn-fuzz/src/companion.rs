@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use untorn::medium::{Access, Medium, MediumClass, MediumFile};
+use untorn::storage::{Access, Medium, MediumClass, MediumFile};
 use untorn::{Checksum, EngineKind, Options, ProtectOptions, Result, StripeLayout};
 use untorn_sim::{CrashState, SimMedium};
 

@@ -1,6 +1,6 @@
 //! Operations in any order, with crashes between them, against a plain byte array.
 
-use untorn::medium::MediumClass;
+use untorn::storage::MediumClass;
 use untorn::{AtomicFile, Durability, EngineKind, Layout, LogPolicy, Options, Order, ReadPolicy};
 use untorn_sim::{Rng, SimMedium};
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use untorn::medium::{Access, Medium, MediumClass, MediumFile};
+use untorn::storage::{Access, Medium, MediumClass, MediumFile};
 use untorn::{Durability, EngineKind, Layout, LogPolicy, Options, Order, Result};
 use untorn_sim::{CrashState, SimMedium};
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use untorn::medium::Mark;
+use untorn::storage::Mark;
 
 use crate::content::{Content, PAGE};
 

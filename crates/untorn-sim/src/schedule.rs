@@ -1,7 +1,7 @@
 //! Virtual threads: operating-system threads of which one runs at a time, in an order that follows from a seed.
 //!
 //! A thread started by [`run`] holds a token while it runs. At every call of a simulated medium it may hand the token
-//! to another, and whenever it waits ([`Medium::relax`](untorn::medium::Medium::relax)) it does. So an interleaving at
+//! to another, and whenever it waits ([`Medium::relax`](untorn::storage::Medium::relax)) it does. So an interleaving at
 //! the granularity of medium calls is a function of the seed and can be run again.
 
 use std::cell::{Cell, RefCell};

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::engine::EngineKind;
 use crate::error::Result;
-use crate::medium::{MediumKind, explain};
 use crate::options::{DirtyTracking, Durability, LostPage};
+use crate::storage::{MediumKind, explain};
 use crate::sys::map::{FileMap, MapKind};
 use crate::sys::page_size;
 use crate::sys::tracking::Tracking;

@@ -28,51 +28,42 @@
 //! ```
 #![deny(unsafe_code)]
 
-mod cache;
 mod doctor;
-pub mod engine;
+mod engine;
 mod error;
 mod file;
-mod inspect;
-mod log;
-mod map;
-mod mapped;
-pub mod medium;
+mod format;
+mod ipc;
+mod open;
 mod options;
-mod protected;
 mod redundancy;
 mod region;
-mod sharing;
-mod sidecar;
+mod shared;
 pub mod simd;
+pub mod storage;
+mod sync;
 mod sys;
-mod transaction;
+#[doc(hidden)]
+pub mod testing;
 mod write_cache;
 
 pub use doctor::{Diagnosis, doctor};
 pub use engine::{EngineKind, Info, Piece, Recovery, Report, SidecarReport, State};
 pub use error::{Error, Result};
-pub use file::AtomicFile;
-pub use inspect::{inspect, recover};
-pub use map::{AtomicMap, RegionMap, RegionMapOptions, SharedMap, SharedRegion};
-pub use mapped::{MappedFiles, Mapping, Place, View};
+pub use file::{AtomicFile, AtomicMap, Transaction, inspect};
+pub use open::recover;
+pub use open::redundancy::{protect, repair};
 pub use options::{
     Checksum, Damage, DirtyTracking, Durability, Layout, LogPolicy, LostPage, Options, Order, PageRange, Progress,
     ProgressFn, ProtectOptions, ReadPolicy, StripeLayout, Trust, VerifyReads,
 };
-pub use protected::{
-    Protected, Record, Stores, coverage, protect, recorded, recorded_on, repair, scrub, track, unprotect,
-};
+pub use redundancy::protect::{Protected, Record, Stores, coverage, recorded, recorded_on, scrub, track, unprotect};
 pub use redundancy::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing, Tracker};
-pub use region::{Audit, Region, RegionInfo, RegionStore, StoreInfo, StoreOptions};
-/// For the C library, which has state of a process, too, and no place among the promises of this crate.
-#[doc(hidden)]
-pub use sys::{FirstUse, OnceForAll, PerProcess};
-/// For `untorn run`, likewise.
-#[doc(hidden)]
-pub use sys::{Heard, StoreWatch};
-pub use transaction::Transaction;
+pub use region::{
+    Audit, Region, RegionInfo, RegionMap, RegionMapOptions, RegionStore, SharedRegion, StoreInfo, StoreOptions,
+};
+pub use shared::SharedMap;
 pub use write_cache::{
-    CacheInfo, CacheOptions, CachedFile, Fate, Replay, ReplayedFile, SharedLog, Step, WriteCache, logs_in,
-    look_into_log, replay,
+    CacheInfo, CacheOptions, CachedFile, Descriptor, Fate, Kernel, MadeLike, Named, OnMedium, Replay, ReplayedFile,
+    SharedLog, SlowFile, SlowPlace, Step, WriteCache, logs_in, look_into_log, replay,
 };

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use untorn::medium::{Barrier, Medium, MediumClass, MediumFile};
+use untorn::storage::{Barrier, Medium, MediumClass, MediumFile};
 use untorn::{AtomicMap, DirtyTracking, Options, RegionMap, RegionMapOptions, RegionStore, StoreOptions};
 
 use super::{Case, Progress};

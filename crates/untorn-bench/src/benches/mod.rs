@@ -15,7 +15,7 @@ mod write;
 
 use std::collections::BTreeMap;
 
-use untorn::medium::{Detected, MediumKind, detect};
+use untorn::storage::{Detected, MediumKind, detect};
 use untorn::{Durability, EngineKind, LogPolicy, Options, Order, ReadPolicy};
 
 use crate::args::{Args, Pattern, or_default};

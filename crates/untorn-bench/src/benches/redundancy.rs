@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use untorn::medium::{Access, Dax, DaxFile, Medium, MediumFile, MediumKind};
+use untorn::storage::{Access, Dax, DaxFile, Medium, MediumFile, MediumKind};
 use untorn::{ProtectOptions, Protected, StripeLayout, Tracker, track};
 
 use super::{Case, Progress, redundancy_map};

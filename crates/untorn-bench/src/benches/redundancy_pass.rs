@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use untorn::medium::{Access, Dax, Medium, MediumKind};
+use untorn::storage::{Access, Dax, Medium, MediumKind};
 use untorn::{ProtectOptions, track};
 
 use super::Progress;

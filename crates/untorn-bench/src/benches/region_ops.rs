@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use untorn::medium::{Access, Barrier, Medium, MediumFile};
+use untorn::storage::{Access, Barrier, Medium, MediumFile};
 use untorn::{Region, RegionMap, RegionStore, StoreOptions};
 
 use super::Progress;

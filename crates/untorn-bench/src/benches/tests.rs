@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use untorn::EngineKind;
-use untorn::medium::{Dax, PageCache};
+use untorn::storage::{Dax, PageCache};
 
 use super::*;
 

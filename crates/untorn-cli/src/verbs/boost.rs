@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use untorn::medium::MediumKind;
+use untorn::storage::MediumKind;
 use untorn::{CacheOptions, Diagnosis, Durability, Error, WriteCache};
 use untorn_run::Launch;
 

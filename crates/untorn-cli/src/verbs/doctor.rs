@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use serde_json::json;
-use untorn::medium::MediumKind;
+use untorn::storage::MediumKind;
 use untorn::{Diagnosis, Durability};
 
 use crate::cli::Doctor;

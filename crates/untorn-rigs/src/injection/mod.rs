@@ -24,7 +24,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use untorn::medium::{Dax, MediumKind, PageCache};
+use untorn::storage::{Dax, MediumKind, PageCache};
 use untorn::{AtomicFile, Options, ProtectOptions, Protected};
 
 pub use fault::{Kind, Part};

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
-use untorn::medium::{Descriptor, SlowFile, give_lease_back, has_lease, mark_description, take_lease};
+use untorn::storage::{give_lease_back, has_lease, mark_description, take_lease};
 use untorn::{CachedFile, Error, WriteCache};
+use untorn::{Descriptor, SlowFile};
 use untorn_wire::{MARK, PLAIN};
 
 use crate::descriptor::{flags, move_to, path_of, synchronous, writable};

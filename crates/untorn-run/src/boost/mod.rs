@@ -42,7 +42,7 @@ use rustix::io::Errno as Sys;
 use signal_hook::consts::SIGIO;
 use signal_hook::iterator::Signals;
 use untorn::WriteCache;
-use untorn::medium::unblock;
+use untorn::storage::unblock;
 use untorn_wire::{MARK, PLAIN};
 
 use self::directories::Directories;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno as Sys;
-use untorn::{Heard, StoreWatch};
+use untorn::testing::{Heard, StoreWatch};
 
 use super::lock;
 use crate::managed::{Errno, libc_errno};

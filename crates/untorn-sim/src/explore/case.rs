@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use untorn::EngineKind;
-use untorn::medium::Barrier;
+use untorn::storage::Barrier;
 
 use super::config::{Config, PATH, redo_from};
 use super::life::{Context, Effort, Life};
@@ -157,7 +157,7 @@ impl FromStr for Case {
             None => None,
             Some(word) => {
                 let name = word.strip_prefix("mute-").unwrap_or(word);
-                let known = untorn::engine::barriers(config.engine);
+                let known = untorn::testing::barriers(config.engine);
                 let barrier = known.into_iter().find(|barrier| barrier.name() == name);
                 Some(barrier.ok_or_else(|| format!("engine {} has no barrier {name:?}", config.engine))?)
             }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use untorn::medium::MediumClass;
+use untorn::storage::MediumClass;
 use untorn::{Durability, EngineKind, Layout, LogPolicy, Options, Order, ReadPolicy};
 
 use crate::rng::Rng;

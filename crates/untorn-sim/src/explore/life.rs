@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use untorn::medium::{Barrier, Latched, Medium};
+use untorn::storage::{Barrier, Latched, Medium};
 use untorn::{AtomicFile, Options, Order, ReadPolicy};
 
 use super::config::{Config, PATH, redo_from};

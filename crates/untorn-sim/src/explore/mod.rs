@@ -16,7 +16,7 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use untorn::EngineKind;
-use untorn::medium::{Barrier, MediumClass};
+use untorn::storage::{Barrier, MediumClass};
 
 use crate::rng::{Rng, mix};
 
@@ -153,7 +153,7 @@ pub fn replay(token: &str) -> Result<Option<Violation>, String> {
 /// Mutes each barrier of the engine in turn and looks for the violation that convicts the mutant.
 pub fn mutants(settings: &Settings, progress: ProgressFn<'_>) -> Vec<Mutant> {
     hush();
-    let barriers = untorn::engine::barriers(settings.engine);
+    let barriers = untorn::testing::barriers(settings.engine);
     let next = AtomicU64::new(0);
     let done = AtomicU64::new(0);
     let results = Mutex::new(Vec::new());

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use untorn::medium::MediumClass;
+use untorn::storage::MediumClass;
 use untorn::{AtomicFile, EngineKind, Error, LogPolicy, Options};
 use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use untorn::medium::{Access, Barrier, Medium, MediumClass, MediumFile};
+use untorn::storage::{Access, Barrier, Medium, MediumClass, MediumFile};
 use untorn::{Error, ProtectOptions, RepairReport, Tracker};
 use untorn_sim::explore::{self, Settings, redundancy};
 use untorn_sim::{CrashState, SimMedium, Step, Verdict};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use untorn::medium::MediumClass;
+use untorn::storage::MediumClass;
 use untorn::{Error, Order, Region, RegionStore, StoreOptions};
 use untorn_sim::explore::{self, Settings, regions};
 use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use untorn::medium::{Access, Medium, MediumClass, MediumFile};
+use untorn::storage::{Access, Medium, MediumClass, MediumFile};
 use untorn::{AtomicFile, Damage, Durability, EngineKind, Options, PageRange, ProtectOptions, StripeLayout};
 use untorn_sim::{SimMedium, Step};
 

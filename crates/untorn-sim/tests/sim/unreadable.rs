@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use untorn::medium::{Access, Medium, MediumClass, MediumFile};
+use untorn::storage::{Access, Medium, MediumClass, MediumFile};
 use untorn::{
     AtomicFile, Damage, Durability, EngineKind, Error, LogPolicy, Options, PageRange, ProtectOptions, Protected,
 };

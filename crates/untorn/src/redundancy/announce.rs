@@ -7,8 +7,8 @@ use std::time::Instant;
 use super::format::Left;
 use super::{Inner, Mode, Redundancy, barriers, sidecar_barriers};
 use crate::error::Result;
-use crate::medium::Medium;
-use crate::sidecar::PAGE;
+use crate::format::sidecar::PAGE;
+use crate::storage::Medium;
 
 impl<M: Medium> Redundancy<M> {
     /// Marks the pages of these bytes uncovered, durably, before they are stored to. They are not covered until they are
@@ -71,7 +71,7 @@ impl<M: Medium> Redundancy<M> {
     /// Gives back covered pages that are to be stored to in part and cannot be read, as parity can as long as they are covered: such a
     /// store fails, and would leave a page that is marked and has nothing but what it had. What is stored to whole needs none of it,
     /// and only the first page and the last can be stored to in part. One that is marked already was looked at when it was, if not
-    /// [ahead](super::ahead).
+    /// [ahead](super::premark).
     fn make_readable(&self, inner: &mut Inner, bytes: &Range<u64>) -> Result<()> {
         let pages = self.geometry.pages_of(bytes);
         let ends = [pages.start, pages.end.saturating_sub(1)];

@@ -10,10 +10,11 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::layout::Geometry;
+use crate::engine::redundancy::History;
 use crate::error::{Error, Result};
-use crate::medium::{Identity, MediumFile, Stamp};
+use crate::format::sidecar::{MAX_LEN, MAX_NUMBER, PAGE};
 use crate::options::{Checksum, Settings, StripeLayout, as_kept};
-use crate::sidecar::{MAX_LEN, MAX_NUMBER, PAGE};
+use crate::storage::{Identity, MediumFile, Stamp};
 
 /// The bytes of one page.
 pub(super) type Page = [u8; PAGE as usize];
@@ -61,23 +62,12 @@ pub(super) struct Superblock {
     pub(super) stamp: Stamp,
     /// Pages that are being repaired.
     pub(super) intents: Vec<u64>,
-    /// What the blocks of the [list](super::listed) of all that a repair is about have as their sequence number; 0 if there is
+    /// What the blocks of the [list](super::repair_list) of all that a repair is about have as their sequence number; 0 if there is
     /// none.
     pub(super) list: u64,
     /// Of openings that name none.
     pub(super) period: Option<Duration>,
     pub(super) history: History,
-}
-
-/// What was scrubbed and repaired since the file is protected.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct History {
-    /// When the last whole scrub ended, in seconds since 1970; 0 if there was none.
-    pub scrubbed: u64,
-    /// Whole scrubs.
-    pub scrubs: u64,
-    /// Pages of the data file that were repaired.
-    pub repaired: u64,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

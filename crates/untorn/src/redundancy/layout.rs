@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::format::ENTRIES;
+use crate::format::sidecar::PAGE;
 use crate::options::StripeLayout;
-use crate::sidecar::PAGE;
 
 /// The shape of the redundancy of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,7 +29,7 @@
 //!    of them are [listed], so that those whose turn has not come are known to be damaged as well. It is told of when the medium has
 //!    the bytes, which is read anew after the flush.
 //! 7. Where stores are covered as soon as they are made, parity changes by the difference between what a page held when it
-//!    was announced and what it holds then, see [`delta`]. The first was what its checksum speaks of, so parity goes on
+//!    was announced and what it holds then, see [`incremental`]. The first was what its checksum speaks of, so parity goes on
 //!    speaking of every other page as it was covered, whatever that page holds by now. Only of a stripe all of whose pages
 //!    are announced together it need not be kept. While it is kept, a damaged page beside it is repaired with it; a crash
 //!    before that is done leaves what it would have left anyway, damage beside an uncovered page.
@@ -40,36 +40,37 @@
 //!    whole of it, so a device can put another place in its stead.
 //!
 //! Where pages are read from is behind [`Pages`], and how stores are found out behind [`Tracker`]. An engine's stores to its
-//! data file are announced for it by the medium that it is given, see [`watch`], and so are those to the pages of its sidecar
-//! that may hold what counts, see [`sidecar_pages`].
+//! data file are announced for it by the medium that it is given, see [`tracked_data`], and so are those to the pages of its sidecar
+//! that may hold what counts, see [`tracked_sidecar`].
 
-mod ages;
-mod ahead;
 mod announce;
 mod bits;
-pub(crate) mod both;
-mod carry;
 mod checksum;
-mod companion;
-mod cover;
-mod delta;
+pub(crate) mod data_and_sidecar;
+pub(crate) mod engine;
+mod file;
 mod format;
+mod incremental;
 mod layout;
-mod listed;
+mod notifier;
 mod open;
 mod pages;
-mod record;
+mod premark;
+pub(crate) mod protect;
+mod recorded;
 mod repair;
-mod report;
+mod repair_list;
+mod resize;
 mod scrub;
 mod service;
-mod sidecar_pages;
 mod table;
 mod threads;
-mod tidings;
+mod tracked;
+mod tracked_data;
+mod tracked_sidecar;
+mod uncovered_since;
+mod update;
 mod verify;
-mod watch;
-mod watched;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -78,35 +79,33 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ages::Ages;
 use bits::Bits;
 use format::Superblock;
 use layout::Geometry;
 use table::Tables;
+use uncovered_since::Ages;
 
-pub(crate) use both::Both;
-pub(crate) use companion::{companion, kept_period, remove};
-pub use format::History;
+pub use crate::engine::redundancy::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing};
+pub(crate) use crate::engine::redundancy::{Line, Scrub, Service, scrub_and_note};
+pub(crate) use data_and_sidecar::Both;
+pub(crate) use file::{companion, kept_period, remove};
+use notifier::Tidings;
 use pages::Pages;
-pub(crate) use record::recorded;
-pub use report::{Coverage, RepairReport, ScrubFindings, ScrubReport, Scrubbing};
-pub(crate) use scrub::Scrub;
+pub(crate) use recorded::recorded;
 use scrub::Scrubs;
-pub(crate) use service::{Aside, Beside, Service, Told, scrub_and_note};
-pub(crate) use sidecar_pages::{SidecarPages, none_of_sidecar};
+pub(crate) use service::{Aside, Beside, Told};
 pub(crate) use threads::Threads;
-pub(crate) use tidings::Line;
-use tidings::Tidings;
-pub(crate) use watch::Watch;
-pub(crate) use watched::Watched;
+pub(crate) use tracked::Watched;
+pub(crate) use tracked_data::Watch;
+pub(crate) use tracked_sidecar::{SidecarPages, none_of_sidecar};
 
 use crate::error::Result;
-use crate::medium::{Medium, Stamp};
 use crate::options::Checksum;
+use crate::storage::{Medium, Stamp};
 
 /// The barriers of redundancy.
 pub(crate) mod barriers {
-    use crate::medium::barrier::barriers;
+    use crate::storage::barrier::barriers;
     barriers! {
         /// A new companion file is whole before its final name points to it.
         CREATE_FILE = "redundancy.create.file";
@@ -163,7 +162,7 @@ pub(crate) mod barriers {
 
 /// The barriers of the redundancy of a sidecar, besides those above.
 pub(crate) mod sidecar_barriers {
-    use crate::medium::barrier::barriers;
+    use crate::storage::barrier::barriers;
     barriers! {
         /// Pages of the sidecar are marked uncovered before they are stored to.
         ANNOUNCE = "redundancy.sidecar.announce";

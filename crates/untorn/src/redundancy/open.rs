@@ -1,4 +1,4 @@
-//! Opening redundancy, judging what a crash left, closing it. The file that it is kept in is of [`companion`](super::companion).
+//! Opening redundancy, judging what a crash left, closing it. The file that it is kept in is of [`file`](super::file).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -6,20 +6,20 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::ages::Ages;
-use super::ahead::STRIDE;
 use super::bits::Bits;
-use super::companion::{agree, attach, companion, create_marked, is_of};
+use super::file::{agree, attach, companion, create_marked, is_of};
 use super::format::{Left, Superblock};
 use super::pages::{FilePages, Pages, PagesFrom};
+use super::premark::STRIDE;
 use super::scrub::Scrubs;
 use super::table::{Read, Scope, Tables};
+use super::uncovered_since::Ages;
 use super::{Inner, Mode, Redundancy, barriers};
 use crate::error::{Error, Result};
-use crate::medium::{Access, MarkState, Medium, MediumFile};
+use crate::format::sidecar::{MAX_LEN, PAGE, path as sidecar_path};
 use crate::options::Settings;
-use crate::sidecar::{MAX_LEN, PAGE, path as sidecar_path};
 use crate::simd::xor;
+use crate::storage::{Access, MarkState, Medium, MediumFile};
 
 /// Of a file that is being opened with an engine.
 struct Engine<F> {

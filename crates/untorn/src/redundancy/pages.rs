@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::error::Result;
-use crate::medium::{Access, Barrier, Medium, MediumFile, Stamp};
+use crate::storage::{Access, Barrier, Medium, MediumFile, Stamp};
 
 /// The bytes that are protected, by their offsets.
 pub(crate) trait Pages: Send + Sync {

@@ -6,16 +6,15 @@
 use std::collections::BTreeSet;
 use std::sync::MutexGuard;
 
-use super::cover::Stripe;
 use super::format::{Left, MAX_INTENTS};
-use super::report::{RepairReport, ScrubReport};
-use super::scrub::Scrub;
 use super::table::Scope;
+use super::update::Stripe;
 use super::{Inner, Mode, Redundancy, barriers};
+use super::{RepairReport, Scrub, ScrubReport};
 use crate::error::{Error, Result};
-use crate::medium::{Barrier, Medium, MediumFile};
+use crate::format::sidecar::PAGE;
 use crate::options::Damage;
-use crate::sidecar::PAGE;
+use crate::storage::{Barrier, Medium, MediumFile};
 
 /// What is to be written: pages, and parity of stripes.
 struct Plan {

@@ -11,29 +11,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::bits::Bits;
 use super::layout::Geometry;
-use super::report::{ScrubFindings, ScrubReport, Scrubbing};
 use super::{Inner, Mode, Redundancy, barriers};
+use super::{Scrub, ScrubFindings, ScrubReport, Scrubbing};
 use crate::error::Result;
-use crate::medium::{Medium, MediumFile};
+use crate::format::sidecar::PAGE;
 use crate::options::{Damage, PageRange};
-use crate::sidecar::PAGE;
-
-/// How a scrub is done.
-pub(crate) struct Scrub<'a> {
-    /// Bytes of the data file that are read in a second, at most; `None` is as fast as can be.
-    pub(crate) rate: Option<u64>,
-    /// Is asked before each stripe whether the scrub is to end: it may have to wait for no more than that.
-    pub(crate) stops: &'a dyn Fn() -> bool,
-    /// Is told now and then how many of how many bytes were read; false ends the scrub.
-    pub(crate) progress: &'a mut dyn FnMut(u64, u64) -> bool,
-}
-
-impl<'a> Scrub<'a> {
-    /// As fast as can be, until it is through or `progress` ends it.
-    pub(crate) fn telling(progress: &'a mut dyn FnMut(u64, u64) -> bool) -> Self {
-        Scrub { rate: None, stops: &|| false, progress }
-    }
-}
+use crate::storage::{Medium, MediumFile};
 
 /// So many bytes are read between two times that progress is told, and that it is seen to that no more are read than may be.
 const STEP: u64 = 1 << 20;
@@ -346,8 +329,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::medium::PageCache;
     use crate::options::Settings;
+    use crate::storage::PageCache;
 
     /// Of so many pages, in the widest stripes there are.
     fn protected(pages: u64) -> (tempfile::TempDir, Redundancy<PageCache>) {

@@ -3,31 +3,12 @@
 use std::ops::Range;
 use std::path::Path;
 
-use super::{Coverage, Line, Redundancy, RepairReport, Scrub, ScrubReport};
-use crate::error::{Error, Result};
-use crate::medium::Medium;
-
-/// Redundancy that is kept, whoever tells of stores.
-pub(crate) trait Service: Send + Sync {
-    fn path(&self) -> &Path;
-    /// Covers what was stored to before the call; how many pages.
-    fn cover(&self) -> Result<u64>;
-    /// The same by the way, as the thread does it: without what could not be read a short time ago.
-    fn pass(&self) -> Result<u64> {
-        self.cover()
-    }
-    /// Where to tell of damage that is come upon by the way, from now on; nowhere, if nobody asked. What was before is told too.
-    fn listen(&self, _line: Option<Line>) {}
-    /// Hears of a pass or a scrub of a thread that failed, for nobody else does. Another may go through.
-    fn failed(&self, _error: Error) {}
-    fn coverage(&self) -> Result<Coverage>;
-    fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport>;
-    /// Notes in the companion file that a scrub went through.
-    fn note_scrub(&self) -> Result<()>;
-    fn repair(&self, how: Scrub<'_>) -> Result<RepairReport>;
-    /// Has what is damaged stay so when the file is closed: whoever was told that nothing was touched finds it so.
-    fn leave_damage(&self) {}
-}
+use super::Redundancy;
+use crate::engine::redundancy::{Coverage, Line, RepairReport, Scrub, ScrubReport, Service};
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
+use crate::storage::Medium;
 
 /// Redundancy of a file that an engine has.
 pub(crate) trait Beside: Service {
@@ -66,22 +47,6 @@ pub(crate) trait Aside: Send + Sync {
     fn verify_index(&self, repair: bool) -> Result<()>;
     /// See [`Beside::finish`].
     fn finish(&self) -> Result<()>;
-}
-
-/// Scrubs, and notes that it went through. What was found is not dropped because it cannot be noted: redundancy remembers the
-/// failure, and the next call tells of it.
-///
-/// # Errors
-/// Those of [`scrub`](Service::scrub), and where nothing was found those of [`note_scrub`](Service::note_scrub).
-pub(crate) fn scrub_and_note<S: Service + ?Sized>(service: &S, how: Scrub<'_>) -> Result<ScrubReport> {
-    let report = service.scrub(how)?;
-    match service.note_scrub() {
-        Err(error) if !report.is_clean() => {
-            tracing::error!(path = %service.path().display(), %error, "a scrub that found damage cannot be noted");
-            Ok(report)
-        }
-        noted => noted.map(|()| report),
-    }
 }
 
 /// [`Redundancy`] over whatever medium, of a file whose program tells of stores.

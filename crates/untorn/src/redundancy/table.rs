@@ -11,8 +11,8 @@ use super::bits::Bits;
 use super::format::{Block, ENTRIES};
 use super::layout::Geometry;
 use crate::error::{Error, Result};
-use crate::medium::MediumFile;
-use crate::sidecar::PAGE;
+use crate::format::sidecar::PAGE;
+use crate::storage::MediumFile;
 
 /// Both tables in memory, and which copy of each block is the older.
 pub(super) struct Tables {

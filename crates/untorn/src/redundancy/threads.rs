@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::service::Service;
+use super::Service;
 use super::{Line, Scrub};
 use crate::error::{Error, Result};
 use crate::options::{Damage, DamageFn, ProtectOptions};

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{Inner, Mode, Redundancy};
 use crate::error::{Error, Result};
-use crate::medium::Medium;
-use crate::sidecar::PAGE;
+use crate::format::sidecar::PAGE;
+use crate::storage::Medium;
 
 impl<M: Medium> Redundancy<M> {
     /// Compares the covered pages that have any of these bytes with their checksums, as programs see them. What is not covered

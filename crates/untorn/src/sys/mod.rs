@@ -16,7 +16,6 @@ pub(crate) mod mappings;
 pub(crate) mod paged;
 mod per_process;
 mod process;
-pub(crate) mod range;
 pub(crate) mod ring;
 pub(crate) mod runs;
 pub(crate) mod shared;
@@ -33,7 +32,7 @@ pub use first_use::FirstUse;
 pub use per_process::{OnceForAll, PerProcess};
 #[cfg(test)]
 pub(crate) use process::in_forked_child;
-pub(crate) use process::incarnation;
+pub use process::incarnation;
 pub use stores::{Heard, StoreWatch};
 pub(crate) use untorn_ring::flush;
 pub(crate) use zeroed::ZeroedArray;

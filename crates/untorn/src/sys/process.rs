@@ -12,7 +12,7 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 
 /// A number that is this process's own: a forked child has another than its parent, and no call of the system is needed
 /// to tell. Never 0. Where the kernel does not wipe memory on fork, a child keeps its parent's.
-pub(crate) fn incarnation() -> u64 {
+pub fn incarnation() -> u64 {
     let word = WORD.get(|| ZeroedArray::reserve_private(1).ok());
     let Some(word) = word.as_ref().map(|word| &word[0]) else { return u64::MAX };
     match word.load(Ordering::Relaxed) {

@@ -243,7 +243,7 @@ impl<T> Default for Weak<T> {
     }
 }
 
-/// Waits in a model as [`Medium::relax`](crate::medium::Medium::relax) does in earnest. Of two threads that wait for a third,
+/// Waits in a model as [`Medium::relax`](crate::storage::Medium::relax) does in earnest. Of two threads that wait for a third,
 /// each could be given the other's turn for ever, which no real scheduler does: who has waited this long gets no further
 /// choices, and the rest of the run takes turns fairly. It still has to end.
 #[cfg(test)]

@@ -29,6 +29,10 @@ use super::runs::Runs;
 use super::{PerProcess, incarnation, page_size};
 use crate::options::DirtyTracking;
 
+/// Committed bytes that stay in memory of the process's own before some are given back to the file. A store to a page that
+/// is there costs no copy of it.
+pub(crate) const KEPT: u64 = 64 << 20;
+
 /// Pages closer to each other than this many bytes are asked about together.
 const LOOK: u64 = 64 << 12;
 

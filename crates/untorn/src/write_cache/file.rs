@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 #[cfg(doc)]
 use super::WriteCache;
-use crate::cache::{AnyCache, At, Managed};
 use crate::error::Result;
+use crate::write_cache::engine::{AnyCache, At, Managed};
 #[cfg(doc)]
 use crate::{error::Error, options::Durability};
 
@@ -174,7 +174,7 @@ impl CachedFile {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger.new"));
     /// use std::sync::Arc;
-    /// use untorn::medium::Descriptor;
+    /// use untorn::storage::Descriptor;
     /// let cache = untorn::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
     /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
     /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;

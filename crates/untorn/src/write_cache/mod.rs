@@ -1,7 +1,9 @@
 //! [`WriteCache`] and [`CachedFile`]: a log on a fast medium in front of ordinary files.
 
-mod beside;
+pub(crate) mod backing;
+pub(crate) mod engine;
 mod file;
+mod multi_process;
 mod options;
 
 use std::ffi::OsString;
@@ -10,14 +12,16 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use self::beside::{SharedLog, Step};
+pub use self::backing::{Descriptor, Kernel, Named, OnMedium, SlowFile, SlowPlace};
+use self::engine::AnyCache;
+pub use self::engine::{CacheInfo, Fate, Replay, ReplayedFile};
 pub use self::file::CachedFile;
+pub use self::multi_process::{SharedLog, Step};
 pub use self::options::CacheOptions;
-use crate::cache::{self, AnyCache};
-pub use crate::cache::{CacheInfo, Fate, Replay, ReplayedFile};
 use crate::error::Result;
-use crate::medium::{self, Dax, Descriptor, Kernel, Latched, Medium, MediumKind, PageCache, SlowFile};
 use crate::options::ProgressFn;
+pub use crate::storage::MadeLike;
+use crate::storage::{self, Dax, Latched, Medium, MediumKind, PageCache};
 #[cfg(doc)]
 use crate::{error::Error, options::Durability};
 
@@ -82,7 +86,7 @@ impl WriteCache {
     /// longer than 3912 bytes, or not that of the file.
     pub fn attach(&self, file: BorrowedFd<'_>, path: &Path) -> Result<CachedFile> {
         // It is the directory with the file itself that is flushed and searched, and not that with a link to it.
-        let path = &medium::resolve(path)?;
+        let path = &storage::resolve(path)?;
         self.attach_slow(Arc::new(Descriptor::reopen(file, path)?), path)
     }
 
@@ -114,7 +118,7 @@ impl WriteCache {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger"));
     /// use std::sync::Arc;
-    /// use untorn::medium::Descriptor;
+    /// use untorn::storage::Descriptor;
     /// let cache = untorn::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
     /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
     /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
@@ -138,7 +142,7 @@ impl WriteCache {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let (log, path) = (dir.path().join("log"), dir.path().join("ledger"));
     /// use std::sync::Arc;
-    /// use untorn::medium::Descriptor;
+    /// use untorn::storage::Descriptor;
     /// let cache = untorn::CacheOptions::new().size(1 << 20).max_files(16).create(&log)?;
     /// # let io = |error: std::io::Error| untorn::Error::io("open", &path, error);
     /// let plain = std::fs::File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
@@ -204,7 +208,7 @@ pub fn logs_in(dir: &Path) -> Result<Vec<PathBuf>> {
         let path = dir.join(name);
         let unfinished = path.extension().is_some_and(|extension| extension == "new");
         // What may not be opened is no log of ours.
-        if !unfinished && cache::is_log(&path).unwrap_or(false) {
+        if !unfinished && engine::is_log(&path).unwrap_or(false) {
             logs.push(path);
         }
     }
@@ -240,14 +244,14 @@ pub fn look_into_log(log: impl AsRef<Path>) -> Result<Replay> {
 }
 
 fn replay_with(log: &Path, look: bool, progress: Option<&ProgressFn>) -> Result<Replay> {
-    let path = &medium::resolve(log)?;
-    let detected = medium::detect(path)?;
+    let path = &storage::resolve(log)?;
+    let detected = storage::detect(path)?;
     match detected.kind {
         MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
-            cache::replay(&Latched::new(Dax::new(detected.kind)), &Kernel, path, look, progress)
+            engine::replay(&Latched::new(Dax::new(detected.kind)), &Kernel, path, look, progress)
         }
         MediumKind::Block | MediumKind::Volatile => {
-            cache::replay(&Latched::new(PageCache::new()), &Kernel, path, look, progress)
+            engine::replay(&Latched::new(PageCache::new()), &Kernel, path, look, progress)
         }
     }
 }

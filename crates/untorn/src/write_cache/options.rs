@@ -7,10 +7,11 @@ use std::time::Duration;
 #[cfg(doc)]
 use super::replay;
 use super::{WriteCache, logs_in, replay_with};
-use crate::cache::{self, Cache, Geometry, Open, Replay, Settings};
 use crate::error::{Error, Result};
-use crate::medium::{self, Dax, Kernel, Latched, Medium, MediumKind, PageCache, SlowPlace};
 use crate::options::{Durability, ProgressFn};
+use crate::storage::{self, Dax, Latched, Medium, MediumKind, PageCache};
+use crate::write_cache::backing::{Kernel, SlowPlace};
+use crate::write_cache::engine::{self, Cache, Geometry, Open, Replay, Settings};
 
 /// How a log is made and used; builds up like [`Options`](crate::Options).
 ///
@@ -142,9 +143,9 @@ impl CacheOptions {
     /// EEXIST if the name is taken, [`Error::InUse`] if another process is making it, ENOSPC if there is no room for all of
     /// it; those of [`open`](CacheOptions::open).
     pub fn create(&self, path: impl AsRef<Path>) -> Result<WriteCache> {
-        let path = medium::absolute(path.as_ref())?;
+        let path = storage::absolute(path.as_ref())?;
         let geometry = self.geometry(&path)?;
-        cache::create(&Latched::new(PageCache::new()), &path, geometry)?;
+        engine::create(&Latched::new(PageCache::new()), &path, geometry)?;
         self.open(path)
     }
 
@@ -155,8 +156,8 @@ impl CacheOptions {
     /// not be brought to their files; [`Error::Corrupt`] for a file that is no log, or one that was cut short;
     /// [`Error::Unsupported`] for one of a later version.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<WriteCache> {
-        let path = &medium::resolve(path.as_ref())?;
-        let detected = medium::detect(path)?;
+        let path = &storage::resolve(path.as_ref())?;
+        let detected = storage::detect(path)?;
         let place = Arc::new(Kernel);
         match detected.kind {
             MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
@@ -173,7 +174,7 @@ impl CacheOptions {
     /// Those of listing the directory and of [`create`](CacheOptions::create). A log that cannot be replayed is left to
     /// `untorn replay`, and logged.
     pub fn open_in(&self, dir: impl AsRef<Path>) -> Result<WriteCache> {
-        let dir = &medium::absolute(dir.as_ref())?;
+        let dir = &storage::absolute(dir.as_ref())?;
         let logs = logs_in(dir)?;
         // All of them first: whose file this process is going to open may be in any.
         let mut free = Vec::new();
@@ -212,7 +213,7 @@ impl CacheOptions {
     ) -> Result<WriteCache> {
         let path = path.as_ref();
         let medium = Arc::new(Latched::new(medium));
-        cache::create(&*medium, path, self.geometry(path)?)?;
+        engine::create(&*medium, path, self.geometry(path)?)?;
         self.open_latched(medium, place, path)
     }
 
@@ -221,7 +222,7 @@ impl CacheOptions {
     /// # Errors
     /// As there.
     pub fn replay_on<M: Medium>(&self, medium: M, place: &dyn SlowPlace, path: impl AsRef<Path>) -> Result<Replay> {
-        cache::replay(&Latched::new(medium), place, path.as_ref(), false, self.progress.as_ref())
+        engine::replay(&Latched::new(medium), place, path.as_ref(), false, self.progress.as_ref())
     }
 
     /// [`open`](CacheOptions::open) on media of one's own: for simulators.

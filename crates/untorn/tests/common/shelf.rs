@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use untorn::medium::{Barrier, Dax, Identity, MadeLike, MediumKind, Named, SlowFile, SlowPlace};
+use untorn::storage::{Barrier, Dax, Identity, MediumKind};
 use untorn::{CacheOptions, CachedFile, Durability, Error, Result, WriteCache};
+use untorn::{MadeLike, Named, SlowFile, SlowPlace};
 
 /// Slow files in memory, with identities that a test decides.
 #[derive(Default)]

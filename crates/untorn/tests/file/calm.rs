@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use crate::common::counting::{Counting, Halfway};
 use crate::common::{PAGE, memory_dir};
 use tempfile::TempDir;
-use untorn::medium::{Dax, Latched, MediumKind};
+use untorn::storage::{Dax, Latched, MediumKind};
 use untorn::{AtomicFile, Durability, EngineKind, LogPolicy, Options};
 
 const PAGES: usize = 16;

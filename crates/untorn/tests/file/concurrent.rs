@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::system::in_forked_child;
 use crate::common::{PAGE, Rng, alone, limit, memory_dir, seed};
-use untorn::medium::{Dax, Latched, Medium, MediumKind, PageCache};
+use untorn::storage::{Dax, Latched, Medium, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, Error, Layout, Options, ReadPolicy, Result};
 
 /// How long each configuration runs.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::common::counting::{Counting, Counts};
 use crate::common::system::allocations;
 use crate::common::{PAGE, Rng, limit, memory_dir, pattern, run_alone, seed};
-use untorn::medium::{Dax, Latched, Medium, MediumKind, PageCache};
+use untorn::storage::{Dax, Latched, Medium, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, Layout, Options, Order, ReadPolicy};
 use untorn_testing::test_name;
 

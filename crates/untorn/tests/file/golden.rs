@@ -9,7 +9,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use crate::common::{PAGE, Pair, names, pattern};
 use twox_hash::XxHash3_64;
-use untorn::medium::{Access, Medium, MediumFile, PageCache};
+use untorn::storage::{Access, Medium, MediumFile, PageCache};
 use untorn::{AtomicFile, Durability, Error, Layout, Options, Trust};
 
 /// Two pages and a bit, so that the last page and the last slice are cut.

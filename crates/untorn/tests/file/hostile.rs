@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::common::{Failures, Image, PAGE, Pair, Rng, attempt, limit, pattern, seed, sidecar_of};
-use untorn::medium::{Dax, MediumKind};
+use untorn::storage::{Dax, MediumKind};
 use untorn::{AtomicFile, Durability, Layout, Options, State};
 
 /// Three pages and a bit, so that the last page and the last slice are cut.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::counting::Counting;
 use crate::common::{Image, PAGE, Pair, Rng, limit, memory_dir, pattern, read, seed, sidecar_of};
-use untorn::medium::{Dax, Medium, MediumKind, PageCache};
+use untorn::storage::{Dax, Medium, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Order, Trust};
 
 const MIB: usize = 1 << 20;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::counting::{Counting, Halfway};
 use crate::common::{PAGE, memory_dir};
-use untorn::medium::{Dax, Latched, MediumKind};
+use untorn::storage::{Dax, Latched, MediumKind};
 use untorn::{EngineKind, LogPolicy, Options};
 
 const UNITS: usize = 4;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::common::counting::{Counting, Counts};
 use crate::common::system::allocations;
 use crate::common::{PAGE, limit, memory_dir};
-use untorn::medium::{Dax, Medium, MediumKind, PageCache};
+use untorn::storage::{Dax, Medium, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, LogPolicy, Options, Order};
 
 /// Blocks of the file.

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use crate::common::counting::Counting;
 use crate::common::disk::{Kind, SmallDisk};
 use crate::common::{PAGE, alone, memory_dir, read, sidecar_of};
-use untorn::medium::{Dax, Medium, MediumKind, PageCache};
+use untorn::storage::{Dax, Medium, MediumKind, PageCache};
 use untorn::{AtomicFile, EngineKind, Error, LogPolicy, Options, Result};
 
 /// Units of a chunk of the log, which takes one page more.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use crate::common::{PAGE, Pair, memory_dir, names, pattern, read};
-use untorn::medium::{Access, Dax, Medium, MediumFile, MediumKind, PageCache};
+use untorn::storage::{Access, Dax, Medium, MediumFile, MediumKind, PageCache};
 use untorn::{Durability, EngineKind, Error, LogPolicy, Options};
 
 const LEN: usize = 3 * PAGE + 100;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::common::counting::Counting;
 use crate::common::{Failures, PAGE, Pair, attempt, memory_dir, pattern, read, run_alone};
 use twox_hash::XxHash3_64;
-use untorn::medium::{Dax, MediumKind, PageCache};
+use untorn::storage::{Dax, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options};
 use untorn_testing::test_name;
 

@@ -3,7 +3,7 @@
 use crate::common::system::in_forked_child;
 use crate::common::{PAGE, Pair, Rng, limit, memory_dir, pattern, read, run_alone, seed};
 use rustix::process::{Signal, getpid, kill_process};
-use untorn::medium::{Dax, Medium, MediumKind, PageCache};
+use untorn::storage::{Dax, Medium, MediumKind, PageCache};
 use untorn::{Durability, EngineKind, LogPolicy, Options, Order};
 use untorn_testing::test_name;
 

@@ -9,7 +9,7 @@ use std::thread::ThreadId;
 use crate::common::counting::{Counting, Halfway};
 use crate::common::system::allocations;
 use crate::common::{PAGE, Rng, limit, memory_dir, seed};
-use untorn::medium::{Dax, MediumKind};
+use untorn::storage::{Dax, MediumKind};
 use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options};
 
 const MIB: usize = 1 << 20;

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::common::counting::Counting;
 use crate::common::system::in_forked_child;
 use crate::common::{PAGE, Pair, alone, limit, memory_dir, pattern, read, sidecar_of};
-use untorn::medium::{Dax, MediumKind, PageCache};
+use untorn::storage::{Dax, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Result};
 
 const MIB: usize = 1 << 20;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::counting::Counting;
 use crate::common::{PAGE, Pair, Rng, limit, memory_dir, seed};
-use untorn::medium::{Dax, Latched, Medium, MediumKind, PageCache};
+use untorn::storage::{Dax, Latched, Medium, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Order, Result};
 
 /// How long each configuration runs.

@@ -9,7 +9,7 @@ use std::thread::{self, ThreadId};
 
 use crate::common::counting::{Counting, Halfway};
 use crate::common::{PAGE, Pair, limit, memory_dir, pattern, read, sidecar_of};
-use untorn::medium::{Dax, Medium, MediumKind, PageCache};
+use untorn::storage::{Dax, Medium, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options, Order, Result};
 
 /// Units of a chunk of the log.

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use untorn::Error;
-use untorn::medium::{
+use untorn::storage::{
     Access, Barrier, Dax, Latched, LockKind, MarkState, Medium, MediumClass, MediumFile, MediumKind, PageCache, detect,
 };
 

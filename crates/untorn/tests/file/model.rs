@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use proptest::prelude::*;
-use untorn::medium::{Dax, MediumKind};
+use untorn::storage::{Dax, MediumKind};
 use untorn::{AtomicFile, Durability, EngineKind, Layout, LogPolicy, Options, Order, ReadPolicy, Result};
 
 const START: u64 = 3 * 4096 + 100;

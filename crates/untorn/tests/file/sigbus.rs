@@ -12,7 +12,7 @@ use crate::common::disk::{Kind, SmallDisk};
 use crate::common::system::{Disposition, HANDLED, on_sigbus, touch_beyond};
 use crate::common::{PAGE, alone, limit, pattern, sidecar_of};
 use rustix::process::{Signal, getpid, kill_process};
-use untorn::medium::{Access, Barrier, Dax, Medium, MediumFile, MediumKind, PageCache};
+use untorn::storage::{Access, Barrier, Dax, Medium, MediumFile, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, Error, LostPage, Options};
 use untorn_testing::{again, test_name};
 

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use crate::common::counting::Counting;
 use crate::common::disk::{Kind, SmallDisk};
 use crate::common::{PAGE, limit, names, pattern, run_alone};
-use untorn::medium::{Dax, Medium, MediumKind, PageCache};
+use untorn::storage::{Dax, Medium, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, Error, Layout, Options};
 use untorn_testing::test_name;
 

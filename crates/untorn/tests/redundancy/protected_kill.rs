@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::common::system::in_forked_child;
 use crate::common::{PAGE, Rng, pattern, run_alone};
-use untorn::medium::{Dax, Medium, MediumKind, PageCache};
+use untorn::storage::{Dax, Medium, MediumKind, PageCache};
 use untorn::{Damage, ProtectOptions};
 use untorn_testing::test_name;
 

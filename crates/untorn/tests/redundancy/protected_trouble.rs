@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use twox_hash::XxHash3_64;
-use untorn::medium::PageCache;
+use untorn::storage::PageCache;
 use untorn::{Damage, Error, PageRange, ProtectOptions, Protected, RepairReport, Tracker};
 
 use crate::common::pattern;

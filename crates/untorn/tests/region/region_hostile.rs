@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::common::{Rng, limit, memory_dir, pattern, seed};
 use twox_hash::XxHash3_64;
-use untorn::medium::{Dax, MediumKind, PageCache};
+use untorn::storage::{Dax, MediumKind, PageCache};
 use untorn::{Error, Order, RegionStore, Result, StoreOptions};
 
 const PAGE: usize = 4096;

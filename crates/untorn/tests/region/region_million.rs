@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::common::{Rng, memory_dir, seed};
-use untorn::medium::{Dax, MediumKind};
+use untorn::storage::{Dax, MediumKind};
 use untorn::{Region, RegionStore, StoreOptions};
 
 const OPERATIONS: u64 = 1_000_000;

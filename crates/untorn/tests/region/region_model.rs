@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use proptest::prelude::*;
-use untorn::medium::{Dax, MediumKind};
+use untorn::storage::{Dax, MediumKind};
 use untorn::{Order, Region, RegionStore, Result, StoreOptions};
 
 const PAGE: u64 = Region::PAGE;

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use crate::common::disk::{Kind, SmallDisk};
 use crate::common::shelf::{contents, pmem};
 use crate::common::{alone, memory_dir, pattern};
-use untorn::medium::{Descriptor, Kernel};
+use untorn::storage::{Descriptor, Kernel};
 use untorn::{CacheOptions, Durability, Error, Fate};
+use untorn::{Descriptor, Kernel};
 
 const ENOSPC: i32 = 28;
 /// Of the small disks, in KiB: room for what is written, and for a log, which is elsewhere.

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use untorn::medium::{Dax, Descriptor, Kernel, MediumKind, PageCache};
+use untorn::storage::{Dax, MediumKind, PageCache};
 use untorn::{CacheOptions, CachedFile, Durability, WriteCache};
+use untorn::{Descriptor, Kernel};
 
 const FILES: usize = 3;
 

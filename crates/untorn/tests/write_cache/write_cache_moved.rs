@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use crate::common::memory_dir;
 use crate::common::shelf::{pmem, small};
-use untorn::medium::{Descriptor, Kernel, SlowFile};
+use untorn::storage::{Descriptor, Kernel, SlowFile};
 use untorn::{CachedFile, Fate, Replay, WriteCache};
+use untorn::{Descriptor, Kernel, SlowFile};
 
 /// Two directories, `one` and `two`, on a file system that tells its files apart, and a log beside them.
 struct Machine {

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use crate::common::memory_dir;
 use crate::common::shelf::{pmem, small};
-use untorn::medium::{Barrier, Descriptor, Identity, Kernel, MadeLike, Named, SlowFile, SlowPlace};
+use untorn::storage::{Barrier, Descriptor, Identity, Kernel, MadeLike, Named, SlowFile, SlowPlace};
 use untorn::{CachedFile, Error, Fate, Replay, Result, WriteCache};
+use untorn::{Descriptor, Kernel, MadeLike, Named, SlowFile, SlowPlace};
 
 /// A directory, on a file system that tells its files apart, and a log beside it.
 struct Machine {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use untorn::Durability;
-use untorn::medium::{Barrier, MediumClass};
+use untorn::storage::{Barrier, MediumClass};
 
 use super::super::config::{medium_of, medium_word};
 use super::super::life::Finding;
@@ -30,7 +30,7 @@ impl Scripted for Config {
     const STATES: u64 = 1500;
 
     fn barriers() -> Vec<Barrier> {
-        untorn::engine::cache_barriers()
+        untorn::testing::cache_barriers()
     }
 
     fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {

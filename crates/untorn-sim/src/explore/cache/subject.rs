@@ -5,8 +5,9 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
-use untorn::medium::{Barrier, Identity, MadeLike, Medium, Named, OnMedium, SlowFile, SlowPlace};
+use untorn::storage::{Barrier, Identity, Medium};
 use untorn::{CacheOptions, CachedFile, Error, Fate, Result, Step, WriteCache};
+use untorn::{MadeLike, Named, OnMedium, SlowFile, SlowPlace};
 
 use super::config::Config;
 use super::ops::{BEFORE, DIRS, NAMES, Op, State};

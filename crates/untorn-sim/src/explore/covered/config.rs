@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use untorn::medium::{Barrier, MediumClass};
+use untorn::storage::{Barrier, MediumClass};
 use untorn::{Durability, EngineKind, Options, ProtectOptions, StripeLayout};
 
 use super::super::STATES_A_CASE;
@@ -54,7 +54,7 @@ impl Scripted for Config {
 
     fn barriers() -> Vec<Barrier> {
         // The others that an engine's stores come by belong to redundancy of any file, whose exploration convicts them.
-        untorn::engine::sidecar_redundancy_barriers()
+        untorn::testing::sidecar_redundancy_barriers()
     }
 
     fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {

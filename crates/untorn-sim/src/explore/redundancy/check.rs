@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use twox_hash::XxHash3_64;
-use untorn::medium::{Access, Medium, MediumFile};
+use untorn::storage::{Access, Medium, MediumFile};
 use untorn::{Damage, PageRange, ProtectOptions, Protected, Tracker};
 
 use super::super::life::{Finding, Found, guarded};

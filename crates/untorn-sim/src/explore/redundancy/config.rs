@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use untorn::StripeLayout;
-use untorn::medium::{Barrier, MediumClass};
+use untorn::storage::{Barrier, MediumClass};
 
 use super::super::STATES_A_CASE;
 use super::super::config::{medium_of, medium_word};
@@ -58,7 +58,7 @@ impl Scripted for Config {
     const STATES: u64 = STATES_A_CASE;
 
     fn barriers() -> Vec<Barrier> {
-        untorn::engine::redundancy_barriers()
+        untorn::testing::redundancy_barriers()
     }
 
     fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use untorn::medium::{Access, Barrier, Medium, MediumClass, MediumFile};
+use untorn::storage::{Access, Barrier, Medium, MediumClass, MediumFile};
 use untorn::{Damage, ProtectOptions, Protected};
 
 use super::super::life::{Effort, Finding, Found, describe, guarded};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use untorn::Order;
-use untorn::medium::{Barrier, MediumClass};
+use untorn::storage::{Barrier, MediumClass};
 
 use super::super::STATES_A_CASE;
 use super::super::config::{medium_of, medium_word};
@@ -31,7 +31,7 @@ impl Scripted for Config {
     const STATES: u64 = STATES_A_CASE;
 
     fn barriers() -> Vec<Barrier> {
-        untorn::engine::region_barriers()
+        untorn::testing::region_barriers()
     }
 
     fn run(case: &Case<Self>, shared: &Shared) -> Option<Box<Finding>> {

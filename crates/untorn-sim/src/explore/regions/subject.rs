@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use untorn::medium::{Access, Barrier, Medium, MediumFile};
+use untorn::storage::{Access, Barrier, Medium, MediumFile};
 use untorn::{DirtyTracking, Region, RegionMap, RegionMapOptions, RegionStore, Result, StoreOptions};
 
 use super::config::Config;

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use untorn::medium::{Latched, Medium, MediumClass};
+use untorn::storage::{Latched, Medium, MediumClass};
 use untorn::{AtomicFile, Durability, EngineKind, Error, Layout, LogPolicy, Options, Order, Result};
 use untorn_sim::{CrashState, Rng, SimMedium, Step, Verdict};
 

@@ -1,0 +1,108 @@
+//! Finding what an address means: what a reader does, in a table that nobody changes.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+
+use arc_swap::Guard;
+
+use super::Entry;
+use untorn_core::AtomicFile;
+use untorn_core::storage::Access;
+
+thread_local! {
+    /// Where in the table this thread found its last address: the next one is most often in the same range. It is a hint
+    /// and is checked before it is believed, so it may be stale or stem from another table.
+    static RECENT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A row of the table. The bounds stand in the row itself, so that a search touches no other memory.
+#[derive(Clone)]
+pub(super) struct Row {
+    pub(super) start: usize,
+    pub(super) end: usize,
+    pub(super) entry: Arc<Entry>,
+}
+
+/// Rows by address; their ranges are disjoint.
+pub(super) struct Table {
+    pub(super) rows: Box<[Row]>,
+}
+
+impl Table {
+    fn row(&self, address: usize) -> Option<&Row> {
+        let recent = RECENT.get();
+        if let Some(row) = self.rows.get(recent)
+            && (row.start..row.end).contains(&address)
+        {
+            return Some(row);
+        }
+        let index = self.rows.partition_point(|row| row.start <= address).checked_sub(1)?;
+        let row = self.rows.get(index).filter(|row| address < row.end)?;
+        RECENT.set(index);
+        Some(row)
+    }
+}
+
+/// The mappings as they were when [`MappedFiles::view`](super::MappedFiles::view) was called.
+///
+/// What is found in it stays open and mapped until it is dropped: [`MappedFiles::unmap`](super::MappedFiles::unmap) waits for
+/// that, so keep it no longer than one access.
+pub(crate) struct View {
+    pub(super) table: Guard<Arc<Table>>,
+}
+
+/// Where an address points: a file, an offset in it, and how far the mapping goes on.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    entry: &'a Entry,
+    within: usize,
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.table.rows.iter().map(|row| row.entry.mapping)).finish()
+    }
+}
+
+impl fmt::Debug for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Place")
+            .field("file", self.file())
+            .field("offset", &self.offset())
+            .field("left", &self.left())
+            .field("access", &self.access())
+            .finish()
+    }
+}
+
+impl View {
+    /// The file and offset that `address` means, or `None` if it lies in no mapping. It takes no lock and allocates
+    /// nothing.
+    pub(crate) fn find(&self, address: usize) -> Option<Place<'_>> {
+        let row = self.table.row(address)?;
+        Some(Place { entry: &row.entry, within: address - row.start })
+    }
+}
+
+impl<'a> Place<'a> {
+    /// The file.
+    pub(crate) fn file(&self) -> &'a AtomicFile {
+        &self.entry.file
+    }
+
+    /// The offset in the file, in bytes.
+    pub(crate) fn offset(&self) -> u64 {
+        self.entry.mapping.offset + self.within as u64
+    }
+
+    /// Bytes from here to the end of the mapping; 0 in the rest of its last page. The file itself may end earlier.
+    pub(crate) fn left(&self) -> usize {
+        self.entry.mapping.len.saturating_sub(self.within)
+    }
+
+    /// What may be done through this mapping.
+    pub(crate) fn access(&self) -> Access {
+        self.entry.mapping.access
+    }
+}

@@ -1,0 +1,69 @@
+//! What an engine that keeps redundancy offers, and what is said of it.
+
+mod report;
+
+use std::path::Path;
+use std::sync::mpsc::Sender;
+
+pub use self::report::{Coverage, History, RepairReport, ScrubFindings, ScrubReport, Scrubbing};
+pub(crate) use self::report::{in_sidecar, repair_in_sidecar};
+use crate::error::{Error, Result};
+use crate::options::Damage;
+
+/// To the thread that tells. Nothing is the last that it hears.
+pub(crate) type Line = Sender<Option<Damage>>;
+
+/// How a scrub is done.
+pub(crate) struct Scrub<'a> {
+    /// Bytes of the data file that are read in a second, at most; `None` is as fast as can be.
+    pub(crate) rate: Option<u64>,
+    /// Is asked before each stripe whether the scrub is to end: it may have to wait for no more than that.
+    pub(crate) stops: &'a dyn Fn() -> bool,
+    /// Is told now and then how many of how many bytes were read; false ends the scrub.
+    pub(crate) progress: &'a mut dyn FnMut(u64, u64) -> bool,
+}
+
+impl<'a> Scrub<'a> {
+    /// As fast as can be, until it is through or `progress` ends it.
+    pub(crate) fn telling(progress: &'a mut dyn FnMut(u64, u64) -> bool) -> Self {
+        Scrub { rate: None, stops: &|| false, progress }
+    }
+}
+
+/// Redundancy that is kept, whoever tells of stores.
+pub(crate) trait Service: Send + Sync {
+    fn path(&self) -> &Path;
+    /// Covers what was stored to before the call; how many pages.
+    fn cover(&self) -> Result<u64>;
+    /// The same by the way, as the thread does it: without what could not be read a short time ago.
+    fn pass(&self) -> Result<u64> {
+        self.cover()
+    }
+    /// Where to tell of damage that is come upon by the way, from now on; nowhere, if nobody asked. What was before is told too.
+    fn listen(&self, _line: Option<Line>) {}
+    /// Hears of a pass or a scrub of a thread that failed, for nobody else does. Another may go through.
+    fn failed(&self, _error: Error) {}
+    fn coverage(&self) -> Result<Coverage>;
+    fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport>;
+    /// Notes in the companion file that a scrub went through.
+    fn note_scrub(&self) -> Result<()>;
+    fn repair(&self, how: Scrub<'_>) -> Result<RepairReport>;
+    /// Has what is damaged stay so when the file is closed: whoever was told that nothing was touched finds it so.
+    fn leave_damage(&self) {}
+}
+
+/// Scrubs, and notes that it went through. What was found is not dropped because it cannot be noted: redundancy remembers the
+/// failure, and the next call tells of it.
+///
+/// # Errors
+/// Those of [`scrub`](Service::scrub), and where nothing was found those of [`note_scrub`](Service::note_scrub).
+pub(crate) fn scrub_and_note<S: Service + ?Sized>(service: &S, how: Scrub<'_>) -> Result<ScrubReport> {
+    let report = service.scrub(how)?;
+    match service.note_scrub() {
+        Err(error) if !report.is_clean() => {
+            tracing::error!(path = %service.path().display(), %error, "a scrub that found damage cannot be noted");
+            Ok(report)
+        }
+        noted => noted.map(|()| report),
+    }
+}

@@ -1,0 +1,498 @@
+//! The space of the log: chunks of units, handed to lanes, filled in order, and free again all at once.
+//!
+//! A chunk is a few pages of headers and behind them as many units of 4 KiB; a header's place says which units it speaks
+//! of. A lane fills one chunk after another. When a cut retires every epoch that a full chunk has entries of, the chunk is
+//! free: nothing is freed singly, and nothing durable has to say that an entry is free.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Mutex;
+
+use super::lanes::LaneState;
+use super::meta::Meta;
+use crate::error::{Error, Result};
+use crate::format::record::LINE;
+use crate::format::sidecar::PAGE;
+use crate::storage::{MediumClass, MediumFile};
+use crate::sync::word_lock::lock;
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, fence};
+
+/// Chunks by which a log grows at most at a time, unless it must hold more.
+const STEP: u64 = 32;
+
+/// The volatile state of a chunk.
+#[derive(Zeroed)]
+#[repr(C, align(64))]
+struct ChunkState {
+    /// Units handed out.
+    used: AtomicU64,
+    /// The last epoch that has an entry here.
+    last: AtomicU64,
+    /// 1 while a lane fills it.
+    held: AtomicU64,
+    /// What is known of its space: one of the three below.
+    space: AtomicU64,
+}
+
+/// The space of a chunk that was there when the log was opened: an older session may have given it back, or have been killed
+/// before it got any. It is asked for before the first store.
+const UNKNOWN: u64 = 0;
+/// It has space.
+const FURNISHED: u64 = 1;
+/// Its space was given back to the file system, or there was none for it. Only a free chunk is ever hollow.
+const HOLLOW: u64 = 2;
+
+/// Bits of the number that tells how often a chunk was used, as links know it.
+const LAP_BITS: u32 = 16;
+
+struct Free {
+    chunks: VecDeque<u64>,
+    total: u64,
+}
+
+/// The chunks of one log.
+pub(super) struct Chunks {
+    /// Byte offset of the first.
+    at: u64,
+    /// Units of each, a power of two.
+    pub(super) units: u64,
+    /// Which one.
+    shift: u32,
+    pub(super) metas: ZeroedArray<Meta>,
+    states: ZeroedArray<ChunkState>,
+    /// How often each chunk was begun anew. Apart from its state, for all threads read it.
+    laps: ZeroedArray<AtomicU64>,
+    free: Mutex<Free>,
+    /// As in `free`, to be read without it.
+    total: AtomicU64,
+    available: AtomicU64,
+    most: u64,
+    class: MediumClass,
+}
+
+impl Chunks {
+    /// Those of a sidecar that has `len` bytes; all are free. The log may take `most` bytes.
+    pub(super) fn new(class: MediumClass, at: u64, units: u64, len: u64, most: u64) -> std::io::Result<Self> {
+        let chunk = chunk_len(units);
+        let total = len.saturating_sub(at) / chunk;
+        // An older session may have allowed more than this one does.
+        let most = most.div_ceil(chunk).max(total).max(2);
+        Ok(Chunks {
+            at,
+            units,
+            shift: units.trailing_zeros(),
+            metas: ZeroedArray::reserve((most * units) as usize)?,
+            states: ZeroedArray::reserve(most as usize)?,
+            laps: ZeroedArray::reserve(most as usize)?,
+            free: Mutex::new(Free { chunks: (0..total).collect(), total }),
+            total: AtomicU64::new(total),
+            available: AtomicU64::new(total),
+            most,
+            class,
+        })
+    }
+
+    /// The largest class an entry can have.
+    pub(super) fn top_class(&self) -> u8 {
+        self.units.trailing_zeros() as u8
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.total.load(Ordering::Acquire)
+    }
+
+    /// Whether the log is as long as it may be.
+    pub(super) fn is_at_its_most(&self) -> bool {
+        self.total() == self.most
+    }
+
+    /// How many chunks there may be.
+    pub(super) fn most(&self) -> u64 {
+        self.most
+    }
+
+    /// Chunks that are free, with space or without.
+    pub(super) fn available(&self) -> u64 {
+        self.available.load(Ordering::Acquire)
+    }
+
+    /// Chunks that are free and, as far as is known, have space.
+    pub(super) fn ready(&self, relax: impl FnMut(u32)) -> u64 {
+        let free = lock(&self.free, relax);
+        free.chunks.iter().filter(|&&chunk| self.space(chunk) != HOLLOW).count() as u64
+    }
+
+    fn space(&self, chunk: u64) -> u64 {
+        self.states[chunk as usize].space.load(Ordering::Relaxed)
+    }
+
+    /// Byte offset of the chunk of a unit.
+    #[inline(always)]
+    fn chunk_at(&self, unit: u64) -> u64 {
+        self.start(unit >> self.shift)
+    }
+
+    /// Which unit of its chunk it is.
+    #[inline(always)]
+    fn index_in(&self, unit: u64) -> u64 {
+        unit & (self.units - 1)
+    }
+
+    /// Byte offset of the header of an entry, by its first unit.
+    #[inline]
+    pub(super) fn header_at(&self, unit: u64) -> u64 {
+        self.chunk_at(unit) + self.index_in(unit) * LINE
+    }
+
+    /// Byte offset of the bytes of an entry.
+    #[inline]
+    pub(super) fn bytes_at(&self, unit: u64) -> u64 {
+        self.chunk_at(unit) + headers_len(self.units) + self.index_in(unit) * PAGE
+    }
+
+    /// How often the chunk of a unit was begun anew, as far as a link knows it.
+    #[inline(always)]
+    pub(super) fn lap(&self, unit: u64) -> u64 {
+        self.laps.get((unit >> self.shift) as usize).map_or(0, |lap| lap.load(Ordering::Acquire))
+            & ((1 << LAP_BITS) - 1)
+    }
+
+    /// Units handed out of a chunk so far.
+    pub(super) fn used(&self, chunk: u64) -> u64 {
+        self.states[chunk as usize].used.load(Ordering::Acquire)
+    }
+
+    /// Room for an entry of `1 << class` units, for the holder of a lane, from the chunk that the lane fills, one that
+    /// another lane let go of with room left, or a free one; `None` if there is none of these, or no space for it.
+    ///
+    /// # Errors
+    /// What giving a chunk its space comes upon, other than that there is none.
+    pub(super) fn take<F: MediumFile>(
+        &self,
+        lane: &LaneState,
+        side: &F,
+        class: u8,
+        epoch: u64,
+        mut relax: impl FnMut(u32),
+    ) -> Result<Option<u64>> {
+        let wanted = 1 << class;
+        if let Some(chunk) = lane.chunk() {
+            let state = &self.states[chunk as usize];
+            let used = state.used.load(Ordering::Relaxed);
+            if used + wanted <= self.units {
+                state.last.store(epoch, Ordering::Relaxed);
+                state.used.store(used + wanted, Ordering::Release);
+                return Ok(Some(chunk * self.units + used));
+            }
+            lane.set_chunk(None);
+            state.held.store(0, Ordering::Release);
+        }
+        // First what is left of others, or lanes that are told to let go would each begin a chunk again and again.
+        let adopted = self.adopt(lane, wanted, epoch, &mut relax);
+        if adopted.is_some() {
+            return Ok(adopted);
+        }
+        let Some(chunk) = self.next_chunk(side, relax)? else { return Ok(None) };
+        let state = &self.states[chunk as usize];
+        self.forget(chunk);
+        state.last.store(epoch, Ordering::Relaxed);
+        state.used.store(wanted, Ordering::Release);
+        lane.set_chunk(Some(chunk));
+        Ok(Some(chunk * self.units))
+    }
+
+    /// Has whoever still reads what was in a free chunk find that it is gone, before anything becomes of the bytes.
+    fn forget(&self, chunk: u64) {
+        let first = (chunk * self.units) as usize;
+        self.laps[chunk as usize].fetch_add(1, Ordering::AcqRel);
+        self.metas[first..first + self.units as usize].iter().for_each(Meta::clear);
+        // Streaming stores are not ordered with those before them.
+        fence(Ordering::SeqCst);
+    }
+
+    /// The next unit of the chunk that a lane fills, for its holder, if there is one.
+    #[inline(always)]
+    pub(super) fn take_next(&self, lane: &LaneState, epoch: u64) -> Option<u64> {
+        let chunk = lane.chunk()?;
+        let state = self.states.get(chunk as usize)?;
+        let used = state.used.load(Ordering::Relaxed);
+        if used == self.units {
+            return None;
+        }
+        state.last.store(epoch, Ordering::Relaxed);
+        state.used.store(used + 1, Ordering::Release);
+        Some(chunk * self.units + used)
+    }
+
+    /// The unit that the holder of a lane will probably take next.
+    #[inline(always)]
+    pub(super) fn guess(&self, lane: &LaneState) -> Option<u64> {
+        let chunk = lane.chunk()?;
+        let used = self.states.get(chunk as usize)?.used.load(Ordering::Relaxed);
+        (used < self.units).then(|| chunk * self.units + used)
+    }
+
+    /// Gives back the unit that the holder of the lane took last, of which nothing was said yet.
+    pub(super) fn put_back(&self, lane: &LaneState) {
+        if let Some(chunk) = lane.chunk() {
+            let state = &self.states[chunk as usize];
+            state.used.store(state.used.load(Ordering::Relaxed) - 1, Ordering::Release);
+        }
+    }
+
+    /// Room in a chunk that another lane let go of before it was full: there may be more lanes than chunks.
+    #[cold]
+    fn adopt(&self, lane: &LaneState, wanted: u64, epoch: u64, relax: impl FnMut(u32)) -> Option<u64> {
+        // Under this lock no chunk becomes free meanwhile, and no other lane takes it.
+        let free = lock(&self.free, relax);
+        for chunk in 0..free.total {
+            let state = &self.states[chunk as usize];
+            let idle = state.held.load(Ordering::Acquire) == 0;
+            let used = state.used.load(Ordering::Acquire);
+            if idle && used != 0 && used + wanted <= self.units {
+                state.held.store(1, Ordering::Relaxed);
+                state.last.store(epoch, Ordering::Relaxed);
+                state.used.store(used + wanted, Ordering::Release);
+                lane.set_chunk(Some(chunk));
+                return Some(chunk * self.units + used);
+            }
+        }
+        None
+    }
+
+    /// Takes units back of a write that got some and then no more, or they would be lost to the open epoch, and a log
+    /// that holds nothing could be full of them. By first unit and class, in the order in which the lane took them.
+    #[cold]
+    pub(super) fn give_back(
+        &self,
+        lane: &LaneState,
+        taken: impl DoubleEndedIterator<Item = (u64, u8)>,
+        relax: impl FnMut(u32),
+    ) {
+        let mut free = lock(&self.free, relax);
+        for (unit, class) in taken.rev() {
+            let (chunk, first) = (unit / self.units, unit % self.units);
+            let (state, mine) = (&self.states[chunk as usize], lane.chunk() == Some(chunk));
+            // Another lane may have gone on in it, where this one had let go of it.
+            let last = state.used.load(Ordering::Acquire) == first + (1 << class);
+            if !last || !mine && state.held.load(Ordering::Acquire) != 0 {
+                continue;
+            }
+            state.used.store(first, Ordering::Release);
+            if first == 0 {
+                if mine {
+                    lane.set_chunk(None);
+                    state.held.store(0, Ordering::Release);
+                }
+                free.chunks.push_back(chunk);
+            }
+        }
+        self.available.store(free.chunks.len() as u64, Ordering::Release);
+    }
+
+    /// A free chunk, with space, that is free no longer, but a lane's. `None` if none is free, or no space is left for those
+    /// that are: of others that are not free, a checkpoint may make some.
+    fn next_chunk<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<Option<u64>> {
+        let mut free = lock(&self.free, relax);
+        let Some(place) = self.place_with_space(side, &free)? else { return Ok(None) };
+        let chunk = free.chunks.remove(place);
+        if let Some(chunk) = chunk {
+            // Whoever looks under the lock for a chunk with room left must not find one that is being begun without a lane.
+            self.states[chunk as usize].held.store(1, Ordering::Relaxed);
+        }
+        self.available.store(free.chunks.len() as u64, Ordering::Release);
+        Ok(chunk)
+    }
+
+    /// Where among the free chunks the next one stands. One that has its space already comes before one that would take some
+    /// of the disk's.
+    fn place_with_space<F: MediumFile>(&self, side: &F, free: &Free) -> Result<Option<usize>> {
+        // A disk has them written in a ring; memory likes to get the one back that it saw last.
+        let turn = |turn: usize| match self.class {
+            MediumClass::Block => turn,
+            MediumClass::PersistentMemory => free.chunks.len() - 1 - turn,
+        };
+        let mut places = (0..free.chunks.len()).map(turn);
+        while let Some(place) = places.find(|&place| self.space(free.chunks[place]) != HOLLOW) {
+            if self.has_space(side, free.chunks[place])? {
+                return Ok(Some(place));
+            }
+        }
+        // If there is no space for one of these, there is none for the next.
+        let Some(place) = (0..free.chunks.len()).map(turn).next() else { return Ok(None) };
+        Ok(self.has_space(side, free.chunks[place])?.then_some(place))
+    }
+
+    /// Whether a free chunk has space, or gets some. The caller holds the lock on what is free.
+    fn has_space<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<bool> {
+        match self.furnish(side, chunk) {
+            Err(error) if error.is_for_want_of_space() => Ok(false),
+            done => done.map(|()| true),
+        }
+    }
+
+    /// Frees every chunk that no lane fills and that has no entries of an epoch above `cut`. The cut is durable.
+    pub(super) fn free_below(&self, cut: u64, relax: impl FnMut(u32)) {
+        let mut free = lock(&self.free, relax);
+        for chunk in 0..free.total {
+            let state = &self.states[chunk as usize];
+            let idle = state.held.load(Ordering::Acquire) == 0 && state.used.load(Ordering::Acquire) != 0;
+            if idle && state.last.load(Ordering::Relaxed) <= cut {
+                state.used.store(0, Ordering::Release);
+                free.chunks.push_back(chunk);
+            }
+        }
+        self.available.store(free.chunks.len() as u64, Ordering::Release);
+    }
+
+    /// Lets go of the chunk that a lane fills, so that it can become free.
+    pub(super) fn let_go(&self, lane: &LaneState) {
+        if let Some(chunk) = lane.chunk() {
+            lane.set_chunk(None);
+            self.states[chunk as usize].held.store(0, Ordering::Release);
+        }
+    }
+
+    /// Makes the log longer by at least one chunk, doubling it while it is short. False if it may not grow.
+    ///
+    /// # Errors
+    /// No space, or what `sync` comes upon, which makes the new length durable.
+    pub(super) fn grow<F: MediumFile>(
+        &self,
+        side: &F,
+        sync: impl FnOnce() -> Result<()>,
+        relax: impl FnMut(u32),
+    ) -> Result<bool> {
+        let mut free = lock(&self.free, relax);
+        let old = free.total;
+        let new = (old + old.clamp(2, STEP)).min(self.most);
+        if new == old {
+            return Ok(false);
+        }
+        let chunk = chunk_len(self.units);
+        side.set_len(self.at + new * chunk)?;
+        for chunk in old..new {
+            self.give_space(side, chunk)?;
+            self.states[chunk as usize].space.store(FURNISHED, Ordering::Relaxed);
+        }
+        sync()?;
+        free.chunks.extend(old..new);
+        free.total = new;
+        self.total.store(new, Ordering::Release);
+        self.available.store(free.chunks.len() as u64, Ordering::Release);
+        Ok(true)
+    }
+
+    /// Gives one of the free chunks that lack space some. False if none does.
+    ///
+    /// # Errors
+    /// No space, or what else the file system says.
+    pub(super) fn furnish_one<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<bool> {
+        let free = lock(&self.free, relax);
+        let Some(&chunk) = free.chunks.iter().find(|&&chunk| self.space(chunk) == HOLLOW) else { return Ok(false) };
+        self.furnish(side, chunk).map(|()| true)
+    }
+
+    /// Sees to it that a free chunk has space. The caller holds the lock on what is free.
+    fn furnish<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<()> {
+        let state = &self.states[chunk as usize];
+        let given = match state.space.load(Ordering::Relaxed) {
+            FURNISHED => return Ok(()),
+            // It was written before, or never, and then its first entries pay for it.
+            UNKNOWN => side.allocate(self.start(chunk), chunk_len(self.units)),
+            _ => self.give_space(side, chunk),
+        };
+        match &given {
+            Ok(()) => state.space.store(FURNISHED, Ordering::Relaxed),
+            Err(error) if error.is_for_want_of_space() => {
+                state.space.store(HOLLOW, Ordering::Relaxed);
+                // What it got of the last of the disk is for others. If not, it stays this chunk's.
+                let _ = side.punch(self.start(chunk), chunk_len(self.units));
+            }
+            Err(_) => {}
+        }
+        given
+    }
+
+    /// Gives a chunk its space. On a block medium it is written once, not only allocated: to overwrite what was allocated
+    /// but never written would cost a journal commit of the file system at every flush.
+    fn give_space<F: MediumFile>(&self, side: &F, chunk: u64) -> Result<()> {
+        let (at, len) = (self.start(chunk), chunk_len(self.units));
+        side.allocate(at, len)?;
+        if self.class == MediumClass::Block {
+            let zeros = [0; 64 << 10];
+            for offset in (0..len).step_by(zeros.len()) {
+                side.write(at + offset, &zeros[..(len - offset).min(zeros.len() as u64) as usize])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Byte offset of a chunk.
+    fn start(&self, chunk: u64) -> u64 {
+        self.at + chunk * chunk_len(self.units)
+    }
+
+    /// Gives the space of every free chunk back to the file system. Returns the bytes freed, those counted in of which it is
+    /// not known that they were a hole already.
+    ///
+    /// # Errors
+    /// [`Error::Io`] from the file system.
+    pub(super) fn hollow<F: MediumFile>(&self, side: &F, relax: impl FnMut(u32)) -> Result<u64> {
+        let free = lock(&self.free, relax);
+        let mut freed = 0;
+        for &chunk in &free.chunks {
+            let state = &self.states[chunk as usize];
+            if state.space.swap(HOLLOW, Ordering::Relaxed) != HOLLOW {
+                self.forget(chunk);
+                side.punch(self.start(chunk), chunk_len(self.units))?;
+                freed += chunk_len(self.units);
+            }
+        }
+        Ok(freed)
+    }
+
+    /// The error of an epoch that does not fit.
+    #[cold]
+    pub(super) fn full(&self, path: &Path) -> Error {
+        let what = format!(
+            "the open epoch takes more than the log may: {} chunks of {} bytes; commit more often, or open the file with \
+             a larger log size",
+            self.most,
+            self.units * PAGE
+        );
+        Error::Invalid { path: path.to_owned(), what }
+    }
+}
+
+/// Bytes of the headers of a chunk.
+pub(super) fn headers_len(units: u64) -> u64 {
+    (units * LINE).next_multiple_of(PAGE)
+}
+
+/// Bytes of a chunk.
+pub(super) fn chunk_len(units: u64) -> u64 {
+    headers_len(units) + units * PAGE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::{Medium, PageCache};
+    use crate::sys::sync::ZeroedBox;
+
+    /// Between the moment in which a lane takes a free chunk and that in which it has it, another one looks for room in chunks
+    /// that nobody fills.
+    #[test]
+    fn a_chunk_that_is_being_begun_is_adopted_by_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = PageCache::new().create(&dir.path().join("log"), 2 * chunk_len(16), 0).unwrap();
+        let chunks = Chunks::new(MediumClass::Block, 0, 16, 2 * chunk_len(16), 0).unwrap();
+        let (other, never): (ZeroedBox<LaneState>, _) = (ZeroedBox::new().unwrap(), |_| panic!("nobody has it"));
+        let chunk = chunks.next_chunk(&file, never).unwrap().unwrap();
+        chunks.states[chunk as usize].used.store(1, Ordering::Release);
+        assert_eq!(chunks.adopt(&other, 1, 1, never), None);
+        chunks.states[chunk as usize].held.store(0, Ordering::Release);
+        assert_eq!(chunks.adopt(&other, 1, 1, never), Some(chunk * 16 + 1));
+    }
+}

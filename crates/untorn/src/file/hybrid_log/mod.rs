@@ -1,0 +1,368 @@
+//! The hybrid-log engine: a log for each block, undo or redo, and epochs (the Libnvmmio paper, §3).
+//!
+//! The file is divided into blocks of 4 KiB. A write gets, for each aligned power of two of blocks it touches (a *cover*,
+//! as large as the write is), one entry in the log. Under *redo* the entry holds the new bytes; reads lay it over the
+//! file, and once its epoch has committed a checkpoint carries it home. Under *undo* the entry holds the old bytes, and
+//! the new ones go to the file at once. A commit advances the file's epoch by storing one record: what it costs does not
+//! depend on how much was written.
+//!
+//! # What makes it sound
+//! 1. An entry belongs to one epoch. It has a header that proves by checksums that header and bytes arrived; the epoch's
+//!    record has a digest of the epoch's headers. So entries and record need one fence together, by the thread that
+//!    commits; every other thread has ordered its own stores before it let go of its lane. Where an entry was written
+//!    twice within an epoch on persistent memory, its checksum is void: the epoch is *uncertain*, and a fence before the
+//!    record makes up for it.
+//! 2. Recovery believes an epoch if something stored after its fence exists, if its record says that all else was durable
+//!    before, or if everything adds up. It takes the longest run of epochs it believes, and no later one.
+//! 3. An epoch's entries are carried home only when it is durable. A chunk of the log is used again only when a durable
+//!    *cut* says that all its entries are of no more use; a crash before the cut repeats the checkpoint, a crash after it
+//!    does not need the entries.
+//! 4. A write to a block whose entry is committed, but not at home yet, takes it home first; so a block never has two
+//!    entries that a reader or a checkpoint would have to put in order. Whoever carries an entry home *claims* it before,
+//!    and everybody else waits until it is there: no old bytes are carried over new ones.
+//! 5. Undo: the bytes a write replaces are durable in the log before the first store to the file, once in an epoch.
+//!    Only on persistent memory: on a block medium the kernel would write the page back before the entry.
+//! 6. Before anything new is written after a crash, the outcome is made durable, and a new session number, which no older
+//!    header or record is sealed with, retires everything in one step.
+//! 7. The length belongs to the epoch: its record gives it.
+//! 8. A block is *calm* only while it is all at home, nothing of the open epoch, and nobody stores there, so that a reader
+//!    need look no further (`sharing::calm`). Every write has all blocks of its covers stirred, under their locks, before it
+//!    links an entry or stores to the file. A block becomes calm again under the lock that stands for its cover, when its
+//!    link names nothing that a reader, a checkpoint or the open epoch has use for.
+//!
+//! # Locks, in the order in which they are taken
+//! The gate of a resize; a lane (all lanes: commit, resize); the cut gate; slots, ascending. A slot's value changes only under its own lock.
+//! Reads take no lane: a commit waits for all of them, and must not wait for a read that waits for other writers.
+//! Whoever locked a slot and finds that its value names an entry of a cover that begins elsewhere lets it go again and
+//! locks the first slot of that cover, which stands for all of them.
+
+mod block_range;
+mod checkpoint;
+mod chunks;
+mod commit;
+mod format;
+mod index;
+mod lanes;
+mod locked;
+mod meta;
+mod open;
+mod read;
+mod recovery;
+mod redo;
+mod resize;
+mod single;
+mod undo;
+mod workers;
+mod write;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use self::chunks::Chunks;
+use self::index::Index;
+use self::lanes::{LaneState, ReadCount};
+use self::recovery::Found;
+use self::workers::Workers;
+use super::inspect::Seen;
+use crate::engine::handle_state::Standing;
+use crate::engine::{Engine, EngineKind, Info, Piece, Recovery, check_range};
+use crate::error::Result;
+use crate::format::record::Seal;
+use crate::format::sidecar::attach::Attached;
+use crate::format::sidecar::ledger::Ledger;
+use crate::format::sidecar::space::Space;
+use crate::options::{Durability, LogPolicy, Options, Order};
+use crate::storage::{Barrier, Identity, Medium, MediumClass, MediumFile, SHORT_READ};
+use crate::sync::clean_bits::{CalmBlocks, Moves};
+use crate::sync::group_commit::GroupFlush;
+use crate::sync::slots::{Berth, Berths};
+use crate::sync::word_lock::Gate;
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedBox, thread_number};
+
+/// The barriers of this engine.
+pub(crate) mod barriers {
+    use crate::storage::barrier::barriers;
+    barriers! {
+        /// What an epoch wrote is durable before a record speaks of it without a checksum.
+        EPOCH_DATA = "hybrid-log.epoch.data";
+        /// An epoch's record, and with it all that the record certifies, is durable before the commit is acknowledged.
+        EPOCH_RECORD = "hybrid-log.epoch.record";
+        /// What was stored to the log through the cache is on its way before the epoch's record is.
+        LOG_LINES = "hybrid-log.lines";
+        /// Undo: the bytes that a write replaces are durable in the log before the file is stored to.
+        UNDO_ENTRY = "hybrid-log.undo.entry";
+        /// What was carried home is durable there before the cut says that the log is not needed for it.
+        CHECKPOINT_HOME = "hybrid-log.checkpoint.home";
+        /// The cut is durable before a chunk that it retires is written over.
+        CHECKPOINT_CUT = "hybrid-log.checkpoint.cut";
+        /// The log's new length is durable before an entry in it counts.
+        LOG_GROW = "hybrid-log.grow";
+        /// What recovery found is at home, durably, before the log it found it in is retired.
+        RECOVER_HOME = "hybrid-log.recover.home";
+        /// A longer data file is durable before a record gives its length.
+        RESIZE_GROW = "hybrid-log.resize.grow";
+        /// The data file is whole and keeps its times before the superblock says how it was left.
+        CLOSE_DATA = "hybrid-log.close.data";
+        /// The state "closed cleanly" is durable when close returns.
+        CLOSE_STATE = "hybrid-log.close.state";
+        /// The sidecar says that it is not needed before the data file loses its mark.
+        SETTLE_STATE = "hybrid-log.settle.state";
+    }
+}
+
+/// Lanes and read counters: more threads than this share some.
+const LANES: usize = 16;
+
+type Lane<'a> = Berth<'a, LaneState>;
+
+/// One of a kind for each open file.
+#[derive(Zeroed)]
+#[repr(C, align(64))]
+struct Head {
+    /// Length of the file in bytes, as a program sees it.
+    len: AtomicU64,
+    /// What a reader of a calm block goes by.
+    moves: Moves,
+    /// Odd while the length changes; grows with each change.
+    resizes: AtomicU64,
+    /// Held by the thread that changes the length.
+    resizing: Gate,
+    /// The open epoch, from 1.
+    epoch: AtomicU64,
+    /// 1 while the open epoch logs undo.
+    undo: AtomicU64,
+    /// Every epoch up to this one is durable.
+    durable: AtomicU64,
+    /// Length at the last commit.
+    committed_len: AtomicU64,
+    /// The longest the file was in the open epoch.
+    longest: AtomicU64,
+    /// 1 if something of a longer past may lie behind the committed length.
+    stale_tail: AtomicU64,
+    /// Every epoch up to this one is at home.
+    cut: AtomicU64,
+    /// Held by the thread that checkpoints.
+    cutting: Gate,
+    /// Reads that wait for `resizing`. As long as there are any nobody else begins to change the length: turns of somebody
+    /// who does nothing else would follow each other so closely that a read finds the gate closed whenever it looks.
+    reads_waiting: AtomicU64,
+    /// Shares device flushes.
+    group: GroupFlush,
+}
+
+/// A file under the hybrid-log engine.
+pub(crate) struct HybridLog<M: Medium> {
+    workers: Workers,
+    core: Arc<Core<M>>,
+}
+
+/// What the threads that checkpoint share with the handles.
+struct Core<M: Medium> {
+    standing: Standing,
+    medium: Arc<M>,
+    class: MediumClass,
+    sidecar: PathBuf,
+    data: M::File,
+    side: M::File,
+    head: ZeroedBox<Head>,
+    calm: CalmBlocks,
+    index: Index,
+    chunks: Chunks,
+    lanes: Berths<LaneState>,
+    reads: ZeroedBox<[ReadCount; LANES]>,
+    /// Pages of the data file known to have space.
+    space: Space,
+    durability: Durability,
+    order: Order,
+    policy: LogPolicy,
+    max_len: u64,
+    seal: Seal,
+    /// What is written back at cuts and at close.
+    ledger: Mutex<Ledger>,
+    recovery: Recovery,
+    options: Options,
+}
+
+/// Reads the log of a file without changing anything.
+pub(super) fn look<M: Medium>(
+    medium: Arc<M>,
+    path: &Path,
+    data: M::File,
+    attached: Attached<M::File>,
+    options: &Options,
+) -> Result<Seen> {
+    let core = Core::build(medium, path, data, attached, options)?;
+    let found = Found::read(&core)?;
+    Ok(Seen { len: found.len, commit: found.committed, recovery: found.summary() })
+}
+
+impl<M: Medium> Core<M> {
+    fn relax(&self) -> impl FnMut(u32) + '_ {
+        |round| self.medium.relax(round)
+    }
+
+    fn path(&self) -> &Path {
+        self.standing.path()
+    }
+
+    fn lane(&self) -> Lane<'_> {
+        self.lanes.acquire(self.relax())
+    }
+
+    fn len(&self) -> u64 {
+        self.head.len.load(Ordering::Acquire)
+    }
+
+    fn epoch(&self) -> u64 {
+        self.head.epoch.load(Ordering::Acquire)
+    }
+
+    fn durable(&self) -> u64 {
+        self.head.durable.load(Ordering::Acquire)
+    }
+
+    /// Whether the open epoch logs undo.
+    fn logs_undo(&self) -> bool {
+        self.head.undo.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether entries carry checksums, so that data and record need no fence between them.
+    fn certifies(&self) -> bool {
+        self.order == Order::OneFence
+    }
+
+    /// Counts a read, where the policy depends on it.
+    #[inline(always)]
+    fn count_read(&self) {
+        if self.policy == LogPolicy::Hybrid {
+            self.reads[thread_number() % LANES].add();
+        }
+    }
+
+    /// Makes this thread's stores to the sidecar durable; a failure ends all promises.
+    fn fence(&self, barrier: Barrier, files: &[&M::File]) -> Result<()> {
+        self.medium.fence(barrier, files).map_err(|error| self.standing.poison(error))
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<()> {
+        check_range(self.path(), offset, len, self.len()).map_err(|error| self.standing.unless_forked(error))
+    }
+}
+
+impl<M: Medium> Engine for HybridLog<M> {
+    fn path(&self) -> &Path {
+        self.core.path()
+    }
+
+    fn len(&self) -> u64 {
+        self.core.len()
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        self.core.data.identity()
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<()> {
+        self.core.check(offset, len)
+    }
+
+    fn writable(&self) -> Result<()> {
+        self.core.standing.writable()
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.core.read_range(offset, dst)?;
+        self.workers.wake_if_due(&self.core);
+        Ok(())
+    }
+
+    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
+        let core = &*self.core;
+        if dst.len() <= SHORT_READ { core.read_calm(offset, dst) } else { core.read_long_calm(offset, dst) }
+    }
+
+    fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        self.core.write_pieces(pieces)?;
+        self.workers.wake_if_due(&self.core);
+        Ok(())
+    }
+
+    fn deploy(&self, offset: u64, len: u64) -> Result<()> {
+        self.core.standing.writable()?;
+        self.core.check(offset, len)?;
+        self.core.checkpoint_range(offset, len).map_err(|error| self.core.standing.unless_lost(error))
+    }
+
+    fn sync(&self) -> Result<u64> {
+        if self.core.standing.is_read_only() {
+            return Ok(self.core.durable());
+        }
+        self.core.standing.writable()?;
+        // What is due now the next call finds out: to wake a thread would take longer than the commit.
+        self.core.commit().map_err(|error| self.core.standing.unless_lost(error))?;
+        Ok(self.core.durable())
+    }
+
+    fn resize(&self, len: u64) -> Result<()> {
+        self.core.change_len(len).map_err(|error| self.core.standing.unless_lost(error))
+    }
+
+    fn reclaim(&self) -> Result<u64> {
+        self.core.standing.writable()?;
+        let core = &self.core;
+        let reclaimed = core.checkpoint_all_chunks().and_then(|()| core.chunks.hollow(&core.side, core.relax()));
+        reclaimed.map_err(|error| core.standing.unless_lost(error))
+    }
+
+    fn info(&self) -> Info {
+        let core = &self.core;
+        let (mut reflected_pages, mut reflected_slices) = (0, 0);
+        core.each_linked(|extent| {
+            let pages = u64::from(extent.end).div_ceil(4096) - u64::from(extent.offset) / 4096;
+            reflected_pages += pages;
+            reflected_slices += u64::from(extent.end).div_ceil(64) - u64::from(extent.offset) / 64;
+        });
+        Info {
+            engine: EngineKind::HybridLog,
+            len: core.len(),
+            commit: core.durable(),
+            durability: core.durability,
+            layout: None,
+            sidecar: Some(core.sidecar.clone()),
+            reflected_pages,
+            reflected_slices,
+            recovery: core.recovery,
+        }
+    }
+
+    fn accepts(&self, options: &Options) -> bool {
+        let core = &self.core;
+        matches!(options.engine, EngineKind::Auto | EngineKind::HybridLog)
+            && options.read_only == core.standing.is_read_only()
+            && options.durability.is_none_or(|durability| durability == core.durability)
+    }
+
+    fn close(&self) -> Result<()> {
+        self.workers.stop();
+        if !self.core.standing.is_read_only() {
+            // A checkpoint in the background may have come upon a flush that failed since the last sync.
+            self.core.standing.writable()?;
+        }
+        self.core.close_clean()
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.workers.stop();
+        self.core.settle_all()
+    }
+}
+
+impl<M: Medium> Drop for HybridLog<M> {
+    fn drop(&mut self) {
+        self.workers.stop();
+        if let Err(error) = self.core.close_clean() {
+            // Nobody is left to return it to; the next open recovers.
+            tracing::warn!(path = %self.core.path().display(), %error, "not closed cleanly");
+        }
+    }
+}

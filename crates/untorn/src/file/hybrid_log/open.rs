@@ -1,0 +1,222 @@
+//! Opening: attach the sidecar, recover, and say "open" before the first store. Closing, and settling.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::chunks::{Chunks, chunk_len};
+use super::index::Index;
+use super::recovery::Found;
+use super::workers::Workers;
+use super::{Core, HybridLog, LANES, barriers};
+use crate::engine::handle_state::Standing;
+use crate::error::{Error, Result};
+use crate::format::record::Seal;
+use crate::format::sidecar::attach::{Attached, Plan, attach, remove, share};
+use crate::format::sidecar::data::{open_data, reopen_data};
+use crate::format::sidecar::ledger::Ledger;
+use crate::format::sidecar::space::Space;
+use crate::format::sidecar::superblock::Left;
+use crate::format::sidecar::{Geometry, PAGE};
+use crate::options::{Durability, EngineKind, Layout, LogPolicy, Options, Trust};
+use crate::storage::{Medium, MediumClass, MediumFile};
+use crate::sync::clean_bits::CalmBlocks;
+use crate::sync::slots::Berths;
+use crate::sync::word_lock::lock;
+use crate::sys::sync::{Ordering, ZeroedBox};
+
+/// The most units a chunk has, 2 MiB, and so the longest entry.
+const MOST_UNITS: u32 = 512;
+
+/// Where the chunks begin at the latest.
+const MAX_RECORD_AREA: u64 = 64 << 10;
+
+impl<M: Medium> HybridLog<M> {
+    pub(crate) fn open(medium: Arc<M>, path: &Path, options: &Options) -> Result<Self> {
+        if medium.class() == MediumClass::Block && options.log_policy == LogPolicy::Undo {
+            let what = "undo logging needs persistent memory: on a block medium the kernel writes pages of the file back \
+                        when it likes, and so before the log that would undo them; use redo or hybrid";
+            return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
+        }
+        let data = open_data(&*medium, path, options)?;
+        // One lane's worth of lines is one chunk's worth of headers: the same record area, read in another way.
+        let geometry = Geometry { lanes: 1, slots: options.slots.min(MOST_UNITS) };
+        let plan = Plan {
+            engine: EngineKind::HybridLog,
+            layout: Layout::Dense,
+            durability: options.durability.unwrap_or(Durability::PerCommit),
+            geometry,
+            len: geometry.chunks_at(),
+            // The last chunk may go beyond the size of the log, and there are at least two; how large those of an existing
+            // sidecar are is not known yet.
+            reserve: MAX_RECORD_AREA + options.log_size + 2 * chunk_len(u64::from(MOST_UNITS)),
+        };
+        let attached = attach(&*medium, path, &data, &plan, options)?;
+        let data = reopen_data(&*medium, path, options, data)?;
+        attached.distrust_cache(&data)?;
+        // Before anything of the log goes home.
+        let next = options
+            .admission
+            .as_ref()
+            .map_or(Ok(1), |admission| admission.succeed(&attached.superblock.uuid, attached.retirement.session))?;
+        let mut core = Core::build(medium, path, data, attached, options)?;
+        let found = Found::read(&core)?;
+        core.recover(&found, next)?;
+        // Only now: a file whose opening fails must not be closed "cleanly" on the way out.
+        core.standing.accept_writes();
+        Ok(HybridLog { workers: Workers::new(options.checkpointers), core: Arc::new(core) })
+    }
+
+    /// Opens a file that was closed cleanly, changing nothing. All its bytes are at home.
+    pub(crate) fn open_for_reading(medium: Arc<M>, path: &Path, options: &Options) -> Result<Option<Self>> {
+        let data = open_data(&*medium, path, options)?;
+        let Some(attached) = share(&*medium, path, &data)? else { return Ok(None) };
+        if attached.superblock.left != Left::Clean {
+            return Err(Error::NeedsRecovery { path: path.to_owned() });
+        }
+        let data = reopen_data(&*medium, path, options, data)?;
+        let core = Core::build(medium, path, data, attached, options)?;
+        Ok(Some(HybridLog { workers: Workers::new(0), core: Arc::new(core) }))
+    }
+}
+
+impl<M: Medium> Core<M> {
+    /// Puts the engine together, with nothing in the log. Writes nothing.
+    pub(super) fn build(
+        medium: Arc<M>,
+        path: &Path,
+        data: M::File,
+        attached: Attached<M::File>,
+        options: &Options,
+    ) -> Result<Self> {
+        let Attached { side, path: sidecar, superblock, mut retirement } = attached;
+        if superblock.left == Left::Fresh {
+            // No commit was ever made, so whatever length the file has is right.
+            retirement.len = data.len();
+        }
+        let at = superblock.geometry.chunks_at();
+        if side.len() < at {
+            let what = format!("it has {} bytes, its record area alone takes {at}", side.len());
+            return Err(Error::Corrupt { path: sidecar, offset: Some(side.len()), what });
+        }
+        let Geometry { lanes, slots } = superblock.geometry;
+        if lanes != 1 || slots > MOST_UNITS {
+            let what = format!("{lanes} areas of chunks of {slots} units; one, of at most {MOST_UNITS}, is possible");
+            return Err(Error::Corrupt { path: sidecar, offset: None, what });
+        }
+        let (class, units) = (medium.class(), u64::from(superblock.geometry.slots));
+        let max_len = options.reserve(retirement.len.max(data.len()));
+        let out_of_memory = |error| Error::io("reserve address space for", path, error);
+        let head: ZeroedBox<super::Head> = ZeroedBox::new().map_err(out_of_memory)?;
+        head.len.store(retirement.len, Ordering::Relaxed);
+        head.committed_len.store(retirement.len, Ordering::Relaxed);
+        head.longest.store(retirement.len, Ordering::Relaxed);
+        head.durable.store(retirement.cut, Ordering::Relaxed);
+        head.cut.store(retirement.cut, Ordering::Relaxed);
+        head.epoch.store(retirement.cut + 1, Ordering::Relaxed);
+        let undo = class == MediumClass::PersistentMemory && options.log_policy != LogPolicy::Redo;
+        head.undo.store(u64::from(undo), Ordering::Relaxed);
+        let blocks = max_len.div_ceil(PAGE);
+        Ok(Core {
+            standing: Standing::new(path, options.read_only).map_err(out_of_memory)?,
+            calm: CalmBlocks::new(blocks).map_err(out_of_memory)?,
+            index: Index::new(blocks).map_err(out_of_memory)?,
+            chunks: Chunks::new(class, at, units, side.len(), options.log_size).map_err(out_of_memory)?,
+            lanes: Berths::new(LANES).map_err(out_of_memory)?,
+            reads: ZeroedBox::new().map_err(out_of_memory)?,
+            space: Space::new(blocks).map_err(out_of_memory)?,
+            durability: options.durability.unwrap_or(superblock.durability),
+            order: options.order,
+            policy: options.log_policy,
+            seal: Seal::new(&superblock.uuid, retirement.session),
+            ledger: Mutex::new(Ledger { superblock, retirement, closed: false }),
+            recovery: crate::engine::Recovery::default(),
+            options: options.clone(),
+            medium,
+            class,
+            sidecar,
+            data,
+            side,
+            head,
+            max_len,
+        })
+    }
+
+    /// Brings the file to the last epoch that is whole, durably, retires everything else in one step, and says "open":
+    /// from here on stores may follow. The number of the new session is higher by `next`.
+    fn recover(&mut self, found: &Found, next: u64) -> Result<()> {
+        self.recovery = found.summary();
+        let len = found.len;
+        // Before the first store: a file that is refused stays as it is.
+        if self.data.len() < len {
+            if self.options.trust != Some(Trust::Sidecar) {
+                let what = format!("it has {} bytes, its last commit has {len}", self.data.len());
+                return Err(Error::MixedUse { path: self.path().to_owned(), what });
+            }
+            self.data.set_len(len)?;
+        }
+        self.apply(found)?;
+        self.medium.fence(barriers::RECOVER_HOME, &[&self.data])?;
+        let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
+        ledger.retirement.len = len;
+        ledger.retirement.cut = found.committed;
+        ledger.retirement.session += next - 1;
+        self.seal = ledger.start_session(&*self.medium, &self.data, &self.side)?;
+        if self.data.len() > len {
+            // A growth that did not commit, or a shrink that did. Not before the log is retired: under undo what is cut off
+            // may be what proves that the epoch is whole. Until the next sync of the file a crash may bring the old length
+            // back, and the next recovery comes by here again.
+            let pages = len.div_ceil(PAGE)..self.data.len().div_ceil(PAGE);
+            self.data.set_len(len)?;
+            // What was allocated there to be recovered into is gone.
+            pages.for_each(|page| self.space.forget(page * PAGE));
+        }
+        for (word, value) in [
+            (&self.head.len, len),
+            (&self.head.committed_len, len),
+            (&self.head.longest, len),
+            (&self.head.durable, found.committed),
+            (&self.head.cut, found.committed),
+            (&self.head.epoch, found.committed + 1),
+        ] {
+            word.store(value, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Leaves the last commit at home, where the next open need not recover it. Does nothing if the file was let go
+    /// already, was opened for reading, belongs to the parent process, or is poisoned: then only recovery can tell.
+    pub(super) fn close_clean(&self) -> Result<()> {
+        if self.standing.writable().is_err() || std::mem::replace(&mut lock(&self.ledger, self.relax()).closed, true) {
+            return Ok(());
+        }
+        self.bring_home()?;
+        let mut ledger = lock(&self.ledger, self.relax());
+        ledger.write_clean(&*self.medium, &self.side, self.data.stamp()?, barriers::CLOSE_STATE)
+    }
+
+    /// Leaves the last commit at home and removes the sidecar. A crash on the way leaves the sidecar valid.
+    pub(super) fn settle_all(&self) -> Result<()> {
+        self.standing.writable()?;
+        self.bring_home()?;
+        let mut ledger = lock(&self.ledger, self.relax());
+        ledger.closed = true;
+        ledger.superblock.left = Left::Settled;
+        ledger.superblock.write(&self.side)?;
+        self.medium.fence(barriers::SETTLE_STATE, &[&self.side])?;
+        remove(&*self.medium, self.path(), &self.data, &self.sidecar)
+    }
+
+    /// Makes the data file what the last commit is, durably; the open epoch is dropped.
+    fn bring_home(&self) -> Result<()> {
+        self.await_durable(self.epoch() - 1)?;
+        if self.logs_undo() {
+            self.roll_back()?;
+        }
+        self.checkpoint()?;
+        let len = self.head.committed_len.load(Ordering::Relaxed);
+        if self.data.len() != len {
+            self.data.set_len(len)?;
+        }
+        self.data.sync(barriers::CLOSE_DATA)
+    }
+}

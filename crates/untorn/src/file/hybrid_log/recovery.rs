@@ -1,0 +1,366 @@
+//! Recovery: from the records and headers that arrived to the last epoch that is whole.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::thread::available_parallelism;
+
+use super::Core;
+use super::chunks::headers_len;
+use super::commit::{RECORDS, record_at};
+use super::format::{Digest, EpochRecord, Header, Kind, check_of, epoch_of, sum_of};
+use crate::engine::Recovery;
+use crate::error::{Error, Result};
+use crate::format::record::LINE;
+use crate::format::sidecar::superblock::Left;
+use crate::format::sidecar::{MAX_LEN, MAX_NUMBER, MAX_NUMBER_AT_OPEN, PAGE};
+use crate::storage::{Medium, MediumClass, MediumFile};
+use crate::sync::word_lock::lock;
+
+/// Bytes from which on several threads recover.
+const WORTH_THREADS: u64 = 8 << 20;
+
+/// An entry whose header arrived.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    header: Header,
+    unit: u64,
+    check: u64,
+}
+
+/// What the log holds, and what it proves.
+pub(super) struct Found {
+    was_needed: bool,
+    /// The last epoch that is whole.
+    pub(super) committed: u64,
+    /// The file's length then.
+    pub(super) len: u64,
+    /// Redo entries of committed epochs, by region of the file and then by epoch.
+    replay: Vec<Entry>,
+    /// Undo entries of what did not commit, by region and then the latest epoch first.
+    revert: Vec<Entry>,
+    /// Entries that count for nothing.
+    dropped: u64,
+}
+
+impl Found {
+    /// Reads the log. Writes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where what must be there is not.
+    pub(super) fn read<M: Medium>(core: &Core<M>) -> Result<Self> {
+        let (left, retirement) = {
+            let ledger = lock(&core.ledger, core.relax());
+            (ledger.superblock.left, ledger.retirement)
+        };
+        let mut found = Found {
+            was_needed: left == Left::Open,
+            committed: retirement.cut,
+            len: retirement.len,
+            replay: Vec::new(),
+            revert: Vec::new(),
+            dropped: 0,
+        };
+        if left != Left::Open {
+            return Ok(found);
+        }
+        let records = core.read_records(retirement.cut)?;
+        let entries = core.read_headers(retirement.cut)?;
+        found.committed = core.last_whole(retirement.cut, &records, &entries)?;
+        if found.committed > MAX_NUMBER_AT_OPEN {
+            let what = format!("epoch {} is durable, to which no file comes", found.committed);
+            return Err(Error::Corrupt { path: core.sidecar.clone(), offset: None, what });
+        }
+        if let Some(record) = records.get(&found.committed) {
+            found.len = record.len;
+        } else if found.committed != retirement.cut {
+            let what = format!("epoch {} is durable, but has no record", found.committed);
+            return Err(core.corrupt(record_at(found.committed), what));
+        }
+        for entry in entries {
+            match (entry.header.kind, entry.header.epoch <= found.committed) {
+                (Kind::Redo, true) => found.replay.push(entry),
+                (Kind::Undo, false) => found.revert.push(entry),
+                // Undo of what is committed is of no more use, but only the other was given up by the crash.
+                (Kind::Undo, true) => {}
+                (Kind::Redo, false) => found.dropped += 1,
+            }
+        }
+        let top = core.chunks.top_class();
+        found.replay.sort_by_key(|entry| (entry.header.block >> top, entry.header.epoch));
+        found.revert.sort_by_key(|entry| (entry.header.block >> top, Reverse(entry.header.epoch)));
+        Ok(found)
+    }
+
+    pub(super) fn summary(&self) -> Recovery {
+        Recovery {
+            was_needed: self.was_needed,
+            replayed: self.replay.len() as u64,
+            discarded: self.dropped + self.revert.len() as u64,
+        }
+    }
+}
+
+impl<M: Medium> Core<M> {
+    /// The records of epochs above the cut.
+    fn read_records(&self, cut: u64) -> Result<BTreeMap<u64, EpochRecord>> {
+        let mut records = BTreeMap::new();
+        for place in 0..RECORDS {
+            let mut line = [0; LINE as usize];
+            let at = record_at(place);
+            self.side.read(at, &mut line)?;
+            let record = EpochRecord::decode(self.seal, at, &line);
+            let sensible = |record: &EpochRecord| {
+                record_at(record.epoch) == at
+                    && record.epoch <= MAX_NUMBER
+                    && record.len <= MAX_LEN
+                    && record.proves < record.epoch
+            };
+            if let Some(record) = record.filter(sensible).filter(|record| record.epoch >= cut) {
+                records.insert(record.epoch, record);
+            }
+        }
+        Ok(records)
+    }
+
+    /// The entries of epochs above the cut whose headers are whole.
+    fn read_headers(&self, cut: u64) -> Result<Vec<Entry>> {
+        let chunks: Vec<u64> = (0..self.chunks.total()).collect();
+        let bytes = self.chunks.total() * headers_len(self.chunks.units);
+        let read = |chunks: &[u64]| -> Result<Vec<Entry>> {
+            let mut headers = vec![0; headers_len(self.chunks.units) as usize];
+            let mut entries = Vec::new();
+            for &chunk in chunks {
+                self.read_headers_of(chunk, cut, &mut headers, &mut entries)?;
+            }
+            Ok(entries)
+        };
+        Ok(in_parallel(&chunks, bytes, read)?.concat())
+    }
+
+    fn read_headers_of(&self, chunk: u64, cut: u64, headers: &mut [u8], entries: &mut Vec<Entry>) -> Result<()> {
+        let units = self.chunks.units;
+        self.side.read(self.chunks.header_at(chunk * units), headers)?;
+        let (lines, _) = headers.as_chunks::<{ LINE as usize }>();
+        let mut taken = 0;
+        for (index, line) in (0..units).zip(lines) {
+            // Entries of one life of a chunk do not overlap, and those of an earlier one are retired; so whatever is
+            // forged, no byte of the log is looked at for two of them.
+            if index < taken || epoch_of(line) <= cut {
+                continue;
+            }
+            let unit = chunk * units + index;
+            let Some(header) = Header::decode(self.seal, self.chunks.header_at(unit), line) else { continue };
+            if self.is_sensible(&header, index) {
+                taken = index + (1 << header.class);
+                entries.push(Entry { header, unit, check: check_of(line) });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a header, which stands for the unit of this number in its chunk, could have been written.
+    fn is_sensible(&self, header: &Header, index: u64) -> bool {
+        let class_fits = header.class <= self.chunks.top_class() && index + (1 << header.class) <= self.chunks.units;
+        class_fits
+            && header.block.trailing_zeros() >= u32::from(header.class)
+            && header.block <= MAX_LEN / PAGE
+            && u64::from(header.offset) + u64::from(header.len) <= PAGE << header.class
+            && header.epoch <= MAX_NUMBER
+            && header.proves < header.epoch
+    }
+
+    /// The last epoch that is whole, and all before it.
+    fn last_whole(&self, cut: u64, records: &BTreeMap<u64, EpochRecord>, entries: &[Entry]) -> Result<u64> {
+        let proofs =
+            entries.iter().map(|entry| entry.header.proves).chain(records.values().map(|record| record.proves));
+        let mut last = proofs.fold(cut, u64::max);
+        if last > cut {
+            self.check_proven(records.range(cut + 1..=last), entries)?;
+        }
+        while let Some(record) = records.get(&(last + 1)) {
+            let whole = match record.digest {
+                None => true,
+                Some(digest) => self.adds_up(last + 1, digest, entries)?,
+            };
+            if !whole {
+                break;
+            }
+            last += 1;
+        }
+        Ok(last)
+    }
+
+    /// That nothing of epochs which are known to have been durable has gone bad since, as far as it can be told: no crash
+    /// takes something of them away, so what is missing was damaged, and without it the file would be a mixture. Of an epoch
+    /// whose record has no digest, or is written over by now, entries may have been stored to after their sums were taken;
+    /// and of one that logged undo nothing is needed any more.
+    fn check_proven<'a>(
+        &self,
+        records: impl Iterator<Item = (&'a u64, &'a EpochRecord)>,
+        entries: &[Entry],
+    ) -> Result<()> {
+        let mut digests: BTreeMap<u64, Digest> =
+            records.filter_map(|(&epoch, record)| Some((epoch, record.digest?))).collect();
+        // All entries of an epoch are of one kind.
+        for entry in entries.iter().filter(|entry| entry.header.kind == Kind::Undo) {
+            digests.remove(&entry.header.epoch);
+        }
+        let mut found: BTreeMap<u64, Digest> = digests.keys().map(|&epoch| (epoch, Digest::default())).collect();
+        let mut redo = Vec::new();
+        for entry in entries {
+            if let Some(digest) = found.get_mut(&entry.header.epoch) {
+                digest.add(entry.check);
+                redo.push(*entry);
+            }
+        }
+        for (epoch, digest) in digests {
+            let found = found.get(&epoch).copied().unwrap_or_default();
+            if found != digest {
+                let what = format!(
+                    "epoch {epoch} was durable, and of its {} entries {} are whole; they do not add up to what this record \
+                     says",
+                    digest.count, found.count
+                );
+                return Err(self.corrupt(record_at(epoch), what));
+            }
+        }
+        let bytes = redo.iter().map(|entry| u64::from(entry.header.len)).sum();
+        let verify = |entries: &[Entry]| -> Result<()> {
+            let mut image = Vec::new();
+            for entry in entries {
+                if !self.is_whole(entry, &mut image)? {
+                    let at = self.chunks.bytes_at(entry.unit) + u64::from(entry.header.offset);
+                    let Header { epoch, len, .. } = entry.header;
+                    let what = format!("{len} bytes of epoch {epoch}, which was durable, are not those it wrote");
+                    return Err(self.corrupt(at, what));
+                }
+            }
+            Ok(())
+        };
+        in_parallel(&redo, bytes, verify).map(drop)
+    }
+
+    fn corrupt(&self, offset: u64, what: String) -> Error {
+        Error::Corrupt { path: self.sidecar.clone(), offset: Some(offset), what }
+    }
+
+    /// Whether everything of an epoch arrived.
+    fn adds_up(&self, epoch: u64, digest: Digest, entries: &[Entry]) -> Result<bool> {
+        let mine: Vec<Entry> = entries.iter().filter(|entry| entry.header.epoch == epoch).copied().collect();
+        let mut sum = Digest::default();
+        mine.iter().for_each(|entry| sum.add(entry.check));
+        if sum != digest {
+            return Ok(false);
+        }
+        let bytes = mine.iter().map(|entry| u64::from(entry.header.len)).sum();
+        let verify = |entries: &[Entry]| -> Result<bool> {
+            let mut image = Vec::new();
+            for entry in entries {
+                if !self.is_whole(entry, &mut image)? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        Ok(in_parallel(&mine, bytes, verify)?.into_iter().all(|whole| whole))
+    }
+
+    /// Whether the bytes of an entry, or under undo those in their place, are those its header was made for.
+    fn is_whole(&self, entry: &Entry, image: &mut Vec<u8>) -> Result<bool> {
+        let header = &entry.header;
+        image.resize(header.len as usize, 0);
+        let expected = match header.kind {
+            Kind::Redo => {
+                self.side.read(self.chunks.bytes_at(entry.unit) + u64::from(header.offset), image)?;
+                header.sum
+            }
+            Kind::Undo => {
+                let offset = header.block * PAGE + u64::from(header.offset);
+                if offset + u64::from(header.len) > self.data.len() {
+                    return Ok(false);
+                }
+                self.data.read(offset, image)?;
+                header.after
+            }
+        };
+        Ok(expected == Some(sum_of(image)))
+    }
+
+    /// Brings the committed bytes home, and back what was not committed.
+    pub(super) fn apply(&self, found: &Found) -> Result<()> {
+        self.bring_home_in_parallel("taking back what was not committed", &found.revert)?;
+        self.bring_home_in_parallel("replaying the log", &found.replay)
+    }
+
+    /// Stores what entries hold, those of one region in their order. No cover lies in two regions.
+    fn bring_home_in_parallel(&self, what: &'static str, entries: &[Entry]) -> Result<()> {
+        let top = self.chunks.top_class();
+        let region = |entry: &Entry| entry.header.block >> top;
+        let regions: Vec<&[Entry]> = entries.chunk_by(|one, two| region(one) == region(two)).collect();
+        let bytes = entries.iter().map(|entry| u64::from(entry.header.len)).sum();
+        let total = regions.len() as u64;
+        let bring = |regions: &[&[Entry]]| -> Result<()> {
+            let mut image = Vec::new();
+            for (done, region) in regions.iter().enumerate() {
+                for entry in *region {
+                    self.read_entry(entry, &mut image)?;
+                    // If bytes that were to go back did not arrive, nothing was stored in their place.
+                    if entry.header.kind == Kind::Redo || entry.header.sum == Some(sum_of(&image)) {
+                        self.put_home(entry, &image)?;
+                    }
+                }
+                self.options.report(what, done as u64, total);
+            }
+            // Of streaming stores a thread vouches for its own.
+            self.medium.order();
+            Ok(())
+        };
+        in_parallel(&regions, bytes, bring).map(drop)
+    }
+
+    fn read_entry(&self, entry: &Entry, image: &mut Vec<u8>) -> Result<()> {
+        image.resize(entry.header.len as usize, 0);
+        self.side.read(self.chunks.bytes_at(entry.unit) + u64::from(entry.header.offset), image)
+    }
+
+    fn put_home(&self, entry: &Entry, image: &[u8]) -> Result<()> {
+        let offset = entry.header.block * PAGE + u64::from(entry.header.offset);
+        // What lies behind the end was cut off, by a later epoch or by a recovery that did not come to its end.
+        let within = (self.data.len().saturating_sub(offset) as usize).min(image.len());
+        if within == 0 {
+            return Ok(());
+        }
+        self.give_space(offset, within as u64)?;
+        self.data.write(offset, &image[..within])
+    }
+
+    /// Space for bytes of the data file that go home, where a store into a hole could end in a signal.
+    pub(super) fn give_space(&self, offset: u64, len: u64) -> Result<()> {
+        if self.class == MediumClass::PersistentMemory {
+            for page in offset / PAGE..(offset + len).div_ceil(PAGE) {
+                if !self.space.knows(page * PAGE) {
+                    self.space.ensure(&self.data, page * PAGE, self.class)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Does something with all items, divided among as many threads as there are processors if it is about many bytes.
+fn in_parallel<T: Sync, R: Send>(items: &[T], bytes: u64, go: impl Fn(&[T]) -> Result<R> + Sync) -> Result<Vec<R>> {
+    let threads = if bytes < WORTH_THREADS { 1 } else { available_parallelism().map_or(1, usize::from) };
+    if threads == 1 || items.len() < 2 {
+        return Ok(vec![go(items)?]);
+    }
+    let share = items.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        let go = &go;
+        let started: Vec<_> = items.chunks(share).map(|items| scope.spawn(move || go(items))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<R>>| match thread.join() {
+            Ok(outcome) => outcome,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        started.into_iter().map(join).collect()
+    })
+}

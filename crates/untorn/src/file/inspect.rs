@@ -1,0 +1,176 @@
+//! Looking without changing: the report behind `info` and `check`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{hybrid_log, reflection};
+use crate::engine::{EngineKind, Recovery, Report, SidecarReport, State};
+use crate::error::{Error, Result};
+use crate::format::sidecar::attach::{Attached, share};
+use crate::format::sidecar::data::{open_data, reopen_data};
+use crate::format::sidecar::retirement::Retirement;
+use crate::format::sidecar::superblock::{Left, Superblock};
+use crate::format::sidecar::{path as sidecar_path, uuid_text};
+use crate::options::Options;
+use crate::storage::{Access, Medium, MediumFile, PageCache, resolve};
+
+/// Looks at a file, its mark and its sidecar. Changes nothing. A file that another process has open for writing is
+/// reported as such; nobody is kept from opening it meanwhile.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("f");
+/// untorn::AtomicFile::create(&path, 4096)?.close()?;
+/// assert_eq!(untorn::inspect(&path)?.state, untorn::State::Clean);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// Only what keeps it from looking: no such file, no permission. What it finds wrong is in the report.
+pub fn inspect(path: impl AsRef<Path>) -> Result<Report> {
+    // Records are replayed in memory only. The page cache shows the same bytes as a DAX mapping, so reading goes through it
+    // whatever the medium.
+    inspect_on(&Arc::new(PageCache::reading_by_call()), &resolve(path.as_ref())?)
+}
+
+fn inspect_on<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Report> {
+    // Whoever opens the file between two of our looks at it changes what we saw; then we look anew.
+    for _ in 0..4 {
+        if let Some(report) = look(medium, path)? {
+            return Ok(report);
+        }
+    }
+    let data = open_data(&**medium, path, &reader())?;
+    Ok(in_use(&**medium, path, &data))
+}
+
+fn reader() -> Options {
+    Options::new().read_only(true)
+}
+
+fn plain<F: MediumFile>(path: &Path, data: &F) -> Report {
+    Report {
+        path: path.to_owned(),
+        engine: None,
+        len: data.len(),
+        commit: 0,
+        state: State::Clean,
+        sidecar: None,
+        findings: Vec::new(),
+    }
+}
+
+/// The report; `None` if a writer came in between.
+///
+/// The lock is taken for a moment before and after, to see that no writer has it, and is not held in between: reading all
+/// slices may take minutes, and who wants to write must not wait for that. What was read while a writer came in may be
+/// nonsense, which recovery withstands, and is thrown away.
+fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
+    let data = open_data(&**medium, path, &reader())?;
+    let mut report = plain(path, &data);
+    let attached = match share(&**medium, path, &data) {
+        Ok(None) => return Ok(Some(report)),
+        Ok(Some(attached)) => attached,
+        Err(Error::InUse { .. }) => return Ok(Some(in_use(&**medium, path, &data))),
+        Err(error) => return judged(report, error).map(Some),
+    };
+    let engine = attached.superblock.engine;
+    report.engine = Some(engine);
+    report.sidecar = Some(sidecar_report(&attached.path, &attached.side, &attached.superblock));
+    let before = (attached.superblock.clone(), attached.retirement);
+    let examined = medium.open(&attached.path, Access::Read, 0).and_then(|side| {
+        let Attached { side: locked, path: sidecar, superblock, retirement } = attached;
+        drop(locked);
+        let attached = Attached { side, path: sidecar, superblock, retirement };
+        let data = reopen_data(&**medium, path, &reader(), data)?;
+        let (medium, physical) = (Arc::clone(medium), data.len());
+        let seen = match engine {
+            EngineKind::HybridLog => hybrid_log::look(medium, path, data, attached, &reader()),
+            _ => reflection::look(medium, path, data, attached, &reader()),
+        };
+        seen.map(|seen| (seen, physical))
+    });
+    let examined = match examined {
+        Ok((seen, physical)) => Ok(examine(&seen, physical, before.0.left, report)),
+        Err(error) => judged(report, error),
+    };
+    match share(&**medium, path, &open_data(&**medium, path, &reader())?) {
+        Ok(Some(now)) if before == (now.superblock.clone(), now.retirement) => examined.map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// What an engine makes of a file without changing it.
+pub(super) struct Seen {
+    /// Length at the last commit.
+    pub(super) len: u64,
+    /// Its number.
+    pub(super) commit: u64,
+    /// What recovery would do.
+    pub(super) recovery: Recovery,
+}
+
+fn examine(seen: &Seen, physical: u64, left: Left, mut report: Report) -> Report {
+    report.len = seen.len;
+    report.commit = seen.commit;
+    if left != Left::Clean {
+        report.state = State::NeedsRecovery;
+        report.findings.push(format!(
+            "it was not closed cleanly: {} records to replay, {} of writes in flight to drop",
+            seen.recovery.replayed, seen.recovery.discarded
+        ));
+    }
+    if physical < report.len {
+        report.state = State::Corrupt;
+        report.findings.push(format!(
+            "the data file has {physical} bytes, its last commit has {}: another program cut it short",
+            report.len
+        ));
+    }
+    report
+}
+
+/// What can be said of a file that a writer has: what it last wrote down of it.
+fn in_use<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Report {
+    let mut report = plain(path, data);
+    report.state = State::InUse;
+    report.findings.push("another process has it open; what it does right now is not looked at".to_owned());
+    let written = || {
+        let place = sidecar_path(path, data.identity()?.inode);
+        let side = medium.open(&place, Access::Read, 0)?;
+        let superblock = Superblock::read(&side, &place)?;
+        let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
+        Ok::<_, Error>((sidecar_report(&place, &side, &superblock), superblock.engine, retirement))
+    };
+    // The writer may be creating, or removing, its sidecar.
+    if let Ok((sidecar, engine, retirement)) = written() {
+        report.engine = Some(engine);
+        report.sidecar = Some(sidecar);
+        report.len = retirement.len;
+        report.commit = retirement.cut;
+    }
+    report
+}
+
+fn sidecar_report<F: MediumFile>(place: &Path, side: &F, superblock: &Superblock) -> SidecarReport {
+    SidecarReport {
+        path: place.to_owned(),
+        bytes: side.len(),
+        uuid: uuid_text(&superblock.uuid),
+        layout: (superblock.engine == EngineKind::Reflection).then_some(superblock.layout),
+        durability: superblock.durability,
+    }
+}
+
+/// Puts what opening would refuse into the report; what kept us from looking is an error.
+fn judged(mut report: Report, error: Error) -> Result<Report> {
+    match error {
+        Error::Io { .. } => return Err(error),
+        _ => {
+            report.state = State::Corrupt;
+            report.findings.push(error.to_string());
+        }
+    }
+    Ok(report)
+}

@@ -1,0 +1,488 @@
+//! [`AtomicMap`]: plain loads and stores, committed together.
+//!
+//! # Safety
+//! The memory of a map is a private mapping that belongs to it from construction to drop. It is lent as slices: shared
+//! ones for as long as the map is borrowed, one exclusive one for as long as it is borrowed exclusively. What changes the
+//! memory otherwise (giving pages back to the file, whose bytes are the same; rolling back; the kernel's handing in of the
+//! file's pages) happens under `&mut self`, when no slice is lent. That another program writes to the file in spite of the
+//! lock on its sidecar is outside of what is promised here, as it is for every mapped file.
+#![allow(unsafe_code)]
+
+#[cfg(test)]
+mod tests;
+mod views;
+
+use std::fmt;
+use std::ops::{Deref, DerefMut, Range};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::slice;
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::engine::{Engine, Info, Piece, Shared, check_range};
+use crate::error::{Error, Result};
+use crate::options::{DirtyTracking, Options};
+use crate::storage::{MediumKind, detect};
+use crate::sys::fault::none_lost;
+use crate::sys::file::{identity, is_dax, uninterrupted};
+use crate::sys::map::{FileMap, MapKind};
+use crate::sys::page_size;
+use crate::sys::runs::Runs;
+use crate::sys::sync::Arc;
+use crate::sys::tracking::{KEPT, Tracking};
+
+/// A file as plain memory: load and store as you like, then [`commit`](AtomicMap::commit).
+///
+/// A commit makes every store since the last one durable together; after a crash at any instant the file holds exactly the
+/// last commit. What is not committed is discarded by a crash, by [`rollback`](AtomicMap::rollback), and by dropping the
+/// map; the kernel never writes it to the file, as it does with a shared mapping. The address stays the same when the
+/// file grows.
+///
+/// One process has a file open as a map, through one `AtomicMap`. Slices are lent under Rust's rules, so no store can be
+/// under way during a commit; a program that stores through [`as_mut_ptr`](AtomicMap::as_mut_ptr) has to see to that
+/// itself.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("counts");
+/// use untorn::AtomicMap;
+/// let mut map = AtomicMap::create(&path, 1 << 20)?;
+/// map[100..105].copy_from_slice(b"hello");
+/// map.view_mut::<[u64; 4]>(4096)?[3] = 7;
+/// map.commit()?; // both, or neither
+/// map[100] = b'j';
+/// map.rollback()?;
+/// assert_eq!(&map[100..105], b"hello");
+/// map.close()?;
+/// # Ok(()) }
+/// ```
+///
+/// # How
+/// The memory is a private mapping of the data file: a page that is stored to becomes the process's own, and the page
+/// tables tell which ones those are (see [`DirtyTracking`]). A commit writes them to the log of the
+/// [hybrid-log engine](crate::EngineKind::HybridLog) as one epoch: one device flush, or on persistent memory one fence,
+/// however many pages; the file itself gets them later. Recovery is that engine's.
+///
+/// Reading into the map with `read(2)` counts as storing to it. What a device stores through memory pinned for long (buffers
+/// registered with io_uring, RDMA) is not noticed after a commit. A forked child has a copy of the pages that were stored
+/// to and not committed, and may see what the parent commits of others; its stores never reach the file, and its calls fail
+/// with [`Error::Forked`]. A page that is lost (the file was truncated by another program, the medium failed) reads as zeros
+/// from then on, and the next call fails; see [`LostPage`](crate::LostPage).
+///
+/// Source: the Region System paper, §V-C; failure-atomic msync (Park and others, EuroSys 2013).
+pub struct AtomicMap {
+    memory: FileMap,
+    tracking: Tracking,
+    shared: Arc<Shared>,
+    /// Length as the program sees it.
+    len: u64,
+    /// Number of the last commit, and the length then.
+    commit: u64,
+    committed_len: u64,
+    /// From this end of a page on all memory of the map is zeros.
+    zeros_from: u64,
+    /// What was stored to and is not committed, as far as the page tables have been asked.
+    stored: Runs,
+    /// What of the process's own pages is committed.
+    kept: Runs,
+    /// Whether pages that were only read may seem to be stored to.
+    suspects_reads: bool,
+    read_only: bool,
+}
+
+impl fmt::Debug for AtomicMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AtomicMap").field("path", &self.path()).field("len", &self.len).finish()
+    }
+}
+
+impl AtomicMap {
+    /// The map of a file that was opened with [`Options::for_map`].
+    pub(crate) fn new(shared: Arc<Shared>, options: &Options) -> Result<Self> {
+        let engine = &*shared.engine;
+        let path = engine.path();
+        let info = engine.info();
+        if options.read_only && info.reflected_pages > 0 {
+            let what =
+                "committed bytes of this file live in its sidecar, where plain loads cannot find them; settle it first";
+            return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
+        }
+        let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let file = file.map_err(|errno| Error::io("open", path, errno))?;
+        let (device, inode, ..) = identity(file.as_fd()).map_err(|error| Error::io("examine", path, error))?;
+        let opened = engine.identity()?;
+        if (device, inode) != (opened.device, opened.inode) {
+            let holder = "another process, which has put another file in its place".to_owned();
+            return Err(Error::InUse { path: path.to_owned(), holder });
+        }
+        let len = engine.len();
+        let memory = FileMap::new(file.as_fd(), MapKind::Private, len, options.reserve(len), options.lost_page);
+        let memory = memory.map_err(|error| Error::io("map", path, error))?;
+        // On persistent memory, where kernels do not tell a page of the file from one of the process's own.
+        let is_dax = is_dax(file.as_fd()) || detect(path)?.kind == MediumKind::PersistentMemory;
+        let method = match options.dirty_tracking {
+            DirtyTracking::Auto if is_dax => DirtyTracking::PageTable,
+            DirtyTracking::WriteProtect if is_dax => {
+                let what = "on persistent memory stores are tracked by page table only: the kernel's fault handler for it \
+                            would take the mark of a write-protected page that was given back for a page, and never return";
+                return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
+            }
+            method => method,
+        };
+        let tracking = Tracking::new(memory.address(0) as usize, memory.reserved() as usize, method);
+        let tracking = tracking.map_err(|error| Error::io("track stores to the mapping of", path, error))?;
+        Ok(AtomicMap {
+            memory,
+            tracking,
+            shared,
+            len,
+            commit: info.commit,
+            committed_len: len,
+            zeros_from: page_end(len),
+            stored: Runs::new(),
+            kept: Runs::new(),
+            suspects_reads: is_dax,
+            read_only: options.read_only,
+        })
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    fn engine(&self) -> &dyn Engine {
+        &*self.shared.engine
+    }
+
+    /// The data file's path.
+    pub fn path(&self) -> &Path {
+        self.engine().path()
+    }
+
+    /// Length in bytes; the slices are as long.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How stores are found out: [`WriteProtect`](DirtyTracking::WriteProtect) or
+    /// [`PageTable`](DirtyTracking::PageTable).
+    pub fn dirty_tracking(&self) -> DirtyTracking {
+        self.tracking.method()
+    }
+
+    /// The state of the file. Its length is that of the open epoch.
+    pub fn info(&self) -> Info {
+        self.engine().info()
+    }
+
+    /// The first byte, at an address that is the same until the map is dropped. A reference is safer; this is for a
+    /// program that follows pointers of its own through the memory.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.memory.address(0)
+    }
+
+    /// The first byte, for stores. No store through it may be under way while a method that takes `&mut self` runs: the log
+    /// may hold other bytes than its checksum is of then, and a crash may take the commit back.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.memory.at(0)
+    }
+
+    /// Commits: when it returns, every store since the last commit is durable, and the length with it. Returns the number
+    /// of the commit. What it costs grows with the pages that were stored to, not with the length; if there are none, and
+    /// the length is the same, nothing is written.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if what was stored does not fit into the log ([`Options::log_size`]), [`Error::Io`] where there is
+    /// no space for it: nothing is committed then, and it may be tried again. After a failed flush, or a lost page, only
+    /// reopening the file tells whether this commit is in: whole or not at all.
+    pub fn commit(&mut self) -> Result<u64> {
+        self.note_stores()?;
+        let engine = &*self.shared.engine;
+        if self.stored.is_empty() && self.len == self.committed_len {
+            return Ok(self.commit);
+        }
+        let memory: &[u8] = self;
+        let within = self.stored.iter().map(|run| run.start..run.end.min(self.len)).filter(|run| !run.is_empty());
+        let pieces: Vec<Piece<'_>> = within
+            .map(|run| Piece { offset: run.start, bytes: &memory[run.start as usize..run.end as usize] })
+            .collect();
+        engine.write(&pieces)?;
+        drop(pieces);
+        // A page that was lost while it was copied into the log went there as zeros.
+        self.check_memory()?;
+        if engine.len() != self.len {
+            // Shorter: the engine follows a growth at once. After this nothing fails that leaves the file in use, so what is
+            // cut off here is never rolled back to.
+            engine.resize(self.len)?;
+        }
+        self.commit = engine.sync()?;
+        self.committed_len = self.len;
+        let stored = std::mem::take(&mut self.stored);
+        self.kept = self.kept.union(&stored);
+        if let Err(error) = self.give_back(&stored) {
+            // The commit is durable. What could not be given back stays in memory.
+            tracing::warn!(path = %self.path().display(), %error, "committed pages stay in memory");
+        }
+        Ok(self.commit)
+    }
+
+    /// Discards every store since the last commit; the length is that of the last commit again.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the committed bytes can't be brought back; some stores may be discarded by then, and it may be
+    /// tried again.
+    pub fn rollback(&mut self) -> Result<()> {
+        self.note_stores()?;
+        for run in self.stored.iter() {
+            self.become_the_file(run)?;
+        }
+        let stored = std::mem::take(&mut self.stored);
+        self.kept = self.kept.without(&stored);
+        if self.engine().len() != self.committed_len {
+            // A growth that nobody has seen; the epoch that began with it ends.
+            self.engine().resize(self.committed_len)?;
+            self.commit = self.engine().sync()?;
+        }
+        self.len = self.committed_len;
+        self.zeros_from = page_end(self.len);
+        Ok(())
+    }
+
+    /// Changes the length; it is committed, or rolled back, with the stores. New bytes are zeros. The address stays the
+    /// same.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] beyond [`Options::max_len`]; [`Error::Io`] where there is no space. The length is as before then.
+    pub fn resize(&mut self, len: u64) -> Result<()> {
+        // What was stored behind a shorter end is to be known when that is rolled back.
+        self.note_stores()?;
+        if len > self.memory.reserved() {
+            let what = format!(
+                "{len} bytes are more than the {} of address space that it has; open it with a larger maximum",
+                self.memory.reserved()
+            );
+            return Err(Error::Invalid { path: self.path().to_owned(), what });
+        }
+        // A shorter length waits for the commit: until then the bytes behind it may be rolled back to.
+        if len > self.engine().len() {
+            self.engine().resize(len)?;
+        }
+        let old = std::mem::replace(&mut self.len, len);
+        if len > old {
+            self.clear(old..len.min(self.zeros_from));
+        }
+        self.zeros_from = self.zeros_from.max(page_end(len));
+        Ok(())
+    }
+
+    /// Reads up to `len` bytes from where a descriptor stands, as `read(2)` does, into the map from `offset` on; they count as
+    /// stored. Returns how many there were, 0 at the end of the source.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (path, log) = (dir.path().join("map"), dir.path().join("log"));
+    /// # std::fs::write(&log, "what happened").unwrap();
+    /// # let mut map = untorn::AtomicMap::create(&path, 8192)?;
+    /// let log = std::fs::File::open(&log).unwrap();
+    /// let read = map.read_from(&log, 4096, 1000)?;
+    /// map.commit()?;
+    /// # assert_eq!(read, 13);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless the whole range lies within the length: nothing is read then; [`Error::Io`] with what
+    /// `read(2)` says, EFAULT where a page of the map was lost.
+    pub fn read_from(&mut self, source: impl AsFd, offset: u64, len: usize) -> Result<usize> {
+        check_range(self.path(), offset, len as u64, self.len)?;
+        let into = &mut self[offset as usize..][..len];
+        let read = uninterrupted(|| rustix::io::read(&source, &mut *into));
+        read.map_err(|error| Error::io("read from a descriptor into", self.path(), error))
+    }
+
+    /// The ranges that were stored to since the last commit, in whole pages: what the next commit writes.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the page tables can't be read; those of a handle that is of no further use.
+    pub fn uncommitted(&mut self) -> Result<Vec<Range<u64>>> {
+        self.note_stores()?;
+        Ok(self.stored.clone().into_ranges())
+    }
+
+    /// Commits, and closes the file cleanly: all its bytes are at home then, and the next open needs no recovery.
+    ///
+    /// # Errors
+    /// As for [`commit`](AtomicMap::commit), and [`Error::Io`] when a flush fails; the next open recovers the last commit.
+    pub fn close(mut self) -> Result<()> {
+        if !self.read_only {
+            self.commit()?;
+        }
+        self.discard()
+    }
+
+    /// Closes the file cleanly at the last commit: what was stored since is discarded. Dropping the map does the same, with
+    /// nobody to tell of an error.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when a flush fails, and the next open recovers the last commit; or when a page was lost.
+    pub fn discard(self) -> Result<()> {
+        let whole = self.check_memory();
+        let closed = self.into_sole().map_or(Ok(()), |shared| shared.engine.close());
+        closed.and(whole)
+    }
+
+    /// Commits, brings everything home and removes the sidecar: a plain file that any program may read and write.
+    ///
+    /// # Errors
+    /// As for [`close`](AtomicMap::close).
+    pub fn settle(mut self) -> Result<()> {
+        self.commit()?;
+        match self.into_sole() {
+            Some(shared) => shared.engine.settle(),
+            None => Ok(()),
+        }
+    }
+}
+
+impl AtomicMap {
+    /// Asks the page tables for stores, and notes them: they tell each only once.
+    fn note_stores(&mut self) -> Result<()> {
+        // First of all: in a forked child these are the parent's page tables.
+        self.engine().writable()?;
+        self.check_memory()?;
+        let own = self.kept.union(&self.stored);
+        let (seen, all) = self.tracking.take_stored(slice::from_ref(&(0..self.zeros_from)), &own);
+        let seen = if self.suspects_reads { self.sift(&seen) } else { seen };
+        self.stored = self.stored.union(&seen);
+        all.map_err(|error| Error::io("find the stores to the mapping of", self.path(), error))
+    }
+
+    /// The pages among `seen` whose bytes are not those of the last commit, or of which that can't be told. The others become
+    /// the file's again, and are not seen the next time unless they are touched.
+    fn sift(&self, seen: &Runs) -> Runs {
+        let page = page_size() as u64;
+        let (engine, mut home) = (self.engine(), vec![0; page as usize]);
+        let (mut changed, mut same) = (Runs::new(), Runs::new());
+        for start in seen.iter().flat_map(|run| (run.start..run.end).step_by(page as usize)) {
+            let end = (start + page).min(self.len);
+            let home = &mut home[..end.saturating_sub(start) as usize];
+            let is_same = !home.is_empty() && engine.read(start, home).is_ok();
+            let is_same = is_same && *home == self[start as usize..end as usize];
+            if is_same { &mut same } else { &mut changed }.push(start..start + page);
+        }
+        // What a commit that failed has in the engine is no commit yet; and of a page that the length cuts only a part was looked at.
+        let last = self.len.min(self.committed_len) / page * page;
+        for run in same.without(&self.stored).iter().filter(|run| run.start < last) {
+            // What stays is looked at again each time.
+            let _ = self.become_the_file(&(run.start..run.end.min(last)));
+        }
+        changed
+    }
+
+    /// # Errors
+    /// [`Error::Io`] once a page was lost: the memory does not hold what the file does from then on.
+    fn check_memory(&self) -> Result<()> {
+        match if none_lost() { None } else { self.memory.lost() } {
+            Some(offset) => Err(Error::page_lost("load from or store to the mapping of", self.path(), offset)),
+            None => Ok(()),
+        }
+    }
+
+    /// After a commit: lets go of memory of the process's own that holds what the file holds, or will once the log has
+    /// gone home. What was committed just now may well be stored to again.
+    fn give_back(&mut self, just_now: &Runs) -> Result<()> {
+        let end = page_end(self.len);
+        if self.zeros_from > end {
+            let cut_off = Runs::from_iter(std::iter::once(end..self.zeros_from));
+            self.memory
+                .release(end, self.zeros_from - end)
+                .map_err(|error| Error::io("give back memory of", self.path(), error))?;
+            self.kept = self.kept.without(&cut_off);
+        }
+        self.zeros_from = end;
+        let cold = match self.tracking.method() {
+            // What stays in memory would count as stored to for ever.
+            DirtyTracking::PageTable => self.kept.clone(),
+            _ if self.kept.bytes() <= KEPT => return Ok(()),
+            _ => self.kept.without(just_now),
+        };
+        for run in cold.iter() {
+            self.become_the_file(run)?;
+        }
+        self.kept = self.kept.without(&cold);
+        Ok(())
+    }
+
+    /// Makes pages those of the file again, with the bytes of the last commit.
+    fn become_the_file(&self, run: &Range<u64>) -> Result<()> {
+        let end = run.end.min(self.committed_len);
+        if run.start < end {
+            self.engine().deploy(run.start, end - run.start)?;
+        }
+        let released = self.memory.release(run.start, run.end - run.start);
+        released.map_err(|error| Error::io("give back memory of", self.path(), error))
+    }
+
+    /// Makes a range zeros, touching only pages that are not.
+    fn clear(&mut self, range: Range<u64>) {
+        let mut from = range.start;
+        while from < range.end {
+            let to = page_end(from + 1).min(range.end);
+            let bytes = &mut self[from as usize..to as usize];
+            if bytes.iter().any(|byte| *byte != 0) {
+                bytes.fill(0);
+            }
+            from = to;
+        }
+    }
+
+    /// The engine, of which this is the only handle, once the memory is gone.
+    fn into_sole(self) -> Option<Shared> {
+        let AtomicMap { memory, tracking, shared, .. } = self;
+        drop((memory, tracking));
+        Shared::into_sole(shared)
+    }
+}
+
+impl Deref for AtomicMap {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping is at least `len` bytes long and lives as long as `self`. The shared borrow excludes every
+        // method that changes it; see the module's documentation. A page without a byte of the file behind it is replaced
+        // by one of zeros.
+        unsafe { slice::from_raw_parts(self.memory.address(0), self.len as usize) }
+    }
+}
+
+impl DerefMut for AtomicMap {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `deref`; the mapping is writable, and the exclusive borrow excludes every other slice of it.
+        unsafe { slice::from_raw_parts_mut(self.memory.at(0), self.len as usize) }
+    }
+}
+
+impl AsRef<[u8]> for AtomicMap {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl AsMut<[u8]> for AtomicMap {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+/// The end of the page that the byte before `at` is on.
+fn page_end(at: u64) -> u64 {
+    at.next_multiple_of(page_size() as u64)
+}

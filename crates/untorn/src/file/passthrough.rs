@@ -1,0 +1,155 @@
+//! Plain writes and a flush: no atomicity, no sidecar.
+//!
+//! This is what a program does without untorn, mmap and msync. It exists so that the crash tests can prove they would
+//! notice: they must convict it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::engine::{Engine, EngineKind, Info, Piece, Recovery, check_range};
+use crate::error::{Error, Result};
+use crate::format::sidecar::attach::share;
+use crate::options::{Durability, Options};
+use crate::storage::{Access, Identity, MarkState, Medium, MediumFile};
+
+/// The barriers of this engine.
+pub(crate) mod barriers {
+    use crate::storage::barrier::barriers;
+    barriers! {
+        /// A write acknowledged as durable, or a sync, has reached the medium.
+        SYNC = "passthrough.sync";
+        /// A new length has reached the medium before it is acknowledged.
+        RESIZE = "passthrough.resize";
+    }
+}
+
+/// A file written in place.
+pub(crate) struct Passthrough<M: Medium> {
+    medium: Arc<M>,
+    path: PathBuf,
+    file: M::File,
+    durability: Durability,
+    read_only: bool,
+    commit: AtomicU64,
+}
+
+impl<M: Medium> Passthrough<M> {
+    /// # Errors
+    /// [`Error::Invalid`] for a file some of whose bytes may live in a sidecar.
+    pub(crate) fn open(medium: Arc<M>, path: &Path, options: &Options) -> Result<Self> {
+        let access = if options.read_only { Access::Read } else { Access::ReadWrite };
+        let file = medium.open(path, access, options.max_len.unwrap_or(1 << 40))?;
+        if let Some(attached) = share(&*medium, path, &file)? {
+            let what = format!(
+                "committed bytes of this file live in its sidecar {}, of which the passthrough engine knows nothing; \
+                 settle the file first, or open it with another engine",
+                attached.path.display()
+            );
+            return Err(Error::Invalid { path: path.to_owned(), what });
+        }
+        Ok(Passthrough {
+            medium,
+            path: path.to_owned(),
+            file,
+            durability: options.durability.unwrap_or(Durability::PerCommit),
+            read_only: options.read_only,
+            commit: AtomicU64::new(0),
+        })
+    }
+
+    fn fence(&self) -> Result<()> {
+        self.medium.fence(barriers::SYNC, &[&self.file])?;
+        self.commit.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl<M: Medium> Engine for Passthrough<M> {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        self.file.identity()
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.read_only { Err(Error::ReadOnly { path: self.path.clone() }) } else { Ok(()) }
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        check_range(&self.path, offset, dst.len() as u64, self.file.len())?;
+        self.file.read(offset, dst)
+    }
+
+    fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        self.writable()?;
+        for piece in pieces {
+            check_range(&self.path, piece.offset, piece.bytes.len() as u64, self.file.len())?;
+        }
+        for piece in pieces {
+            self.file.write(piece.offset, piece.bytes)?;
+        }
+        match self.durability {
+            Durability::PerWrite => self.fence(),
+            Durability::PerCommit => Ok(()),
+        }
+    }
+
+    fn deploy(&self, offset: u64, len: u64) -> Result<()> {
+        check_range(&self.path, offset, len, self.file.len())
+    }
+
+    fn sync(&self) -> Result<u64> {
+        if !self.read_only {
+            self.fence()?;
+        }
+        Ok(self.commit.load(Ordering::Relaxed))
+    }
+
+    fn resize(&self, len: u64) -> Result<()> {
+        self.writable()?;
+        self.file.set_len(len)?;
+        self.file.sync(barriers::RESIZE)
+    }
+
+    fn reclaim(&self) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn info(&self) -> Info {
+        Info {
+            engine: EngineKind::Passthrough,
+            len: self.file.len(),
+            commit: self.commit.load(Ordering::Relaxed),
+            durability: self.durability,
+            layout: None,
+            sidecar: None,
+            reflected_pages: 0,
+            reflected_slices: 0,
+            recovery: Recovery::default(),
+        }
+    }
+
+    fn accepts(&self, options: &Options) -> bool {
+        // A plain file is read without a sidecar whatever engine was asked for, as long as it is a plain file.
+        let serves = options.engine == EngineKind::Passthrough || options.read_only;
+        serves
+            && !matches!(self.file.mark(), Ok(MarkState::Present(_)))
+            && options.read_only == self.read_only
+            && options.durability.is_none_or(|durability| durability == self.durability)
+    }
+
+    fn close(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+}

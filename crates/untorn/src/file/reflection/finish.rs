@@ -1,0 +1,110 @@
+//! The two ways to let a file go: keep the sidecar (*fast*), or bring everything home and remove it (*spatial*).
+
+use std::sync::atomic::Ordering;
+
+use super::slices::{SLICE, runs};
+use super::{Reflection, barriers};
+use crate::error::Result;
+use crate::format::record::DataSum;
+use crate::format::sidecar::PAGE;
+use crate::format::sidecar::attach::remove;
+use crate::format::sidecar::superblock::Left;
+use crate::storage::{Medium, MediumClass, MediumFile};
+use crate::sync::word_lock::lock;
+
+impl<M: Medium> Reflection<M> {
+    /// Leaves the last commit in a state that the next open need not recover. Does nothing if the file was let go
+    /// already, was opened for reading, belongs to the parent process, or is poisoned: then only recovery can tell.
+    pub(super) fn close_clean(&self) -> Result<()> {
+        if self.writable().is_err() || std::mem::replace(&mut lock(&self.ledger, self.relax()).closed, true) {
+            return Ok(());
+        }
+        let head = self.state.head();
+        if head.emptied.load(Ordering::Relaxed) != 0 {
+            self.reclaim_space()?;
+        } else {
+            self.cut()?;
+        }
+        let len = head.len.load(Ordering::Relaxed);
+        if self.data.len() != len {
+            self.data.set_len(len)?;
+        }
+        self.data.sync(barriers::CLOSE_DATA)?;
+        let (bitmap_sum, slice_sum) = self.digests(true)?;
+        let mut ledger = lock(&self.ledger, self.relax());
+        ledger.superblock.bitmap_sum = bitmap_sum;
+        ledger.superblock.slice_sum = slice_sum;
+        ledger.write_clean(&*self.medium, &self.side, self.data.stamp()?, barriers::CLOSE_STATE)
+    }
+
+    /// Digests of all bitmaps, and of all slices valid in the sidecar if `slices`. The bitmaps in the sidecar are up to
+    /// date: the file was just opened, or everything was cut.
+    pub(super) fn digests(&self, slices: bool) -> Result<(u64, u64)> {
+        let mut reflected = Vec::new();
+        // Whatever this handle's maximum length is: the digest must not depend on it.
+        self.places.walk(&self.side, u64::MAX, |page, bitmap| {
+            if bitmap != 0 {
+                reflected.push((page, bitmap));
+            }
+        })?;
+        reflected.sort_unstable();
+        let (mut bitmap_sum, mut slice_sum) = (DataSum::default(), DataSum::default());
+        let mut image = [0; PAGE as usize];
+        for (done, &(page, bitmap)) in reflected.iter().enumerate() {
+            bitmap_sum.add(&page.to_le_bytes());
+            bitmap_sum.add(&bitmap.to_le_bytes());
+            let Some(at) = self.places.reflection(page).filter(|_| slices) else { continue };
+            for (start, len) in runs(bitmap) {
+                let bytes = &mut image[..(len * SLICE) as usize];
+                self.side.read(at + start * SLICE, bytes)?;
+                slice_sum.add(bytes);
+            }
+            if done % 4096 == 0 {
+                self.options.report("checking slices", done as u64, reflected.len() as u64);
+            }
+        }
+        Ok((bitmap_sum.get(), slice_sum.get()))
+    }
+
+    /// Deploys everything, then removes the sidecar. A crash on the way leaves the sidecar valid: slices are copied over
+    /// copies that its bitmaps call invalid, and the bitmaps do not change.
+    pub(super) fn settle_all(&self) -> Result<()> {
+        self.writable()?;
+        let len = self.state.head().len.load(Ordering::Relaxed);
+        let mut reflected = Vec::new();
+        self.places.walk(&self.side, self.state.max_pages, |page, _| {
+            let bitmap = self.committed_bitmap(page);
+            // What a damaged sidecar has of pages behind the end is nobody's.
+            if bitmap != 0 && page * PAGE < len {
+                reflected.push((page, bitmap));
+            }
+        })?;
+        let mut image = [0; PAGE as usize];
+        for (done, &(page, bitmap)) in reflected.iter().enumerate() {
+            if self.class == MediumClass::PersistentMemory && !self.data_space.knows(page * PAGE) {
+                self.data_space.ensure(&self.data, page * PAGE, self.class)?;
+            }
+            for (start, count) in runs(bitmap) {
+                let offset = page * PAGE + start * SLICE;
+                let within = (count * SLICE).min(len.saturating_sub(offset)) as usize;
+                let bytes = &mut image[..(count * SLICE) as usize];
+                self.copy_slices(page, bitmap, start, count, bytes)?;
+                self.data.write(offset, &bytes[..within])?;
+            }
+            if done % 1024 == 0 {
+                self.options.report("deploying pages", done as u64, reflected.len() as u64);
+            }
+        }
+        if self.data.len() != len {
+            self.data.set_len(len)?;
+        }
+        self.medium.fence(barriers::SETTLE_DATA, &[&self.data])?;
+        self.data.sync(barriers::SETTLE_DATA)?;
+        let mut ledger = lock(&self.ledger, self.relax());
+        ledger.closed = true;
+        ledger.superblock.left = Left::Settled;
+        ledger.superblock.write(&self.side)?;
+        self.medium.fence(barriers::SETTLE_STATE, &[&self.side])?;
+        remove(&*self.medium, &self.path, &self.data, &self.sidecar)
+    }
+}

@@ -1,0 +1,156 @@
+//! Opening: attach the sidecar, recover, and say "open" before the first store.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use super::Reflection;
+use super::layout::{Places, choose, initial_len, reserve};
+use super::recovery::live_records;
+use super::state::State;
+use crate::engine::Recovery;
+use crate::engine::handle_state::Standing;
+use crate::error::{Error, Result};
+use crate::format::lane::Lanes;
+use crate::format::record::Seal;
+use crate::format::sidecar::attach::{Attached, Plan, attach, share};
+use crate::format::sidecar::data::{open_data, reopen_data};
+use crate::format::sidecar::ledger::Ledger;
+use crate::format::sidecar::space::Space;
+use crate::format::sidecar::superblock::Left;
+use crate::format::sidecar::{Geometry, MAX_NUMBER_AT_OPEN, spill_path};
+use crate::options::{Durability, EngineKind, Options, Trust};
+use crate::storage::{Medium, MediumClass, MediumFile};
+
+/// Address space for the largest record area a sidecar can have.
+const MAX_RECORD_AREA: u64 = 64 * (1 << 16) * 64 + (1 << 20);
+
+impl<M: Medium> Reflection<M> {
+    pub(crate) fn open(medium: Arc<M>, path: &Path, options: &Options) -> Result<Self> {
+        let data = open_data(&*medium, path, options)?;
+        let geometry = Geometry { lanes: options.lanes, slots: options.slots };
+        let layout = choose(options.layout, data.len());
+        let plan = Plan {
+            engine: EngineKind::Reflection,
+            layout,
+            durability: options.durability.unwrap_or(match medium.class() {
+                MediumClass::PersistentMemory => Durability::PerWrite,
+                MediumClass::Block => Durability::PerCommit,
+            }),
+            geometry,
+            len: initial_len(layout, geometry.chunks_at(), data.len()),
+            // Which layout an existing sidecar has is not known yet; the sparse one needs more.
+            reserve: reserve(crate::options::Layout::Sparse, MAX_RECORD_AREA, options.reserve(data.len())),
+        };
+        let attached = attach(&*medium, path, &data, &plan, options)?;
+        let data = reopen_data(&*medium, path, options, data)?;
+        attached.distrust_cache(&data)?;
+        let mut engine = Self::build(medium, path, data, attached, options)?;
+        engine.make_durable()?;
+        // Only now: a file whose opening fails must not be closed "cleanly" on the way out.
+        engine.standing.accept_writes();
+        Ok(engine)
+    }
+
+    /// Opens a file that was closed cleanly, changing nothing; `None` if it is a plain file.
+    pub(crate) fn open_for_reading(medium: Arc<M>, path: &Path, options: &Options) -> Result<Option<Self>> {
+        let data = open_data(&*medium, path, options)?;
+        let Some(attached) = share(&*medium, path, &data)? else { return Ok(None) };
+        if attached.superblock.left != Left::Clean {
+            return Err(Error::NeedsRecovery { path: path.to_owned() });
+        }
+        let data = reopen_data(&*medium, path, options, data)?;
+        Self::build(medium, path, data, attached, options).map(Some)
+    }
+
+    /// Puts the engine together and replays the live records in memory. Writes nothing.
+    pub(super) fn build(
+        medium: Arc<M>,
+        path: &Path,
+        data: M::File,
+        attached: Attached<M::File>,
+        options: &Options,
+    ) -> Result<Self> {
+        let Attached { side, path: sidecar, superblock, mut retirement } = attached;
+        if superblock.left == Left::Fresh {
+            // No commit was ever made, so whatever length the file has is right.
+            retirement.len = data.len();
+        }
+        let geometry = superblock.geometry;
+        let needed = geometry.chunks_at();
+        if side.len() < needed {
+            let what = format!("it has {} bytes, its record area alone takes {needed}", side.len());
+            return Err(Error::Corrupt { path: sidecar, offset: Some(side.len()), what });
+        }
+        let seal = Seal::new(&superblock.uuid, retirement.session);
+        let records = match superblock.left {
+            Left::Open => live_records(&*medium, &side, &sidecar, geometry, seal, retirement.cut)?,
+            // Closing makes a cut; before the first open there was no commit. Whatever a lane holds then counts for nothing.
+            Left::Fresh | Left::Clean | Left::Settled => Vec::new(),
+        };
+        if let Some((_, record)) = records.iter().find(|(_, record)| record.seq > MAX_NUMBER_AT_OPEN) {
+            let what = format!("it has a record numbered {}, which no file comes to", record.seq);
+            return Err(Error::Corrupt { path: sidecar, offset: None, what });
+        }
+        let longest = records.iter().map(|(_, record)| record.len).fold(retirement.len, u64::max);
+        let max_len = options.reserve(longest.max(data.len()));
+        let out_of_memory = |error| Error::io("reserve address space for", path, error);
+        let state = State::new(max_len).map_err(out_of_memory)?;
+        let layout = superblock.layout;
+        let side_pages =
+            reserve(layout, geometry.chunks_at(), max_len).max(side.len()).div_ceil(crate::format::sidecar::PAGE);
+        let mut engine = Reflection {
+            class: medium.class(),
+            lanes: Lanes::new(Geometry::LANES_AT, geometry.lanes, geometry.slots).map_err(out_of_memory)?,
+            places: Places::new(layout, geometry.chunks_at(), state.max_pages).map_err(out_of_memory)?,
+            data_space: Space::new(state.max_pages).map_err(out_of_memory)?,
+            side_space: Space::new(side_pages).map_err(out_of_memory)?,
+            durability: options.durability.unwrap_or(superblock.durability),
+            order: options.order,
+            read_policy: options.read_policy,
+            standing: Standing::new(path, options.read_only).map_err(out_of_memory)?,
+            ledger: Mutex::new(Ledger { superblock, retirement, closed: false }),
+            recovery: Recovery::default(),
+            changed: Vec::new(),
+            options: options.clone(),
+            medium,
+            path: path.to_owned(),
+            sidecar,
+            data,
+            side,
+            layout,
+            geometry,
+            state,
+            max_len,
+            seal,
+        };
+        engine.replay(records)?;
+        Ok(engine)
+    }
+
+    /// Makes the outcome of [`build`](Self::build) durable, retires every record in one step, and says "open": from here
+    /// on stores may follow.
+    fn make_durable(&mut self) -> Result<()> {
+        self.write_recovered()?;
+        let len = self.state.head().len.load(Ordering::Relaxed);
+        if self.data.len() < len {
+            if self.options.trust != Some(Trust::Sidecar) {
+                let what = format!("it has {} bytes, its last commit has {len}", self.data.len());
+                return Err(Error::MixedUse { path: self.path.clone(), what });
+            }
+            self.data.set_len(len)?;
+        }
+        if self.data.len() > len {
+            // A growth that did not commit, or a shrink that did. Until the next sync of the file a crash may bring the
+            // old length back, and the next recovery comes by here again.
+            self.data.set_len(len)?;
+        }
+        let ledger = self.ledger.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        ledger.retirement.len = len;
+        ledger.retirement.cut = self.state.head().floor.load(Ordering::Relaxed);
+        self.seal = ledger.start_session(&*self.medium, &self.data, &self.side)?;
+        // A record that referred to a spill file is retired now.
+        let spill = spill_path(&self.sidecar);
+        if self.medium.exists(&spill)? { self.medium.unlink(&spill) } else { Ok(()) }
+    }
+}

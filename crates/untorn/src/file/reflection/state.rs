@@ -1,0 +1,161 @@
+//! The volatile state of an open file: plain words in flat tables, nothing that points.
+
+use std::io;
+
+use super::layout::pages;
+use crate::sync::clean_bits::{CalmBlocks, CalmGlimpse, Moves};
+use crate::sync::group_commit::GroupFlush;
+use crate::sync::page_seqlock::PageState;
+use crate::sync::word_lock::Gate;
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox};
+
+/// One of a kind for each open file.
+#[derive(Zeroed)]
+#[repr(C, align(64))]
+pub(super) struct Head {
+    /// Length of the file in bytes.
+    pub(super) len: AtomicU64,
+    /// Odd while the length changes; grows with each change.
+    pub(super) resizes: AtomicU64,
+    /// What a reader of a calm page goes by.
+    pub(super) moves: Moves,
+    /// Every new record is numbered above this: the last cut, or the last record that spoke for the whole file.
+    pub(super) floor: AtomicU64,
+    /// Pages whose bitmap became 0, for which space can be given back.
+    pub(super) emptied: AtomicU64,
+    /// The open epoch's number, from 1.
+    pub(super) epoch: AtomicU64,
+    /// Every epoch up to this one is durable.
+    pub(super) committed_epoch: AtomicU64,
+    /// Held by the thread that commits an epoch or changes the length.
+    pub(super) commit: Gate,
+    /// Held by the thread that makes a cut.
+    pub(super) cut: Gate,
+    /// Shares device flushes.
+    pub(super) group: GroupFlush,
+}
+
+/// What per-commit mode knows of a page besides its visible bitmap; together, for they are used together.
+#[derive(Zeroed)]
+#[repr(C)]
+pub(super) struct EpochState {
+    /// The bitmap at the last durable commit. A slice whose bit differs from the visible one was written since.
+    pub(super) committed: AtomicU64,
+    /// Slices of the epoch that is being made durable right now: both their copies are in use.
+    pub(super) frozen: AtomicU64,
+}
+
+/// All tables.
+pub(super) struct State {
+    head: ZeroedBox<Head>,
+    /// What readers go by.
+    pub(super) pages: ZeroedArray<PageState>,
+    /// Calm is a page without slices in the sidecar or in an epoch.
+    pub(super) calm: CalmBlocks,
+    /// Per-commit mode: what the open epoch and the commit under way need to know of each page.
+    pub(super) epochs: ZeroedArray<EpochState>,
+    /// Per-commit mode: pages written in the open epoch, a bit each.
+    dirty: ZeroedArray<AtomicU64>,
+    /// Words of `dirty` that are not 0, a bit each.
+    dirty_words: ZeroedArray<AtomicU64>,
+    pub(super) max_pages: u64,
+}
+
+impl State {
+    pub(super) fn new(max_len: u64) -> io::Result<Self> {
+        let max_pages = pages(max_len);
+        let count = max_pages as usize;
+        let state = State {
+            head: ZeroedBox::new()?,
+            pages: ZeroedArray::reserve(count)?,
+            calm: CalmBlocks::new(max_pages)?,
+            epochs: ZeroedArray::reserve(count)?,
+            dirty: ZeroedArray::reserve(count.div_ceil(64))?,
+            dirty_words: ZeroedArray::reserve(count.div_ceil(64 * 64))?,
+            max_pages,
+        };
+        state.head().epoch.store(1, Ordering::Relaxed);
+        Ok(state)
+    }
+
+    #[inline(always)]
+    pub(super) fn head(&self) -> &Head {
+        &self.head
+    }
+
+    /// Sets a page's bitmap while the file is being opened, before anyone else can see it.
+    pub(super) fn restore(&self, page: u64, bitmap: u64) {
+        self.pages[page as usize].restore(bitmap);
+        self.epochs[page as usize].committed.store(bitmap, Ordering::Relaxed);
+        if bitmap != 0 {
+            self.calm.stir(page);
+        }
+    }
+
+    /// What a reader of a calm page has to find unchanged after its copy; `None` if the page is not calm, if the file does
+    /// not have the byte `last`, or if its length is changing.
+    #[inline(always)]
+    pub(super) fn glimpse_calm(&self, page: u64, last: u64) -> Option<CalmGlimpse<'_>> {
+        let head = self.head();
+        let moves = head.moves.look()?;
+        if last >= head.len.load(Ordering::Acquire) {
+            return None;
+        }
+        self.calm.glimpse(page, moves)
+    }
+
+    /// Notes that a page was written in the open epoch. For holders of a lane only: a commit takes them all.
+    #[inline]
+    pub(super) fn mark_dirty(&self, page: u64) {
+        let word = page / 64;
+        let bit = 1 << (page % 64);
+        // Loaded first: a page is written again more often than for the first time, and a load costs no cache line.
+        if self.dirty[word as usize].load(Ordering::Relaxed) & bit == 0 {
+            self.dirty[word as usize].fetch_or(bit, Ordering::Relaxed);
+            let summary = &self.dirty_words[(word / 64) as usize];
+            let bit = 1 << (word % 64);
+            if summary.load(Ordering::Relaxed) & bit == 0 {
+                summary.fetch_or(bit, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Takes the pages written in the open epoch, ascending, leaving none. For the holder of all lanes only.
+    #[inline]
+    pub(super) fn take_dirty(&self, mut take: impl FnMut(u64)) {
+        let words = pages(self.head().len.load(Ordering::Relaxed)).div_ceil(64).div_ceil(64);
+        for (index, summary) in self.dirty_words[..words as usize].iter().enumerate() {
+            each_bit(summary.swap(0, Ordering::Relaxed), |bit| {
+                let word = index as u64 * 64 + bit;
+                each_bit(self.dirty[word as usize].swap(0, Ordering::Relaxed), |bit| take(word * 64 + bit));
+            });
+        }
+    }
+}
+
+fn each_bit(mut set: u64, mut each: impl FnMut(u64)) {
+    while set != 0 {
+        each(u64::from(set.trailing_zeros()));
+        set &= set - 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dirty_pages_come_back_once_and_in_order() {
+        let state = State::new(1 << 30).unwrap();
+        state.head().len.store(1 << 30, Ordering::Relaxed);
+        let written = [0, 1, 63, 64, 4095, 4096, 100_000, 262_143];
+        for page in written.iter().rev() {
+            state.mark_dirty(*page);
+            state.mark_dirty(*page);
+        }
+        let mut taken = Vec::new();
+        state.take_dirty(|page| taken.push(page));
+        assert_eq!(taken, written);
+        state.take_dirty(|page| panic!("page {page} was taken before"));
+    }
+}

@@ -1,0 +1,229 @@
+//! Storing: slices go to the copy that is invalid, with space made for them first.
+
+use std::sync::atomic::Ordering;
+
+use super::Reflection;
+use super::slices::{Part, SLICE, runs};
+use super::write::PageParts;
+use crate::error::Result;
+use crate::format::record::{DataSum, Entry};
+use crate::format::sidecar::PAGE;
+use crate::options::{Durability, Order};
+use crate::storage::{Medium, MediumClass, MediumFile};
+
+/// Whole slices ready to be stored: `bytes` begins with slice `first` of the page.
+#[derive(Clone, Copy)]
+pub(super) struct Staged<'a> {
+    pub(super) first: u64,
+    pub(super) bytes: &'a [u8],
+    /// The bytes are exactly the slices to be written, in one run: what they are for nearly every write. Asking the mask
+    /// instead would put some fifty instructions before the first store, more than fit beside the wait for the previous
+    /// write's fence.
+    pub(super) one_run: bool,
+}
+
+impl<'a> Staged<'a> {
+    /// A part that covers whole slices.
+    #[inline(always)]
+    pub(super) fn aligned(part: Part<'a>) -> Self {
+        Staged { first: part.from / SLICE, bytes: part.bytes, one_run: true }
+    }
+
+    pub(super) fn run(&self, start: u64, len: u64) -> &'a [u8] {
+        let from = ((start - self.first) * SLICE) as usize;
+        &self.bytes[from..from + (len * SLICE) as usize]
+    }
+
+    /// The checksum over the slices of a mask.
+    #[inline(always)]
+    pub(super) fn sum(&self, mask: u64) -> DataSum {
+        let mut sum = DataSum::default();
+        if self.one_run {
+            sum.add(self.bytes);
+        } else {
+            runs(mask).for_each(|(start, len)| sum.add(self.run(start, len)));
+        }
+        sum
+    }
+}
+
+/// The bitmap after a write: slices it does not touch keep what is visible, those it does are now in the copy that is
+/// invalid at the last commit.
+#[inline]
+pub(super) fn written(visible: u64, valid: u64, mask: u64) -> u64 {
+    visible & !mask | !valid & mask
+}
+
+impl<M: Medium> Reflection<M> {
+    /// Fills the invalid copies of all pages. The caller holds their locks.
+    pub(super) fn store_pages(&self, pages: &[PageParts<'_>]) -> Result<(Vec<Entry>, DataSum)> {
+        let mut entries = Vec::with_capacity(pages.len());
+        let mut sum = DataSum::default();
+        let mut image = [0; PAGE as usize];
+        for PageParts { page, mask, parts } in pages {
+            let visible = self.state.pages[*page as usize].bitmap();
+            let valid = self.committed_bitmap(*page);
+            let staged = match parts.as_slice() {
+                [part] if part.aligned() => Staged::aligned(*part),
+                parts => self.stage(*page, visible, parts, &mut image)?,
+            };
+            self.put(*page, valid, *mask, staged)?;
+            if self.sums_writes() {
+                runs(*mask).for_each(|(start, len)| sum.add(staged.run(start, len)));
+            }
+            entries.push(Entry { page: *page, bitmap: written(visible, valid, *mask), mask: *mask });
+        }
+        Ok((entries, sum))
+    }
+
+    fn sums_writes(&self) -> bool {
+        self.order == Order::OneFence && self.durability == Durability::PerWrite
+    }
+
+    /// Builds whole slices out of parts that may cover slices partly: the rest comes from the valid copy.
+    fn stage<'i>(&self, page: u64, visible: u64, parts: &[Part<'_>], image: &'i mut [u8]) -> Result<Staged<'i>> {
+        let (Some(first), Some(last)) = (parts.first(), parts.last()) else {
+            return Ok(Staged { first: 0, bytes: &[], one_run: false });
+        };
+        let base = first.from / SLICE * SLICE;
+        let image = &mut image[..(last.to().next_multiple_of(SLICE) - base) as usize];
+        for part in parts {
+            for edge in [part.from, part.to() - 1] {
+                let slice = edge / SLICE;
+                let whole = part.from <= slice * SLICE && (slice + 1) * SLICE <= part.to();
+                if !whole {
+                    let at = (slice * SLICE - base) as usize;
+                    self.copy_slices(page, visible, slice, 1, &mut image[at..at + SLICE as usize])?;
+                }
+            }
+        }
+        for part in parts {
+            let at = (part.from - base) as usize;
+            image[at..at + part.bytes.len()].copy_from_slice(part.bytes);
+        }
+        Ok(Staged { first: base / SLICE, bytes: image, one_run: parts.len() == 1 })
+    }
+
+    /// The page image is kept off the stack frame of aligned writes.
+    #[inline(never)]
+    pub(super) fn with_image<T>(
+        &self,
+        visible: u64,
+        part: Part<'_>,
+        go: impl FnOnce(Staged<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let mut image = [0; PAGE as usize];
+        go(self.stage(part.page, visible, &[part], &mut image)?)
+    }
+
+    /// Stores slices into the copies that `valid` calls invalid.
+    #[inline(always)]
+    pub(super) fn put(&self, page: u64, valid: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+        if mask & valid == 0 {
+            self.put_reflection(page, mask, staged)
+        } else if mask & !valid == 0 {
+            self.put_data(page, mask, staged)
+        } else {
+            self.put_both(page, valid, mask, staged)
+        }
+    }
+
+    /// Slices some of which go to the one copy and some to the other. Not inlined, like the end of the file below: the
+    /// store of a single run, between two locks and a fence, is to be as short as it can be.
+    #[inline(never)]
+    fn put_both(&self, page: u64, valid: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+        let staged = Staged { one_run: false, ..staged };
+        // Space for both before a store to either, so that want of it finds nothing half done.
+        self.data_room(page)?;
+        self.put_reflection(page, mask & !valid, staged)?;
+        self.put_data(page, mask & valid, staged)
+    }
+
+    /// Space for everything that a write to these pages stores.
+    #[cold]
+    pub(super) fn make_room(&self, pages: &[PageParts<'_>]) -> Result<()> {
+        for &PageParts { page, mask, .. } in pages {
+            let valid = self.committed_bitmap(page);
+            if mask & !valid != 0 {
+                self.reflection_room(page)?;
+            }
+            if mask & valid != 0 {
+                self.data_room(page)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Space for a reflection page. Returns where it is.
+    #[inline(always)]
+    fn reflection_room(&self, page: u64) -> Result<u64> {
+        let at = match self.places.reflection(page) {
+            Some(at) => at,
+            None => self.take_place(page)?,
+        };
+        if !self.side_space.knows(at) {
+            self.make_space(page, at)?;
+        }
+        Ok(at)
+    }
+
+    #[inline(always)]
+    fn put_reflection(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+        let at = self.reflection_room(page)?;
+        if staged.one_run {
+            return self.side.write(at + staged.first * SLICE, staged.bytes);
+        }
+        self.side.write_lines(at + staged.first * SLICE, staged.bytes, mask >> staged.first)
+    }
+
+    #[cold]
+    fn take_place(&self, page: u64) -> Result<u64> {
+        let at = self.places.provide(&self.side, &self.sidecar, &self.side_space, self.class, page, self.relax())?;
+        // The entry that says so was stored past the cache. In per-commit mode it is another thread's fence that has to
+        // cover it.
+        self.medium.order();
+        Ok(at)
+    }
+
+    /// Makes room for a reflection page and, on any medium, for the meta page its bitmap will be written to: a cut must
+    /// not fail for want of space.
+    #[cold]
+    fn make_space(&self, page: u64, at: u64) -> Result<()> {
+        if let Some(meta) = self.places.bitmap(page).filter(|&meta| !self.side_space.knows(meta)) {
+            self.side.allocate(meta / PAGE * PAGE, PAGE)?;
+            self.side_space.learn(meta);
+        }
+        self.side_space.ensure(&self.side, at, self.class)
+    }
+
+    #[inline(always)]
+    fn data_room(&self, page: u64) -> Result<()> {
+        if self.class == MediumClass::PersistentMemory && !self.data_space.knows(page * PAGE) {
+            self.data_space.ensure(&self.data, page * PAGE, self.class)?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn put_data(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+        self.data_room(page)?;
+        let at = page * PAGE + staged.first * SLICE;
+        if at + staged.bytes.len() as u64 > self.state.head().len.load(Ordering::Relaxed) {
+            return self.put_data_to_the_end(page, mask, staged);
+        }
+        if staged.one_run {
+            return self.data.write(at, staged.bytes);
+        }
+        self.data.write_lines(at, staged.bytes, mask >> staged.first)
+    }
+
+    /// The last slice reaches beyond the end of the file; the data file must not grow by it.
+    #[cold]
+    fn put_data_to_the_end(&self, page: u64, mask: u64, staged: Staged<'_>) -> Result<()> {
+        let end = self.state.head().len.load(Ordering::Relaxed);
+        runs(mask).try_for_each(|(start, len)| {
+            let (at, bytes) = (page * PAGE + start * SLICE, staged.run(start, len));
+            self.data.write(at, &bytes[..(end.saturating_sub(at) as usize).min(bytes.len())])
+        })
+    }
+}

@@ -1,0 +1,96 @@
+//! Taking over a sidecar that stands under another name, and giving one another name.
+
+use std::path::{Path, PathBuf};
+
+use super::attach::{is_named, take_lock};
+use super::superblock::Superblock;
+use super::{barriers, directory, is_meeting_place, parent, path as sidecar_path, spill_path, uuid_text};
+use crate::error::{Error, Result};
+use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile};
+
+/// Brings the sidecar with this UUID to its `place`, for a pair restored together under new inode numbers.
+///
+/// A file copied with its mark beside the living original finds the original's sidecar too. That one must stay: with it
+/// the original would lose what only the sidecar holds.
+///
+/// # Errors
+/// [`Error::SidecarMissing`] if there is none, or only that of an original; [`Error::InUse`] while another process has it.
+pub(super) fn adopt<M: Medium>(
+    medium: &M,
+    path: &Path,
+    identity: Identity,
+    mark: &[u8; 16],
+    place: &Path,
+) -> Result<()> {
+    let dir = directory(path);
+    let (mut original, mut in_use) = (None, None);
+    for name in medium.list(&dir)?.into_iter().filter(|name| !is_meeting_place(name)) {
+        let candidate = dir.join(name);
+        // What cannot be opened or read as a sidecar is not the one looked for.
+        let Ok(side) = medium.open(&candidate, Access::ReadWrite, 0) else { continue };
+        let is_it = || Superblock::read(&side, &candidate).ok().filter(|found| found.uuid == *mark);
+        if is_it().is_none() {
+            continue;
+        }
+        if !take_lock(&side, LockKind::Exclusive)? {
+            in_use = Some(format!("another process, which has the sidecar {} open", candidate.display()));
+            continue;
+        }
+        // What was read before the lock was ours may be stale.
+        let Some(superblock) = is_it().filter(|_| is_named(medium, &candidate, &side).unwrap_or(false)) else {
+            continue;
+        };
+        original = owner(medium, path, identity, &superblock, &candidate)?;
+        if original.is_none() {
+            relocate(medium, &dir, &candidate, place)?;
+            return medium.sync_dir(barriers::CREATE_NAME, &dir);
+        }
+    }
+    match in_use {
+        Some(holder) => Err(Error::InUse { path: path.to_owned(), holder }),
+        None => {
+            let (path, sidecar) = (path.to_owned(), place.to_owned());
+            Err(Error::SidecarMissing { path, sidecar, uuid: uuid_text(mark), original })
+        }
+    }
+}
+
+/// Another file in the directory that carries the sidecar's mark and would find it, or would if it had its own name.
+fn owner<M: Medium>(
+    medium: &M,
+    path: &Path,
+    identity: Identity,
+    superblock: &Superblock,
+    sidecar: &Path,
+) -> Result<Option<PathBuf>> {
+    for name in medium.list(&parent(path))? {
+        let other = parent(path).join(name);
+        // What is no file, or may not be opened, says nothing of a mark.
+        let Ok(file) = medium.open(&other, Access::Read, 0) else { continue };
+        let inode = file.identity()?.inode;
+        // The file itself may have several names.
+        if inode == identity.inode || file.mark()? != MarkState::Present(superblock.uuid) {
+            continue;
+        }
+        let home = sidecar_path(path, inode);
+        if home == sidecar || superblock.identity.inode == inode && !medium.exists(&home)? {
+            return Ok(Some(other));
+        }
+    }
+    Ok(None)
+}
+
+/// Renames a sidecar and the spill file that goes with it.
+///
+/// The spill goes first, and durably: a crash in between leaves the sidecar under its old name, to be renamed again, with
+/// its spill already where it will be looked for. The other way round a record would find its sidecar without its spill.
+pub(super) fn relocate<M: Medium>(medium: &M, dir: &Path, from: &Path, to: &Path) -> Result<()> {
+    let spill = spill_path(from);
+    // Of two sidecars "7" and "7.copy", the spill file "7.spill" belongs to the former.
+    let owner = spill.with_extension("");
+    if medium.exists(&spill)? && (owner == from || !medium.exists(&owner)?) {
+        medium.rename(&spill, &spill_path(to))?;
+        medium.sync_dir(barriers::CREATE_NAME, dir)?;
+    }
+    medium.rename(from, to)
+}

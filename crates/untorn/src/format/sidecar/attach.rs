@@ -1,0 +1,419 @@
+//! Finding, judging and creating the sidecar of a data file.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::adopt::{adopt, relocate};
+use super::retirement::Retirement;
+use super::superblock::{Left, Superblock};
+use super::{
+    Geometry, PAGE, barriers, directory, is_meeting_place, parent, path as sidecar_path, spill_path, uuid_text,
+};
+use crate::error::{Error, Result};
+use crate::options::{Durability, EngineKind, Layout, Options, Trust};
+use crate::storage::{Access, Identity, LockKind, MarkState, Medium, MediumFile, Stamp};
+
+/// A sidecar that belongs to its data file, locked by this handle.
+pub(crate) struct Attached<F> {
+    pub(crate) side: F,
+    pub(crate) path: PathBuf,
+    pub(crate) superblock: Superblock,
+    pub(crate) retirement: Retirement,
+}
+
+impl<F: MediumFile> Attached<F> {
+    /// After a crash, makes both files read as they are on the medium.
+    ///
+    /// After a clean close the cache may stay as it is. "Clean" came from the medium just now, it was stored only after a
+    /// flush of everything before it, and "open" is durable before anything is stored after it. All that a flush can have
+    /// lost in between are those two and the retirement lines beside them, which attaching reads anew each time. A reader
+    /// may rely on the same, so it drops nothing.
+    pub(crate) fn distrust_cache(&self, data: &F) -> Result<()> {
+        if matches!(self.superblock.left, Left::Open | Left::Fresh) {
+            data.distrust_cache(barriers::ATTACH_CACHE, 0, data.len())?;
+            self.side.distrust_cache(barriers::ATTACH_CACHE, 0, self.side.len())?;
+        }
+        Ok(())
+    }
+}
+
+/// What a new sidecar shall be like.
+pub(crate) struct Plan {
+    pub(crate) engine: EngineKind,
+    pub(crate) layout: Layout,
+    pub(crate) durability: Durability,
+    pub(crate) geometry: Geometry,
+    /// Bytes of a new sidecar.
+    pub(crate) len: u64,
+    /// Bytes it may grow to.
+    pub(crate) reserve: u64,
+}
+
+/// Opens the sidecar of `data` for reading and writing, creating it if the file has none.
+///
+/// # Errors
+/// A sidecar that does not match its file is refused with the variant that says what differs; [`Error::InUse`] while
+/// another process has it.
+pub(crate) fn attach<M: Medium>(
+    medium: &M,
+    path: &Path,
+    data: &M::File,
+    plan: &Plan,
+    options: &Options,
+) -> Result<Attached<M::File>> {
+    let identity = data.identity()?;
+    let place = sidecar_path(path, identity.inode);
+    // Another process may create, settle or remove the sidecar between two of our steps; each time round we look anew.
+    let mut drop_sidecar = options.trust == Some(Trust::File);
+    for _ in 0..16 {
+        let Some(side) = open_existing(medium, &place, Access::ReadWrite, plan.reserve)? else {
+            match data.mark()? {
+                // Created and marked since we looked.
+                MarkState::Present(_) if medium.exists(&place)? => {}
+                MarkState::Present(mark) if options.adopt => adopt(medium, path, identity, &mark, &place)?,
+                MarkState::Present(mark) if !drop_sidecar => return Err(missing(path, &place, &mark)),
+                _ => match create(medium, path, data, &place, identity, plan) {
+                    Ok(stands) => drop_sidecar &= !stands,
+                    // The last to leave the directory removed it under our hands.
+                    Err(error) if is_not_found(&error) => {}
+                    Err(error) => return Err(error),
+                },
+            }
+            continue;
+        };
+        if !take_lock(&side, LockKind::Exclusive)? {
+            return Err(in_use(path));
+        }
+        // It may have been settled, and another one created, while we waited for the lock.
+        if !is_named(medium, &place, &side)? {
+            continue;
+        }
+        // Not before: whoever is to keep others away may have come while we waited for the lock.
+        options.admission.as_ref().map_or(Ok(()), |admission| admission.admit())?;
+        data.sync(barriers::ATTACH_FILES)?;
+        side.sync(barriers::ATTACH_FILES)?;
+        medium.sync_dir(barriers::ATTACH_NAMES, &directory(path))?;
+        medium.sync_dir(barriers::ATTACH_NAMES, &parent(path))?;
+        side.distrust_cache(barriers::ATTACH_LINES, 0, Geometry::LANES_AT)?;
+        let mut superblock = match Superblock::read(&side, &place) {
+            Err(Error::Corrupt { .. }) if drop_sidecar => {
+                remove(medium, path, data, &place)?;
+                continue;
+            }
+            other => other?,
+        };
+        let mark = data.mark()?;
+        let theirs = agree(path, &place, &superblock, identity, mark).is_err();
+        if mark == MarkState::Absent && orphaned(&superblock, identity) || drop_sidecar && theirs {
+            // The file it was made for is gone and its inode number went to this one, which never had a sidecar; or the
+            // user says that it does not belong here. It is kept, for its own file may be matched with it by its UUID.
+            let aside = place.with_extension(format!("{}.orphan", uuid_text(&superblock.uuid)));
+            tracing::warn!(path = %path.display(), sidecar = %aside.display(), "set a stray sidecar aside");
+            relocate(medium, &directory(path), &place, &aside)?;
+            continue;
+        }
+        // Of a file that was closed cleanly the hybrid log keeps nothing back.
+        let another = superblock.engine != plan.engine;
+        let idle = superblock.engine == EngineKind::HybridLog && matches!(superblock.left, Left::Clean | Left::Fresh);
+        if superblock.left == Left::Settled || drop_sidecar || another && idle {
+            if !drop_sidecar && superblock.left == Left::Clean {
+                agree(path, &place, &superblock, identity, mark)?;
+                unchanged(path, superblock.stamp, data.stamp()?)?;
+            }
+            remove(medium, path, data, &place)?;
+            continue;
+        }
+        if another {
+            let what = format!(
+                "committed bytes of this file live in a sidecar of the {} engine; open it with that one, or settle it \
+                 first",
+                superblock.engine
+            );
+            return Err(Error::Invalid { path: path.to_owned(), what });
+        }
+        let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
+        if options.adopt && mark == MarkState::Present(superblock.uuid) {
+            superblock.identity = identity;
+        }
+        agree(path, &place, &superblock, identity, mark)?;
+        if superblock.left == Left::Fresh {
+            // A crash during creation: the sidecar is whole, the data file may not say yet that it has one.
+            brand(data, &superblock)?;
+        }
+        if superblock.left == Left::Clean && options.trust != Some(Trust::Sidecar) {
+            unchanged(path, superblock.stamp, data.stamp()?)?;
+        }
+        return Ok(Attached { side, path: place, superblock, retirement });
+    }
+    Err(in_use(path))
+}
+
+/// The engine whose sidecar a file has, or may adopt, if there is one that can be read. Nothing is locked: whoever opens it
+/// finds out whether it still is so.
+pub(crate) fn engine_of<M: Medium>(medium: &M, path: &Path, options: &Options) -> Result<Option<EngineKind>> {
+    let data = medium.open(path, Access::Read, 0)?;
+    let place = sidecar_path(path, data.identity()?.inode);
+    let read = |place: &Path| -> Result<Option<Superblock>> {
+        let Some(side) = open_existing(medium, place, Access::Read, 0)? else { return Ok(None) };
+        match Superblock::read(&side, place) {
+            // What is wrong with it is for those to say who open it in earnest.
+            Err(Error::Corrupt { .. } | Error::Unsupported { .. }) => Ok(None),
+            superblock => superblock.map(Some),
+        }
+    };
+    let mut found = read(&place)?;
+    if let (None, true, MarkState::Present(mark)) = (&found, options.adopt, data.mark()?) {
+        for name in medium.list(&directory(path))?.into_iter().filter(|name| !is_meeting_place(name)) {
+            // What cannot be opened is not the one looked for.
+            let candidate = read(&directory(path).join(name)).ok().flatten();
+            found = found.or(candidate.filter(|superblock| superblock.uuid == mark));
+        }
+    }
+    Ok(found.map(|superblock| superblock.engine))
+}
+
+/// Opens the sidecar of `data` for reading, locked against writers, without creating or changing anything; `None` if the
+/// file has none that counts.
+///
+/// # Errors
+/// As for [`attach`].
+pub(crate) fn share<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Result<Option<Attached<M::File>>> {
+    let place = sidecar_path(path, data.identity()?.inode);
+    for _ in 0..16 {
+        let Some(side) = open_existing(medium, &place, Access::Read, 0)? else {
+            match data.mark()? {
+                // Created and marked since we looked.
+                MarkState::Present(_) if medium.exists(&place)? => continue,
+                MarkState::Present(mark) => return Err(missing(path, &place, &mark)),
+                _ => return Ok(None),
+            }
+        };
+        if !take_lock(&side, LockKind::Shared)? {
+            return Err(in_use(path));
+        }
+        if is_named(medium, &place, &side)? {
+            return judge(path, place, data, side);
+        }
+    }
+    Err(in_use(path))
+}
+
+/// What a reader makes of a sidecar that no writer has.
+fn judge<F: MediumFile>(path: &Path, place: PathBuf, data: &F, side: F) -> Result<Option<Attached<F>>> {
+    let (identity, mark) = (data.identity()?, data.mark()?);
+    let superblock = Superblock::read(&side, &place)?;
+    if superblock.left == Left::Settled || mark == MarkState::Absent && orphaned(&superblock, identity) {
+        return Ok(None);
+    }
+    agree(path, &place, &superblock, identity, mark)?;
+    if superblock.left == Left::Clean {
+        unchanged(path, superblock.stamp, data.stamp()?)?;
+    }
+    let retirement = Retirement::read(&side, &place, &superblock.uuid)?;
+    Ok(Some(Attached { side, path: place, superblock, retirement }))
+}
+
+/// Takes the lock of a sidecar; false if another process keeps it. One that was killed may still seem to for a moment:
+/// the kernel lets its files go only after the flushes it had under way.
+pub(crate) fn take_lock<F: MediumFile>(side: &F, kind: LockKind) -> Result<bool> {
+    for _ in 0..50 {
+        if side.try_lock(kind)? {
+            return Ok(true);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    side.try_lock(kind)
+}
+
+/// Opens a file, if there is one of this name.
+fn open_existing<M: Medium>(medium: &M, name: &Path, access: Access, reserve: u64) -> Result<Option<M::File>> {
+    if !medium.exists(name)? {
+        return Ok(None);
+    }
+    match medium.open(name, access, reserve) {
+        Err(error) if is_not_found(&error) => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+/// Whether a name stands for this open file, at the length that was seen when it was opened: whoever held the lock before
+/// us may have changed either since.
+pub(crate) fn is_named<M: Medium>(medium: &M, name: &Path, file: &M::File) -> Result<bool> {
+    match open_existing(medium, name, Access::Read, 0)? {
+        Some(named) => Ok(named.identity()? == file.identity()? && named.len() == file.len()),
+        None => Ok(false),
+    }
+}
+
+fn is_not_found(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
+}
+
+fn missing(path: &Path, place: &Path, mark: &[u8; 16]) -> Error {
+    let (path, sidecar) = (path.to_owned(), place.to_owned());
+    Error::SidecarMissing { path, sidecar, uuid: uuid_text(mark), original: None }
+}
+
+fn in_use(path: &Path) -> Error {
+    Error::InUse { path: path.to_owned(), holder: "another process".to_owned() }
+}
+
+/// Whether a sidecar was made for an earlier file that had the same inode number.
+fn orphaned(superblock: &Superblock, identity: Identity) -> bool {
+    let recorded = superblock.identity;
+    let differ = |a: u64, b: u64| a != 0 && b != 0 && a != b;
+    recorded.inode == identity.inode
+        && (differ(recorded.birth, identity.birth) || differ(recorded.generation, identity.generation))
+}
+
+/// Whether a sidecar and a data file belong together.
+pub(crate) fn agree(
+    path: &Path,
+    sidecar: &Path,
+    superblock: &Superblock,
+    identity: Identity,
+    mark: MarkState,
+) -> Result<()> {
+    let mismatch =
+        |what: String| Err(Error::SidecarMismatch { path: path.to_owned(), sidecar: sidecar.to_owned(), what });
+    let recorded = superblock.identity;
+    if recorded.inode != identity.inode {
+        return mismatch(format!("it was made for inode {}, the file is inode {}", recorded.inode, identity.inode));
+    }
+    if orphaned(superblock, identity) {
+        return mismatch("the file was created after it, under a reused inode number".to_owned());
+    }
+    match mark {
+        MarkState::Present(mark) if mark == superblock.uuid => Ok(()),
+        MarkState::Present(mark) => mismatch(format!(
+            "the file carries the mark of {}, the sidecar is {}",
+            uuid_text(&mark),
+            uuid_text(&superblock.uuid)
+        )),
+        // While a sidecar is being created the mark comes last, so the file may not carry it yet.
+        MarkState::Absent if superblock.left == Left::Fresh => Ok(()),
+        MarkState::Absent => mismatch("the file does not carry the sidecar's mark: it was replaced".to_owned()),
+        // Without a mark, the device is all that is left to compare; it is stable as long as nothing was moved.
+        MarkState::Unsupported if recorded.device != identity.device => {
+            mismatch("the file is on another device than the sidecar was made for".to_owned())
+        }
+        MarkState::Unsupported => Ok(()),
+    }
+}
+
+/// Whether a data file is as it was when it was closed cleanly.
+pub(crate) fn unchanged(path: &Path, recorded: Stamp, now: Stamp) -> Result<()> {
+    let what = if recorded.size != now.size {
+        format!("it has {} bytes, it had {}", now.size, recorded.size)
+    } else if recorded.modified != now.modified {
+        "its modification time differs from the one recorded when untorn closed it".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(Error::MixedUse { path: path.to_owned(), what })
+}
+
+/// Makes the data file say that it has this sidecar.
+fn brand<F: MediumFile>(data: &F, superblock: &Superblock) -> Result<()> {
+    if data.mark()? != MarkState::Unsupported {
+        data.set_mark(Some(superblock.uuid))?;
+    }
+    data.sync(barriers::CREATE_MARK)
+}
+
+/// Removes a sidecar whose content is not wanted or not needed any more. The mark goes first and durably: a mark
+/// without a sidecar would be refused.
+pub(crate) fn remove<M: Medium>(medium: &M, path: &Path, data: &M::File, sidecar: &Path) -> Result<()> {
+    if matches!(data.mark()?, MarkState::Present(_)) {
+        data.set_mark(None)?;
+    }
+    data.sync(barriers::REMOVE_MARK)?;
+    medium.unlink(sidecar)?;
+    let spill = spill_path(sidecar);
+    if medium.exists(&spill)? {
+        medium.unlink(&spill)?;
+    }
+    medium.remove_dir_if_empty(&directory(path))
+}
+
+/// Creates a sidecar under a temporary name and gives it its final one when it is whole. False if another process came in
+/// between, and all is to be looked at anew.
+fn create<M: Medium>(
+    medium: &M,
+    path: &Path,
+    data: &M::File,
+    place: &Path,
+    identity: Identity,
+    plan: &Plan,
+) -> Result<bool> {
+    let dir = directory(path);
+    medium.create_dir(&dir)?;
+    let temporary = place.with_extension("new");
+    let earlier = open_existing(medium, &temporary, Access::ReadWrite, plan.reserve)?;
+    let is_ours = earlier.is_none();
+    let side = match earlier.map_or_else(|| medium.create_like(&temporary, 0, plan.reserve, data), Ok) {
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => return Ok(false),
+        side => side?,
+    };
+    // The lock decides between two processes that create at once.
+    if !take_lock(&side, LockKind::Exclusive)? {
+        return Err(in_use(path));
+    }
+    // Whoever had it gave it its final name, or failed and removed it: what is filled now must be what is named.
+    if !is_named(medium, &temporary, &side)? || medium.exists(place)? {
+        return Ok(false);
+    }
+    if !is_ours {
+        // A crash left it. It may not have come to its permissions, so it is made anew.
+        medium.unlink(&temporary)?;
+        return Ok(false);
+    }
+    let fill = || -> Result<Superblock> {
+        side.set_len(0)?;
+        side.set_len(plan.len)?;
+        let records = plan.geometry.chunks_at();
+        side.allocate(0, records)?;
+        // Written once, not only allocated: overwriting allocated but unwritten space would cost a journal commit of
+        // the file system at every flush.
+        let zeros = [0; PAGE as usize];
+        for offset in (0..records).step_by(PAGE as usize) {
+            side.write(offset, &zeros)?;
+        }
+        let mut superblock = Superblock {
+            uuid: medium.unique()?,
+            seq: 0,
+            identity,
+            engine: plan.engine,
+            layout: plan.layout,
+            durability: plan.durability,
+            left: Left::Fresh,
+            geometry: plan.geometry,
+            stamp: Stamp::default(),
+            bitmap_sum: 0,
+            slice_sum: 0,
+        };
+        let mut retirement = Retirement { len: data.len(), ..Retirement::default() };
+        for _ in 0..2 {
+            superblock.write(&side)?;
+            retirement.write(&side, &superblock.uuid)?;
+        }
+        medium.fence(barriers::CREATE_FILE, &[&side])?;
+        side.sync(barriers::CREATE_FILE)?;
+        Ok(superblock)
+    };
+    let superblock = fill().inspect_err(|_| {
+        // Nothing refers to it yet. If it cannot be removed, the next attempt starts it anew.
+        let _ = medium.unlink(&temporary);
+        let _ = medium.remove_dir_if_empty(&dir);
+    })?;
+    medium.rename(&temporary, place)?;
+    medium.sync_dir(barriers::CREATE_NAME, &dir)?;
+    medium.sync_dir(barriers::CREATE_DIRECTORY, &parent(path))?;
+    brand(data, &superblock).inspect_err(|_| {
+        // It holds nothing yet. One that cannot be removed is completed by the next attempt.
+        let _ = medium.unlink(place);
+        let _ = medium.remove_dir_if_empty(&dir);
+    })?;
+    Ok(true)
+}

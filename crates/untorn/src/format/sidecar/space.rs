@@ -1,0 +1,64 @@
+//! Which pages of a mapped file have space: where a store into a hole could end in a signal, it is made before the store.
+
+use super::PAGE;
+use crate::error::Result;
+use crate::storage::{MediumClass, MediumFile};
+use crate::sys::sync::{AtomicU64, Ordering, ZeroedArray};
+
+/// Which pages of a file are known to have space, a bit each; for media where a store into a hole could fail by a
+/// signal.
+pub(crate) struct Space {
+    known: ZeroedArray<AtomicU64>,
+}
+
+impl Space {
+    pub(crate) fn new(max_pages: u64) -> std::io::Result<Self> {
+        Ok(Space { known: ZeroedArray::reserve(max_pages.div_ceil(64) as usize)? })
+    }
+
+    /// Makes sure the page at byte `offset` of `file`, within it and not known to have space, has it. Only where a store into a hole
+    /// could end in a signal is anything allocated; elsewhere it is noted that there will be something to give back.
+    #[cold]
+    pub(crate) fn ensure<F: MediumFile>(&self, file: &F, offset: u64, class: MediumClass) -> Result<()> {
+        match class {
+            MediumClass::PersistentMemory => self.allocate(file, offset / PAGE),
+            MediumClass::Block => {
+                self.learn(offset);
+                Ok(())
+            }
+        }
+    }
+
+    /// Notes that the page at byte `offset` has space.
+    pub(crate) fn learn(&self, offset: u64) {
+        let page = offset / PAGE;
+        self.known[(page / 64) as usize].fetch_or(1 << (page % 64), Ordering::Relaxed);
+    }
+
+    fn allocate<F: MediumFile>(&self, file: &F, page: u64) -> Result<()> {
+        let group = &self.known[(page / 64) as usize];
+        let known = group.load(Ordering::Relaxed);
+        // A group nobody touched yet is allocated whole, to be asked for once and to stay contiguous; in one that was,
+        // the others may have been given back on purpose.
+        let (first, last) = if known == 0 { (page / 64 * 64, page / 64 * 64 + 64) } else { (page, page + 1) };
+        let end = (last * PAGE).min(file.len());
+        file.allocate(first * PAGE, end - first * PAGE)?;
+        // Only what lies within the file now: it may grow, and what it grows by has no space yet.
+        let given = end.div_ceil(PAGE) - first;
+        group.fetch_or((u64::MAX >> (64 - given)) << (first % 64), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Notes that the page at byte `offset` lost its space.
+    pub(crate) fn forget(&self, offset: u64) {
+        let page = offset / PAGE;
+        self.known[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::Relaxed);
+    }
+
+    /// Whether the page at byte `offset` is known to have space.
+    #[inline]
+    pub(crate) fn knows(&self, offset: u64) -> bool {
+        let page = offset / PAGE;
+        self.known[(page / 64) as usize].load(Ordering::Relaxed) & 1 << (page % 64) != 0
+    }
+}

@@ -1,0 +1,280 @@
+//! A process's own part: its requests, and the thread that hears the answers and sees to it that somebody serves.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::backing::Opener;
+use super::control::Control;
+use super::join::come_back;
+use super::keeper::Keeper;
+use super::owner::{Serving, take_over};
+use crate::error::{Error, Result};
+use crate::ipc::connection::{Connection, SHORTAGE, Trouble, timespec};
+use crate::ipc::message::{Came, INVALID, Kind, Message, POISONED, is_shortage, receive};
+use crate::ipc::rendezvous::Place;
+use crate::sys::fault::Watch;
+use crate::sys::shared::SharedPages;
+use crate::sys::socket::Line;
+use crate::sys::userfault::Userfault;
+
+/// How long a process goes on trying to come back to a server that seems not to want it, or what it lacks descriptors or
+/// memory for, and how often at least: one attempt may take long on a machine that has much else to do.
+const HOPE: Duration = Duration::from_secs(1);
+const ATTEMPTS: u32 = 10;
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_micros(500);
+
+/// Before something is said again to a server that is behind with hearing.
+const RETRY: Duration = Duration::from_millis(1);
+
+/// How long a process leaves the serving to others that could not let one of them in.
+const ABSTENTION: Duration = Duration::from_secs(10);
+
+/// What a process has of a working copy.
+pub(super) struct Member {
+    pub(super) place: Arc<Place>,
+    pub(super) opener: Arc<dyn Opener>,
+    pub(super) control: Arc<Control>,
+    pub(super) pages: Arc<SharedPages>,
+    pub(super) tracker: Arc<Userfault>,
+    pub(super) line: Arc<Line>,
+    /// What the signal handler does, for what the program asks for by a call.
+    pub(super) keeper: Keeper,
+    pub(super) watch: Mutex<Option<Watch>>,
+    pub(super) stop: OwnedFd,
+    pub(super) asked: Mutex<Asked>,
+    pub(super) answered: Condvar,
+    pub(super) serving: Mutex<Option<Serving>>,
+    pub(super) cut_off: Arc<AtomicBool>,
+}
+
+/// A row of failures.
+#[derive(Default)]
+struct Row {
+    since: Option<Instant>,
+    count: u32,
+}
+
+impl Row {
+    /// Adds one; whether it is time to give up.
+    fn is_enough(&mut self) -> bool {
+        self.count += 1;
+        self.since.get_or_insert_with(Instant::now).elapsed() >= HOPE && self.count >= ATTEMPTS
+    }
+}
+
+/// Requests of this process, by their numbers.
+///
+/// # Once for each server
+/// A request that a server has twice it does twice, and a rollback that it does after it has answered takes back what the
+/// thread stored since. So the thread that waits sends its request itself, once on each line, under the lock under which the
+/// line is exchanged; and a server to which a process comes back forgets what it asked on the line before. Whoever served
+/// before another one is gone.
+#[derive(Default)]
+pub(super) struct Asked {
+    next: u64,
+    /// How often the line was exchanged.
+    lines: u64,
+    /// Those who wait, and the answers that have come.
+    waiting: BTreeMap<u64, Option<Message>>,
+    /// Why there will be no answers any more.
+    pub(super) cut_off: Option<String>,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a panicking thread was doing under any of these locks is one assignment.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Member {
+    /// Asks the process that serves, and waits for its answer: the number of the last commit. If the process dies the next
+    /// one is asked.
+    pub(super) fn request(&self, kind: Kind, operation: &'static str, a: u64) -> Result<u64> {
+        if let Some(offset) = lock(&self.watch).as_ref().and_then(Watch::lost) {
+            return Err(Error::page_lost(operation, self.place.path(), offset));
+        }
+        let mut asked = lock(&self.asked);
+        let id = asked.next;
+        asked.next += 1;
+        asked.waiting.insert(id, None);
+        let message = Message::new(kind, id, a, 0);
+        let mut sent_on = None;
+        loop {
+            if let Some(Some(answer)) = asked.waiting.get_mut(&id).map(Option::take) {
+                asked.waiting.remove(&id);
+                drop(asked);
+                return self.result(operation, answer);
+            }
+            if let Some(why) = asked.cut_off.clone() {
+                asked.waiting.remove(&id);
+                return Err(Error::Poisoned { path: self.place.path().to_owned(), cause: why });
+            }
+            if sent_on != Some(asked.lines) {
+                #[cfg(test)]
+                super::tests::halt(kind);
+                match message.send(self.line.as_fd(), &[]) {
+                    // The server is behind with hearing, or something is wanting here. It may be gone, too: the line is to be
+                    // exchanged meanwhile.
+                    Err(error) if is_shortage(&error) => {
+                        let waited = self.answered.wait_timeout(asked, RETRY);
+                        asked = waited.unwrap_or_else(PoisonError::into_inner).0;
+                        continue;
+                    }
+                    // If nobody is there to take it, it is sent on the next line.
+                    _ => sent_on = Some(asked.lines),
+                }
+            }
+            asked = self.answered.wait(asked).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn result(&self, operation: &'static str, answer: Message) -> Result<u64> {
+        let path = self.place.path();
+        match answer.kind {
+            Kind::Done => Ok(answer.a),
+            _ if answer.b == POISONED => Err(Error::Poisoned { path: path.to_owned(), cause: answer.text }),
+            _ if answer.b == INVALID => Err(Error::Invalid { path: path.to_owned(), what: answer.text }),
+            _ => Err(Error::of_another_process(operation, path, answer.a, answer.text)),
+        }
+    }
+
+    /// The watching thread: hears answers until the process leaves, and comes back to another server whenever the one there
+    /// was is gone.
+    pub(super) fn watch(&self, mut server: OwnedFd) {
+        loop {
+            let mut fds = [
+                PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.line.as_fd(), PollFlags::IN),
+                // Readable when the process has ended, even if a forked child still has the other end of the line.
+                PollFd::new(&server, PollFlags::IN),
+            ];
+            let _ = poll(&mut fds, None);
+            let [stop, line, dead] = fds.map(|fd| !fd.revents().is_empty());
+            if stop {
+                return;
+            }
+            // What it said before it went is still to be heard.
+            let gone = line && self.hear();
+            if gone || dead {
+                match self.find_server() {
+                    Some(next) => server = next,
+                    None => return,
+                }
+            }
+        }
+    }
+
+    /// Takes all answers there are; true if there will be no more.
+    fn hear(&self) -> bool {
+        loop {
+            match receive(self.line.as_fd()) {
+                Came::Message(answer, _) => {
+                    if let Some(place @ None) = lock(&self.asked).waiting.get_mut(&answer.id)
+                        && matches!(answer.kind, Kind::Done | Kind::Failed)
+                    {
+                        *place = Some(answer);
+                        self.answered.notify_all();
+                    }
+                }
+                Came::Nothing => return false,
+                Came::End | Came::Short(_) => return true,
+            }
+        }
+    }
+
+    /// Serves, if nobody does, and comes back to whoever does: its handle, or `None` if the process is leaving, or is cut
+    /// off.
+    fn find_server(&self) -> Option<OwnedFd> {
+        // If this process served, that thread has ended, or is about to.
+        let mut resigned = lock(&self.serving).take().is_some_and(|serving| serving.resigned()).then(Instant::now);
+        let (mut refused, mut failed) = (Row::default(), Row::default());
+        loop {
+            let mut rest = PAUSE;
+            // It may not even have let this process in.
+            let ended = lock(&self.serving).take_if(|serving| serving.has_ended());
+            if ended.is_some_and(|serving| serving.resigned()) {
+                resigned = Some(Instant::now());
+            }
+            let abstains = resigned.is_some_and(|since| since.elapsed() < ABSTENTION) && self.place.has_others();
+            #[cfg(test)]
+            let abstains = abstains || super::tests::ABSTAINS.load(Ordering::SeqCst);
+            let may_serve = !abstains && lock(&self.serving).is_none() && self.place.try_serve().unwrap_or(false);
+            if may_serve {
+                match take_over(&self.place, &self.control, &self.pages, &self.opener) {
+                    Ok(serving) => *lock(&self.serving) = Some(serving),
+                    Err(error) => {
+                        self.place.serve_no_more();
+                        if failed.is_enough() {
+                            return self.cut(format!("the process that served it ended, and this one cannot: {error}"));
+                        }
+                        // Another one may be able to.
+                        rest = SHORTAGE;
+                    }
+                }
+            }
+            let back = come_back(&self.place, &self.control, self.pages.address(), &self.tracker, self.stop.as_fd());
+            match back.and_then(|connection| self.exchange(connection)) {
+                Ok(server) => return Some(server),
+                Err(Trouble::Again(_)) => refused = Row::default(),
+                // It may pass, but the others wait for this process.
+                Err(Trouble::Never(why) | Trouble::Short(why)) if refused.is_enough() => return self.cut(why),
+                Err(Trouble::Never(_)) => {}
+                Err(Trouble::Short(_)) => rest = SHORTAGE,
+            }
+            let mut stop = [PollFd::new(&self.stop, PollFlags::IN)];
+            if poll(&mut stop, Some(&timespec(rest))).is_ok_and(|ready| ready > 0) {
+                return None;
+            }
+        }
+    }
+
+    /// Ends this process's part: its calls fail, and nobody has to wait for it any more, neither to serve nor for its
+    /// userfaultfd. So first none of its stores may reach the memory.
+    fn cut(&self, why: String) -> Option<OwnedFd> {
+        drop(lock(&self.serving).take());
+        {
+            // Under the lock: who sees the flag and asks why waits for the answer.
+            let mut asked = lock(&self.asked);
+            self.cut_off.store(true, Ordering::SeqCst);
+            asked.cut_off = Some(why);
+        }
+        self.answered.notify_all();
+        // Memory of its own in the place of that of all. There is no page table to be made for it, as for protecting each page.
+        while let Err(error) = self.pages.forsake() {
+            tracing::warn!(%error, "a process that is cut off from shared memory cannot let go of it, and the others wait");
+            let mut stop = [PollFd::new(&self.stop, PollFlags::IN)];
+            if poll(&mut stop, Some(&timespec(SHORTAGE))).is_ok_and(|ready| ready > 0) {
+                return None;
+            }
+        }
+        self.place.detach();
+        None
+    }
+
+    /// Makes a connection the process's line, and has those who wait ask again.
+    fn exchange(&self, connection: Connection) -> std::result::Result<OwnedFd, Trouble> {
+        #[cfg(test)]
+        super::tests::EXCHANGES.fetch_add(1, Ordering::SeqCst);
+        let mut asked = lock(&self.asked);
+        self.line.exchange(&connection.socket).map_err(|error| Trouble::here(error.to_string(), &error))?;
+        asked.lines += 1;
+        drop(asked);
+        self.answered.notify_all();
+        Ok(connection.server)
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let watch = lock(&self.watch).take();
+        if watch.is_some_and(|watch| !watch.withdraw()) {
+            // A thread is still in the handler: the addresses are never given back.
+            std::mem::forget((Arc::clone(&self.pages), Arc::clone(&self.tracker)));
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Coming to serve: beginning a working copy, or going on where another process left it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::backing::{Backing, Before, Opener, REPLACED};
+use super::control::{CLOSED, Control, OPEN, PAGE};
+use super::server::Server;
+use crate::error::{Error, Result};
+use crate::ipc::connection::{bell, ring};
+use crate::ipc::message::is_shortage_number;
+use crate::ipc::rendezvous::Place;
+use crate::sys::shared::SharedPages;
+
+/// How long the backing may say that it is in use when a process that had it may have just died.
+const DYING: Duration = Duration::from_secs(1);
+
+/// The same where one has died for certain: a process gives up its files when it next gets a CPU and has ended the flushes
+/// it had under way, and to take a file for lost that will be free would poison it for all.
+const DYING_FOR_CERTAIN: Duration = Duration::from_secs(30);
+
+/// A serving thread of this process; dropping it ends the serving in good order.
+pub(super) struct Serving {
+    stop: Arc<OwnedFd>,
+    resigned: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Serving {
+    /// Whether it has ended by itself.
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Whether it has ended by itself, for want of descriptors to let others in.
+    pub(super) fn resigned(&self) -> bool {
+        self.resigned.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        ring(&self.stop);
+        if let Some(thread) = self.thread.take() {
+            // A panic in it was caught there.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Begins a new working copy of what the opener opens and serves it. The place says that nobody else takes part.
+///
+/// # Errors
+/// Those of the opener; [`Error::Io`], [`Error::Invalid`].
+pub(super) fn begin(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) -> Result<Serving> {
+    let failed = |error| Error::io("make a working copy of", place.path(), error);
+    let backing = open(place, opener, None, DYING)?;
+    let len = backing.len();
+    let reserved = reserve.max(len).max(1).div_ceil(PAGE as u64);
+    let bytes = reserved.checked_mul(PAGE as u64).and_then(|bytes| usize::try_from(bytes).ok());
+    let Some(bytes) = bytes.filter(|_| reserved <= 1 << 40) else {
+        let what = format!("{reserve} bytes of address space are more than there can be");
+        return Err(Error::Invalid { path: place.path().to_owned(), what });
+    };
+    let control = Control::create(len, reserved).map_err(failed)?;
+    control.set_commit(backing.last_commit());
+    control.set_backing(backing.identity());
+    control.set_terms(&backing.terms());
+    control.set_sessions(backing.session(), backing.session());
+    let view = SharedPages::create("untorn-working", len.next_multiple_of(PAGE as u64), bytes).map_err(failed)?;
+    start(place, Arc::new(control), view, Ok(backing), opener.part())
+}
+
+/// Goes on with the serving where a process left it. The place says that this one may.
+///
+/// # Errors
+/// [`Error::Io`]: then another process has to.
+pub(super) fn take_over(
+    place: &Arc<Place>,
+    control: &Arc<Control>,
+    pages: &SharedPages,
+    opener: &Arc<dyn Opener>,
+) -> Result<Serving> {
+    // Nobody who waits to store has to wait for the rest.
+    control.recover();
+    control.set_gate(if control.rolling_back() { CLOSED } else { OPEN });
+    let file = pages.file().try_clone_to_owned();
+    let view = file.and_then(|file| SharedPages::map(file, pages.reserved()));
+    let view = view.and_then(|view| note_present(control, &view).map(|()| view));
+    let view = view.map_err(|error| Error::io("take over the serving of", place.path(), error))?;
+    let opened = open(place, opener, Some(&Before::new(control)), DYING_FOR_CERTAIN);
+    let opened = match opened {
+        // That is this process's, and says nothing of the file.
+        Err(error) if is_shortage_number(error.errno()) => return Err(error),
+        opened => opened,
+    };
+    let backing = opened.map_err(|error| error.to_string()).and_then(|backing| left_alone(control, backing));
+    let backing = backing.inspect_err(|cause| {
+        // Somebody has to serve, or those who wait for a page wait for ever. What they get is never committed.
+        control.poison(cause);
+    });
+    if let Ok(backing) = &backing {
+        control.set_commit(backing.last_commit());
+        // A process that was killed when it had made it longer had made the room before, and could not say so any more.
+        control.set_len(backing.len());
+        // It has begun, so whoever finds the one before finds what was put in the place of the backing.
+        control.set_sessions(backing.session(), backing.session());
+    }
+    start(place, Arc::clone(control), view, backing, opener.part())
+}
+
+/// Notes pages that were filled by a process that was killed before it could: who looks whether a page is in memory must not
+/// miss one, for what is there may have been of a commit long ago.
+fn note_present(control: &Control, view: &SharedPages) -> io::Result<()> {
+    let (end, present) = (control.pages(), control.present());
+    let mut page = 0;
+    while page < end {
+        if !present.get(page) {
+            let Some(found) = view.memory_from(page * PAGE as u64)? else { break };
+            page = found / PAGE as u64;
+            if page >= end {
+                break;
+            }
+            present.set(page);
+        }
+        page += 1;
+    }
+    Ok(())
+}
+
+/// The backing, if it is as the process left it that had it before. While nobody has it somebody else may open it who does
+/// not take part; the pages in memory are then not what differs from the last commit.
+fn left_alone(control: &Control, backing: Arc<dyn Backing>) -> std::result::Result<Arc<dyn Backing>, String> {
+    let (found, last) = (backing.last_commit(), control.commit());
+    if backing.identity() != control.backing() {
+        return Err(REPLACED.to_owned());
+    }
+    if found != last && found != control.committing() {
+        return Err(format!(
+            "it is at commit {found}, and those who share it made commit {last}: somebody else changed it while no process \
+             served it"
+        ));
+    }
+    Ok(backing)
+}
+
+/// Opens the backing. A process that had it and is dying lets go of one lock after the other, this one last perhaps.
+fn open(place: &Place, opener: &Arc<dyn Opener>, before: Option<&Before>, dying: Duration) -> Result<Arc<dyn Backing>> {
+    let since = Instant::now();
+    loop {
+        match catch_unwind(AssertUnwindSafe(|| opener.open(before))) {
+            Ok(Err(Error::InUse { .. })) if since.elapsed() < dying => thread::sleep(Duration::from_millis(2)),
+            Ok(opened) => return opened.map(Arc::from),
+            // Going on with the panic would leave the others with a process that serves and does not.
+            Err(_) => {
+                let cause = "opening it panicked".to_owned();
+                return Err(Error::Poisoned { path: place.path().to_owned(), cause });
+            }
+        }
+    }
+}
+
+fn start(
+    place: &Arc<Place>,
+    control: Arc<Control>,
+    view: SharedPages,
+    backing: std::result::Result<Arc<dyn Backing>, String>,
+    part: String,
+) -> Result<Serving> {
+    let failed = |error| Error::io("serve the sharers of", place.path(), error);
+    let stop = Arc::new(bell().map_err(failed)?);
+    let resigned = Arc::new(AtomicBool::new(false));
+    let server = Server::new(place, control, view, backing, part, (Arc::clone(&stop), Arc::clone(&resigned)))?;
+    let thread =
+        thread::Builder::new().name("untorn-server".to_owned()).spawn(move || server.serve()).map_err(failed)?;
+    Ok(Serving { stop, resigned, thread: Some(thread) })
+}

@@ -1,0 +1,364 @@
+//! A board: memory in which processes leave calls to the one of them that has a file open, and find the answers.
+//!
+//! Each process has *channels*, each for one call at a time: a few words and room for bytes. The board outlives every
+//! process, so a call that a dead server left is found by the next one, with all that it needs.
+//!
+//! # What holds at every instant, whoever was killed in the middle
+//! - A channel is its member's while it is free or done, and the server's while it is called or begun. The member gives it
+//!   away last, with all else in place; the server gives it back last, with the answer in place.
+//! - What a call consists of stays as it is until the answer is given: the answer has words of its own, and so has its text;
+//!   its bytes take the place of the call's only if the call has none.
+//! - It is begun only while its call may have changed the file and the answer is not in place: whoever serves next does the
+//!   call again before anything else.
+//! - Changes begun that are not covered by a commit can be told from none: a change is counted before it is made, and is
+//!   covered only by a commit that began when it had ended.
+
+mod slot;
+mod wait;
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+#[cfg(test)]
+pub(crate) use self::slot::DONE;
+pub(crate) use self::slot::{BEGUN, Channel, FREE, Words};
+use super::rendezvous::MEMBERS;
+use crate::sys::shared::SharedPages;
+
+/// Channels of a process: so many of its threads can have a call under way at once.
+pub(crate) const CHANNELS: usize = 8;
+/// The most bytes of a call, or of an answer.
+pub(crate) const MOST: usize = 128 << 20;
+/// The most bytes of a text that says why a call failed.
+pub(crate) const LONGEST: usize = 4096;
+/// Of the board's layout and of the messages; processes of different versions don't share.
+pub(crate) const VERSION: u64 = 1;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"untornBD");
+
+// First come words of 32 bits, a cache line for each process and one for each channel.
+const HALVES: usize = MEMBERS * 16 * (1 + CHANNELS);
+const HALF_ATTACHED: usize = 0;
+const HALF_CHANNELS: usize = 1;
+
+// Then a page of words of 64 bits that all know, and two cache lines of them for each channel: its call and its answer.
+const WORDS_AT: usize = HALVES * 4;
+const COMMON: usize = 512;
+const WORDS: usize = COMMON + MEMBERS * CHANNELS * 16;
+const WORD_MAGIC: usize = 0;
+const WORD_VERSION: usize = 1;
+const WORD_ID: usize = 2;
+const WORD_IDENTITY: usize = 4;
+const WORD_TERMS_LEN: usize = 8;
+const WORD_LEN: usize = 16;
+const WORD_GENERATION: usize = 24;
+const WORD_BEGUN: usize = 32;
+const WORD_COVERED: usize = 40;
+const WORD_SPOILED: usize = 48;
+const WORD_LOST: usize = 49;
+const WORD_TERMS: usize = 64;
+const TERMS_WORDS: usize = 128;
+
+// Then for each channel room for the text of an answer, and for the bytes of the call or of the answer.
+const ROOMS_AT: usize = (WORDS_AT + WORDS * 8).next_multiple_of(1 << 16);
+const ROOM: usize = LONGEST + MOST;
+const TOTAL: usize = ROOMS_AT + MEMBERS * CHANNELS * ROOM;
+
+/// The board.
+pub(crate) struct Board(SharedPages);
+
+impl Board {
+    /// A new board of the file with an identity, opened on terms (a text of up to 1024 bytes).
+    ///
+    /// # Errors
+    /// Those of making shared memory; EFBIG where the process's file size limit does not allow it.
+    pub(crate) fn create(identity: [u64; 4], terms: &str) -> io::Result<Self> {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        if limit.is_some_and(|limit| limit < TOTAL as u64) || terms.len() > TERMS_WORDS * 8 {
+            // Beyond the limit the kernel sends a signal that ends the process.
+            return Err(rustix::io::Errno::FBIG.into());
+        }
+        let board = Board(SharedPages::create("untorn-board", TOTAL as u64, TOTAL)?);
+        board.0.allocate(0, ROOMS_AT as u64)?;
+        let words = board.words();
+        for (index, half) in crate::sys::random()?.chunks_exact(8).enumerate() {
+            words[WORD_ID + index].store(u64::from_le_bytes(half.try_into().unwrap_or_default()), Ordering::Relaxed);
+        }
+        for (word, value) in words[WORD_IDENTITY..].iter().zip(identity) {
+            word.store(value, Ordering::Relaxed);
+        }
+        for (word, bytes) in words[WORD_TERMS..].iter().zip(terms.as_bytes().chunks(8)) {
+            let mut eight = [0; 8];
+            eight[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(eight), Ordering::Relaxed);
+        }
+        words[WORD_TERMS_LEN].store(terms.len() as u64, Ordering::Relaxed);
+        words[WORD_VERSION].store(VERSION, Ordering::Relaxed);
+        words[WORD_MAGIC].store(MAGIC, Ordering::Release);
+        Ok(board)
+    }
+
+    /// A board that another process has made.
+    ///
+    /// # Errors
+    /// Text if it isn't one; those of `mmap(2)`.
+    pub(crate) fn join(file: OwnedFd) -> io::Result<Self> {
+        let board = Board(SharedPages::map(file, TOTAL)?);
+        // First its size: beyond its end there is nothing to look at.
+        if board.0.file_len()? < TOTAL as u64
+            || board.words()[WORD_MAGIC].load(Ordering::Acquire) != MAGIC
+            || board.words()[WORD_VERSION].load(Ordering::Relaxed) != VERSION
+        {
+            return Err(io::Error::other("what the serving process gave is no board of this version"));
+        }
+        Ok(board)
+    }
+
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.0.file()
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        self.0.words(WORDS_AT, WORDS)
+    }
+
+    fn half(&self, index: usize) -> &AtomicU32 {
+        &self.0.halves(0, HALVES)[index]
+    }
+
+    /// Which board this is, among all there ever were.
+    pub(crate) fn name(&self) -> String {
+        let word = |index: usize| self.words()[WORD_ID + index].load(Ordering::Relaxed);
+        format!("{:016x}{:016x}", word(0), word(1))
+    }
+
+    /// The identity of the file.
+    pub(crate) fn identity(&self) -> [u64; 4] {
+        std::array::from_fn(|index| self.words()[WORD_IDENTITY + index].load(Ordering::Relaxed))
+    }
+
+    /// On what terms the file was opened.
+    pub(crate) fn terms(&self) -> String {
+        let words = self.words();
+        let len = (words[WORD_TERMS_LEN].load(Ordering::Relaxed) as usize).min(TERMS_WORDS * 8);
+        let bytes: Vec<u8> = words[WORD_TERMS..WORD_TERMS + TERMS_WORDS]
+            .iter()
+            .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes())
+            .take(len)
+            .collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Bytes of the file.
+    pub(crate) fn len(&self) -> u64 {
+        self.words()[WORD_LEN].load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn set_len(&self, len: u64) {
+        self.words()[WORD_LEN].store(len, Ordering::SeqCst);
+    }
+
+    /// How often an open epoch was lost, or a failure ended all promises. Whoever took part before the last time has lost
+    /// writes, or seen lost ones, or would see later calls succeed after one that failed for good.
+    #[inline]
+    pub(crate) fn generation(&self) -> u64 {
+        self.words()[WORD_GENERATION].load(Ordering::SeqCst)
+    }
+
+    /// Counts a change of the open epoch, before it is made.
+    pub(crate) fn begin_change(&self) {
+        self.words()[WORD_BEGUN].fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Changes counted so far.
+    pub(crate) fn begun(&self) -> u64 {
+        self.words()[WORD_BEGUN].load(Ordering::SeqCst)
+    }
+
+    /// Says that the first so many changes are committed.
+    pub(crate) fn cover(&self, changes: u64) {
+        self.words()[WORD_COVERED].fetch_max(changes, Ordering::SeqCst);
+    }
+
+    /// Whether there may be changes that no commit covers.
+    pub(crate) fn is_uncovered(&self) -> bool {
+        self.begun() != self.words()[WORD_COVERED].load(Ordering::SeqCst)
+    }
+
+    /// Says that a failure ended all promises to those who take part now, whoever serves them next.
+    pub(crate) fn spoil(&self) {
+        self.words()[WORD_SPOILED].store(1, Ordering::SeqCst);
+    }
+
+    /// Whether the present generation began because changes were lost.
+    pub(crate) fn was_lost(&self) -> bool {
+        self.words()[WORD_LOST].load(Ordering::SeqCst) != 0
+    }
+
+    /// Begins a new generation if there are changes that no commit covers, which are given up in the name of all who took
+    /// part so far, or if a failure ended all promises to them. Done in part by a process that was killed, it is done again
+    /// by the next.
+    pub(crate) fn lose_epoch(&self) {
+        let (words, lost) = (self.words(), self.is_uncovered());
+        if lost || words[WORD_SPOILED].load(Ordering::SeqCst) != 0 {
+            words[WORD_LOST].store(lost.into(), Ordering::SeqCst);
+            words[WORD_GENERATION].fetch_add(1, Ordering::SeqCst);
+            // Last what says whether anything was lost.
+            words[WORD_SPOILED].store(0, Ordering::SeqCst);
+            self.cover(self.begun());
+        }
+    }
+
+    /// Whether a process takes part.
+    pub(crate) fn is_attached(&self, slot: usize) -> bool {
+        self.half(slot * 16 + HALF_ATTACHED).load(Ordering::SeqCst) != 0
+    }
+
+    pub(crate) fn set_attached(&self, slot: usize, now: bool) {
+        self.half(slot * 16 + HALF_ATTACHED).store(now.into(), Ordering::SeqCst);
+    }
+
+    /// How many channels a process has opened.
+    pub(crate) fn channels(&self, slot: usize) -> usize {
+        (self.half(slot * 16 + HALF_CHANNELS).load(Ordering::SeqCst) as usize).min(CHANNELS)
+    }
+
+    pub(crate) fn set_channels(&self, slot: usize, count: usize) {
+        self.half(slot * 16 + HALF_CHANNELS).store(count as u32, Ordering::SeqCst);
+    }
+
+    /// Makes all channels of a slot free again, whose process is gone and which nobody serves, and gives their memory back.
+    pub(crate) fn clear(&self, slot: usize) {
+        self.set_attached(slot, false);
+        for channel in (0..CHANNELS).map(|index| self.channel(slot, index)) {
+            channel.set_state(FREE);
+            if channel.index() < self.channels(slot) {
+                channel.release(0);
+            }
+        }
+        self.set_channels(slot, 0);
+    }
+
+    pub(crate) fn channel(&self, slot: usize, index: usize) -> Channel<'_> {
+        assert!(slot < MEMBERS && index < CHANNELS);
+        Channel::new(self, slot * CHANNELS + index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_and_its_answer_cross_two_mappings() {
+        let server = Board::create([1, 2, 3, 4], "engine reflection\n").unwrap();
+        let member = Board::join(server.file().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!((member.identity(), member.terms()), ([1, 2, 3, 4], "engine reflection\n".to_owned()));
+        assert_eq!(member.name(), server.name());
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(|| {
+                let channel = server.channel(MEMBERS - 1, CHANNELS - 1);
+                let mut served = 0;
+                while channel.await_call(|| served == 100) {
+                    let words = channel.asked();
+                    let mut bytes = [0; 3];
+                    channel.get(MOST - 3, &mut bytes);
+                    channel.put(0, &bytes.map(|byte| byte + 1));
+                    channel.set_answer(Words { a: words.a * 2, len: channel.set_text("so"), ..Words::default() });
+                    assert_eq!(channel.asked(), words);
+                    served += 1;
+                    channel.answer();
+                }
+            });
+            let channel = member.channel(MEMBERS - 1, CHANNELS - 1);
+            channel.allocate(MOST).unwrap();
+            for round in 0..100 {
+                channel.put(MOST - 3, &[round, 7, 8]);
+                channel.ask(Words { a: round.into(), ..Words::default() });
+                channel.call();
+                assert!(channel.await_answer(|| false));
+                let mut bytes = [0; 3];
+                channel.get(0, &mut bytes);
+                let answer = channel.answered();
+                assert_eq!((bytes, answer.a), ([round + 1, 8, 9], u64::from(round) * 2));
+                assert_eq!(channel.text(answer.len), "so");
+                channel.set_state(FREE);
+            }
+            channel.ring();
+            serving.join().unwrap();
+        });
+        member.channel(MEMBERS - 1, CHANNELS - 1).release(4096);
+        let mut bytes = [9; 3];
+        server.channel(MEMBERS - 1, CHANNELS - 1).get(MOST - 3, &mut bytes);
+        assert_eq!(bytes, [0; 3], "its memory was not given back");
+    }
+
+    #[test]
+    fn an_epoch_is_lost_unless_all_of_it_is_covered() {
+        let board = Board::create([0; 4], "").unwrap();
+        board.lose_epoch();
+        assert_eq!(board.generation(), 0, "nothing was begun");
+        board.begin_change();
+        board.cover(1);
+        board.lose_epoch();
+        assert_eq!(board.generation(), 0, "it was committed");
+        board.begin_change();
+        board.begin_change();
+        board.cover(2);
+        board.lose_epoch();
+        assert_eq!((board.generation(), board.is_uncovered()), (1, false));
+        board.lose_epoch();
+        assert_eq!(board.generation(), 1, "once is enough");
+    }
+
+    #[test]
+    fn a_failure_is_told_to_all_who_took_part() {
+        let board = Board::create([0; 4], "").unwrap();
+        board.spoil();
+        assert_eq!(board.generation(), 0, "as long as the same process serves");
+        board.lose_epoch();
+        assert_eq!((board.generation(), board.was_lost()), (1, false));
+        board.lose_epoch();
+        assert_eq!(board.generation(), 1, "once is enough");
+        board.spoil();
+        board.begin_change();
+        board.lose_epoch();
+        assert_eq!((board.generation(), board.was_lost()), (2, true));
+    }
+
+    #[test]
+    fn what_a_slot_had_is_given_back_with_it() {
+        let board = Board::create([0; 4], "").unwrap();
+        let mut bytes = [0; 3];
+        let channels = [0, CHANNELS - 1].map(|index| board.channel(5, index));
+        for channel in channels {
+            channel.allocate(1 << 20).unwrap();
+            channel.put(9000, b"abc");
+            channel.call();
+        }
+        board.set_attached(5, true);
+        board.set_channels(5, CHANNELS);
+        // A call that was given up is nobody's any more; one that is under way is the server's.
+        channels[0].withdraw();
+        assert_eq!(channels[0].state(), FREE);
+        channels[1].set_state(BEGUN);
+        channels[1].withdraw();
+        assert_eq!(channels[1].state(), BEGUN);
+        board.clear(5);
+        assert_eq!((board.is_attached(5), board.channels(5)), (false, 0));
+        for channel in channels {
+            channel.get(9000, &mut bytes);
+            assert_eq!((channel.state(), bytes), (FREE, [0; 3]), "its memory was not given back");
+        }
+    }
+
+    #[test]
+    fn what_is_no_board_is_refused() {
+        let small = SharedPages::create("untorn-test", 4096, 4096).unwrap();
+        assert!(Board::join(small.file().try_clone_to_owned().unwrap()).is_err());
+        let empty = SharedPages::create("untorn-test", TOTAL as u64, 4096).unwrap();
+        assert!(Board::join(empty.file().try_clone_to_owned().unwrap()).is_err());
+        assert!(Board::create([0; 4], &"x".repeat(TERMS_WORDS * 8 + 1)).is_err());
+    }
+}

@@ -1,0 +1,220 @@
+//! A channel of a process: one call at a time, with its answer, and the waiting for either.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::wait::{sleep_on, spin, wake};
+use super::{Board, CHANNELS, COMMON, LONGEST, MOST, ROOM, ROOMS_AT};
+use crate::ipc::rendezvous::MEMBERS;
+
+// Its words of 32 bits.
+const HALF_STATE: usize = 0;
+const HALF_BELL: usize = 1;
+const HALF_SERVER_SLEEPS: usize = 2;
+const HALF_MEMBER_SLEEPS: usize = 3;
+const HALF_SERVER_SPINS: usize = 4;
+const HALF_MEMBER_SPINS: usize = 5;
+
+/// Nothing is asked.
+pub(crate) const FREE: u32 = 0;
+/// A call is in place.
+pub(crate) const CALLED: u32 = 1;
+/// It may have changed the file.
+pub(crate) const BEGUN: u32 = 2;
+/// The answer is in place.
+pub(crate) const DONE: u32 = 3;
+
+/// A waiter for an answer looks at other things that often.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// The words of a call or an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Words {
+    /// What is asked, or how it ended.
+    pub(crate) kind: u64,
+    pub(crate) a: u64,
+    pub(crate) b: u64,
+    pub(crate) c: u64,
+    /// Bytes in the channel's room.
+    pub(crate) len: u64,
+    /// The generation that the member belongs to.
+    pub(crate) generation: u64,
+}
+
+/// A channel of a process.
+#[derive(Clone, Copy)]
+pub(crate) struct Channel<'a> {
+    board: &'a Board,
+    number: usize,
+}
+
+impl<'a> Channel<'a> {
+    pub(super) fn new(board: &'a Board, number: usize) -> Self {
+        Channel { board, number }
+    }
+
+    /// Which one of its process it is.
+    pub(super) fn index(&self) -> usize {
+        self.number % CHANNELS
+    }
+
+    /// The slot of its process.
+    #[cfg(test)]
+    pub(crate) fn slot(&self) -> usize {
+        self.number / CHANNELS
+    }
+
+    fn half(&self, index: usize) -> &AtomicU32 {
+        self.board.half(MEMBERS * 16 + self.number * 16 + index)
+    }
+
+    fn room(&self) -> usize {
+        ROOMS_AT + self.number * ROOM
+    }
+
+    #[inline]
+    pub(crate) fn state(&self) -> u32 {
+        self.half(HALF_STATE).load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn set_state(&self, state: u32) {
+        self.half(HALF_STATE).store(state, Ordering::SeqCst);
+    }
+
+    fn words(&self, at: usize) -> &[AtomicU64] {
+        &self.board.words()[COMMON + self.number * 16 + at..][..8]
+    }
+
+    /// What is asked.
+    pub(crate) fn asked(&self) -> Words {
+        load(self.words(0))
+    }
+
+    pub(crate) fn ask(&self, call: Words) {
+        store(self.words(0), call);
+    }
+
+    /// The answer.
+    pub(crate) fn answered(&self) -> Words {
+        load(self.words(8))
+    }
+
+    pub(crate) fn set_answer(&self, answer: Words) {
+        store(self.words(8), answer);
+    }
+
+    /// Sets the text of an answer, as much of it as there is room for; gives the length.
+    pub(crate) fn set_text(&self, text: &str) -> u64 {
+        let text = &text.as_bytes()[..text.len().min(LONGEST)];
+        self.board.0.copy_in(self.room(), text);
+        text.len() as u64
+    }
+
+    /// The text of an answer.
+    pub(crate) fn text(&self, len: u64) -> String {
+        let mut text = vec![0; (len as usize).min(LONGEST)];
+        self.board.0.copy_out(self.room(), &mut text);
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    /// Makes sure that there is memory for so many bytes, and for a text.
+    ///
+    /// # Errors
+    /// Those of `fallocate(2)`.
+    pub(crate) fn allocate(&self, bytes: usize) -> io::Result<()> {
+        self.board.0.allocate(self.room() as u64, (LONGEST + bytes.min(MOST)) as u64)
+    }
+
+    /// Gives memory beyond the first bytes back.
+    pub(crate) fn release(&self, beyond: usize) {
+        if beyond < MOST {
+            // It only costs memory if it fails.
+            let _ = self.board.0.release((self.room() + LONGEST + beyond) as u64, (MOST - beyond) as u64);
+        }
+    }
+
+    /// # Panics
+    /// If that is beyond the room.
+    pub(crate) fn put(&self, at: usize, bytes: &[u8]) {
+        assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= MOST));
+        self.board.0.copy_in(self.room() + LONGEST + at, bytes);
+    }
+
+    /// # Panics
+    /// As for [`put`](Channel::put).
+    pub(crate) fn get(&self, at: usize, into: &mut [u8]) {
+        assert!(at.checked_add(into.len()).is_some_and(|end| end <= MOST));
+        self.board.0.copy_out(self.room() + LONGEST + at, into);
+    }
+
+    /// Gives the call, which is in place, to the server.
+    pub(crate) fn call(&self) {
+        self.set_state(CALLED);
+        self.ring();
+    }
+
+    /// Takes a call back that nobody has begun with, so that nobody does it long after it was given up.
+    pub(crate) fn withdraw(&self) {
+        // If it is under way, what becomes of it is not known, and the channel is not used again.
+        let _ = self.half(HALF_STATE).compare_exchange(CALLED, FREE, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// Has the server look at the channel.
+    pub(crate) fn ring(&self) {
+        self.half(HALF_BELL).fetch_add(1, Ordering::SeqCst);
+        // Either it is seen asleep here, or it sees the bell before it sleeps.
+        wake(self.half(HALF_BELL), self.half(HALF_SERVER_SLEEPS));
+    }
+
+    /// Waits, as the server, for a call; false if `stop` says so, which is asked whenever the channel was rung.
+    pub(crate) fn await_call(&self, stop: impl Fn() -> bool) -> bool {
+        let bell = self.half(HALF_BELL);
+        loop {
+            let seen = bell.load(Ordering::SeqCst);
+            if stop() {
+                return false;
+            }
+            if matches!(self.state(), CALLED | BEGUN) {
+                return true;
+            }
+            if !spin(self.half(HALF_SERVER_SPINS), || bell.load(Ordering::SeqCst) != seen) {
+                sleep_on(bell, seen, self.half(HALF_SERVER_SLEEPS), None);
+            }
+        }
+    }
+
+    /// Gives the channel back, with the answer in place.
+    pub(crate) fn answer(&self) {
+        self.set_state(DONE);
+        wake(self.half(HALF_STATE), self.half(HALF_MEMBER_SLEEPS));
+    }
+
+    /// Waits, as the member, for the answer; false if `stop` says so, which is asked from time to time.
+    pub(crate) fn await_answer(&self, stop: impl Fn() -> bool) -> bool {
+        loop {
+            if spin(self.half(HALF_MEMBER_SPINS), || self.state() == DONE) {
+                return true;
+            }
+            if stop() {
+                return false;
+            }
+            let seen = self.state();
+            if seen != DONE {
+                // Not for long: a server killed between the answer and the waking wakes nobody.
+                sleep_on(self.half(HALF_STATE), seen, self.half(HALF_MEMBER_SLEEPS), Some(GLANCE));
+            }
+        }
+    }
+}
+
+fn load(words: &[AtomicU64]) -> Words {
+    let word = |index: usize| words[index].load(Ordering::Relaxed);
+    Words { kind: word(0), a: word(1), b: word(2), c: word(3), len: word(4), generation: word(5) }
+}
+
+fn store(into: &[AtomicU64], words: Words) {
+    for (word, value) in into.iter().zip([words.kind, words.a, words.b, words.c, words.len, words.generation]) {
+        word.store(value, Ordering::Relaxed);
+    }
+}

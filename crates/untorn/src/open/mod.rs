@@ -1,0 +1,243 @@
+//! The factory: which engine a file is opened with, on which medium, with or without redundancy, alone or with other processes.
+//!
+//! Products do not import each other; what takes several of them is composed here, on top of all. So inherent functions of
+//! [`AtomicFile`], [`AtomicMap`](crate::AtomicMap) and [`SharedMap`](crate::SharedMap) that open a file are here too, and so are those that
+//! need both a file and its redundancy ([`redundancy`]).
+//!
+//! Reading order: [`open`] (registry, exclusion check, medium), [`engine_on`] (redundancy around an engine), [`bare_engine_on`]
+//! (which engine); then [`map`], [`redundancy`], [`recover`].
+//!
+//! Lock order: the file's place in the registry, then the exclusion check, then the sidecar's lock.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::exclusion::{NoOthers, in_a_moment};
+use crate::engine::{Engine, EngineKind, Shared, registry};
+use crate::error::{Error, Result};
+use crate::file::AtomicFile;
+use crate::file::hybrid_log::HybridLog;
+use crate::file::passthrough::Passthrough;
+use crate::file::reflection::Reflection;
+use crate::format::sidecar::attach::engine_of;
+use crate::options::{Admission, Options};
+use crate::redundancy::{self as redundant, TICK};
+use crate::shared;
+use crate::storage::{self, Dax, Latched, Medium, MediumFile, MediumKind, PageCache};
+use crate::sys::sync;
+
+mod map;
+mod recover;
+pub(crate) mod redundancy;
+
+pub use self::recover::recover;
+
+impl AtomicFile {
+    /// Opens an existing file with default [`Options`].
+    ///
+    /// # Errors
+    /// See [`Options::open`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Options::new().open(path)
+    }
+
+    /// Creates a file of `len` zero bytes with default [`Options`].
+    ///
+    /// # Errors
+    /// See [`Options::create`].
+    pub fn create(path: impl AsRef<Path>, len: u64) -> Result<Self> {
+        Options::new().create(path, len)
+    }
+}
+
+impl Options {
+    /// Opens an existing file, recovers it if it stands at a crash, and gives it a sidecar if it has none.
+    ///
+    /// # Errors
+    /// What [`Error`] lists; the file is unchanged then.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<AtomicFile> {
+        open(path.as_ref(), self).map(AtomicFile::new)
+    }
+
+    /// Creates a file of `len` zero bytes and opens it.
+    ///
+    /// # Errors
+    /// As for [`open`](Options::open), and if the file exists.
+    pub fn create(&self, path: impl AsRef<Path>, len: u64) -> Result<AtomicFile> {
+        create(path.as_ref(), len, self).map(AtomicFile::new)
+    }
+
+    /// [`open`](Options::open) on a medium of one's own, for instance a simulated one.
+    ///
+    /// # Errors
+    /// As for [`open`](Options::open).
+    pub fn open_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>) -> Result<AtomicFile> {
+        open_on(medium, path.as_ref(), self).map(AtomicFile::new)
+    }
+
+    /// [`create`](Options::create) on a medium of one's own.
+    ///
+    /// # Errors
+    /// As for [`create`](Options::create).
+    pub fn create_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>, len: u64) -> Result<AtomicFile> {
+        create_on(medium, path.as_ref(), len, self).map(AtomicFile::new)
+    }
+}
+
+pub(crate) fn open(path: &Path, options: &Options) -> Result<sync::Arc<Shared>> {
+    options.validate(path)?;
+    // Another file may get the name between our looking at it and the engine's opening it; each time round we look anew.
+    for _ in 0..16 {
+        let path = &storage::resolve(path)?;
+        let detected = storage::detect(path)?;
+        let mut replaced = false;
+        let others = if options.shared {
+            Some(NoOthers::as_memory(path, detected.identity))
+        } else if options.admission.is_some() {
+            None
+        } else {
+            Some(NoOthers::of_any_kind(path, detected.identity))
+        };
+        let opened = in_a_moment(|turned_away| {
+            registry::shared(path, detected.identity, options, || {
+                // Here for readers, and for whoever would give the file a sidecar. Whether it is still so is asked when it is locked.
+                let asked = others.as_ref().map_or(Ok(()), Admission::admit);
+                *turned_away = matches!(asked, Err(Error::InUse { .. }));
+                asked?;
+                let admitted = others.clone().map(|others| options.admitted_by(others));
+                let options = admitted.as_ref().unwrap_or(options);
+                let engine = if options.shared {
+                    let (kind, place) = (detected.kind, path.clone());
+                    let opener = Arc::new(move |options: &Options| engine_at(kind, &place, options));
+                    shared::file::open(path, detected.identity, options, opener)
+                } else {
+                    engine_at(detected.kind, path, options)
+                }?;
+                replaced = engine.identity()? != detected.identity;
+                if replaced { Err(in_flux(path)) } else { Ok(engine) }
+            })
+        });
+        if !replaced {
+            return opened;
+        }
+    }
+    Err(in_flux(path))
+}
+
+/// The engine on the medium that a file was found on.
+fn engine_at(kind: MediumKind, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    match kind {
+        MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
+            let medium = Dax::new(kind).on_lost_page(options.lost_page);
+            engine_on(Arc::new(Latched::new(medium)), path, options, TICK)
+        }
+        MediumKind::Block | MediumKind::Volatile => {
+            let medium = PageCache::new().on_lost_page(options.lost_page);
+            engine_on(Arc::new(Latched::new(medium)), path, options, TICK)
+        }
+    }
+}
+
+fn in_flux(path: &Path) -> Error {
+    let holder = "another process, which keeps putting other files in its place".to_owned();
+    Error::InUse { path: path.to_owned(), holder }
+}
+
+pub(crate) fn create(path: &Path, len: u64, options: &Options) -> Result<sync::Arc<Shared>> {
+    options.validate(path)?;
+    let path = &storage::absolute(path)?;
+    let medium = PageCache::new();
+    let made = medium.create(path, len, len)?.identity()?;
+    let ours =
+        |shared: sync::Arc<Shared>| if shared.engine.identity()? == made { Ok(shared) } else { Err(in_flux(path)) };
+    open(path, options).and_then(ours).inspect_err(|error| {
+        // Whoever has it in use by now owns it.
+        if matches!(error, Error::InUse { .. }) {
+            return;
+        }
+        // A file that could not be set up must not be left behind for the next attempt to trip over. If removing it
+        // fails too, the first error is the one that helps.
+        let _ = medium.unlink(path);
+    })
+}
+
+/// Removes a file that was just created and cannot be used after all because of this error. The caller's is its only handle.
+pub(crate) fn abandon(shared: sync::Arc<Shared>, error: &Error) {
+    // Whoever has it in use by now owns it.
+    if matches!(error, Error::InUse { .. }) {
+        return;
+    }
+    let path = shared.engine.path().to_owned();
+    // If something of it stays, the error that led here is the one that helps.
+    let _ = Shared::into_sole(shared).map(|shared| shared.engine.settle());
+    let _ = PageCache::new().unlink(&path);
+}
+
+pub(crate) fn open_on<M: Medium>(medium: M, path: &Path, options: &Options) -> Result<sync::Arc<Shared>> {
+    options.validate(path)?;
+    if options.shared {
+        let what = "a file on a medium of the program's own is not shared with other processes".to_owned();
+        return Err(Error::Invalid { path: path.to_owned(), what });
+    }
+    let engine = engine_on(Arc::new(Latched::new(medium)), path, options, Duration::ZERO)?;
+    Ok(sync::Arc::new(Shared::unregistered(engine, options.exclusive)))
+}
+
+pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &Options) -> Result<sync::Arc<Shared>> {
+    options.validate(path)?;
+    drop(medium.create(path, len, len)?);
+    open_on(medium, path, options)
+}
+
+/// The engine of a file, with its redundancy if it has any or is to.
+fn engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options, tick: Duration) -> Result<Box<dyn Engine>> {
+    match redundant::engine::watch(&medium, path, options)? {
+        None if options.verify_reads.is_some() => {
+            let what = "no redundancy is kept of it, against which reads could be verified; protect it (`untorn protect`), or open \
+                        it with `Options::redundancy`";
+            Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() })
+        }
+        None => bare_engine_on(medium, path, options),
+        Some(watched) => {
+            redundant::engine::open(watched, options, tick, |medium| bare_engine_on(medium, path, options)).map(boxed)
+        }
+    }
+}
+
+fn bare_engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    let recorded = if options.engine == EngineKind::Passthrough { None } else { engine_of(&*medium, path, options)? };
+    // A reader takes the file as it is, whatever engine it asked for.
+    let chosen = match (options.engine, recorded) {
+        (EngineKind::Auto, recorded) => recorded.unwrap_or(EngineKind::Reflection),
+        (EngineKind::Passthrough, _) => EngineKind::Passthrough,
+        (wanted, Some(recorded)) => {
+            if options.read_only {
+                recorded
+            } else {
+                wanted
+            }
+        }
+        (wanted, None) => wanted,
+    };
+    if options.read_only && chosen != EngineKind::Passthrough {
+        let medium = Arc::clone(&medium);
+        let opened: Option<Box<dyn Engine>> = match chosen {
+            EngineKind::HybridLog => HybridLog::open_for_reading(medium, path, options)?.map(boxed),
+            _ => Reflection::open_for_reading(medium, path, options)?.map(boxed),
+        };
+        if let Some(engine) = opened {
+            return Ok(engine);
+        }
+        // A plain file needs no sidecar to be read, and a reader may not create one.
+    } else if chosen == EngineKind::HybridLog {
+        return HybridLog::open(medium, path, options).map(boxed);
+    } else if chosen == EngineKind::Reflection {
+        return Reflection::open(medium, path, options).map(boxed);
+    }
+    Passthrough::open(medium, path, options).map(boxed)
+}
+
+fn boxed(engine: impl Engine + 'static) -> Box<dyn Engine> {
+    Box::new(engine)
+}

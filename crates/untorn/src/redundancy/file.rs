@@ -1,0 +1,325 @@
+//! The companion file: where it is, making one, finding one and telling whose it is, removing it.
+
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::History;
+use super::format::{Left, Superblock};
+use super::layout::Geometry;
+use super::table::Tables;
+use super::{Mode, barriers};
+use crate::error::{Error, Result};
+use crate::format::sidecar::attach::{is_named, take_lock};
+use crate::format::sidecar::{directory, parent, path as sidecar_path, uuid_text};
+use crate::options::Settings;
+use crate::storage::{Access, LockKind, Medium, MediumFile};
+
+/// The companion file of the data file with this inode number.
+pub(crate) fn companion(data: &Path, inode: u64) -> PathBuf {
+    sidecar_path(data, inode).with_extension("redundancy")
+}
+
+/// The companion file of the sidecar of the data file with this inode number.
+pub(super) fn sidecar_companion(data: &Path, inode: u64) -> PathBuf {
+    sidecar_path(data, inode).with_extension("sidecar-redundancy")
+}
+
+/// Removes the companion file whoever has it open, if there is one.
+pub(super) fn remove_unlocked<M: Medium>(medium: &M, path: &Path) -> Result<()> {
+    remove_at(medium, &companion(path, medium.open(path, Access::Read, 0)?.identity()?.inode)).map(drop)
+}
+
+/// Removes the companion file of the sidecar, if there is one: of a file that is not protected, or not any more. What its engine
+/// stores from then on nobody would tell it of.
+///
+/// # Errors
+/// [`Error::InUse`] while somebody has it open, who has protected the file in this moment, or has it without a byte.
+pub(super) fn remove_of_sidecar<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
+    let place = sidecar_companion(path, medium.open(path, Access::Read, 0)?.identity()?.inode);
+    if !medium.exists(&place)? {
+        return Ok(false);
+    }
+    // Held until it is gone.
+    let side = medium.open(&place, Access::ReadWrite, 0)?;
+    if take_lock(&side, LockKind::Exclusive)? { remove_at(medium, &place) } else { Err(in_use(path)) }
+}
+
+/// Removes a companion file, durably; false if there is none.
+fn remove_at<M: Medium>(medium: &M, place: &Path) -> Result<bool> {
+    if !medium.exists(place)? {
+        return Ok(false);
+    }
+    medium.unlink(place)?;
+    medium.sync_dir(barriers::CREATE_NAME, &parent(place)).map(|()| true)
+}
+
+/// Removes the companion file; false if there is none.
+///
+/// # Errors
+/// [`Error::InUse`] while somebody has it open.
+pub(crate) fn remove<M: Medium>(medium: &M, path: &Path) -> Result<bool> {
+    let data = medium.open(path, Access::Read, 0)?;
+    let place = companion(path, data.identity()?.inode);
+    if !medium.exists(&place)? {
+        return Ok(false);
+    }
+    let side = medium.open(&place, Access::ReadWrite, 0)?;
+    if !take_lock(&side, LockKind::Exclusive)? {
+        return Err(in_use(path));
+    }
+    // That of the sidecar first: it speaks of nothing without this one.
+    remove_of_sidecar(medium, path)?;
+    medium.unlink(&place)?;
+    medium.sync_dir(barriers::CREATE_NAME, &directory(path))?;
+    medium.remove_dir_if_empty(&directory(path))?;
+    Ok(true)
+}
+
+/// What there is beside a file that is about to be opened with an engine.
+pub(super) enum Found {
+    Nothing,
+    /// Its companion, whether or not that can be read.
+    Companion,
+    /// Its companion, made for another length: a crash came while that was being changed, or somebody else changed it.
+    OfAnotherLength,
+}
+
+/// Looks for the companion of a file, changing none. That of a file that is gone, whose inode number went to this one, is set
+/// aside, as an engine does with a sidecar: nobody asked for redundancy of this file, and it is no reason to refuse it.
+pub(super) fn look_beside<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
+    let data = medium.open(path, Access::Read, 0)?;
+    let place = companion(path, data.identity()?.inode);
+    if !medium.exists(&place)? {
+        return Ok(Found::Nothing);
+    }
+    let side = medium.open(&place, Access::ReadWrite, 0)?;
+    // Nobody may hold it, or have it locked, save whoever made it. What is read here never changes as long as it has its name.
+    let Ok((superblock, _)) = Superblock::read(&side, &place, &data) else { return Ok(Found::Companion) };
+    if is_of(&superblock, &data)? {
+        let differs = superblock.geometry.len != data.len();
+        return Ok(if differs { Found::OfAnotherLength } else { Found::Companion });
+    }
+    if !take_lock(&side, LockKind::Exclusive)? {
+        return Err(in_use(path));
+    }
+    if is_named(medium, &place, &side)? {
+        let aside = place.with_extension(format!("redundancy.{}.orphan", uuid_text(&superblock.uuid)));
+        tracing::warn!(path = %path.display(), companion = %aside.display(), "set redundancy of another file aside");
+        medium.rename(&place, &aside)?;
+        medium.sync_dir(barriers::CREATE_NAME, &directory(path))?;
+    }
+    Ok(Found::Nothing)
+}
+
+/// The period that is kept with a file, if it has a companion that can be read.
+pub(crate) fn kept_period<M: Medium>(medium: &M, path: &Path) -> Result<Option<Duration>> {
+    let data = medium.open(path, Access::Read, 0)?;
+    let place = companion(path, data.identity()?.inode);
+    if !medium.exists(&place)? {
+        return Ok(None);
+    }
+    let side = medium.open(&place, Access::Read, 0)?;
+    match Superblock::read(&side, &place, &data) {
+        Ok((superblock, _)) if is_of(&superblock, &data)? => Ok(superblock.period),
+        // Whoever opens it is told what is wrong.
+        _ => Ok(None),
+    }
+}
+
+fn in_use(path: &Path) -> Error {
+    let holder = "another process, or this one, which protects it".to_owned();
+    Error::InUse { path: path.to_owned(), holder }
+}
+
+/// Opens and locks the companion file, making it if need be. Whether it was made.
+pub(super) fn attach<M: Medium>(
+    medium: &M,
+    path: &Path,
+    place: &Path,
+    data: &M::File,
+    mode: &Mode,
+    settings: &Settings,
+) -> Result<(M::File, bool)> {
+    let mut created = false;
+    for _ in 0..16 {
+        if !medium.exists(place)? {
+            if matches!(mode, Mode::Look | Mode::Report) {
+                return Err(Error::io("find the redundancy of", path, Errno::NOENT));
+            }
+            drop(create_marked(medium, path, place, data, data.len(), settings, History::default())?);
+            created = true;
+        }
+        let reserve = side_reserve(data, settings);
+        let side = match medium.open(place, Access::ReadWrite, reserve) {
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => continue,
+            other => other?,
+        };
+        if !take_lock(&side, LockKind::Exclusive)? {
+            return Err(in_use(path));
+        }
+        if is_named(medium, place, &side)? {
+            if created {
+                return Ok((side, true));
+            }
+            // The names that a killed process made may not be durable.
+            medium.sync_dir(barriers::ATTACH_NAMES, &parent(place))?;
+            medium.sync_dir(barriers::ATTACH_NAMES, &parent(&parent(place)))?;
+            return Ok((side, false));
+        }
+    }
+    Err(in_use(path))
+}
+
+/// The longest a companion file of this file can be.
+fn side_reserve<F: MediumFile>(data: &F, settings: &Settings) -> u64 {
+    let widest = Geometry { len: data.len(), stripe: 1, layout: settings.layout.unwrap_or_default() };
+    widest.side_len() + widest.list_len()
+}
+
+/// What a new companion file says.
+pub(super) struct Filling<'a, F> {
+    pub(super) left: Left,
+    /// Changes tables in which every page is marked uncovered, and writes parity.
+    pub(super) fill: &'a mut dyn FnMut(&F, &mut Tables) -> Result<()>,
+}
+
+/// Makes a companion file in which every page is marked uncovered.
+pub(super) fn create_marked<M: Medium>(
+    medium: &M,
+    path: &Path,
+    place: &Path,
+    data: &M::File,
+    len: u64,
+    settings: &Settings,
+    history: History,
+) -> Result<M::File> {
+    let filling = Filling { left: Left::Announced, fill: &mut |_, _| Ok(()) };
+    create(medium, path, place, data, len, settings, history, filling)
+}
+
+/// Makes a companion file, under another name first, so that a crash leaves a whole
+/// one or none, or the one that it takes the place of. It is locked.
+#[expect(clippy::too_many_arguments, reason = "each is what the file is made of")]
+pub(super) fn create<M: Medium>(
+    medium: &M,
+    path: &Path,
+    place: &Path,
+    data: &M::File,
+    len: u64,
+    settings: &Settings,
+    history: History,
+    filling: Filling<'_, M::File>,
+) -> Result<M::File> {
+    let stripe = settings.stripe.unwrap_or(Settings::STRIPE);
+    if !(1..=Geometry::MAX_STRIPE).contains(&stripe) {
+        let what = format!("a stripe has 1 to {} data pages, not {stripe}", Geometry::MAX_STRIPE);
+        return Err(Error::Invalid { path: path.to_owned(), what });
+    }
+    let geometry = Geometry { len, stripe, layout: settings.layout.unwrap_or_default() };
+    medium.create_dir(&parent(place))?;
+    let mut unfinished = OsString::from(place);
+    unfinished.push(".new");
+    let unfinished = PathBuf::from(unfinished);
+    let side = loop {
+        match medium.create_like(&unfinished, 0, geometry.side_len(), data) {
+            Ok(side) if take_lock(&side, LockKind::Exclusive)? => break side,
+            Ok(_) => return Err(in_use(path)),
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {
+                let left = medium.open(&unfinished, Access::ReadWrite, 0)?;
+                if !take_lock(&left, LockKind::Exclusive)? {
+                    return Err(in_use(path));
+                }
+                medium.unlink(&unfinished)?;
+            }
+            Err(error) => return Err(error),
+        }
+    };
+    let mut made = || {
+        side.set_len(geometry.side_len())?;
+        // All space at once: a full disk is an error here and not later.
+        side.allocate(0, geometry.side_len())?;
+        let mut superblock = Superblock {
+            uuid: medium.unique()?,
+            seq: 0,
+            identity: data.identity()?,
+            geometry,
+            checksum: settings.checksum.unwrap_or_default(),
+            left: filling.left,
+            stamp: data.stamp()?,
+            intents: Vec::new(),
+            list: 0,
+            period: settings.keep,
+            history,
+        };
+        superblock.write(&side)?;
+        superblock.write(&side)?;
+        let mut tables = Tables::new(geometry, superblock.tie(), place)?;
+        (filling.fill)(&side, &mut tables)?;
+        tables.write(&side)?;
+        tables.write_twins(&side)?;
+        side.sync(barriers::CREATE_FILE)?;
+        medium.rename(&unfinished, place)?;
+        medium.sync_dir(barriers::CREATE_NAME, &parent(place))?;
+        medium.sync_dir(barriers::CREATE_NAME, &parent(&parent(place)))
+    };
+    made().inspect_err(|_| {
+        // If it cannot be removed either, the first error is the one that helps.
+        let _ = medium.unlink(&unfinished);
+    })?;
+    Ok(side)
+}
+
+/// Whether a companion file was made for this file.
+pub(super) fn is_of<F: MediumFile>(found: &Superblock, data: &F) -> Result<bool> {
+    Ok(found.is_of(&data.identity()?))
+}
+
+/// Whether a path names the file that is open.
+pub(super) fn is_at<M: Medium>(medium: &M, path: &Path, file: &M::File) -> Result<bool> {
+    let (named, open) = (medium.open(path, Access::Read, 0)?.identity()?, file.identity()?);
+    Ok((named.inode, named.generation, named.birth) == (open.inode, open.generation, open.birth))
+}
+
+/// Whether a companion file is that of this file, as it is now.
+pub(super) fn agree<F: MediumFile>(
+    path: &Path,
+    place: &Path,
+    found: &Superblock,
+    data: &F,
+    settings: &Settings,
+    of_sidecar: bool,
+) -> Result<()> {
+    let invalid = |what: String| Err(Error::Invalid { path: path.to_owned(), what });
+    if !is_of(found, data)? {
+        return invalid(format!(
+            "the redundancy {} was made for another file, which had the same inode number; remove it with `untorn \
+             unprotect`",
+            place.display()
+        ));
+    }
+    if !of_sidecar && found.geometry.len != data.len() {
+        return invalid(format!(
+            "it had {} bytes when it was protected and has {} now; remove its redundancy with `untorn unprotect` and protect \
+             it again",
+            found.geometry.len,
+            data.len()
+        ));
+    }
+    let geometry = found.geometry;
+    let asked = (
+        settings.stripe.unwrap_or(geometry.stripe),
+        settings.layout.unwrap_or(geometry.layout),
+        settings.checksum.unwrap_or(found.checksum),
+    );
+    if asked != (geometry.stripe, geometry.layout, found.checksum) {
+        return invalid(format!(
+            "it is protected already, with stripes of {} data pages, {} layout and {}; unprotect it first to change that",
+            geometry.stripe, geometry.layout, found.checksum
+        ));
+    }
+    Ok(())
+}

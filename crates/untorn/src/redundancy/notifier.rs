@@ -1,0 +1,82 @@
+//! Damage that was come upon, on its way to whoever asked to be told.
+//!
+//! A pass, an announcement or a verified read comes upon it under locks, in the midst of a program's store or load. There it is
+//! only noted; a thread of its own [tells](super::Threads), which holds none of them.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::{Inner, Redundancy};
+use crate::engine::redundancy::Line;
+use crate::options::{Damage, PageRange};
+use crate::storage::Medium;
+
+/// What is noted, of one file or of its sidecar.
+#[derive(Default)]
+pub(super) struct Tidings(Mutex<To>);
+
+enum To {
+    /// It is being opened, and who will listen is not known yet.
+    Waiting(Vec<Damage>),
+    Line(Line),
+    /// Nobody asked.
+    Nobody,
+}
+
+impl Default for To {
+    fn default() -> Self {
+        To::Waiting(Vec::new())
+    }
+}
+
+impl Tidings {
+    pub(super) fn tell(&self, damage: Damage) {
+        match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            To::Waiting(waiting) => waiting.push(damage),
+            // The thread ends when the file is closed, and who closed it is gone.
+            To::Line(line) => line.send(Some(damage)).unwrap_or_default(),
+            To::Nobody => {}
+        }
+    }
+
+    /// From here on this is where it goes, with all that was noted before.
+    pub(super) fn listen(&self, line: Option<Line>) {
+        let to = line.map_or(To::Nobody, To::Line);
+        let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), to);
+        if let To::Waiting(waiting) = before {
+            waiting.into_iter().for_each(|damage| self.tell(damage));
+        }
+    }
+
+    /// What was noted and went nowhere.
+    fn waiting(&self) -> Vec<Damage> {
+        match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            To::Waiting(waiting) => std::mem::take(waiting),
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl<M: Medium> Redundancy<M> {
+    /// Notes damage there from now on: a file keeps its listener when another length gives it other redundancy.
+    pub(super) fn tell_through(&mut self, tidings: &std::sync::Arc<Tidings>) {
+        self.tidings.waiting().into_iter().for_each(|damage| tidings.tell(damage));
+        self.tidings = std::sync::Arc::clone(tidings);
+    }
+
+    /// Notes a damaged page that stays as it is for now: once, until it is stored to or given back.
+    pub(super) fn come_upon(&self, inner: &mut Inner, page: u64) {
+        if inner.told.insert(page) {
+            self.tell_of(page);
+        }
+    }
+
+    /// Notes a damaged page.
+    pub(super) fn tell_of(&self, page: u64) {
+        let range = self.range_of(page);
+        self.tidings.tell(if self.of_sidecar {
+            Damage::SidecarPage(PageRange { offset: self.pages.begins_at() + range.offset, ..range })
+        } else {
+            Damage::Page(range)
+        });
+    }
+}

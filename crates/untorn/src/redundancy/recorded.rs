@@ -1,0 +1,97 @@
+//! What a companion file says while another has it open, who is not asked.
+//!
+//! Nothing is locked and nothing is written, so it is read amid writes. Of all that is in it there are two copies, of which one is
+//! written at a time: what cannot be read whole is read again, and is at last taken for uncovered.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::Coverage;
+use super::file::{companion, is_of, sidecar_companion};
+use super::format::Superblock;
+use super::table::Tables;
+use crate::error::{Error, Result};
+use crate::format::sidecar::path as sidecar_path;
+use crate::storage::{Access, Medium, MediumFile};
+
+/// How often what is being written is read again, and how long the pause before each time is.
+const ATTEMPTS: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// What the companion file of a file says, and of its sidecar; nothing if it has none.
+///
+/// # Errors
+/// [`Error::Corrupt`] if neither superblock is whole, [`Error::Invalid`] if it is that of another file; those of reading.
+pub(crate) fn recorded<M: Medium>(medium: &M, path: &Path) -> Result<Option<Coverage>> {
+    let data = medium.open(path, Access::Read, 0)?;
+    let inode = data.identity()?.inode;
+    let Some(mut coverage) = read(medium, path, &data, companion(path, inode))? else { return Ok(None) };
+    let (of_sidecar, sidecar) = (sidecar_companion(path, inode), sidecar_path(path, inode));
+    if medium.exists(&of_sidecar)? && medium.exists(&sidecar)? {
+        let pages = medium.open(&sidecar, Access::Read, 0)?;
+        coverage.sidecar = match read(medium, path, &pages, of_sidecar) {
+            // It is of a sidecar that is gone.
+            Err(Error::Invalid { .. }) => None,
+            read => read?.map(Box::new),
+        };
+    }
+    Ok(Some(coverage))
+}
+
+fn read<M: Medium>(medium: &M, path: &Path, of: &M::File, place: PathBuf) -> Result<Option<Coverage>> {
+    if !medium.exists(&place)? {
+        return Ok(None);
+    }
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let side = medium.open(&place, Access::Read, 0)?;
+        let superblock = match Superblock::read(&side, &place, of) {
+            Err(Error::Corrupt { .. }) if tries < ATTEMPTS => {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            read => read?.0,
+        };
+        if !is_of(&superblock, of)? {
+            let what = format!("the redundancy {} was made for another file", place.display());
+            return Err(Error::Invalid { path: path.to_owned(), what });
+        }
+        let geometry = superblock.geometry;
+        if side.len() < geometry.side_len() {
+            // Anybody may have written the number, and memory for so many pages is not to be had.
+            let what = "it is shorter than its superblock says; protect the file again".to_owned();
+            return Err(Error::Corrupt { path: place, offset: Some(side.len()), what });
+        }
+        let (tables, found) = Tables::read(&side, &place, geometry, superblock.tie(), false)?;
+        if !found.lost.is_empty() && tries < ATTEMPTS {
+            std::thread::sleep(PAUSE);
+            continue;
+        }
+        let uncovered = tables.uncovered();
+        let mut vulnerable: Vec<u64> = uncovered.iter().map(|page| geometry.stripe_of(page)).collect();
+        vulnerable.sort_unstable();
+        vulnerable.dedup();
+        return Ok(Some(Coverage {
+            companion: place,
+            bytes: geometry.side_len(),
+            pages: geometry.pages(),
+            uncovered: uncovered.count(),
+            in_sidecar: 0,
+            sidecar: None,
+            believed: true,
+            unknown: Vec::new(),
+            lost: Vec::new(),
+            oldest_uncovered: None,
+            stripes: geometry.stripes(),
+            vulnerable_stripes: vulnerable.len() as u64,
+            stripe: geometry.stripe,
+            layout: geometry.layout,
+            checksum: superblock.checksum,
+            period: superblock.period,
+            history: superblock.history,
+            scrubbing: None,
+            found: None,
+        }));
+    }
+}

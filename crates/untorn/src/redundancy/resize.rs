@@ -1,0 +1,177 @@
+//! Another length: what is known of the pages that stay is carried over.
+//!
+//! Each length of a file has a companion of its own, made beside the one before and put in its place before the file changes. What
+//! was covered stays so, and what was damaged by then stays known to be damaged: to cover pages as they are would make damage
+//! the truth.
+//!
+//! # What makes it sound
+//! 1. A page that stays as it is keeps its checksum and its mark. One that is covered short counts as filled up with zeros,
+//!    and so is the same when the file has grown. One that is cut is compared first, and gets the checksum of what is left.
+//! 2. Pages that are added read as zeros, and are covered as such. A store to them is announced, which needs the new companion.
+//!    Those that a sidecar has by then are marked: they may hold what was stored when nobody was told.
+//! 3. A stripe that keeps its pages, or has others of zeros besides, keeps its parity, be that damaged or not. That of any other
+//!    is made of pages that were compared, and given back from the old one where that is needed and can be. Where it cannot, the
+//!    stripe has no parity that its checksum speaks of, so that nothing is made of it.
+//! 4. The companion is left as one amid stores, so nothing depends on the file's time until a pass has noted it. One that a crash
+//!    leaves beside a file of another length is carried over to that, but for pages of which one of the lengths cuts a part,
+//!    and those that the companion does not speak of: these are marked.
+
+use super::ScrubFindings;
+use super::file::{Filling, create};
+use super::format::Left;
+use super::layout::Geometry;
+use super::table::Tables;
+use super::uncovered_since::Ages;
+use super::{Inner, Mode, Redundancy};
+use crate::error::Result;
+use crate::format::sidecar::PAGE;
+use crate::simd::xor;
+use crate::storage::{Access, Medium, MediumFile};
+
+/// What is to be told of yet, and since when pages are uncovered.
+#[derive(Default)]
+pub(super) struct Troubles {
+    were_unknown: Vec<u64>,
+    spoilt: Vec<u64>,
+    ages: Option<Ages>,
+    found: Option<ScrubFindings>,
+}
+
+impl<M: Medium> Redundancy<M> {
+    /// Puts a companion file for another length in the place of this one, durably; what it says of pages that stay is carried
+    /// over. This one is of no further use. The other is locked, so that nobody has it between the two.
+    ///
+    /// # Errors
+    /// Those of creating, reading, writing and flushing.
+    pub(super) fn renew(&self, len: u64) -> Result<M::File> {
+        let data = self.medium.open(&self.path, Access::Read, 0)?;
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        let (settings, history) = (inner.superblock.settings(), inner.superblock.history);
+        let make =
+            |filling| create(&*self.medium, &self.path, &self.side_path, &data, len, &settings, history, filling);
+        if inner.failed.is_some() {
+            // What is in memory may be on no medium.
+            return make(Filling { left: Left::Announced, fill: &mut |_, _| Ok(()) });
+        }
+        let to = Geometry { len, ..self.geometry };
+        make(Filling { left: Left::Storing, fill: &mut |side, tables| self.carry(inner, to, side, tables) })
+    }
+
+    /// Carries over to the tables and the parity of a new companion file, in which all pages are marked.
+    fn carry(&self, inner: &mut Inner, to: Geometry, side: &M::File, tables: &mut Tables) -> Result<()> {
+        let from = self.geometry;
+        let zeros = vec![0; PAGE as usize];
+        let of_zeros = self.checksum.of(&zeros);
+        // A sidecar may be longer than what was spoken of, and have there what it was once used for. Nobody says so of a data file.
+        let there = if self.of_sidecar {
+            self.pages.stamp()?.size.saturating_sub(self.pages.begins_at()).div_ceil(PAGE)
+        } else {
+            0
+        };
+        for page in 0..to.pages() {
+            let stays = page < from.pages();
+            tables.set_sum(page, if stays { inner.tables.sum(page) } else { of_zeros });
+            let is_marked = if stays { !self.speaks_of(inner, page) } else { inner.doubts || page < there };
+            tables.set_uncovered(page, is_marked);
+        }
+        for stripe in 0..to.stripes() {
+            let stay: Vec<u64> = to.members(stripe).filter(|page| *page < from.pages()).collect();
+            let is_cut = |page: &u64| to.bytes_of(*page).end < from.bytes_of(*page).end;
+            if stay.is_empty() {
+                tables.set_parity_sum(stripe, of_zeros);
+            } else if stripe < from.stripes()
+                && from.members(stripe).eq(stay.iter().copied())
+                && !stay.iter().any(is_cut)
+            {
+                tables.set_parity_sum(stripe, inner.tables.parity_sum(stripe));
+                if let Some((parity, _)) = self.read_parity(stripe, false)?
+                    && parity != zeros
+                {
+                    side.write(to.parity_at(stripe), &parity)?;
+                }
+            } else {
+                let mut parity = zeros.clone();
+                let mut is_known = true;
+                for page in stay {
+                    let is_covered = self.speaks_of(inner, page);
+                    match self.as_covered(inner, page)? {
+                        Some(mut bytes) => {
+                            let range = to.bytes_of(page);
+                            bytes[(range.end - range.start) as usize..].fill(0);
+                            if is_covered && is_cut(&page) {
+                                tables.set_sum(page, self.checksum.of(&bytes));
+                            }
+                            xor(&mut parity, &bytes);
+                        }
+                        None => {
+                            is_known = false;
+                            if is_cut(&page) {
+                                // No bytes have this checksum but those that were lost with what was cut.
+                                tables.set_sum(page, !inner.tables.sum(page));
+                            }
+                        }
+                    }
+                }
+                let sum = self.checksum.of(&parity);
+                tables.set_parity_sum(stripe, if is_known { sum } else { !sum });
+                side.write(to.parity_at(stripe), &parity)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of a page that its checksum speaks of, which it is given back if it is damaged; of one that is marked, those
+    /// that it has. Nothing, if they are lost.
+    fn as_covered(&self, inner: &mut Inner, page: u64) -> Result<Option<Vec<u8>>> {
+        let mut bytes = vec![0; PAGE as usize];
+        let sum = self.read(page, &mut bytes)?;
+        if !self.speaks_of(inner, page) {
+            return Ok(sum.map(|_| bytes));
+        }
+        if sum == Some(inner.tables.sum(page)) {
+            return Ok(Some(bytes));
+        }
+        let is_back = self.give_back(inner, page)? && self.read(page, &mut bytes)? == Some(inner.tables.sum(page));
+        Ok(is_back.then_some(bytes))
+    }
+
+    /// Has pages count as marked of which nothing is known in a file that is `len` bytes long: those that are not whole in both
+    /// lengths.
+    pub(super) fn doubt_beyond(&self, len: u64) {
+        let mut inner = self.lock();
+        let known = len.min(self.geometry.len) / PAGE;
+        inner.doubts = true;
+        inner.unknown.extend(known..self.geometry.pages());
+    }
+
+    /// What was come upon before the length changed, and is to be told of yet.
+    pub(super) fn troubles(&self) -> Troubles {
+        let inner = self.lock();
+        let (were_unknown, spoilt) = (inner.were_unknown.clone(), inner.spoilt.iter().copied().collect());
+        Troubles {
+            were_unknown,
+            spoilt,
+            ages: Some(inner.ages.of_length(self.geometry.pages())),
+            found: self.scrubs.found(),
+        }
+    }
+
+    /// Takes note of it for those pages that there still are.
+    pub(super) fn inherit(&self, Troubles { were_unknown, spoilt, ages, found }: Troubles) {
+        self.scrubs.set_found(found);
+        let mut inner = self.lock();
+        let pages = self.geometry.pages();
+        if let Some(ages) = ages {
+            // What is marked has been so since before. What was added counts by the same instant, which is too much.
+            inner.ages = ages.of_length(pages);
+        }
+        inner.were_unknown.extend(were_unknown.into_iter().filter(|page| *page < pages));
+        inner.spoilt.extend(spoilt.into_iter().filter(|page| *page < pages));
+    }
+
+    /// Whether stores are covered as soon as they are made.
+    pub(super) fn is_synchronous(&self) -> bool {
+        matches!(self.mode, Mode::Synchronous)
+    }
+}

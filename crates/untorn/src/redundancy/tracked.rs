@@ -1,0 +1,231 @@
+//! The medium of an engine that has redundancy: it tells of every store to the data file, and to the sidecar.
+//!
+//! All else goes through to the medium proper. Nothing is to be said of other files, and a file that is open for reading only is
+//! not stored to.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::tracked_data::Watch;
+use super::tracked_sidecar::SidecarPages;
+use crate::error::Result;
+use crate::storage::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
+
+/// The medium of an engine whose data file is watched, and the pages of its sidecar.
+pub(crate) struct Watched<M: Medium> {
+    pub(crate) medium: Arc<M>,
+    pub(crate) data: Arc<Watch<M>>,
+    pub(crate) sidecar: Arc<SidecarPages<M>>,
+}
+
+impl<M: Medium> Watched<M> {
+    fn plain(&self, file: M::File) -> WatchedFile<M> {
+        WatchedFile { file, watch: Watching::Nobody }
+    }
+}
+
+impl<M: Medium> Medium for Watched<M> {
+    type File = WatchedFile<M>;
+
+    fn class(&self) -> MediumClass {
+        self.medium.class()
+    }
+
+    fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File> {
+        let file = self.medium.open(path, access, reserve)?;
+        let watch = match access {
+            Access::ReadWrite if path == self.data.path() => Watching::Data(Arc::clone(&self.data)),
+            Access::ReadWrite if path == self.sidecar.path() => Watching::Sidecar(Arc::clone(&self.sidecar)),
+            _ => Watching::Nobody,
+        };
+        Ok(WatchedFile { file, watch })
+    }
+
+    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File> {
+        Ok(self.plain(self.medium.create(path, len, reserve)?))
+    }
+
+    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &Self::File) -> Result<Self::File> {
+        Ok(self.plain(self.medium.create_like(path, len, reserve, &like.file)?))
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        self.medium.create_dir(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        if from == self.sidecar.path() {
+            self.sidecar.forget()?;
+        }
+        self.medium.rename(from, to)
+    }
+
+    fn unlink(&self, path: &Path) -> Result<()> {
+        if path == self.sidecar.path() {
+            self.sidecar.forget()?;
+        }
+        self.medium.unlink(path)
+    }
+
+    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
+        self.medium.remove_dir_if_empty(path)
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.medium.exists(path)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
+        self.medium.list(dir)
+    }
+
+    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
+        self.medium.sync_dir(barrier, dir)
+    }
+
+    fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()> {
+        match files {
+            [one] => self.medium.fence(barrier, &[&one.file]),
+            [one, two] => self.medium.fence(barrier, &[&one.file, &two.file]),
+            many => self.medium.fence(barrier, &many.iter().map(|file| &file.file).collect::<Vec<_>>()),
+        }
+    }
+
+    fn order(&self) {
+        self.medium.order();
+    }
+
+    fn unique(&self) -> Result<[u8; 16]> {
+        self.medium.unique()
+    }
+
+    fn relax(&self, round: u32) {
+        self.medium.relax(round);
+    }
+}
+
+/// Who watches a file.
+enum Watching<M: Medium> {
+    Nobody,
+    /// Of the data file, open for writing.
+    Data(Arc<Watch<M>>),
+    /// Of the sidecar, likewise.
+    Sidecar(Arc<SidecarPages<M>>),
+}
+
+/// A file of an engine whose data file is watched.
+pub(crate) struct WatchedFile<M: Medium> {
+    file: M::File,
+    watch: Watching<M>,
+}
+
+impl<M: Medium> WatchedFile<M> {
+    fn told(&self, offset: u64, len: u64, store: impl FnOnce(&M::File) -> Result<()>) -> Result<()> {
+        let bytes = offset..offset.saturating_add(len);
+        match &self.watch {
+            Watching::Nobody => store(&self.file),
+            Watching::Data(watch) => watch.told(bytes, || store(&self.file)),
+            Watching::Sidecar(watch) => watch.told(bytes, || store(&self.file)),
+        }
+    }
+
+    fn stirred(&self, work: impl FnOnce(&M::File) -> Result<()>) -> Result<()> {
+        match &self.watch {
+            // Of the sidecar, its time says nothing as long as it is open.
+            Watching::Nobody | Watching::Sidecar(_) => work(&self.file),
+            Watching::Data(watch) => watch.stirred(|| work(&self.file)),
+        }
+    }
+}
+
+impl<M: Medium> MediumFile for WatchedFile<M> {
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        self.file.identity()
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        self.file.stamp()
+    }
+
+    fn notes_stores(&self) -> bool {
+        self.file.notes_stores()
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.file.read(offset, dst)
+    }
+
+    #[inline]
+    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
+        self.file.try_read(offset, dst)
+    }
+
+    fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.file.read_stored(offset, dst)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.told(offset, src.len() as u64, |file| file.write(offset, src))
+    }
+
+    // `write_lines` run by run, each told as what it is: of a page that is not stored to whole the rest has to be there.
+
+    fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.told(offset, src.len() as u64, |file| file.store(offset, src))
+    }
+
+    fn prefetch(&self, offset: u64) {
+        self.file.prefetch(offset);
+    }
+
+    fn prefetch_to_store(&self, offset: u64) {
+        self.file.prefetch_to_store(offset);
+    }
+
+    fn flush(&self, barrier: Barrier, offset: u64, len: u64) {
+        self.file.flush(barrier, offset, len);
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        match &self.watch {
+            Watching::Nobody => self.file.set_len(len),
+            Watching::Data(watch) => watch.resize(&self.file, len),
+            Watching::Sidecar(watch) => watch.resize(&self.file, len),
+        }
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        // No byte changes, but the file's time may.
+        self.stirred(|file| file.allocate(offset, len))
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        self.told(offset, len, |file| file.punch(offset, len))
+    }
+
+    fn sync(&self, barrier: Barrier) -> Result<()> {
+        self.file.sync(barrier)
+    }
+
+    fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()> {
+        // What stays in the cache is written over with itself: no byte changes, but the file's time does.
+        self.stirred(|file| file.distrust_cache(barrier, offset, len))
+    }
+
+    fn mark(&self) -> Result<MarkState> {
+        self.file.mark()
+    }
+
+    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
+        self.file.set_mark(mark)
+    }
+
+    fn try_lock(&self, kind: LockKind) -> Result<bool> {
+        self.file.try_lock(kind)
+    }
+}

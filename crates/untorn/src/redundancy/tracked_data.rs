@@ -1,0 +1,335 @@
+//! A medium that tells redundancy of every store to one of its files: that of an engine.
+//!
+//! An engine reaches storage through its [`Medium`] only. Between it and the medium proper there is this one, of which
+//! nothing is to be said but for the data file: whatever changes bytes of that is announced before, and released when it is
+//! made and seen by other threads. So it is known of every page of the file, with no word from the engine, whether it may
+//! differ from what it was covered with. How the sidecar is watched, of the engine that keeps bytes of the file there, is in
+//! [`tracked_sidecar`](super::tracked_sidecar).
+//!
+//! # What makes it sound
+//! 1. Redundancy that a file has is open before the engine writes its first byte, so also before what recovery writes.
+//!    Redundancy that it is to have is made when the engine has the file, and so when nobody else has.
+//! 2. All stores to the file are between an announcement and its release, and the companion file is changed to another
+//!    length by nobody but [`Watch::resize`], which keeps all of them out. So invariants 1 and 2 of
+//!    [`redundancy`](super) are those of announced stores.
+//! 3. What stores past the cache leave in buffers of the CPU is not read by others yet. It is ordered before the release, or
+//!    a page would be covered as it was.
+//! 4. Another length is another companion file, to which what is known is [carried](super::resize) over. It takes the place of the
+//!    old one durably before the file changes. A crash in between leaves one that is of another length than the file, and that is
+//!    carried over once more before the engine's first store: not sooner, for the engine may refuse a file whose length somebody
+//!    else changed.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use super::Service;
+use super::file::{Found, is_at, look_beside, remove_unlocked};
+use super::notifier::Tidings;
+use super::scrub::{End, Looked};
+use super::service::Beside;
+use super::{Coverage, Line, Mode, Redundancy, RepairReport, Scrub, ScrubReport};
+use crate::error::{Error, Result};
+use crate::options::Settings;
+use crate::storage::{Access, Medium, MediumFile};
+
+/// Watches the stores to one file, and keeps its redundancy.
+pub(crate) struct Watch<M: Medium> {
+    medium: Arc<M>,
+    path: PathBuf,
+    mode: Mode,
+    settings: Settings,
+    /// Whether the file counts as it is, whatever checksums say.
+    trusted: bool,
+    /// Of whatever redundancy the file has.
+    tidings: Arc<Tidings>,
+    kept: RwLock<Kept<M>>,
+}
+
+/// What is kept of the file.
+enum Kept<M: Medium> {
+    /// Nothing: it has no companion file yet.
+    Nothing,
+    /// It is to be protected, and has no bytes.
+    Empty,
+    /// Its companion is for another length. It stays as it is, and speaks of the file as it was, until the engine has taken
+    /// the file and is about to store to it: a file that somebody cut short is refused, and can be given its bytes back.
+    Stale,
+    Open(Box<Redundancy<M>>),
+    /// It got another length, and no companion file of that length.
+    Lost(String),
+}
+
+impl<M: Medium> Watch<M> {
+    /// Watches the file at this path. Nothing is kept of it until it is [bound](Watch::bind).
+    pub(crate) fn new(medium: Arc<M>, path: &Path, mode: Mode, settings: Settings, trusted: bool) -> Arc<Self> {
+        let (path, tidings, kept) = (path.to_owned(), Arc::default(), RwLock::new(Kept::Nothing));
+        Arc::new(Watch { medium, path, mode, settings, trusted, tidings, kept })
+    }
+
+    /// The data file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the companion is like, if there is one and it is open.
+    pub(crate) fn settings(&self) -> Option<Settings> {
+        match &*self.read() {
+            Kept::Open(redundancy) => Some(redundancy.settings()),
+            _ => None,
+        }
+    }
+
+    /// Whether the file has a companion. One that was made for another file with its inode number is set aside.
+    ///
+    /// # Errors
+    /// Those of looking, and [`Error::InUse`] while somebody holds such a one.
+    pub(crate) fn is_protected(&self) -> Result<bool> {
+        Ok(!matches!(look_beside(&*self.medium, &self.path)?, Found::Nothing))
+    }
+
+    /// Opens the redundancy of the file, making it if there is none; from here on stores are announced. The companion file is
+    /// not changed before the first of them, or before [`begin`](Watch::begin): the engine may refuse the file yet.
+    ///
+    /// # Errors
+    /// Those of [`Redundancy::open`].
+    pub(crate) fn bind(&self) -> Result<()> {
+        let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
+        let is_empty = self.medium.open(&self.path, Access::Read, 0)?.is_empty();
+        *kept = if is_empty {
+            Kept::Empty
+        } else if matches!(look_beside(&*self.medium, &self.path)?, Found::OfAnotherLength) {
+            Kept::Stale
+        } else {
+            Kept::Open(Box::new(self.open(None)?))
+        };
+        Ok(())
+    }
+
+    /// Opens the companion file, or the one that was made just now.
+    fn open(&self, made: Option<M::File>) -> Result<Redundancy<M>> {
+        let medium = Arc::clone(&self.medium);
+        let mut opened =
+            Redundancy::open_beside(medium, &self.path, self.mode.clone(), self.settings, self.trusted, made)?;
+        opened.tell_through(&self.tidings);
+        Ok(opened)
+    }
+
+    /// What is kept, after a companion for another length was made anew: the engine has the file by now.
+    fn fresh(&self) -> Result<RwLockReadGuard<'_, Kept<M>>> {
+        let kept = self.read();
+        if !matches!(&*kept, Kept::Stale) {
+            return Ok(kept);
+        }
+        drop(kept);
+        let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
+        if matches!(&*kept, Kept::Stale) {
+            *kept = Kept::Open(Box::new(self.open(None)?));
+        }
+        drop(kept);
+        Ok(self.read())
+    }
+
+    /// Whether there are no bytes to keep anything of. The lock is not held any more: who waits to change what is kept would
+    /// keep out this thread's next look.
+    fn is_empty(&self) -> bool {
+        matches!(&*self.read(), Kept::Empty)
+    }
+
+    /// Notes in the companion file that stores are announced from now on.
+    ///
+    /// # Errors
+    /// Those of writing and flushing.
+    pub(crate) fn begin(&self) -> Result<()> {
+        match &*self.fresh()? {
+            Kept::Open(redundancy) => begin(redundancy),
+            _ => Ok(()),
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Kept<M>> {
+        // A panic between two states leaves the one before, whose companion file is another than the file's by length.
+        self.kept.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lost<T>(&self, cause: &str) -> Result<T> {
+        Err(Error::Poisoned { path: self.path.clone(), cause: cause.to_owned() })
+    }
+
+    /// Does something with the redundancy.
+    fn with<T>(&self, work: impl FnOnce(&Redundancy<M>) -> Result<T>) -> Result<T> {
+        match &*self.fresh()? {
+            Kept::Open(redundancy) => work(redundancy),
+            Kept::Lost(cause) => self.lost(cause),
+            Kept::Nothing | Kept::Empty | Kept::Stale => {
+                let what = "an empty file has nothing to protect; give it its length first".to_owned();
+                Err(Error::Invalid { path: self.path.clone(), what })
+            }
+        }
+    }
+
+    /// Scrubs the file to the end, and does something about it while it has that length. It gives way to whoever changes the
+    /// length, and goes on with what is kept then: no page of the length at the end is passed over.
+    fn scrubbed<T: Default>(
+        &self,
+        mut how: Scrub<'_>,
+        then: impl FnOnce(&Redundancy<M>, ScrubReport) -> Result<T>,
+    ) -> Result<T> {
+        let (mut looked, mut then) = (Looked::nothing(), Some(then));
+        for round in 0.. {
+            if self.is_empty() {
+                break;
+            }
+            let done = self.with(|redundancy| {
+                if redundancy.go_on(&mut how, &mut looked)? == End::Left {
+                    return Ok(None);
+                }
+                let report = std::mem::replace(&mut looked, Looked::nothing()).report();
+                // Before anybody changes the length again.
+                then.take().map(|then| then(redundancy, report)).transpose()
+            })?;
+            if let Some(done) = done {
+                return Ok(done);
+            }
+            self.medium.relax(round);
+        }
+        Ok(T::default())
+    }
+
+    /// Stores to these bytes of the file, and tells.
+    pub(super) fn told(&self, bytes: Range<u64>, store: impl FnOnce() -> Result<()>) -> Result<()> {
+        match &*self.fresh()? {
+            Kept::Nothing | Kept::Empty => store(),
+            Kept::Stale => self.lost("its companion is for another length, and was not made anew"),
+            Kept::Lost(cause) => self.lost(cause),
+            Kept::Open(redundancy) => {
+                let bytes = bytes.start..bytes.end.min(redundancy.len());
+                redundancy.announce(bytes.clone())?;
+                let stored = store();
+                self.medium.order();
+                let released = redundancy.release(bytes);
+                stored.and(released)
+            }
+        }
+    }
+
+    /// Does with the file what changes its time, and no byte.
+    pub(super) fn stirred(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        match &*self.fresh()? {
+            Kept::Open(redundancy) => {
+                redundancy.stir()?;
+                let done = work();
+                redundancy.calm();
+                done
+            }
+            Kept::Lost(cause) => self.lost(cause),
+            Kept::Nothing | Kept::Empty | Kept::Stale => work(),
+        }
+    }
+
+    /// Changes the length of the file. What is kept of it is kept for the new length, and what was covered is covered then. A file whose
+    /// path names another by now stays as it is: it is from there that companions are made, removed and opened.
+    pub(super) fn resize(&self, file: &M::File, len: u64) -> Result<()> {
+        if file.len() == len {
+            return file.set_len(len);
+        }
+        // What it speaks of must not seem to be of the file, once that has its length again.
+        let kept = self.fresh()?;
+        if !matches!(&*kept, Kept::Nothing | Kept::Lost(_)) && !is_at(&*self.medium, &self.path, file)? {
+            let what =
+                "it has redundancy, and its path names another file by now; give it its name back to change its length";
+            return Err(Error::Invalid { path: self.path.clone(), what: what.to_owned() });
+        }
+        if let Kept::Open(redundancy) = &*kept {
+            // A pass of the thread or a scrub under way would have to be waited for. What somebody called for is.
+            redundancy.leave();
+        }
+        drop(kept);
+        let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
+        let prepared = match &*kept {
+            Kept::Lost(cause) => return self.lost(cause),
+            Kept::Nothing | Kept::Stale => return file.set_len(len),
+            Kept::Open(redundancy) if len > 0 => redundancy.renew(len).map(Some),
+            // Of no bytes there is no companion. One that is left would count for what the file is given next.
+            Kept::Open(_) | Kept::Empty => remove_unlocked(&*self.medium, &self.path).map(|()| None),
+        };
+        let (made, changed) = match prepared {
+            Ok(made) => (made, file.set_len(len)),
+            Err(error) => (None, Err(error)),
+        };
+        let troubles = match &*kept {
+            Kept::Open(redundancy) => redundancy.troubles(),
+            _ => Default::default(),
+        };
+        // Lets go of the companion of the old length.
+        *kept = Kept::Empty;
+        if file.is_empty() {
+            return changed;
+        }
+        match self.open(made).and_then(|redundancy| begin(&redundancy).map(|()| redundancy)) {
+            Ok(redundancy) => {
+                redundancy.inherit(troubles);
+                *kept = Kept::Open(Box::new(redundancy));
+                changed
+            }
+            Err(error) => {
+                *kept = Kept::Lost(error.to_string());
+                changed.and(Err(error))
+            }
+        }
+    }
+}
+
+/// Begins with redundancy; where stores are covered at once, what nobody is storing to is covered from the beginning.
+fn begin<M: Medium>(redundancy: &Redundancy<M>) -> Result<()> {
+    redundancy.begin()?;
+    if redundancy.is_synchronous() { redundancy.cover().map(drop) } else { Ok(()) }
+}
+
+impl<M: Medium> Service for Watch<M> {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn cover(&self) -> Result<u64> {
+        if self.is_empty() { Ok(0) } else { self.with(Redundancy::cover) }
+    }
+
+    fn pass(&self) -> Result<u64> {
+        if self.is_empty() { Ok(0) } else { self.with(Redundancy::pass) }
+    }
+
+    fn listen(&self, line: Option<Line>) {
+        self.tidings.listen(line);
+    }
+
+    fn coverage(&self) -> Result<Coverage> {
+        self.with(Redundancy::coverage)
+    }
+
+    fn scrub(&self, how: Scrub<'_>) -> Result<ScrubReport> {
+        self.scrubbed(how, |_, report| Ok(report))
+    }
+
+    fn note_scrub(&self) -> Result<()> {
+        if self.is_empty() { Ok(()) } else { self.with(Redundancy::note_scrub) }
+    }
+
+    fn repair(&self, how: Scrub<'_>) -> Result<RepairReport> {
+        self.scrubbed(how, Redundancy::repair_found)
+    }
+}
+
+impl<M: Medium> Beside for Watch<M> {
+    fn assess(&self, how: Scrub<'_>) -> Result<RepairReport> {
+        self.scrubbed(how, Redundancy::assess_found)
+    }
+
+    fn verify(&self, bytes: Range<u64>, repair: bool) -> Result<()> {
+        if self.is_empty() { Ok(()) } else { self.with(|redundancy| redundancy.verify(bytes, repair)) }
+    }
+
+    fn finish(&self) -> Result<()> {
+        if self.is_empty() { Ok(()) } else { self.with(Redundancy::finish) }
+    }
+}

@@ -1,0 +1,86 @@
+//! Looking at all of a store: whether every page belongs to one owner, and holds what its commit wrote.
+
+use std::collections::HashMap;
+
+use super::format::{PAGE, Page, digest};
+use super::{Core, Slot, locked};
+use crate::error::Result;
+use crate::storage::{Medium, MediumFile};
+
+/// What was found in a store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Audit {
+    /// Pages of regions that take space.
+    pub data_pages: u64,
+    /// Pages of page tables.
+    pub table_pages: u64,
+    /// Pages called used that nothing owns: lost until the store is scanned anew.
+    pub lost_pages: u64,
+    /// Pages whose bytes have a digest, and agree with it.
+    pub verified_pages: u64,
+    /// What is wrong, in sentences; nothing in a store that is whole.
+    pub findings: Vec<String>,
+}
+
+impl<M: Medium> Core<M> {
+    /// Looks at every region and every page, while nobody changes anything.
+    ///
+    /// # Errors
+    /// Those of reading; what is wrong with the store is in the findings.
+    pub(super) fn audit(&self) -> Result<Audit> {
+        let _naming = locked(&self.naming);
+        let regions = self.regions();
+        // In the order of their nodes; everybody else holds one of these locks at most.
+        let mut states: Vec<_> = regions.iter().map(|region| locked(&region.state)).collect();
+        let mut audit = Audit::default();
+        for slot in locked(&self.directory).iter() {
+            if let Slot::Broken(what) = slot {
+                audit.findings.push(what.clone());
+            }
+        }
+        let mut owners: HashMap<u64, &str> = HashMap::new();
+        let mut bytes: Page = [0; PAGE as usize];
+        for (region, state) in regions.iter().zip(&mut states) {
+            if let Err(error) = self.load(region, state) {
+                audit.findings.push(error.to_string());
+                continue;
+            }
+            let Some(loaded) = &state.loaded else { continue };
+            let mut own = |page: u64, audit: &mut Audit| {
+                if let Some(other) = owners.insert(page, &region.name) {
+                    audit.findings.push(format!("page {page} is owned by regions {other:?} and {:?}", region.name));
+                }
+            };
+            for page in loaded.table.own_pages() {
+                audit.table_pages += 1;
+                own(page, &mut audit);
+            }
+            for (logical, entry) in loaded.table.entries() {
+                let Some(page) = entry.stored() else { continue };
+                audit.data_pages += 1;
+                own(page, &mut audit);
+                if entry.sum.get() == 0 {
+                    continue;
+                }
+                self.file.read(page * PAGE, &mut bytes)?;
+                if digest(&bytes) == entry.sum.get() {
+                    audit.verified_pages += 1;
+                } else {
+                    audit
+                        .findings
+                        .push(format!("page {logical} of region {:?} is not what was committed", region.name));
+                }
+            }
+            if state.handle.strong_count() == 0 {
+                state.loaded = None;
+            }
+        }
+        let space = locked(&self.space);
+        audit.lost_pages = space.used().saturating_sub(owners.len() as u64);
+        for (page, name) in owners.iter().filter(|(page, _)| !space.is_used(**page)) {
+            audit.findings.push(format!("page {page} of region {name:?} is called free"));
+        }
+        Ok(audit)
+    }
+}

@@ -1,0 +1,444 @@
+//! The snapshot engine: named regions of pages in one file, and `pmsync`, which commits a region as a whole (the Region
+//! System paper, §V).
+//!
+//! A region's page table is a tree of inner nodes over *leaves*. A leaf has, for each of its logical pages, *two* pointers
+//! with digests, in two halves: one half for even commits, one for odd ones. After commit *k* the half of *k*'s parity is the
+//! snapshot, for every entry; the other half belongs to the commit to come. So these are the paper's dual pointers, current
+//! and snapshot, which change roles at each commit: what it calls completing a `pmsync`, bringing the snapshot pointers up to
+//! date, is done by the next one on its way, and never costs a fence of its own.
+//!
+//! # The protocol
+//! Commit *k*+1 of a region, under the region's lock:
+//! 1. Fresh pages are taken from the free map. If leaves are missing, they are written empty; **fence**
+//!    (`snapshot.table`); one 8-byte store links each new subtree. This happens once in 128 new pages.
+//! 2. The new contents go to fresh pages. In the half of *k*+1 of each leaf go the entries that change, and those that
+//!    commit *k* changed and *k*+1 does not.
+//! 3. The record of *k*+1, one line, is stored over the record of *k*-1: commit number, and the sum of a digest of each
+//!    entry of the whole region. **Fence** (`snapshot.record`), and the commit is acknowledged.
+//!
+//! So a commit costs one fence on persistent memory, and one flush on a disk. It is certified: each entry has the digest of
+//! its page, the record has the sum of the entries. Where the digests cost more than a fence (persistent memory), the record
+//! is *ordered* instead: a fence (`snapshot.data`) before step 3, and digests are not taken.
+//!
+//! # What makes it sound
+//! 1. Before the record of *k*+1 is durable, nothing that commit *k* needs is written to: its half of every leaf, its pages,
+//!    its record. Pages that *k*+1 gives up are free only when its fence has returned.
+//! 2. A record is stored only when the one before it is durable with all it speaks of. So of a region's two records the
+//!    older one is certain, and the newer one is if it is ordered. Otherwise it counts if the sum of its half agrees and so
+//!    does every page that the two halves name differently, which are all that it wrote. Nothing of what it wrote is written
+//!    again before a later record is durable, so what was acknowledged always adds up. If it does not count, the older one's
+//!    pages that the two name differently are whole, by 1; where they are not, the newer one was durable and has rotted, and
+//!    the region is damaged.
+//! 3. What is left of a record that does not count, whole or torn, is durably erased (`snapshot.recover.discard`) before the
+//!    region is written to again: what is missing of it might otherwise arrive later, as part of something else.
+//! 4. Recovery of a region changes nothing but that: which half counts follows from the record, and what the other one has
+//!    instead is overwritten by the next commit, as after any commit. So it is idempotent, and each region can have it when
+//!    it is first needed.
+//! 5. The tree above the leaves says only where leaves are; an empty leaf means nothing. So it changes outside of commits,
+//!    by 8-byte stores, and no copy on write goes up the tree.
+//! 6. The free map is not durable while the store is open. After a crash pages are given out only beyond what the file had at
+//!    the open, which nothing can name, until every region has been looked at; then all that no region names is free. What
+//!    a clean close leaves counts only if its digest agrees, and the superblock says "open" before anything changes.
+//!
+//! # Locks, in the order in which they are taken
+//! Naming (create, open and delete a region); a region's state; the directory; the free map.
+
+mod audit;
+mod commit;
+mod format;
+mod load;
+mod open;
+mod region;
+mod space;
+mod store;
+mod table;
+mod working;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rustix::io::Errno;
+
+pub use self::audit::Audit;
+pub(crate) use self::commit::Stored;
+pub(crate) use self::format::{MAX_NAME, MAX_NODES, MAX_PAGES, PAGE, Page};
+use self::format::{MapPlace, Record, Superblock};
+use self::load::Loaded;
+pub(crate) use self::open::create;
+use self::region::Handle;
+use self::space::Space;
+pub(crate) use self::store::Store;
+use self::working::Working;
+use crate::engine::handle_state::Standing;
+use crate::error::{Error, Result};
+use crate::options::Order;
+use crate::storage::{Barrier, Medium, MediumClass, MediumFile};
+
+/// The barriers of this engine.
+pub(crate) mod barriers {
+    use crate::storage::barrier::barriers;
+    barriers! {
+        /// A new store is whole before its name points to it.
+        CREATE_FILE = "snapshot.create.file";
+        /// What a killed process left in the page cache is durable before anything is concluded from it.
+        ATTACH_FILE = "snapshot.attach.file";
+        /// The store's name is durable before anything in it is acknowledged, whoever created it.
+        ATTACH_NAME = "snapshot.attach.name";
+        /// What is concluded at an open comes from the medium and not from what a failed flush left in the cache.
+        ATTACH_CACHE = "snapshot.attach.cache";
+        /// The superblock says "open" before the first change: else a crash would leave a free map that is out of date. And it
+        /// has the number of this session, so that nothing changes in one that somebody takes for another.
+        OPEN = "snapshot.open";
+        /// A region node is whole before its status says that it has a region.
+        NODE = "snapshot.node";
+        /// A region that was created is there after a crash.
+        CREATED = "snapshot.created";
+        /// A region that was deleted is gone, before its pages go to another one.
+        DELETED = "snapshot.deleted";
+        /// The file's new length is durable before anything in it counts.
+        GROW = "snapshot.grow";
+        /// New pages of a page table are empty before something links to them.
+        TABLE = "snapshot.table";
+        /// Without digests: all that a record speaks of is durable before it is stored.
+        DATA = "snapshot.data";
+        /// A commit is durable before it is acknowledged, and before the pages it gave up are used again.
+        RECORD = "snapshot.record";
+        /// What is left of a record that does not count is gone before the region is written to again.
+        DISCARD = "snapshot.recover.discard";
+    }
+}
+
+/// How a store is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// `None`: by the medium.
+    pub(crate) order: Option<Order>,
+    /// Region nodes of a new store.
+    pub(crate) nodes: u32,
+    /// Bytes that the file may grow to while open.
+    pub(crate) max_len: u64,
+    /// Pages by which it grows at least, if the disk has them.
+    pub(crate) grow_by: u64,
+    /// Whether a thread looks for free space after a crash.
+    pub(crate) background: bool,
+    /// Nothing is changed, and others may read at the same time.
+    pub(crate) read_only: bool,
+}
+
+/// What is known of a region without opening it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RegionInfo {
+    /// Its name.
+    pub name: String,
+    /// Logical page numbers are below this.
+    pub max_pages: u64,
+    /// Pages allocated at the last commit.
+    pub pages: u64,
+    /// Number of the last commit, 0 before the first.
+    pub commit: u64,
+    /// Pages changed, allocated or freed since the last commit.
+    pub pending: u64,
+    /// Whether a handle of this process has it open.
+    pub open: bool,
+    /// Whether this process has it mapped; stores to its memory are not in `pending` then.
+    pub mapped: bool,
+    /// What is wrong with it, if something is; the numbers are 0 then.
+    pub damage: Option<String>,
+}
+
+/// The state of an open store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreInfo {
+    /// The file.
+    pub path: PathBuf,
+    /// Its length in bytes.
+    pub len: u64,
+    /// The most regions it may have.
+    pub max_regions: u32,
+    /// Regions it has.
+    pub regions: u32,
+    /// Pages that can be given out without growing the file. After a crash, as long as `scanning`, only those that the file
+    /// grew by since.
+    pub free_pages: u64,
+    /// Pages of the file that regions, their page tables, region nodes and superblocks are known to have.
+    pub used_pages: u64,
+    /// Whether free space is still being looked for.
+    pub scanning: bool,
+    /// Whether the store had been left by a crash, or by closing without [`close`](crate::RegionStore::close).
+    pub recovered: bool,
+    /// Fences, on a disk flushes, of a commit that needs no new page of a page table.
+    pub order: Order,
+    /// What is wrong with region nodes, in sentences.
+    pub damage: Vec<String>,
+}
+
+/// What the face needs of an open store.
+pub(crate) trait AnyStore: Send + Sync {
+    fn path(&self) -> &Path;
+    fn create_region(&self, name: &str, max_pages: u64) -> Result<Arc<dyn AnyRegion>>;
+    fn open_region(&self, name: &str) -> Result<Arc<dyn AnyRegion>>;
+    fn delete_region(&self, name: &str) -> Result<()>;
+    fn list(&self) -> Result<Vec<RegionInfo>>;
+    fn info(&self) -> Result<StoreInfo>;
+    /// Looks at every region that has not been looked at since the crash.
+    fn scan(&self) -> Result<()>;
+    fn audit(&self) -> Result<Audit>;
+    /// Leaves the free map. Called once, with no other call under way.
+    fn close(&self) -> Result<()>;
+}
+
+/// What a face needs of an open region. Page numbers are the region's own.
+pub(crate) trait AnyRegion: Send + Sync {
+    fn name(&self) -> &str;
+    /// The store's file.
+    fn path(&self) -> &Path;
+    fn info(&self) -> Result<RegionInfo>;
+    /// Allocates pages in a row, from `at` on or where there is room. Returns the first.
+    fn alloc(&self, at: Option<u64>, count: u64) -> Result<u64>;
+    fn free(&self, logical: u64) -> Result<()>;
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
+    fn pages(&self) -> Result<Vec<u64>>;
+    /// Which pages of the store have the contents of these at the last commit; 0 for those that have none.
+    fn stored(&self, pages: &[u64]) -> Result<Vec<u64>>;
+    /// Reads such a page of the store, without waiting for anything. A commit leaves it as it is, and the one after next may
+    /// not: what it has then is for the caller to know.
+    fn read_stored(&self, page: u64, dst: &mut [u8]) -> Result<()>;
+    /// Commits what is pending, and with it what a mapping has.
+    fn pmsync(&self, stored: &Stored<'_>) -> Result<u64>;
+    fn rollback(&self) -> Result<()>;
+    /// Pages allocated since the last commit.
+    fn fresh(&self) -> Result<Vec<u64>>;
+    /// # Errors
+    /// [`Error::Forked`] in a forked child.
+    fn ours(&self) -> Result<()>;
+    /// # Errors
+    /// Why the store takes no changes.
+    fn writable(&self) -> Result<()>;
+    /// The way to the region for a mapping; as long as it is there, every other one is refused.
+    fn map(&self) -> Result<Arc<dyn AnyRegion>>;
+}
+
+/// One open store, shared by the handles of it and of its regions.
+struct Core<M: Medium> {
+    standing: Standing,
+    medium: Arc<M>,
+    class: MediumClass,
+    file: M::File,
+    settings: Settings,
+    order: Order,
+    /// Held by whoever creates, opens or deletes a region.
+    naming: Mutex<()>,
+    directory: Mutex<Vec<Slot<M>>>,
+    space: Mutex<Space>,
+    superblock: Mutex<Superblock>,
+    /// It had been closed cleanly.
+    was_clean: bool,
+    /// Something is amiss that the free map of a clean close would hide from the next open.
+    untidy: AtomicBool,
+    /// Tells the thread that scans to give up.
+    stop: AtomicBool,
+}
+
+/// One region node.
+enum Slot<M: Medium> {
+    Free,
+    Region(Arc<Region<M>>),
+    /// Its bytes make no sense.
+    Broken(String),
+}
+
+impl<M: Medium> Slot<M> {
+    fn region(&self) -> Option<&Arc<Region<M>>> {
+        if let Slot::Region(region) = self { Some(region) } else { None }
+    }
+}
+
+/// One region of an open store, whether or not a program has it open.
+struct Region<M: Medium> {
+    /// Page of its node.
+    node: u64,
+    name: String,
+    uid: [u8; 16],
+    max_pages: u64,
+    /// Whether its pages are marked in the free map.
+    counted: AtomicBool,
+    state: Mutex<State<M>>,
+}
+
+struct State<M: Medium> {
+    /// The region at its last commit, while somebody needs it.
+    loaded: Option<Loaded>,
+    /// Commit number and pages, once known.
+    summary: Option<(u64, u64)>,
+    working: Working,
+    /// The handle that programs share, and how many there were before it.
+    handle: Weak<Handle<M>>,
+    session: u64,
+    /// A mapping has the pages as the program sees them; only it may use the region.
+    mapped: bool,
+    deleted: bool,
+}
+
+impl<M: Medium> Region<M> {
+    fn new(node: u64, name: String, uid: [u8; 16], max_pages: u64, counted: bool) -> Self {
+        let (loaded, summary, working, handle) = (None, None, Working::default(), Weak::new());
+        let state = Mutex::new(State { loaded, summary, working, handle, session: 0, mapped: false, deleted: false });
+        Region { node, name, uid, max_pages, counted: AtomicBool::new(counted), state }
+    }
+
+    /// What is wrong, at a page of the store.
+    fn damaged(&self, path: &Path, page: u64, what: &str) -> Error {
+        Error::Corrupt {
+            path: path.to_owned(),
+            offset: Some(page.saturating_mul(PAGE)),
+            what: format!("region {:?}: {what}", self.name),
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a panic under one of these locks leaves is either whole or bound to a commit that did not happen.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<M: Medium> Core<M> {
+    fn path(&self) -> &Path {
+        self.standing.path()
+    }
+
+    /// Makes this thread's stores durable; a failure ends all promises.
+    fn fence(&self, barrier: Barrier) -> Result<()> {
+        self.medium.fence(barrier, &[&self.file]).map_err(|error| self.standing.poison(error))
+    }
+
+    fn regions(&self) -> Vec<Arc<Region<M>>> {
+        locked(&self.directory).iter().filter_map(Slot::region).cloned().collect()
+    }
+
+    /// Takes pages from the free map, growing the file if it has too few.
+    ///
+    /// # Errors
+    /// A full disk. Nothing is taken then.
+    fn take_pages(&self, count: usize) -> Result<Vec<u64>> {
+        let mut space = locked(&self.space);
+        let missing = (count as u64).saturating_sub(space.free());
+        if missing > 0 {
+            self.grow(&mut space, missing)?;
+        }
+        let taken: Vec<u64> = (0..count).map_while(|_| space.take()).collect();
+        debug_assert_eq!(taken.len(), count, "the free map gives what it says it has");
+        Ok(taken)
+    }
+
+    fn release_pages(&self, pages: impl IntoIterator<Item = u64>) {
+        let mut space = locked(&self.space);
+        pages.into_iter().for_each(|page| space.release(page));
+    }
+
+    /// Makes the file longer by `missing` pages at least.
+    fn grow(&self, space: &mut Space, missing: u64) -> Result<()> {
+        // An eighth more each time: as the file becomes longer, growing it becomes rarer.
+        let ample = missing.max(self.settings.grow_by).max(space.pages() / 8);
+        let grown = self.grow_to(space, space.pages() + ample);
+        if grown.is_err() && ample > missing && self.standing.writable().is_ok() {
+            return self.grow_to(space, space.pages() + missing);
+        }
+        grown
+    }
+
+    fn grow_to(&self, space: &mut Space, pages: u64) -> Result<()> {
+        let (from, to) = (space.pages() * PAGE, pages * PAGE);
+        if to > self.settings.max_len {
+            return Err(Error::io("grow beyond the length it was opened for", self.path(), Errno::NOSPC));
+        }
+        self.file.set_len(to)?;
+        if self.class == MediumClass::PersistentMemory {
+            self.file.allocate(from, to - from)?;
+        }
+        self.file.sync(barriers::GROW).map_err(|error| self.standing.poison(error))?;
+        space.extend(pages);
+        Ok(())
+    }
+
+    /// Opens the whole free map if every region has been looked at.
+    fn complete_if_scanned(&self) {
+        let directory = locked(&self.directory);
+        let scanned = directory.iter().all(|slot| match slot {
+            Slot::Free => true,
+            Slot::Region(region) => region.counted.load(Ordering::Acquire),
+            Slot::Broken(_) => false,
+        });
+        let mut space = locked(&self.space);
+        if scanned && !space.is_complete() {
+            space.complete();
+        }
+    }
+
+    /// Leaves the free map for the next open. It counts only if all of it arrives, so it costs no fence; nothing but the
+    /// time of a scan is lost with it.
+    ///
+    /// # Errors
+    /// A failed write. The next open then scans.
+    fn leave_map(&self) -> Result<()> {
+        let mut space = locked(&self.space);
+        if !space.is_complete() || self.untidy.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let pages_of = |space: &Space| MapPlace::bytes(space.pages()).div_ceil(PAGE);
+        let at = match space.run(pages_of(&space)) {
+            Some(at) => at,
+            None => {
+                let end = space.pages();
+                // A map of the longer file may need a page more.
+                let more = pages_of(&space) + 1;
+                self.grow_to(&mut space, end + more)?;
+                end
+            }
+        };
+        let bytes = space.bytes();
+        self.file.write(at * PAGE, &bytes)?;
+        let mut superblock = locked(&self.superblock);
+        superblock.map = Some(MapPlace { pages: space.pages(), at, sum: format::map_sum(&bytes) });
+        superblock.write(&self.file)
+    }
+
+    /// The number of a region's last commit and its pages, at best without reading its page table.
+    fn summary(&self, region: &Region<M>, state: &mut State<M>) -> Result<(u64, u64)> {
+        if let Some(summary) = state.summary {
+            return Ok(summary);
+        }
+        if self.was_clean {
+            let mut page = [0; PAGE as usize];
+            self.file.read(region.node * PAGE, &mut page)?;
+            let newest = Record::both(&page, &region.uid).into_iter().next();
+            let newest = newest.ok_or_else(|| region.damaged(self.path(), region.node, "no commit record is whole"))?;
+            return Ok(*state.summary.insert((newest.commit, newest.pages)));
+        }
+        self.load(region, state)?;
+        let summary = state.loaded.as_ref().map(Loaded::summary).unwrap_or_default();
+        if state.handle.strong_count() == 0 {
+            state.loaded = None;
+        }
+        Ok(summary)
+    }
+
+    fn describe(&self, region: &Region<M>) -> RegionInfo {
+        let mut state = locked(&region.state);
+        let summary = self.summary(region, &mut state);
+        let (commit, pages) = *summary.as_ref().unwrap_or(&(0, 0));
+        RegionInfo {
+            name: region.name.clone(),
+            max_pages: region.max_pages,
+            pages,
+            commit,
+            pending: state.working.len(),
+            open: state.handle.strong_count() > 0,
+            mapped: state.mapped,
+            damage: summary.err().map(|error| error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! An open region: what a program sees of it, and what it changes before it commits.
+
+use std::path::Path;
+use std::sync::{Arc, MutexGuard};
+
+use super::commit::Stored;
+use super::format::{Entry, PAGE, Page};
+use super::load::Loaded;
+use super::working::{Pending, Working};
+use super::{AnyRegion, Core, Region, RegionInfo, State, locked};
+use crate::error::{Error, Result};
+use crate::storage::{Medium, MediumFile};
+
+/// What all handles of one region share. When the last is gone, what was not committed is.
+pub(super) struct Handle<M: Medium> {
+    core: Arc<Core<M>>,
+    region: Arc<Region<M>>,
+    session: u64,
+}
+
+/// One way to a region: by copies, of which there may be many, or through the one mapping it has, if it has one. While it
+/// does, the pages as the program sees them are in the mapping's memory, and every other way is closed.
+pub(super) struct Access<M: Medium> {
+    handle: Arc<Handle<M>>,
+    through_mapping: bool,
+}
+
+impl<M: Medium> Handle<M> {
+    /// The handle that programs share, of a region that could be read.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it could not.
+    pub(super) fn of(core: &Arc<Core<M>>, region: &Arc<Region<M>>) -> Result<Arc<Self>> {
+        let mut state = locked(&region.state);
+        if let Some(handle) = state.handle.upgrade() {
+            return Ok(handle);
+        }
+        core.load(region, &mut state)?;
+        // The last handle may be gone and not yet have cleared up; what it had not committed is gone with it.
+        state.working.discard();
+        state.session += 1;
+        let handle = Arc::new(Handle { core: Arc::clone(core), region: Arc::clone(region), session: state.session });
+        state.handle = Arc::downgrade(&handle);
+        Ok(handle)
+    }
+}
+
+impl<M: Medium> Access<M> {
+    /// The way by copies.
+    ///
+    /// # Errors
+    /// As for [`Handle::of`].
+    pub(super) fn by_copies(core: &Arc<Core<M>>, region: &Arc<Region<M>>) -> Result<Arc<dyn AnyRegion>> {
+        Ok(Arc::new(Access { handle: Handle::of(core, region)?, through_mapping: false }))
+    }
+
+    fn core(&self) -> &Core<M> {
+        &self.handle.core
+    }
+
+    fn region(&self) -> &Region<M> {
+        &self.handle.region
+    }
+
+    fn invalid(&self, what: &str) -> Error {
+        Error::Invalid { path: self.path().to_owned(), what: format!("region {:?}: {what}", self.region().name) }
+    }
+
+    fn absent(&self, logical: u64) -> Error {
+        self.invalid(&format!("page {logical} is not allocated; allocate it first"))
+    }
+
+    /// The region's state, if this is a way to it now.
+    fn state(&self) -> Result<MutexGuard<'_, State<M>>> {
+        self.core().standing.ours()?;
+        let state = locked(&self.region().state);
+        if state.mapped != self.through_mapping {
+            let holder = format!("this process, which has its region {:?} mapped", self.region().name);
+            return Err(Error::InUse { path: self.path().to_owned(), holder });
+        }
+        Ok(state)
+    }
+
+    /// Runs `act` on the region at its last commit and the changes since.
+    fn with<T>(&self, act: impl FnOnce(&mut Loaded, &mut Working) -> Result<T>) -> Result<T> {
+        let mut state = self.state()?;
+        if state.loaded.is_none() {
+            self.core().load(self.region(), &mut state)?;
+        }
+        let State { loaded: Some(loaded), working, .. } = &mut *state else {
+            return Err(self.invalid("it was deleted"));
+        };
+        act(loaded, working).map_err(|error| self.core().standing.unless_lost(error))
+    }
+
+    /// The bytes of a page at the last commit.
+    fn committed(&self, entry: Entry, logical: u64, page: &mut Page) -> Result<()> {
+        match entry.stored() {
+            Some(at) => self.core().file.read(at * PAGE, page),
+            None if entry.is_allocated() => {
+                page.fill(0);
+                Ok(())
+            }
+            None => Err(self.absent(logical)),
+        }
+    }
+
+    /// The parts of a range of bytes that lie in one page each: page, offset in it, place and length in the range.
+    fn parts(&self, offset: u64, len: usize) -> Result<impl Iterator<Item = (u64, usize, std::ops::Range<usize>)>> {
+        let file_len = self.region().max_pages * PAGE;
+        if offset.checked_add(len as u64).is_none_or(|end| end > file_len) {
+            let path = self.path().to_owned();
+            return Err(Error::OutOfRange { path, offset, len: len as u64, file_len });
+        }
+        let mut done = 0;
+        Ok(std::iter::from_fn(move || {
+            let (at, from) = (offset + done as u64, done);
+            let within = (at % PAGE) as usize;
+            done = len.min(from + PAGE as usize - within);
+            (from < len).then_some((at / PAGE, within, from..done))
+        }))
+    }
+}
+
+impl<M: Medium> AnyRegion for Access<M> {
+    fn name(&self) -> &str {
+        &self.region().name
+    }
+
+    fn path(&self) -> &Path {
+        self.core().path()
+    }
+
+    fn info(&self) -> Result<RegionInfo> {
+        self.core().standing.ours()?;
+        Ok(self.core().describe(self.region()))
+    }
+
+    fn alloc(&self, at: Option<u64>, count: u64) -> Result<u64> {
+        self.core().standing.writable()?;
+        let max_pages = self.region().max_pages;
+        self.with(|Loaded { table, .. }, working| {
+            if count == 0 || count > max_pages {
+                return Err(self.invalid(&format!("{count} pages cannot be allocated; it may have 1 to {max_pages}")));
+            }
+            let first = match at {
+                None => {
+                    let full = || self.invalid(&format!("no {count} of its {max_pages} pages in a row are free"));
+                    working.vacancy(table, count, max_pages).ok_or_else(full)?
+                }
+                Some(first) => {
+                    let end = first.checked_add(count).filter(|&end| end <= max_pages);
+                    let end = end.ok_or_else(|| self.invalid(&format!("its pages are numbered below {max_pages}")))?;
+                    if let Some(taken) = (first..end).find(|&page| !working.is_vacant(table, page)) {
+                        return Err(self.invalid(&format!(
+                            "page {taken} is allocated, or was before the last pmsync; a freed page is free after the next"
+                        )));
+                    }
+                    first
+                }
+            };
+            (first..first + count).for_each(|page| working.allocate(page));
+            Ok(first)
+        })
+    }
+
+    fn free(&self, logical: u64) -> Result<()> {
+        self.core().standing.writable()?;
+        self.with(|Loaded { table, .. }, working| {
+            if !working.has(table, logical) {
+                return Err(self.absent(logical));
+            }
+            working.free(logical);
+            Ok(())
+        })
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        let parts = self.parts(offset, dst.len())?;
+        self.with(|Loaded { table, .. }, working| {
+            for (logical, within, place) in parts {
+                let dst = &mut dst[place];
+                match working.get(logical) {
+                    Some(Pending::Freed) => return Err(self.absent(logical)),
+                    Some(Pending::Allocated(None)) => dst.fill(0),
+                    Some(Pending::Allocated(Some(page)) | Pending::Written(page)) => {
+                        dst.copy_from_slice(&page[within..within + dst.len()]);
+                    }
+                    None => {
+                        let entry = table.entry(logical);
+                        match entry.stored() {
+                            Some(page) => self.core().file.read(page * PAGE + within as u64, dst)?,
+                            None if entry.is_allocated() => dst.fill(0),
+                            None => return Err(self.absent(logical)),
+                        }
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.core().standing.writable()?;
+        let parts: Vec<_> = self.parts(offset, src.len())?.collect();
+        self.with(|Loaded { table, .. }, working| {
+            // All of it or nothing.
+            if let Some((absent, ..)) = parts.iter().find(|(logical, ..)| !working.has(table, *logical)) {
+                return Err(self.absent(*absent));
+            }
+            for (logical, within, place) in parts {
+                let src = &src[place];
+                let whole = src.len() == PAGE as usize;
+                let page = working.change(logical, |page| {
+                    if whole { Ok(()) } else { self.committed(table.entry(logical), logical, page) }
+                })?;
+                let page = page.ok_or_else(|| self.absent(logical))?;
+                page[within..within + src.len()].copy_from_slice(src);
+            }
+            Ok(())
+        })
+    }
+
+    fn pages(&self) -> Result<Vec<u64>> {
+        self.with(|Loaded { table, .. }, working| {
+            let mut pages: Vec<u64> = table.entries().map(|(logical, _)| logical).collect();
+            pages.retain(|logical| !matches!(working.get(*logical), Some(Pending::Freed)));
+            pages.extend(working.changes().allocated);
+            pages.sort_unstable();
+            Ok(pages)
+        })
+    }
+
+    fn stored(&self, pages: &[u64]) -> Result<Vec<u64>> {
+        self.with(|Loaded { table, .. }, _| {
+            Ok(pages.iter().map(|logical| table.entry(*logical).stored().unwrap_or(0)).collect())
+        })
+    }
+
+    fn read_stored(&self, page: u64, dst: &mut [u8]) -> Result<()> {
+        self.core().standing.ours()?;
+        self.core().file.read(page * PAGE, dst).map_err(|error| self.core().standing.unless_lost(error))
+    }
+
+    fn pmsync(&self, stored: &Stored<'_>) -> Result<u64> {
+        let mut state = self.state()?;
+        let State { loaded: Some(loaded), working, summary, .. } = &mut *state else {
+            return Err(self.invalid("it was deleted"));
+        };
+        let mut changes = working.changes();
+        changes.add(stored);
+        let result = self.core().commit(self.region(), loaded, &changes);
+        let commit = result.map_err(|error| self.core().standing.unless_lost(error))?;
+        working.committed();
+        *summary = Some(loaded.summary());
+        Ok(commit)
+    }
+
+    fn rollback(&self) -> Result<()> {
+        self.with(|_, working| {
+            working.discard();
+            Ok(())
+        })
+    }
+
+    fn fresh(&self) -> Result<Vec<u64>> {
+        self.with(|_, working| Ok(working.changes().allocated))
+    }
+
+    fn ours(&self) -> Result<()> {
+        self.core().standing.ours()
+    }
+
+    fn writable(&self) -> Result<()> {
+        self.core().standing.writable()
+    }
+
+    fn map(&self) -> Result<Arc<dyn AnyRegion>> {
+        self.core().standing.writable()?;
+        let mut state = self.state()?;
+        if state.working.len() > 0 {
+            return Err(self.invalid("it has changes; map it after a pmsync or rollback"));
+        }
+        state.mapped = true;
+        Ok(Arc::new(Access { handle: Arc::clone(&self.handle), through_mapping: true }))
+    }
+}
+
+impl<M: Medium> Drop for Access<M> {
+    fn drop(&mut self) {
+        if !self.through_mapping || self.core().standing.ours().is_err() {
+            return;
+        }
+        let mut state = locked(&self.region().state);
+        state.working.discard();
+        state.mapped = false;
+    }
+}
+
+impl<M: Medium> Drop for Handle<M> {
+    fn drop(&mut self) {
+        if self.core.standing.ours().is_err() {
+            return;
+        }
+        let mut state = locked(&self.region.state);
+        if state.session == self.session {
+            state.working.discard();
+            state.mapped = false;
+            state.loaded = None;
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! [`RegionMap`]: a region's pages as plain memory.
+//!
+//! Page *n* is 4096·*n* bytes from the start of one reservation, whatever is allocated and freed. A page comes into memory
+//! when it is first asked for; those that did not, and those that are not there, cannot be touched.
+//!
+//! # What makes it sound
+//! 1. An open page holds what the region has for it (the last commit, or what was parked since), and stores since. Nobody
+//!    has a slice of a page while it is closed, freed or rolled back, for that takes `&mut self`.
+//! 2. A page that was stored to is found by the page tables and is in `stored` from then until it is committed, rolled back,
+//!    freed or parked. So a commit has every store; a page in it without one costs only its bytes.
+//! 3. What the pages are, which are allocated and which freed, only the engine knows: of memory a commit has contents alone.
+
+mod options;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::slice;
+use std::sync::Arc;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub use self::options::RegionMapOptions;
+use crate::engine::misaligned;
+use crate::error::{Error, Result};
+use crate::options::DirtyTracking;
+use crate::region::RegionInfo;
+use crate::region::engine::{AnyRegion, PAGE, Page, Stored};
+use crate::sys::paged::Paged;
+use crate::sys::runs::Runs;
+use crate::sys::tracking::KEPT;
+
+/// Pages that are brought into memory at once.
+const BATCH: u64 = 64;
+
+/// A region as plain memory: load and store as you like, then [`pmsync`](RegionMap::pmsync).
+///
+/// A commit makes every store since the last one durable, together with the pages allocated and freed since. What is not
+/// committed is discarded by a crash, by [`rollback`](RegionMap::rollback), and by dropping the map.
+///
+/// Page *n* is always 4096·*n* bytes from the start, in an address range that is reserved once. Pages are brought into memory
+/// when they are first asked for. A pointer to one that was not, or that is not allocated, is of no use: touching it is a
+/// SIGSEGV. As long as a region is mapped, its [`Region`](crate::Region) handles refuse to read and change it.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// let store = untorn::RegionStore::create(dir.path().join("store"))?;
+/// let mut tree = store.create_region("tree")?.map()?;
+/// let (root, leaf) = (tree.alloc_page()?, tree.alloc_page()?);
+/// *tree.view_mut::<u64>(root * 4096)? = leaf;
+/// tree.page_mut(leaf)?[..5].copy_from_slice(b"hello");
+/// tree.pmsync()?; // both pages and all that is on them, or after a crash nothing of it
+/// tree.page_mut(leaf)?[0] = b'j';
+/// tree.free_page(root)?;
+/// tree.rollback()?;
+/// assert_eq!(*tree.view::<u64>(root * 4096)?, leaf);
+/// assert_eq!(&tree.page(leaf)?[..5], b"hello");
+/// # Ok(()) }
+/// ```
+///
+/// # How
+/// The pages brought in are in a file in memory, of which this is a private mapping; so the page tables tell which of them
+/// were stored to (see [`DirtyTracking`]). A commit copies those to the store, in place of which it does not write. They take
+/// as much memory as what is brought in, and once more what is stored to, up to 64 MiB of it also after the commit.
+///
+/// Reading into the map with `read(2)` counts as storing to it. A forked child has a copy of the pages that were stored to and
+/// not committed; what the parent does to other pages may show there. Its stores never reach the store, and its calls fail with
+/// [`Error::Forked`]. A page whose memory is lost reads as zeros from then on, and the next commit fails; see
+/// [`LostPage`](crate::LostPage).
+///
+/// Before Linux 6.15 each row of pages in memory takes a mapping, of which a process has 65,530: bringing in a page beyond
+/// that fails with ENOMEM.
+///
+/// Source: the Region System paper, §V; `pmmap` is [`pin`](RegionMap::pin).
+pub struct RegionMap {
+    memory: Paged,
+    region: Arc<dyn AnyRegion>,
+    /// Bytes that the region can have, or the reservation has, if that is fewer.
+    limit: u64,
+    /// What was stored to and is not committed, as far as the page tables have been asked.
+    stored: Runs,
+    /// What of the process's own pages is committed.
+    kept: Runs,
+    /// Pages whose stores were given to the engine, to be committed: bringing them in brings these.
+    parked: BTreeSet<u64>,
+    /// Pages that pointers point to, and how often they were pinned.
+    pinned: BTreeMap<u64, u32>,
+}
+
+impl fmt::Debug for RegionMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegionMap").field("region", &self.name()).finish_non_exhaustive()
+    }
+}
+
+impl RegionMap {
+    /// The region's name.
+    pub fn name(&self) -> &str {
+        self.region.name()
+    }
+
+    /// How stores are found out: [`WriteProtect`](DirtyTracking::WriteProtect) or
+    /// [`PageTable`](DirtyTracking::PageTable).
+    pub fn dirty_tracking(&self) -> DirtyTracking {
+        self.memory.tracking().method()
+    }
+
+    /// What is known of the region.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a forked child.
+    pub fn info(&self) -> Result<RegionInfo> {
+        self.region.info()
+    }
+
+    /// Every page that is allocated, ascending, changes that are not committed included.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a forked child.
+    pub fn pages(&self) -> Result<Vec<u64>> {
+        self.region.pages()
+    }
+
+    /// Allocates a page: the lowest number that is free. It holds zeros.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the region has all its pages.
+    pub fn alloc_page(&mut self) -> Result<u64> {
+        self.region.alloc(None, 1)
+    }
+
+    /// Allocates `count` pages in a row and returns the first: the lowest where they fit.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if they fit nowhere.
+    pub fn alloc_pages(&mut self, count: u64) -> Result<u64> {
+        self.region.alloc(None, count)
+    }
+
+    /// Allocates these `count` pages.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if one of them is allocated, was freed since the last commit, or is beyond what the region was
+    /// created for.
+    pub fn alloc_at(&mut self, page: u64, count: u64) -> Result<()> {
+        self.region.alloc(Some(page), count).map(drop)
+    }
+
+    /// Frees a page: it cannot be touched any more, and is gone from the region at the next commit. Neither its number nor
+    /// its space is used again before.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] if it is [pinned](RegionMap::pin); [`Error::Invalid`] if it is not allocated.
+    pub fn free_page(&mut self, page: u64) -> Result<()> {
+        self.region.writable()?;
+        if self.pinned.contains_key(&page) {
+            let holder = format!("this process, which has page {page} of region {:?} mapped", self.name());
+            return Err(Error::InUse { path: self.path().to_owned(), holder });
+        }
+        if page < self.limit / PAGE {
+            // A page that is not allocated is not open either.
+            self.close(page..page + 1)?;
+        }
+        self.region.free(page)
+    }
+
+    /// A range of bytes, brought into memory where it is not. It may span pages that follow each other.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] beyond what the region was created for, or what is reserved for it; [`Error::Invalid`] where a
+    /// page is not allocated; [`Error::Io`] if it cannot be read or there is no memory for it.
+    pub fn bytes(&self, offset: u64, len: usize) -> Result<&[u8]> {
+        let range = self.bring_in(offset, len)?;
+        self.memory.bytes(&range).ok_or_else(|| gone(self.path()))
+    }
+
+    /// The same, for stores too.
+    ///
+    /// # Errors
+    /// As for [`bytes`](RegionMap::bytes).
+    pub fn bytes_mut(&mut self, offset: u64, len: usize) -> Result<&mut [u8]> {
+        let range = self.bring_in(offset, len)?;
+        let region = &self.region;
+        self.memory.bytes_mut(&range).ok_or_else(|| gone(region.path()))
+    }
+
+    /// One page.
+    ///
+    /// # Errors
+    /// As for [`bytes`](RegionMap::bytes).
+    pub fn page(&self, page: u64) -> Result<&[u8; 4096]> {
+        self.view(page.saturating_mul(PAGE))
+    }
+
+    /// One page, for stores too.
+    ///
+    /// # Errors
+    /// As for [`bytes`](RegionMap::bytes).
+    pub fn page_mut(&mut self, page: u64) -> Result<&mut [u8; 4096]> {
+        self.view_mut(page.saturating_mul(PAGE))
+    }
+
+    /// The bytes at an offset as a value of a type made of plain bytes.
+    ///
+    /// # Errors
+    /// As for [`bytes`](RegionMap::bytes), and [`Error::Invalid`] if the offset is not a multiple of the type's alignment.
+    pub fn view<T: FromBytes + KnownLayout + Immutable>(&self, offset: u64) -> Result<&T> {
+        let bytes = self.bytes(offset, size_of::<T>())?;
+        T::ref_from_bytes(bytes).map_err(|_| misaligned::<T>(self.path(), offset))
+    }
+
+    /// [`view`](RegionMap::view), for stores too.
+    ///
+    /// # Errors
+    /// As for [`view`](RegionMap::view).
+    pub fn view_mut<T: FromBytes + IntoBytes + KnownLayout>(&mut self, offset: u64) -> Result<&mut T> {
+        let region = Arc::clone(&self.region);
+        let bytes = self.bytes_mut(offset, size_of::<T>())?;
+        T::mut_from_bytes(bytes).map_err(|_| misaligned::<T>(region.path(), offset))
+    }
+
+    /// `count` values of one type from an offset on.
+    ///
+    /// # Errors
+    /// As for [`view`](RegionMap::view).
+    pub fn slice_of<T: FromBytes + Immutable>(&self, offset: u64, count: usize) -> Result<&[T]> {
+        let bytes = self.bytes(offset, count.saturating_mul(size_of::<T>()))?;
+        <[T]>::ref_from_bytes_with_elems(bytes, count).map_err(|_| misaligned::<T>(self.path(), offset))
+    }
+
+    /// [`slice_of`](RegionMap::slice_of), for stores too.
+    ///
+    /// # Errors
+    /// As for [`view`](RegionMap::view).
+    pub fn slice_of_mut<T: FromBytes + IntoBytes + Immutable>(
+        &mut self,
+        offset: u64,
+        count: usize,
+    ) -> Result<&mut [T]> {
+        let region = Arc::clone(&self.region);
+        let bytes = self.bytes_mut(offset, count.saturating_mul(size_of::<T>()))?;
+        <[T]>::mut_from_bytes_with_elems(bytes, count).map_err(|_| misaligned::<T>(region.path(), offset))
+    }
+
+    /// Brings `count` pages into memory and keeps them there, for pointers: until as many calls of
+    /// [`unpin`](RegionMap::unpin) they can be loaded from and stored to, and cannot be freed. Returns where the first one
+    /// is, which is the same whenever it is pinned.
+    ///
+    /// No store through the pointer may be under way while a method that takes `&mut self` runs, or a slice of the page is
+    /// lent: a commit or a rollback may have half of it then or lose it, and a commit, with a digest that it does not agree
+    /// with, be taken back by a crash.
+    ///
+    /// # Errors
+    /// As for [`bytes`](RegionMap::bytes); nothing is pinned then.
+    pub fn pin(&mut self, page: u64, count: u64) -> Result<*mut u8> {
+        let len = count.saturating_mul(PAGE);
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        self.bring_in(page.saturating_mul(PAGE), len)?;
+        for page in page..page + count {
+            *self.pinned.entry(page).or_default() += 1;
+        }
+        Ok(self.memory.address(page))
+    }
+
+    /// Takes back one [`pin`](RegionMap::pin). A page that nobody has pinned any more cannot be touched through pointers;
+    /// what was stored to it is part of the next commit all the same. Where the system has no means left to keep accesses
+    /// from a page, and in a map that can commit no more, it stays in memory.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if one of the pages is not pinned. [`Error::Io`] if the page tables can't be read: it may be tried
+    /// again. All are pinned as before then.
+    pub fn unpin(&mut self, page: u64, count: u64) -> Result<()> {
+        self.region.ours()?;
+        let pages = page..page.saturating_add(count);
+        if let Some(loose) = pages.clone().find(|page| !self.pinned.contains_key(page)) {
+            return Err(self.invalid(format!("page {loose} is not mapped")));
+        }
+        // A map that commits no more keeps its pages as they are; else no pointer to them could ever be taken back.
+        if self.region.writable().is_ok() && self.check_memory().is_ok() {
+            let last: Vec<u64> = pages.clone().filter(|page| self.pinned.get(page) == Some(&1)).collect();
+            self.put_away(&last)?;
+        }
+        for page in pages {
+            if let Some(count) = self.pinned.get_mut(&page) {
+                *count -= 1;
+                if *count == 0 {
+                    self.pinned.remove(&page);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Commits: when it returns, every store since the last commit is durable, and with it the pages allocated and freed.
+    /// Returns the number of the commit; if nothing changed, that of the last one. What it costs grows with the pages that
+    /// were stored to.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the disk is full or a write fails: nothing was committed, nothing that changed is lost, and a later
+    /// call may succeed. A failed flush poisons the store, and a lost page the map: only opening the store anew tells whether
+    /// this commit is there, whole.
+    pub fn pmsync(&mut self) -> Result<u64> {
+        self.note_all_stores()?;
+        let page_of = |page: u64| -> Option<(u64, &Page)> {
+            Some((page, self.memory.bytes(&(page * PAGE..(page + 1) * PAGE))?.try_into().ok()?))
+        };
+        let pages: Vec<(u64, &Page)> = self.stored_pages().into_iter().filter_map(page_of).collect();
+        let check = || self.check_memory();
+        let commit = self.region.pmsync(&Stored { pages, check: Some(&check) })?;
+        self.parked.clear();
+        let stored = std::mem::take(&mut self.stored);
+        self.kept = self.kept.union(&stored);
+        if let Err(error) = self.give_back(&stored) {
+            // The commit is durable. What could not be given back stays in memory.
+            tracing::warn!(path = %self.path().display(), %error, "committed pages stay in memory");
+        }
+        Ok(commit)
+    }
+
+    /// Discards every store since the last commit, and the pages allocated and freed since. A pin of a page that is gone
+    /// with this ends.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the committed bytes can't be brought back; some stores may be discarded by then, and it may be
+    /// tried again.
+    pub fn rollback(&mut self) -> Result<()> {
+        self.note_all_stores()?;
+        for page in self.region.fresh()? {
+            if page < self.limit / PAGE {
+                self.close(page..page + 1)?;
+            }
+            self.pinned.remove(&page);
+        }
+        self.region.rollback()?;
+        let parked = self.memory.open_among(self.parked.iter().copied());
+        let mut committed: Page = [0; PAGE as usize];
+        for page in self.stored_pages().into_iter().chain(parked) {
+            self.region.read(page * PAGE, &mut committed)?;
+            let restored = self.memory.restore(page, &committed);
+            restored.map_err(|error| self.failed("bring back a page of", error))?;
+        }
+        let stored = std::mem::take(&mut self.stored);
+        self.kept = self.kept.without(&stored);
+        self.parked.clear();
+        Ok(())
+    }
+}
+
+impl RegionMap {
+    fn path(&self) -> &Path {
+        self.region.path()
+    }
+
+    fn invalid(&self, what: String) -> Error {
+        let what = format!("region {:?}: {what}", self.name());
+        Error::Invalid { path: self.path().to_owned(), what }
+    }
+
+    fn failed(&self, operation: &'static str, error: io::Error) -> Error {
+        Error::io(operation, self.path(), error)
+    }
+
+    /// Opens the pages of a range of bytes that are not.
+    fn bring_in(&self, offset: u64, len: usize) -> Result<Range<u64>> {
+        // First of all: a forked child may have a lock that a thread of the parent's held.
+        self.region.ours()?;
+        let end = offset.checked_add(len as u64).filter(|end| *end <= self.limit);
+        let Some(end) = end else {
+            let path = self.path().to_owned();
+            return Err(Error::OutOfRange { path, offset, len: len as u64, file_len: self.limit });
+        };
+        if self.memory.has(&(offset..end)) {
+            return Ok(offset..end);
+        }
+        let mut opening = self.memory.opening();
+        let pages = offset / PAGE..end.div_ceil(PAGE);
+        // Batch by batch from the first look on: a range that is far too long ends with its first page that is not there.
+        for first in pages.clone().step_by(BATCH as usize) {
+            for run in opening.closed(first..pages.end.min(first + BATCH)) {
+                let mut bytes = vec![0; ((run.end - run.start) * PAGE) as usize];
+                self.region.read(run.start * PAGE, &mut bytes)?;
+                opening.admit(run.start, &bytes).map_err(|error| self.failed("bring into memory a page of", error))?;
+            }
+        }
+        Ok(offset..end)
+    }
+
+    fn close(&mut self, pages: Range<u64>) -> Result<()> {
+        self.memory.close(pages).map_err(|error| self.failed("close a page of", error))
+    }
+
+    /// Gives what was stored to a page to the engine, for the next commit.
+    fn park(&mut self, page: u64) -> Result<()> {
+        if let Some(bytes) = self.memory.bytes(&(page * PAGE..(page + 1) * PAGE)) {
+            self.region.write(page * PAGE, bytes)?;
+            self.parked.insert(page);
+        }
+        Ok(())
+    }
+
+    /// Closes pages, ascending, after what was stored to them has been given to the engine.
+    fn put_away(&mut self, pages: &[u64]) -> Result<()> {
+        let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
+        self.note_stores(slice::from_ref(&(first * PAGE..(last + 1) * PAGE)))?;
+        let stored = self.stored_pages();
+        for page in pages.iter().filter(|page| stored.binary_search(page).is_ok()) {
+            self.park(*page)?;
+        }
+        for page in pages {
+            if let Err(error) = self.close(*page..page + 1) {
+                // What it holds is what the engine has. Those before it are closed, so this is too late to give up.
+                tracing::warn!(path = %self.path().display(), page, %error, "a page stays in memory");
+            }
+        }
+        Ok(())
+    }
+
+    fn note_all_stores(&mut self) -> Result<()> {
+        self.region.writable()?;
+        let extents = self.memory.extents();
+        self.note_stores(&extents)
+    }
+
+    /// Asks the page tables for stores, and notes them: they tell each only once.
+    fn note_stores(&mut self, within: &[Range<u64>]) -> Result<()> {
+        // First of all: in a forked child these are the parent's page tables.
+        self.region.writable()?;
+        self.check_memory()?;
+        let own = self.kept.union(&self.stored);
+        let (seen, all) = self.memory.tracking().take_stored(within, &own);
+        // What keeps accesses from closed pages looks like a page of the process's own.
+        self.stored = self.stored.union(&runs_of(self.memory.open_among(pages_of(&seen))));
+        all.map_err(|error| Error::io("find the stores to a region of", self.path(), error))
+    }
+
+    /// The pages that were stored to and are still open, ascending.
+    fn stored_pages(&self) -> Vec<u64> {
+        self.memory.open_among(pages_of(&self.stored))
+    }
+
+    /// # Errors
+    /// [`Error::Io`] once the memory of a page was lost.
+    fn check_memory(&self) -> Result<()> {
+        match self.memory.lost() {
+            Some(offset) => {
+                Err(Error::page_lost("load from or store to the memory of a region of", self.path(), offset))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// After a commit: lets go of memory of the process's own, as [`AtomicMap`](super::AtomicMap) does.
+    fn give_back(&mut self, just_now: &Runs) -> io::Result<()> {
+        let cold = match self.memory.tracking().method() {
+            // What stays in memory would count as stored to for ever.
+            DirtyTracking::PageTable => self.kept.clone(),
+            _ if self.kept.bytes() <= KEPT => return Ok(()),
+            _ => self.kept.without(just_now),
+        };
+        for run in runs_of(self.memory.open_among(pages_of(&cold))).iter() {
+            self.memory.settle(run.start / PAGE..run.end / PAGE)?;
+        }
+        self.kept = self.kept.without(&cold);
+        Ok(())
+    }
+}
+
+/// A page that was open just now is not.
+#[cold]
+fn gone(path: &Path) -> Error {
+    Error::io("bring into memory a page of", path, io::Error::from_raw_os_error(libc::EFAULT))
+}
+
+fn pages_of(runs: &Runs) -> impl Iterator<Item = u64> {
+    runs.iter().flat_map(|run| run.start / PAGE..run.end.div_ceil(PAGE))
+}
+
+fn runs_of(pages: Vec<u64>) -> Runs {
+    pages.into_iter().map(|page| page * PAGE..(page + 1) * PAGE).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+//! How a region is mapped: [`RegionMapOptions`].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::RegionMap;
+use crate::error::{Error, Result};
+use crate::options::{DirtyTracking, LostPage};
+use crate::region::Region;
+use crate::region::engine::PAGE;
+use crate::sys::paged::{Closing, Paged};
+use crate::sys::runs::Runs;
+
+/// Bytes reserved for a region unless more are asked for.
+const RESERVE: u64 = 1 << 36;
+
+/// The same of a region that is shared, all of which is protected page by page.
+const RESERVE_TO_SHARE: u64 = 1 << 32;
+
+/// How a region is mapped.
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// use untorn::{DirtyTracking, RegionMapOptions, RegionStore};
+/// let region = RegionStore::create(dir.path().join("store"))?.create_region("small")?;
+/// let map = RegionMapOptions::new().reserve(1 << 30).dirty_tracking(DirtyTracking::PageTable).map(&region)?;
+/// assert_eq!(map.dirty_tracking(), DirtyTracking::PageTable);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct RegionMapOptions {
+    reserve: Option<u64>,
+    dirty_tracking: DirtyTracking,
+    lost_page: LostPage,
+    /// How pages that are not there are kept from accesses.
+    pub(super) closing: Closing,
+}
+
+impl Default for RegionMapOptions {
+    fn default() -> Self {
+        let (dirty_tracking, lost_page) = (DirtyTracking::Auto, LostPage::Fail);
+        RegionMapOptions { reserve: None, dirty_tracking, lost_page, closing: Closing::Auto }
+    }
+}
+
+impl RegionMapOptions {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes of address space, and so of the region's pages that can be in memory: those with a number below a 4096th of it.
+    /// It is as many as the region can have, if that is fewer, and half as many where the system has no room for them, and so
+    /// on. 64 GiB without it: a process has 128 TiB, and a store may have a thousand regions.
+    #[must_use]
+    pub fn reserve(mut self, bytes: u64) -> Self {
+        self.reserve = Some(bytes);
+        self
+    }
+
+    pub(in super::super) fn reserved_to_share(&self) -> u64 {
+        self.reserve.unwrap_or(RESERVE_TO_SHARE)
+    }
+
+    /// How stores are found out; the best way there is without it.
+    #[must_use]
+    pub fn dirty_tracking(mut self, method: DirtyTracking) -> Self {
+        self.dirty_tracking = method;
+        self
+    }
+
+    /// What happens when the memory of a page is lost; [`LostPage::Fail`] without it.
+    #[must_use]
+    pub fn on_lost_page(mut self, lost_page: LostPage) -> Self {
+        self.lost_page = lost_page;
+        self
+    }
+
+    /// Maps a region.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] if it is mapped; [`Error::Invalid`] if it has changes that are not committed; [`Error::Io`] where
+    /// there is no address space, a way of tracking that was asked for is not to be had, or pages of memory are not 4 KiB.
+    pub fn map(&self, region: &Region) -> Result<RegionMap> {
+        let region = region.region.map()?;
+        let len = region.info()?.max_pages.saturating_mul(PAGE);
+        let path = region.path();
+        let (lost_page, closing, method) = (self.lost_page, self.closing, self.dirty_tracking);
+        let memory = Paged::new(region.name(), self.reserve.unwrap_or(RESERVE).min(len), lost_page, closing, method);
+        let memory = memory.map_err(|error| Error::io("reserve memory for a region of", path, error))?;
+        let (limit, stored, kept) = (len.min(memory.pages() * PAGE), Runs::new(), Runs::new());
+        let (parked, pinned) = (BTreeSet::new(), BTreeMap::new());
+        Ok(RegionMap { memory, region, limit, stored, kept, parked, pinned })
+    }
+}

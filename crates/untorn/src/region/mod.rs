@@ -1,0 +1,18 @@
+//! Regions: named sets of pages in one store, each committed as a whole (the Region System paper).
+//!
+//! [`RegionStore`] and [`Region`] copy pages in and out, [`RegionMap`] is a region as plain memory of one process,
+//! [`SharedRegion`] that of several. All three are faces of [`engine`], which keeps the bytes.
+//!
+//! Reading order: [`engine`] (what makes it sound), [`store`], [`map`], [`shared`].
+//!
+//! Lock order: [`engine`] has it.
+
+pub(crate) mod engine;
+pub(crate) mod map;
+pub(crate) mod shared;
+mod store;
+
+pub use self::engine::{Audit, RegionInfo, StoreInfo};
+pub use self::map::{RegionMap, RegionMapOptions};
+pub use self::shared::SharedRegion;
+pub use self::store::{Region, RegionStore, StoreOptions};

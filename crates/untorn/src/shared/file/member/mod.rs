@@ -1,0 +1,334 @@
+//! A process's own part: how it comes to take part, its calls, and how it leaves.
+
+mod takeover;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use self::takeover::Part;
+use super::Opener;
+use super::call::{self, Kind};
+use super::server::Server;
+use super::service::Service;
+use crate::error::{Error, Result};
+use crate::ipc::connection::{SHORTAGE, Trouble, ask, bell, connect, ring, with_handle};
+use crate::ipc::listener::Listener;
+use crate::ipc::message::{Kind as Says, Message};
+use crate::ipc::rendezvous::Place;
+use crate::ipc::rpc::{Board, CHANNELS, Channel, FREE, MOST, VERSION, Words};
+use crate::options::Options;
+use crate::shared::negotiated;
+use crate::sys::socket;
+
+/// How long to look for a server when there seems to be one.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_micros(500);
+/// Memory that a channel has from the first call on, and what it keeps after a longer one.
+const ROOM: usize = 64 << 10;
+const KEPT: usize = 1 << 20;
+
+/// What a process that takes part has.
+pub(super) struct Member {
+    pub(super) path: PathBuf,
+    pub(super) place: Arc<Place>,
+    pub(super) board: Arc<Board>,
+    /// That of the board when this process joined.
+    pub(super) generation: u64,
+    /// Those agreed on.
+    pub(super) options: Options,
+    opener: Opener,
+    /// The open file, from when this process serves until it leaves.
+    service: OnceLock<Arc<Service>>,
+    pool: Mutex<Pool>,
+    freed: Condvar,
+    /// The connection to the process that serves.
+    line: Mutex<Option<Arc<OwnedFd>>>,
+    /// Why there will be no answers any more.
+    cut_off: OnceLock<String>,
+    stop: OwnedFd,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// This process's channels.
+#[derive(Default)]
+struct Pool {
+    /// Those with no call under way, the one used last at the end.
+    free: Vec<usize>,
+    opened: usize,
+    /// Bytes that there is memory for.
+    allocated: [usize; CHANNELS],
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a panicking thread was doing under any of these locks is one assignment.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Joins the processes at a place, or begins if there are none.
+///
+/// # Errors
+/// [`Error::InUse`] if the processes there cannot be joined, or do not agree with the options; those of the opener;
+/// [`Error::Io`].
+pub(super) fn join(path: PathBuf, place: Arc<Place>, options: &Options, opener: Opener) -> Result<Arc<Member>> {
+    let in_use = |why: String| {
+        let number = place.server();
+        let process = if number == 0 { "another process".to_owned() } else { format!("process {number}") };
+        Error::InUse { path: path.clone(), holder: format!("{process}, which cannot be joined ({why})") }
+    };
+    let since = Instant::now();
+    loop {
+        if place.try_serve()? {
+            // Others who take part have calls on their board: one of them will serve.
+            let begun = if place.has_others() { None } else { Some(begin(&path, &place, options, &opener)) };
+            match begun {
+                Some(Ok(member)) => return Ok(member),
+                Some(Err(error)) => {
+                    place.serve_no_more();
+                    return Err(error);
+                }
+                None => place.serve_no_more(),
+            }
+        }
+        match attempt(&path, &place, options, &opener) {
+            Ok(member) => return Ok(member),
+            Err(Trouble::Again(_)) if since.elapsed() < PATIENCE => thread::sleep(PAUSE),
+            Err(Trouble::Short(_)) if since.elapsed() < PATIENCE => thread::sleep(SHORTAGE),
+            Err(Trouble::Again(why) | Trouble::Short(why) | Trouble::Never(why)) => return Err(in_use(why)),
+        }
+    }
+}
+
+/// Opens the file for others to join.
+fn begin(path: &Path, place: &Arc<Place>, options: &Options, opener: &Opener) -> Result<Arc<Member>> {
+    let failed = |error: std::io::Error| Error::io("share", path, error);
+    let engine = opener(options)?;
+    let terms = negotiated::of(options, &engine.info());
+    let agreed = negotiated::agree(&terms, options).map_err(|what| Error::Invalid { path: path.to_owned(), what })?;
+    let identity = super::words_of(engine.identity()?);
+    let board = Arc::new(Board::create(identity, &terms).map_err(failed)?);
+    let service = Arc::new(Service::new(engine, Arc::clone(&board)));
+    let server = Server::new(Listener::new(place)?, place, &board, Arc::clone(&service));
+    place.attach()?;
+    board.set_attached(place.slot(), true);
+    let member = Member::new(path, place, board, agreed, opener).map_err(failed)?;
+    let _ = member.service.set(service);
+    let part = Part::Serve(server);
+    member.start(part).inspect_err(|_| place.detach()).map_err(failed)?;
+    Ok(member)
+}
+
+fn attempt(
+    path: &Path,
+    place: &Arc<Place>,
+    options: &Options,
+    opener: &Opener,
+) -> std::result::Result<Arc<Member>, Trouble> {
+    let fatal = |error: std::io::Error| Trouble::here(error.to_string(), &error);
+    let socket = connect(place)?;
+    let hello = Message::new(Says::Hello, place.slot() as u64, VERSION, 0);
+    let (_, fds) = ask(&socket, &hello, &[], Says::Welcome, None)?;
+    let file = fds.into_iter().next().ok_or_else(|| Trouble::Never("the serving process gave no memory".to_owned()))?;
+    let board = Arc::new(Board::join(file).map_err(fatal)?);
+    let agreed = negotiated::agree(&board.terms(), options).map_err(Trouble::Never)?;
+    let name = board.name();
+    let member = Member::new(path, place, board, agreed, opener).map_err(fatal)?;
+    // From here on nobody begins anew, even if this server dies before it has answered.
+    place.attach().map_err(|error| Trouble::Never(error.to_string()))?;
+    let attach = Message::new(Says::Attach, place.slot() as u64, 0, 0).text(name);
+    let joined = ask(&socket, &attach, &[], Says::Ready, None).and_then(|ready| with_handle(socket, ready));
+    let started = joined.and_then(|connection| {
+        let part = member.listen_to(connection);
+        member.start(part).map_err(fatal)
+    });
+    // Nothing of it was used.
+    started.inspect_err(|_| place.detach())?;
+    Ok(member)
+}
+
+impl Member {
+    fn new(
+        path: &Path,
+        place: &Arc<Place>,
+        board: Arc<Board>,
+        options: Options,
+        opener: &Opener,
+    ) -> std::io::Result<Arc<Self>> {
+        Ok(Arc::new(Member {
+            path: path.to_owned(),
+            place: Arc::clone(place),
+            generation: board.generation(),
+            board,
+            options,
+            opener: Arc::clone(opener),
+            service: OnceLock::new(),
+            pool: Mutex::default(),
+            freed: Condvar::new(),
+            line: Mutex::new(None),
+            cut_off: OnceLock::new(),
+            stop: bell()?,
+            thread: Mutex::new(None),
+        }))
+    }
+
+    fn start(self: &Arc<Self>, part: Part) -> std::io::Result<()> {
+        let member = Arc::clone(self);
+        let thread = thread::Builder::new().name("untorn-sharer".to_owned()).spawn(move || member.live(part))?;
+        *lock(&self.thread) = Some(thread);
+        Ok(())
+    }
+
+    /// The open file, if this process serves.
+    #[inline]
+    pub(super) fn service(&self) -> Option<&Arc<Service>> {
+        self.service.get()
+    }
+
+    /// Takes the open file out, when this process has left: the last of it.
+    pub(super) fn take_service(&mut self) -> Option<Arc<Service>> {
+        self.service.take()
+    }
+
+    /// Why calls fail from now on, if they do.
+    pub(super) fn cut_off(&self) -> Option<&String> {
+        self.cut_off.get()
+    }
+
+    /// Whether other processes take part.
+    pub(super) fn has_others(&self) -> bool {
+        let others = (0..crate::ipc::rendezvous::MEMBERS).filter(|slot| *slot != self.place.slot());
+        others.into_iter().any(|slot| self.board.is_attached(slot) && self.place.is_alive(slot))
+    }
+
+    /// Calls the process that serves: puts the call's bytes into the channel, at most so many and no longer answer, and
+    /// takes the answer out. `None` if this process has come to serve itself.
+    ///
+    /// # Errors
+    /// That which the call ended with; [`Error::Io`] where there is no memory for its bytes, [`Error::Poisoned`] when there
+    /// will be no answer.
+    pub(super) fn call<R>(
+        &self,
+        (kind, operation): (Kind, &'static str),
+        (a, b): (u64, u64),
+        bytes: usize,
+        put: impl FnOnce(Channel<'_>) -> usize,
+        take: impl FnOnce(Channel<'_>, Words) -> R,
+    ) -> Result<Option<R>> {
+        if bytes > MOST {
+            let what =
+                format!("{bytes} bytes in one call: processes that share a file pass at most {MOST} to each other");
+            return Err(Error::Invalid { path: self.path.clone(), what });
+        }
+        let Some(index) = self.acquire()? else { return Ok(None) };
+        let channel = self.board.channel(self.place.slot(), index);
+        let mut allocated = lock(&self.pool).allocated[index];
+        let wanted = bytes.max(ROOM);
+        if wanted > allocated {
+            if let Err(error) = channel.allocate(wanted) {
+                self.give_back(index, allocated);
+                return Err(Error::io("find shared memory for a call to", &self.path, error));
+            }
+            allocated = wanted;
+        }
+        let len = put(channel) as u64;
+        channel.ask(Words { kind: kind as u64, a, b, c: 0, len, generation: self.generation });
+        channel.call();
+        if !channel.await_answer(|| self.cut_off().is_some()) {
+            // The channel is not used again.
+            channel.withdraw();
+            return Err(self.poisoned(self.cut_off().cloned().unwrap_or_default()));
+        }
+        let result = call::result(channel, operation, &self.path).map(|words| take(channel, words));
+        if let Some(why) = self.cut_off() {
+            // Whoever serves may have taken this process for gone, and the answer's bytes away while they were read.
+            return Err(self.poisoned(why.clone()));
+        }
+        channel.set_state(FREE);
+        if allocated > KEPT {
+            channel.release(KEPT);
+            allocated = KEPT;
+        }
+        self.give_back(index, allocated);
+        result.map(Some)
+    }
+
+    pub(super) fn poisoned(&self, cause: String) -> Error {
+        Error::Poisoned { path: self.path.clone(), cause }
+    }
+
+    /// A channel for this thread, or none if this process serves.
+    fn acquire(&self) -> Result<Option<usize>> {
+        let mut pool = lock(&self.pool);
+        loop {
+            if let Some(why) = self.cut_off() {
+                return Err(self.poisoned(why.clone()));
+            }
+            if self.service.get().is_some() {
+                return Ok(None);
+            }
+            if let Some(index) = pool.free.pop() {
+                return Ok(Some(index));
+            }
+            if pool.opened < CHANNELS {
+                let index = pool.opened;
+                pool.opened += 1;
+                // First on the board, where the next server looks, then said to the one there is.
+                self.board.set_channels(self.place.slot(), pool.opened);
+                drop(pool);
+                self.announce();
+                return Ok(Some(index));
+            }
+            pool = self.freed.wait(pool).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn give_back(&self, index: usize, allocated: usize) {
+        let mut pool = lock(&self.pool);
+        pool.allocated[index] = allocated;
+        pool.free.push(index);
+        drop(pool);
+        self.freed.notify_one();
+    }
+
+    /// Tells the server of a new channel. If it is gone the next one looks for itself.
+    fn announce(&self) {
+        let line = lock(&self.line).clone();
+        let message = Message::new(Says::Channel, self.place.slot() as u64, 0, 0);
+        while let Some(line) = &line
+            && let Err(error) = message.send(line.as_fd(), &[])
+            && error.raw_os_error() == Some(Errno::AGAIN.raw_os_error())
+        {
+            if self.is_leaving(Duration::from_millis(1)) {
+                return;
+            }
+        }
+        #[cfg(test)]
+        super::tests::note("announced");
+    }
+
+    /// Leaves: when it returns, no thread of this process serves any more or watches.
+    pub(super) fn leave(&self) {
+        ring(&self.stop);
+        if let Some(thread) = lock(&self.thread).take() {
+            // A panic in it was caught there.
+            let _ = thread.join();
+        }
+        if self.service.get().is_none() {
+            // No call is under way any more. First this, for the server looks whether it was so when the line ends.
+            self.place.detach();
+        }
+        self.hang_up();
+    }
+
+    /// Ends the connection to the process that serves, also where a forked child still has it.
+    fn hang_up(&self) {
+        if let Some(line) = lock(&self.line).take() {
+            socket::shut_down(line.as_fd());
+        }
+    }
+}

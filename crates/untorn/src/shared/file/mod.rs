@@ -1,0 +1,338 @@
+//! One file open in several processes: one of them has it open with its engine, and does the calls of the others.
+//!
+//! # How it works
+//! 1. The processes meet in the directory of sidecars ([`Place`]): whoever has the lock of the one that *serves* opens the
+//!    file with its engine. The kernel releases that lock when the process ends, however it ends.
+//! 2. It makes a *board* ([`board`](crate::ipc::rpc)), memory without a name that all of them map. A call of another
+//!    process is put there, with its bytes, and a thread of the serving process does it: two copies more than a call of its
+//!    own, and two wake-ups unless both are awake.
+//! 3. Each of the others watches the serving process. When it is gone, one gets the lock and opens the file, which recovers
+//!    it; the calls that stand on the board are done by it, and nobody who waits for one need know.
+//!
+//! # Why no call is done twice for anybody who looks
+//! The server may be killed when it has done a change and not yet answered. So a change is marked as *begun* on the board, and
+//! from before that until its answer is in place no other change of the same pages is let through ([`ranges`]): whoever
+//! serves next does what was begun once more before all else, and finds the pages as that change left them, or as it found
+//! them. Changes begun at once are of different pages. What a dead process had begun is not done again: it is in, whole, or
+//! not.
+//!
+//! # What is lost with the process that serves
+//! Under durability per write, nothing: what was answered is durable. Under durability per commit, the open epoch, which is
+//! in its memory. The board counts the changes that no commit covers. If there are any when a process takes over, it begins a
+//! new *generation*: the calls of all that took part before fail with [`Error::Poisoned`], those under way too, until the
+//! program closes its handles and opens the file again. A process that leaves commits the epoch for the others first.
+//!
+//! # What a failure ends, and for whom
+//! A failure that poisons the file in the process that serves is noted on the board before anybody is told: the next to take
+//! over begins a new generation then too, or a handle that was told so would work again.
+//!
+//! A process that cannot take over (no descriptors, no memory, no permission, another file at the path, a bug) says nothing of
+//! the others, and no more does one that cannot come back to the process that did. It tries for a second, or not at all where trying again is no use, and then is *cut off*: its calls fail, and it
+//! gives its part up, so nobody waits for it to serve. Each of the others tries for itself.
+//!
+//! A process that is stopped (SIGSTOP, a debugger) and not killed keeps its part: if it serves, the others wait for it. One
+//! that was killed keeps the files as long as a child that it forked lives, for the lock of the sidecar is the child's too; the
+//! others wait for some 30 s, and are cut off then. One that leaves unlocks the sidecar and shuts its connections down, whoever
+//! inherited the descriptors.
+
+mod call;
+mod member;
+mod ranges;
+mod server;
+mod service;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use self::call::Kind;
+use self::member::Member;
+use self::service::{Service, why_new_generation};
+use super::negotiated;
+use crate::engine::{Engine, Info, Piece, Recovery};
+use crate::error::{Error, Result};
+use crate::format::sidecar;
+use crate::ipc::rendezvous::Place;
+use crate::ipc::rpc::{Channel, MOST, Words};
+use crate::options::{Durability, EngineKind, Options};
+use crate::storage::Identity;
+use crate::sys::incarnation;
+
+/// Opens the file with its engine.
+pub(crate) type Opener = Arc<dyn Fn(&Options) -> Result<Box<dyn Engine>> + Send + Sync>;
+
+/// A file that this process shares with others.
+pub(crate) struct Together {
+    member: Arc<Member>,
+    path: PathBuf,
+    identity: Identity,
+    /// The process that opened it. A forked child has neither the board nor the threads.
+    owner: u64,
+    /// Closed or settled.
+    finished: AtomicBool,
+    /// The state when it was opened, for when nobody can be asked.
+    first: Info,
+}
+
+/// Joins the processes that share a file, or opens it for others to join.
+///
+/// # Errors
+/// [`Error::InUse`] if it is open otherwise, or on other terms; [`Error::Invalid`] for options that nothing can be shared
+/// with; those of the opener; [`Error::Io`].
+pub(crate) fn open(path: &Path, identity: Identity, options: &Options, opener: Opener) -> Result<Box<dyn Engine>> {
+    let refuse = |what: &str| Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
+    if options.read_only {
+        return refuse("processes that share a file may all write to it; open it for writing, or without sharing");
+    }
+    if options.engine == EngineKind::Passthrough {
+        return refuse("the passthrough engine keeps no promise that processes could share");
+    }
+    let dir = sidecar::directory(path);
+    match std::fs::create_dir(&dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(Error::io("create", &dir, error));
+        }
+        _ => {}
+    }
+    let place = Place::open(path, &dir, &sidecar::meeting_place(identity, sidecar::CALLS)).map(Arc::new);
+    let joined = place.and_then(|place| member::join(path.to_owned(), place, options, opener));
+    let member = joined.inspect_err(|_| {
+        // Only if nothing is in it; if it stays, the error is the one that helps.
+        let _ = std::fs::remove_dir(&dir);
+    })?;
+    let identity = identity_of(member.board.identity());
+    let first = Info {
+        engine: member.options.engine,
+        len: member.board.len(),
+        commit: 0,
+        durability: member.options.durability.unwrap_or(Durability::PerCommit),
+        layout: None,
+        sidecar: None,
+        reflected_pages: 0,
+        reflected_slices: 0,
+        recovery: Recovery::default(),
+    };
+    let (path, finished) = (path.to_owned(), AtomicBool::new(false));
+    let mut together = Together { member, path, identity, owner: incarnation(), finished, first };
+    // If the server dies just now, the file is open all the same.
+    together.first = together.info();
+    Ok(Box::new(together))
+}
+
+fn words_of(identity: Identity) -> [u64; 4] {
+    [identity.device, identity.inode, identity.generation, identity.birth]
+}
+
+fn identity_of([device, inode, generation, birth]: [u64; 4]) -> Identity {
+    Identity { device, inode, generation, birth }
+}
+
+impl Together {
+    /// The open file if this process serves, or nothing if others have to be called.
+    ///
+    /// # Errors
+    /// [`Error::Forked`]; [`Error::Poisoned`] if writes were lost since this process joined.
+    #[inline]
+    fn here(&self) -> Result<Option<&Service>> {
+        if !self.is_whole() {
+            return Err(self.refusal());
+        }
+        Ok(self.member.service().map(|service| &**service))
+    }
+
+    /// In a forked child nothing of the board can be touched.
+    #[inline]
+    fn is_whole(&self) -> bool {
+        self.owner == incarnation() && self.member.generation == self.member.board.generation()
+    }
+
+    #[cold]
+    fn refusal(&self) -> Error {
+        if self.owner == incarnation() {
+            self.member.poisoned(why_new_generation(&self.member.board))
+        } else {
+            Error::Forked { path: self.path.clone() }
+        }
+    }
+
+    /// Does something with the open file, here or by a call, which is told by two numbers and answered by one.
+    fn ask(
+        &self,
+        call: (Kind, &'static str),
+        numbers: (u64, u64),
+        here: impl Fn(&Service) -> Result<u64>,
+    ) -> Result<u64> {
+        loop {
+            if let Some(service) = self.here()? {
+                return here(service);
+            }
+            if let Some(number) = self.member.call(call, numbers, 0, |_| 0, |_, words| words.a)? {
+                return Ok(number);
+            }
+        }
+    }
+
+    fn ask_info(&self) -> Result<Info> {
+        loop {
+            if let Some(service) = self.here()? {
+                return Ok(service.engine().info());
+            }
+            let take = |channel: Channel<'_>, words: Words| {
+                let mut bytes = vec![0; (words.len as usize).min(MOST)];
+                channel.get(0, &mut bytes);
+                call::to_info(&bytes)
+            };
+            if let Some(info) = self.member.call((Kind::Info, "examine"), (0, 0), 0, |_| 0, take)? {
+                let what = || "the state that another process told of makes no sense".to_owned();
+                return info.ok_or_else(|| Error::Invalid { path: self.path.clone(), what: what() });
+            }
+        }
+    }
+
+    /// Ends this process's part. What others wrote to the open epoch is committed before the file is let go.
+    fn finish(&self, end: impl FnOnce(&Service) -> Result<()>) -> Result<()> {
+        // Also if it is refused: dropping the handle is what gives the locks back.
+        let standing = self.here().map(drop);
+        if self.owner != incarnation() {
+            return standing;
+        }
+        self.finished.store(true, Ordering::Relaxed);
+        self.member.leave();
+        let Some(service) = self.member.service() else { return standing };
+        service.note_poison();
+        if self.member.has_others() {
+            service.sync()?;
+        }
+        standing.and(end(service))
+    }
+}
+
+impl Engine for Together {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn len(&self) -> u64 {
+        if self.owner == incarnation() { self.member.board.len() } else { 0 }
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        Ok(self.identity)
+    }
+
+    fn writable(&self) -> Result<()> {
+        match self.here()? {
+            Some(service) => service.engine().writable(),
+            None => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
+        match self.member.service() {
+            Some(service) if self.is_whole() => service.engine().try_read(offset, dst),
+            _ => false,
+        }
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        loop {
+            if let Some(service) = self.here()? {
+                return service.read(offset, dst);
+            }
+            self.check(offset, dst.len() as u64)?;
+            let numbers = (offset, dst.len() as u64);
+            let answered =
+                self.member.call((Kind::Read, "read"), numbers, dst.len(), |_| 0, |channel, _| channel.get(0, dst))?;
+            if answered.is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn write(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        loop {
+            if let Some(service) = self.here()? {
+                return service.write(pieces, &mut None, || ());
+            }
+            let table = call::table(pieces);
+            let bytes = pieces.iter().fold(table.len(), |bytes, piece| bytes.saturating_add(piece.bytes.len()));
+            let put = |channel: Channel<'_>| {
+                channel.put(0, &table);
+                pieces.iter().fold(table.len(), |at, piece| {
+                    channel.put(at, piece.bytes);
+                    at + piece.bytes.len()
+                })
+            };
+            let numbers = (pieces.len() as u64, 0);
+            if self.member.call((Kind::Write, "write"), numbers, bytes, put, |_, _| ())?.is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn deploy(&self, offset: u64, len: u64) -> Result<()> {
+        let here = |service: &Service| service.deploy(offset, len).map(|()| 0);
+        self.ask((Kind::Deploy, "deploy"), (offset, len), here).map(drop)
+    }
+
+    fn sync(&self) -> Result<u64> {
+        self.ask((Kind::Sync, "sync"), (0, 0), Service::sync)
+    }
+
+    fn resize(&self, len: u64) -> Result<()> {
+        let here = |service: &Service| service.resize(len, &mut None, || ()).map(|()| 0);
+        self.ask((Kind::Resize, "resize"), (len, 0), here).map(drop)
+    }
+
+    fn reclaim(&self) -> Result<u64> {
+        self.ask((Kind::Reclaim, "reclaim"), (0, 0), Service::reclaim)
+    }
+
+    fn info(&self) -> Info {
+        self.ask_info().unwrap_or_else(|_| self.first.clone())
+    }
+
+    fn accepts(&self, options: &Options) -> bool {
+        !options.read_only && negotiated::agree(&self.member.board.terms(), options).is_ok()
+    }
+
+    fn close(&self) -> Result<()> {
+        self.finish(Service::close)
+    }
+
+    fn settle(&self) -> Result<()> {
+        let in_use = || Error::InUse { path: self.path.clone(), holder: "another process that shares it".to_owned() };
+        if self.here()?.is_none() {
+            // Whoever serves has it open.
+            return Err(in_use());
+        }
+        self.finish(|service| if self.member.has_others() { Err(in_use()) } else { service.settle() })
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        if self.owner != incarnation() {
+            // What a forked child inherited of it stays as it is.
+            return std::mem::forget(Arc::clone(&self.member));
+        }
+        self.member.leave();
+        if let Some(service) = self.member.service() {
+            service.note_poison();
+        }
+        if let Some(service) = self.member.service()
+            && !self.finished.load(Ordering::Relaxed)
+            && self.member.has_others()
+            && let Err(error) = service.sync()
+        {
+            // The others find their epoch lost.
+            tracing::warn!(path = %self.path.display(), %error, "what other processes wrote is not committed");
+        }
+        // The file first: whoever serves next opens it.
+        drop(Arc::get_mut(&mut self.member).map(Member::take_service));
+        self.member.place.serve_no_more();
+    }
+}

@@ -1,0 +1,314 @@
+//! Serving: the process that has the file open listens for those that come, and has a thread for each channel of each.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+use super::service::{Service, serve};
+use crate::ipc::connection::{SHORTAGE, wait, was_rung};
+use crate::ipc::listener::Listener;
+use crate::ipc::message::{Came, Kind, Message, is_shortage_number, receive};
+use crate::ipc::rendezvous::{MEMBERS, Place};
+use crate::ipc::rpc::{BEGUN, Board, CHANNELS, VERSION};
+use crate::sys::socket;
+
+/// How often to look whether those are alive that take part and have no connection.
+const ROUND: Duration = Duration::from_secs(1);
+
+/// A connection. Dropping it ends it also where a forked child still has the descriptor.
+struct Peer {
+    socket: OwnedFd,
+    /// Told apart from later ones.
+    token: u64,
+    /// The slot of the process behind it, once it takes part.
+    slot: Option<usize>,
+    ended: bool,
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        socket::shut_down(self.socket.as_fd());
+    }
+}
+
+/// The threads that do the calls of one process. Dropping it waits for the calls under way.
+struct Crew {
+    board: Arc<Board>,
+    slot: usize,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Crew {
+    fn new(board: &Arc<Board>, slot: usize) -> Self {
+        Crew { board: Arc::clone(board), slot, stop: Arc::default(), threads: Vec::new() }
+    }
+
+    /// Sees to it that there is a thread for each of the first `count` channels.
+    fn grow(&mut self, service: &Arc<Service>, count: usize) -> io::Result<()> {
+        for index in self.threads.len()..count.min(CHANNELS) {
+            let (board, slot, stop) = (Arc::clone(&self.board), self.slot, Arc::clone(&self.stop));
+            let service = Arc::clone(service);
+            let work = move || {
+                let channel = board.channel(slot, index);
+                let mut bytes = Vec::new();
+                while channel.await_call(|| stop.load(Ordering::SeqCst)) {
+                    #[cfg(test)]
+                    super::tests::dawdle(&stop);
+                    serve(&service, &board, channel, &mut bytes);
+                }
+            };
+            self.threads.push(thread::Builder::new().name("untorn-clerk".to_owned()).spawn(work)?);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        (0..self.threads.len()).for_each(|index| self.board.channel(self.slot, index).ring());
+        for thread in self.threads.drain(..) {
+            // A panic in a call was caught there.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The serving thread's state. When it is dropped, nobody has the service but the process itself.
+pub(super) struct Server {
+    place: Arc<Place>,
+    board: Arc<Board>,
+    service: Arc<Service>,
+    listener: Listener,
+    /// A connection could not be accepted just now.
+    deaf: bool,
+    peers: Vec<Peer>,
+    next_token: u64,
+    /// By slot.
+    crews: Vec<Option<Crew>>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The calls under way are done and answered. Then the listener goes, and last the connections: those whose connection
+        // ends look for the next server, which listens at the same name.
+        self.crews.clear();
+    }
+}
+
+impl Server {
+    /// Nobody is served before [`attend`](Server::attend) and [`run`](Server::run). The place says that this process may.
+    pub(super) fn new(listener: Listener, place: &Arc<Place>, board: &Arc<Board>, service: Arc<Service>) -> Self {
+        Server {
+            place: Arc::clone(place),
+            board: Arc::clone(board),
+            service,
+            listener,
+            deaf: false,
+            peers: Vec::new(),
+            next_token: 0,
+            crews: (0..MEMBERS).map(|_| None).collect(),
+        }
+    }
+
+    /// Does again what a server that was killed may have done without saying so, before anybody can look. What it had begun
+    /// were changes of different pages, so their order does not matter.
+    pub(super) fn finish_begun(&self) {
+        let mut bytes = Vec::new();
+        for slot in (0..MEMBERS).filter(|slot| self.board.is_attached(*slot)) {
+            if !self.place.is_alive(slot) {
+                self.board.clear(slot);
+                continue;
+            }
+            for channel in (0..CHANNELS).map(|index| self.board.channel(slot, index)) {
+                if channel.state() == BEGUN {
+                    serve(&self.service, &self.board, channel, &mut bytes);
+                }
+            }
+        }
+    }
+
+    /// Serves the channels that a process has opened.
+    ///
+    /// # Errors
+    /// Those of starting a thread.
+    pub(super) fn attend(&mut self, slot: usize) -> io::Result<()> {
+        let crew = self.crews[slot].get_or_insert_with(|| Crew::new(&self.board, slot));
+        crew.grow(&self.service, self.board.channels(slot))
+    }
+
+    /// Serves until the bell rings.
+    pub(super) fn run(mut self, stop: &OwnedFd) {
+        loop {
+            let (stopped, called, heard) = self.wait(stop);
+            if stopped {
+                return;
+            }
+            if called {
+                self.accept();
+            }
+            for token in heard {
+                self.hear(token);
+            }
+            // Ending a connection is what tells its process to come back, if it is there.
+            self.peers.retain(|peer| !peer.ended);
+            for slot in self.strays() {
+                if !self.place.is_alive(slot) {
+                    self.release(slot);
+                }
+            }
+        }
+    }
+
+    /// Those that take part and have no connection: about to come back, about to end, or gone. A killed process may lose its
+    /// connection a moment before it loses the lock that says it is alive.
+    fn strays(&self) -> Vec<usize> {
+        let served = (0..MEMBERS).filter(|slot| *slot != self.place.slot() && self.crews[*slot].is_some());
+        served.filter(|slot| !self.peers.iter().any(|peer| peer.slot == Some(*slot))).collect()
+    }
+
+    fn wait(&self, stop: &OwnedFd) -> (bool, bool, Vec<u64>) {
+        // A connection that cannot be accepted keeps the listener readable: without a pause this would be a busy loop.
+        let interest = if self.deaf { PollFlags::empty() } else { PollFlags::IN };
+        let mut fds = vec![PollFd::new(stop, PollFlags::IN), PollFd::new(&self.listener, interest)];
+        fds.extend(self.peers.iter().map(|peer| PollFd::new(&peer.socket, PollFlags::IN)));
+        let limit = match (self.deaf, self.strays().is_empty()) {
+            (true, _) => Some(SHORTAGE),
+            (false, false) => Some(ROUND),
+            (false, true) => None,
+        };
+        if !wait(&mut fds, limit) {
+            // None of these waits.
+            return (was_rung(stop.as_fd()), true, self.peers.iter().map(|peer| peer.token).collect());
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let heard = self.peers.iter().zip(&ready[2..]).filter(|(_, ready)| **ready).map(|(peer, _)| peer.token);
+        (ready[0], self.deaf || ready[1], heard.collect())
+    }
+
+    fn accept(&mut self) {
+        loop {
+            let accepted = self.listener.accept();
+            self.deaf = accepted.is_err();
+            let Ok(Some(socket)) = accepted else { return };
+            self.next_token += 1;
+            let mine = rustix::process::geteuid().as_raw();
+            match socket::peer(socket.as_fd()) {
+                Ok((user, _)) if user == mine => {
+                    self.peers.push(Peer { socket, token: self.next_token, slot: None, ended: false });
+                }
+                _ => {
+                    let why = format!("it is shared by processes of user {mine}, and only of that user");
+                    let _ = refusal(why).send(socket.as_fd(), &[]);
+                }
+            }
+        }
+    }
+
+    fn peer(&mut self, token: u64) -> Option<&mut Peer> {
+        self.peers.iter_mut().find(|peer| peer.token == token && !peer.ended)
+    }
+
+    /// Takes all messages of a connection.
+    fn hear(&mut self, token: u64) {
+        while let Some(peer) = self.peer(token) {
+            match receive(peer.socket.as_fd()) {
+                Came::Nothing => return,
+                Came::End | Came::Short(_) => peer.ended = true,
+                Came::Message(message, _) => self.handle(token, &message),
+            }
+        }
+    }
+
+    fn handle(&mut self, token: u64, message: &Message) {
+        let slot = usize::try_from(message.id).ok().filter(|slot| *slot < MEMBERS);
+        match (message.kind, slot) {
+            (Kind::Hello, Some(slot)) => self.welcome(token, message, slot),
+            (Kind::Attach | Kind::Return, Some(slot)) => match self.seat(token, message, slot) {
+                Ok(()) => self.say(token, &Message::new(Kind::Ready, 0, 0, 0), true),
+                Err(why) => self.say(token, &refusal(why), false),
+            },
+            (Kind::Channel, Some(slot)) if self.attend(slot).is_ok() => {}
+            // Nobody says anything else to a server; and a process that cannot be served comes back and is told so.
+            _ => self.end(token),
+        }
+    }
+
+    fn end(&mut self, token: u64) {
+        if let Some(peer) = self.peer(token) {
+            peer.ended = true;
+        }
+    }
+
+    fn welcome(&mut self, token: u64, message: &Message, slot: usize) {
+        let refused = if message.a == VERSION {
+            self.service.engine().writable().err().map(|error| error.to_string())
+        } else {
+            Some(format!("it is shared by processes with version {VERSION} of sharing"))
+        };
+        if let Some(why) = refused {
+            return self.say(token, &refusal(why), false);
+        }
+        // It has the slot's lock, so whoever had the slot is gone, if only since a moment ago.
+        self.release(slot);
+        let board = Arc::clone(&self.board);
+        let sent = self
+            .peer(token)
+            .map(|peer| Message::new(Kind::Welcome, 0, 0, 0).send(peer.socket.as_fd(), &[board.file()]));
+        if !matches!(sent, Some(Ok(()))) {
+            self.end(token);
+        }
+    }
+
+    /// Gives a process its seat, or says why not.
+    fn seat(&mut self, token: u64, message: &Message, slot: usize) -> std::result::Result<(), String> {
+        if message.text != self.board.name() {
+            return Err("others have begun to share it meanwhile".to_owned());
+        }
+        if message.kind == Kind::Attach {
+            self.board.set_attached(slot, true);
+        } else if !self.board.is_attached(slot) {
+            return Err("it was given up".to_owned());
+        }
+        if let Some(peer) = self.peer(token) {
+            peer.slot = Some(slot);
+        }
+        self.attend(slot).map_err(|error| format!("no thread can be started for it: {error}"))
+    }
+
+    /// Gives up what a process had that is gone.
+    fn release(&mut self, slot: usize) {
+        self.crews[slot] = None;
+        self.board.clear(slot);
+    }
+
+    /// Says something to a connection, with a handle of this process if wanted: whoever has it sees when it ends, even if a
+    /// forked child keeps the connection.
+    fn say(&mut self, token: u64, message: &Message, with_handle: bool) {
+        let handle = with_handle.then(|| pidfd_open(getpid(), PidfdFlags::empty()));
+        if let Some(Err(error)) = handle
+            && is_shortage_number(error.raw_os_error())
+        {
+            // Its process tries again. That there are no handles of processes at all is told by there being none.
+            return self.end(token);
+        }
+        let handle = handle.and_then(std::result::Result::ok);
+        let handle: Vec<BorrowedFd<'_>> = handle.iter().map(AsFd::as_fd).collect();
+        if let Some(peer) = self.peer(token)
+            && message.send(peer.socket.as_fd(), &handle).is_err()
+        {
+            peer.ended = true;
+        }
+    }
+}
+
+fn refusal(why: String) -> Message {
+    Message::new(Kind::Refused, 0, 1, 0).text(why)
+}

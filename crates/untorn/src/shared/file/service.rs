@@ -1,0 +1,254 @@
+//! The open file in the process that serves, for its own threads and for the calls of the others.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::call::{self, Kind};
+use super::ranges::{Held, Ranges};
+use crate::engine::{Engine, Piece};
+use crate::error::{Error, Result};
+use crate::ipc::rpc::{BEGUN, Board, Channel, MOST, Words};
+use crate::options::Durability;
+
+/// A buffer that has become larger than this is given back after the call.
+const KEPT: usize = 1 << 20;
+
+/// Why the handles of a process are poisoned after an epoch was lost, or after a failure that poisoned the file.
+const LOST: &str = "the process that had the file open for all ended before a commit, and the writes since the last one are lost with it";
+const SPOILED: &str =
+    "a flush of the file failed, or a page of it was lost, in the process that had it open for all until then";
+const PANICKED: &str = "a call panicked in the process that has the file open for all";
+
+/// Why those are poisoned that joined before the present generation.
+pub(super) fn why_new_generation(board: &Board) -> String {
+    if board.was_lost() { LOST } else { SPOILED }.to_owned()
+}
+
+/// The engine, and what makes changes through it safe against the end of this process at any instant.
+pub(super) struct Service {
+    engine: Box<dyn Engine>,
+    board: Arc<Board>,
+    ranges: Ranges,
+    /// Changes of the open epoch that are being made.
+    under_way: AtomicU64,
+    /// Whether there is an open epoch, which is in the memory of this process.
+    has_epoch: bool,
+    /// A call panicked: nobody knows what state it left.
+    broken: AtomicBool,
+}
+
+/// A change under way, which ends when this is dropped.
+struct Change<'a>(Option<&'a AtomicU64>);
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        if let Some(under_way) = self.0 {
+            under_way.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Service {
+    pub(super) fn new(engine: Box<dyn Engine>, board: Arc<Board>) -> Self {
+        board.set_len(engine.len());
+        let has_epoch = engine.info().durability == Durability::PerCommit;
+        let (ranges, under_way, broken) = (Ranges::new(), AtomicU64::new(0), AtomicBool::new(false));
+        Service { engine, board, ranges, under_way, has_epoch, broken }
+    }
+
+    #[inline]
+    pub(super) fn engine(&self) -> &dyn Engine {
+        &*self.engine
+    }
+
+    /// Notes on the board if a failure ended all promises, before anybody is told of it: whoever serves next opens the file
+    /// anew, at its last commit, and the handles of all would work again as if nothing had happened.
+    fn noted<T>(&self, result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            self.note_poison();
+        }
+        result
+    }
+
+    /// The same before this process lets the file go, for what failed without anybody's call.
+    #[cold]
+    pub(super) fn note_poison(&self) {
+        if matches!(self.engine.writable(), Err(Error::Poisoned { .. })) {
+            self.board.spoil();
+        }
+    }
+
+    /// Reads what there is no short way for; see [`Engine::try_read`].
+    pub(super) fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        self.noted(self.engine.read(offset, dst))
+    }
+
+    /// Writes all pieces as one. `begin` is called when no other change of these pages is under way, and before this one is.
+    /// The next one begins when what `held` gets is dropped.
+    pub(super) fn write<'a>(
+        &'a self,
+        pieces: &[Piece<'_>],
+        held: &mut Option<Held<'a>>,
+        begin: impl FnOnce(),
+    ) -> Result<()> {
+        *held = Some(self.ranges.hold(pieces));
+        begin();
+        #[cfg(test)]
+        super::tests::reach(super::tests::Point::Begun);
+        let _change = self.change();
+        let result = self.engine.write(pieces);
+        #[cfg(test)]
+        super::tests::reach(super::tests::Point::Written);
+        self.noted(result)
+    }
+
+    /// The same for the length.
+    pub(super) fn resize<'a>(&'a self, len: u64, held: &mut Option<Held<'a>>, begin: impl FnOnce()) -> Result<()> {
+        *held = Some(self.ranges.hold_all());
+        begin();
+        let _change = self.change();
+        let result = self.engine.resize(len);
+        self.board.set_len(self.engine.len());
+        self.noted(result)
+    }
+
+    pub(super) fn deploy(&self, offset: u64, len: u64) -> Result<()> {
+        self.noted(self.engine.deploy(offset, len))
+    }
+
+    pub(super) fn reclaim(&self) -> Result<u64> {
+        self.noted(self.engine.reclaim())
+    }
+
+    pub(super) fn close(&self) -> Result<()> {
+        self.noted(self.engine.close())
+    }
+
+    pub(super) fn settle(&self) -> Result<()> {
+        self.noted(self.engine.settle())
+    }
+
+    /// Counts a change before it is made: first here, so that a commit which sees it counted on the board sees it under way.
+    fn change(&self) -> Change<'_> {
+        if !self.has_epoch {
+            return Change(None);
+        }
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+        self.board.begin_change();
+        Change(Some(&self.under_way))
+    }
+
+    /// Commits the open epoch.
+    pub(super) fn sync(&self) -> Result<u64> {
+        // Of changes under way nobody can say yet whether they will be in.
+        let begun = self.board.begun();
+        let covers = (self.under_way.load(Ordering::SeqCst) == 0).then_some(begun);
+        let number = self.noted(self.engine.sync())?;
+        #[cfg(test)]
+        super::tests::reach(super::tests::Point::Synced);
+        if let Some(changes) = covers {
+            self.board.cover(changes);
+        }
+        Ok(number)
+    }
+}
+
+/// Does a call, and gives the channel back with the answer.
+pub(super) fn serve(service: &Service, board: &Board, channel: Channel<'_>, bytes: &mut Vec<u8>) {
+    let words = channel.asked();
+    let poisoned = |cause: String| Error::Poisoned { path: service.engine.path().to_owned(), cause };
+    // It keeps other changes of these pages away until the answer is in place, also while a panic unwinds.
+    let mut held = None;
+    if words.generation != board.generation() {
+        call::fail(channel, &poisoned(why_new_generation(board)));
+    } else if service.broken.load(Ordering::SeqCst) {
+        call::fail(channel, &poisoned(PANICKED.to_owned()));
+    } else if catch_unwind(AssertUnwindSafe(|| answer(service, channel, words, bytes, &mut held))).is_err() {
+        service.broken.store(true, Ordering::SeqCst);
+        board.spoil();
+        call::fail(channel, &poisoned(PANICKED.to_owned()));
+    }
+    #[cfg(test)]
+    {
+        super::tests::reach(super::tests::Point::Answering);
+        super::tests::halt(&format!("answering-{}", channel.slot()));
+    }
+    channel.answer();
+}
+
+/// Does a call and puts the answer in place.
+fn answer<'a>(
+    service: &'a Service,
+    channel: Channel<'_>,
+    words: Words,
+    bytes: &mut Vec<u8>,
+    held: &mut Option<Held<'a>>,
+) {
+    let engine = service.engine();
+    let number = |result: Result<u64>| result.map(|a| Words { a, ..Words::default() });
+    let result = match Kind::from_word(words.kind) {
+        Some(Kind::Read) => take(bytes, words.b, engine.path()).and_then(|()| {
+            if !engine.try_read(words.a, bytes) {
+                service.read(words.a, bytes)?;
+            }
+            channel.put(0, bytes);
+            number(Ok(0))
+        }),
+        Some(Kind::Write) => take(bytes, words.len, engine.path()).and_then(|()| {
+            channel.get(0, bytes);
+            let pieces = call::pieces(words.a, bytes).ok_or_else(|| nonsense(engine.path()))?;
+            // From here on until the answer it may have been done.
+            number(service.write(&pieces, held, || channel.set_state(BEGUN)).map(|()| 0))
+        }),
+        Some(Kind::Resize) => number(service.resize(words.a, held, || channel.set_state(BEGUN)).map(|()| 0)),
+        Some(Kind::Deploy) => number(service.deploy(words.a, words.b).map(|()| 0)),
+        Some(Kind::Sync) => number(service.sync()),
+        Some(Kind::Reclaim) => number(service.reclaim()),
+        Some(Kind::Info) => {
+            let info = call::of_info(&engine.info());
+            channel.put(0, &info);
+            Ok(Words { len: info.len() as u64, ..Words::default() })
+        }
+        None => Err(nonsense(engine.path())),
+    };
+    match result {
+        Ok(words) => channel.set_answer(words),
+        Err(error) => call::fail(channel, &error),
+    }
+    bytes.clear();
+    bytes.shrink_to(KEPT);
+}
+
+fn nonsense(path: &Path) -> Error {
+    Error::Invalid { path: path.to_owned(), what: "a call of another process made no sense".to_owned() }
+}
+
+/// Makes room for the bytes of a call.
+fn take(bytes: &mut Vec<u8>, len: u64, path: &Path) -> Result<()> {
+    let len = usize::try_from(len).ok().filter(|len| *len <= MOST).ok_or_else(|| nonsense(path))?;
+    bytes.clear();
+    let room = bytes.try_reserve(len);
+    room.map_err(|_| Error::io("find memory for a call to", path, rustix::io::Errno::NOMEM))?;
+    bytes.resize(len, 0);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::file::tests::failures::{WRITE, failing, put_call};
+
+    #[test]
+    fn a_call_that_panics_keeps_its_pages_until_it_is_answered() {
+        let (board, service) = failing(true);
+        let channel = board.channel(0, 0);
+        put_call(channel, WRITE, 0);
+        let mut held = None;
+        let answered = || answer(&service, channel, channel.asked(), &mut Vec::new(), &mut held);
+        assert!(catch_unwind(AssertUnwindSafe(answered)).is_err());
+        assert_eq!(channel.state(), BEGUN);
+        assert!(held.is_some(), "another change of them could come between this one and its being done again");
+    }
+}

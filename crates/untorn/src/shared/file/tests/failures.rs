@@ -1,0 +1,261 @@
+//! Who takes over may fail where another process does not, and a failure that ended all promises is not forgotten with the
+//! process that met it.
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use super::*;
+use crate::engine::{Engine, Info, Piece, Recovery};
+use crate::ipc::rpc::{Board, Channel, DONE, Words};
+use crate::shared::file::service::{Service, serve};
+use crate::storage::Identity;
+
+const ENGINES: [EngineKind; 2] = [EngineKind::Reflection, EngineKind::HybridLog];
+
+/// Three processes that share a file, of which the first serves, and the third leaves that to others for now.
+fn three(dir: &tempfile::TempDir, engine: EngineKind) -> (PathBuf, [Puppet; 3]) {
+    let path = create(dir, engine, Durability::PerWrite);
+    let mut puppets = [0; 3].map(|_| Puppet::new(&path, Durability::PerWrite));
+    std::fs::File::create(path.with_extension("abstain")).unwrap();
+    puppets[2].tell("abstain").unwrap();
+    assert_eq!(puppets[1].tell("write 1").as_deref(), Some("0"));
+    assert_eq!(puppets[2].tell("read").as_deref(), Some("1"));
+    (path, puppets)
+}
+
+#[test]
+fn who_cannot_open_the_file_leaves_it_to_the_others() {
+    for engine in ENGINES {
+        let panics = [Point::Lost, Point::Reopened, Point::Finished].map(|point| format!("panic-at {}", point as u32));
+        for trouble in panics.into_iter().chain(["cannot-open 13".to_owned()]) {
+            let dir = memory_dir();
+            let (path, [first, mut second, mut third]) = three(&dir, engine);
+            second.tell(&trouble).unwrap();
+            drop(first);
+            // Its own calls have nobody any more who does them, so they must not wait.
+            assert_eq!(second.tell("write 2").as_deref(), Some("poisoned"), "{engine} {trouble}");
+            assert_eq!(second.tell("read").as_deref(), Some("poisoned"), "{engine} {trouble}");
+            std::fs::remove_file(path.with_extension("abstain")).unwrap();
+            assert_eq!(third.tell("read").as_deref(), Some("1"), "{engine} {trouble}");
+            assert_eq!(third.tell("write 3").as_deref(), Some("0"), "{engine} {trouble}");
+            drop(third);
+            // The one that is cut off will never serve, so nobody waits for it.
+            let file = options(Durability::PerWrite).open(&path).unwrap();
+            assert_eq!(value(&file), 3);
+            assert_eq!(second.tell("read").as_deref(), Some("poisoned"), "{engine} {trouble}");
+        }
+    }
+}
+
+#[test]
+fn where_nobody_can_listen_every_call_ends() {
+    let dir = memory_dir();
+    let (path, [first, mut second, mut third]) = three(&dir, EngineKind::Reflection);
+    std::fs::remove_file(path.with_extension("abstain")).unwrap();
+    // Something that cannot be removed stands at the name of the socket.
+    let place = crate::format::sidecar::meeting_place(
+        crate::storage::detect(&path).unwrap().identity,
+        crate::format::sidecar::CALLS,
+    );
+    let socket = dir.path().join(format!(".untorn/{place}.sock"));
+    std::fs::remove_file(&socket).unwrap();
+    std::fs::create_dir_all(socket.join("in the way")).unwrap();
+    drop(first);
+    second.say("write 2");
+    third.say("read");
+    assert_eq!(second.answer().as_deref(), Some("poisoned"));
+    assert_eq!(third.answer().as_deref(), Some("poisoned"));
+    std::fs::remove_dir_all(&socket).unwrap();
+    let file = options(Durability::PerWrite).open(&path).unwrap();
+    assert_eq!(value(&file), 1);
+}
+
+#[test]
+fn who_panics_with_the_file_open_goes_on_serving() {
+    for engine in ENGINES {
+        let dir = memory_dir();
+        let (_, [first, mut second, mut third]) = three(&dir, engine);
+        second.tell(&format!("panic-at {}", Point::Serving as u32)).unwrap();
+        drop(first);
+        for number in [2, 3] {
+            assert_eq!(third.tell(&format!("write {number}")).as_deref(), Some("0"), "{engine}");
+            assert_eq!(second.tell("read"), Some(number.to_string()), "{engine}");
+        }
+    }
+}
+
+#[test]
+fn a_file_put_in_the_place_of_the_shared_one_is_not_touched() {
+    let dir = memory_dir();
+    let (path, [first, mut second, third]) = three(&dir, EngineKind::Reflection);
+    let moved = dir.path().join("moved");
+    std::fs::rename(&path, &moved).unwrap();
+    let stranger = vec![7; 3 * 4096];
+    std::fs::write(&path, &stranger).unwrap();
+    let sidecar = dir.path().join(format!(".untorn/{}", std::fs::metadata(&path).unwrap().ino()));
+    drop(first);
+    assert_eq!(second.tell("read").as_deref(), Some("poisoned"));
+    assert_eq!(crate::inspect(&path).unwrap().engine, None, "it was given a mark");
+    assert!(!sidecar.exists(), "it was given a sidecar");
+    assert_eq!(std::fs::read(&path).unwrap(), stranger);
+    drop((second, third));
+    assert_eq!(value(&options(Durability::PerWrite).open(&moved).unwrap()), 1);
+}
+
+#[test]
+fn a_lost_page_is_told_to_all_until_they_open_the_file_again() {
+    for engine in ENGINES {
+        let dir = memory_dir();
+        let path = create(&dir, engine, Durability::PerWrite);
+        let mut first = Puppet::new(&path, Durability::PerWrite);
+        let mut second = Puppet::new(&path, Durability::PerWrite);
+        let mut third = Puppet::new(&path, Durability::PerWrite);
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(0).unwrap();
+        let failed = second.tell("read").unwrap();
+        assert!(failed.contains("lost") || failed == "poisoned", "{engine}: {failed}");
+        file.set_len(3 * 4096).unwrap();
+        assert_eq!(second.tell("write 2").as_deref(), Some("poisoned"), "{engine}");
+        // It takes the engine that failed with it. The next one opens the file anew, which goes well.
+        assert_eq!(first.tell("leave").as_deref(), Some("0"));
+        for puppet in [&mut second, &mut third] {
+            for call in ["read", "write 3", "sync"] {
+                assert_eq!(puppet.tell(call).as_deref(), Some("poisoned"), "{engine} {call}");
+            }
+        }
+        // Whose handle is new is concerned by nothing of that.
+        let mut fourth = Puppet::new(&path, Durability::PerWrite);
+        assert_eq!(fourth.tell("write 4").as_deref(), Some("0"), "{engine}");
+        assert_eq!(fourth.tell("read").as_deref(), Some("4"), "{engine}");
+    }
+}
+
+/// An engine whose writes fail, or panic, and which is poisoned from then on.
+struct Failing {
+    panics: bool,
+    poisoned: AtomicBool,
+}
+
+impl Failing {
+    fn poisoned(&self) -> crate::Result<()> {
+        let cause = || "a flush failed".to_owned();
+        let is = self.poisoned.load(Ordering::SeqCst);
+        if is { Err(Error::Poisoned { path: self.path().to_owned(), cause: cause() }) } else { Ok(()) }
+    }
+}
+
+impl Engine for Failing {
+    fn path(&self) -> &Path {
+        Path::new("/a/file")
+    }
+    fn len(&self) -> u64 {
+        4096
+    }
+    fn identity(&self) -> crate::Result<Identity> {
+        Ok(Identity { device: 0, inode: 0, generation: 0, birth: 0 })
+    }
+    fn writable(&self) -> crate::Result<()> {
+        self.poisoned()
+    }
+    fn read(&self, _: u64, _: &mut [u8]) -> crate::Result<()> {
+        self.poisoned()
+    }
+    fn write(&self, _: &[Piece<'_>]) -> crate::Result<()> {
+        assert!(!self.panics, "as it was made to");
+        self.poisoned.store(true, Ordering::SeqCst);
+        Err(Error::io("flush", self.path(), rustix::io::Errno::IO))
+    }
+    fn deploy(&self, _: u64, _: u64) -> crate::Result<()> {
+        self.poisoned()
+    }
+    fn sync(&self) -> crate::Result<u64> {
+        self.poisoned().map(|()| 1)
+    }
+    fn resize(&self, _: u64) -> crate::Result<()> {
+        self.poisoned()
+    }
+    fn reclaim(&self) -> crate::Result<u64> {
+        self.poisoned().map(|()| 0)
+    }
+    fn info(&self) -> Info {
+        Info {
+            engine: EngineKind::Reflection,
+            len: 4096,
+            commit: 0,
+            durability: Durability::PerWrite,
+            layout: None,
+            sidecar: None,
+            reflected_pages: 0,
+            reflected_slices: 0,
+            recovery: Recovery::default(),
+        }
+    }
+    fn accepts(&self, _: &Options) -> bool {
+        true
+    }
+    fn close(&self) -> crate::Result<()> {
+        self.poisoned()
+    }
+    fn settle(&self) -> crate::Result<()> {
+        self.poisoned()
+    }
+}
+
+pub(in crate::shared::file) fn failing(panics: bool) -> (Arc<Board>, Service) {
+    let board = Arc::new(Board::create([0; 4], "").unwrap());
+    let engine = Box::new(Failing { panics, poisoned: AtomicBool::new(false) });
+    (Arc::clone(&board), Service::new(engine, board))
+}
+
+/// Puts a call in place, as another process would.
+pub(in crate::shared::file) fn put_call(channel: Channel<'_>, kind: u64, generation: u64) {
+    let table = crate::shared::file::call::table(&[Piece { offset: 0, bytes: b"x" }]);
+    channel.allocate(4096).unwrap();
+    channel.put(0, &table);
+    channel.put(table.len(), b"x");
+    let (a, len) = if kind == 2 { (1, table.len() as u64 + 1) } else { (0, 0) };
+    channel.ask(Words { kind, a, len, generation, ..Words::default() });
+    channel.call();
+}
+
+/// Has a call done; the error it ends with, if it does.
+fn call(service: &Service, board: &Board, channel: Channel<'_>, kind: u64, generation: u64) -> crate::Result<u64> {
+    put_call(channel, kind, generation);
+    serve(service, board, channel, &mut Vec::new());
+    assert_eq!(channel.state(), DONE);
+    crate::shared::file::call::result(channel, "write", Path::new("/a/file")).map(|words| words.a)
+}
+
+pub(in crate::shared::file) const WRITE: u64 = 2;
+const SYNC: u64 = 4;
+
+#[test]
+fn a_flush_that_failed_begins_a_new_generation() {
+    let (board, service) = failing(false);
+    let channel = board.channel(3, 0);
+    assert!(call(&service, &board, channel, SYNC, 0).is_ok());
+    board.lose_epoch();
+    assert_eq!(board.generation(), 0, "nothing has failed");
+    assert!(matches!(call(&service, &board, channel, WRITE, 0), Err(Error::Io { .. })));
+    drop(service);
+    board.lose_epoch();
+    assert_eq!((board.generation(), board.was_lost()), (1, false));
+    board.lose_epoch();
+    assert_eq!(board.generation(), 1, "once is enough");
+    let (_, sound) = failing(false);
+    let refused = call(&sound, &board, channel, SYNC, 0).unwrap_err();
+    assert!(refused.to_string().contains("a flush of the file failed"), "{refused}");
+    assert!(call(&sound, &board, channel, SYNC, 1).is_ok());
+}
+
+#[test]
+fn after_a_panic_nothing_more_is_done() {
+    let (board, service) = failing(true);
+    let channel = board.channel(3, 0);
+    for kind in [WRITE, SYNC, WRITE] {
+        let refused = call(&service, &board, channel, kind, 0).unwrap_err();
+        assert!(matches!(&refused, Error::Poisoned { cause, .. } if cause.contains("panicked")), "{refused}");
+    }
+    board.lose_epoch();
+    assert_eq!(board.generation(), 1);
+}

@@ -1,0 +1,386 @@
+//! [`SharedMap`]: plain loads and stores of several processes, committed together.
+
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use super::negotiated;
+use crate::engine::exclusion::NoOthers;
+use crate::engine::{self, Piece, Shared};
+use crate::error::{Error, Result};
+use crate::format::sidecar;
+use crate::ipc::memory::{Backing, Before, Cut, Opener, Succession, WorkingCopy, cause_of};
+use crate::options::{Admission, Options};
+use crate::storage::{self, Identity, detect};
+use crate::sys::sync;
+
+/// Address space of a shared map of which no maximum was given: 64 GiB, or twice the length.
+const RESERVE: u64 = 1 << 36;
+
+/// A file as plain memory that several processes store to at once, each seeing the others' stores.
+///
+/// A [`commit`](SharedMap::commit) by any of them makes *all* processes' stores up to one instant durable together; a store
+/// is in it whole or not at all, and so is everything that happened before it. Threads go on storing meanwhile: a page that
+/// is being copied for the commit holds a store to it up for some ten microseconds. After a crash of the machine, or when
+/// the last process ends, the file holds the last commit.
+///
+/// A process may come and go at any time, and be killed at any instruction: what it stored stays in the memory, as the
+/// stores of a thread that ended, and is committed with the next commit or rolled back. One of the processes has the file
+/// open and serves the others; when it dies, another one takes its place within milliseconds, in which commits, and loads
+/// of pages that nobody had loaded before, wait: for as long as a child lives that the dead one had forked and that runs no
+/// other program, since it has the file open too, but not beyond 30 seconds, after which every call fails with
+/// [`Error::Poisoned`] until all have left. One that lacks descriptors or memory to come back, for a second, is cut off:
+/// its calls fail with [`Error::Poisoned`], and its memory is its own from then on, zeros to begin with.
+///
+/// There are no slices: other processes store at any time. Load and store through [`as_ptr`](SharedMap::as_ptr) with what
+/// discipline the processes agree on, as [`words`](SharedMap::words), or copy with [`read_at`](SharedMap::read_at) and
+/// [`write_at`](SharedMap::write_at).
+///
+/// ```
+/// # fn main() -> untorn::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("tickets");
+/// use std::sync::atomic::Ordering;
+/// use untorn::{AtomicFile, SharedMap};
+/// AtomicFile::create(&path, 1 << 20)?.settle()?;
+/// let map = match SharedMap::open(&path) { // in each process
+///     Err(error) if error.errno() == 1 => return Ok(()), // userfaultfd is forbidden here, as `untorn doctor` says
+///     map => map?,
+/// };
+/// let ticket = map.words(0, 1)?[0].fetch_add(1, Ordering::SeqCst);
+/// map.write_at(b"sold", 4096 + 4 * ticket)?;
+/// map.commit()?; // this ticket and its sale, and whatever other processes had stored
+/// map.close()?;
+/// # Ok(()) }
+/// ```
+///
+/// The processes are one user's and trust each other. SIGBUS must not be blocked in a thread that stores, and a handler for
+/// it that the program installs later has to call the one it replaces. A forked child does not have the memory. `read(2)`
+/// into it fails with EFAULT unless [`open_to_kernel`](SharedMap::open_to_kernel) was called for the range, and nobody has
+/// committed since; [`read_from`](SharedMap::read_from) always gets through.
+///
+/// Source: the Region System paper, §V-C, whose interrupts to all processors are replaced by write protection.
+pub struct SharedMap {
+    copy: WorkingCopy,
+    path: PathBuf,
+}
+
+impl fmt::Debug for SharedMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedMap").field("path", &self.path).field("len", &self.len()).finish()
+    }
+}
+
+impl SharedMap {
+    /// The data file's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Length in bytes, the same in all processes; 0 in a forked child, which does not have the memory.
+    pub fn len(&self) -> usize {
+        self.copy.len() as usize
+    }
+
+    /// Whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes that the file can grow to while it is shared.
+    pub fn max_len(&self) -> u64 {
+        self.copy.reserved()
+    }
+
+    /// The number of the last commit; 0 in a forked child.
+    pub fn last_commit(&self) -> u64 {
+        self.copy.last_commit()
+    }
+
+    /// The first byte, at an address of this process that stays the same until the map is closed. Bytes beyond the length
+    /// are not to be touched.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.copy.address()
+    }
+
+    /// `count` words of 64 bits from `offset` on, which all processes load and store whole.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless they lie within the length; [`Error::Invalid`] unless `offset` is a multiple of 8;
+    /// [`Error::Forked`]; [`Error::Io`] once a page was lost, [`Error::Poisoned`] once nothing more is promised, or the process
+    /// has lost touch with the others.
+    pub fn words(&self, offset: u64, count: usize) -> Result<&[AtomicU64]> {
+        self.check(offset, count.saturating_mul(8))?;
+        if !offset.is_multiple_of(8) {
+            return Err(engine::misaligned::<AtomicU64>(&self.path, offset));
+        }
+        Ok(self.copy.words(offset as usize, count))
+    }
+
+    /// Copies bytes out. A store of another thread or process meanwhile may be in the copy in part.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless the whole range lies within the length; otherwise as for [`words`](SharedMap::words).
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.check(offset, buf.len())?;
+        self.copy.load(offset as usize, buf)
+    }
+
+    /// Copies bytes in: stores like any other, of which a commit meanwhile may hold the first ones only.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless the whole range lies within the length; otherwise as for [`words`](SharedMap::words).
+    pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
+        self.check(offset, buf.len())?;
+        self.copy.store(offset as usize, buf)
+    }
+
+    /// Reads up to `len` bytes from where a descriptor stands, as `read(2)` does, and stores them from `offset` on. Returns how
+    /// many there were, 0 at the end of the source; of a longer source it reads 1 MiB at once. Unlike `read(2)` into the memory it
+    /// needs no [`open_to_kernel`](SharedMap::open_to_kernel), and commits meanwhile do it no harm.
+    ///
+    /// ```
+    /// # fn main() -> untorn::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (path, log) = (dir.path().join("shared"), dir.path().join("log"));
+    /// # std::fs::write(&log, "what happened").unwrap();
+    /// # untorn::AtomicFile::create(&path, 8192)?.settle()?;
+    /// # let map = match untorn::SharedMap::open(&path) {
+    /// #     Err(error) if error.errno() == 1 => return Ok(()),
+    /// #     map => map?,
+    /// # };
+    /// let (log, mut at) = (std::fs::File::open(&log).unwrap(), 4096);
+    /// loop {
+    ///     match map.read_from(&log, at, map.len() - at as usize)? {
+    ///         0 => break,
+    ///         read => at += read as u64,
+    ///     }
+    /// }
+    /// map.commit()?;
+    /// # assert_eq!(at, 4096 + 13);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] unless the whole range lies within the length: nothing is read then; [`Error::Io`] with what
+    /// `read(2)` says; otherwise as for [`words`](SharedMap::words).
+    pub fn read_from(&self, source: impl AsFd, offset: u64, len: usize) -> Result<usize> {
+        self.check(offset, len)?;
+        self.copy.read_from(source.as_fd(), offset as usize, len)
+    }
+
+    fn check(&self, offset: u64, len: usize) -> Result<()> {
+        self.copy.check()?;
+        engine::check_range(&self.path, offset, len as u64, self.copy.len())
+    }
+
+    /// Makes all stores of all processes, up to one instant after this call began, durable together, among them this
+    /// thread's before the call. Returns the number of the commit; processes that commit at once may share one.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with the reason of the process that serves, [`Error::Invalid`] if what was stored does not fit into the
+    /// log: nothing is committed then, unless the flush failed: every call of every process is refused after that, until all
+    /// have left, for nobody knows which commit the file is at. So it is when somebody who does not share the file had it open
+    /// for writing while no process served it, which takes one that does not see where those meet who share it.
+    /// [`Error::Poisoned`] when nothing more is promised; [`Error::Forked`].
+    pub fn commit(&self) -> Result<u64> {
+        self.copy.commit()
+    }
+
+    /// Takes back the stores of all processes since the last commit.
+    ///
+    /// # Errors
+    /// As for [`commit`](SharedMap::commit).
+    pub fn rollback(&self) -> Result<()> {
+        self.copy.roll_back().map(drop)
+    }
+
+    /// Makes the file `len` bytes long for all processes, and commits. New bytes are zeros; it cannot be made shorter. All see
+    /// the new length when it is durable; if it fails none does, and commits go on without it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if that is shorter than it is, or longer than the process that came first reserved address space
+    /// for ([`Options::max_len`]); those of [`commit`](SharedMap::commit).
+    pub fn grow(&self, len: u64) -> Result<u64> {
+        self.copy.grow(len)
+    }
+
+    /// Lets system calls, of any of the processes, load from a range of bytes and store to it until the next commit, by
+    /// whomever, after which their stores fail with EFAULT again. The range is part of that commit.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::Poisoned`], [`Error::Forked`].
+    pub fn open_to_kernel(&self, range: Range<u64>) -> Result<()> {
+        self.copy.open_range(range)
+    }
+
+    /// Whether this process is the one that has the file open and serves the others, at this moment.
+    pub fn is_serving(&self) -> bool {
+        self.copy.is_serving()
+    }
+
+    /// Leaves. Stores of this process that are not committed stay in the memory; they go when the last process has left.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] if this process had lost touch with the others; [`Error::Forked`].
+    pub fn close(self) -> Result<()> {
+        self.copy.leave()
+    }
+}
+
+/// Opens the file with its engine: the factory, which is above.
+pub(crate) type OpenFile = fn(&Path, &Options) -> Result<sync::Arc<Shared>>;
+
+/// Joins the processes that share the file as memory, or is the first of them.
+///
+/// # Errors
+/// See [`Options::share_map`].
+pub(crate) fn open(
+    options: &Options,
+    path: &Path,
+    open: OpenFile,
+    with: impl FnOnce(Committed) -> Arc<dyn Opener>,
+) -> Result<SharedMap> {
+    let options = options.clone().shared(false).for_map(path)?;
+    if options.read_only {
+        let what = "a shared map is for storing; AtomicMap and AtomicFile read a file that nobody writes";
+        return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
+    }
+    options.validate(path)?;
+    let path = storage::resolve(path)?;
+    storage::copy_up(&path);
+    let identity = detect(&path)?.identity;
+    let len = std::fs::metadata(&path).map_err(|error| Error::io("examine", &path, error))?.len();
+    let dir = sidecar::directory(&path);
+    match std::fs::create_dir(&dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(Error::io("create", &dir, error));
+        }
+        _ => {}
+    }
+    let reserve = options.max_len.unwrap_or_else(|| len.saturating_mul(2).max(RESERVE));
+    let opener = Committed { path: path.clone(), identity, options, open };
+    let copy = WorkingCopy::open(&path, &dir, &sidecar::meeting_place(identity, sidecar::SHARE), with(opener), reserve);
+    let copy = copy.inspect_err(|_| {
+        // Only if nothing is in it; if it stays, the error is the one that helps.
+        let _ = std::fs::remove_dir(&dir);
+    })?;
+    Ok(SharedMap { copy, path })
+}
+
+/// Opens the file for whoever serves.
+pub(crate) struct Committed {
+    path: PathBuf,
+    /// The file's: what is found at the path later may be another one.
+    identity: Identity,
+    options: Options,
+    open: OpenFile,
+}
+
+impl Opener for Committed {
+    fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>> {
+        let another = || {
+            let what = "it is another file than the one that is shared".to_owned();
+            Error::Invalid { path: self.path.clone(), what }
+        };
+        if detect(&self.path)?.identity != self.identity {
+            return Err(another());
+        }
+        let heir = Arc::new(Heir {
+            others: NoOthers::by_calls(&self.path, self.identity),
+            succession: Succession::of(before),
+        });
+        let admission: Arc<dyn Admission> = heir.clone();
+        let agreed = match before {
+            Some(before) => {
+                negotiated::adopt(&before.terms(), &self.options).map_err(|what| heir.others.invalid(what))?
+            }
+            None => self.options.clone(),
+        };
+        // How this process learns of a page that its medium lost is its own affair.
+        let options = Options { admission: Some(admission), lost_page: self.options.lost_page, ..agreed };
+        let shared = (self.open)(&self.path, &options)?;
+        let terms = negotiated::of(&options, &shared.engine.info());
+        // The path may have come to name another file since it was looked at.
+        if shared.engine.identity()? != self.identity {
+            return Err(another());
+        }
+        let commit = shared.engine.info().commit;
+        // It was told, or the engine would not have opened the file for writing.
+        let (sidecar, session) = heir.succession.found();
+        Ok(Box::new(Logged { shared, commit: commit.into(), sidecar, session, terms }))
+    }
+}
+
+/// Lets whoever is to serve open the file, if it is as the process left it that served before.
+struct Heir {
+    others: NoOthers,
+    succession: Succession,
+}
+
+impl Admission for Heir {
+    fn admit(&self) -> Result<()> {
+        self.others.admit()
+    }
+
+    fn succeed(&self, sidecar: &[u8; 16], session: u64) -> Result<u64> {
+        self.succession.succeed(sidecar, session).map_err(|what| self.others.invalid(what))
+    }
+}
+
+/// A file under the hybrid log, whose epochs the cuts are.
+struct Logged {
+    shared: sync::Arc<Shared>,
+    commit: AtomicU64,
+    sidecar: [u64; 2],
+    session: u64,
+    terms: String,
+}
+
+impl Backing for Logged {
+    fn len(&self) -> u64 {
+        self.shared.engine.len()
+    }
+
+    fn last_commit(&self) -> u64 {
+        self.commit.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    fn identity(&self) -> [u64; 2] {
+        self.sidecar
+    }
+
+    fn session(&self) -> u64 {
+        self.session
+    }
+
+    fn terms(&self) -> String {
+        self.terms.clone()
+    }
+
+    fn fill(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        self.shared.engine.read(offset, into)
+    }
+
+    fn commit(&self, cut: &Cut) -> Result<u64> {
+        let engine = &*self.shared.engine;
+        if cut.len != engine.len() {
+            engine.resize(cut.len)?;
+        }
+        let pieces: Vec<Piece<'_>> = cut.runs().map(|(offset, bytes)| Piece { offset, bytes }).collect();
+        engine.write(&pieces)?;
+        let commit = engine.sync()?;
+        self.commit.store(commit, std::sync::atomic::Ordering::Release);
+        Ok(commit)
+    }
+
+    fn poisoned(&self) -> Option<String> {
+        self.shared.engine.writable().err().map(cause_of)
+    }
+}
+
+#[cfg(test)]
+mod tests;

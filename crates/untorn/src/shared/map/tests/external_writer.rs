@@ -1,0 +1,205 @@
+//! What becomes of a shared map when somebody who does not share it comes to its file while no process serves it.
+
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+use crate::ipc::memory::tests::{Children, DIE_AT, Point, await_flag, await_word, notes, words};
+use crate::{AtomicMap, Trust};
+
+const MODULE: &str = "shared::map::tests::external_writer";
+
+// Words of the notes.
+const READY: usize = 0;
+const GO: usize = 1;
+
+/// Opens the file for who serves next only when the test says so.
+struct Held(Committed, Arc<AtomicBool>);
+
+impl Opener for Held {
+    fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>> {
+        await_flag(&self.1);
+        self.0.open(before)
+    }
+}
+
+/// A child that serves the map, and dies in its second commit, before it hands that to the engine.
+fn serve(dir: &Path) {
+    let (map, notes) = (SharedMap::open(dir.join("file")).unwrap(), notes(dir));
+    let page = |page: usize| &map.words(0, 1024).unwrap()[page * 512];
+    page(0).store(1, SeqCst);
+    assert_eq!(map.commit().unwrap(), 1);
+    words(&notes)[READY].store(1, SeqCst);
+    await_word(&notes, GO);
+    page(1).store(7, SeqCst);
+    DIE_AT.store(Point::Committing as u32, SeqCst);
+    let number = map.commit();
+    unreachable!("it survived commit {number:?}");
+}
+
+/// Has a map that another process served until it died, and that nobody serves until the flag is set.
+fn without_a_server(test: &str, dir: &Path, options: &Options) -> (SharedMap, Arc<AtomicBool>) {
+    let (path, notes) = (dir.join("file"), notes(dir));
+    AtomicFile::create(&path, 8192).unwrap().settle().unwrap();
+    let mut child = Children(vec![command_in(MODULE, test, dir, 0, None).spawn().unwrap()]);
+    await_word(&notes, READY);
+    let go = Arc::new(AtomicBool::new(false));
+    let held = |opener| -> Arc<dyn Opener> { Arc::new(Held(opener, Arc::clone(&go))) };
+    let map = open(options, &path, crate::open::open, held).unwrap();
+    words(&notes)[GO].store(1, SeqCst);
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.0[0].wait().unwrap()), Some(9), "not killed");
+    (map, go)
+}
+
+/// Lets anybody in, as a program would that does not know of sharing.
+struct Unaware;
+
+impl Admission for Unaware {
+    fn admit(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Opens the file as such a program would.
+fn unaware(path: &Path) -> Result<sync::Arc<Shared>> {
+    crate::open::open(path, &Options::new().for_map(path)?.admitted_by(Unaware))
+}
+
+fn committed(path: &Path) -> [u64; 2] {
+    let map = AtomicMap::open(path).unwrap();
+    let words = [0, 4096].map(|at| *map.view::<u64>(at).unwrap());
+    map.close().unwrap();
+    words
+}
+
+/// The dead process had commit 2 under way, so a commit 2 is what the next one may find: but not that of somebody else, nor
+/// one that was settled and began to count anew, nor the last commit after somebody had the file.
+#[test]
+fn what_somebody_else_did_while_nobody_served_is_not_mixed_with_the_stores() {
+    const TEST: &str = "what_somebody_else_did_while_nobody_served_is_not_mixed_with_the_stores";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, _)) = child_of(TEST) {
+        return serve(&dir);
+    }
+    for (commits, settles, why) in
+        [(1, false, "somebody else had it open"), (0, false, "somebody else had it open"), (1, true, "replaced")]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let (map, go) = without_a_server(TEST, dir.path(), &Options::new());
+        let other = unaware(&path).unwrap();
+        for _ in 0..commits {
+            other.engine.write(&[Piece { offset: 0, bytes: &99_u64.to_le_bytes() }]).unwrap();
+            assert_eq!(other.engine.sync().unwrap(), 2);
+        }
+        if settles { other.engine.settle() } else { other.engine.close() }.unwrap();
+        drop(other);
+        go.store(true, SeqCst);
+        let error = map.commit().unwrap_err();
+        assert!(matches!(&error, Error::Poisoned { cause, .. } if cause.contains(why)), "{error}");
+        for refused in [map.commit().err(), map.rollback().err(), map.grow(1 << 20).err()] {
+            assert!(matches!(refused, Some(Error::Poisoned { .. })), "{refused:?}");
+        }
+        drop(map);
+        assert_eq!(committed(&path), [if commits == 0 { 1 } else { 99 }, 0]);
+    }
+}
+
+#[test]
+fn nobody_else_opens_the_file_while_no_process_serves_it() {
+    const TEST: &str = "nobody_else_opens_the_file_while_no_process_serves_it";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, _)) = child_of(TEST) {
+        return serve(&dir);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let (map, go) = without_a_server(TEST, dir.path(), &Options::new());
+    let options = Options::new();
+    let attempts = [
+        AtomicMap::open(&path).err(),
+        AtomicFile::open(&path).err(),
+        options.clone().shared(true).open(&path).err(),
+        options.clone().read_only(true).open(&path).err(),
+        options.clone().engine(crate::EngineKind::Reflection).open(&path).err(),
+    ];
+    for error in attempts {
+        assert!(matches!(&error, Some(Error::InUse { holder, .. }) if holder.contains("shared map")), "{error:?}");
+    }
+    go.store(true, SeqCst);
+    map.words(0, 1).unwrap()[0].store(3, SeqCst);
+    // What the dead process had stored is in it.
+    assert_eq!(map.commit().unwrap(), 2);
+    // Nobody who puts an old copy of the sidecar there passes for the process that was killed.
+    let [begun, next] = map.copy.sessions();
+    assert!(begun == next && begun > 1, "{begun}, {next}");
+    map.close().unwrap();
+    assert_eq!(committed(&path), [3, 7]);
+}
+
+/// What a process said of the file before others committed to it is not done again when it comes to serve.
+#[test]
+fn an_heir_that_trusted_one_side_when_it_joined_keeps_what_was_committed() {
+    const TEST: &str = "an_heir_that_trusted_one_side_when_it_joined_keeps_what_was_committed";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, _)) = child_of(TEST) {
+        return serve(&dir);
+    }
+    for side in [Trust::File, Trust::Sidecar] {
+        let dir = tempfile::tempdir().unwrap();
+        let options =
+            Options::new().trust(side).adopt(true).progress(|_| panic!("the heir reports what nobody asked for"));
+        let (map, go) = without_a_server(TEST, dir.path(), &options);
+        go.store(true, SeqCst);
+        // The dead process had 1 committed, and 7 stored.
+        map.rollback().unwrap();
+        assert_eq!([0, 512].map(|word| map.words(0, 1024).unwrap()[word].load(SeqCst)), [1, 0]);
+        map.words(0, 1).unwrap()[0].store(3, SeqCst);
+        assert_eq!(map.commit().unwrap(), 2);
+        map.close().unwrap();
+        assert_eq!(committed(&dir.path().join("file")), [3, 0]);
+    }
+}
+
+/// Who takes over and dies before anybody knows of it keeps no other from taking over.
+/// Also when another process comes to serve.
+#[test]
+fn what_the_first_process_said_of_the_log_counts_for_all() {
+    const TEST: &str = "what_the_first_process_said_of_the_log_counts_for_all";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, _)) = child_of(TEST) {
+        return serve(&dir);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (map, go) = without_a_server(TEST, dir.path(), &Options::new().log_size(1 << 20));
+    go.store(true, SeqCst);
+    map.grow(4 << 20).unwrap();
+    assert!(map.is_serving());
+    map.write_at(&vec![5; 4 << 20], 0).unwrap();
+    // A log of 1 MiB has no room for it.
+    map.commit().unwrap();
+    map.close().unwrap();
+    assert_eq!(committed(&dir.path().join("file")), [0x0505_0505_0505_0505; 2]);
+}
+
+#[test]
+fn sessions_that_heirs_began_are_no_strangers() {
+    let copy = crate::ipc::memory::tests::block([7, 8], 5);
+    assert!(copy.succeed([7, 9], 5).unwrap_err().contains("replaced"));
+    let begun = 5 + copy.succeed([7, 8], 5).unwrap();
+    // It died before the session began, or after.
+    let again = 5 + copy.succeed([7, 8], 5).unwrap();
+    let after = again + copy.succeed([7, 8], again).unwrap();
+    assert!(begun > 6 && again > 6 && after > again + 1);
+    for stranger in [4, 6, 7, again + 1, after + 1] {
+        assert!(copy.succeed([7, 8], stranger).unwrap_err().contains("somebody else"), "{stranger}");
+    }
+    assert!(copy.succeed([7, 8], after).is_ok());
+}

@@ -1,0 +1,100 @@
+//! What becomes of a shared map when the file behind it fails. A test that has the file fail does so in a process of its own.
+
+mod cuts;
+mod external_writer;
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::*;
+use crate::AtomicFile;
+use crate::ipc::memory::tests::{child_of, command_in, unavailable};
+use crate::sys::ring::FAIL;
+
+#[test]
+fn after_a_failed_flush_nothing_is_rolled_back_or_committed() {
+    const TEST: &str = "after_a_failed_flush_nothing_is_rolled_back_or_committed";
+    if unavailable() {
+        return;
+    }
+    if let Some((dir, _)) = child_of(TEST) {
+        let map = SharedMap::open(dir.join("file")).unwrap();
+        let words = map.words(0, 1024).unwrap();
+        words[0].store(1, SeqCst);
+        words[512].store(1, SeqCst);
+        assert_eq!(map.commit().unwrap(), 1);
+        words[0].store(2, SeqCst);
+        words[512].store(2, SeqCst);
+        FAIL.store(true, SeqCst);
+        let first = map.commit().unwrap_err();
+        assert!(matches!(first, Error::Io { .. }), "{first}");
+        FAIL.store(false, SeqCst);
+        // Commit 2 may be durable: a rollback to commit 1 would make the memory differ from it without anybody's noticing.
+        let read = map.read_at(&mut [0; 8], 0);
+        for refused in [map.rollback().err(), map.commit().err(), map.grow(1 << 20).err(), read.err()] {
+            assert!(matches!(refused, Some(Error::Poisoned { .. })), "{refused:?}");
+        }
+        assert_eq!((words[0].load(SeqCst), words[512].load(SeqCst)), (2, 2));
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    AtomicFile::create(dir.path().join("file"), 8192).unwrap().settle().unwrap();
+    let ended = command_in("shared::map::tests", TEST, dir.path(), 0, None).status().unwrap();
+    assert!(ended.success());
+    let map = SharedMap::open(dir.path().join("file")).unwrap();
+    let words = map.words(0, 1024).unwrap();
+    let found = (words[0].load(SeqCst), words[512].load(SeqCst));
+    assert!(matches!((map.last_commit(), found), (1, (1, 1)) | (2, (2, 2))), "{found:?}");
+}
+
+/// Commits protect the memory again and again, so that the kernel cannot store to it.
+#[test]
+fn what_is_read_from_a_descriptor_gets_through_while_others_commit() {
+    if unavailable() {
+        return;
+    }
+    const LEN: usize = 64 * 4096;
+    let dir = tempfile::tempdir().unwrap();
+    AtomicFile::create(dir.path().join("file"), LEN as u64).unwrap().settle().unwrap();
+    let map = SharedMap::open(dir.path().join("file")).unwrap();
+    let stop = AtomicBool::new(false);
+    let mut expected = Vec::new();
+    std::thread::scope(|scope| {
+        let committing = scope.spawn(|| {
+            while !stop.load(SeqCst) {
+                map.commit().unwrap();
+            }
+        });
+        let read_all = |expected: &[u8], source: &std::fs::File| {
+            let mut at = 0;
+            loop {
+                match map.read_from(source, at, (LEN - at as usize).min(10_000)).unwrap() {
+                    0 => break,
+                    read => at += read as u64,
+                }
+            }
+            assert_eq!(at as usize, expected.len());
+            let mut found = vec![0; LEN];
+            map.read_at(&mut found, 0).unwrap();
+            assert!(found == expected);
+        };
+        // Until it has been in the middle of some commits.
+        let mut round = 0_u32;
+        while round < 20 || (map.last_commit() < 20 && !committing.is_finished()) {
+            expected = (0..LEN as u32).map(|at| (at ^ (at >> 8) ^ round) as u8).collect();
+            std::fs::write(dir.path().join("source"), &expected).unwrap();
+            read_all(&expected, &std::fs::File::open(dir.path().join("source")).unwrap());
+            round += 1;
+        }
+        stop.store(true, SeqCst);
+    });
+    let source = std::fs::File::open(dir.path().join("source")).unwrap();
+    assert!(matches!(map.read_from(&source, 1, LEN), Err(Error::OutOfRange { .. })));
+    assert_eq!(map.read_from(&source, 0, 0).unwrap(), 0);
+    let error = map.read_from(std::fs::File::open(dir.path()).unwrap(), 0, 8).unwrap_err();
+    assert_eq!(error.errno(), libc::EISDIR);
+    map.commit().unwrap();
+    map.close().unwrap();
+    AtomicFile::open(dir.path().join("file")).unwrap().settle().unwrap();
+    assert!(std::fs::read(dir.path().join("file")).unwrap() == expected);
+}

@@ -1,0 +1,361 @@
+//! Persistent memory: the file's bytes are the program's memory.
+//!
+//! # Safety
+//! Every address comes from [`MappedFile::range`], which keeps it within the file's current length, and is used for one
+//! copy while the file, and with it the mapping, is borrowed. After the copy the file is asked whether it is intact.
+#![allow(unsafe_code)]
+
+use std::ffi::OsString;
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use super::mapping::MappedFile;
+use super::{
+    Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, MediumKind, Stamp,
+    is_bad_place, names,
+};
+use crate::error::{Error, Result};
+use crate::options::LostPage;
+use crate::sys;
+use crate::sys::map::MapKind;
+
+/// Files on a DAX file system, mapped with `MAP_SYNC`: loads, streaming stores and cache-line write-back, with no
+/// system call on the way.
+///
+/// With [`MediumKind::AssumedPmem`] the same instructions run on an ordinary shared mapping: for tests and benchmarks
+/// only, and *not durable*.
+///
+/// A store to a page without allocated space is lost when the disk is full, so space is
+/// [allocated](MediumFile::allocate) first. What becomes of a lost page says [`LostPage`]; a store to one is an error of
+/// the store, or, if it is a write of no more than a cache line, of the next fence.
+#[derive(Debug)]
+pub struct Dax {
+    sync: bool,
+    lost_page: LostPage,
+}
+
+impl Dax {
+    /// The medium for files found to be of this kind. For [`MediumKind::PersistentMemory`] opening a file fails unless
+    /// it is on persistent memory; every other kind is taken as assumed.
+    pub fn new(kind: MediumKind) -> Self {
+        Dax { sync: kind == MediumKind::PersistentMemory, lost_page: LostPage::Fail }
+    }
+
+    /// The same with another answer to a lost page; without it, [`LostPage::Fail`].
+    #[must_use]
+    pub fn on_lost_page(mut self, lost_page: LostPage) -> Self {
+        self.lost_page = lost_page;
+        self
+    }
+
+    fn map(&self, path: &Path, file: OwnedFd, access: Access, reserve: u64) -> Result<DaxFile> {
+        let file = MappedFile::new(path, file, self.map_kind(access), access, reserve, self.lost_page)?;
+        Ok(DaxFile { file, wide: sys::copy::has_wide_registers() })
+    }
+
+    fn map_new(&self, path: &Path, file: OwnedFd, reserve: u64) -> Result<DaxFile> {
+        // The first error is the one that helps, whether or not the name can be removed again.
+        self.map(path, file, Access::ReadWrite, reserve).inspect_err(|_| drop(names::unlink(path)))
+    }
+
+    fn map_kind(&self, access: Access) -> MapKind {
+        match (self.sync, access) {
+            (true, Access::Read) => MapKind::SyncRead,
+            (true, Access::ReadWrite) => MapKind::SyncReadWrite,
+            (false, Access::Read) => MapKind::Read,
+            (false, Access::ReadWrite) => MapKind::ReadWrite,
+        }
+    }
+}
+
+impl Medium for Dax {
+    type File = DaxFile;
+
+    fn class(&self) -> MediumClass {
+        MediumClass::PersistentMemory
+    }
+
+    fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<DaxFile> {
+        self.map(path, names::open_regular(path, access)?, access, reserve)
+    }
+
+    fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<DaxFile> {
+        self.map_new(path, names::create_regular(path, len)?, reserve)
+    }
+
+    fn create_like(&self, path: &Path, len: u64, reserve: u64, like: &DaxFile) -> Result<DaxFile> {
+        self.map_new(path, names::create_like(path, len, like.file.fd())?, reserve)
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        names::create_dir(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        names::rename(from, to)
+    }
+
+    fn unlink(&self, path: &Path) -> Result<()> {
+        names::unlink(path)
+    }
+
+    fn remove_dir_if_empty(&self, path: &Path) -> Result<()> {
+        names::remove_dir_if_empty(path)
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        names::exists(path)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
+        names::list(dir)
+    }
+
+    fn sync_dir(&self, _: Barrier, dir: &Path) -> Result<()> {
+        names::sync_dir(dir)
+    }
+
+    #[inline]
+    fn fence(&self, _: Barrier, files: &[&DaxFile]) -> Result<()> {
+        sys::flush::fence();
+        // A line written back may have come upon a lost page, or another thread's access: no record that this fence
+        // would make durable may be trusted then.
+        if sys::fault::none_lost() { Ok(()) } else { all_intact(files) }
+    }
+
+    #[inline]
+    fn order(&self) {
+        sys::flush::fence();
+    }
+
+    fn relax(&self, round: u32) {
+        names::relax(round)
+    }
+}
+
+/// Whether a system call with a buffer of ours failed because of the memory that the file is in: what is poisoned and not yet in
+/// the list of bad places is come upon in the midst of copying, which ends as if the buffer were a bad one.
+fn is_bad_memory(error: &std::io::Error) -> bool {
+    is_bad_place(error) || is_fault(error)
+}
+
+fn is_fault(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::FAULT.raw_os_error())
+}
+
+#[cold]
+fn all_intact(files: &[&DaxFile]) -> Result<()> {
+    files.iter().try_for_each(|file| file.file.intact("flush"))
+}
+
+/// A file open on [`Dax`].
+pub struct DaxFile {
+    file: MappedFile,
+    /// For [`sys::copy::read_racy_short`]; here, for here it is near.
+    wide: bool,
+}
+
+impl fmt::Debug for DaxFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DaxFile").field("path", &self.file.path()).field("len", &self.len()).finish()
+    }
+}
+
+impl DaxFile {
+    /// Where the file is mapped, from its first byte on, shared and for as long as it is open: what a program that protects
+    /// its stores through this mapping tells `ProtectOptions::mapping`.
+    pub fn address(&self) -> *const u8 {
+        self.file.start()
+    }
+}
+
+impl MediumFile for DaxFile {
+    #[inline]
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        self.file.identity()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.fd())
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        self.file.stamp()
+    }
+
+    fn notes_stores(&self) -> bool {
+        !sys::file::in_memory(self.file.fd())
+    }
+
+    #[inline]
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        let src = self.file.range(offset, dst.len())?;
+        // SAFETY: `range` gives as many mapped bytes; a buffer of the caller's cannot overlap a mapping that gives out
+        // no references.
+        unsafe { sys::copy::read_racy(src, dst) };
+        self.file.intact("read from")
+    }
+
+    #[inline(always)]
+    fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
+        let Some(src) = self.file.range_in_page(offset, dst.len()) else { return false };
+        if dst.len() <= sys::copy::SHORT {
+            // SAFETY: as in `read`, and short.
+            unsafe { sys::copy::read_racy_short(src, dst, self.wide) };
+        } else {
+            // SAFETY: as in `read`.
+            unsafe { sys::copy::read_racy(src, dst) };
+        }
+        sys::fault::none_lost()
+    }
+
+    /// By system call: a load of poisoned memory would lose the page, and with it the file.
+    fn read_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+        self.file.range(offset, dst.len())?;
+        self.file.pread_unless_bad(offset, dst, is_bad_memory)
+    }
+
+    fn read_stored_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
+        self.read_unless_bad(offset, dst)
+    }
+
+    /// As [`write`](MediumFile::write), through the mapping, unless a read of that place fails. Only then it is by system call: so
+    /// the kernel clears the poison of what is written whole, where a store would lose the page. What such a call changes of the
+    /// file system is not durable by a fence, as it is for a store by `MAP_SYNC`, so the file is flushed.
+    fn write_anew(&self, offset: u64, src: &[u8]) -> Result<()> {
+        self.file.range_mut(offset, src.len())?;
+        let mut held = vec![0; src.len()];
+        if self.file.pread_unless_bad(offset, &mut held, is_bad_memory)? {
+            return self.write(offset, src);
+        }
+        self.file.pwrite(offset, src).map_err(|error| match error {
+            // The buffer is a valid one, so it is the place: as the error by which callers know that.
+            Error::Io { source, offset: Some(at), .. } if is_fault(&source) => {
+                Error::io_at("write to", self.file.path(), at, rustix::io::Errno::IO)
+            }
+            error => error,
+        })?;
+        sys::flush::fence();
+        // That is not about this place: whoever goes on without it may go on with nothing else either.
+        let path = self.file.path();
+        self.file.fsync().map_err(|error| Error::Poisoned { path: path.to_owned(), cause: error.to_string() })
+    }
+
+    #[inline(always)]
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        let dst = self.file.range_mut(offset, src.len())?;
+        // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.
+        unsafe { sys::copy::copy_nt(dst, src) };
+        self.file.intact("write to")
+    }
+
+    #[inline]
+    fn write_lines(&self, offset: u64, src: &[u8], lines: u64) -> Result<()> {
+        // Up to the end of the last line stored.
+        let src = &src[..(u64::BITS - lines.leading_zeros()) as usize * sys::flush::LINE];
+        let dst = self.file.range_mut(offset, src.len())?;
+        // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.
+        unsafe { sys::copy::copy_nt_lines(dst, src, lines) };
+        self.file.intact("write to")
+    }
+
+    #[inline(always)]
+    fn store(&self, offset: u64, src: &[u8]) -> Result<()> {
+        let dst = self.file.range_mut(offset, src.len())?;
+        // SAFETY: `range_mut` gives as many bytes mapped writable; no overlap, as above.
+        unsafe { sys::copy::copy_cached(dst, src) };
+        self.file.intact("write to")
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, offset: u64) {
+        self.file.prefetch(offset);
+    }
+
+    #[inline(always)]
+    fn prefetch_to_store(&self, offset: u64) {
+        self.file.prefetch_to_store(offset);
+    }
+
+    #[inline]
+    fn flush(&self, _: Barrier, offset: u64, len: u64) {
+        let Ok(len) = usize::try_from(len) else { return };
+        // Bytes outside the file can't have been stored to, so there is nothing to write back.
+        let Ok(start) = self.file.range(offset, len) else { return };
+        // SAFETY: `range` gives as many mapped bytes.
+        unsafe { sys::flush::flush_lines(start, len) }
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        if self.file.allocate(offset, len)? {
+            return Ok(());
+        }
+        // Without the promise, a store could be lost.
+        Err(Error::io_at("allocate space in", self.file.path(), offset, rustix::io::Errno::NOTSUP))
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        self.file.punch(offset, len)
+    }
+
+    fn sync(&self, _: Barrier) -> Result<()> {
+        // The file system writes back what the CPU still holds of pages stored to, but knows nothing of streaming
+        // stores that wait in this CPU's buffers.
+        sys::flush::fence();
+        self.file.fsync()
+    }
+
+    /// Nothing: a `MAP_SYNC` mapping is the medium itself, with no cache of the kernel's between.
+    fn distrust_cache(&self, _: Barrier, _: u64, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn mark(&self) -> Result<MarkState> {
+        self.file.mark()
+    }
+
+    fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
+        self.file.set_mark(mark)
+    }
+
+    fn try_lock(&self, kind: LockKind) -> Result<bool> {
+        self.file.try_lock(kind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::MediumFile;
+
+    #[test]
+    fn what_can_be_read_is_written_anew_and_poison_is_told_from_other_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let medium = Dax::new(MediumKind::AssumedPmem);
+        let file = medium.create(&path, 8292, 8292).unwrap();
+        for (at, len) in [(0, 4096), (4096, 4096), (8192, 100)] {
+            let bytes: Vec<u8> = (0..len).map(|n| (n % 250) as u8 + 1).collect();
+            file.write_anew(at, &bytes).unwrap();
+            let mut held = vec![0; len];
+            file.read(at, &mut held).unwrap();
+            assert!(held == bytes);
+        }
+        // Behind the end there is nothing to write anew.
+        assert!(file.write_anew(8192, &[0; 101]).is_err());
+        // Places are told by these, and a full disk is none.
+        let is_bad = |errno: rustix::io::Errno| is_bad_memory(&errno.into());
+        use rustix::io::Errno;
+        assert!(is_bad(Errno::IO) && is_bad(Errno::FAULT) && is_bad(Errno::HWPOISON));
+        assert!(!is_bad(Errno::NOSPC) && !is_bad(Errno::INVAL) && !is_bad_place(&Errno::FAULT.into()));
+    }
+}

@@ -1,0 +1,460 @@
+//! An open regular file with its mapping: what both real media do alike.
+//!
+//! # Lost pages
+//! A page may vanish under the mapping ([`crate::sys::fault`]). Whoever has loaded from the mapping, or stored to it,
+//! therefore asks [`intact`](MappedFile::intact) before it trusts the outcome. From the first loss on every access is
+//! refused, by limits of 0, so that no page more is lost and the hot path pays nothing for it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use super::{Access, Identity, LockKind, Mark, MarkState, Stamp, last_in_page};
+use crate::error::{Error, Result};
+use crate::options::LostPage;
+use crate::sys;
+use crate::sys::map::{FileMap, MapKind};
+
+/// Bytes whose residence is asked for at once; a whole number of pages of any size.
+const LOOK: u64 = 256 << 20;
+
+/// An open file, mapped over all it may grow to while open.
+pub(super) struct MappedFile {
+    path: PathBuf,
+    file: OwnedFd,
+    map: FileMap,
+    /// The current length in bytes, at most `map.reserved()`.
+    len: AtomicU64,
+    /// Where loads must end: at the length, or 0 if a page was lost.
+    loads_to: AtomicU64,
+    /// Where stores must end: as for loads, and 0 for a file opened for reading.
+    stores_to: AtomicU64,
+    writable: bool,
+    /// The process that took the file's lock through this handle, 0 if none did.
+    locked_by: AtomicU64,
+    /// Held while the length or the limits change, so that two changes don't leave them and the file at odds.
+    resizing: Mutex<()>,
+}
+
+impl MappedFile {
+    /// Maps an open file.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with EOPNOTSUPP from a `Sync` kind where the file is not on persistent memory, and what `mmap(2)`
+    /// says otherwise.
+    pub(super) fn new(
+        path: &Path,
+        file: OwnedFd,
+        kind: MapKind,
+        access: Access,
+        reserve: u64,
+        lost_page: LostPage,
+    ) -> Result<Self> {
+        let found = rustix::fs::fstat(&file).map_err(|errno| Error::io("examine", path, errno))?;
+        let len = u64::try_from(found.st_size).map_err(|_| Error::io("examine", path, Errno::OVERFLOW))?;
+        let map = FileMap::new(file.as_fd(), kind, len, reserve, lost_page);
+        let map = map.map_err(|errno| Error::io("map", path, errno))?;
+        let writable = access == Access::ReadWrite;
+        Ok(MappedFile {
+            path: path.to_owned(),
+            file,
+            map,
+            len: AtomicU64::new(len),
+            loads_to: AtomicU64::new(len),
+            stores_to: AtomicU64::new(if writable { len } else { 0 }),
+            writable,
+            locked_by: AtomicU64::new(0),
+            resizing: Mutex::new(()),
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The address of the first byte.
+    pub(super) fn start(&self) -> *const u8 {
+        self.map.at(0)
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> u64 {
+        // Acquire: whoever sees a new length sees what was stored before it was set.
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// The address of a range that lies within the length.
+    #[inline(always)]
+    pub(super) fn range(&self, offset: u64, len: usize) -> Result<*mut u8> {
+        // Acquire, as for `len`.
+        let limit = self.loads_to.load(Ordering::Acquire);
+        if within(offset, len, limit) { Ok(self.map.at(offset)) } else { Err(self.no_load(offset, len)) }
+    }
+
+    /// [`range`](MappedFile::range) within a page, for those who do not ask why not.
+    #[inline(always)]
+    pub(super) fn range_in_page(&self, offset: u64, len: usize) -> Option<*mut u8> {
+        let last = last_in_page(offset, len)?;
+        if last < self.loads_to.load(Ordering::Acquire) { Some(self.map.at(offset)) } else { None }
+    }
+
+    /// See [`MediumFile::prefetch`](super::MediumFile::prefetch).
+    #[inline(always)]
+    pub(super) fn prefetch(&self, offset: u64) {
+        sys::copy::prefetch(self.map.address(offset));
+    }
+
+    /// See [`MediumFile::prefetch_to_store`](super::MediumFile::prefetch_to_store).
+    #[inline(always)]
+    pub(super) fn prefetch_to_store(&self, offset: u64) {
+        sys::copy::prefetch_to_store(self.map.address(offset));
+    }
+
+    /// [`range`](MappedFile::range) for stores: a file opened for reading takes none, but an empty one.
+    #[inline(always)]
+    pub(super) fn range_mut(&self, offset: u64, len: usize) -> Result<*mut u8> {
+        let limit = self.stores_to.load(Ordering::Acquire);
+        if within(offset, len, limit) { Ok(self.map.at(offset)) } else { Err(self.no_store(offset, len)) }
+    }
+
+    /// Why a load was refused.
+    #[cold]
+    fn no_load(&self, offset: u64, len: usize) -> Error {
+        self.loss("read from").unwrap_or_else(|| self.out_of_range(offset, len as u64, self.len()))
+    }
+
+    /// Why a store was refused.
+    #[cold]
+    fn no_store(&self, offset: u64, len: usize) -> Error {
+        let refused = self.writable().err().or_else(|| self.loss("write to"));
+        refused.unwrap_or_else(|| self.out_of_range(offset, len as u64, self.len()))
+    }
+
+    /// Fails if a page of the mapping was lost, in the accesses this thread has made so far or in anybody's. Nothing that
+    /// was loaded before may be used, and nothing that was stored may be promised, until this has said that all is well.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with the offset of the first page lost.
+    #[inline(always)]
+    pub(super) fn intact(&self, operation: &'static str) -> Result<()> {
+        if sys::fault::none_lost() {
+            return Ok(());
+        }
+        match self.loss(operation) {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// [`intact`](MappedFile::intact) where some file of the process has lost a page, or an access was refused.
+    #[cold]
+    #[inline(never)]
+    fn loss(&self, operation: &'static str) -> Option<Error> {
+        let offset = self.map.lost()?;
+        let _resizing = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.limit(0);
+        Some(Error::page_lost(operation, &self.path, offset))
+    }
+
+    /// Sets the limits of loads and stores. The caller holds `resizing`.
+    fn limit(&self, len: u64) {
+        self.loads_to.store(len, Ordering::Release);
+        self.stores_to.store(if self.writable { len } else { 0 }, Ordering::Release);
+    }
+
+    #[cold]
+    fn out_of_range(&self, offset: u64, len: u64, file_len: u64) -> Error {
+        Error::OutOfRange { path: self.path.clone(), offset, len, file_len }
+    }
+
+    #[inline(always)]
+    fn writable(&self) -> Result<()> {
+        if self.writable { Ok(()) } else { Err(self.read_only()) }
+    }
+
+    #[cold]
+    fn read_only(&self) -> Error {
+        Error::ReadOnly { path: self.path.clone() }
+    }
+
+    /// Checks a range given in 64 bits, for operations that don't touch memory.
+    fn checked(&self, offset: u64, len: u64) -> Result<()> {
+        self.writable()?;
+        self.intact("change")?;
+        let file_len = self.len();
+        match offset.checked_add(len) {
+            Some(end) if end <= file_len => Ok(()),
+            _ => Err(self.out_of_range(offset, len, file_len)),
+        }
+    }
+
+    /// Source: `statx(2)`, FS_IOC_GETVERSION.
+    pub(crate) fn identity(&self) -> Result<Identity> {
+        identity(self.fd(), &self.path)
+    }
+
+    /// Source: `fstat(2)`.
+    pub(super) fn stamp(&self) -> Result<Stamp> {
+        let found = rustix::fs::fstat(&self.file).map_err(|errno| Error::io("examine", &self.path, errno))?;
+        Ok(Stamp {
+            size: found.st_size.try_into().unwrap_or(0),
+            modified: sys::file::since_1970(found.st_mtime, found.st_mtime_nsec as u64),
+        })
+    }
+
+    /// Changes the length. A reader that began before a shrink may still be copying from what is cut off, which would
+    /// count as a lost page: the owner shrinks only when none can be.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] beyond the reservation. Source: `ftruncate(2)`.
+    pub(super) fn set_len(&self, len: u64) -> Result<()> {
+        self.writable()?;
+        if len > self.map.reserved() {
+            let reserved = self.map.reserved();
+            let what = format!(
+                "cannot grow to {len} bytes: address space for {reserved} was reserved when it was opened; open it \
+                 again with a larger max_len"
+            );
+            return Err(Error::Invalid { path: self.path.clone(), what });
+        }
+        // The lock guards no data, so a panic under it leaves nothing half done.
+        let _resizing = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        // A loss noted from here on waits for the lock to set its limits, and so has the last word.
+        if let Some(offset) = self.map.lost() {
+            self.limit(0);
+            return Err(Error::page_lost("resize", &self.path, offset));
+        }
+        let before = self.len.load(Ordering::Relaxed);
+        // No access is admitted to a byte that the file does not have: a shrink is announced before it is made, growth
+        // after.
+        self.change_len(before.min(len));
+        if let Err(errno) = rustix::fs::ftruncate(&self.file, len) {
+            self.change_len(before);
+            return Err(Error::io("resize", &self.path, errno));
+        }
+        self.change_len(len);
+        Ok(())
+    }
+
+    fn change_len(&self, len: u64) {
+        // Whoever sees a length may go as far: the limits are never below it, unless a page is lost.
+        if len > self.len.load(Ordering::Relaxed) {
+            self.limit(len);
+            self.len.store(len, Ordering::Release);
+        } else {
+            self.len.store(len, Ordering::Release);
+            self.limit(len);
+        }
+    }
+
+    /// Whether space was allocated; false where the file system has no such operation. Source: `fallocate(2)`.
+    pub(super) fn allocate(&self, offset: u64, len: u64) -> Result<bool> {
+        self.checked(offset, len)?;
+        self.fallocate("allocate space in", FallocateFlags::KEEP_SIZE, offset, len)
+    }
+
+    /// Makes a range read as zeros. Where holes can't be made, zeros are written. Source: `fallocate(2)`.
+    pub(super) fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        self.checked(offset, len)?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if self.fallocate("punch a hole in", flags, offset, len)? {
+            return Ok(());
+        }
+        static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+        for at in (offset..offset + len).step_by(ZEROS.len()) {
+            let part = (offset + len - at).min(ZEROS.len() as u64) as usize;
+            self.pwrite(at, &ZEROS[..part])?;
+        }
+        Ok(())
+    }
+
+    /// False where the file system doesn't know the operation.
+    fn fallocate(&self, operation: &'static str, flags: FallocateFlags, offset: u64, len: u64) -> Result<bool> {
+        if len == 0 {
+            return Ok(true); // The kernel calls a length of 0 invalid.
+        }
+        loop {
+            match rustix::fs::fallocate(&self.file, flags, offset, len) {
+                Ok(()) => return Ok(true),
+                Err(Errno::INTR) => {}
+                Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(false),
+                Err(errno) => return Err(Error::io_at(operation, &self.path, offset, errno)),
+            }
+        }
+    }
+
+    /// Reads by system call; the caller has checked the range.
+    pub(super) fn pread(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let end = offset + bytes.len() as u64;
+        sys::file::read_all(self.fd(), bytes, offset).map_err(|(done, error)| {
+            if self.stamp().is_ok_and(|now| now.size < end) {
+                // The same that a load would have come upon.
+                self.map.note_lost(offset + done);
+            }
+            self.loss("read from").unwrap_or_else(|| Error::io_at("read from", &self.path, offset + done, error))
+        })
+    }
+
+    /// [`pread`](MappedFile::pread); false if the file has these bytes and they cannot be read, which `is_bad` tells by the error. A
+    /// load would lose the page, and with it the file.
+    pub(super) fn pread_unless_bad(
+        &self,
+        offset: u64,
+        bytes: &mut [u8],
+        is_bad: fn(&std::io::Error) -> bool,
+    ) -> Result<bool> {
+        let end = offset + bytes.len() as u64;
+        match sys::file::read_all(self.fd(), bytes, offset) {
+            Ok(()) => return Ok(true),
+            Err((_, error)) if is_bad(&error) && self.stamp()?.size >= end => return Ok(false),
+            Err(_) => {}
+        }
+        match self.pread(offset, bytes) {
+            Ok(()) => Ok(true),
+            // It may be known to be bad by now. Bytes that the file does not have are told of by an error that is no such one.
+            Err(Error::Io { source, .. }) if is_bad(&source) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes by system call; the caller has checked the range. The error's offset is that of the first byte not
+    /// written.
+    pub(super) fn pwrite(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        sys::file::write_all(self.fd(), bytes, offset)
+            .map_err(|(done, error)| Error::io_at("write to", &self.path, offset + done, error))
+    }
+
+    /// [`pwrite`](MappedFile::pwrite) of parts one after the other.
+    pub(super) fn pwritev(&self, offset: u64, parts: &[&[u8]]) -> Result<()> {
+        sys::file::write_all_parts(self.fd(), parts, offset)
+            .map_err(|(done, error)| Error::io_at("write to", &self.path, offset + done, error))
+    }
+
+    /// Makes everything about the file durable. Source: `fsync(2)`.
+    pub(super) fn fsync(&self) -> Result<()> {
+        sys::file::uninterrupted(|| rustix::fs::fsync(&self.file)).map_err(|error| self.flush_failed(error))?;
+        self.intact("flush")
+    }
+
+    /// Drops a range from the page cache. Pages that stay, because they are dirty or because somebody else has them
+    /// mapped or in use, are written over with the bytes they hold, so that the next flush takes them along. Returns
+    /// whether any were. Nobody else may be writing meanwhile.
+    ///
+    /// Source: `posix_fadvise(2)`, `mincore(2)`, `cachestat(2)`.
+    pub(super) fn distrust(&self, offset: u64, len: u64) -> Result<bool> {
+        self.writable()?;
+        let page = sys::page_size() as u64;
+        let end = offset.saturating_add(len).min(self.len());
+        let (mut at, mut rewrote) = (offset / page * page, false);
+        // Of a long file as a rule little is there.
+        let none = |at: u64, part: u64| sys::cached::cached_pages(self.fd(), at, part) == Some(0);
+        if none(at, end.saturating_sub(at)) {
+            return Ok(false);
+        }
+        while at < end {
+            let part = (end - at).min(LOOK);
+            if none(at, part) {
+                at += part;
+                continue;
+            }
+            // Pages this mapping has touched are in use, by this mapping. Advice that is refused leaves pages in memory, and
+            // so they are found there.
+            let _ = self.map.release(at, part);
+            let _ = sys::file::forget_clean(self.fd(), at, part);
+            // Where one may not ask, every page may be there.
+            let resident = self.map.resident(at, part);
+            let resident = resident.unwrap_or_else(|_| vec![true; part.div_ceil(page) as usize]);
+            for (at, _) in (at..).step_by(page as usize).zip(&resident).filter(|(_, resident)| **resident) {
+                rewrote |= self.rewrite(at, page.min(end - at))?;
+            }
+            at += part;
+        }
+        Ok(rewrote)
+    }
+
+    /// Writes a page over with its own bytes. Zeros where the file system has a hole are left alone: the medium has
+    /// nothing there that could be different.
+    fn rewrite(&self, at: u64, len: u64) -> Result<bool> {
+        let mut bytes = vec![0; len as usize];
+        self.pread(at, &mut bytes)?;
+        if bytes.iter().all(|&byte| byte == 0) && sys::file::is_hole(self.fd(), at, len) {
+            return Ok(false);
+        }
+        self.pwrite(at, &bytes)?;
+        Ok(true)
+    }
+
+    #[cold]
+    pub(super) fn flush_failed(&self, error: std::io::Error) -> Error {
+        Error::io("flush", &self.path, error)
+    }
+
+    pub(super) fn mark(&self) -> Result<MarkState> {
+        use sys::file::RawMark;
+        match sys::file::mark(self.fd()) {
+            Ok(RawMark::Unsupported) => Ok(MarkState::Unsupported),
+            Ok(RawMark::Absent) => Ok(MarkState::Absent),
+            Ok(RawMark::Present(mark)) => Ok(MarkState::Present(mark)),
+            Ok(RawMark::Malformed(len)) => {
+                let what = format!(
+                    "its extended attribute {} is {len} bytes long and not a mark of 16",
+                    sys::file::MARK_ATTRIBUTE
+                );
+                Err(Error::Corrupt { path: self.path.clone(), offset: None, what })
+            }
+            Err(error) => Err(Error::io("read the mark of", &self.path, error)),
+        }
+    }
+
+    pub(super) fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
+        self.writable()?;
+        let operation = if mark.is_some() { "mark" } else { "remove the mark of" };
+        sys::file::set_mark(self.fd(), mark).map_err(|error| Error::io(operation, &self.path, error))
+    }
+
+    /// Source: `flock(2)`.
+    pub(super) fn try_lock(&self, kind: LockKind) -> Result<bool> {
+        let exclusive = kind == LockKind::Exclusive;
+        let taken = sys::file::try_lock(self.fd(), exclusive).map_err(|error| Error::io("lock", &self.path, error))?;
+        if taken {
+            self.locked_by.store(sys::incarnation(), Ordering::Relaxed);
+        }
+        Ok(taken)
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        // The lock belongs to the open file, which a forked child has too: closing this descriptor would not release it
+        // while the child lives. And the child, which has no part in it, must not release the parent's.
+        let locked_by = self.locked_by.load(Ordering::Relaxed);
+        if locked_by != 0 && locked_by == sys::incarnation() {
+            sys::file::unlock(self.fd());
+        }
+    }
+}
+
+/// Whether `len` bytes at `offset` end by `limit`.
+#[inline(always)]
+fn within(offset: u64, len: usize, limit: u64) -> bool {
+    // The second comparison doesn't overflow, since the first has ordered the two.
+    offset <= limit && len as u64 <= limit - offset
+}
+
+/// The identity of an open file or directory.
+pub(crate) fn identity(file: BorrowedFd<'_>, path: &Path) -> Result<Identity> {
+    let (device, inode, generation, birth) =
+        sys::file::identity(file).map_err(|error| Error::io("examine", path, error))?;
+    Ok(Identity { device, inode, generation, birth })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! Names and directories: what both real media do alike.
+//!
+//! Everything goes through rustix and thus straight to the kernel, so that a preload layer built on this crate does not
+//! call itself.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{CWD, Dir, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
+use rustix::io::Errno;
+
+use super::Access;
+use crate::error::{Error, Result};
+use crate::sys;
+
+/// What a file is to be like that is made once more: see `SlowFile::made_like`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MadeLike {
+    /// Its permissions: the lowest nine bits of its mode.
+    pub mode: u32,
+    /// Its owner.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+}
+
+/// Opens an existing regular file.
+///
+/// The type is looked at first, by name: opening a device can have effects and opening a pipe can wait. It is looked at
+/// again on the open file, in case the name has changed hands in between.
+///
+/// # Errors
+/// [`Error::NotAFile`], [`Error::Io`]. Source: `open(2)`, `stat(2)`.
+pub(crate) fn open_regular(path: &Path, access: Access) -> Result<OwnedFd> {
+    let failed = |errno| Error::io("open", path, errno);
+    check_regular(path, &rustix::fs::stat(path).map_err(failed)?)?;
+    let mode = match access {
+        Access::Read => OFlags::RDONLY,
+        Access::ReadWrite => OFlags::RDWR,
+    };
+    let flags = mode | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
+    check_regular(path, &rustix::fs::fstat(&file).map_err(failed)?)?;
+    Ok(file)
+}
+
+pub(crate) fn check_regular(path: &Path, found: &rustix::fs::Stat) -> Result<()> {
+    let found = match FileType::from_raw_mode(found.st_mode) {
+        FileType::RegularFile => return Ok(()),
+        FileType::Directory => "a directory",
+        FileType::Fifo => "a pipe",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice => "a character device",
+        FileType::BlockDevice => "a block device",
+        _ => "something else",
+    };
+    Err(Error::NotAFile { path: path.to_owned(), found })
+}
+
+/// Creates a file of `len` zero bytes that must not exist yet, with the permissions that the umask leaves.
+///
+/// # Errors
+/// [`Error::Io`]; nothing is left behind then. Source: `open(2)`, `ftruncate(2)`.
+pub(crate) fn create_regular(path: &Path, len: u64) -> Result<OwnedFd> {
+    create_with(path, 0o666, |file| resize_new(path, file, len))
+}
+
+/// The same with the owner, the group and the permissions of another file. Nobody else can open it before it has them.
+///
+/// # Errors
+/// [`Error::Io`]; nothing is left behind then. Source: `open(2)`, `fchown(2)`, `fchmod(2)`, `ftruncate(2)`.
+pub(crate) fn create_like(path: &Path, len: u64, like: BorrowedFd<'_>) -> Result<OwnedFd> {
+    create_with(path, 0o600, |file| {
+        sys::file::take_permissions(file, like).map_err(|error| Error::io("set the permissions of", path, error))?;
+        resize_new(path, file, len)
+    })
+}
+
+/// Creates an empty file that must not exist yet, for a replay: like one that a crash took.
+///
+/// # Errors
+/// [`Error::Io`]; nothing is left behind then. Source: `open(2)`, `fchown(2)`, `fchmod(2)`.
+pub(crate) fn create_again(path: &Path, like: &MadeLike) -> Result<OwnedFd> {
+    create_with(path, 0o600, |file| {
+        let failed = |errno| Error::io("set the permissions of", path, errno);
+        let found = rustix::fs::fstat(file).map_err(failed)?;
+        if (found.st_uid, found.st_gid) != (like.uid, like.gid) {
+            let (owner, group) = (Uid::from_raw(like.uid), Gid::from_raw(like.gid));
+            rustix::fs::fchown(file, Some(owner), Some(group)).map_err(failed)?;
+        }
+        // No bit that would let somebody be somebody else, whatever the log says.
+        rustix::fs::fchmod(file, Mode::from_raw_mode(like.mode & 0o777)).map_err(failed)
+    })
+}
+
+fn create_with(path: &Path, mode: u32, finish: impl FnOnce(BorrowedFd<'_>) -> Result<()>) -> Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file =
+        rustix::fs::open(path, flags, Mode::from_raw_mode(mode)).map_err(|errno| Error::io("create", path, errno))?;
+    // The first error is the one that helps, whether or not the name can be removed again.
+    finish(file.as_fd()).inspect_err(|_| drop(unlink(path)))?;
+    Ok(file)
+}
+
+fn resize_new(path: &Path, file: BorrowedFd<'_>, len: u64) -> Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    rustix::fs::ftruncate(file, len).map_err(|errno| Error::io("resize", path, errno))
+}
+
+/// Source: `mkdir(2)`.
+pub(crate) fn create_dir(path: &Path) -> Result<()> {
+    match rustix::fs::mkdir(path, Mode::from_raw_mode(0o777)) {
+        // A name that is taken is fine only if a directory has it.
+        Err(Errno::EXIST) if is_dir(path) => Ok(()),
+        other => other.map_err(|errno| Error::io("create the directory", path, errno)),
+    }
+}
+
+fn is_dir(path: &Path) -> bool {
+    rustix::fs::stat(path).is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory)
+}
+
+/// Source: `rename(2)`.
+pub(crate) fn rename(from: &Path, to: &Path) -> Result<()> {
+    rustix::fs::rename(from, to).map_err(|errno| Error::io("rename", from, errno))
+}
+
+/// Renames a file to a name that must be free.
+///
+/// # Errors
+/// [`Error::Io`], with EEXIST if it is taken. Source: `renameat2(2)`.
+pub(crate) fn rename_to_free(from: &Path, to: &Path) -> Result<()> {
+    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // A file system that cannot promise it.
+        Err(Errno::INVAL | Errno::NOSYS) if exists(to)? => Err(Error::io("rename", from, Errno::EXIST)),
+        Err(Errno::INVAL | Errno::NOSYS) => rename(from, to),
+        other => other.map_err(|errno| Error::io("rename", from, errno)),
+    }
+}
+
+/// Source: `unlink(2)`.
+pub(crate) fn unlink(path: &Path) -> Result<()> {
+    rustix::fs::unlink(path).map_err(|errno| Error::io("remove", path, errno))
+}
+
+/// Source: `rmdir(2)`.
+pub(crate) fn remove_dir_if_empty(path: &Path) -> Result<()> {
+    match rustix::fs::rmdir(path) {
+        // POSIX allows either of the first two for a directory that isn't empty.
+        Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOENT) => Ok(()),
+        other => other.map_err(|errno| Error::io("remove the directory", path, errno)),
+    }
+}
+
+/// Whether the name itself exists; a dangling symbolic link does. Source: `lstat(2)`.
+pub(crate) fn exists(path: &Path) -> Result<bool> {
+    match rustix::fs::lstat(path) {
+        Ok(_) => Ok(true),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
+        Err(errno) => Err(Error::io("examine", path, errno)),
+    }
+}
+
+/// Source: `getdents64(2)`.
+pub(crate) fn list(dir: &Path) -> Result<Vec<OsString>> {
+    let failed = |errno| Error::io("list", dir, errno);
+    let directory = match open_dir(dir) {
+        Err(Errno::NOENT) => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    let mut names = Vec::new();
+    for entry in Dir::read_from(&directory).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(OsStr::from_bytes(name).to_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// Makes the names in a directory durable. Source: `fsync(2)`.
+pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
+    let failed = |errno: std::io::Error| Error::io("sync the directory", dir, errno);
+    let directory = open_dir(dir).map_err(|errno| failed(errno.into()))?;
+    sys::file::uninterrupted(|| rustix::fs::fsync(directory.as_fd())).map_err(failed)
+}
+
+fn open_dir(dir: &Path) -> rustix::io::Result<OwnedFd> {
+    // An empty parent, which `Path::parent` gives for a bare name, means the working directory.
+    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Waits a moment for another thread: first by spinning, which a lock held for a copy needs, then by giving up the
+/// CPU, then asleep for ever longer, up to a millisecond, so that a wait for a device flush burns no core.
+pub(crate) fn relax(round: u32) {
+    match round {
+        0..6 => (0..1u32 << round).for_each(|_| std::hint::spin_loop()),
+        6..16 => std::thread::yield_now(),
+        _ => std::thread::sleep(std::time::Duration::from_micros(10 << (round - 16).min(7)).min(MAX_NAP)),
+    }
+}
+
+/// The longest single sleep of [`relax`].
+const MAX_NAP: std::time::Duration = std::time::Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn only_regular_files_open_and_a_pipe_does_not_hang() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        let socket = dir.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        for (path, expected) in [
+            (dir.path(), "a directory"),
+            (&pipe, "a pipe"),
+            (&socket, "a socket"),
+            (Path::new("/dev/null"), "a character device"),
+        ] {
+            for access in [Access::Read, Access::ReadWrite] {
+                match open_regular(path, access) {
+                    Err(Error::NotAFile { found, .. }) => assert_eq!(found, expected),
+                    other => panic!("{}: {other:?}", path.display()),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn errors_read_as_sentences() {
+        let path = Path::new("/nonexistent/file");
+        let error = open_regular(path, Access::Read).unwrap_err();
+        assert_eq!(error.to_string(), "cannot open /nonexistent/file: No such file or directory (os error 2)");
+        assert!(sync_dir(path).unwrap_err().to_string().starts_with("cannot sync the directory /nonexistent/file: "));
+    }
+
+    #[test]
+    fn create_refuses_a_taken_name_and_leaves_nothing_when_it_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        drop(create_regular(&path, 100).unwrap());
+        assert_eq!(fs::metadata(&path).unwrap().len(), 100);
+        assert_eq!(create_regular(&path, 1).unwrap_err().errno(), Errno::EXIST.raw_os_error());
+        let huge = dir.path().join("huge");
+        assert!(create_regular(&huge, u64::MAX).is_err());
+        assert!(!exists(&huge).unwrap());
+    }
+
+    #[test]
+    fn names_come_and_go() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("dir");
+        assert!(list(&dir).unwrap().is_empty());
+        remove_dir_if_empty(&dir).unwrap();
+        create_dir(&dir).unwrap();
+        create_dir(&dir).unwrap();
+        drop(create_regular(&dir.join("a"), 0).unwrap());
+        drop(create_regular(&dir.join("b"), 0).unwrap());
+        assert!(create_dir(&dir.join("a")).is_err());
+        rename(&dir.join("a"), &dir.join("b")).unwrap();
+        sync_dir(&dir).unwrap();
+        assert_eq!(list(&dir).unwrap(), ["b"]);
+        remove_dir_if_empty(&dir).unwrap();
+        assert!(exists(&dir).unwrap());
+        unlink(&dir.join("b")).unwrap();
+        assert!(unlink(&dir.join("b")).is_err());
+        remove_dir_if_empty(&dir).unwrap();
+        assert!(!exists(&dir).unwrap());
+    }
+
+    #[test]
+    fn relax_returns_for_every_round() {
+        [0, 5, 6, 16, 17, 40, u32::MAX].into_iter().for_each(relax);
+    }
+}

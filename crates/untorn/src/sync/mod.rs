@@ -1,0 +1,13 @@
+//! What the threads of one process use to stay out of each other's way.
+//!
+//! Each is a plain word or an array of words without pointers, so that it can move into memory shared by several processes. Each
+//! that is lock-free has a model for `loom` (`cargo xtask loom`).
+//!
+//! Reading order: [`word_lock`], [`page_seqlock`], [`clean_bits`], [`slots`], [`wake_flag`], [`group_commit`].
+
+pub(crate) mod clean_bits;
+pub(crate) mod group_commit;
+pub(crate) mod page_seqlock;
+pub(crate) mod slots;
+pub(crate) mod wake_flag;
+pub(crate) mod word_lock;

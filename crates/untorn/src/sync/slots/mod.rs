@@ -1,0 +1,171 @@
+//! Berths: places from which threads change a file, each taken by one thread at a time and all of them together by one
+//! that needs everybody else to be still.
+//!
+//! A thread keeps to its berth, so threads that have nothing to do with each other share no cache line.
+
+use std::io;
+use std::ops::Deref;
+
+use super::word_lock::Gate;
+use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedArray, ZeroedBox, thread_number};
+
+/// What a berth has of its own. Aligned to a cache line, or neighbours would share one.
+pub(crate) trait BerthState: Zeroed + Send + Sync {
+    /// Closed while somebody has the berth.
+    fn gate(&self) -> &Gate;
+}
+
+/// What all threads look at, in a cache line of its own.
+#[derive(Debug, Zeroed)]
+#[repr(C, align(64))]
+struct Notice {
+    /// Threads that take every berth or have them all. While there are any nobody else takes one, or busy threads would
+    /// hand the berths round among themselves for ever.
+    collectors: AtomicU64,
+    /// The berths below this were taken before; nobody takes another without saying so here first.
+    reach: AtomicU64,
+}
+
+/// A power of two of berths.
+pub(crate) struct Berths<S> {
+    states: ZeroedArray<S>,
+    notice: ZeroedBox<Notice>,
+}
+
+/// A berth held by this thread; dropping it lets it go.
+#[derive(Debug)]
+pub(crate) struct Berth<'a, S: BerthState> {
+    pub(crate) state: &'a S,
+    /// Its place among all.
+    pub(crate) index: usize,
+}
+
+impl<S: BerthState> Drop for Berth<'_, S> {
+    #[inline]
+    fn drop(&mut self) {
+        self.state.gate().open();
+    }
+}
+
+impl<S: BerthState> Berths<S> {
+    pub(crate) fn new(count: usize) -> io::Result<Self> {
+        Ok(Berths { states: ZeroedArray::reserve(count)?, notice: ZeroedBox::new()? })
+    }
+
+    /// What each has, whoever holds it.
+    #[inline(always)]
+    pub(crate) fn states(&self) -> &[S] {
+        &self.states
+    }
+
+    /// How many were ever taken, counted by the last of them.
+    pub(crate) fn reach(&self) -> u64 {
+        self.notice.reach.load(Ordering::Acquire)
+    }
+
+    /// Which one this thread tries first.
+    #[inline(always)]
+    pub(crate) fn home(&self) -> usize {
+        thread_number() & (self.states.len() - 1)
+    }
+
+    /// What this thread's own berth has, whoever holds it.
+    #[inline(always)]
+    pub(crate) fn mine(&self) -> &S {
+        &self.states[self.home()]
+    }
+
+    /// A free berth, this thread's own if it is.
+    #[inline(always)]
+    pub(crate) fn acquire(&self, relax: impl FnMut(u32)) -> Berth<'_, S> {
+        match self.try_acquire() {
+            Some(berth) => berth,
+            None => self.acquire_other(relax),
+        }
+    }
+
+    /// This thread's own, if it is free.
+    #[inline(always)]
+    pub(crate) fn try_acquire(&self) -> Option<Berth<'_, S>> {
+        let index = self.home();
+        self.announce(index);
+        let state = &self.states[index];
+        (!self.are_collected() && state.gate().try_close()).then(|| Berth { state, index })
+    }
+
+    #[inline(always)]
+    fn are_collected(&self) -> bool {
+        self.notice.collectors.load(Ordering::SeqCst) != 0
+    }
+
+    /// Says that a berth may be taken from now on. Either whoever collects them hears of it, or this thread then finds that
+    /// they are being collected: each says what it does before it looks.
+    #[inline(always)]
+    fn announce(&self, index: usize) {
+        if self.notice.reach.load(Ordering::Acquire) <= index as u64 {
+            self.notice.reach.fetch_max(index as u64 + 1, Ordering::SeqCst);
+        }
+    }
+
+    #[cold]
+    fn acquire_other(&self, mut relax: impl FnMut(u32)) -> Berth<'_, S> {
+        let (home, mut round) = (self.home(), 0);
+        loop {
+            let steps = if self.are_collected() { 0 } else { self.states.len() };
+            for step in 1..=steps {
+                let index = (home + step) & (self.states.len() - 1);
+                self.announce(index);
+                let state = &self.states[index];
+                if !self.are_collected() && !state.gate().is_locked() && state.gate().try_close() {
+                    return Berth { state, index };
+                }
+            }
+            relax(round);
+            round = round.saturating_add(1);
+        }
+    }
+
+    /// Every berth: while they are held, nothing is under way from any.
+    pub(crate) fn acquire_all(&self, mut relax: impl FnMut(u32)) -> All<'_, S> {
+        self.notice.collectors.fetch_add(1, Ordering::SeqCst);
+        // This thread's own is among them, if only so that it can be worked from.
+        self.announce(self.home());
+        let reach = self.notice.reach.load(Ordering::SeqCst) as usize;
+        let mut all = All { berths: Vec::with_capacity(reach), notice: &self.notice };
+        for (index, state) in self.states[..reach].iter().enumerate() {
+            state.gate().close(&mut relax);
+            all.berths.push(Berth { state, index });
+        }
+        all
+    }
+}
+
+/// Every berth that was ever taken; nobody takes another until this is dropped.
+pub(crate) struct All<'a, S: BerthState> {
+    berths: Vec<Berth<'a, S>>,
+    notice: &'a Notice,
+}
+
+impl<'a, S: BerthState> All<'a, S> {
+    /// Lets all go but one, given by its place.
+    pub(crate) fn keep(mut self, index: usize) -> Berth<'a, S> {
+        self.berths.swap_remove(index)
+    }
+}
+
+impl<'a, S: BerthState> Deref for All<'a, S> {
+    type Target = [Berth<'a, S>];
+
+    fn deref(&self) -> &[Berth<'a, S>] {
+        &self.berths
+    }
+}
+
+impl<S: BerthState> Drop for All<'_, S> {
+    fn drop(&mut self) {
+        self.notice.collectors.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models;

@@ -1,0 +1,37 @@
+//! For tests, simulators and the other crates of this repository: nothing here is promised to stay.
+
+use crate::options::EngineKind;
+use crate::storage::Barrier;
+pub use crate::sys::{FirstUse, Heard, OnceForAll, PerProcess, StoreWatch, incarnation};
+use crate::{file, format, redundancy, region, write_cache};
+
+/// Every barrier an engine of this kind passes, its sidecar's included: the list the mutation tests must convict whole.
+pub fn barriers(kind: EngineKind) -> Vec<Barrier> {
+    match kind {
+        EngineKind::Auto | EngineKind::Reflection => {
+            [file::reflection::barriers::ALL, format::sidecar::barriers::ALL].concat()
+        }
+        EngineKind::HybridLog => [file::hybrid_log::barriers::ALL, format::sidecar::barriers::ALL].concat(),
+        EngineKind::Passthrough => file::passthrough::barriers::ALL.to_vec(),
+    }
+}
+
+/// Every barrier that a region store passes: the list the mutation tests must convict whole.
+pub fn region_barriers() -> Vec<Barrier> {
+    region::engine::barriers::ALL.to_vec()
+}
+
+/// The barriers of the write cache: for the mutation tests.
+pub fn cache_barriers() -> Vec<Barrier> {
+    write_cache::engine::barriers::ALL.to_vec()
+}
+
+/// The barriers that only the redundancy of a sidecar passes: for the mutation tests.
+pub fn sidecar_redundancy_barriers() -> Vec<Barrier> {
+    redundancy::sidecar_barriers::ALL.to_vec()
+}
+
+/// Every barrier that the redundancy of a file passes: the list the mutation tests must convict whole.
+pub fn redundancy_barriers() -> Vec<Barrier> {
+    redundancy::barriers::ALL.to_vec()
+}

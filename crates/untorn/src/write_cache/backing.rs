@@ -1,0 +1,470 @@
+//! Slow files: those a write cache stands in front of.
+//!
+//! They are reached by system call and not by a mapping: a program has them open anyway, in any number and of any length,
+//! and the kernel's page cache serves them. Their durability is a flush of the whole file, called once for many writes.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+use crate::storage::{Access, Barrier, Identity, MadeLike, Medium, MediumFile, identity_of, names};
+use crate::sys;
+
+/// One open slow file. All methods may be called from many threads.
+pub trait SlowFile: Send + Sync + 'static {
+    /// What tells this file from another.
+    ///
+    /// # Errors
+    /// Those of `statx(2)`.
+    fn identity(&self) -> Result<Identity>;
+
+    /// Current length in bytes.
+    ///
+    /// # Errors
+    /// Those of `fstat(2)`.
+    fn len(&self) -> Result<u64>;
+
+    /// Whether the length is 0.
+    ///
+    /// # Errors
+    /// Those of [`len`](SlowFile::len).
+    fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Whether the file has no name any more, and so will get none. One that does not know says no.
+    ///
+    /// # Errors
+    /// Those of `fstat(2)`.
+    fn is_removed(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// What it takes to make this file once more if a crash takes it before its name is durable; `None` if it has more to it than
+    /// this and its contents, like other names or extended attributes. One that does not know says so.
+    ///
+    /// # Errors
+    /// Those of `fstat(2)` and `flistxattr(2)`.
+    fn made_like(&self) -> Result<Option<MadeLike>> {
+        Ok(None)
+    }
+
+    /// Fills `dst` from `offset` as far as the file goes; how many bytes those were.
+    ///
+    /// # Errors
+    /// Those of `pread(2)`.
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize>;
+
+    /// Writes all of `src` at `offset`; the file grows if need be. Durable after [`sync`](SlowFile::sync).
+    ///
+    /// # Errors
+    /// Those of `pwrite(2)`.
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
+
+    /// Writes as much of `src` at `offset` as there is room for, and returns how many bytes that were: at least one, unless `src` is
+    /// empty.
+    ///
+    /// # Errors
+    /// Those of `pwrite(2)`, if nothing was written.
+    fn write_some(&self, offset: u64, src: &[u8]) -> Result<usize> {
+        self.write(offset, src).map(|()| src.len())
+    }
+
+    /// Changes the length; what is added reads as zeros. Durable after [`sync`](SlowFile::sync).
+    ///
+    /// # Errors
+    /// Those of `ftruncate(2)`.
+    fn set_len(&self, len: u64) -> Result<()>;
+
+    /// Makes contents and length durable.
+    ///
+    /// # Errors
+    /// A failed flush, which is final.
+    fn sync(&self, barrier: Barrier) -> Result<()>;
+}
+
+/// What has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// Nothing.
+    Nothing,
+    /// A regular file. Its generation is 0 if it cannot be told without opening the file.
+    File(Identity),
+    /// Something else, like a directory or a symbolic link.
+    Other,
+}
+
+/// Where slow files have their names.
+pub trait SlowPlace: Send + Sync + 'static {
+    /// Opens a regular file for reading and writing; `None` if the name has none.
+    ///
+    /// # Errors
+    /// Those of `open(2)`.
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>>;
+
+    /// Whether anything has this name.
+    ///
+    /// # Errors
+    /// Those of `lstat(2)`.
+    fn exists(&self, path: &Path) -> Result<bool>;
+
+    /// What has this name, by the name alone: a file is not opened, for who has a lease of it would be asked to give it back.
+    ///
+    /// # Errors
+    /// Those of `statx(2)`.
+    fn named(&self, path: &Path) -> Result<Named>;
+
+    /// The names in a directory whose inode may be this one.
+    ///
+    /// # Errors
+    /// Those of `getdents64(2)`.
+    fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>>;
+
+    /// All names in a directory; none if it is not there.
+    ///
+    /// # Errors
+    /// Those of `getdents64(2)`.
+    fn names(&self, dir: &Path) -> Result<Vec<OsString>>;
+
+    /// What tells a directory from another, like the one that is there while a file system is not mounted; `None` if nothing has its
+    /// name. It has no generation.
+    ///
+    /// # Errors
+    /// Those of `statx(2)`.
+    fn directory(&self, dir: &Path) -> Result<Option<Identity>>;
+
+    /// Makes an empty file, whose name must be free.
+    ///
+    /// # Errors
+    /// Those of `open(2)`, `fchown(2)` and `fchmod(2)`; nothing is left behind then.
+    fn make(&self, path: &Path, like: &MadeLike) -> Result<Arc<dyn SlowFile>>;
+
+    /// Gives a file another name, which must be free. Durable after [`sync_dir`](SlowPlace::sync_dir).
+    ///
+    /// # Errors
+    /// EEXIST, and those of `renameat2(2)`.
+    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+
+    /// Removes a file. Durable after [`sync_dir`](SlowPlace::sync_dir).
+    ///
+    /// # Errors
+    /// Those of `unlink(2)`.
+    fn remove(&self, path: &Path) -> Result<()>;
+
+    /// Makes the names in a directory durable.
+    ///
+    /// # Errors
+    /// A failed flush.
+    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()>;
+}
+
+/// The files of this machine, through the kernel.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Kernel;
+
+/// A slow file by its descriptor.
+pub struct Descriptor {
+    file: OwnedFd,
+    path: PathBuf,
+}
+
+impl Descriptor {
+    /// Takes a descriptor over. `path` is what errors say. It has to be open for reading and writing.
+    ///
+    /// # Errors
+    /// [`Error::NotAFile`] unless it is a regular file.
+    pub fn new(file: OwnedFd, path: &Path) -> Result<Self> {
+        let found = rustix::fs::fstat(&file).map_err(|errno| Error::io("examine", path, errno))?;
+        names::check_regular(path, &found)?;
+        Ok(Descriptor { file, path: path.to_owned() })
+    }
+
+    /// Opens the file behind a descriptor once more, for reading and writing, whatever the descriptor itself is open for.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where that is not permitted.
+    pub fn reopen(file: BorrowedFd<'_>, path: &Path) -> Result<Self> {
+        let found = rustix::fs::fstat(file).map_err(|errno| Error::io("examine", path, errno))?;
+        names::check_regular(path, &found)?;
+        let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        let again = rustix::fs::open(link, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        Descriptor::new(again.map_err(|errno| Error::io("open", path, errno))?, path)
+    }
+}
+
+impl fmt::Debug for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Descriptor").field("path", &self.path).finish()
+    }
+}
+
+impl SlowFile for Descriptor {
+    fn identity(&self) -> Result<Identity> {
+        identity_of(self.file.as_fd(), &self.path)
+    }
+
+    fn len(&self) -> Result<u64> {
+        let found = rustix::fs::fstat(&self.file).map_err(|errno| Error::io("examine", &self.path, errno))?;
+        Ok(found.st_size.try_into().unwrap_or(0))
+    }
+
+    fn is_removed(&self) -> Result<bool> {
+        let found = rustix::fs::fstat(&self.file).map_err(|errno| Error::io("examine", &self.path, errno))?;
+        Ok(found.st_nlink == 0)
+    }
+
+    fn made_like(&self) -> Result<Option<MadeLike>> {
+        let failed = |errno| Error::io("examine", &self.path, errno);
+        let found = rustix::fs::fstat(&self.file).map_err(failed)?;
+        let mode = Mode::from_raw_mode(found.st_mode);
+        let plain = Mode::RWXU | Mode::RWXG | Mode::RWXO;
+        let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+        // Whoever replays is this user, who can give a file away to nobody, or root.
+        let ours = user.is_root() || (found.st_uid, found.st_gid) == (user.as_raw(), group.as_raw());
+        if found.st_nlink != 1 || mode - plain != Mode::empty() || !ours {
+            return Ok(None);
+        }
+        let mut names = [0; 1 << 10];
+        let len = match rustix::fs::flistxattr(&self.file, &mut names[..]) {
+            Ok(len) => len,
+            Err(Errno::OPNOTSUPP) => 0,
+            Err(Errno::RANGE) => return Ok(None),
+            Err(errno) => return Err(failed(errno)),
+        };
+        // The kernel gives a new file its label by where it is made.
+        let labels = names[..len].split(|&byte| byte == 0).all(|name| matches!(name, b"" | b"security.selinux"));
+        let like = MadeLike { mode: mode.as_raw_mode(), uid: found.st_uid, gid: found.st_gid };
+        Ok(labels.then_some(like))
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < dst.len() {
+            match rustix::io::pread(&self.file, &mut dst[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::io_at("read from", &self.path, offset + done as u64, errno)),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        let failed = |(done, error)| Error::io_at("write to", &self.path, offset + done, error);
+        sys::file::write_all(self.file.as_fd(), src, offset).map_err(failed)
+    }
+
+    fn write_some(&self, offset: u64, src: &[u8]) -> Result<usize> {
+        let written = sys::file::uninterrupted(|| rustix::io::pwrite(&self.file, src, offset));
+        match written.map_err(|error| Error::io_at("write to", &self.path, offset, error))? {
+            // What a full file system of some kinds says.
+            0 if !src.is_empty() => Err(Error::io_at("write to", &self.path, offset, Errno::NOSPC)),
+            count => Ok(count),
+        }
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        sys::file::uninterrupted(|| rustix::fs::ftruncate(&self.file, len))
+            .map_err(|error| Error::io("resize", &self.path, error))
+    }
+
+    fn sync(&self, _: Barrier) -> Result<()> {
+        sys::file::uninterrupted(|| rustix::fs::fsync(&self.file))
+            .map_err(|error| Error::io("flush", &self.path, error))
+    }
+}
+
+impl SlowPlace for Kernel {
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
+        match names::open_regular(path, Access::ReadWrite) {
+            Ok(file) => Ok(Some(Arc::new(Descriptor::new(file, path)?))),
+            Err(Error::NotAFile { .. }) => Ok(None),
+            Err(error) if is_absent(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        names::exists(path)
+    }
+
+    fn named(&self, path: &Path) -> Result<Named> {
+        match sys::file::identity_of_name_itself(path) {
+            Ok(Some((device, inode, birth))) => Ok(Named::File(Identity { device, inode, generation: 0, birth })),
+            Ok(None) => Ok(Named::Other),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(Named::Nothing),
+            Err(errno) => Err(Error::io("examine", path, errno)),
+        }
+    }
+
+    fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>> {
+        let is = |name: &OsString| {
+            rustix::fs::lstat(dir.join(name)).is_ok_and(|found| {
+                found.st_ino == inode && FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
+            })
+        };
+        let mut names = names::list(dir)?;
+        names.retain(is);
+        Ok(names)
+    }
+
+    fn names(&self, dir: &Path) -> Result<Vec<OsString>> {
+        names::list(dir)
+    }
+
+    fn directory(&self, dir: &Path) -> Result<Option<Identity>> {
+        match sys::file::identity_of_name(dir) {
+            Ok((device, inode, birth)) => Ok(Some(Identity { device, inode, generation: 0, birth })),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(errno) => Err(Error::io("examine", dir, errno)),
+        }
+    }
+
+    fn make(&self, path: &Path, like: &MadeLike) -> Result<Arc<dyn SlowFile>> {
+        Ok(Arc::new(Descriptor::new(names::create_again(path, like)?, path)?))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        names::rename_to_free(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        names::unlink(path)
+    }
+
+    fn sync_dir(&self, _: Barrier, dir: &Path) -> Result<()> {
+        match names::sync_dir(dir) {
+            // A directory that is gone has no names to keep.
+            Err(error) if is_absent(&error) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+fn is_absent(error: &Error) -> bool {
+    let errno = error.errno();
+    errno == Errno::NOENT.raw_os_error() || errno == Errno::NOTDIR.raw_os_error()
+}
+
+/// The files of a medium, as slow files: for simulators.
+pub struct OnMedium<M>(pub M);
+
+/// The longest that a slow file on a medium may grow to.
+const RESERVE: u64 = 1 << 24;
+
+struct OnMediumFile<M: Medium> {
+    file: M::File,
+    medium: M,
+    path: PathBuf,
+}
+
+impl<M: Medium> SlowFile for OnMediumFile<M> {
+    fn identity(&self) -> Result<Identity> {
+        self.file.identity()
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(self.file.len())
+    }
+
+    fn is_removed(&self) -> Result<bool> {
+        if !self.medium.exists(&self.path)? {
+            return Ok(true);
+        }
+        let there = self.medium.open(&self.path, Access::ReadWrite, RESERVE)?;
+        Ok(there.identity()? != self.identity()?)
+    }
+
+    fn made_like(&self) -> Result<Option<MadeLike>> {
+        Ok(Some(MadeLike { mode: 0o600, uid: 0, gid: 0 }))
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
+        let there = self.file.len().saturating_sub(offset).min(dst.len() as u64) as usize;
+        self.file.read(offset, &mut dst[..there])?;
+        Ok(there)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        let end = offset + src.len() as u64;
+        if end > self.file.len() {
+            self.file.set_len(end)?;
+        }
+        self.file.allocate(offset, src.len() as u64)?;
+        self.file.write(offset, src)
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync(&self, barrier: Barrier) -> Result<()> {
+        self.file.sync(barrier)
+    }
+}
+
+impl<M: Medium + Clone> SlowPlace for OnMedium<M> {
+    fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>> {
+        if !self.0.exists(path)? {
+            return Ok(None);
+        }
+        let file = self.0.open(path, Access::ReadWrite, RESERVE)?;
+        Ok(Some(Arc::new(OnMediumFile { file, medium: self.0.clone(), path: path.to_owned() })))
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.0.exists(path)
+    }
+
+    fn named(&self, path: &Path) -> Result<Named> {
+        if !self.0.exists(path)? {
+            return Ok(Named::Nothing);
+        }
+        match self.0.open(path, Access::ReadWrite, RESERVE) {
+            Ok(file) => Ok(Named::File(file.identity()?)),
+            Err(Error::NotAFile { .. }) => Ok(Named::Other),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn candidates(&self, dir: &Path, _: u64) -> Result<Vec<OsString>> {
+        self.0.list(dir)
+    }
+
+    fn names(&self, dir: &Path) -> Result<Vec<OsString>> {
+        self.0.list(dir)
+    }
+
+    fn directory(&self, dir: &Path) -> Result<Option<Identity>> {
+        // It has nothing to mount, and is not asked for a number.
+        let same = Identity { device: 1, inode: 1, generation: 0, birth: 1 };
+        Ok(self.0.exists(dir)?.then_some(same))
+    }
+
+    fn make(&self, path: &Path, _: &MadeLike) -> Result<Arc<dyn SlowFile>> {
+        let file = self.0.create(path, 0, RESERVE)?;
+        Ok(Arc::new(OnMediumFile { file, medium: self.0.clone(), path: path.to_owned() }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        if self.0.exists(to)? {
+            return Err(Error::io("rename", from, Errno::EXIST));
+        }
+        self.0.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        self.0.unlink(path)
+    }
+
+    fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()> {
+        self.0.sync_dir(barrier, dir)
+    }
+}

@@ -1,0 +1,397 @@
+//! The bytes of a log: superblock, tail, file table; entries, which processes append too, are in `untorn-ring`. `docs/format.md` gives
+//! the reasons.
+//!
+//! Every number is little-endian. What is read here was written by anybody: a number is checked before it is used.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+pub(crate) use untorn_ring::{Entry, Geometry, HEADER, Kind, PAGE};
+use untorn_ring::{MAX_NUMBER, TABLE_AT, TAIL_AT, sum};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::error::{Error, Result};
+use crate::format::record::Seal;
+use crate::storage::{Identity, MadeLike, MediumFile};
+
+const SECTOR: u64 = 512;
+const MAGIC: [u8; 8] = *b"WRCACHE\n";
+/// The format this code writes.
+const VERSION: u32 = 1;
+/// Features without knowledge of which the log may not be used. None are defined yet.
+const KNOWN_INCOMPAT: u32 = 0;
+/// The longest path that the file table can hold, in bytes; where a file has two, both together.
+pub(super) const MAX_PATH: usize = 3912;
+
+/// Where the tail and the file table have their lines.
+pub(super) trait Lines {
+    fn tail_at(self, copy: u64) -> u64;
+    fn table_at(self, slot: u32, copy: u64) -> u64;
+}
+
+impl Lines for Geometry {
+    fn tail_at(self, copy: u64) -> u64 {
+        TAIL_AT + copy * SECTOR
+    }
+
+    fn table_at(self, slot: u32, copy: u64) -> u64 {
+        TABLE_AT + (2 * u64::from(slot) + copy) * PAGE
+    }
+}
+
+/// The superblock. Two copies are written alternately; the valid one with the higher sequence number counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Superblock {
+    pub(super) uuid: [u8; 16],
+    pub(super) seq: u64,
+    /// Entries, tails and the file table count only with this number.
+    pub(super) session: u64,
+    /// Whether a write is durable before it returns, in this session.
+    pub(super) per_write: bool,
+    pub(super) geometry: Geometry,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawSuperblock {
+    magic: [u8; 8],
+    version: U32,
+    incompat: U32,
+    uuid: [u8; 16],
+    seq: U64,
+    session: U64,
+    slots: U64,
+    entry: U32,
+    files: U32,
+    per_write: U32,
+    reserved: [u8; 436],
+    check: U64,
+}
+
+/// Where the log of a session begins to be of use: no entry before it.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawTail {
+    tail: U64,
+    reserved: [u8; 48],
+    check: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawFile {
+    uid: U64,
+    seq: U64,
+    device: U64,
+    inode: U64,
+    generation: U64,
+    birth: U64,
+    state: U32,
+    path_len: U32,
+    parents: [U64; PARENTS],
+    check: U64,
+    /// The name before the last rename, if there is one, follows the path.
+    path: [u8; MAX_PATH],
+    named: U64,
+    named_before: U64,
+    over_inode: U64,
+    over_generation: U64,
+    over_birth: U64,
+    parents_before: [U64; PARENTS],
+    mode: U32,
+    uid_of: U32,
+    gid_of: U32,
+    before_len: U32,
+}
+
+const _: () = {
+    assert!(size_of::<RawSuperblock>() == SECTOR as usize);
+    assert!(std::mem::offset_of!(RawSuperblock, check) == 504);
+    assert!(size_of::<RawTail>() == 64);
+    assert!(size_of::<RawFile>() == PAGE as usize);
+    assert!(std::mem::offset_of!(RawFile, check) == 88);
+    assert!(std::mem::offset_of!(RawFile, path) == 96);
+    assert!(std::mem::offset_of!(RawFile, named) == 4008);
+    assert!(std::mem::offset_of!(RawFile, over_inode) == 4024);
+    assert!(std::mem::offset_of!(RawFile, parents_before) == 4048);
+    assert!(std::mem::offset_of!(RawFile, mode) == 4080);
+    assert!(std::mem::offset_of!(RawFile, before_len) == 4092);
+};
+
+impl Superblock {
+    pub(super) fn seal(&self) -> Seal {
+        Seal::new(&self.uuid, self.session)
+    }
+
+    /// Stores the copy whose turn it is, durable at the next fence or sync.
+    pub(super) fn write<F: MediumFile>(&mut self, file: &F) -> Result<()> {
+        self.seq += 1;
+        let mut raw = RawSuperblock {
+            magic: MAGIC,
+            version: VERSION.into(),
+            incompat: 0.into(),
+            uuid: self.uuid,
+            seq: self.seq.into(),
+            session: self.session.into(),
+            slots: self.geometry.slots.into(),
+            entry: self.geometry.entry.into(),
+            files: self.geometry.files.into(),
+            per_write: u32::from(self.per_write).into(),
+            reserved: [0; 436],
+            check: 0.into(),
+        };
+        raw.check = sum(0, &raw.as_bytes()[..504]).into();
+        file.write((self.seq % 2) * PAGE, raw.as_bytes())
+    }
+
+    /// # Errors
+    /// [`Error::Corrupt`] for what is no log, [`Error::Unsupported`] for one of a later version.
+    pub(super) fn read<F: MediumFile>(file: &F, path: &Path) -> Result<Self> {
+        let mut found: Option<Superblock> = None;
+        let mut unsupported = None;
+        let mut bytes = [0; SECTOR as usize];
+        for copy in 0..2 {
+            if file.len() < copy * PAGE + SECTOR {
+                continue;
+            }
+            file.read(copy * PAGE, &mut bytes)?;
+            let Ok(raw) = RawSuperblock::read_from_bytes(&bytes) else { continue };
+            if raw.magic != MAGIC || sum(0, &bytes[..504]) != raw.check.get() {
+                continue;
+            }
+            if raw.version.get() != VERSION || raw.incompat.get() & !KNOWN_INCOMPAT != 0 {
+                let (version, features) = (raw.version.get(), raw.incompat.get());
+                unsupported = Some(format!("a write-cache log of version {version} with the features {features:#x}"));
+                continue;
+            }
+            let geometry = Geometry { entry: raw.entry.get(), files: raw.files.get(), slots: raw.slots.get() };
+            let (seq, session) = (raw.seq.get(), raw.session.get());
+            let sound = geometry.is_valid() && seq < MAX_NUMBER && session < MAX_NUMBER;
+            if sound && found.is_none_or(|other| other.seq < seq) {
+                let per_write = raw.per_write.get() != 0;
+                found = Some(Superblock { uuid: raw.uuid, seq, session, per_write, geometry });
+            }
+        }
+        let corrupt = |offset, what: String| Err(Error::Corrupt { path: path.to_owned(), offset, what });
+        let Some(superblock) = found else {
+            return match unsupported {
+                Some(what) => Err(Error::Unsupported { path: path.to_owned(), what }),
+                None => corrupt(Some(0), "neither superblock is that of a write-cache log".to_owned()),
+            };
+        };
+        let (has, should) = (file.len(), superblock.geometry.len().unwrap_or(u64::MAX));
+        if has < should {
+            return corrupt(Some(has), format!("it has {has} bytes and should have {should}: it was cut short"));
+        }
+        Ok(superblock)
+    }
+}
+
+/// Whether bytes from the start of a file are those of a log's first superblock, or of its second.
+pub(super) fn is_log(start: &[u8]) -> bool {
+    [0, PAGE as usize].iter().any(|&at| start.get(at..).is_some_and(|start| start.starts_with(&MAGIC)))
+}
+
+/// The bytes of a tail line for this place.
+pub(super) fn encode_tail(seal: Seal, at: u64, tail: u64) -> [u8; 64] {
+    let mut raw = RawTail { tail: tail.into(), reserved: [0; 48], check: 0.into() };
+    raw.check = sum(seal.at(at), &raw.as_bytes()[..56]).into();
+    zerocopy::transmute!(raw)
+}
+
+/// The tail: of two lines the valid one that says more; 0 in a session without any.
+pub(super) fn read_tail<F: MediumFile>(file: &F, seal: Seal, geometry: Geometry) -> Result<u64> {
+    let mut tail = 0;
+    for copy in 0..2 {
+        let at = geometry.tail_at(copy);
+        let mut bytes = [0; 64];
+        file.read(at, &mut bytes)?;
+        let raw = RawTail::read_from_bytes(&bytes).ok().filter(|raw| raw.check.get() == sum(seal.at(at), &bytes[..56]));
+        if let Some(raw) = raw.filter(|raw| raw.tail.get() < MAX_NUMBER) {
+            tail = tail.max(raw.tail.get());
+        }
+    }
+    Ok(tail)
+}
+
+/// A line of the file table: which file a number in an entry means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TableLine {
+    /// The number, given once in a session.
+    pub(super) uid: u64,
+    pub(super) seq: u64,
+    pub(super) identity: Identity,
+    /// All its entries were replayed, though not those of other files.
+    pub(super) replayed: bool,
+    /// Its last name was about to be removed: if a replay does not find it, that is what became of it.
+    pub(super) leaving: bool,
+    /// The log has all that it was ever written, and its name need not be durable: a replay that does not find it makes one like this,
+    /// and one that does begins with nothing in it.
+    pub(super) new: Option<MadeLike>,
+    /// The inode numbers of its directory, of the one with that, and so on, as far as there is room and the file system goes; 0
+    /// where there is none. If the file is not found, they say whether that is because its file system is not there.
+    pub(super) parents: [u64; PARENTS],
+    /// Where it is. A hint, never taken for it without a look at the identity.
+    pub(super) path: PathBuf,
+    /// When it got this name, counted as numbers are given; 0: with its number.
+    pub(super) named: u64,
+    /// A rename that may not be durable: where it was before.
+    pub(super) before: Option<Before>,
+}
+
+/// The name that a file had before a rename, and what the rename put it over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Before {
+    pub(super) path: PathBuf,
+    /// As of the line.
+    pub(super) parents: [u64; PARENTS],
+    pub(super) named: u64,
+    /// The file that had the new name until then. Of which no generation is known, that is 0.
+    pub(super) over: Option<Identity>,
+}
+
+/// Directories above a file that its line has.
+pub(super) const PARENTS: usize = 4;
+
+const LIVE: u32 = 1;
+const REPLAYED: u32 = 2;
+const LEAVING: u32 = 3;
+const NEW: u32 = 4;
+const NEW_LEAVING: u32 = 5;
+/// Added to each of them where the line has two names.
+const TWO_NAMES: u32 = 5;
+
+impl TableLine {
+    /// When it got its name. Of two files that had one, the one with the higher has it.
+    pub(super) fn rank(&self) -> u64 {
+        if self.named == 0 { self.uid } else { self.named }
+    }
+
+    /// The directories that have, or may have, a name of it.
+    pub(super) fn dirs(&self) -> impl Iterator<Item = &Path> {
+        let names = std::iter::once(&self.path).chain(self.before.as_ref().map(|before| &before.path));
+        names.map(|path| path.parent().unwrap_or(Path::new("/")))
+    }
+
+    /// Its bytes for this place. The names fit, which is seen to when a file is attached or gets another.
+    pub(super) fn encode(&self, seal: Seal, at: u64) -> [u8; PAGE as usize] {
+        let path = self.path.as_os_str().as_bytes();
+        let path = &path[..path.len().min(MAX_PATH)];
+        let before = self.before.as_ref().map_or(&[][..], |before| before.path.as_os_str().as_bytes());
+        let before = &before[..before.len().min(MAX_PATH - path.len())];
+        let over = self.before.as_ref().and_then(|before| before.over);
+        let state = match (self.replayed, self.leaving, self.new) {
+            (true, ..) => REPLAYED,
+            (false, true, None) => LEAVING,
+            (false, false, None) => LIVE,
+            (false, true, Some(_)) => NEW_LEAVING,
+            (false, false, Some(_)) => NEW,
+        };
+        let mut raw = RawFile {
+            uid: self.uid.into(),
+            seq: self.seq.into(),
+            device: self.identity.device.into(),
+            inode: self.identity.inode.into(),
+            generation: self.identity.generation.into(),
+            birth: self.identity.birth.into(),
+            state: (state + if self.before.is_some() { TWO_NAMES } else { 0 }).into(),
+            path_len: (path.len() as u32).into(),
+            parents: self.parents.map(U64::new),
+            check: 0.into(),
+            path: [0; MAX_PATH],
+            named: self.named.into(),
+            named_before: self.before.as_ref().map_or(0, |before| before.named).into(),
+            over_inode: over.map_or(0, |over| over.inode).into(),
+            over_generation: over.map_or(0, |over| over.generation).into(),
+            over_birth: over.map_or(0, |over| over.birth).into(),
+            parents_before: self.before.as_ref().map_or([0; PARENTS], |before| before.parents).map(U64::new),
+            mode: self.new.map_or(0, |like| like.mode).into(),
+            uid_of: self.new.map_or(0, |like| like.uid).into(),
+            gid_of: self.new.map_or(0, |like| like.gid).into(),
+            before_len: (before.len() as u32).into(),
+        };
+        raw.path[..path.len()].copy_from_slice(path);
+        raw.path[path.len()..path.len() + before.len()].copy_from_slice(before);
+        let mut bytes: [u8; PAGE as usize] = zerocopy::transmute!(raw);
+        let check = sum(seal.at(at), &bytes);
+        bytes[88..96].copy_from_slice(&check.to_le_bytes());
+        bytes
+    }
+
+    fn decode(seal: Seal, at: u64, bytes: &[u8; PAGE as usize]) -> Option<Self> {
+        let raw = RawFile::read_from_bytes(bytes).ok()?;
+        let mut blank = *bytes;
+        blank[88..96].fill(0);
+        let (path, rest) = raw.path.split_at_checked(raw.path_len.get() as usize)?;
+        let before = rest.get(..raw.before_len.get() as usize)?;
+        let known = (LIVE..=NEW_LEAVING + TWO_NAMES).contains(&raw.state.get());
+        if raw.uid.get() == 0 || !known || raw.seq.get() >= MAX_NUMBER || sum(seal.at(at), &blank) != raw.check.get() {
+            return None;
+        }
+        let identity = Identity {
+            device: raw.device.get(),
+            inode: raw.inode.get(),
+            generation: raw.generation.get(),
+            birth: raw.birth.get(),
+        };
+        let to_path = |bytes| PathBuf::from(OsStr::from_bytes(bytes));
+        let (uid, seq, state) = (raw.uid.get(), raw.seq.get(), raw.state.get());
+        let (state, has_two) = if state > TWO_NAMES { (state - TWO_NAMES, true) } else { (state, false) };
+        let over = Identity {
+            device: identity.device,
+            inode: raw.over_inode.get(),
+            generation: raw.over_generation.get(),
+            birth: raw.over_birth.get(),
+        };
+        let before = has_two.then(|| Before {
+            path: to_path(before),
+            parents: raw.parents_before.map(U64::get),
+            named: raw.named_before.get(),
+            over: Some(over).filter(|over| over.inode != 0),
+        });
+        let (replayed, leaving) = (state == REPLAYED, matches!(state, LEAVING | NEW_LEAVING));
+        let like = || MadeLike { mode: raw.mode.get(), uid: raw.uid_of.get(), gid: raw.gid_of.get() };
+        let new = matches!(state, NEW | NEW_LEAVING).then(like);
+        let (parents, path, named) = (raw.parents.map(U64::get), to_path(path), raw.named.get());
+        Some(TableLine { uid, seq, identity, replayed, leaving, new, parents, path, named, before })
+    }
+
+    /// The line of a slot, and which copy it is: of two the valid one with the higher sequence number.
+    pub(super) fn read<F: MediumFile>(
+        file: &F,
+        seal: Seal,
+        geometry: Geometry,
+        slot: u32,
+    ) -> Result<Option<(u64, Self)>> {
+        let mut found: Option<(u64, TableLine)> = None;
+        let mut bytes = [0; PAGE as usize];
+        for copy in 0..2 {
+            let at = geometry.table_at(slot, copy);
+            file.read(at, &mut bytes)?;
+            if let Some(line) = TableLine::decode(seal, at, &bytes)
+                && found.as_ref().is_none_or(|(_, other)| other.seq < line.seq)
+            {
+                found = Some((copy, line));
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The entry at a place with the bytes of its data, if both arrived whole. `data` has room for an entry's data.
+pub(super) fn read_entry<F: MediumFile>(
+    file: &F,
+    seal: Seal,
+    geometry: Geometry,
+    at: u64,
+    data: &mut Vec<u8>,
+) -> Result<Option<Entry>> {
+    let mut header = [0; HEADER as usize];
+    file.read(at, &mut header)?;
+    let Some(entry) = Entry::decode(&header, geometry, at) else { return Ok(None) };
+    data.resize(entry.len as usize, 0);
+    file.read(at + HEADER, data)?;
+    Ok(Some(entry).filter(|_| Entry::is_whole(&header, seal.at(at), data)))
+}

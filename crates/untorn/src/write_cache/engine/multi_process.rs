@@ -1,0 +1,386 @@
+//! Other processes that append to the log themselves, for files that are written through: the server's side of it. What they do is
+//! [`untorn_ring::append()`].
+//!
+//! # What makes it sound
+//! 1. Who changes a file has its turn, here as there: from its place in the log until the kernel has it. So it is with those as with
+//!    the threads of this process (`through`, 1).
+//! 2. A file has a turn only while its number means something, and it is neither demoted nor failed. Before it is demoted its turn
+//!    is taken away; who has it then has finished.
+//! 3. What a process that died left under way is done once more or declared void before anybody else has the turn. All of it
+//!    is made durable once more first: who died between a store and its fence promised nothing, but what the kernel has must be
+//!    in the log.
+//! 4. Of what the kernel appends, whatever the offset, only what it has not yet is done once more: the file's end says how much that is,
+//!    for nobody else changed it since.
+//! 5. If the kernel takes less than the log has, of a write that is done once more or of one that a process was told of, the tail passes it
+//!    before anybody else has the turn. So nobody builds on an end of the file that a replay would not leave.
+
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+use untorn_ring::{
+    Appender, Change, Entry, Flushed, Flusher, HEADER, Left, Locked, Outcome, Step, Way, Write, append, left, pieces,
+};
+
+use super::file::{Managed, exclusive, shared};
+use super::format::read_entry;
+use super::{Cache, barriers, locked};
+use crate::error::{Error, Result};
+use crate::storage::{Medium, MediumFile};
+
+impl<M: Medium> Cache<M> {
+    /// Has all later calls fail, and other processes ask for it.
+    #[cold]
+    pub(super) fn poison(&self, error: Error) -> Error {
+        self.ring.ledger().close();
+        self.standing.poison(error)
+    }
+
+    /// Ends all draining of a file, and has other processes ask for it.
+    #[cold]
+    pub(super) fn fail(&self, file: &Managed, error: &Error) {
+        file.fail(error);
+        // One of the two sees the other: this the turn that was given, or who gives it the failure.
+        fence(Ordering::SeqCst);
+        if let Some(number) = file.turn() {
+            self.ring.ledger().turn(number).serve();
+        }
+    }
+
+    /// The file's turn, if other processes may have it, in order. Whoever changes the file holds it.
+    ///
+    /// # Errors
+    /// Those of the log, if a process left something of which it has to be sure.
+    pub(super) fn hold(&self, file: &Managed) -> Result<Option<Locked<'_>>> {
+        while let Some(number) = file.turn() {
+            let Some(turn) = self.ring.ledger().turn(number).lock() else {
+                let what = "the lock of a file that processes share is of no more use".to_owned();
+                return Err(self.poison(Error::Corrupt { path: file.path().to_path_buf(), offset: None, what }));
+            };
+            // It may have been taken away meanwhile, and another given.
+            if file.turn() == Some(number) {
+                if turn.is_broken() {
+                    self.mend(file, &turn)?;
+                }
+                return Ok(Some(turn));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Brings to an end what a process that died had under way, or that got less of it into the file than into the log. With no lock of
+    /// a drain.
+    #[cold]
+    fn mend(&self, file: &Managed, turn: &Locked<'_>) -> Result<()> {
+        let ring = &self.ring;
+        let geometry = ring.geometry;
+        let mut data = Vec::new();
+        let mut entry = |position: u64| -> Option<Entry> {
+            let found = read_entry(&ring.file, ring.seal, geometry, geometry.entry_at(position), &mut data);
+            // What cannot be read did not arrive.
+            found.ok().flatten().filter(|entry| entry.position == position)
+        };
+        let ended = match left(turn, file.uid.load(Ordering::Acquire), &mut entry) {
+            Left::Nothing { ended } => ended,
+            Left::Void { first, parts } => {
+                ring.ledger().leave_void(first, parts);
+                first + parts
+            }
+            Left::Short { first, parts } => {
+                ring.ledger().complete_beside(first, parts);
+                self.take_back(file, first + parts)?;
+                first + parts
+            }
+            Left::Whole { first, parts, change } => {
+                let mut bytes = vec![0; change.len()];
+                let mut done = 0;
+                for (at, len) in pieces(geometry, first, bytes.len()) {
+                    ring.file.read(at, &mut bytes[done..done + len]).map_err(|error| self.poison(error))?;
+                    ring.file.flush(barriers::MENDED, at - HEADER, HEADER + len as u64);
+                    done += len;
+                }
+                ring.persist(barriers::MENDED).map_err(|error| self.poison(error))?;
+                let done = redo(file, change, &bytes);
+                ring.ledger().complete_beside(first, parts);
+                if !matches!(done, Ok(true)) {
+                    let path = file.path();
+                    let path = path.display();
+                    tracing::debug!(%path, ?done, "what a killed process was doing is not all done");
+                    self.take_back(file, first + parts)?;
+                }
+                first + parts
+            }
+        };
+        turn.mend(ended);
+        Ok(())
+    }
+
+    /// The same for all files of which nobody has the turn: before a sync is answered, and before somebody waits for an entry that nobody is going to complete. With
+    /// no lock of a drain.
+    #[cold]
+    pub(super) fn mend_all(&self) -> Result<()> {
+        if self.ring.shared().is_none() {
+            return Ok(());
+        }
+        let files = locked(&self.registry).all();
+        for file in files {
+            if self.mend_left(&file).is_err() {
+                // A file that fails is told so itself, and holds nobody else up.
+                self.standing.writable()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for one file. Who lives and has the turn is not waited for. With no lock of a drain.
+    pub(super) fn mend_left(&self, file: &Managed) -> Result<()> {
+        let Some(number) = file.turn() else { return Ok(()) };
+        // Whoever has it mends it himself.
+        let Some(turn) = self.ring.ledger().turn(number).try_lock() else { return Ok(()) };
+        if file.turn() == Some(number) && turn.is_broken() { self.mend(file, &turn) } else { Ok(()) }
+    }
+
+    /// Lets other processes append for a file, once the log has a number for it; `durable` is whether all that was written to the
+    /// file is as durable as a sync would make it.
+    pub(crate) fn let_in(&self, file: &Managed, durable: bool) {
+        let ledger = self.ring.ledger();
+        // Nobody demotes it meanwhile, nor lets others in.
+        let _gate = shared(&file.gate);
+        let _length = exclusive(&file.length);
+        if let Some(number) = file.turn() {
+            return ledger.turn(number).set_durable(durable);
+        }
+        let uid = file.uid.load(Ordering::Acquire);
+        if self.ring.shared().is_none() || uid == 0 || !file.through || file.is_demoted() || file.has_failed() {
+            return;
+        }
+        let (device, inode) = (file.identity.device, file.identity.inode);
+        // Without one that is free it is served, as before.
+        let Some(turn) = ledger.take_turn(device, inode) else { return };
+        if let Some(turn) = turn.lock() {
+            turn.begin(device, inode, uid, durable);
+            file.set_turn(Some(turn.turn().number()));
+            fence(Ordering::SeqCst);
+            if file.has_failed() {
+                turn.turn().serve();
+            }
+        }
+    }
+
+    /// Takes the turn away from other processes: the file is this one's alone.
+    pub(crate) fn keep_out(&self, file: &Managed) -> Result<()> {
+        let Some(turn) = self.hold(file)? else { return Ok(()) };
+        file.add_counts(turn.turn().take_counts());
+        file.set_turn(None);
+        file.last.fetch_max(turn.end(), Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Every entry of the file has a position below.
+    pub(super) fn last(&self, file: &Managed) -> u64 {
+        let ledger = self.ring.ledger();
+        let beside = file.turn().map_or(0, |number| ledger.turn(number).ended());
+        // Others have the word in their memory, too; and what has no position yet nobody waits for.
+        file.last.load(Ordering::Acquire).max(beside.min(ledger.head()))
+    }
+
+    /// Writes, bytes and syncs of other processes since the last call.
+    pub(crate) fn counts_beside(&self, file: &Managed) -> [u64; 3] {
+        if let Some(number) = file.turn() {
+            file.add_counts(self.ring.ledger().turn(number).take_counts());
+        }
+        file.take_counts()
+    }
+
+    /// Changes a file as another process does, up to a step, where it dies: for simulators. How many bytes the kernel took; `None` if it
+    /// has to be done otherwise. What goes to the end goes to where that is.
+    pub(crate) fn change_beside(
+        &self,
+        file: &Managed,
+        mut change: Change,
+        src: &[u8],
+        until: Option<Step>,
+    ) -> Result<Option<usize>> {
+        let ledger = self.ring.ledger();
+        let Some(turn) = ledger.turn_of(file.identity.device, file.identity.inode) else { return Ok(None) };
+        let Some(turn) = turn.lock().filter(|turn| turn.turn().is_writable()) else { return Ok(None) };
+        if let Change::Write(Write { offset, at_end: true, .. }) = &mut change {
+            *offset = file.slow.len()?;
+        }
+        match change {
+            Change::Write(write) => file.check(write.offset, src.len())?,
+            // It may have to be durable in the log before the kernel does it.
+            Change::Length(_) if ledger.way() == Way::Written => return Ok(None),
+            Change::Length(len) => file.check(len, 0)?,
+        };
+        let mut beside = Beside { cache: self, file, src, until, failed: None, refused: None };
+        let outcome = append(&turn, change, &mut beside);
+        if let Some(error) = beside.failed {
+            return Err(self.poison(error));
+        }
+        match outcome {
+            Outcome::Full | Outcome::Nothing => Ok(None),
+            Outcome::Written { said, .. } => {
+                drop(turn);
+                let count = usize::try_from(said).unwrap_or(0);
+                if said != src.len() as isize {
+                    drop(self.hold(file)?);
+                    file.standing()?;
+                }
+                beside.refused.map_or(Ok(Some(count)), Err)
+            }
+            Outcome::Dead => {
+                turn.break_it();
+                Ok(Some(0))
+            }
+        }
+    }
+
+    /// Flushes the log, on which other processes are to be given a hold: of what failed before they would not be told.
+    pub(crate) fn flush_log(&self) -> Result<()> {
+        self.standing.writable()?;
+        self.ring.persist(barriers::SYNC).map_err(|error| self.poison(error))
+    }
+
+    /// Syncs a file as another process does: for simulators. False if it would ask for it to be synced.
+    pub(crate) fn sync_beside(&self, file: &Managed) -> Result<bool> {
+        let ledger = self.ring.ledger();
+        let (device, inode) = (file.identity.device, file.identity.inode);
+        let Some(turn) = ledger.turn_of(device, inode) else { return Ok(false) };
+        let is_logged = || turn.is_of(device, inode) && turn.is_durable() && ledger.is_open();
+        if !is_logged() {
+            return Ok(false);
+        }
+        if ledger.way() == Way::Written {
+            let mut flusher = Flushing { cache: self, failed: None };
+            let flushed = ledger.sync(turn, is_logged, &mut flusher);
+            if let Some(error) = flusher.failed {
+                return Err(self.poison(error));
+            }
+            if flushed != Flushed::Done {
+                return Ok(false);
+            }
+        }
+        Ok(is_logged())
+    }
+}
+
+/// Does once more what a process may have done. Whether all of it is done.
+fn redo(file: &Managed, change: Change, bytes: &[u8]) -> Result<bool> {
+    let write = match change {
+        Change::Length(len) => return file.slow.set_len(len).map(|()| true),
+        Change::Write(write) => write,
+    };
+    let mut done = 0;
+    if write.at_end {
+        // The kernel would append the bytes that it has once more, wherever they are said to go.
+        let Some(there) = file.slow.len()?.checked_sub(write.offset) else { return Ok(false) };
+        done = there.min(bytes.len() as u64) as usize;
+        if done == bytes.len() {
+            return Ok(true);
+        }
+    }
+    let count = file.slow.write_some(write.offset + done as u64, &bytes[done..])?;
+    Ok(done + count == bytes.len())
+}
+
+/// A process that is none.
+struct Beside<'a, M: Medium> {
+    cache: &'a Cache<M>,
+    file: &'a Managed,
+    src: &'a [u8],
+    until: Option<Step>,
+    /// What the log said.
+    failed: Option<Error>,
+    /// What the file said.
+    refused: Option<Error>,
+}
+
+impl<M: Medium> Beside<'_, M> {
+    fn note(&mut self, result: Result<()>) -> bool {
+        match result {
+            Ok(()) => true,
+            Err(error) => {
+                self.failed.get_or_insert(error);
+                false
+            }
+        }
+    }
+}
+
+impl<M: Medium> Appender for Beside<'_, M> {
+    fn fill(&mut self, at: u64, from: usize, len: usize) -> bool {
+        let stored = self.cache.ring.file.store(at, &self.src[from..from + len]);
+        self.note(stored)
+    }
+
+    fn with<R>(&mut self, at: u64, len: usize, look: impl FnOnce(&[u8]) -> R) -> R {
+        let mut bytes = vec![0; len];
+        let read = self.cache.ring.file.read(at, &mut bytes);
+        self.note(read);
+        look(&bytes)
+    }
+
+    fn store(&mut self, at: u64, header: &[u8; HEADER as usize]) {
+        let stored = self.cache.ring.file.store(at, header);
+        self.note(stored);
+    }
+
+    fn flush(&mut self, at: u64, len: u64) {
+        self.cache.ring.file.flush(barriers::BESIDE, at, len);
+    }
+
+    fn fence(&mut self) -> bool {
+        let ring = &self.cache.ring;
+        let fenced = match ring.ledger().way() {
+            Way::Written => {
+                ring.medium.order();
+                Ok(())
+            }
+            Way::Mapped | Way::MappedSync => ring.persist(barriers::BESIDE),
+        };
+        self.note(fenced)
+    }
+
+    fn deliver(&mut self, _: u64, change: Change) -> isize {
+        let done = match change {
+            Change::Write(write) => self.file.slow.write_some(write.offset, self.src),
+            Change::Length(len) => self.file.slow.set_len(len).map(|()| 0),
+        };
+        match done {
+            Ok(count) => count as isize,
+            Err(error) => {
+                let errno = -(error.errno() as isize);
+                self.refused = Some(error);
+                errno
+            }
+        }
+    }
+
+    fn reaches(&mut self, step: Step) -> bool {
+        self.until != Some(step)
+    }
+}
+
+/// The flush of a process that is none.
+struct Flushing<'a, M: Medium> {
+    cache: &'a Cache<M>,
+    /// What the log said.
+    failed: Option<Error>,
+}
+
+impl<M: Medium> Flusher for Flushing<'_, M> {
+    fn flush(&mut self) -> Flushed {
+        match self.cache.ring.persist(barriers::BESIDE_SYNC) {
+            Ok(()) => Flushed::Done,
+            Err(error) => {
+                self.failed = Some(error);
+                Flushed::Failed
+            }
+        }
+    }
+
+    fn wait(&mut self, _: &AtomicU32, _: u32) {
+        self.cache.ring.medium.relax(0);
+    }
+
+    fn wake(&mut self, _: &AtomicU32) {}
+}

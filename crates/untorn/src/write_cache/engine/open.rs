@@ -1,0 +1,177 @@
+//! Making a log and opening one; each opening begins with a replay.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use untorn_ring::Way;
+
+use super::draining::Draining;
+use super::format::{Geometry, Superblock};
+use super::replay::{self, Replay};
+use super::ring::Ring;
+use super::scan::{Scan, scan};
+use super::table::Registry;
+use super::wakeup::Bell;
+use super::worker::Worker;
+use super::{Cache, Settings, barriers};
+use crate::engine::handle_state::Standing;
+use crate::error::{Error, Result};
+use crate::options::{Durability, ProgressFn};
+use crate::storage::{self, Access, LockKind, Medium, MediumClass, MediumFile};
+use crate::write_cache::backing::SlowPlace;
+
+/// Makes an empty log. The name must be free.
+///
+/// # Errors
+/// EEXIST if the name is taken, [`Error::InUse`] if another process is making it; those of the medium.
+pub(crate) fn create<M: Medium>(medium: &M, path: &Path, geometry: Geometry) -> Result<()> {
+    let len = geometry.len().unwrap_or(u64::MAX);
+    storage::create_whole(medium, path, len, |file| {
+        file.set_len(len)?;
+        // Also on a disk: a log that finds no space later would be of no help to anybody.
+        file.allocate(0, len)?;
+        if medium.class() == MediumClass::Block {
+            // A block that was never written to costs the file system a commit of its own when it is flushed.
+            let zeros = vec![0; 1 << 20];
+            let mut at = 0;
+            while at < len {
+                let bytes = (len - at).min(zeros.len() as u64);
+                file.write(at, &zeros[..bytes as usize])?;
+                at += bytes;
+            }
+        }
+        let mut superblock = Superblock { uuid: medium.unique()?, seq: 0, session: 0, per_write: true, geometry };
+        superblock.write(file)?;
+        superblock.write(file)?;
+        file.sync(barriers::CREATE)
+    })
+}
+
+impl Settings {
+    /// How many entries draining waits for, and how long. What is in the log is as safe as in the files, and on a disk each sync of a
+    /// file is in the way of those that programs wait for: there it waits for longer, and as long as there is room enough for all, of
+    /// whom this process may have no more than a quarter of the log, where others append too.
+    fn patience(&self, class: MediumClass, geometry: Geometry) -> (u64, Duration) {
+        let (batch, age) = match class {
+            MediumClass::PersistentMemory => (1000, Duration::from_millis(100)),
+            MediumClass::Block => ((geometry.slots / 8).max(1000), Duration::from_secs(1)),
+        };
+        (self.batch_min.unwrap_or(batch), self.max_age.unwrap_or(age))
+    }
+}
+
+/// Entries of a log that other processes append to, below this: the memory of its ledger is allocated at once.
+const MOST_SHARED: u64 = 1 << 26;
+
+/// A log, locked, and what is in it.
+pub(super) struct Found<M: Medium> {
+    pub(super) file: M::File,
+    pub(super) superblock: Superblock,
+    pub(super) scan: Scan,
+}
+
+/// Looks at a log. Nobody else may have it open.
+pub(super) fn find<M: Medium>(medium: &M, path: &Path) -> Result<Found<M>> {
+    let file = medium.open(path, Access::ReadWrite, 0)?;
+    if !file.try_lock(LockKind::Exclusive)? {
+        return Err(Error::InUse { path: path.to_owned(), holder: "another process, or this one".to_owned() });
+    }
+    file.sync(barriers::ATTACH_LOG)?;
+    let dir = path.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
+    medium.sync_dir(barriers::ATTACH_NAME, dir)?;
+    file.distrust_cache(barriers::ATTACH_CACHE, 0, file.len())?;
+    if medium.class() == MediumClass::PersistentMemory {
+        // A copy that left out zeros has holes, where a store could be lost.
+        file.allocate(0, file.len())?;
+    }
+    let superblock = Superblock::read(&file, path)?;
+    let scan = scan(&file, path, &superblock)?;
+    Ok(Found { file, superblock, scan })
+}
+
+impl Superblock {
+    /// Begins a session: nothing that the log has counts any more.
+    pub(super) fn begin<M: Medium>(&mut self, medium: &M, file: &M::File) -> Result<()> {
+        self.session += 1;
+        self.write(file)?;
+        medium.fence(barriers::SESSION, &[file])?;
+        // The other copy is there for the day when this one is damaged; it may become durable whenever it does.
+        self.write(file)?;
+        medium.order();
+        Ok(())
+    }
+}
+
+impl<M: Medium> Cache<M> {
+    /// Opens a log, and brings what a dead owner left in it to the files first.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while somebody has it; [`Error::Unreplayed`] if not all of it could be brought to its file, and the
+    /// log is kept; [`Error::Corrupt`] and [`Error::Unsupported`] for what is no log that this code knows.
+    pub(crate) fn open(
+        medium: Arc<M>,
+        place: Arc<dyn SlowPlace>,
+        path: &Path,
+        settings: &Settings,
+        progress: Option<&ProgressFn>,
+    ) -> Result<(Arc<Self>, Replay)> {
+        let Found { file, mut superblock, scan } = find(&*medium, path)?;
+        let replay = replay::apply(&*medium, &file, path, scan, &*place, progress)?;
+        if !replay.is_complete() {
+            return Err(Error::Unreplayed { path: path.to_owned(), what: replay.left() });
+        }
+        let durability = settings.durability.unwrap_or(match medium.class() {
+            MediumClass::PersistentMemory => Durability::PerWrite,
+            MediumClass::Block => Durability::PerCommit,
+        });
+        superblock.per_write = durability == Durability::PerWrite;
+        superblock.begin(&*medium, &file)?;
+        let failed = |error| Error::io("prepare to open", path, error);
+        let standing = Standing::new(path, false).map_err(failed)?;
+        standing.accept_writes();
+        let identity = file.identity()?;
+        let geometry = superblock.geometry;
+        // Other processes promise for each write, or each sync, what this one does.
+        let way = match (medium.class(), durability) {
+            (MediumClass::PersistentMemory, Durability::PerWrite) if settings.sync => Some(Way::MappedSync),
+            (MediumClass::PersistentMemory, Durability::PerWrite) => Some(Way::Mapped),
+            (MediumClass::Block, Durability::PerCommit) => Some(Way::Written),
+            // A flush for each write is for whoever can share it with all other writes.
+            _ => None,
+        };
+        let way = way.filter(|_| settings.shared && geometry.slots < MOST_SHARED);
+        let seal = superblock.seal();
+        let ring = Ring::new(medium, file, path, geometry, seal, durability, way.is_some()).map_err(failed)?;
+        let (batch, max_age) = settings.patience(ring.medium.class(), geometry);
+        // What one batch leaves is as old as it was.
+        let batch = batch.clamp(1, ring.for_writers()).min(settings.batch_max);
+        if let Some(way) = way {
+            // Before the thread says there what it does.
+            ring.ledger().prepare(way, batch).map_err(failed)?;
+        }
+        let cache = Arc::new(Cache {
+            standing,
+            identity,
+            place,
+            settings: *settings,
+            durability,
+            registry: Mutex::new(Registry::new(geometry.files)),
+            drain: Draining::default(),
+            worker: Worker::new(batch, max_age),
+            bell: Bell::default(),
+            ring,
+        });
+        if settings.background {
+            Worker::start(&cache).map_err(failed)?;
+        }
+        if way.is_some()
+            && let Err(error) = Bell::start(&cache)
+        {
+            // Else it would have the log for as long as this process lives.
+            cache.worker.stop();
+            return Err(failed(error));
+        }
+        Ok((cache, replay))
+    }
+}

@@ -1,0 +1,171 @@
+//! New files that a crash took with their names: a replay makes them again, from the log, which has all that was ever in them.
+//!
+//! What is made goes by another name in the same directory until it is whole, durably, and the log takes it for the file that is
+//! gone; so a replay that is cut short is repeated, and whoever looks for the file finds none, or all of it.
+//!
+//! Something else may have the file's name then. If it is what had the name before, and was removed only a moment before the
+//! crash, it goes again: it is one that the log let leave, or it is older than the new file was. That of which the log knows nothing
+//! is not removed but gets a name beside. Something younger is somebody else's; it stays, and the log is kept. So of several files
+//! that had one name, each let leave before the next was made, none but the last is ever back.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::format::TableLine;
+use super::rename::is_named;
+use super::replay::{Fate, is_same};
+use crate::error::Result;
+use crate::format::record::Seal;
+use crate::storage::{Identity, MadeLike};
+use crate::write_cache::backing::{SlowFile, SlowPlace};
+
+/// What has the name of a file that is to be made again.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum InTheWay<'a> {
+    Nothing,
+    /// A file that was let leave before this one had the name, or that this one was put over.
+    Earlier,
+    /// One that had another name by then: its rename was undone by the crash, and it may be that no entry says that it was done.
+    Renamed(&'a TableLine),
+    /// One that was there before this one, or at the same time, of which the log knows nothing.
+    Older,
+    SomethingElse,
+}
+
+/// What a replay says of a directory that it does not find.
+pub(super) const NO_DIRECTORY: &str = "its directory is not there, or is another: is its file system mounted?";
+/// What it says of a name that somebody else has.
+pub(super) const ANOTHER: &str = "what has its name now is another file";
+
+/// The name by which a file is made, which no other log gives.
+pub(super) fn temporary(seal: Seal, line: &TableLine) -> PathBuf {
+    line.path.with_file_name(format!(".untorn-replay-{:016x}-{}", seal.at(0), line.uid))
+}
+
+/// Whether a file that was let leave has no right to its name any more: another one had it later.
+pub(super) fn is_superseded<'a>(line: &TableLine, mut lines: impl Iterator<Item = &'a TableLine>) -> bool {
+    line.leaving && lines.any(|other| other.uid != line.uid && had_later(other, &line.path, line.rank()))
+}
+
+/// Whether a file had a name that somebody had when so much was counted, after that one.
+pub(super) fn had_later(line: &TableLine, path: &Path, rank: u64) -> bool {
+    let before = line.before.as_ref();
+    let had = before.is_some_and(|before| before.path == path && before.named.max(line.uid) > rank);
+    had || line.path == path && line.rank() > rank
+}
+
+/// Whether a file was made way for, or is to, when another one got this name.
+fn made_way(identity: &Identity, line: &TableLine, other: &TableLine) -> bool {
+    let left =
+        other.uid != line.uid && other.leaving && other.rank() < line.rank() && is_same(&other.identity, identity);
+    let over = other.before.as_ref().and_then(|before| before.over);
+    left || other.path == line.path && other.rank() <= line.rank() && over.is_some_and(|over| is_named(&over, identity))
+}
+
+/// Whether a file was renamed before another one got the name that it had.
+fn was_renamed(identity: &Identity, line: &TableLine, other: &TableLine) -> bool {
+    let had_it = other.before.as_ref().is_some_and(|before| before.path == line.path);
+    had_it && other.path != line.path && other.rank() < line.rank() && is_same(&other.identity, identity)
+}
+
+/// What has the file's name, which is not this file.
+pub(super) fn in_the_way<'a>(place: &dyn SlowPlace, line: &TableLine, lines: &[&'a TableLine]) -> Result<InTheWay<'a>> {
+    if !place.exists(&line.path)? {
+        return Ok(InTheWay::Nothing);
+    }
+    let Some(found) = place.open(&line.path)? else { return Ok(InTheWay::SomethingElse) };
+    let identity = found.identity()?;
+    Ok(if lines.iter().any(|other| made_way(&identity, line, other)) {
+        InTheWay::Earlier
+    } else if let Some(other) = lines.iter().find(|other| was_renamed(&identity, line, other)) {
+        InTheWay::Renamed(other)
+    } else if identity.birth != 0 && identity.birth <= line.identity.birth {
+        // The clock of births is a coarse one; what came after the crash is younger by much more.
+        InTheWay::Older
+    } else {
+        InTheWay::SomethingElse
+    })
+}
+
+/// Makes an empty file in the place of one that is gone, by its temporary name.
+pub(super) fn make(
+    place: &dyn SlowPlace,
+    line: &TableLine,
+    like: &MadeLike,
+    temporary: &Path,
+) -> Result<Arc<dyn SlowFile>> {
+    if place.exists(temporary)? {
+        // A replay was cut short before the log knew of it.
+        place.remove(temporary)?;
+    }
+    tracing::debug!(path = %line.path.display(), "made again");
+    place.make(temporary, like)
+}
+
+/// Whether the directory of a line is the one that it was.
+///
+/// # Errors
+/// Those of looking at it.
+pub(super) fn has_directory(place: &dyn SlowPlace, line: &TableLine) -> Result<bool> {
+    let Some(dir) = line.path.parent() else { return Ok(false) };
+    Ok(place.directory(dir)?.is_some_and(|found| found.inode == line.parents[0]))
+}
+
+/// What became of those that had the name of a file.
+#[derive(Debug, Default)]
+pub(super) struct Aside {
+    /// Where one is of which the log knows nothing.
+    pub(super) beside: Option<PathBuf>,
+    /// Numbers of those that were renamed once more.
+    pub(super) renamed: Vec<u64>,
+}
+
+/// Gives a file its name that has another one yet: that by which it was made again, or the one from before a rename. What has the name
+/// is removed if it was to be, or gets the one that it had by then, or else one beside.
+pub(super) fn put_in_place(
+    place: &dyn SlowPlace,
+    line: &TableLine,
+    so_far: &Path,
+    lines: &[&TableLine],
+) -> Result<std::result::Result<Aside, Fate>> {
+    let mut aside = Aside::default();
+    let mut row = vec![(line, so_far)];
+    while let Some(&(last, _)) = row.last() {
+        match in_the_way(place, last, lines)? {
+            InTheWay::Nothing => break,
+            // It had its number before that one: so the row ends.
+            InTheWay::Renamed(other) => row.push((other, &last.path)),
+            InTheWay::Earlier => {
+                place.remove(&last.path)?;
+                break;
+            }
+            InTheWay::Older => {
+                let name = free_beside(place, &last.path)?;
+                place.rename(&last.path, &name)?;
+                aside.beside = Some(name);
+                break;
+            }
+            InTheWay::SomethingElse => return Ok(Err(Fate::Missing(ANOTHER.to_owned()))),
+        }
+    }
+    for (line, so_far) in row.iter().rev() {
+        place.rename(so_far, &line.path)?;
+    }
+    aside.renamed = row.iter().skip(1).map(|(line, _)| line.uid).collect();
+    Ok(Ok(aside))
+}
+
+/// A free name for what has one that another file is to have.
+fn free_beside(place: &dyn SlowPlace, path: &Path) -> Result<PathBuf> {
+    let mut number = 1;
+    loop {
+        let mut name: OsString = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".before-replay-{number}"));
+        let beside = path.with_file_name(name);
+        if !place.exists(&beside)? {
+            return Ok(beside);
+        }
+        number += 1;
+    }
+}

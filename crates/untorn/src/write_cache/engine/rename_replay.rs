@@ -1,0 +1,177 @@
+//! The names of files after a replay: renames that were done and that the file system lost are repeated, in their order, and files
+//! that were made again get theirs.
+//!
+//! Whether a rename was done the log says, by an entry; or the file itself, where it has the new name; or a later file, which could
+//! not have the old one otherwise, or be put over this one. Else the file has its old name.
+//!
+//! A file is renamed when it has everything that the log has of it, durably: what it is put over goes last.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use super::barriers;
+use super::format::{Kind, TableLine};
+use super::names::parent;
+use super::recreate;
+use super::replay::{Fate, Replayer, Target, is_same};
+use super::scan::Operation;
+use crate::error::Result;
+use crate::storage::{Barrier, Identity, Medium};
+
+impl<M: Medium> Replayer<'_, M> {
+    /// Decides of each file with two names which one it is to have.
+    pub(super) fn settle_renames(&mut self, operations: &[Operation]) {
+        let moves = operations.iter().filter(|operation| operation.kind == Kind::Move);
+        let done: HashSet<(u64, u64)> = moves.map(|operation| (operation.uid, operation.value)).collect();
+        let renamed = |line: &&TableLine| line.before.is_some();
+        let uids: Vec<u64> = self.lines().filter(renamed).map(|line| line.uid).collect();
+        for uid in &uids {
+            if let Some((_, _, TableLine { before: Some(before), .. })) = self.scan.table.get(uid) {
+                self.others.insert(*uid, before.path.clone());
+            }
+        }
+        let is_done = |uid: &u64| {
+            let Some((_, _, line)) = self.scan.table.get(uid) else { return false };
+            line.replayed || done.contains(&(*uid, line.named)) || self.must_be_renamed(line) || self.is_renamed(line)
+        };
+        let not_done: Vec<u64> = uids.iter().filter(|uid| !is_done(uid)).copied().collect();
+        for uid in not_done {
+            if let Some((_, _, line)) = self.scan.table.get_mut(&uid)
+                && let Some(before) = line.before.take()
+            {
+                (line.parents, line.named) = (before.parents, before.named);
+                let to = std::mem::replace(&mut line.path, before.path);
+                if let Some(over) = before.over {
+                    self.not_replaced(&to, &over);
+                }
+                self.others.insert(uid, to);
+            }
+        }
+    }
+
+    /// A file that was to be replaced was not, and does not leave: if a crash took it, it was not for that.
+    fn not_replaced(&mut self, path: &Path, over: &Identity) {
+        for (_, _, line) in self.scan.table.values_mut() {
+            if line.path == path && is_same(&line.identity, over) {
+                line.leaving = false;
+            }
+        }
+    }
+
+    /// Whether a later file has the name from before, or was to be put over this one where this one has its new name.
+    fn must_be_renamed(&self, line: &TableLine) -> bool {
+        let Some(before) = &line.before else { return false };
+        let over = |other: &TableLine| other.before.as_ref().and_then(|before| before.over);
+        let put_over = |other: &TableLine| {
+            other.path == line.path && over(other).is_some_and(|over| is_same(&over, &line.identity))
+        };
+        let later = |other: &&TableLine| other.uid != line.uid;
+        self.lines().filter(later).any(|other| {
+            // What was to be put over this one by its old name found it there.
+            let found_here = over(other).is_some_and(|over| is_same(&over, &line.identity));
+            put_over(other) || !found_here && recreate::had_later(other, &before.path, line.rank())
+        })
+    }
+
+    /// Whether a file is found by its new name. If it cannot be looked for, that is said where it is to be replayed.
+    fn is_renamed(&self, line: &TableLine) -> bool {
+        self.search(line).is_ok_and(|found| found.is_some_and(|(path, _)| path == line.path))
+    }
+
+    /// Gives files their names, durably: those that were found may have them only until the next crash, those that were made again
+    /// get them, once they are whole and the log knows them, and those that were renamed have them again.
+    pub(super) fn name_files(&mut self) -> Result<()> {
+        let is_made = |uid: &u64| self.targets.get(uid).is_some_and(|target| target.made);
+        let made: Vec<u64> = self.replayed().filter(is_made).collect();
+        if !made.is_empty() {
+            self.know_again(&made)?;
+        }
+        self.put_in_place();
+        let replayed: Vec<u64> = self.replayed().collect();
+        let line = |uid: &u64| self.scan.table.get(uid).map(|(_, _, line)| line);
+        let is_new = |uid: &u64| line(uid).is_some_and(|line| line.new.is_some());
+        let is_moved = |uid: &u64| line(uid).is_some_and(|line| line.before.is_some());
+        let new: Vec<u64> = replayed.iter().filter(|uid| is_new(uid)).copied().collect();
+        let moved: Vec<u64> = replayed.iter().filter(|uid| is_moved(uid) && !is_new(uid)).copied().collect();
+        self.sync_dirs_of(&new, barriers::NAMED_AGAIN);
+        self.sync_dirs_of(&moved, barriers::RENAMED_AGAIN);
+        Ok(())
+    }
+
+    /// Files that are whole now.
+    fn replayed(&self) -> impl Iterator<Item = u64> {
+        self.targets.iter().filter(|(_, target)| target.fate == Fate::Replayed).map(|(&uid, _)| uid)
+    }
+
+    /// Has the log take files that were made again, and are synced, for those that are gone.
+    fn know_again(&mut self, made: &[u64]) -> Result<()> {
+        self.sync_dirs_of(made, barriers::AGAIN);
+        for uid in made {
+            let slow = self.targets.get(uid).and_then(|target| target.slow.clone());
+            if let (Some(slow), Some((_, _, line))) = (slow, self.scan.table.get_mut(uid)) {
+                line.identity = slow.identity()?;
+            }
+        }
+        // In both copies, the first before the second.
+        for _ in 0..2 {
+            made.iter().try_for_each(|&uid| self.write_line(uid))?;
+            self.medium.fence(barriers::KNOWN_AGAIN, &[self.log])?;
+        }
+        Ok(())
+    }
+
+    /// Renames files, those first that got their names first: each finds its name free then, or what it was put over.
+    fn put_in_place(&mut self) {
+        let rank = |uid: &u64| self.scan.table.get(uid).map(|(_, _, line)| line.rank());
+        let mut waiting: Vec<u64> = self.replayed().collect();
+        waiting.sort_by_key(rank);
+        for uid in waiting {
+            let (Some((_, _, line)), Some(target)) = (self.scan.table.get(&uid), self.targets.get(&uid)) else {
+                continue;
+            };
+            let Some(so_far) = &target.so_far else { continue };
+            let placed = match self.at(so_far, &line.identity) {
+                Ok(Some(_)) => recreate::put_in_place(self.place, line, so_far, &self.all_lines()),
+                // Another file of a forged log came between, or somebody did: the name is not to be taken from what has it now.
+                Ok(None) => Ok(Err(Fate::Missing(recreate::ANOTHER.to_owned()))),
+                Err(error) => Err(error),
+            };
+            let Some(target) = self.targets.get_mut(&uid) else { continue };
+            match placed {
+                Ok(Ok(aside)) => {
+                    target.moved_aside = aside.beside;
+                    self.renamed_too(&aside.renamed);
+                }
+                Ok(Err(fate)) => target.fate = fate,
+                Err(error) => target.fate = Fate::Failed(error.to_string()),
+            }
+        }
+    }
+
+    /// Of files that were renamed because they were in the way the log may have nothing else.
+    fn renamed_too(&mut self, files: &[u64]) {
+        for uid in files {
+            if let Some((_, _, line)) = self.scan.table.get(uid) {
+                let target = self.targets.entry(*uid).or_insert_with(|| Target::of(line));
+                target.so_far = None;
+            }
+        }
+    }
+
+    /// Makes names durable in the directories of files.
+    fn sync_dirs_of(&mut self, files: &[u64], barrier: Barrier) {
+        let mut dirs: BTreeMap<PathBuf, Vec<u64>> = BTreeMap::new();
+        for &uid in files {
+            let path = self.targets.get(&uid).map(|target| &target.path);
+            let dir_of = |path: &PathBuf| parent(path).to_owned();
+            for dir in path.into_iter().chain(self.others.get(&uid)).map(dir_of) {
+                dirs.entry(dir).or_default().push(uid);
+            }
+        }
+        for (dir, files) in dirs {
+            if let Err(error) = self.place.sync_dir(barrier, Path::new(&dir)) {
+                files.into_iter().for_each(|uid| self.fail(uid, &error));
+            }
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! After a crash: what the log has goes to its files, in order, once or as often as it takes.
+//!
+//! A file is known by its identity. Its path is a hint: it is looked for there, and then under the other names in that
+//! directory. What is not found is made again if the log has all of it ([`recreate`]); else it is not replayed, and the log is kept.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::barriers;
+use super::format::{HEADER, Kind, Lines, TableLine};
+use super::names::parent;
+use super::recreate::{self, ANOTHER, InTheWay, NO_DIRECTORY};
+use super::scan::{Operation, Scan};
+use crate::error::{Error, Result};
+use crate::options::{Progress, ProgressFn};
+use crate::storage::{Identity, Medium, MediumFile};
+use crate::write_cache::backing::{SlowFile, SlowPlace};
+
+/// What became of the entries of one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fate {
+    /// They are in the file, durably; or would be, if the log was only looked at.
+    Replayed,
+    /// They are in the file since an earlier replay, which could not bring all others to theirs.
+    Already,
+    /// The file was about to be removed, and is not there any more: nobody will miss them.
+    Removed,
+    /// The file was not found, or what has its name is another file. They are kept.
+    Missing(String),
+    /// The file could not be written to. They are kept.
+    Failed(String),
+}
+
+impl Fate {
+    /// Whether nothing is left to do for the file.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Fate::Replayed | Fate::Already | Fate::Removed)
+    }
+}
+
+/// What a replay found for one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReplayedFile {
+    /// Where the file is, or was last known to be.
+    pub path: PathBuf,
+    /// Its inode number when its entries were written.
+    pub inode: u64,
+    /// Operations that the log has of it.
+    pub operations: u64,
+    /// Bytes that these write.
+    pub bytes: u64,
+    /// What became of them.
+    pub fate: Fate,
+    /// The file was new, and a crash took it: it was made again. What had its name, and is older, was given this one.
+    pub moved_aside: Option<PathBuf>,
+}
+
+/// What a replay found and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Replay {
+    /// Each file that the log had operations of, by path.
+    pub files: Vec<ReplayedFile>,
+    /// Operations that were in the log.
+    pub operations: u64,
+    /// Entries of operations that did not arrive whole: in flight at the crash, or damaged since. Of the last in the log it is not
+    /// known that they were.
+    pub incomplete: u64,
+    /// Entries that the log has room for.
+    pub capacity: u64,
+    /// Bytes of data in an entry.
+    pub entry_size: u32,
+}
+
+impl Replay {
+    /// Whether nothing is left that is in no file.
+    pub fn is_complete(&self) -> bool {
+        self.files.iter().all(|file| file.fate.is_final())
+    }
+
+    /// What is left, in a sentence.
+    pub(super) fn left(&self) -> String {
+        let mut left = self.files.iter().filter(|file| !file.fate.is_final());
+        let Some(first) = left.next() else { return "nothing".to_owned() };
+        let why = match &first.fate {
+            Fate::Missing(why) | Fate::Failed(why) => why.as_str(),
+            _ => "",
+        };
+        let operations = first.operations;
+        let more = match left.count() {
+            0 => String::new(),
+            more => format!(", and those of {more} more"),
+        };
+        format!("{operations} of {} ({why}){more}", first.path.display())
+    }
+}
+
+/// Whether two identities are of one file. The number of a device changes over a boot, and is asked for only where nothing
+/// else tells two files with one inode number apart.
+pub(super) fn is_same(one: &Identity, other: &Identity) -> bool {
+    let told_apart = one.birth != 0 || one.generation != 0;
+    let (a, b) = (one, other);
+    (a.inode, a.generation, a.birth) == (b.inode, b.generation, b.birth) && (told_apart || a.device == b.device)
+}
+
+/// A file on its way through a replay.
+pub(super) struct Target {
+    pub(super) slow: Option<Arc<dyn SlowFile>>,
+    identity: Identity,
+    pub(super) path: PathBuf,
+    pub(super) fate: Fate,
+    operations: u64,
+    bytes: u64,
+    /// It is made again.
+    pub(super) made: bool,
+    /// Its name so far, if it is to get another.
+    pub(super) so_far: Option<PathBuf>,
+    pub(super) moved_aside: Option<PathBuf>,
+}
+
+impl Target {
+    /// Of which nothing is known but what its line says.
+    pub(super) fn of(line: &TableLine) -> Self {
+        Target {
+            slow: None,
+            identity: line.identity,
+            path: line.path.clone(),
+            fate: Fate::Replayed,
+            operations: 0,
+            bytes: 0,
+            made: false,
+            so_far: None,
+            moved_aside: None,
+        }
+    }
+}
+
+pub(super) struct Replayer<'a, M: Medium> {
+    pub(super) medium: &'a M,
+    pub(super) log: &'a M::File,
+    path: &'a Path,
+    pub(super) place: &'a dyn SlowPlace,
+    pub(super) scan: Scan,
+    /// Only looks.
+    dry: bool,
+    pub(super) targets: BTreeMap<u64, Target>,
+    /// The other name of each file that has two, by which a crash may have left it.
+    pub(super) others: HashMap<u64, PathBuf>,
+}
+
+/// Brings what is in a log to the files. Afterwards all of it is durable there, or the report says of what it is not.
+pub(super) fn apply<M: Medium>(
+    medium: &M,
+    log: &M::File,
+    path: &Path,
+    scan: Scan,
+    place: &dyn SlowPlace,
+    progress: Option<&ProgressFn>,
+) -> Result<Replay> {
+    run(Replayer::new(medium, log, path, scan, place, false), progress)
+}
+
+/// What a replay would do.
+pub(super) fn look<M: Medium>(
+    medium: &M,
+    log: &M::File,
+    path: &Path,
+    scan: Scan,
+    place: &dyn SlowPlace,
+) -> Result<Replay> {
+    run(Replayer::new(medium, log, path, scan, place, true), None)
+}
+
+fn run<M: Medium>(mut replayer: Replayer<'_, M>, progress: Option<&ProgressFn>) -> Result<Replay> {
+    let operations = std::mem::take(&mut replayer.scan.operations);
+    let total = operations.len() as u64;
+    replayer.settle_renames(&operations);
+    for (done, operation) in (0..).zip(&operations) {
+        if let Some(progress) = progress {
+            progress(Progress { phase: "replaying", done, total });
+        }
+        replayer.target(operation.uid);
+        if let Err(error) = replayer.operate(operation) {
+            replayer.fail(operation.uid, &error);
+        }
+    }
+    if !replayer.dry {
+        replayer.finish()?;
+    }
+    if let Some(progress) = progress.filter(|_| total > 0) {
+        progress(Progress { phase: "replaying", done: total, total });
+    }
+    let of = |target: Target| ReplayedFile {
+        path: target.path,
+        inode: target.identity.inode,
+        operations: target.operations,
+        bytes: target.bytes,
+        fate: target.fate,
+        moved_aside: target.moved_aside,
+    };
+    let mut files: Vec<ReplayedFile> = replayer.targets.into_values().map(of).collect();
+    files.sort_by(|one, two| one.path.cmp(&two.path));
+    let Scan { geometry, incomplete, .. } = replayer.scan;
+    Ok(Replay { files, operations: total, incomplete, capacity: geometry.slots, entry_size: geometry.entry })
+}
+
+impl<'a, M: Medium> Replayer<'a, M> {
+    fn new(medium: &'a M, log: &'a M::File, path: &'a Path, scan: Scan, place: &'a dyn SlowPlace, dry: bool) -> Self {
+        Replayer { medium, log, path, place, scan, dry, targets: BTreeMap::new(), others: HashMap::new() }
+    }
+
+    pub(super) fn fail(&mut self, uid: u64, error: &Error) {
+        if let Some(target) = self.targets.get_mut(&uid).filter(|target| target.fate == Fate::Replayed) {
+            target.fate = Fate::Failed(error.to_string());
+        }
+    }
+
+    /// Finds the file with a number, unless it was looked for before.
+    fn target(&mut self, uid: u64) {
+        if self.targets.contains_key(&uid) {
+            return;
+        }
+        let Some((_, _, line)) = self.scan.table.get(&uid) else { return };
+        let mut target = Target::of(line);
+        if line.replayed {
+            target.fate = Fate::Already;
+        } else if let Err(error) = self.find(line, &mut target) {
+            target.fate = Fate::Failed(error.to_string());
+        }
+        self.targets.insert(uid, target);
+    }
+
+    /// Finds the file of a line, or what became of it.
+    fn find(&self, line: &TableLine, target: &mut Target) -> Result<()> {
+        let temporary = recreate::temporary(self.scan.seal, line);
+        match (self.search(line)?, &line.new) {
+            (Some((path, _)), _) if self.is_name(line, &path) && recreate::is_superseded(line, self.lines()) => {
+                self.remove(&path)?;
+                target.fate = Fate::Removed;
+            }
+            (Some((path, slow)), new) => {
+                if new.is_some() && !self.dry {
+                    // Of what it has the log has all, and of what it had before that it was made anew perhaps nothing.
+                    slow.set_len(0)?;
+                }
+                target.made = path == temporary;
+                if target.made || path != line.path && self.is_name(line, &path) {
+                    target.so_far = Some(path);
+                } else {
+                    target.path = path;
+                }
+                target.slow = Some(slow);
+            }
+            (None, _) if line.leaving => {
+                if recreate::in_the_way(self.place, line, &self.all_lines())? == InTheWay::Earlier {
+                    self.remove(&line.path)?;
+                }
+                target.fate = self.removed(line);
+            }
+            (None, Some(_)) if !recreate::has_directory(self.place, line)? => {
+                target.fate = Fate::Missing(NO_DIRECTORY.to_owned());
+            }
+            (None, Some(_))
+                if recreate::in_the_way(self.place, line, &self.all_lines())? == InTheWay::SomethingElse =>
+            {
+                target.fate = Fate::Missing(ANOTHER.to_owned());
+            }
+            (None, Some(like)) if !self.dry => {
+                target.slow = Some(recreate::make(self.place, line, like, &temporary)?);
+                target.made = true;
+                target.so_far = Some(temporary);
+            }
+            (None, Some(_)) => {}
+            (None, None) => target.fate = self.missing(&target.path),
+        }
+        Ok(())
+    }
+
+    pub(super) fn lines(&self) -> impl Iterator<Item = &TableLine> {
+        self.scan.table.values().map(|(_, _, line)| line)
+    }
+
+    pub(super) fn all_lines(&self) -> Vec<&TableLine> {
+        self.lines().collect()
+    }
+
+    /// Removes a file once more that was let leave, durably.
+    fn remove(&self, path: &Path) -> Result<()> {
+        if self.dry {
+            return Ok(());
+        }
+        self.place.remove(path)?;
+        self.place.sync_dir(barriers::GONE, path.parent().unwrap_or(Path::new("/")))
+    }
+
+    /// What became of a file that was about to be removed, and is not found.
+    fn removed(&self, line: &TableLine) -> Fate {
+        let elsewhere = self.sync_elsewhere(line);
+        elsewhere
+            .and_then(|()| self.look_for_removal(&line.path, &line.parents))
+            .unwrap_or_else(|error| Fate::Failed(error.to_string()))
+    }
+
+    /// Syncs the other directories that have to do with it that a file is gone: that of its other name, and those from which one came
+    /// over it.
+    fn sync_elsewhere(&self, line: &TableLine) -> Result<()> {
+        if self.dry {
+            return Ok(());
+        }
+        let came_over = |other: &&TableLine| {
+            other.before.as_ref().is_some_and(|before| before.over.is_some_and(|over| is_same(&over, &line.identity)))
+        };
+        let mut dirs: BTreeSet<&Path> = self.lines().filter(came_over).flat_map(TableLine::dirs).collect();
+        dirs.extend(self.others.get(&line.uid).map(|path| parent(path)));
+        dirs.remove(parent(&line.path));
+        dirs.into_iter().try_for_each(|dir| self.place.sync_dir(barriers::GONE, dir))
+    }
+
+    /// It was removed if its directory is there without it. A file system that is not mounted has neither; in its place is another
+    /// directory, or none. One that was removed too has to have been in the one above it.
+    ///
+    /// The file must not be back after a crash, when the log may have nothing of it.
+    fn look_for_removal(&self, path: &Path, parents: &[u64]) -> Result<Fate> {
+        for (dir, parent) in path.ancestors().skip(1).zip(parents) {
+            let found = self.place.directory(dir)?;
+            if *parent == 0 || found.is_some_and(|found| found.inode != *parent) {
+                break;
+            }
+            if !self.dry {
+                self.place.sync_dir(barriers::GONE, dir)?;
+            }
+            if found.is_some() {
+                return Ok(Fate::Removed);
+            }
+        }
+        Ok(Fate::Missing(NO_DIRECTORY.to_owned()))
+    }
+
+    fn missing(&self, path: &Path) -> Fate {
+        match self.place.exists(path) {
+            Ok(true) => Fate::Missing(ANOTHER.to_owned()),
+            Ok(false) => Fate::Missing("it is not where it was, and not beside".to_owned()),
+            Err(error) => Fate::Failed(error.to_string()),
+        }
+    }
+
+    /// The file of this identity at this path.
+    pub(super) fn at(&self, path: &Path, identity: &Identity) -> Result<Option<Arc<dyn SlowFile>>> {
+        match self.place.open(path)? {
+            Some(file) if is_same(&file.identity()?, identity) => Ok(Some(file)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether a file may have this name: it has two while a rename is not durable.
+    fn is_name(&self, line: &TableLine, path: &Path) -> bool {
+        path == line.path || self.others.get(&line.uid).is_some_and(|other| path == other)
+    }
+
+    pub(super) fn search(&self, line: &TableLine) -> Result<Option<(PathBuf, Arc<dyn SlowFile>)>> {
+        let names = || std::iter::once(&line.path).chain(self.others.get(&line.uid));
+        for path in names() {
+            if let Some(file) = self.at(path, &line.identity)? {
+                return Ok(Some((path.clone(), file)));
+            }
+        }
+        for dir in names().filter_map(|path| path.parent()).collect::<BTreeSet<_>>() {
+            for name in self.place.candidates(dir, line.identity.inode)? {
+                let path = dir.join(name);
+                // What is no file, or may not be opened, is not it.
+                if let Ok(Some(file)) = self.at(&path, &line.identity) {
+                    return Ok(Some((path, file)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Stores a line of the table, in the copy that does not count and then in the other.
+    pub(super) fn write_line(&mut self, uid: u64) -> Result<()> {
+        let (geometry, seal) = (self.scan.geometry, self.scan.seal);
+        if let Some((slot, copy, line)) = self.scan.table.get_mut(&uid) {
+            line.seq += 1;
+            *copy = 1 - *copy;
+            let at = geometry.table_at(*slot, *copy);
+            self.log.write(at, &line.encode(seal, at))?;
+        }
+        Ok(())
+    }
+
+    fn operate(&mut self, operation: &Operation) -> Result<()> {
+        let Some(target) = self.targets.get_mut(&operation.uid) else { return Ok(()) };
+        target.operations += 1;
+        if operation.kind == Kind::Write {
+            target.bytes += operation.len;
+        }
+        if self.dry || target.fate != Fate::Replayed {
+            return Ok(());
+        }
+        match operation.kind {
+            Kind::Write => self.write(operation),
+            Kind::SetLen => target.slow.as_ref().map_or(Ok(()), |file| file.set_len(operation.value)),
+            // Names come last.
+            Kind::Move => Ok(()),
+        }
+    }
+
+    fn write(&self, operation: &Operation) -> Result<()> {
+        let Some(Target { slow: Some(file), .. }) = self.targets.get(&operation.uid) else { return Ok(()) };
+        let entry = u64::from(self.scan.geometry.entry);
+        let mut data = vec![0; operation.len.min(entry) as usize];
+        for part in 0..operation.parts {
+            let done = part * entry;
+            let data = &mut data[..(operation.len - done).min(entry) as usize];
+            self.log.read(self.scan.geometry.entry_at(operation.position + part) + HEADER, data)?;
+            let at = operation.value.checked_add(done).filter(|&at| at <= i64::MAX as u64 - entry);
+            let at = at.ok_or_else(|| {
+                let what = format!("an entry is for the byte {}, which no file can have", operation.value);
+                Error::Corrupt { path: self.path.to_owned(), offset: None, what }
+            })?;
+            file.write(at, data)?;
+        }
+        Ok(())
+    }
+
+    /// Makes everything durable; if that is not all the log has, the log says for which files it is done.
+    fn finish(&mut self) -> Result<()> {
+        for target in self.targets.values_mut().filter(|target| target.fate == Fate::Replayed) {
+            if let Some(file) = &target.slow
+                && let Err(error) = file.sync(if target.made { barriers::AGAIN } else { barriers::REPLAYED_FILE })
+            {
+                target.fate = Fate::Failed(error.to_string());
+            }
+        }
+        self.name_files()?;
+        let fates = |target: &Target| matches!(target.fate, Fate::Missing(_) | Fate::Failed(_));
+        if !self.targets.values().any(fates) {
+            return Ok(());
+        }
+        let done = |(&uid, target): (&u64, &Target)| (target.fate == Fate::Replayed).then_some(uid);
+        let done: Vec<u64> = self.targets.iter().filter_map(done).collect();
+        // Twice: in the second copy for the day when the first is damaged.
+        for _ in 0..2 {
+            for &uid in &done {
+                if let Some((_, _, line)) = self.scan.table.get_mut(&uid) {
+                    line.replayed = true;
+                }
+                self.write_line(uid)?;
+            }
+            self.medium.fence(barriers::KEPT, &[self.log])?;
+        }
+        Ok(())
+    }
+}

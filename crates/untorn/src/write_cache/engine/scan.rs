@@ -1,0 +1,95 @@
+//! Reading a log through: which operations arrived whole, in which order, and which files they are about.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use super::format::{Entry, Geometry, Kind, Superblock, TableLine, read_entry, read_tail};
+use crate::error::{Error, Result};
+use crate::format::record::Seal;
+use crate::storage::MediumFile;
+
+/// An operation that arrived whole.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operation {
+    pub(super) position: u64,
+    pub(super) order: u64,
+    pub(super) uid: u64,
+    pub(super) kind: Kind,
+    pub(super) value: u64,
+    pub(super) len: u64,
+    pub(super) parts: u64,
+}
+
+/// What is in a log.
+pub(super) struct Scan {
+    pub(super) geometry: Geometry,
+    pub(super) seal: Seal,
+    /// In the order in which they are to be done.
+    pub(super) operations: Vec<Operation>,
+    /// By number: the slot, the copy that counts, and what it says.
+    pub(super) table: HashMap<u64, (u32, u64, TableLine)>,
+    pub(super) incomplete: u64,
+}
+
+/// Reads a log through.
+pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock) -> Result<Scan> {
+    let (geometry, seal) = (superblock.geometry, superblock.seal());
+    let tail = read_tail(file, seal, geometry)?;
+    let mut entries = BTreeMap::new();
+    let mut data = Vec::new();
+    for slot in 0..geometry.slots {
+        if let Some(entry) = read_entry(file, seal, geometry, geometry.entry_at(slot), &mut data)?
+            && (tail..tail + geometry.slots).contains(&entry.position)
+        {
+            entries.insert(entry.position, entry);
+        }
+    }
+    let end = entries.last_key_value().map_or(tail, |(&last, _)| last + 1);
+    let mut operations = Vec::new();
+    let mut whole = 0;
+    for first in entries.values().filter(|entry| entry.part == 0) {
+        let parts = u64::from(first.parts);
+        let mut len = 0;
+        let follows = |part: u64| {
+            let entry = entries.get(&(first.position + part))?;
+            let same = (entry.uid, entry.kind, entry.parts) == (first.uid, first.kind, first.parts);
+            (same && u64::from(entry.part) == part && entry.order == first.order + part).then_some(u64::from(entry.len))
+        };
+        let complete = (0..parts).all(|part| {
+            let found = follows(part);
+            len += found.unwrap_or(0);
+            // Only the last may have less than fits: the bytes of a write follow one another.
+            found.is_some_and(|len| part + 1 == parts || len == u64::from(geometry.entry))
+        });
+        if complete {
+            let Entry { position, order, uid, value, kind, .. } = *first;
+            operations.push(Operation { position, order, uid, kind, value, len, parts });
+            whole += parts;
+        }
+    }
+    // What was moved stands twice until the tail passes the first of the two; it is the same both times.
+    operations.sort_by_key(|operation| (operation.order, operation.position));
+    operations.dedup_by_key(|operation| operation.order);
+    let mut table = HashMap::new();
+    if !operations.is_empty() {
+        for slot in 0..geometry.files {
+            if let Some((copy, line)) = TableLine::read(file, seal, geometry, slot)? {
+                table.insert(line.uid, (slot, copy, line));
+            }
+        }
+    }
+    if !superblock.per_write {
+        // Not synced: else their numbers would mean something.
+        operations.retain(|operation| {
+            let known = table.contains_key(&operation.uid);
+            whole -= if known { 0 } else { operation.parts };
+            known
+        });
+    }
+    if let Some(stray) = operations.iter().find(|operation| !table.contains_key(&operation.uid)) {
+        let what = format!("an entry names the file {}, of which the file table has nothing", stray.uid);
+        let offset = Some(geometry.entry_at(stray.position));
+        return Err(Error::Corrupt { path: path.to_owned(), offset, what });
+    }
+    Ok(Scan { geometry, seal, operations, table, incomplete: end - tail - whole.min(end - tail) })
+}

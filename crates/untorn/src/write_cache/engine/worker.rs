@@ -1,0 +1,109 @@
+//! The thread that drains: asleep while there is nothing to drain, awake when a batch has come together or the oldest entry
+//! has waited long enough.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use untorn_ring::Phase;
+
+use super::{Cache, locked};
+use crate::storage::Medium;
+
+/// How long it sleeps where other processes append: one that was killed, or stopped, when it was about to wake it has everybody believe
+/// that it is awake.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How the thread is waked. What it does is said in the ledger, where other processes see it too.
+pub(super) struct Worker {
+    /// Entries that are worth a batch.
+    batch: u64,
+    max_age: Duration,
+    /// Whether it is to end.
+    stop: Mutex<bool>,
+    wake: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Worker {
+    pub(super) fn new(batch: u64, max_age: Duration) -> Self {
+        Worker { batch, max_age, stop: Mutex::new(false), wake: Condvar::new(), thread: Mutex::default() }
+    }
+
+    /// Wakes the thread, which does not sleep by what it said last.
+    pub(super) fn wake(&self) {
+        // With the lock, so that the thread is not between looking and falling asleep.
+        drop(locked(&self.stop));
+        self.wake.notify_all();
+    }
+
+    pub(super) fn start<M: Medium>(cache: &Arc<Cache<M>>) -> std::io::Result<()> {
+        let theirs = Arc::clone(cache);
+        let thread = std::thread::Builder::new().name("untorn-drain".to_owned()).spawn(move || theirs.work())?;
+        *locked(&cache.worker.thread) = Some(thread);
+        Ok(())
+    }
+
+    /// Ends the thread.
+    pub(super) fn stop(&self) {
+        *locked(&self.stop) = true;
+        self.wake.notify_all();
+        if let Some(thread) = locked(&self.thread).take() {
+            // A panic there was reported there.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<M: Medium> Cache<M> {
+    fn work(&self) {
+        let (worker, ledger) = (&self.worker, self.ring.ledger());
+        // Whether there was nothing to be done: what waits is not complete, and when it will be is for others to say.
+        let mut in_vain = false;
+        loop {
+            let mut stop = locked(&worker.stop);
+            ledger.set_phase(Phase::Idle);
+            while !*stop && self.waiting() == 0 {
+                stop = if self.ring.shared().is_some() {
+                    let waited = worker.wake.wait_timeout(stop, LOOK).unwrap_or_else(PoisonError::into_inner);
+                    waited.0
+                } else {
+                    worker.wake.wait(stop).unwrap_or_else(PoisonError::into_inner)
+                };
+                ledger.set_phase(Phase::Idle);
+            }
+            ledger.set_phase(Phase::Gathering);
+            if !*stop && (in_vain || self.waiting() < worker.batch) {
+                let waited = worker.wake.wait_timeout(stop, worker.max_age).unwrap_or_else(PoisonError::into_inner);
+                stop = waited.0;
+            }
+            ledger.set_phase(Phase::Awake);
+            if *stop {
+                return;
+            }
+            drop(stop);
+            let before = ledger.settled();
+            let drained = self.drain_some();
+            in_vain = ledger.settled() == before;
+            if let Err(error) = drained {
+                // Poisoned: every call says so, and the log is left to a replay.
+                tracing::error!(path = %self.standing.path().display(), %error, "draining ended");
+                return;
+            }
+        }
+    }
+
+    /// Entries that are not in their files yet, and are not stuck.
+    pub(super) fn waiting(&self) -> u64 {
+        // In this order: others write and drain between the two, and what is settled never goes beyond a later head.
+        let settled = self.ring.ledger().settled();
+        self.ring.head().saturating_sub(settled)
+    }
+
+    /// Wakes the thread if there is enough for it.
+    pub(super) fn note(&self) {
+        if self.ring.ledger().rouses(self.worker.batch) {
+            self.worker.wake();
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Files that are written *through*: an operation is in the log, as durable as it has to be, and then with the kernel, before its
+//! call returns. The kernel's page cache shows everything, in order, to whoever reads; the log is there for durability only, and
+//! there is no overlay. The drain has nothing to deliver: it syncs the files of a batch and moves the tail.
+//!
+//! # What makes it sound
+//! 1. One operation of a file at a time, of this process or another ([`multi_process`](super::multi_process)), from its place in the log until the kernel has it. So the kernel has them in the order of
+//!    the log, and a replay of any end of the log, over whatever of them reached the device, leaves what the last of them left.
+//! 2. An entry is complete when the kernel has its bytes, and only what is complete is drained. So the sync before the tail passes
+//!    an entry is one of its bytes.
+//! 3. How much is written the kernel decides: a full device, a quota. If it takes less than the log has, the file is synced and the
+//!    tail passes the entry, durably, before the call returns, and before the next operation of the file: so no replay ever writes what a
+//!    program was told is not written, nor a file longer than others found it.
+//!    What a crash finds before that is an operation of which nobody was told anything.
+//! 4. Where durability is left to a sync, the kernel may bring to the device what the log does not have durably yet, and of a write
+//!    that nobody synced a crash may leave a part, as of any file. What it must not take is what was synced: so a file is made
+//!    shorter when the log has that, and all before it, durably. Otherwise a replay of an older write beyond that length would leave
+//!    zeros where older bytes were.
+
+use super::file::{At, Claim, Managed, exclusive};
+use super::format::Kind;
+use super::ring::Operation;
+use super::{Cache, barriers};
+use crate::error::Result;
+use crate::storage::Medium;
+
+impl<M: Medium> Cache<M> {
+    /// Writes as much of `src` as the kernel takes, and returns where and how much. The caller has the file's gate.
+    pub(super) fn write_through(
+        &self,
+        file: &Managed,
+        claim: Claim<'_, M>,
+        at: At,
+        src: &[u8],
+    ) -> Result<(u64, usize)> {
+        let uid = self.number(file)?;
+        let turn = exclusive(&file.length);
+        let beside = self.hold(file)?;
+        let offset = match at {
+            At::Offset(offset) => offset,
+            At::End => file.slow.len()?,
+        };
+        file.check(offset, src.len())?;
+        let parts = claim.parts;
+        let first = self.log(file, claim, Operation { uid, kind: Kind::Write, value: offset }, src)?;
+        let written = file.slow.write_some(offset, src);
+        self.completed(first, parts);
+        if !matches!(written, Ok(count) if count == src.len()) {
+            self.take_back(file, first + parts)?;
+        }
+        drop((beside, turn));
+        written.map(|count| (offset, count))
+    }
+
+    /// Changes the length. The caller has the file's gate.
+    pub(super) fn set_len_through(&self, file: &Managed, claim: Claim<'_, M>, len: u64) -> Result<()> {
+        let uid = self.number(file)?;
+        let turn = exclusive(&file.length);
+        let beside = self.hold(file)?;
+        let shorter = len < file.slow.len()?;
+        let first = self.log(file, claim, Operation { uid, kind: Kind::SetLen, value: len }, &[])?;
+        if shorter && !self.ring.is_per_write() {
+            // Counted before: what others put into the log meanwhile this flush may not have.
+            let changes = beside.as_ref().map(|turn| (turn.turn(), turn.turn().changes()));
+            // After an error nothing may ever complete the position, as after that of a store.
+            self.ring.persist(barriers::CUT).map_err(|error| self.poison(error))?;
+            if let Some((turn, changes)) = changes {
+                turn.flushed(changes);
+            }
+        }
+        let done = file.slow.set_len(len);
+        self.completed(first, 1);
+        if done.is_err() {
+            self.take_back(file, first + 1)?;
+        }
+        drop((beside, turn));
+        done
+    }
+
+    /// The kernel has not all of what the log has before a position, and a replay must not do the rest.
+    #[cold]
+    pub(super) fn take_back(&self, file: &Managed, position: u64) -> Result<()> {
+        self.drain_to(position)?;
+        // Else its entries are still there, and so is the one.
+        file.standing()
+    }
+}
