@@ -11,7 +11,7 @@ use clap::Args;
 /// code through its interleavings. The exit code is 0 only if none went wrong.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Run only the models of this module: page, calm, berths, alarm, index, lane, group or registry
+    /// Run only the models of this module: page_seqlock, clean_bits, slots, wake_flag, index, lane, group_commit or registry
     #[arg(value_name = "MODULE")]
     module: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Layer order: inside `crates/untorn/src` a path leads down or sideways, never up, and engines never meet.
+//! The floors of `crates/untorn/src`: a path leads down, never up and never sideways, so products and engines never meet.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -10,27 +10,52 @@ const ROOT: &str = "crates/untorn/src/";
 /// This file's path, which findings about its tables name.
 const HERE: &str = "xtask/src/tidy/layers.rs";
 
-/// The layers, lowest first. A module may use its own layer and those below it.
-const LAYERS: &[(&str, &[&str])] = &[
-    // Words that every layer speaks; they know nothing but the standard library and each other.
-    ("vocabulary", &["error", "options"]),
-    ("system", &["sys", "simd"]),
-    ("medium", &["medium"]),
-    ("mechanism", &["log", "sidecar", "sharing", "redundancy"]),
-    ("engine", &["engine", "cache"]),
-    ("face", &["file", "map", "mapped", "region", "write_cache", "protected", "transaction", "inspect", "doctor"]),
+/// The floors, lowest first. A module uses itself and what stands on floors below. Modules of one floor are neighbours that never
+/// import each other: so are the products, and what takes several of them stands above.
+const FLOORS: &[(&str, &[&str])] = &[
+    // The ground: words that every floor speaks, the system, what threads share, where bytes become durable, what they look like
+    // there, and what processes share.
+    ("error", &["error"]),
+    ("options", &["options"]),
+    ("system", &["sys"]),
+    ("vector", &["simd"]),
+    ("sync", &["sync"]),
+    ("storage", &["storage"]),
+    ("format", &["format"]),
+    ("ipc", &["ipc"]),
+    // The words between handles and engines.
+    ("engine", &["engine"]),
+    ("product", &["file", "region", "write_cache", "redundancy", "shared"]),
+    // Composes products.
+    ("factory", &["open"]),
+    ("facade", &["doctor", "testing"]),
 ];
 
-/// Modules of `engine` that are engines: siblings that never import each other.
-const ENGINES: &[&str] = &["reflection", "hybrid_log", "snapshot", "shadow", "passthrough"];
+/// The same inside a room: its modules, lowest first. Those that are not named are free.
+const ROOMS: &[(&str, &[&[&str]])] = &[
+    ("file", &[&["reflection", "hybrid_log", "passthrough"], &["inspect"], &["transaction"], &["atomic_file", "map"]]),
+    ("region", &[&["engine"], &["exclusion"], &["store"], &["map"], &["shared"]]),
+    ("write_cache", &[&["backing"], &["engine"], &["file", "multi_process", "options"]]),
+    ("shared", &[&["negotiated"], &["file", "map"]]),
+    ("ipc", &[&["rendezvous"], &["message"], &["connection"], &["listener"], &["rpc", "memory"]]),
+    ("format", &[&["magic", "checksum"], &["record"], &["lane", "sidecar"]]),
+    ("sync", &[&["word_lock", "page_seqlock", "wake_flag"], &["slots", "group_commit", "clean_bits"]]),
+];
 
 /// Upward paths that are allowed: from, to, and the reason. One that is no longer needed is a finding.
 const EXCEPTIONS: &[Exception] = &[];
 
 type Exception = (&'static str, &'static str, &'static str);
 
-fn rank(module: &str) -> Option<usize> {
-    LAYERS.iter().position(|(_, modules)| modules.contains(&module))
+/// The floor of a module at the root.
+fn floor(module: &str) -> Option<usize> {
+    FLOORS.iter().position(|(_, modules)| modules.contains(&module))
+}
+
+/// The floor of a module in its room.
+fn floor_in(room: &str, module: &str) -> Option<usize> {
+    let (_, floors) = ROOMS.iter().find(|(name, _)| *name == room)?;
+    floors.iter().position(|modules| modules.contains(&module))
 }
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -47,42 +72,48 @@ fn check_with(tree: &Tree, exceptions: &[Exception]) -> Vec<Finding> {
             continue;
         }
         let Some(from) = module.first() else { continue }; // lib.rs names every module
-        let Some(from_rank) = rank(from) else {
-            let message = format!("module `{from}` is in no layer; add it to LAYERS in {HERE}");
+        let Some(from_floor) = floor(from) else {
+            let message = format!("module `{from}` is on no floor; add it to FLOORS in {HERE}");
             findings.push(Finding::new(file, 1, message));
             continue;
         };
         let references = references(file, &module).into_iter().map(|(at, target)| (file.line_of(at), target));
         for (line, target) in references.collect::<BTreeSet<_>>() {
             let Some(to) = target.first() else { continue };
-            if let (["engine", a, ..], ["engine", b, ..]) = (&strs(&module)[..], &strs(&target)[..])
-                && a != b
-                && ENGINES.contains(a)
-                && ENGINES.contains(b)
-            {
-                let message = format!("engine `{a}` uses engine `{b}`; engines never import each other");
-                findings.push(Finding::new(file, line, message));
+            if from == to {
+                let (Some(from), Some(to)) = (module.get(1), target.get(1)) else { continue };
+                let (Some(lower), Some(upper)) = (floor_in(&module[0], from), floor_in(&module[0], to)) else {
+                    continue;
+                };
+                if from != to && upper >= lower {
+                    let how = if upper == lower { "its neighbour" } else { "which stands above it" };
+                    let message = format!("in `{}`, `{from}` uses `{to}`, {how}; imports go only down", module[0]);
+                    findings.push(Finding::new(file, line, message));
+                }
+                continue;
             }
-            if let ("cache", ["engine", engine, ..]) = (from.as_str(), &strs(&target)[..])
-                && ENGINES.contains(engine)
-            {
-                let message = format!("the write cache uses engine `{engine}`; it stands beside them");
-                findings.push(Finding::new(file, line, message));
-            }
-            match rank(to) {
+            match floor(to) {
                 None if to.starts_with(char::is_uppercase) => {
-                    let message = format!("`crate::{to}` hides its layer; name the module it is defined in");
+                    let message = format!("`crate::{to}` hides its floor; name the module it is defined in");
                     findings.push(Finding::new(file, line, message));
                 }
                 None => {} // a macro, or a module reported at its own file
-                Some(to_rank) if to_rank <= from_rank => {}
+                Some(to_floor) if to_floor < from_floor => {}
                 Some(_) if exceptions.iter().any(|(f, t, _)| f == from && t == to) => {
                     used.insert((from.clone(), to.clone()));
                 }
-                Some(to_rank) => {
+                Some(to_floor) if to_floor == from_floor => {
                     let message = format!(
-                        "`{from}` ({} layer) uses `{to}` ({} layer); imports go only down",
-                        LAYERS[from_rank].0, LAYERS[to_rank].0
+                        "`{from}` uses `{to}`, its neighbour on the {} floor; move what both need down, or compose them \
+                         above",
+                        FLOORS[from_floor].0
+                    );
+                    findings.push(Finding::new(file, line, message));
+                }
+                Some(to_floor) => {
+                    let message = format!(
+                        "`{from}` ({} floor) uses `{to}` ({} floor); imports go only down",
+                        FLOORS[from_floor].0, FLOORS[to_floor].0
                     );
                     findings.push(Finding::new(file, line, message));
                 }
@@ -99,10 +130,6 @@ fn check_with(tree: &Tree, exceptions: &[Exception]) -> Vec<Finding> {
         }
     }
     findings
-}
-
-fn strs(segments: &[String]) -> Vec<&str> {
-    segments.iter().map(String::as_str).collect()
 }
 
 /// `crates/untorn/src/engine/mod.rs` is `[engine]`.
@@ -203,75 +230,94 @@ mod tests {
     }
 
     #[test]
-    fn the_write_cache_uses_no_engine() {
-        let path = "crates/untorn/src/cache/open.rs";
-        only(&[(path, "use crate::engine::snapshot::Store;")], "the write cache uses engine `snapshot`");
-        assert!(messages(&[(path, "use crate::engine::standing::Standing;")]).is_empty());
-    }
-
-    #[test]
-    fn down_and_sideways_is_fine() {
+    fn down_is_fine() {
         let found = messages(&[
             ("crates/untorn/src/lib.rs", "mod engine; pub use engine::X; pub use crate::file::A;"),
             (
-                "crates/untorn/src/engine/reflection/mod.rs",
-                "use crate::{medium::{Medium, dax}, sidecar};\nuse super::Engine;",
+                "crates/untorn/src/file/reflection/mod.rs",
+                "use crate::{storage::{Medium, dax}, format::sidecar};\nuse crate::engine::Engine;\nuse super::barriers;",
             ),
             (
-                "crates/untorn/src/sidecar/mod.rs",
-                "use crate::log::record;\nmod barriers { use super::X; use crate::medium::B; }",
+                "crates/untorn/src/format/sidecar/mod.rs",
+                "use crate::format::record;\nmod barriers { use super::X; use crate::storage::B; }",
             ),
-            ("crates/untorn/src/medium/mod.rs", "use crate::error::Error; use crate::sys;"),
+            ("crates/untorn/src/storage/mod.rs", "use crate::error::Error; use crate::sys;"),
+            ("crates/untorn/src/open/mod.rs", "use crate::{file, redundancy, shared};"),
         ]);
         assert!(found.is_empty(), "{found:#?}");
     }
 
     #[test]
     fn up_is_found_however_it_is_written() {
-        let up = "`medium` (medium layer) uses `engine` (engine layer)";
-        only(&[("crates/untorn/src/medium/dax.rs", "\nuse crate::engine::Engine;")], up);
-        only(&[("crates/untorn/src/medium/dax.rs", "\nuse crate::{error::E, engine};")], up);
-        only(&[("crates/untorn/src/medium/dax.rs", "fn f() { super::super::engine::f() }")], up);
-        only(&[("crates/untorn/src/medium/dax.rs", "fn f() -> crate::engine::reflection::X {}")], up);
-        only(&[("crates/untorn/src/medium/mod.rs", "use super::{error, engine::{a}};")], up);
-        only(&[("crates/untorn/src/medium/mod.rs", "macro_rules! m { () => { $crate::engine::X }; }")], up);
+        let up = "`storage` (storage floor) uses `engine` (engine floor)";
+        only(&[("crates/untorn/src/storage/dax.rs", "\nuse crate::engine::Engine;")], up);
+        only(&[("crates/untorn/src/storage/dax.rs", "\nuse crate::{error::E, engine};")], up);
+        only(&[("crates/untorn/src/storage/dax.rs", "fn f() { super::super::engine::f() }")], up);
+        only(&[("crates/untorn/src/storage/dax.rs", "fn f() -> crate::engine::registry::X {}")], up);
+        only(&[("crates/untorn/src/storage/mod.rs", "use super::{error, engine::{a}};")], up);
+        only(&[("crates/untorn/src/storage/mod.rs", "macro_rules! m { () => { $crate::engine::X }; }")], up);
+    }
+
+    #[test]
+    fn products_never_meet() {
+        let path = "crates/untorn/src/write_cache/engine/open.rs";
+        only(
+            &[(path, "use crate::region::engine::Store;")],
+            "`write_cache` uses `region`, its neighbour on the product floor",
+        );
+        let path = "crates/untorn/src/redundancy/engine.rs";
+        only(&[(path, "use crate::file::AtomicFile;")], "`redundancy` uses `file`, its neighbour");
+        assert!(messages(&[(path, "use crate::engine::handle_state::HandleState;")]).is_empty());
+    }
+
+    #[test]
+    fn the_ground_has_an_order_too() {
+        only(&[("crates/untorn/src/error.rs", "use crate::options::Options;")], "imports go only down");
+        only(&[("crates/untorn/src/sys/file.rs", "use crate::sync::slots::Slots;")], "imports go only down");
     }
 
     #[test]
     fn engines_never_meet() {
-        let expected = "engine `reflection` uses engine `passthrough`";
-        only(&[("crates/untorn/src/engine/reflection/mod.rs", "use super::passthrough::P;")], expected);
-        only(&[("crates/untorn/src/engine/reflection/read.rs", "use crate::engine::{passthrough, Engine};")], expected);
+        let expected = "`reflection` uses `passthrough`, its neighbour";
+        only(&[("crates/untorn/src/file/reflection/mod.rs", "use super::passthrough::P;")], expected);
+        only(&[("crates/untorn/src/file/reflection/read.rs", "use crate::file::{passthrough, Engine};")], expected);
     }
 
     #[test]
-    fn a_re_export_of_the_root_hides_its_layer() {
-        only(&[("crates/untorn/src/medium/mod.rs", "use crate::AtomicFile;")], "name the module");
+    fn an_engine_does_not_know_its_faces() {
+        let expected = "in `region`, `engine` uses `store`, which stands above it";
+        only(&[("crates/untorn/src/region/engine/mod.rs", "use super::store::RegionStore;")], expected);
+        assert!(messages(&[("crates/untorn/src/region/map/mod.rs", "use super::engine::AnyRegion;")]).is_empty());
+    }
+
+    #[test]
+    fn a_re_export_of_the_root_hides_its_floor() {
+        only(&[("crates/untorn/src/storage/mod.rs", "use crate::AtomicFile;")], "name the module");
     }
 
     #[test]
     fn an_unknown_module_is_found() {
-        only(&[("crates/untorn/src/junk.rs", "")], "in no layer");
+        only(&[("crates/untorn/src/junk.rs", "")], "on no floor");
     }
 
     #[test]
     fn tests_may_use_the_faces() {
         let found = messages(&[
             (
-                "crates/untorn/src/medium/mod.rs",
+                "crates/untorn/src/storage/mod.rs",
                 "#[cfg(test)]\nmod tests { use crate::file::A; }\n#[cfg(test)]\nmod more;",
             ),
-            ("crates/untorn/src/medium/more.rs", "use crate::file::A;"),
+            ("crates/untorn/src/storage/more.rs", "use crate::file::A;"),
         ]);
         assert!(found.is_empty(), "{found:#?}");
     }
 
     #[test]
     fn an_exception_that_is_not_needed_is_found() {
-        let exceptions = [("medium", "engine", "because")];
-        let needed = Tree::of(&[("crates/untorn/src/medium/mod.rs", "use crate::engine::Engine;")]);
+        let exceptions = [("storage", "engine", "because")];
+        let needed = Tree::of(&[("crates/untorn/src/storage/mod.rs", "use crate::engine::Engine;")]);
         assert!(check_with(&needed, &exceptions).is_empty());
-        let found = check_with(&Tree::of(&[("crates/untorn/src/medium/mod.rs", "")]), &exceptions);
+        let found = check_with(&Tree::of(&[("crates/untorn/src/storage/mod.rs", "")]), &exceptions);
         assert!(found.len() == 1 && found[0].message.contains("no longer needed"), "{found:?}");
     }
 }

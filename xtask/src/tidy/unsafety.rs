@@ -5,10 +5,10 @@ use super::{Finding, Tree};
 
 /// Where unsafe code may stand, and what for. Everything else is safe Rust.
 const HOMES: &[(&str, &str)] = &[
-    ("crates/untorn/src/medium/", "maps files and stores past the cache"),
+    ("crates/untorn/src/storage/", "maps files and stores past the cache"),
     ("crates/untorn/src/sys/", "calls the system"),
     ("crates/untorn/src/simd/", "runs what the CPU was found to have"),
-    ("crates/untorn/src/map.rs", "hands out plain loads and stores"),
+    ("crates/untorn/src/file/map/mod.rs", "hands out plain loads and stores"),
     ("crates/untorn/tests/common/system.rs", "counts allocations and forks, for the tests"),
     ("crates/untorn-capi/", "the C boundary"),
     ("crates/untorn-ring/src/flush.rs", "writes cache lines back"),

@@ -105,7 +105,6 @@ impl Mapping {
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
-
 }
 
 /// What a mapping keeps alive: the file and the reservation.

@@ -123,6 +123,16 @@ pub struct Report {
     pub findings: Vec<String>,
 }
 
+/// What an engine makes of a file without changing it.
+pub(crate) struct Seen {
+    /// Length at the last commit.
+    pub(crate) len: u64,
+    /// Its number.
+    pub(crate) commit: u64,
+    /// What recovery would do.
+    pub(crate) recovery: Recovery,
+}
+
 /// What all handles of one open file share. Dropping it without [`Engine::close`] leaves the last commit.
 pub(crate) struct Shared {
     pub(crate) engine: Box<dyn Engine>,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{hybrid_log, reflection};
-use crate::engine::{EngineKind, Recovery, Report, SidecarReport, State};
+use crate::engine::{EngineKind, Report, Seen, SidecarReport, State};
 use crate::error::{Error, Result};
 use crate::format::sidecar::attach::{Attached, share};
 use crate::format::sidecar::data::{open_data, reopen_data};
@@ -99,16 +99,6 @@ fn look<M: Medium>(medium: &Arc<M>, path: &Path) -> Result<Option<Report>> {
         Ok(Some(now)) if before == (now.superblock.clone(), now.retirement) => examined.map(Some),
         _ => Ok(None),
     }
-}
-
-/// What an engine makes of a file without changing it.
-pub(super) struct Seen {
-    /// Length at the last commit.
-    pub(super) len: u64,
-    /// Its number.
-    pub(super) commit: u64,
-    /// What recovery would do.
-    pub(super) recovery: Recovery,
 }
 
 fn examine(seen: &Seen, physical: u64, left: Left, mut report: Report) -> Report {

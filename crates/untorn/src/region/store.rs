@@ -10,8 +10,7 @@ use crate::region::engine::{
     self, AnyRegion, AnyStore, MAX_NAME, MAX_NODES, MAX_PAGES, PAGE, Page, Settings, Store, Stored,
 };
 use crate::region::engine::{Audit, RegionInfo, StoreInfo};
-use crate::region::map::{RegionMap, RegionMapOptions};
-use crate::region::shared::refuse_if_shared;
+use crate::region::exclusion::Unshared;
 use crate::storage::{self, Dax, Latched, Medium, MediumKind, PageCache};
 
 /// A store of named regions in one file, each a set of 4 KiB pages that [`pmsync`](Region::pmsync) commits as a whole.
@@ -205,17 +204,6 @@ impl StoreOptions {
     /// As there.
     pub fn open_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>) -> Result<RegionStore> {
         self.open_with(medium, path.as_ref(), None)
-    }
-}
-
-/// Lets a store be opened of which nobody shares a region.
-struct Unshared<'a> {
-    path: &'a Path,
-}
-
-impl Admission for Unshared<'_> {
-    fn admit(&self) -> Result<()> {
-        refuse_if_shared(self.path, storage::detect(self.path)?.identity)
     }
 }
 
@@ -440,15 +428,6 @@ impl Region {
     /// call may succeed. A failed flush poisons the store: only opening it anew tells whether this commit is there, whole.
     pub fn pmsync(&self) -> Result<u64> {
         self.region.pmsync(&Stored::default())
-    }
-
-    /// Maps the region, with default [`RegionMapOptions`]: its pages as plain memory. Until the map is dropped, the handles of
-    /// the region refuse to read and change it.
-    ///
-    /// # Errors
-    /// See [`RegionMapOptions::map`].
-    pub fn map(&self) -> Result<RegionMap> {
-        RegionMapOptions::new().map(self)
     }
 
     /// Forgets everything that changed since the last [`pmsync`](Region::pmsync).

@@ -41,9 +41,8 @@ use std::sync::atomic::Ordering;
 
 use self::layout::Places;
 use self::state::State;
-use super::inspect::Seen;
 use crate::engine::handle_state::Standing;
-use crate::engine::{Engine, EngineKind, Info, Piece, Recovery, check_range};
+use crate::engine::{Engine, EngineKind, Info, Piece, Recovery, Seen, check_range};
 use crate::error::{Error, Result};
 use crate::format::lane::{Lane, Lanes};
 use crate::format::record::Seal;

@@ -26,7 +26,7 @@ pub use self::options::RegionMapOptions;
 use crate::engine::misaligned;
 use crate::error::{Error, Result};
 use crate::options::DirtyTracking;
-use crate::region::RegionInfo;
+use crate::region::engine::RegionInfo;
 use crate::region::engine::{AnyRegion, PAGE, Page, Stored};
 use crate::sys::paged::Paged;
 use crate::sys::runs::Runs;

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::RegionMap;
 use crate::error::{Error, Result};
 use crate::options::{DirtyTracking, LostPage};
-use crate::region::Region;
 use crate::region::engine::PAGE;
+use crate::region::store::Region;
 use crate::sys::paged::{Closing, Paged};
 use crate::sys::runs::Runs;
 
@@ -91,5 +91,16 @@ impl RegionMapOptions {
         let (limit, stored, kept) = (len.min(memory.pages() * PAGE), Runs::new(), Runs::new());
         let (parked, pinned) = (BTreeSet::new(), BTreeMap::new());
         Ok(RegionMap { memory, region, limit, stored, kept, parked, pinned })
+    }
+}
+
+impl Region {
+    /// Maps the region, with default [`RegionMapOptions`]: its pages as plain memory. Until the map is dropped, the handles of
+    /// the region refuse to read and change it.
+    ///
+    /// # Errors
+    /// See [`RegionMapOptions::map`].
+    pub fn map(&self) -> Result<RegionMap> {
+        RegionMapOptions::new().map(self)
     }
 }

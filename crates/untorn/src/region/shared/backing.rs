@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::ipc::memory::{Backing, Before, Cut, Opener, Succession, cause_of};
 use crate::options::Admission;
 use crate::region::engine::{PAGE, Page, Stored};
-use crate::region::{Region, RegionStore, StoreOptions};
+use crate::region::store::{Region, RegionStore, StoreOptions};
 use crate::storage::{Identity, detect};
 use crate::sys::shared::SharedPages;
 

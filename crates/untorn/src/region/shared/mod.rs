@@ -34,10 +34,10 @@ use crate::engine::misaligned;
 use crate::error::{Error, Result};
 use crate::format::sidecar;
 use crate::ipc::memory::{Opener, WorkingCopy};
-use crate::ipc::rendezvous::who_takes_part;
-use crate::region::RegionStore;
 use crate::region::engine::PAGE;
-use crate::storage::{self, Identity, detect};
+use crate::region::exclusion::place_of;
+use crate::region::store::RegionStore;
+use crate::storage::{self, detect};
 
 /// How long another process may take to make a store.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -391,27 +391,6 @@ impl RegionMapOptions {
         })?;
         let states = States::new(Layout::of_len(copy.len()));
         Ok(SharedRegion { copy, states, store, name: name.to_owned() })
-    }
-}
-
-/// Where the processes meet that share a region of a store. One place for all regions, so that nobody opens the store for one
-/// of them while another one's processes look for who serves next.
-fn place_of(identity: Identity) -> String {
-    sidecar::meeting_place(identity, sidecar::REGION)
-}
-
-/// Sees to it that nobody shares a region of a store, as somebody may while none of the processes has it open: between the
-/// death of the one that served and the coming of the next.
-///
-/// # Errors
-/// [`Error::InUse`] if somebody does; [`Error::Io`].
-pub(crate) fn refuse_if_shared(store: &Path, identity: Identity) -> Result<()> {
-    let who = who_takes_part(&sidecar::directory(store), &place_of(identity));
-    match who.map_err(|error| Error::io("ask who shares a region of", store, error))? {
-        Some(who) => {
-            Err(Error::InUse { path: store.to_owned(), holder: format!("{who}, which shares a region of it") })
-        }
-        None => Ok(()),
     }
 }
 
