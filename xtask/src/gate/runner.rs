@@ -222,7 +222,7 @@ pub(super) fn finish(command: &mut Command, expected: i32) -> Outcome {
 fn words(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or_default();
     let program = program.to_string_lossy().replace("xtask", "cargo xtask");
-    let arguments = command.get_arguments().map(|argument| argument.to_string_lossy().into_owned());
+    let arguments = command.get_args().map(|argument| argument.to_string_lossy().into_owned());
     std::iter::once(program).chain(arguments).collect::<Vec<_>>().join(" ")
 }
 

@@ -418,8 +418,8 @@ mod tests {
         let explored = |which: Loop| {
             let steps = STEPS.iter().filter(move |step| step.loops.contains(&which));
             let work = steps.flat_map(|step| step.work).filter_map(|work| match work {
-                Xtask(&["explore", "--engine", engine, "--states", states]) => {
-                    Some((engine, states.parse::<u64>().unwrap()))
+                Xtask(["explore", "--engine", engine, "--states", states]) => {
+                    Some((*engine, states.parse::<u64>().unwrap()))
                 }
                 _ => None,
             });

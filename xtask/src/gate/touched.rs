@@ -8,16 +8,15 @@ use std::process::Command;
 /// Directories of the library, and the engines of the explorer that run their code. A directory that is in no row belongs
 /// to the ground that all engines stand on.
 const OWNERS: &[(&str, &[&str])] = &[
-    ("engine/reflection", &["reflection", "covered"]),
-    ("engine/hybrid_log", &["hybrid-log", "covered"]),
-    ("engine/snapshot", &["snapshot"]),
-    ("cache", &["cache"]),
+    ("file/reflection", &["reflection", "covered"]),
+    ("file/hybrid_log", &["hybrid-log", "covered"]),
+    ("region", &["snapshot"]),
     ("write_cache", &["cache"]),
     ("redundancy", &["redundancy", "covered"]),
-    ("protected", &["redundancy", "covered"]),
-    // No simulated medium runs these; their tests do.
-    ("sharing", &[]),
-    ("map", &[]),
+    // No simulated storage runs these; their tests do.
+    ("file/map", &[]),
+    ("ipc", &[]),
+    ("shared", &[]),
     ("simd", &[]),
     ("doctor", &[]),
 ];
@@ -57,13 +56,13 @@ mod tests {
 
     #[test]
     fn a_change_to_one_engine_explores_that_engine() {
-        assert_eq!(owners("crates/untorn/src/cache/drain.rs"), ["cache"]);
-        assert_eq!(owners("crates/untorn/src/engine/snapshot/mod.rs"), ["snapshot"]);
+        assert_eq!(owners("crates/untorn/src/write_cache/engine/drain.rs"), ["cache"]);
+        assert_eq!(owners("crates/untorn/src/region/engine/mod.rs"), ["snapshot"]);
     }
 
     #[test]
     fn a_change_to_the_ground_explores_every_engine() {
-        assert_eq!(owners("crates/untorn/src/medium/dax.rs"), ALL);
+        assert_eq!(owners("crates/untorn/src/storage/dax.rs"), ALL);
         assert_eq!(owners("crates/untorn-sim/src/crash.rs"), ALL);
     }
 
