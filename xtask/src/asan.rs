@@ -1,4 +1,4 @@
-//! `cargo xtask asan`: the library's tests under AddressSanitizer.
+//! `cargo xtask asan`: runs the library's tests under AddressSanitizer.
 
 use std::io;
 use std::path::Path;
@@ -9,11 +9,10 @@ use clap::Args;
 
 use crate::nightly;
 
-/// Runs the library's tests under AddressSanitizer. The exit code is 0 only if all passed and nothing was found; 69 where a nightly
-/// compiler is missing.
+/// Arguments of `cargo xtask asan`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Beside the unit tests run only this file of crates/untorn/tests, and others that are named so; all of them without it
+    /// Besides the unit tests, run only this file of crates/untorn/tests; may be repeated [default: all files]
     #[arg(long = "test", value_name = "NAME")]
     tests: Vec<String>,
 }
@@ -22,15 +21,15 @@ pub(crate) struct Arguments {
 const LEFT_OUT: &[(&str, &str)] = &[
     (
         "a_read_of_settled_pages_makes_no_system_call",
-        "it has the kernel kill a thread, to see that it would; what that thread held counts as leaked",
+        "it makes the kernel kill a thread, and the sanitizer reports that thread's memory as leaked",
     ),
     (
         "another_sigbus_kills_through_the_handler_of_the_runtime",
-        "the sanitizer's handler stands where the runtime's would, reports the signal and exits",
+        "the sanitizer's signal handler replaces the runtime's, reports the signal and exits",
     ),
     (
         "a_companion_that_is_a_hole_as_long_as_it_says_ends_no_process",
-        "the sanitizer ends a process that asks for terabytes, where the allocator says that it has none",
+        "the sanitizer kills a process that allocates terabytes; the usual allocator returns an error",
     ),
 ];
 
@@ -49,7 +48,7 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// The machine that the nightly compiler compiles for; `None` without one.
+/// The host triple of the nightly compiler; `None` without one.
 fn host() -> Option<String> {
     let output = nightly::cargo(&["--version", "--verbose"]).output().ok().filter(|output| output.status.success())?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -59,8 +58,8 @@ fn host() -> Option<String> {
 /// Whether all tests passed and nothing was found.
 fn tests(root: &Path, host: &str, chosen: &[String]) -> io::Result<bool> {
     let start = Instant::now();
-    // The target is named although it is the host: then the flags are not for what runs in the compiler, build scripts
-    // and macros, which could not load the sanitizer's runtime.
+    // Name the target although it is the host. Then the flags don't apply to build scripts and macros, which could not
+    // load the sanitizer's runtime.
     let mut command = nightly::cargo(&["test", "--package", "untorn", "--lib", "--no-fail-fast"]);
     if chosen.is_empty() {
         command.arg("--tests");
@@ -68,15 +67,15 @@ fn tests(root: &Path, host: &str, chosen: &[String]) -> io::Result<bool> {
     command.args(chosen.iter().flat_map(|name| ["--test", name]));
     command.arg("--target").arg(host).arg("--target-dir").arg(crate::target(root, "asan")).current_dir(root);
     command.env("RUSTFLAGS", crate::rustflags("-Zsanitizer=address"));
-    // Some of the tests take a thousand files apart, byte by byte; debug assertions and overflow checks stay in.
+    // Some tests process a thousand files byte by byte, so optimise; debug assertions and overflow checks stay on.
     command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1").env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
     command.args(["--", "--quiet"]);
     for (test, why) in LEFT_OUT {
-        println!("left out: {test}: {why}");
+        println!("skipped: {test}: {why}");
         command.args(["--skip", test]);
     }
     let passed = command.status()?.success();
-    let verdict = if passed { "no findings" } else { "FINDINGS, or tests that failed" };
+    let verdict = if passed { "no findings" } else { "FINDINGS, or failed tests" };
     println!("AddressSanitizer over the tests of the library in {:.1} s: {verdict}", start.elapsed().as_secs_f64());
     Ok(passed)
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask cuts`: the cut tests, at length.
+//! `cargo xtask cuts`: runs the consistent-cut tests for longer than `cargo test` does.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader};
@@ -7,37 +7,35 @@ use std::process::{Command, ExitCode, Stdio};
 
 use clap::{Args, ValueEnum};
 
-/// Lets 2 and 4 processes store to shared memory in a total order and commit, without kills and with one killed every 50
-/// commits, and judges every image that is committed. The exit code is 0 only if none is torn and nobody was stuck for
-/// longer than `--patience` says, which is a second.
+/// Arguments of `cargo xtask cuts`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// What they share; all three without it
+    /// What the processes share [default: all three]
     #[arg(value_enum)]
     what: Option<What>,
-    /// Commits of each run
+    /// Number of commits per run
     #[arg(long, default_value_t = 10_000)]
     commits: u64,
-    /// Seconds that nobody may be stuck for; a machine that has much else to do lets everybody wait
+    /// Seconds after which a waiting process counts as stuck; raise it on a busy machine
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=120))]
     patience: u64,
-    /// Chooses whom to kill
+    /// Seed that selects the processes to kill
     #[arg(long, default_value_t = 0x5eed)]
     seed: u64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum What {
-    /// Working copies over a journal of the test's own
+    /// Shared memory over a journal of the test itself
     Copy,
     /// `SharedMap`, over the hybrid log
     Map,
-    /// `SharedRegion`, over the snapshot engine, with pages that come and go
+    /// `SharedRegion`, over the snapshot engine, with pages allocated and freed
     Region,
 }
 
 impl What {
-    /// The tests of it.
+    /// Its tests.
     fn filter(self) -> &'static str {
         match self {
             What::Copy => "ipc::memory::tests::cuts::",
@@ -62,13 +60,13 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
 fn run_tests(root: &Path, arguments: &Arguments) -> io::Result<bool> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root).stdin(Stdio::null()).stdout(Stdio::piped());
-    // Optimised, for what is measured is how long anybody is stuck; linked fast, for it is compiled for this only.
+    // Optimise, because the tests measure stalls. Link fast, because the build has no other use.
     command.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     command.env("UNTORN_CUTS", arguments.commits.to_string()).env("UNTORN_SEED", arguments.seed.to_string());
     command.env("UNTORN_PATIENCE", arguments.patience.to_string());
     command.args(["test", "--quiet", "--package", "untorn", "--lib", "--release", "--target-dir"]);
     command.arg(crate::target(root, "cuts")).arg(arguments.what.map_or("::tests::cuts::", What::filter));
-    // One at a time: the processes of another run would be in the way.
+    // One test at a time: another run's processes would disturb it.
     let mut child = command.args(["--", "--nocapture", "--test-threads=1"]).spawn()?;
     let mut sum = Sum::default();
     for line in child.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines) {
@@ -78,25 +76,25 @@ fn run_tests(root: &Path, arguments: &Arguments) -> io::Result<bool> {
                 println!("{}", report.text);
                 sum.add(&report);
             }
-            // What the test harness says of itself.
+            // The test harness's own lines.
             None if line.contains("test result: ok") || line.starts_with("running ") => {}
             None if line.trim_matches('.').is_empty() => {}
             None => eprintln!("{line}"),
         }
     }
     let held = child.wait()?.success() && sum.runs > 0;
-    println!("{sum}: {}", if held { "all hold" } else { "NOT ALL HOLD; what went wrong is said above" });
+    println!("{sum}: {}", if held { "all hold" } else { "NOT ALL HOLD; see the messages above" });
     Ok(held)
 }
 
-/// What a run says of itself.
+/// A run's report.
 #[derive(Debug, PartialEq)]
 struct Report<'a> {
     text: &'a str,
     commits: u64,
     kills: u64,
     torn: u64,
-    /// The longest that anybody waited, in milliseconds.
+    /// The longest wait of any process, in milliseconds.
     longest: f64,
     /// Not a run that is to hold but one that must be convicted.
     planted: bool,
@@ -120,7 +118,7 @@ fn report(line: &str) -> Option<Report<'_>> {
     })
 }
 
-/// What all runs came to.
+/// The totals of all runs.
 #[derive(Default)]
 struct Sum {
     runs: u64,
@@ -134,7 +132,7 @@ struct Sum {
 impl Sum {
     fn add(&mut self, report: &Report<'_>) {
         if report.planted {
-            // That it convicts is the test's to say.
+            // The test itself checks that the bug is convicted.
             self.planted += 1;
             return;
         }
@@ -151,7 +149,7 @@ impl fmt::Display for Sum {
         let Sum { runs, commits, kills, torn, longest, planted } = self;
         write!(
             f,
-            "{runs} runs, {commits} commits, {kills} kills, {torn} torn; nobody stuck longer than {longest:.1} ms; {planted} \
+            "{runs} runs, {commits} commits, {kills} kills, {torn} torn; longest stall {longest:.1} ms; {planted} \
              runs with planted bugs"
         )
     }
@@ -175,7 +173,7 @@ mod tests {
         [&held, &planted, &held].into_iter().for_each(|report| sum.add(report));
         assert_eq!(
             sum.to_string(),
-            "2 runs, 20006 commits, 400 kills, 0 torn; nobody stuck longer than 41.0 ms; 1 runs with planted bugs"
+            "2 runs, 20006 commits, 400 kills, 0 torn; longest stall 41.0 ms; 1 runs with planted bugs"
         );
         assert_eq!(report("running 12 tests"), None);
         assert_eq!(report("cuts of a region: 2 processes"), None);

@@ -1,4 +1,4 @@
-//! `cargo xtask dax`: power cuts on real DAX.
+//! `cargo xtask dax`: power cuts on real DAX file systems.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -10,42 +10,40 @@ use untorn::{EngineKind, LogPolicy};
 use untorn_rigs::dax::{self, Cycle, Face, FileSystem, Kernel, Outcome, Settings};
 use untorn_rigs::{Error, Result};
 
-/// Boots a stock kernel in an emulated machine with an emulated NVDIMM, cuts its power while it writes to a DAX file
-/// system, recovers, and verifies. The exit code is 0 only if every cut was verified, a recovery that is switched off and
-/// the canary were convicted, and virtio-pmem was refused as persistent memory. Needs QEMU and a kernel package, but neither root nor KVM.
+/// Arguments of `cargo xtask dax`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Power cuts
+    /// Number of power cuts
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
     cycles: u64,
-    /// Seed of the first cut; each has the next. A new one without it
+    /// Seed of the first cut; each later cut uses the next number [default: a new seed]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// File system
+    /// File system to test
     #[arg(long, value_enum, default_value_t = Systems::Both)]
     fs: Systems,
-    /// A version (6.12), a package file, or a directory into which one was unpacked; the distribution's own without it
+    /// Kernel: a version (6.12), a package file, or a directory with an unpacked package [default: the distribution's]
     #[arg(long, value_name = "VERSION|PATH")]
     kernel: Option<String>,
-    /// Only fetch the kernel, for a run later
+    /// Only fetch the kernel, for a later run
     #[arg(long)]
     fetch: bool,
-    /// Engine
+    /// Engine to test
     #[arg(long, value_name = "ENGINE", default_value_t = EngineKind::Reflection, conflicts_with = "map")]
     engine: EngineKind,
-    /// Have the writer store plainly into a map and commit; with `--engine hybrid-log`
+    /// Let the writer store into a mapping and commit; implies `--engine hybrid-log`
     #[arg(long)]
     map: bool,
-    /// Have the writer store plainly into a region of a store, which has an engine of its own, and commit it by pmsync
+    /// Let the writer store into a mapped region of a store, which has its own engine, and commit with pmsync
     #[arg(long, conflicts_with_all = ["map", "engine"])]
     region: bool,
-    /// What the hybrid log logs: undo, redo or hybrid, which is what it does if nothing is said
+    /// What the hybrid log logs: undo, redo or hybrid [default: hybrid]
     #[arg(long, value_name = "POLICY", value_parser = log_policy)]
     log_policy: Option<LogPolicy>,
-    /// The most bytes the hybrid log may take, so that it fills; all writes up to a commit have to fit
+    /// Maximum size of the hybrid log in bytes, to make it fill up; all writes of one commit must fit
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
     log_size: Option<u64>,
-    /// Leave the files of a violation here
+    /// Keep the files of a violation in this directory
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
     /// Print one JSON object before the last line
@@ -78,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments, root: &Path) -> ExitCode {
                 println!("violation: {violation}");
             }
             if let Some(kept) = &outcome.kept {
-                println!("the image after the cut and what was reported before it are in {}", kept.display());
+                println!("the image after the cut and the writer's reports are kept in {}", kept.display());
             }
             println!("{outcome}");
             if outcome.clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -111,15 +109,15 @@ fn log_policy(word: &str) -> std::result::Result<LogPolicy, String> {
     word.parse()
 }
 
-/// What is wrong with the arguments together: only one engine has a log.
+/// The contradiction between arguments, if any: only one engine has a log.
 fn contradiction(arguments: &Arguments) -> Option<&'static str> {
     let logged = !arguments.region && (arguments.map || arguments.engine == EngineKind::HybridLog);
     let given = arguments.log_policy.is_some() || arguments.log_size.is_some();
-    (given && !logged).then_some("--log-policy and --log-size are for --engine hybrid-log and --map")
+    (given && !logged).then_some("--log-policy and --log-size need --engine hybrid-log or --map")
 }
 
 fn cut(arguments: &Arguments, root: &Path) -> Result<(u64, Outcome)> {
-    // All that is missing at once, so that one command gets it.
+    // Report all missing tools at once, so that the user can install them with one command.
     let mut missing = dax::missing();
     if let Some(last) = missing.pop() {
         for error in missing {
@@ -154,7 +152,7 @@ fn cut(arguments: &Arguments, root: &Path) -> Result<(u64, Outcome)> {
     Ok((seed, outcome))
 }
 
-/// The tool as it ships, built now: the rig must not test yesterday's.
+/// Builds the tool as it ships, so that the rig doesn't test an old build.
 fn build(root: &Path, target: &Path) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let words = ["build", "--release", "--quiet", "--package", "untorn-cli"];
@@ -166,7 +164,7 @@ fn build(root: &Path, target: &Path) -> Result<PathBuf> {
     Ok(root.join(target).join("release/untorn"))
 }
 
-/// A seed nobody chose; it is printed with each cut.
+/// A random seed; it is printed with each cut.
 fn fresh_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish() >> 24

@@ -1,4 +1,4 @@
-//! `cargo xtask explore`: the crash explorer on every core.
+//! `cargo xtask explore`: runs the crash explorer on every core.
 
 use std::fmt;
 use std::io::{IsTerminal, Write, stderr};
@@ -14,40 +14,39 @@ use untorn::EngineKind;
 use untorn::storage::MediumClass;
 use untorn_sim::explore::{self, Outcome, Settings, Violation, cache, covered, redundancy, regions};
 
-/// Runs an engine over simulated media, crashes it at every call, and checks every recovered state against the contract.
-/// The last line says how many distinct states were seen; the exit code is 0 only if none was wrong, every barrier
-/// mutant was convicted, and the canary too.
+/// Arguments of `cargo xtask explore`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Distinct states to see
+    /// Number of distinct states to check
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     states: u64,
-    /// Every random decision follows from it
+    /// Seed of all random decisions
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Fault model
     #[arg(long, value_enum, default_value_t = Media::Both)]
     medium: Media,
-    /// Engine: one of files; `snapshot`, that of region stores; `cache`, the write cache; `redundancy`, of plain files; or
-    /// `covered`, redundancy of files that have an engine
+    /// Engine: a file engine; `snapshot`, for region stores; `cache`, the write cache; `redundancy`, for plain files;
+    /// or
+    /// `covered`, redundancy of files with an engine
     #[arg(long, value_name = "ENGINE", default_value_t = Engine::Files(EngineKind::Reflection))]
     engine: Engine,
-    /// Run the mutants and the canary only
+    /// Run only the mutants and the canary
     #[arg(long, conflicts_with = "no_mutants")]
     mutants_only: bool,
-    /// Leave the mutants out
+    /// Skip the mutants
     #[arg(long)]
     no_mutants: bool,
-    /// Threads to work with; all cores without it
+    /// Number of threads [default: the number of cores]
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
-    /// Seconds after which a mutant is acquitted, though not all of its cases were tried
+    /// Seconds after which a mutant is acquitted even if not all of its cases were tried
     #[arg(long, value_name = "S", default_value_t = 1800)]
     mutant_time: u64,
     /// Print one JSON object before the last line
     #[arg(long)]
     json: bool,
-    /// Run one case again, by the token a violation was reported with
+    /// Run one case again, given the token of a violation
     #[arg(long, value_name = "TOKEN", conflicts_with_all = ["mutants_only", "no_mutants", "json"])]
     replay: Option<String>,
 }
@@ -56,7 +55,7 @@ type Explore = fn(&Settings, explore::ProgressFn<'_>) -> Outcome;
 type Mutants = fn(&Settings, explore::ProgressFn<'_>) -> Vec<explore::Mutant>;
 type Canaries = fn(&Settings) -> Vec<explore::Canary>;
 
-/// What is explored.
+/// What to explore.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Engine {
     Files(EngineKind),
@@ -166,7 +165,7 @@ fn replay(token: &str) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(message) => {
-            eprintln!("{message}");
+            eprintln!("explore: {message}");
             ExitCode::from(64)
         }
     }
@@ -179,7 +178,7 @@ fn print_details(settings: &Settings, outcome: &Outcome, explored: Duration) {
     if outcome.cases > 0 {
         let rate = outcome.recoveries as f64 / explored.as_secs_f64().max(1e-9);
         println!(
-            "seed {}: {} cases, {} recoveries in {:.1} s ({rate:.0} a second)",
+            "seed {}: {} cases, {} recoveries in {:.1} s ({rate:.0} per second)",
             settings.seed,
             outcome.cases,
             outcome.recoveries,
@@ -246,7 +245,7 @@ fn to_json(
     })
 }
 
-/// One line on the terminal, ten times a second at most; nothing where stderr is no terminal.
+/// A progress line on stderr, updated at most ten times a second; nothing if stderr is not a terminal.
 struct Bar {
     start: Instant,
     last: Mutex<Instant>,
@@ -265,7 +264,7 @@ impl Bar {
         let Ok(mut last) = self.last.try_lock() else { return };
         if last.elapsed() > Duration::from_millis(100) {
             *last = Instant::now();
-            // A progress line that cannot be written is no reason to stop.
+            // Don't stop if the progress line cannot be written.
             let _ = write!(stderr(), "\r{what}: {done} of {total}, {:.0} s\x1b[K", self.start.elapsed().as_secs_f64());
         }
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask faults`: failing system calls under the real media.
+//! `cargo xtask faults`: makes system calls of the real media fail.
 
 use std::io::{Write, stderr};
 use std::process::ExitCode;
@@ -10,24 +10,22 @@ use serde_json::json;
 use untorn_rigs::faults::{self, Outcome, Program, Settings};
 use untorn_rigs::{Error, Result};
 
-/// Lets each system call that a workload makes fail, one in each run and in each way that fits, on the page cache of the
-/// temporary directory's file system and on memory taken for persistent. The last line says how many cases were tried; the
-/// exit code is 0 only if each was an honest error or a true success.
+/// Arguments of `cargo xtask faults`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Only failures of this call
+    /// Try only failures of this system call
     #[arg(long, value_name = "CALL")]
     only: Option<String>,
-    /// One case again: CALL:N:ERRNO in every setup, or the token of a violation
+    /// Try one case again: CALL:N:ERRNO in every setup, or the token of a violation
     #[arg(long, value_name = "TOKEN", conflicts_with = "only")]
     replay: Option<String>,
-    /// About so many of the cases instead of all
+    /// Try about this many of the cases instead of all
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     sample: Option<u32>,
-    /// Which of them
+    /// Seed that selects the cases of --sample
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Processes at once
+    /// Number of processes at once
     #[arg(long, value_name = "N", default_value_t = available_parallelism().map_or(1, usize::from).min(2))]
     jobs: usize,
     /// Print one JSON object before the last line
@@ -72,7 +70,8 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 }
 
 fn attempt(arguments: &Arguments) -> Result<Outcome> {
-    let path = std::env::current_exe().map_err(|source| Error::Io { what: "find this program".to_owned(), source })?;
+    let path = std::env::current_exe()
+        .map_err(|source| Error::Io { what: "find the path of this program".to_owned(), source })?;
     let settings = Settings {
         program: Program { path, words: vec!["faults-victim".to_owned()] },
         only: arguments.only.clone(),

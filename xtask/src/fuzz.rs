@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: every fuzz target for a while.
+//! `cargo xtask fuzz`: runs every fuzz target for some time.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,24 +12,22 @@ use untorn_fuzz::TARGETS;
 
 use crate::nightly;
 
-/// Runs the fuzz targets one after the other, each from its committed corpus, and says how many inputs each judged. The
-/// exit code is 0 only if none of them found anything, and with --plant only if one did; 69 where cargo-fuzz or a nightly
-/// compiler is missing.
+/// Arguments of `cargo xtask fuzz`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Seconds for each target
+    /// Seconds per target
     #[arg(long, value_name = "N", default_value_t = 60)]
     seconds: u64,
-    /// Seed of the search, for one that goes the same way again; 0 is another one each time
+    /// Seed of the search, to repeat one; 0 uses a new seed each time
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u32,
     /// Run only this target
     #[arg(long, value_parser = TARGETS.map(|target| target.name))]
     target: Option<String>,
-    /// Plant a bug, start without a corpus, and expect it to be found
+    /// Plant a bug and start without a corpus; the fuzzer must find the bug
     #[arg(long)]
     plant: bool,
-    /// Write the inputs that the fuzzer begins with to fuzz/corpus and run nothing
+    /// Only write the initial inputs to fuzz/corpus
     #[arg(long, conflicts_with_all = ["plant", "target"])]
     seed_corpus: bool,
 }
@@ -83,7 +81,7 @@ fn tools() -> Result<(), &'static str> {
         return Err(nightly::MISSING);
     }
     if !nightly::runs(&["fuzz", "--version"]) {
-        return Err("no cargo-fuzz: run `cargo install cargo-fuzz --locked`");
+        return Err("cargo-fuzz is missing: run `cargo install cargo-fuzz --locked`");
     }
     Ok(())
 }
@@ -121,7 +119,11 @@ fn build(fuzz: &Path, dir: &Path, plant: bool) -> io::Result<()> {
         flags.push_str(" --cfg untorn_plant");
     }
     let status = command.env("RUSTFLAGS", flags).status()?;
-    if status.success() { Ok(()) } else { Err(io::Error::other("the targets do not build; the compiler said why")) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(io::Error::other("the fuzz targets do not build; see the compiler's messages above"))
+    }
 }
 
 /// What came of one target.
@@ -141,7 +143,7 @@ impl std::fmt::Display for Outcome {
         match finding {
             None => write!(f, "0 findings"),
             Some((what, None)) => write!(f, "1 finding: {what}"),
-            Some((what, Some(input))) => write!(f, "1 finding: {what}\n  the input is {}", input.display()),
+            Some((what, Some(input))) => write!(f, "1 finding: {what}\n  input: {}", input.display()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask inject`: damage to protected files, by the thousand.
+//! `cargo xtask inject`: damages protected files thousands of times.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,28 +9,25 @@ use clap::Args;
 use serde_json::json;
 use untorn_rigs::injection::{self, Outcome, Settings, Watch};
 
-/// Damages pages, checksums and parity of protected files as a device might: flips bits, brings older versions back, puts
-/// pages in the place of others, returns zeros. Each must be found and repaired, byte for byte, and nothing else accused or
-/// touched; nor anything at all while a program stores. On the page cache of a real file system, and on memory taken for
-/// persistent. The exit code is 0 only if it was so.
+/// Arguments of `cargo xtask inject`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Damages of each kind to each part, on each medium
+    /// Number of damages per kind, part and medium
     #[arg(long, value_name = "N", default_value_t = 1000)]
     cases: u64,
-    /// Every random decision follows from it
+    /// Seed of all random decisions
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Pages of a file
+    /// Number of pages per file
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(8..1 << 20))]
     pages: u64,
-    /// Seconds for which files are scrubbed while threads store to them, on each medium: announced, and with each engine
+    /// Seconds to scrub files during stores, on each medium: with announced stores, and with each engine
     #[arg(long, value_name = "S", default_value_t = 10)]
     watch: u64,
-    /// Where the files lie; the temporary directory without it
+    /// Directory for the files [default: the temporary directory]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Threads
+    /// Number of threads
     #[arg(long, value_name = "N", default_value_t = available_parallelism().map_or(1, usize::from))]
     jobs: usize,
     /// Print one JSON object before the last line
@@ -57,7 +54,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     };
     for watch in &outcome.watches {
         println!(
-            "{:4} {:10} {} stores, {} scrubs that compared {} pages meanwhile: {} false alarms",
+            "{:4} {:10} {} stores, {} scrubs of {} pages at the same time: {} false alarms",
             watch.place,
             who(watch),
             watch.stores,

@@ -1,4 +1,4 @@
-//! `cargo xtask loom`: the models of the lock-free code.
+//! `cargo xtask loom`: runs the loom models of the lock-free code.
 
 use std::io;
 use std::path::Path;
@@ -7,8 +7,7 @@ use std::time::Instant;
 
 use clap::Args;
 
-/// Compiles the library with loom's atomics in the place of the standard library's and runs every model of the lock-free
-/// code through its interleavings. The exit code is 0 only if none went wrong.
+/// Arguments of `cargo xtask loom`.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Run only the models of this module: page_seqlock, clean_bits, slots, wake_flag, index, lane, group_commit or registry
@@ -31,7 +30,7 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
 fn run_models(root: &Path, arguments: &Arguments) -> io::Result<bool> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root).stdin(Stdio::null()).stderr(Stdio::inherit());
-    // Optimised, for a model runs many thousand times; linked fast, for it is compiled for this only.
+    // Optimise, because a model runs many thousand times. Link fast, because the build has no other use.
     command.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     command.env("RUSTFLAGS", crate::rustflags("--cfg loom"));
     command.args(["test", "--quiet", "--package", "untorn", "--lib", "--release", "--target-dir"]);
@@ -43,14 +42,14 @@ fn run_models(root: &Path, arguments: &Arguments) -> io::Result<bool> {
     let reports: Vec<_> = said.lines().filter_map(report).collect();
     reports.iter().for_each(|(report, _)| println!("{report}"));
     let held = output.status.success() && !reports.is_empty();
-    let verdict = if held { "all hold" } else { "NOT ALL HOLD; what went wrong is said above" };
+    let verdict = if held { "all hold" } else { "NOT ALL HOLD; see the messages above" };
     let interleavings: u64 = reports.iter().map(|(_, count)| count).sum();
     let seconds = start.elapsed().as_secs_f64();
     println!("{} models, {interleavings} interleavings in {seconds:.1} s: {verdict}", reports.len());
     Ok(held)
 }
 
-/// What a model says when it held, `NAME: N interleavings...`, and N. The test harness may have begun the line.
+/// Parses the line of a model that held: `NAME: N interleavings...`, and N. The test harness may have begun the line.
 fn report(line: &str) -> Option<(&str, u64)> {
     let said = line.split_once("model ")?.1;
     let count = said.split_once(" interleavings")?.0.rsplit_once(": ")?.1.parse().ok()?;

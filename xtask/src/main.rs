@@ -1,4 +1,4 @@
-//! The project's own chores.
+//! The project's developer tasks.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,62 +23,147 @@ mod programs;
 mod sustained;
 mod tidy;
 
-/// The project's own chores.
+/// The project's developer tasks: tests, measurements and checks that `cargo test` does not run.
 #[derive(Parser)]
-#[command(name = "xtask", bin_name = "cargo xtask")]
+#[command(name = "xtask", bin_name = "cargo xtask", after_help = AFTER)]
 struct Arguments {
     #[command(subcommand)]
     verb: Verb,
 }
 
+const AFTER: &str = "\
+Exit codes: 0 every check passed; 1 a check failed or a violation was found; 2 wrong arguments or log filter; 64 usage; \
+69 a tool is missing; 74 I/O error
+
+Environment: UNTORN_LOG is a log filter for standard error, for example UNTORN_LOG=debug
+
+Example:
+  cargo xtask explore --states 100000";
+
 #[derive(Subcommand)]
 enum Verb {
     /// Run the library's tests under AddressSanitizer.
+    ///
+    /// Exit codes: 0 all tests passed without a finding; 1 otherwise; 69 a nightly compiler is missing; 74 I/O error.
+    #[command(after_help = "Example:\n  cargo xtask asan --test crafted")]
     Asan(asan::Arguments),
     /// Run the README's two commands on a minimal Debian that has only Rust and a C compiler.
     Bare(bare::Arguments),
-    /// Measure programs that write and sync bare and under `untorn run --mode boost`, side by side.
+    /// Measure programs that write and sync, without untorn and under `untorn run --mode boost`.
+    ///
+    /// The variants: bare, with a log, with the log on the same disk as the files, and bare in memory, where a sync
+    /// makes nothing durable. One program without managed files also runs in mode atomic. All take turns, so that each
+    /// is compared with the others on the same machine at the same time.
+    ///
+    /// Exit codes: 0 done; 69 a tool or privilege is missing; 74 I/O error.
+    #[command(after_help = "Example:\n  cargo xtask boost write-fsync --rounds 3")]
     Boost(boost::Arguments),
     /// Run every check that a change must pass.
     Ci(gate::Ci),
-    /// Judge every image that processes which share memory commit, while some of them are killed.
+    /// Check every image that processes with shared memory commit, while some of them are killed.
+    ///
+    /// 2 and 4 processes store to shared memory in a total order and commit, without kills and with one kill every 50
+    /// commits.
+    ///
+    /// Exit codes: 0 no image is torn, and no process was stuck for longer than `--patience`; 1 otherwise; 74 I/O
+    /// error.
+    #[command(after_help = "Example:\n  cargo xtask cuts map --commits 2000")]
     Cuts(cuts::Arguments),
-    /// Cut the power of real kernels over real DAX, and check what recovery makes of it.
+    /// Cut the power of emulated machines with real kernels and DAX file systems, and check the recovered files.
+    ///
+    /// Needs QEMU and a kernel package, but neither root nor KVM.
+    ///
+    /// Exit codes: 0 every cut was verified, a run without recovery and the canary were convicted, and virtio-pmem was
+    /// not accepted as persistent memory; 1 otherwise; 64 usage; 74 I/O error, or a tool is missing.
+    #[command(after_help = "Example:\n  cargo xtask dax --cycles 5 --fs ext4")]
     Dax(dax::Arguments),
-    /// Crash the engines everywhere and check every state that recovery makes of it.
+    /// Crash the engines at every call of a simulated medium, and check every recovered state.
+    ///
+    /// The last line has the number of distinct states.
+    ///
+    /// Exit codes: 0 no violation, and every barrier mutant and the canary were convicted; 1 otherwise; 64 the --replay
+    /// token is invalid.
+    #[command(after_help = "Example:\n  cargo xtask explore --engine hybrid-log --states 100000")]
     Explore(explore::Arguments),
-    /// Let each system call under the real media fail, and check what the library makes of it.
+    /// Make each system call of the real media fail, and check how the library handles it.
+    ///
+    /// Fails one call of a workload per run, in each applicable way. The workload runs on the page cache of the
+    /// temporary directory's file system, and on memory treated as persistent. The last line has the number of cases.
+    ///
+    /// Exit codes: 0 every case ended with a correct error or a real success; 1 a violation; 69 ptrace is not
+    /// permitted; 74 I/O error.
     #[cfg(target_arch = "x86_64")]
+    #[command(after_help = "Example:\n  cargo xtask faults --sample 200")]
     Faults(faults::Arguments),
-    /// The process in which they fail; `faults` starts it.
+    /// The process with the failing calls; `faults` starts it.
     #[command(hide = true)]
     #[cfg(target_arch = "x86_64")]
     FaultsVictim(faults::Victim),
-    /// Run the fuzz targets, each for some seconds.
+    /// Run each fuzz target for some seconds.
+    ///
+    /// The targets run one after the other, each from its committed corpus. The output has the number of inputs per
+    /// target.
+    ///
+    /// Exit codes: 0 no finding (with --plant, at least one); 1 otherwise; 69 cargo-fuzz or a nightly compiler is
+    /// missing; 74 I/O error.
+    #[command(after_help = "Example:\n  cargo xtask fuzz --target log --seconds 30")]
     Fuzz(fuzz::Arguments),
-    /// Damage protected files by the thousand, and check what is found and repaired.
+    /// Damage protected files thousands of times, and check that untorn finds and repairs all damage.
+    ///
+    /// The damage, to pages, checksums and parity: flipped bits, older versions, misplaced pages, zeros. untorn must
+    /// find and repair each damage byte for byte, and must not report or change anything else, nor report anything
+    /// while a program stores. Runs on the page cache of a real file system, and on memory treated as persistent.
+    ///
+    /// Exit codes: 0 all of this holds; 1 otherwise; 74 I/O error.
+    #[command(after_help = "Example:\n  cargo xtask inject --cases 100")]
     Inject(inject::Arguments),
-    /// Run the models of the lock-free code through their interleavings.
+    /// Run the loom models of the lock-free code through their interleavings.
+    ///
+    /// Compiles the library with loom's atomics instead of the standard library's.
+    ///
+    /// Exit codes: 0 every model holds; 1 otherwise; 74 I/O error.
+    #[command(after_help = "Example:\n  cargo xtask loom page")]
     Loom(loom::Arguments),
     /// Run the long checks.
     Nightly(gate::Nightly),
-    /// Run programs that people have bare and under `untorn run`, and compare what they do.
+    /// Run existing programs without untorn and under `untorn run`, and compare their results.
+    ///
+    /// Runs each program bare and in both modes, and compares its output, exit code and files. Uses a test build of the
+    /// preload layer that reports calls it misses.
+    ///
+    /// Exit codes: 0 nothing differs, except calls that mode atomic refuses; 1 otherwise; 69 a program is missing; 74
+    /// I/O error.
+    #[command(after_help = "Example:\n  cargo xtask programs sqlite git --kills 50")]
     Programs(programs::Arguments),
     /// Check a change in at most five minutes.
     Quick(gate::Quick),
-    /// Measure a burst of writes that is longer than the log, to a slow disk, bare and under `untorn run --mode boost`.
+    /// Measure a burst of writes longer than the log to a slow disk, without untorn and under `untorn run --mode
+    /// boost`.
+    ///
+    /// The burst is 4 KiB writes with an fsync each, several times as long as the log. The disk is an ext4 on a loop
+    /// device, with the log in memory under UNTORN_ASSUME_PMEM=1. For comparison, the same writes run without a log,
+    /// with one fsync at the end and with one each, and with other batch sizes of the log. All take turns. The burst
+    /// writes each block of the file once, in random order, so that no write is absorbed by a later one. Before and
+    /// after the burst there is one write every 10 ms. Needs root.
+    ///
+    /// Exit codes: 0 done; 69 root or FUSE is missing; 74 I/O error.
+    #[command(after_help = "Example:\n  cargo xtask sustained --rounds 1 --plot burst.svg")]
     Sustained(sustained::Arguments),
-    /// Check the house rules that no compiler checks.
+    /// Check the repository's rules that no compiler checks.
+    ///
+    /// Exit codes: 0 no violation; 1 a violation; 74 I/O error.
+    #[command(after_help = "Example:\n  cargo xtask tidy")]
     Tidy,
 }
 
-/// Has the library say what it does where `UNTORN_LOG` asks for that, as the tool does.
+/// Starts logging with the filter in `UNTORN_LOG`, as the tool does.
 fn start_logging() -> Result<(), String> {
     const VARIABLE: &str = "UNTORN_LOG";
     if std::env::var_os(VARIABLE).is_none_or(|value| value.is_empty()) {
         return Ok(());
     }
-    let filter = EnvFilter::try_from_env(VARIABLE).map_err(|error| format!("{VARIABLE} is no filter: {error}"))?;
+    let filter = EnvFilter::try_from_env(VARIABLE)
+        .map_err(|error| format!("{VARIABLE} is not a valid log filter: {error}; try {VARIABLE}=debug"))?;
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     Ok(())
 }
@@ -115,18 +200,18 @@ fn main() -> ExitCode {
     }
 }
 
-/// The repository this was started from: cargo says where this package is, one level below it.
+/// The repository's root: the parent of this package's directory, which cargo provides.
 fn root() -> PathBuf {
     let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     package.and_then(|package| package.parent().map(PathBuf::from)).unwrap_or_else(|| PathBuf::from("."))
 }
 
-/// Where a chore builds what is compiled unlike the rest, so that neither throws the other's work away.
+/// The target directory of a task that compiles with other flags, so that tasks don't discard each other's builds.
 fn target(root: &Path, chore: &str) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from).join(chore)
 }
 
-/// The compiler flags of the caller, and one more.
+/// The caller's compiler flags plus one more.
 fn rustflags(flag: &str) -> String {
     let mut flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     flags.push(' ');

@@ -1,18 +1,19 @@
-//! The nightly toolchain, which some chores need and no build does.
+//! The nightly toolchain. Some tasks need it; no build does.
 
 use std::process::{Command, Stdio};
 
-/// The exit code where a tool is missing.
+/// The exit code if a tool is missing.
 pub(crate) const UNAVAILABLE: u8 = 69;
 
-/// Why a chore that needs it cannot run.
-pub(crate) const MISSING: &str = "no nightly compiler: run `rustup toolchain install nightly --profile minimal`";
+/// The error of a task that needs the missing nightly toolchain.
+pub(crate) const MISSING: &str =
+    "the nightly compiler is missing: run `rustup toolchain install nightly --profile minimal`";
 
-/// Cargo of the nightly toolchain, whatever toolchain runs this.
+/// The nightly toolchain's cargo, whatever toolchain runs this program.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly", "cargo"]).args(arguments).env_remove("RUSTUP_TOOLCHAIN").stdin(Stdio::null());
-    // Set by the cargo that runs this, for the package of this.
+    // The cargo that runs this program sets it for this package.
     command.env_remove("CARGO_MANIFEST_DIR");
     command
 }

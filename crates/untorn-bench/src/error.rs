@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Shorthand for a result with [`enum@Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a benchmark could not run. The text says what to do about it.
+/// Why a benchmark could not run, and what to do about it.
 ///
 /// ```
 /// let error = untorn_bench::run("no-such", &Default::default(), &mut |_, _, _| ()).unwrap_err();
@@ -18,15 +18,15 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// No benchmark has this name.
     UnknownBench {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
     /// Arguments that no run could satisfy.
     Usage {
-        /// What is wrong and what is allowed.
+        /// What is wrong, and what is allowed.
         what: String,
     },
-    /// The benchmark means nothing on the medium of this directory.
+    /// The benchmark is meaningless on the medium of this directory.
     WrongMedium {
         /// The benchmark.
         bench: &'static str,
@@ -46,13 +46,13 @@ pub enum Error {
         /// Bytes that are free.
         free: u64,
     },
-    /// A system call of the benchmark itself failed.
+    /// A system call made by the benchmark failed.
     Io {
-        /// What was being done, as a verb.
+        /// The operation, as a verb.
         operation: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
     /// The library under test reported an error.
@@ -79,16 +79,16 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::UnknownBench { name } => {
-                write!(f, "there is no benchmark {name:?}; choose one of:")?;
+                write!(f, "unknown benchmark {name:?}; use one of:")?;
                 crate::names().iter().try_for_each(|(name, _)| write!(f, " {name}"))
             }
             Error::Usage { what } => f.write_str(what),
             Error::WrongMedium { bench, dir, medium, instead } => {
-                write!(f, "{bench} says nothing about {}, which is on a {medium} medium; {instead}", dir.display())
+                write!(f, "cannot run {bench} in {}, which is on a {medium} medium; {instead}", dir.display())
             }
             Error::NoSpace { dir, need, free } => write!(
                 f,
-                "{} has {} MiB free and the run may need {}; choose another directory or a shorter file",
+                "{} has {} MiB free, but the run may need {} MiB; use another --dir or a smaller --len",
                 dir.display(),
                 free >> 20,
                 need >> 20

@@ -91,14 +91,14 @@ fn draw(report: &Report, document: &mut String) -> Drawn {
     let bars: Vec<Bar> = report.rows.iter().map(bar).collect();
     let has_one = report.rows.iter().any(|row| matches!(row, Row::Copy(_) | Row::Kernel(_)));
     let label = match report.rows.first() {
-        Some(Row::Commit(_)) => "commits a second (median)",
-        Some(Row::CommitTime(_)) => "nanoseconds of a commit (median)",
-        Some(Row::MapCommit(_)) => "time to that of raw (median)",
-        Some(Row::Region(_)) => "rate of the file system to untorn's (median)",
+        Some(Row::Commit(_)) => "commits per second (median)",
+        Some(Row::CommitTime(_)) => "nanoseconds per commit (median)",
+        Some(Row::MapCommit(_)) => "time relative to raw (median)",
+        Some(Row::Region(_)) => "file system's rate relative to untorn's (median)",
         Some(Row::Idle(_)) => "processor time, % of a core",
-        Some(Row::Redundancy(_)) => "processor time lost, %, by the period",
+        Some(Row::Redundancy(_)) => "processor time lost, %, by period",
         Some(Row::Pass(_)) => "milliseconds of processor time (median)",
-        Some(Row::Kernel(_)) => "time to that of a read (median)",
+        Some(Row::Kernel(_)) => "time relative to a read (median)",
         Some(Row::Copy(_)) | None => "ratio to raw (median)",
     };
     let protected: Vec<&RedundancyRow> = report
@@ -119,7 +119,7 @@ fn draw(report: &Report, document: &mut String) -> Drawn {
         draw_exposure(over_time, &protected)?;
         let covered = |row: &&RedundancyRow| Bar { height: row.full_coverage_s.unwrap_or(0.0) * 1e3, ..bar_of(row) };
         let bars: Vec<Bar> = protected.iter().map(covered).collect();
-        draw_bars(until_covered, "time to full coverage", "milliseconds, by the period", &bars, false)?;
+        draw_bars(until_covered, "time to full coverage", "milliseconds, by period", &bars, false)?;
     }
     root.present()?;
     Ok(())

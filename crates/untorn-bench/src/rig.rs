@@ -59,7 +59,7 @@ impl<'a, T: Target> Rig<'a, T> {
         // The raw files, and for each file under test the file, a reflection page for each of its pages, or as much log,
         // and some room to spare.
         let need = (1 + raws) * file_len + files * (2 * file_len + file_len / 16 + (32 << 20));
-        let space = rustix::fs::statvfs(dir).map_err(|source| Error::io("look at the free space of", dir, source))?;
+        let space = rustix::fs::statvfs(dir).map_err(|source| Error::io("read the free space of", dir, source))?;
         let free = space.f_bavail * space.f_frsize;
         if free < need {
             return Err(Error::NoSpace { dir: dir.to_owned(), need, free });

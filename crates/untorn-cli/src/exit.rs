@@ -1,4 +1,4 @@
-//! How the tool ends: its exit codes, and the one place that maps errors to them.
+//! The tool's exit codes, and the one place that maps errors to them.
 
 use std::fmt;
 use std::io;
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use untorn::Error;
 
-/// The exit codes. Scripts bind to the numbers.
+/// The exit codes. Scripts depend on the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
@@ -17,7 +17,7 @@ pub(crate) enum Exit {
     Attention = 1,
     /// Corrupt beyond repair.
     Corrupt = 2,
-    /// The request itself is wrong; no file could satisfy it.
+    /// The request itself is wrong.
     Usage = 64,
     /// The system refused: no such file, no space, no permission, in use.
     Io = 74,
@@ -29,14 +29,14 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An error on its way to the user: a message for stderr and the code to end with.
+/// An error for the user: a message for stderr and an exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// The code to end with.
+    /// The exit code.
     pub(crate) exit: Exit,
-    /// The file it speaks of, where there is one.
+    /// The file concerned, if any.
     pub(crate) path: Option<PathBuf>,
-    /// A sentence: what happened, and what to do.
+    /// What failed, why, and what to do.
     pub(crate) message: String,
 }
 
@@ -81,7 +81,7 @@ impl From<Error> for Failure {
 
 impl From<untorn_rigs::Error> for Failure {
     fn from(error: untorn_rigs::Error) -> Self {
-        // Whatever a rig cannot do, the system refused it; files under test are not to blame.
+        // A rig fails when the system refuses something. The files under test are not at fault.
         Failure { exit: Exit::Io, path: None, message: error.to_string() }
     }
 }
@@ -89,13 +89,13 @@ impl From<untorn_rigs::Error> for Failure {
 /// The exit code of each error of the library.
 pub(crate) fn exit_of(error: &Error) -> Exit {
     match error {
-        // The bytes are there; somebody has to say which side is right, or let recovery run.
+        // The bytes are there: the user has to run recovery, or to say which side wins.
         Error::NeedsRecovery { .. }
         | Error::Unreplayed { .. }
         | Error::SidecarMissing { .. }
         | Error::SidecarMismatch { .. }
         | Error::MixedUse { .. } => Exit::Attention,
-        // A newer untorn reads it: not corrupt, but this one cannot vouch for it either.
+        // A newer untorn can read it: it is not corrupt, but this version cannot verify it.
         Error::Unsupported { .. } => Exit::Attention,
         Error::Corrupt { .. } => Exit::Corrupt,
         Error::OutOfRange { .. } | Error::Invalid { .. } | Error::NotAFile { .. } => Exit::Usage,
@@ -104,7 +104,7 @@ pub(crate) fn exit_of(error: &Error) -> Exit {
         | Error::InUse { .. }
         | Error::ReadOnly { .. }
         | Error::Forked { .. } => Exit::Io,
-        // The enum may grow. What this version does not know is a failure of the operation, never a success.
+        // The enum may grow. An unknown error is a failure of the operation, never a success.
         _ => Exit::Io,
     }
 }

@@ -1,4 +1,5 @@
-//! `untorn`: the command-line tool. A thin face over the library: it translates words to calls and results to words.
+//! `untorn`, the command-line tool: a thin layer over the library that turns arguments into calls and results into
+//! text.
 #![deny(unsafe_code)]
 
 mod cli;
@@ -26,7 +27,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let exit = if error.use_stderr() { Exit::Usage } else { Exit::Clean };
-            // A reader that went away while help was printed is no failure.
+            // If the reader closes the pipe while help is printed, that is not a failure.
             let _ = error.print();
             return exit.into();
         }
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
         Ok(exit) => return exit.into(),
         Err(failure) => failure,
     };
-    // With stderr closed there is nobody left to tell; the exit code still does.
+    // If stderr is closed, the exit code still reports the failure.
     let _ = writeln!(std::io::stderr(), "untorn: {failure}");
     if as_json {
         let path = failure.path.as_ref().map(|path| path.display().to_string());
@@ -45,14 +46,15 @@ fn main() -> ExitCode {
     failure.exit.into()
 }
 
-/// Logs what `UNTORN_LOG` asks for to stderr; nothing without it.
+/// Starts logging to stderr with the filter in `UNTORN_LOG`; without it, nothing is logged.
 fn start_logging() -> Result<()> {
     const VARIABLE: &str = "UNTORN_LOG";
     if std::env::var_os(VARIABLE).is_none_or(|value| value.is_empty()) {
         return Ok(());
     }
-    let filter = EnvFilter::try_from_env(VARIABLE)
-        .map_err(|error| Failure::usage(format!("{VARIABLE} is no filter: {error}; try {VARIABLE}=debug")))?;
+    let filter = EnvFilter::try_from_env(VARIABLE).map_err(|error| {
+        Failure::usage(format!("{VARIABLE} is not a valid log filter: {error}; try {VARIABLE}=debug"))
+    })?;
     let colours = output::wants_colour(std::io::stderr().is_terminal());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
     Ok(())

@@ -1,7 +1,7 @@
-//! What goes to stdout: one JSON object, or text for a person.
+//! Output on stdout: one JSON object, or text.
 //!
-//! Rust starts with SIGPIPE ignored, so a reader that went away shows up here as an error of the write. That is not a
-//! failure of the verb: it stays quiet and ends with the code it earned.
+//! Rust starts with SIGPIPE ignored, so a reader that closed the pipe shows up here as a write error. That is not a
+//! failure of the verb: it prints nothing more and exits with its own code.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -14,11 +14,11 @@ use crate::exit::{Failure, Result};
 pub(crate) enum Reader {
     /// It took the bytes.
     Listening,
-    /// It closed its end; writing more is pointless.
+    /// It closed the pipe; writing more is pointless.
     Gone,
 }
 
-/// Writes bytes to stdout and pushes them out.
+/// Writes bytes to stdout and flushes them.
 pub(crate) fn bytes(bytes: &[u8]) -> Result<Reader> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -38,7 +38,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<()> {
     json_to_reader(value).map(drop)
 }
 
-/// The same, for who has something to say to a reader that is gone.
+/// Like [`json`], and tells whether the reader is still there.
 pub(crate) fn json_to_reader(value: &impl Serialize) -> Result<Reader> {
     let mut line = serde_json::to_string(value)
         .map_err(|error| Failure::io("cannot format the report as JSON", &io::Error::from(error)))?;
@@ -46,17 +46,17 @@ pub(crate) fn json_to_reader(value: &impl Serialize) -> Result<Reader> {
     bytes(line.as_bytes())
 }
 
-/// The report in the form asked for.
+/// Writes the report as JSON or as text.
 pub(crate) fn report(as_json: bool, value: &impl Serialize, words: impl FnOnce() -> String) -> Result<()> {
     if as_json { json(value) } else { text(&words()) }
 }
 
-/// The colours used, sparingly: a verdict, never running text.
+/// The colours in use: only verdicts are coloured, never running text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Colour {
-    /// All is well.
+    /// No problem.
     Good,
-    /// Somebody has to act.
+    /// The user has to act.
     Bad,
     /// A headline.
     Strong,
@@ -86,7 +86,7 @@ pub(crate) fn count(n: u64, one: &str, many: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {many}") }
 }
 
-/// A paragraph broken between words into lines of at most 80 characters, for a terminal breaks them anywhere.
+/// Breaks a paragraph between words into lines of at most 80 characters, because a terminal breaks lines anywhere.
 pub(crate) fn fold(paragraph: &str) -> String {
     const WIDTH: usize = 80;
     let mut text = String::new();

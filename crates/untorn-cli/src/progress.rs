@@ -1,4 +1,4 @@
-//! Progress bars: on stderr, and only where that is a terminal.
+//! Progress bars on stderr, drawn only if stderr is a terminal.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use untorn::{Options, Progress, ProgressFn};
 
-/// A bar over `total` steps. indicatif draws nothing where stderr is no terminal.
+/// A bar over `total` steps. indicatif draws nothing if stderr is not a terminal.
 pub(crate) fn bar(total: u64, message: &str) -> ProgressBar {
     styled(total, "{msg:28} {bar:32} {pos}/{len} {eta}").with_message(message.to_owned())
 }
@@ -26,7 +26,7 @@ pub(crate) fn attach(options: Options) -> Options {
     options.progress(shower())
 }
 
-/// The same for work that takes a function.
+/// The same for library calls that take a progress function.
 pub(crate) fn function() -> ProgressFn {
     Arc::new(shower())
 }

@@ -12,7 +12,7 @@ impl Rng {
         Rng(seed)
     }
 
-    /// From several numbers, none of which may be mistaken for another's.
+    /// From several numbers; their order matters.
     pub(crate) fn from_parts(parts: &[u64]) -> Self {
         let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
         for part in parts {
@@ -49,7 +49,7 @@ impl Rng {
     }
 }
 
-/// A seed nobody chose. The caller prints it.
+/// A random seed. The caller prints it.
 pub(crate) fn fresh_seed() -> u64 {
     // The standard library seeds each hasher from the system's randomness: enough for a seed, and no dependency.
     RandomState::new().build_hasher().finish() >> 16

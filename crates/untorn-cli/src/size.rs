@@ -1,4 +1,4 @@
-//! Byte counts on the command line: plain, or with a suffix of powers of 1024.
+//! Byte counts on the command line: plain numbers, or with a suffix that is a power of 1024.
 
 /// Parses `4096`, `64K`, `1M`, `2GiB`, `1T`.
 ///
@@ -12,19 +12,19 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         "m" | "mib" => 20,
         "g" | "gib" => 30,
         "t" | "tib" => 40,
-        _ => return Err(format!("{suffix:?} is no unit; use K, M, G or T (powers of 1024), or plain bytes")),
+        _ => return Err(format!("{suffix:?} is not a unit; use K, M, G or T (powers of 1024), or plain bytes")),
     };
     if number.is_empty() {
-        return Err("a number of bytes is needed, such as 4096, 64K or 1M".to_owned());
+        return Err("expected a number of bytes, such as 4096, 64K or 1M".to_owned());
     }
     number
         .parse::<u64>()
         .ok()
         .and_then(|n| n.checked_mul(1 << shift))
-        .ok_or_else(|| format!("{text} is more than a file can hold"))
+        .ok_or_else(|| format!("{text} is too large: a file can hold at most 2^64 - 1 bytes"))
 }
 
-/// A byte count for a person: `4096 bytes (4 KiB)`.
+/// Formats a byte count as text: `4096 bytes (4 KiB)`.
 pub(crate) fn show(bytes: u64) -> String {
     let plain = if bytes == 1 { "1 byte".to_owned() } else { format!("{bytes} bytes") };
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];

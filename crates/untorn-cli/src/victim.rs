@@ -1,4 +1,4 @@
-//! A process to be killed: this very program under a hidden verb, its reports, and SIGKILL at a chosen instant.
+//! A child process to kill: this program with a hidden verb, its reports, and SIGKILL at a chosen instant.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,22 +14,22 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::exit::{Exit, Failure, Result};
 
-/// The longest a child may take to get ready, or to get on; longer means that it hangs.
+/// The longest a child may take until its next report. After that it counts as hung.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A running child whose stdout carries 8-byte reports. Dropping it kills it.
+/// A running child that writes 8-byte reports to its stdout. Dropping it kills the child.
 pub(crate) struct Victim {
     child: Child,
-    /// The number of reports so far, each time some have arrived.
+    /// The number of reports so far, sent each time some arrive.
     arrivals: Receiver<usize>,
     reports: Option<JoinHandle<io::Result<Vec<u8>>>>,
 }
 
-/// How a child came to its end.
+/// How a child ended.
 pub(crate) enum End {
-    /// By our SIGKILL. These reports got out before.
+    /// By our SIGKILL, after these reports.
     Killed(Vec<u64>),
-    /// By itself; it has said why on stderr.
+    /// By itself; its message is on stderr.
     ByItself(ExitStatus),
 }
 
@@ -39,7 +39,9 @@ impl End {
         match self {
             End::Killed(reports) => Ok(reports),
             End::ByItself(status) => {
-                let message = format!("the writer process ended by itself ({status}); its message is above");
+                let message = format!(
+                    "the writer process exited by itself ({status}) before it was killed; its message is above"
+                );
                 Err(Failure { exit: Exit::Io, path: None, message })
             }
         }
@@ -47,18 +49,19 @@ impl End {
 }
 
 impl Victim {
-    /// Starts this program anew with `arguments`.
+    /// Starts another process of this program with `arguments`.
     pub(crate) fn spawn(arguments: impl IntoIterator<Item = OsString>) -> Result<Self> {
         Victim::spawn_watched(arguments, |_| ())
     }
 
-    /// Starts this program anew with `arguments`, and calls `arrived` each time reports have been received, with the
-    /// number of all received so far.
+    /// Starts another process of this program with `arguments`. Calls `arrived` each time reports arrive, with the
+    /// number of all reports so far.
     pub(crate) fn spawn_watched(
         arguments: impl IntoIterator<Item = OsString>,
         arrived: impl FnMut(usize) + Send + 'static,
     ) -> Result<Self> {
-        let program = std::env::current_exe().map_err(|error| Failure::io("cannot find this program", &error))?;
+        let program =
+            std::env::current_exe().map_err(|error| Failure::io("cannot find the path of this program", &error))?;
         let mut child = Command::new(&program)
             .args(arguments)
             .args(["--parent", &std::process::id().to_string()])
@@ -76,14 +79,17 @@ impl Victim {
         self.wait_reports(1)
     }
 
-    /// Waits until so many reports have come in all, or for the child to end by itself.
+    /// Waits until `least` reports have arrived in total, or for the child to end by itself.
     pub(crate) fn wait_reports(&self, least: usize) -> Result<()> {
         loop {
             match self.arrivals.recv_timeout(PATIENCE) {
                 Ok(reports) if reports < least => {}
                 Ok(_) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {
-                    let message = format!("the writer process reported nothing for {} seconds", PATIENCE.as_secs());
+                    let message = format!(
+                        "the writer process made no report for {} seconds; it seems to hang",
+                        PATIENCE.as_secs()
+                    );
                     return Err(Failure { exit: Exit::Io, path: None, message });
                 }
             }
@@ -93,18 +99,18 @@ impl Victim {
     /// Lets the child run for `time`, then kills it.
     pub(crate) fn kill_after(mut self, time: Duration) -> Result<End> {
         thread::sleep(time);
-        // An error means that it has ended already; the status tells.
+        // An error means that it has ended already; the status below shows it.
         let _ = self.child.kill();
-        let status = self.child.wait().map_err(|error| Failure::io("cannot wait for the writer", &error))?;
+        let status = self.child.wait().map_err(|error| Failure::io("cannot wait for the writer process", &error))?;
         let bytes = match self.reports.take().map(JoinHandle::join) {
             Some(Ok(bytes)) => bytes,
             Some(Err(_)) | None => Err(ErrorKind::BrokenPipe.into()),
         };
-        let bytes = bytes.map_err(|error| Failure::io("cannot read the writer's reports", &error))?;
+        let bytes = bytes.map_err(|error| Failure::io("cannot read the writer process's reports", &error))?;
         if status.signal() != Some(Signal::KILL.as_raw()) {
             return Ok(End::ByItself(status));
         }
-        // Eight bytes to a pipe go in whole or not at all, so only a whole number of them can arrive.
+        // A pipe takes eight bytes whole or not at all, so only whole reports can arrive.
         let words = bytes.chunks_exact(8).filter_map(|chunk| chunk.try_into().ok()).map(u64::from_le_bytes);
         Ok(End::Killed(words.collect()))
     }
@@ -112,7 +118,7 @@ impl Victim {
 
 impl Drop for Victim {
     fn drop(&mut self) {
-        // Both fail on a child that was waited for already, which is what is wanted.
+        // Both fail if the child was already waited for; there is nothing to do then.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -127,7 +133,7 @@ fn collect(mut stdout: ChildStdout, signal: &Sender<usize>, mut arrived: impl Fn
             Ok(n) => {
                 all.extend_from_slice(&buffer[..n]);
                 arrived(all.len() / 8);
-                // Nobody waits for it once the kill has come.
+                // After the kill, nothing receives it.
                 let _ = signal.send(all.len() / 8);
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -136,20 +142,20 @@ fn collect(mut stdout: ChildStdout, signal: &Sender<usize>, mut arrived: impl Fn
     }
 }
 
-/// In the child: makes it die with its parent, so that an interrupted run leaves no writer behind.
+/// In the child: makes the kernel kill it when its parent dies, so that an interrupted run leaves no writer behind.
 pub(crate) fn die_with_parent(parent: i32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|error| Failure::io("cannot tie the writer to its parent", &error.into()))?;
-    // The parent may have gone before the request took effect.
+        .map_err(|error| Failure::io("cannot set the writer process's parent-death signal", &error.into()))?;
+    // The parent may have exited before the request took effect.
     if getppid().map(Pid::as_raw_pid) == Some(parent) {
         Ok(())
     } else {
-        Err(Failure::usage("this verb is started by `untorn demo` and `untorn torture` only"))
+        Err(Failure::usage("this verb is internal: only `untorn demo` and `untorn torture` start it"))
     }
 }
 
-/// In the child: where reports go. Unbuffered, for what a buffer holds dies with the process.
+/// In the child: the stream for reports. It is unbuffered, because a buffer's contents die with the process.
 pub(crate) fn reports() -> Result<File> {
     let stdout = io::stdout().as_fd().try_clone_to_owned();
-    stdout.map(File::from).map_err(|error| Failure::io("cannot use standard output", &error))
+    stdout.map(File::from).map_err(|error| Failure::io("cannot duplicate standard output for reports", &error))
 }

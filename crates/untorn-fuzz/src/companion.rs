@@ -59,7 +59,7 @@ static HONEST: LazyLock<Vec<Honest>> = LazyLock::new(|| {
     for layout in [StripeLayout::Consecutive, StripeLayout::Spread] {
         for checksum in [Checksum::Crc32c, Checksum::Xxh3] {
             for clean in [false, true] {
-                all.push(build(layout, checksum, clean).expect("an honest file can be protected"));
+                all.push(build(layout, checksum, clean).expect("protecting an unforged file succeeds"));
             }
         }
     }
@@ -129,9 +129,9 @@ pub(crate) fn run(input: &[u8]) {
     let count = 1 + input.below(16);
     let unforged = changes(&mut input, count, |input| change(&mut side, input));
     let medium = boot(&honest.state);
-    let place = companion(&medium).expect("the file is there");
-    replace(&medium, &place, &honest.side, &side).expect("a simulated machine takes any bytes");
-    let contents = || plain(&medium).expect("the file is there");
+    let place = companion(&medium).expect("the file exists");
+    replace(&medium, &place, &honest.side, &side).expect("the simulated medium accepts any bytes");
+    let contents = || plain(&medium).expect("the file exists");
     match input.byte() % 8 {
         // Seldom, for who reads amid writes tries again after a pause.
         1 => drop(untorn::recorded_on(&medium, PATH)),
@@ -145,18 +145,18 @@ pub(crate) fn run(input: &[u8]) {
         let report = looked.repair();
         let repaired = report.map(|report| report.repaired).unwrap_or_default();
         let now = contents();
-        assert_eq!(now.len(), LEN, "a repair changed how long the file is");
+        assert_eq!(now.len(), LEN, "a repair changed the file's length");
         for (page, (is, was)) in now.chunks(PAGE).zip(honest.data.chunks(PAGE)).enumerate() {
             let told = repaired.iter().any(|range| range.offset == (page * PAGE) as u64);
-            assert!(is == was || told && !unforged, "page {page} is good and was changed");
+            assert!(is == was || told && !unforged, "undamaged page {page} was changed");
         }
     } else {
-        assert!(contents() == honest.data, "it was refused, and the file was changed");
+        assert!(contents() == honest.data, "a refused call changed the file");
     }
 
     let before = contents();
     let Ok(protected) = by_hand().open_on(medium.clone(), PATH) else {
-        assert!(contents() == before, "it was refused, and the file was changed");
+        assert!(contents() == before, "a refused call changed the file");
         return;
     };
     drop(protected.sync());
@@ -165,7 +165,7 @@ pub(crate) fn run(input: &[u8]) {
     if protected.close().is_ok() {
         drop(by_hand().open_on(medium.clone(), PATH).map(|protected| protected.coverage()));
     }
-    assert!(!unforged || contents() == honest.data, "a good page was changed");
+    assert!(!unforged || contents() == honest.data, "an undamaged page was changed");
 }
 
 /// Opens the file with an engine, which keeps the redundancy that it has. It stores nothing, so the file stays as it is, but for
@@ -178,13 +178,13 @@ fn with_engine(medium: &SimMedium, honest: &Honest, unforged: bool) {
         drop(file.repair());
         let mut held = vec![0; LEN];
         if file.read_at(&mut held, 0).is_ok() {
-            assert!(!unforged || held == honest.data, "an engine reads what the file does not have");
+            assert!(!unforged || held == honest.data, "an engine read bytes that the file does not hold");
         }
         drop(file.close());
     }
-    let now = plain(medium).expect("the file is there");
-    assert_eq!(now.len(), LEN, "the file has another length");
-    assert!(!unforged || now == honest.data, "a good page was changed");
+    let now = plain(medium).expect("the file exists");
+    assert_eq!(now.len(), LEN, "the file's length changed");
+    assert!(!unforged || now == honest.data, "an undamaged page was changed");
 }
 
 #[cfg(test)]

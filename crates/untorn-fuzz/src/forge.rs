@@ -92,7 +92,7 @@ pub(crate) fn run(bytes: &[u8], pairs: &[Pair], kinds: &[Kind]) {
     let lines: Vec<usize> = if pair.is_log() { epochs.collect() } else { lines.collect() };
     let far = heads.chain(lines).any(|at| word(&forged.side, at) > 1 << 61);
     let agrees = session(&forged.side) == session(&pair.side) && !far;
-    let medium = pair.with(&forged).expect("a simulated machine takes any bytes");
+    let medium = pair.with(&forged).expect("the simulated medium accepts any bytes");
     judge(medium, &pair.options, agrees, &mut input);
 }
 

@@ -53,7 +53,10 @@ pub(crate) fn judge(medium: SimMedium, options: &Options, agrees: bool, input: &
     let first = *input.pick(&ENDS);
     let Ok(file) = options.open_on(medium.clone(), PATH) else {
         // Refused means: not changed either, so it is refused again.
-        assert!(options.open_on(medium, PATH).is_err(), "it was refused, then opened, with nothing changed between");
+        assert!(
+            options.open_on(medium, PATH).is_err(),
+            "an open was refused, but a later one succeeded without a change in between"
+        );
         return;
     };
     let Some(before) = contents(&file) else { return };
@@ -66,16 +69,18 @@ pub(crate) fn judge(medium: SimMedium, options: &Options, agrees: bool, input: &
     }
     let Some(medium) = end(first, &medium, file, &mut rng) else { return };
     let file = open_again(&medium, options);
-    assert!(contents(&file).as_deref() == Some(&before[..]), "it was opened twice and the contents differ");
+    assert!(contents(&file).as_deref() == Some(&before[..]), "two opens of the same file show different contents");
     let Ok(expected) = change(&file, before, input) else { return };
     let last = *input.pick(&ENDS);
     let Some(medium) = end(last, &medium, file, &mut rng) else { return };
     let file = open_again(&medium, options);
-    assert!(contents(&file) == Some(expected), "what was written is not what is read after reopening");
+    assert!(contents(&file) == Some(expected), "after reopening, a read returned other bytes than written");
 }
 
 fn open_again(medium: &SimMedium, options: &Options) -> AtomicFile {
-    options.open_on(medium.clone(), PATH).unwrap_or_else(|error| panic!("it was opened once, and now: {error}"))
+    options
+        .open_on(medium.clone(), PATH)
+        .unwrap_or_else(|error| panic!("the file was opened once, but the next open failed: {error}"))
 }
 
 /// Changes the file in every way, and returns what it holds then. An error may come from what was forged; nothing is
@@ -97,7 +102,7 @@ fn change(file: &AtomicFile, mut expected: Vec<u8>, input: &mut Input<'_>) -> Re
     drop(file.info());
     let mut bytes = vec![0; new_len as usize];
     file.read_at(&mut bytes, 0)?;
-    assert!(bytes.starts_with(&expected), "what was written is not what is read");
+    assert!(bytes.starts_with(&expected), "a read returned other bytes than written");
     Ok(bytes)
 }
 

@@ -67,21 +67,21 @@ fn hybrid_log(options: Options, class: MediumClass, choices: u8) -> Options {
 impl Run {
     fn reopen(&mut self) {
         let opened = self.options.open_on(self.medium.clone(), PATH);
-        self.file = Some(opened.unwrap_or_else(|error| panic!("it does not open: {error}")));
+        self.file = Some(opened.unwrap_or_else(|error| panic!("the file does not open: {error}")));
     }
 
     fn file(&self) -> &AtomicFile {
-        self.file.as_ref().expect("it is open between steps")
+        self.file.as_ref().expect("the file is open between steps")
     }
 
     fn compare(&self) {
         let file = self.file();
         assert_eq!(file.len(), self.now.len() as u64);
         let mut bytes = vec![0; self.now.len()];
-        file.read_at(&mut bytes, 0).expect("all of a file can be read");
+        file.read_at(&mut bytes, 0).expect("the whole file is readable");
         let differs = bytes.iter().zip(&self.now).position(|(a, b)| a != b);
         assert_eq!(differs, None, "the file differs from the model at this byte");
-        assert_eq!(self.medium.faults(), [], "rules of the medium were broken");
+        assert_eq!(self.medium.faults(), [], "the engine broke rules of the medium");
     }
 
     /// A place to write to, sometimes beyond the end, and bytes for it.
@@ -129,7 +129,7 @@ impl Run {
             5 | 6 => self.transaction(input, true),
             7 => self.transaction(input, false),
             8 => {
-                self.file().sync().expect("a file can be synced");
+                self.file().sync().expect("sync succeeds");
                 self.committed.clone_from(&self.now);
             }
             9 => {
@@ -151,7 +151,7 @@ impl Run {
                 let done = self.file().deploy(at, len);
                 assert_eq!(done.is_ok(), at + len <= self.now.len() as u64, "{done:?}");
             }
-            11 => drop(self.file().reclaim().expect("space can be given back")),
+            11 => drop(self.file().reclaim().expect("reclaim succeeds")),
             12 => {
                 let closed = self.file.take().map(AtomicFile::close);
                 assert!(matches!(closed, Some(Ok(()))), "{closed:?}");
@@ -162,8 +162,8 @@ impl Run {
                 let settled = self.file.take().map(AtomicFile::settle);
                 assert!(matches!(settled, Some(Ok(()))), "{settled:?}");
                 self.committed.clone_from(&self.now);
-                let plain = plain(&self.medium).expect("the data file is there");
-                assert!(plain == self.now, "a settled file is a plain file");
+                let plain = plain(&self.medium).expect("the data file exists");
+                assert!(plain == self.now, "settling changed the file's bytes");
                 self.reopen();
             }
             14 => {
@@ -184,10 +184,10 @@ impl Run {
             assert_eq!(transaction.write_at(bytes, *at as u64).is_ok(), fits);
         }
         let mut seen = vec![0; after.len()];
-        transaction.read_at(&mut seen, 0).expect("a transaction can read");
-        assert!(seen == after, "a transaction sees its own writes");
+        transaction.read_at(&mut seen, 0).expect("reading within a transaction succeeds");
+        assert!(seen == after, "a transaction does not see its own writes");
         if commit {
-            transaction.commit().expect("a transaction can be committed");
+            transaction.commit().expect("commit succeeds");
             self.now = after;
             self.written();
         }

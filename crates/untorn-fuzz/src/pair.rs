@@ -44,7 +44,7 @@ pub(crate) static PAIRS: LazyLock<Vec<Pair>> = LazyLock::new(|| {
                 };
                 let options = Options::new().layout(layout).durability(durability);
                 let options = options.record_area(LANES as u32, SLOTS as u32);
-                pairs.push(build(class, options, clean).expect("an honest file can be written"));
+                pairs.push(build(class, options, clean).expect("writing an unforged file succeeds"));
             }
         }
     }
@@ -59,7 +59,9 @@ pub(crate) static LOGS: LazyLock<Vec<Pair>> = LazyLock::new(|| {
             for clean in [false, true] {
                 let options = Options::new().engine(EngineKind::HybridLog).log_policy(policy).order(order);
                 let options = options.log_size(1 << 18).checkpointers(0).record_area(1, SLOTS as u32);
-                pairs.push(build(MediumClass::PersistentMemory, options, clean).expect("an honest log can be written"));
+                pairs.push(
+                    build(MediumClass::PersistentMemory, options, clean).expect("writing an unforged log succeeds"),
+                );
             }
         }
     }

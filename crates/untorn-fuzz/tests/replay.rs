@@ -37,7 +37,7 @@ fn the_seeds_are_those_that_the_command_writes() {
             let name = format!("seed-{n:02}");
             let committed = corpus.get(&name);
             let told = "run `cargo xtask fuzz --seed-corpus`";
-            assert!(committed == Some(&seed), "{}/{name} is not what it would be now; {told}", target.name);
+            assert!(committed == Some(&seed), "{}/{name} is out of date; {told}", target.name);
         }
     }
 }

@@ -218,7 +218,7 @@ pub(crate) fn shared(fd: c_int, wanted: Wanted) -> Result<usize, c_int> {
         return Err(libc::EACCES);
     }
     if client::is_in_vfork() {
-        return Err(refuse(CALL, c"a shared mapping, by a child of vfork", fd));
+        return Err(refuse(CALL, c"shared mapping by a vfork child", fd));
     }
     // Also of one that is for reading: it may be made writable later. Where nobody would hear of stores, it may not.
     let watch = match watch(wanted.replaces()) {
@@ -226,7 +226,7 @@ pub(crate) fn shared(fd: c_int, wanted: Wanted) -> Result<usize, c_int> {
         Err(_) if writes => {
             return Err(refuse(
                 CALL,
-                c"a writable shared mapping, where userfaultfd(2) is forbidden or lacks what is needed",
+                c"writable shared mapping: userfaultfd(2) is not permitted or lacks a needed feature",
                 fd,
             ));
         }
@@ -270,7 +270,7 @@ fn made_again(
         return Err(libc::EINVAL);
     }
     if old_len == 0 || flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0 {
-        return Err(refuse(c"mremap", c"a copy of a shared mapping, or one at a place that is given", twin.0));
+        return Err(refuse(c"mremap", c"copying a shared mapping, or moving it to a fixed address", twin.0));
     }
     if len <= old_len {
         if len < old_len {

@@ -97,7 +97,7 @@ pub(crate) fn set_up() {
             // Others may have it too, for whose writes the kernel asks nobody.
         } else if layer::adopt(fd, false, false).is_err() {
             // It stays as it is; the program finds a descriptor that nobody serves.
-            let _ = layer::refuse(c"exec", c"an inherited descriptor of a file that cannot be managed", fd);
+            let _ = layer::refuse(c"exec", c"inherited a descriptor of a file that untorn cannot manage", fd);
         }
     }
 }

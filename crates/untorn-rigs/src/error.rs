@@ -1,46 +1,46 @@
-//! Why a rig could not do its work. A violation is no error: it is what a rig is for.
+//! Errors of a rig. A violation is not an error: it is a rig's result.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a rig cannot do what was asked. None of these says anything about the files under test.
+/// Why a rig cannot run. None of these errors concerns the files under test.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// This machine lacks something that the rig needs.
     Missing {
-        /// What it is.
+        /// What is missing.
         what: String,
         /// How to get it.
         remedy: String,
     },
     /// The system refused something.
     Io {
-        /// What was to be done, as in "cannot ...".
+        /// The operation, as in "cannot ...".
         what: String,
-        /// The system's own reason.
+        /// The system's error.
         source: io::Error,
     },
     /// The kernel does not mount a file system.
     Unmountable {
-        /// The image it is in.
+        /// The image with the file system.
         image: PathBuf,
-        /// What `mount` said.
+        /// The message of `mount`.
         reason: String,
     },
-    /// A program that the rig runs ended badly.
+    /// A program that the rig runs failed.
     Program {
         /// Its command line.
         command: String,
-        /// What it said.
+        /// Its message.
         message: String,
     },
-    /// A program or a guest did something else than it was told.
+    /// A program or a guest did not do what it was told.
     Failed {
-        /// What was to be done.
+        /// The operation.
         what: String,
-        /// What came instead.
+        /// What happened instead.
         why: String,
     },
 }

@@ -97,8 +97,11 @@ impl fmt::Display for NotRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotRun::Refused(refusal) => refusal.fmt(f),
-            NotRun::NoLayer(layer, why) => write!(f, "{} cannot be preloaded: {why}", layer.display()),
-            NotRun::Glob(glob) => write!(f, "{glob:?} is no glob: brackets and braces must be closed"),
+            NotRun::NoLayer(layer, why) => write!(f, "cannot preload {}: {why}", layer.display()),
+            NotRun::Glob(glob) => write!(
+                f,
+                "{glob:?} is not a valid glob: it must not be empty or contain a newline, and brackets and braces must be closed"
+            ),
             NotRun::Io(what, error) => write!(f, "cannot {what}: {error}"),
         }
     }
@@ -134,13 +137,14 @@ fn run(
     let globs = launch.absolute_globs()?;
     let preload = preload(&launch.layer)?;
     verify(&runnable, &launch.layer, &preload)?;
-    let server = Server::start(service).map_err(|error| NotRun::Io("serve", error))?;
+    let server = Server::start(service).map_err(|error| NotRun::Io("start the server for the run", error))?;
     // Whoever loses its parent becomes a child of this process, which waits for it.
-    set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| NotRun::Io("adopt orphans", error.into()))?;
+    set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|error| NotRun::Io("become the subreaper of the program's processes", error.into()))?;
     // One that is ignored (`nohup`) stays so, here and in the program: a handler would not be passed on to it.
     let ignored = ignored();
     let handled = [SIGHUP, SIGINT, SIGQUIT, SIGTERM].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
-    let mut signals = Signals::new(handled).map_err(|error| NotRun::Io("handle signals", error))?;
+    let mut signals = Signals::new(handled).map_err(|error| NotRun::Io("install signal handlers", error))?;
     let child = Command::new(&launch.program)
         .args(&launch.arguments)
         .env("LD_PRELOAD", preload)
@@ -174,7 +178,7 @@ fn run(
     let report = server.finish();
     let status = status.ok_or_else(|| NotRun::Io("wait for the program", io::ErrorKind::NotFound.into()))?;
     if report.processes == 0 && std::env::var_os(ORACLE).is_none() && status.success() {
-        let why = "the program ended without having loaded it, and nothing it wrote was managed".to_owned();
+        let why = "the program exited without loading it, so none of its writes were managed".to_owned();
         return Err(NotRun::NoLayer(launch.layer.clone(), why));
     }
     Ok(Ended { status, report })
@@ -213,7 +217,7 @@ fn await_all(program: Option<Pid>) -> Option<ExitStatus> {
 fn preload(layer: &Path) -> Result<OsString, NotRun> {
     let separators = [b':', b' '];
     if layer.as_os_str().as_bytes().iter().any(|byte| separators.contains(byte)) {
-        let why = "its path has a colon or a space, which the dynamic linker takes for the end of a name".to_owned();
+        let why = "its path contains a colon or a space, which separate names in LD_PRELOAD; move the layer".to_owned();
         return Err(NotRun::NoLayer(layer.to_owned(), why));
     }
     let mut preload = layer.as_os_str().to_owned();
@@ -231,7 +235,7 @@ fn verify(runnable: &Runnable, layer: &Path, preload: &OsStr) -> Result<(), NotR
         .arg(&runnable.image)
         .env("LD_PRELOAD", preload)
         .output()
-        .map_err(|error| NotRun::Io("ask the dynamic linker", error))?;
+        .map_err(|error| NotRun::Io("run the program's dynamic linker with --list", error))?;
     let wanted = layer.as_os_str().as_bytes();
     if output.stdout.windows(wanted.len()).any(|window| window == wanted) {
         return Ok(());
@@ -239,7 +243,7 @@ fn verify(runnable: &Runnable, layer: &Path, preload: &OsStr) -> Result<(), NotR
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(NotRun::NoLayer(
         layer.to_owned(),
-        if said.is_empty() { "the dynamic linker passes over it".to_owned() } else { said },
+        if said.is_empty() { "the dynamic linker ignores it".to_owned() } else { said },
     ))
 }
 

@@ -91,7 +91,7 @@ fn options() -> Options {
 
 /// What a program is told of an error of the library.
 fn errno(error: &Error) -> Errno {
-    tracing::warn!(%error, "a managed file");
+    tracing::warn!(%error, "an operation on a managed file failed");
     match error {
         // Longer than the engine, or than its log, can hold.
         Error::Invalid { .. } => libc_errno(rustix::io::Errno::FBIG),

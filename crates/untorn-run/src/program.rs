@@ -39,30 +39,29 @@ impl fmt::Display for Refusal {
             Refusal::Unreadable(path, error) => write!(f, "cannot run {}: {error}", path.display()),
             Refusal::Static(path) => write!(
                 f,
-                "{} is linked statically, so nothing can be preloaded into it; use a dynamically linked build",
+                "{} is statically linked, so the preload layer cannot be loaded into it; use a dynamically linked build",
                 path.display()
             ),
             Refusal::OtherLibrary(path, linker) => write!(
                 f,
-                "{} uses the C library of {}, and the preload layer is one for glibc; use a build for glibc",
+                "{} uses the C library of {}, but the preload layer supports only glibc; use a build for glibc",
                 path.display(),
                 linker.display()
             ),
             Refusal::Go(path) => write!(
                 f,
-                "{} is a Go program, which calls the kernel past the C library; the preload layer would see none of its \
-                 calls",
+                "{} is a Go program: it calls the kernel without the C library, so the preload layer cannot see its calls",
                 path.display()
             ),
             Refusal::Privileged(path) => write!(
                 f,
-                "{} gains rights when it starts (setuid, setgid or file capabilities), so the dynamic linker ignores \
-                 preloads for it; run a copy without them",
+                "{} gains privileges at start (setuid, setgid or file capabilities), so the dynamic linker ignores \
+                 LD_PRELOAD for it; run a copy without them",
                 path.display()
             ),
             Refusal::Foreign(path) => write!(
                 f,
-                "{} is neither a script nor a 64-bit ELF program of this machine; untorn cannot tell what it does",
+                "{} is neither a script nor a 64-bit ELF program for this machine, so the preload layer cannot be loaded into it",
                 path.display()
             ),
         }
@@ -110,7 +109,7 @@ fn located(program: &OsStr) -> Result<PathBuf, Refusal> {
             fs::metadata(candidate).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
         })
         .ok_or_else(|| {
-            let error = io::Error::new(io::ErrorKind::NotFound, "there is no program of that name in PATH");
+            let error = io::Error::new(io::ErrorKind::NotFound, "not found in PATH");
             Refusal::Unreadable(PathBuf::from(program), error)
         })
 }

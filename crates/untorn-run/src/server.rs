@@ -58,7 +58,7 @@ impl Server {
                 }
                 // Without a thread to spare the process's connection fails, and its call.
                 if let Err(error) = socket.and_then(|socket| accept(&files, socket)) {
-                    tracing::warn!(%error, "a connection was lost");
+                    tracing::warn!(%error, "cannot accept a connection");
                 }
             }
         })?;
@@ -114,7 +114,10 @@ fn accept(files: &Arc<dyn Service>, socket: UnixStream) -> io::Result<()> {
     let process = peer.pid.as_raw_nonzero().get().unsigned_abs();
     let is_other = peer.uid != geteuid();
     if is_other && !is_below(process, peer.uid) {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "somebody else connected, who is not of the run"));
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "a process of another user connected that does not belong to the run",
+        ));
     }
     let met = meet(&**files, process)?;
     // It asked for something before it became this program.
@@ -137,7 +140,7 @@ fn accept(files: &Arc<dyn Service>, socket: UnixStream) -> io::Result<()> {
     let files = files.clone();
     thread::Builder::new().name("untorn-serve".to_owned()).spawn(move || {
         if let Err(error) = connection::serve(&*files, socket, caller) {
-            tracing::debug!(%error, process, "a request was cut short");
+            tracing::debug!(%error, process, "a connection ended within a request");
         }
         // Its connections are closed by `exec`, as its descriptors are; of a program without the layer nobody hears more.
         if files.processes().has_become(process) {

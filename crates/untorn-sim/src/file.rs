@@ -151,7 +151,7 @@ impl MediumFile for SimFile {
         self.writable()?;
         let mut world = self.medium.enter(Step::SetLen, None, &self.path)?;
         if len > self.reserve {
-            let what = format!("a length of {len} bytes is more than the {} reserved when it was opened", self.reserve);
+            let what = format!("cannot set the length to {len} bytes: only {} were reserved at open", self.reserve);
             return Err(Error::Invalid { path: self.path.clone(), what });
         }
         if len != world.inode(self.number).volatile.len {

@@ -63,7 +63,7 @@ pub(crate) fn relax(round: u32) {
     SEAT.with_borrow(|seat| match seat {
         Some((schedule, me)) => schedule.wait(*me),
         None => {
-            assert!(round < 1 << 22, "waits for a thread that does not come");
+            assert!(round < 1 << 22, "waits for a thread that never signals it");
             // One that is not running now may have to wait for a CPU: minutes, before it is taken for one that never comes.
             if round < 1 << 12 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(50)) }
         }
@@ -89,7 +89,7 @@ impl Schedule {
         table.waits += 1;
         if table.waits > PATIENCE {
             drop(table);
-            panic!("all threads wait for each other");
+            panic!("deadlock: all threads wait for each other");
         }
         self.hand_over(table, me);
     }
@@ -113,7 +113,7 @@ impl Schedule {
             table = back;
             if timeout.timed_out() && table.running != me {
                 drop(table);
-                panic!("the running thread blocks outside the medium, so the schedule cannot go on");
+                panic!("the running thread blocks outside the medium, so the schedule cannot continue");
             }
         }
     }

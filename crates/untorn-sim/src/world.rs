@@ -30,7 +30,7 @@ impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Fault::UnallocatedStore { path, offset } => {
-                write!(f, "{}: a store at {offset}, where no space was allocated", path.display())
+                write!(f, "{}: store at offset {offset}, where no space is allocated", path.display())
             }
         }
     }

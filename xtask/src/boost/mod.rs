@@ -1,4 +1,4 @@
-//! `cargo xtask boost`: programs that write and sync, bare and under `untorn run --mode boost`, side by side in one run.
+//! `cargo xtask boost`: measures programs that write and sync, bare and under `untorn run --mode boost`, in one run.
 
 mod place;
 mod table;
@@ -15,7 +15,7 @@ use place::{Arm, Ground, Where};
 use table::Table;
 pub(crate) use table::median;
 
-/// What is measured, as `xtask/programs/measure.py` knows it.
+/// The measurements, by their names in `xtask/programs/measure.py`.
 const NAMES: [&str; 10] = [
     "write-fsync",
     "write-fsync-8-threads",
@@ -29,47 +29,45 @@ const NAMES: [&str; 10] = [
     "rocksdb-fillsync",
 ];
 
-/// What has no file that is managed.
+/// The measurement without managed files.
 const NO_IO: &str = "no-io";
 
-/// Measures programs that write and sync: bare, with a log in front of their files, with the log on the same disk as the files, and
-/// bare in memory, where a sync makes nothing durable; and one that has nothing to do with managed files, in mode atomic too. All take turns, so that each is compared with the others on the same machine
-/// at the same time.
+/// Arguments of `cargo xtask boost`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Only these; rocksdb-fillsync is passed over, and said so, where there is no db_bench
+    /// Measurements to run [default: all]; rocksdb-fillsync is skipped with a message if db_bench is missing
     #[arg(value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(NAMES))]
     names: Vec<String>,
-    /// Where the programs have their files [default: an ext4 on a loop device in /dev/shm, which takes root]
+    /// Directory for the programs' files [default: an ext4 on a loop device in /dev/shm, which needs root]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Milliseconds that each flush of the disk takes: one that is made for it, in memory too, and served by FUSE
+    /// Milliseconds per flush of the disk; uses a disk in memory served by FUSE
     #[arg(long, value_name = "MS", conflicts_with = "dir", value_parser = positive)]
     flush_ms: Option<f64>,
-    /// The directory of the log [default: /dev/shm, under UNTORN_ASSUME_PMEM=1: as fast as persistent memory, and as durable as
-    /// nothing]
+    /// Directory for the log [default: /dev/shm under UNTORN_ASSUME_PMEM=1: as fast as persistent memory, but not
+    /// durable]
     #[arg(long, value_name = "DIR")]
     log: Option<PathBuf>,
-    /// How often each is measured
+    /// Number of measurements of each variant
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Seconds for each time
+    /// Seconds per measurement
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = positive)]
     seconds: f64,
-    /// The directory with the tool and the layer, instead of building them
+    /// Directory with a built tool and preload layer, instead of building them
     #[arg(long, value_name = "DIR")]
     built: Option<PathBuf>,
-    /// Print one JSON object, with every single time
+    /// Print one JSON object with every single measurement
     #[arg(long)]
     json: bool,
 }
 
 fn positive(text: &str) -> Result<f64, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| seconds.is_finite() && *seconds > 0.0);
-    seconds.ok_or_else(|| format!("{text:?} is no number of seconds above 0"))
+    seconds.ok_or_else(|| format!("{text:?} is not a positive number"))
 }
 
-/// The exit code where something that is needed is missing.
+/// The exit code if a needed tool or privilege is missing.
 pub(crate) const UNAVAILABLE: u8 = 69;
 
 pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
@@ -83,7 +81,7 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-            eprintln!("boost: {error}; name a directory on a disk by --dir");
+            eprintln!("boost: {error}; or give a directory on a disk with --dir");
             ExitCode::from(UNAVAILABLE)
         }
         Err(error) => {
@@ -106,13 +104,17 @@ fn measured(root: &Path, arguments: &Arguments) -> io::Result<Table> {
     place::with_ground(where_to, |ground| rounds(&built, &root.join("xtask/programs/measure.py"), ground, arguments))
 }
 
-/// Builds the tool and the layer as users have them. The directory with both.
+/// Builds the tool and the layer as users have them. Returns the directory with both.
 pub(crate) fn build(root: &Path) -> io::Result<PathBuf> {
     let target = crate::target(root, "");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root).args(["build", "--quiet", "--release", "--package", "untorn-cli"]);
     cargo.args(["--package", "untorn-preload", "--target-dir"]).arg(&target);
-    if cargo.status()?.success() { Ok(target.join("release")) } else { Err(io::Error::other("the build failed")) }
+    if cargo.status()?.success() {
+        Ok(target.join("release"))
+    } else {
+        Err(io::Error::other("cargo build failed; see its messages above"))
+    }
 }
 
 fn rounds(built: &Path, script: &Path, ground: &Ground, arguments: &Arguments) -> io::Result<Table> {
@@ -122,7 +124,7 @@ fn rounds(built: &Path, script: &Path, ground: &Ground, arguments: &Arguments) -
     let mut table = Table::new(&names, &ground.arms, arguments.rounds, arguments.seconds);
     for round in 0..arguments.rounds {
         for (row, name) in names.iter().enumerate() {
-            // To and fro, so that none always comes after the same other one.
+            // Alternate the direction, so that no variant always follows the same other one.
             let order: Vec<usize> = match round % 2 {
                 0 => (0..ground.arms.len()).collect(),
                 _ => (0..ground.arms.len()).rev().collect(),
@@ -139,7 +141,7 @@ fn rounds(built: &Path, script: &Path, ground: &Ground, arguments: &Arguments) -
     Ok(table)
 }
 
-/// One time of one program.
+/// One measurement of one program.
 struct One<'a> {
     built: &'a Path,
     script: &'a Path,
@@ -153,7 +155,7 @@ impl One<'_> {
         command.arg(self.script).args([self.name, what]).current_dir(self.arm.files()).stdin(Stdio::null()).output()
     }
 
-    /// How often a second, and what untorn reported; `None` if the program is missing.
+    /// Operations per second and untorn's report; `None` if the program is missing.
     fn measure(&self) -> io::Result<Option<(f64, Value)>> {
         self.arm.clear()?;
         let prepared = self.python(Command::new("python3"), "prepare")?;
@@ -188,11 +190,13 @@ impl One<'_> {
         let said = String::from_utf8_lossy(&output.stdout);
         let mut lines = said.lines();
         let rate = lines.next().and_then(|line| line.parse().ok());
-        let rate = rate.ok_or_else(|| io::Error::other(format!("{}: it said {said:?} and no number", self.name)))?;
+        let rate = rate.ok_or_else(|| {
+            io::Error::other(format!("{}: expected a number, but the program printed {said:?}", self.name))
+        })?;
         let report = lines.next().and_then(|line| serde_json::from_str(line).ok());
         match report {
-            // Without one a program that ran plain would look like a boosted one.
-            None if is_under => Err(io::Error::other(format!("{}: untorn gave no report", self.name))),
+            // Without a report, a program that ran without untorn would look like a boosted one.
+            None if is_under => Err(io::Error::other(format!("{}: untorn run printed no report", self.name))),
             report => Ok(Some((rate, report.unwrap_or_default()))),
         }
     }

@@ -1,4 +1,4 @@
-//! Where programs are measured: the directories and logs, and a disk in memory where none is named.
+//! The directories and logs for the measurements, and a disk in memory if no directory is given.
 
 use std::fs;
 use std::io;
@@ -8,37 +8,37 @@ use std::time::Duration;
 
 use untorn_rigs::block::{FileSystem, SlowDisk, Speed, isolated};
 
-/// Bytes of the disk; what is not written of it takes no memory.
+/// Size of the disk; unwritten parts take no memory.
 const DISK: u64 = 4 << 30;
 const MEMORY: &str = "/dev/shm";
 
-/// One way in which programs are run.
+/// One variant of running programs.
 pub(super) struct Arm {
     pub(super) name: &'static str,
     directory: PathBuf,
     pub(super) log: Option<Log>,
-    /// In the other mode, which has no log. Not what the table is about, but for programs that are in the way of neither.
+    /// In mode atomic, which has no log. Only for programs without managed files.
     pub(super) atomic: bool,
 }
 
 pub(super) struct Log {
     pub(super) path: PathBuf,
-    /// Taken for persistent memory, which it is not.
+    /// Treated as persistent memory, although it is not.
     pub(super) assumed: bool,
 }
 
 impl Arm {
-    /// Where a program has its files.
+    /// The directory of a program's files.
     pub(super) fn files(&self) -> PathBuf {
         self.directory.join("files")
     }
 
-    /// Whether this program is run in this way.
+    /// Whether this variant measures this program.
     pub(super) fn measures(&self, name: &str) -> bool {
         !self.atomic || name == super::NO_IO
     }
 
-    /// As if nothing had been measured yet.
+    /// Resets the directory to its initial state.
     pub(super) fn clear(&self) -> io::Result<()> {
         match fs::remove_dir_all(self.files()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -48,7 +48,7 @@ impl Arm {
     }
 }
 
-/// All ways, the bare one first. Their directories go with it.
+/// All variants, the bare one first. Owns their directories, and removes them when dropped.
 pub(super) struct Ground {
     pub(super) arms: Vec<Arm>,
     made: Vec<PathBuf>,
@@ -75,7 +75,7 @@ impl Ground {
         Ok(ground)
     }
 
-    /// A directory of our own.
+    /// Creates a new directory.
     fn make(&mut self, below: &Path) -> io::Result<PathBuf> {
         let path = below.canonicalize()?.join(format!("untorn-boost-{}-{}", std::process::id(), self.made.len()));
         fs::create_dir(&path)?;
@@ -87,22 +87,22 @@ impl Ground {
 impl Drop for Ground {
     fn drop(&mut self) {
         for path in &self.made {
-            // Whatever is left of them, it is in the way of nothing.
+            // Leftovers don't matter.
             let _ = fs::remove_dir_all(path);
         }
     }
 }
 
-/// Where programs and logs are to be.
+/// The requested places of programs and logs.
 #[derive(Clone, Copy)]
 pub(super) struct Where<'a> {
     pub(super) dir: Option<&'a Path>,
     pub(super) log: Option<&'a Path>,
-    /// What each flush takes of a disk that is made.
+    /// The time per flush of a created disk.
     pub(super) flush: Option<Duration>,
 }
 
-/// Runs `work` with all of it in place: on the disk that a directory is on, or on one that is made in memory and gone afterwards.
+/// Runs `work` with everything in place: on a directory's disk, or on a temporary disk in memory.
 pub(super) fn with_ground<T: Send>(
     Where { dir, log, flush }: Where<'_>,
     work: impl FnOnce(&Ground) -> io::Result<T> + Send,
@@ -130,13 +130,13 @@ fn on_slow_disk<T>(flush: Duration, work: impl FnOnce(&Path) -> io::Result<T>) -
     let image = at.path().join("image");
     FileSystem::Ext4.make_of(DISK, &image).map_err(missing)?;
     let disk = SlowDisk::start(FileSystem::Ext4, &image, at.path()).map_err(missing)?;
-    // The disk keeps it, and takes it along when it ends, however that is.
+    // The disk keeps the open file; it disappears with the disk, however that ends.
     fs::remove_file(&image)?;
     disk.set_speed(Speed { bytes_per_second: 0, flush });
     work(disk.path())
 }
 
-/// An ext4 on a loop device, whose file is in memory. Mounted where only this process and its children see it.
+/// An ext4 on a loop device whose file is in memory. Only this process and its children see the mount.
 struct Disk {
     image: PathBuf,
     at: PathBuf,
@@ -148,11 +148,11 @@ impl Disk {
         let disk = Disk { image: name("disk"), at: name("mount") };
         fs::create_dir(&disk.at)?;
         fs::File::create_new(&disk.image)?.set_len(DISK)?;
-        // Nothing lazy: a thread of the kernel that writes zeros would take its part of the time.
+        // No lazy initialization: a kernel thread that writes zeros would disturb the measurement.
         let options = ["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
         done(Command::new("mkfs.ext4").args(options).arg(&disk.image))?;
         done(Command::new("mount").args(["-t", "ext4", "-o", "loop"]).args([&disk.image, &disk.at]))?;
-        // The mount keeps it, and takes it along when it ends, however that is.
+        // The mount keeps the open file; it disappears with the mount, however that ends.
         fs::remove_file(&disk.image)?;
         Ok(disk)
     }
@@ -160,7 +160,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // It may not have come so far; and if it is busy still, it ends with this process.
+        // The mount may not exist yet. If it is still busy, it ends with this process.
         let _ = Command::new("umount").arg(&self.at).output();
         let _ = fs::remove_dir(&self.at);
         let _ = fs::remove_file(&self.image);

@@ -1,4 +1,4 @@
-//! What was measured, and how it is said.
+//! The results, and their text and JSON forms.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::place::Arm;
 
-/// Rates a second by row and arm, one for each round.
+/// Rates per second by row and variant, one per round.
 pub(super) struct Table {
     rows: Vec<Row>,
     arms: Vec<&'static str>,
@@ -19,7 +19,7 @@ struct Row {
     rates: Vec<Vec<f64>>,
     /// Why files were left to the kernel, by arm.
     demoted: Vec<Vec<String>>,
-    /// Its program is not there.
+    /// Its program is missing.
     missing: bool,
 }
 
@@ -35,7 +35,7 @@ impl Table {
         Table { rows, arms: arms.iter().map(|arm| arm.name).collect(), rounds, seconds }
     }
 
-    /// One rate, with what untorn reported of it.
+    /// Adds one rate, with untorn's report.
     pub(super) fn add(&mut self, row: usize, arm: usize, rate: f64, report: &Value) {
         let row = &mut self.rows[row];
         row.rates[arm].push(rate);
@@ -71,7 +71,7 @@ impl Table {
 
     pub(super) fn text(&self) -> String {
         let mut text = format!(
-            "a second; medians of {} times {} s, all in turns; ratios to bare\n{:26}",
+            "operations per second; medians of {} measurements of {} s, in turns; ratios to bare\n{:26}",
             self.rounds, self.seconds, ""
         );
         for name in &self.arms {
@@ -81,7 +81,7 @@ impl Table {
         for row in &self.rows {
             let _ = write!(text, "{:26}", row.name);
             if row.missing {
-                text.push_str("   its program is missing\n");
+                text.push_str("   skipped: its program is missing\n");
                 continue;
             }
             for number in 0..self.arms.len() {
@@ -104,14 +104,14 @@ impl Table {
 }
 
 impl Row {
-    /// The median of what it is to bare in each round.
+    /// The median of its ratios to bare, round by round.
     fn ratio(&self, arm: usize) -> Option<f64> {
         let pairs = self.rates[arm].iter().zip(self.rates.first()?);
         median(&pairs.map(|(rate, bare)| rate / bare).collect::<Vec<_>>())
     }
 }
 
-/// The middle one, or the middle of the middle two.
+/// The middle value, or the mean of the two middle values.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

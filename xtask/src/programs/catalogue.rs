@@ -1,22 +1,23 @@
-//! The programs: what each needs, and what mode atomic tells it no to.
+//! The programs: what each needs, and the calls that mode atomic refuses.
 
 use super::quiet;
 
-/// A script of `xtask/programs`, and what is known of it.
+/// A script of `xtask/programs`, and what to expect of it.
 pub(super) struct Program {
     pub(super) name: &'static str,
     /// The script, and an argument for it.
     pub(super) script: (&'static str, &'static str),
-    /// What it calls: commands of the shell that succeed where it is there, and the package that has it.
+    /// The programs it needs: a shell command that succeeds if the program is installed, and its package.
     pub(super) needs: &'static [(&'static str, &'static str)],
-    /// The calls that mode atomic tells it no to, as its report names them. The program must get over that, unless it says so in a
+    /// The calls that mode atomic refuses, as the report names them. The program must handle the refusal, or report it
+    /// in a
     /// line that ends in `: told no`.
     pub(super) told_no: &'static [&'static str],
-    /// Whether every byte of every file it leaves must be the same. Some write times, or where they ran, into their files.
+    /// Whether all its files must be identical byte for byte. Some programs write times or paths into their files.
     pub(super) files: bool,
 }
 
-/// What is run only if it is named: Debian's package of CPython's tests leaves this one out.
+/// A program that runs only if it is named: Debian's package of CPython's tests does not contain it.
 pub(super) const ON_REQUEST: &str = "python-sqlite3";
 
 const PYTHON: (&str, &str) = ("python3 -c 'import test.test_io'", "libpython3-testsuite");
@@ -36,7 +37,7 @@ pub(super) const CATALOGUE: &[Program] = &[
     python("python-shutil", "test_shutil", &[]),
     python("python-posix", "test_posix", &[]),
     Program {
-        needs: &[("python3 -c 'import test.test_sqlite3'", "a Python with all of its tests")],
+        needs: &[("python3 -c 'import test.test_sqlite3'", "a Python installation with all of its tests")],
         ..python(ON_REQUEST, "test_sqlite3", &[])
     },
     python("python-tempfile", "test_tempfile", &[]),
@@ -72,7 +73,7 @@ pub(super) const CATALOGUE: &[Program] = &[
             ("command -v bzip2", "bzip2"),
             ("command -v xz", "xz-utils"),
         ],
-        told_no: &["ioctl"], // `cp` copies otherwise then.
+        told_no: &["ioctl"], // `cp` then copies in another way.
         files: true,
     },
     Program {
@@ -84,7 +85,7 @@ pub(super) const CATALOGUE: &[Program] = &[
             ("command -v zip", "zip"),
             ("command -v unzip", "unzip"),
         ],
-        told_no: &["ioctl"], // `cp` copies otherwise then.
+        told_no: &["ioctl"], // `cp` then copies in another way.
         files: true,
     },
     Program { name: "sqlite", script: ("sqlite.sh", ""), needs: &[SQLITE], told_no: &[], files: false },

@@ -1,4 +1,4 @@
-//! Programs that are killed at instants that no one chose, over and over: nothing that they acknowledged may be lost.
+//! Kills programs repeatedly at arbitrary instants: no acknowledged step may be lost.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -11,17 +11,17 @@ use super::outcome::{Mode, believe, under};
 use super::victims::{Tally, VICTIMS, Victim, Wrong, judged, share};
 use super::{Built, quiet};
 
-/// Deals so many kills out over the programs, and says last what came of them by mode. Whether nothing was lost.
+/// Spreads the kills over the programs, and prints the tally of each mode last. Returns whether nothing was lost.
 pub(super) fn run(built: &Built, kills: u32, at: &Path) -> io::Result<bool> {
     let (mut all, mut atomic, mut boost) = (true, Tally::default(), Tally::default());
     let each = 3 * VICTIMS.len() as u32;
     if kills < each {
-        println!("fewer than {each} kills: of some programs the tool that serves is never killed");
+        println!("fewer than {each} kills: for some programs, `untorn run` itself is never killed");
     }
     for (place, victim) in (0..).zip(VICTIMS) {
         let kills = share(kills, VICTIMS.len() as u32, place);
         let at = at.join(format!("kills-{}-{}", victim.name, victim.mode.name()));
-        // Of an earlier run that was kept.
+        // Remove the results of an earlier run.
         let _ = fs::remove_dir_all(&at);
         let scene = Scene { built, victim, at };
         let (mut last, mut done, mut found) = (0, 0, Ok(()));
@@ -29,9 +29,9 @@ pub(super) fn run(built: &Built, kills: u32, at: &Path) -> io::Result<bool> {
             found = scene.kill(done, &mut last)?;
             done += 1;
         }
-        // The first kill may come before the first step.
+        // The first kill may hit before the first step.
         if found.is_ok() && done > 1 && last == 0 {
-            found = Err(Wrong::integrity("nothing was acknowledged, so nothing was judged"));
+            found = Err(Wrong::integrity("no step was acknowledged, so nothing was checked"));
         }
         let said = found.as_ref().err().map_or("nothing lost", |wrong| &wrong.said);
         println!("{:20} {done} kills under {}, {last} steps acknowledged: {said}", victim.name, victim.mode.name());
@@ -62,7 +62,7 @@ impl Scene<'_> {
         Ok(self.prepared(command))
     }
 
-    /// Starts the program, kills it after some steps, and sees what is left. `last` is what was acknowledged by then.
+    /// Starts the program, kills it after some steps, and checks its files. `last` is the last acknowledged step.
     fn kill(&self, number: u32, last: &mut u64) -> io::Result<Result<(), Wrong>> {
         for directory in ["files", "aside"] {
             fs::create_dir_all(self.at.join(directory))?;
@@ -72,29 +72,29 @@ impl Scene<'_> {
         let mut child = command.spawn()?;
         let mut said = BufReader::new(child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?).lines();
         let Some(process) = said.next().transpose()? else {
-            return Ok(Err(Wrong::integrity("the program did not begin")));
+            return Ok(Err(Wrong::integrity("the program did not start")));
         };
-        // After so many steps, and somewhere within the next ones.
+        // Kill after this many steps, within one of the next ones.
         for _ in 0..number * 7919 % 5 {
             match said.next().transpose()? {
                 Some(line) => *last = line.parse().map_err(io::Error::other)?,
-                None => return Ok(Err(Wrong::integrity("the program ended by itself"))),
+                None => return Ok(Err(Wrong::integrity("the program exited by itself"))),
             }
         }
         thread::sleep(Duration::from_micros(u64::from(number * 7919 % 997) * 100));
-        // Now and then the one that serves is killed first.
+        // In every third kill, kill `untorn run` first.
         let serves = number % 3 == 2;
-        // What was said by now is certain, whoever pays no heed to what its closes are told.
+        // Steps reported by now are certain, even if the program ignores errors of its closes.
         let told = *last;
         if serves {
             child.kill()?;
         }
-        // The program and what it started. It may have ended by then, told by its calls that nobody serves it.
+        // Kill the program and its children. It may have exited already, because its calls fail without the server.
         quiet("sh").args(["-c", "kill -s KILL -- \"-$0\"", &process]).stderr(Stdio::null()).status()?;
         for line in said {
             match line?.parse() {
                 Ok(acknowledged) => *last = acknowledged,
-                // What the killed tool did not say to its end.
+                // The report that the killed tool did not finish.
                 Err(_) => break,
             }
         }

@@ -1,4 +1,4 @@
-//! `cargo xtask programs`: programs that people have, bare and under `untorn run` in each of its modes.
+//! `cargo xtask programs`: runs existing programs without untorn, and under `untorn run` in each mode.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,42 +19,44 @@ mod victims;
 use catalogue::{CATALOGUE, Program};
 use outcome::{Mode, Outcome, differences};
 
-/// Runs programs that nobody wrote for untorn bare and under `untorn run` in both modes, and compares what they say, how they end
-/// and every file they leave. The layer is the test build that reports what slips past it. The exit code is 0 only if nothing
-/// differs but what mode atomic tells no to, and 69 where a program is missing.
+/// Arguments of `cargo xtask programs`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Only these; without a name all but python-sqlite3, which Debian does not have
+    /// Programs to run [default: all except python-sqlite3, whose tests Debian does not package]
     #[arg(value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(CATALOGUE.iter().map(|program| program.name)))]
     names: Vec<String>,
-    /// Programs at once
+    /// Number of programs to run at once
     #[arg(long, value_name = "N", default_value_t = 2)]
     jobs: usize,
-    /// Kill programs that can tell what they acknowledged so many times in all, too, dealt out over SQLite, RocksDB and file-writing
-    /// ones in both modes; the tally of each mode is the last but one line
+    /// Also kill programs that report their acknowledged steps, this many times in total, spread over SQLite, RocksDB
+    /// and
+    /// file-writing programs in both modes; the second-to-last line has the tally of each mode
     #[arg(long, value_name = "N", default_value_t = 0)]
     kills: u32,
-    /// Cut the power of the same programs' disk so many times in all, too, as root: each runs on ext4 on a recorded disk, boosted ones
-    /// with the log in memory and on that disk, and is judged on disks that a power cut may have left. Disks that must not stand (lying
-    /// ones, those without a replay, that of a program without a sync) have to be convicted; the tally is the last but one line
+    /// Also cut the power of the same programs' disk, this many times in total; needs root. Each program runs on ext4
+    /// on a
+    /// recorded disk, boosted ones with the log in memory and on that disk, and is checked on disks that a power cut
+    /// may
+    /// leave. Canary disks (a lying disk, one without replay, one of a program without syncs) must be convicted. The
+    /// second-to-last line has the tally
     #[arg(long, value_name = "N", default_value_t = 0)]
     power_cuts: u32,
-    /// Draws the instants of the power cuts and what is left then
+    /// Seed for the instants of the power cuts and the surviving writes
     #[arg(long, value_name = "N", default_value_t = 0x5eed)]
     seed: u64,
-    /// The directory with the tool and the layer, instead of building them; escapes are found only by a layer with the feature
-    /// `oracle`
+    /// Directory with a built tool and preload layer, instead of building them; only a layer with the feature `oracle`
+    /// reports calls it misses
     #[arg(long, value_name = "DIR")]
     built: Option<PathBuf>,
-    /// Keep the directories that the programs ran in below this one
+    /// Keep the programs' working directories below this directory
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 }
 
-/// The exit code where a program is missing.
+/// The exit code if a program is missing.
 const UNAVAILABLE: u8 = 69;
 
-/// What is run.
+/// The built tool, the layer, and the scripts.
 struct Built {
     untorn: PathBuf,
     layer: PathBuf,
@@ -70,7 +72,7 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> ExitCode {
     let missing = catalogue::missing(&chosen);
     if !missing.is_empty() {
         eprintln!(
-            "programs: missing here: {}; install them with `apt-get install {}`",
+            "programs: packages are missing: {}; install them with `apt-get install {}`",
             missing.join(", "),
             missing.join(" ")
         );
@@ -97,10 +99,14 @@ fn build(root: &Path) -> io::Result<Built> {
     let cargo = |arguments: &[&str], into: &Path| {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.current_dir(root).arg("build").args(arguments).arg("--target-dir").arg(into);
-        if cargo.status()?.success() { Ok(()) } else { Err(io::Error::other("the build failed")) }
+        if cargo.status()?.success() {
+            Ok(())
+        } else {
+            Err(io::Error::other("cargo build failed; see its messages above"))
+        }
     };
     cargo(&["--quiet", "--release", "--package", "untorn-cli"], &target)?;
-    // Where the tests have theirs.
+    // The same directory as the tests use.
     let oracle = target.join("layer-oracle");
     cargo(&["--quiet", "--package", "untorn-preload", "--features", "oracle"], &oracle)?;
     Ok(Built {
@@ -110,7 +116,7 @@ fn build(root: &Path) -> io::Result<Built> {
     })
 }
 
-/// Whether no program did otherwise than bare.
+/// Whether every program behaved as it does bare.
 fn compare(root: &Path, arguments: &Arguments, chosen: &[&Program]) -> io::Result<bool> {
     let built = match &arguments.built {
         Some(directory) => {
@@ -150,7 +156,7 @@ fn compare(root: &Path, arguments: &Arguments, chosen: &[&Program]) -> io::Resul
     }
     if arguments.power_cuts > 0 {
         let order = power_cuts::Order { disks: arguments.power_cuts, seed: arguments.seed, jobs: arguments.jobs };
-        // What is wrong is to be looked at.
+        // Keep wrong disks for inspection.
         let keep = arguments.keep.clone().unwrap_or_else(std::env::temp_dir);
         same &= power_cuts::run(&built, &order, &keep)?;
     }
@@ -160,7 +166,7 @@ fn compare(root: &Path, arguments: &Arguments, chosen: &[&Program]) -> io::Resul
     Ok(same)
 }
 
-/// Runs a program three times. What there is to say of it, and whether it was the same each time.
+/// Runs a program three times. Returns the report, and whether the results were the same.
 fn one(built: &Built, program: &Program, at: &Path) -> io::Result<(String, bool)> {
     let bare = Outcome::of(built, program, Mode::Bare, at)?;
     let mut report = format!("{:20} bare {:5.1} s", program.name, bare.seconds);
@@ -177,7 +183,7 @@ fn one(built: &Built, program: &Program, at: &Path) -> io::Result<(String, bool)
     Ok((report, found.is_empty()))
 }
 
-/// Where the programs run.
+/// The directory where the programs run.
 struct Place {
     path: PathBuf,
     kept: bool,
@@ -197,13 +203,13 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if !self.kept {
-            // It is a temporary directory, whatever is left of it.
+            // It is a temporary directory, so leftovers don't matter.
             let _ = std::fs::remove_dir_all(&self.path);
         }
     }
 }
 
-/// A command that reads nothing.
+/// A command with empty standard input.
 fn quiet(program: &str) -> Command {
     let mut command = Command::new(program);
     command.stdin(Stdio::null());

@@ -1,4 +1,4 @@
-//! One run of one program, and what distinguishes it from another.
+//! One run of one program, and the differences between two runs.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::catalogue::Program;
 use super::{Built, quiet};
 
-/// How a program is run.
+/// How to run a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Bare,
@@ -32,7 +32,7 @@ impl Mode {
     }
 }
 
-/// What there is in a directory.
+/// An entry of a directory.
 #[derive(Debug, PartialEq, Eq)]
 enum Entry {
     File(u32, Vec<u8>),
@@ -40,29 +40,29 @@ enum Entry {
     Other,
 }
 
-/// What a program said, how it ended, and what it left.
+/// A program's output, exit code and files.
 pub(super) struct Outcome {
     code: Option<i32>,
     out: String,
     err: String,
     files: BTreeMap<PathBuf, Entry>,
-    /// What `untorn run --json` said of it.
+    /// The report of `untorn run --json`.
     report: Value,
-    /// What slipped past the layer.
+    /// The calls that the layer missed.
     escapes: String,
     pub(super) seconds: f64,
 }
 
-/// A program that takes longer than this many seconds hangs.
+/// A program that takes longer than this many seconds counts as hung.
 const PATIENCE: &str = "1800";
 
 impl Outcome {
-    /// Runs a program in a directory of its own.
+    /// Runs a program in a new directory.
     pub(super) fn of(built: &Built, program: &Program, mode: Mode, at: &Path) -> io::Result<Self> {
-        // The same in each mode, for some programs write into their files where these are.
+        // Use the same path in each mode, because some programs write their path into their files.
         let (kept, at) = (at.join(format!("{}-{}", program.name, mode.name())), at.join(program.name));
         let (files, aside) = (at.join("files"), at.join("aside"));
-        // Of an earlier run that was kept.
+        // Remove the results of an earlier run.
         for old in [&kept, &at] {
             let _ = fs::remove_dir_all(old);
         }
@@ -75,7 +75,7 @@ impl Outcome {
             under(&mut command, built, mode, &aside)?;
             command.env("UNTORN_PRELOAD_ORACLE", &escapes);
         }
-        // The report is on standard output, so the program's own is elsewhere, bare too.
+        // The report goes to standard output, so redirect the program's own output, also if bare.
         command.args(["sh", "-c", "exec >\"$ASIDE/out\" 2>\"$ASIDE/err\"; exec sh -e \"$0\" \"$@\""]);
         command.arg(built.scripts.join(program.script.0)).arg(program.script.1).current_dir(&files);
         command.env("ASIDE", &aside).env("PROGRAMS", &built.scripts).env("TMPDIR", &aside).env("LC_ALL", "C.UTF-8");
@@ -106,7 +106,7 @@ impl Outcome {
         files.filter_map(|file| file[of].as_u64()).sum()
     }
 
-    /// The calls that were told no.
+    /// The refused calls.
     fn told_no(&self) -> Vec<&str> {
         let refused = self.report["refused"].as_array().into_iter().flatten();
         let mut calls: Vec<_> = refused.filter_map(|entry| entry[0]["call"].as_str()).collect();
@@ -114,7 +114,7 @@ impl Outcome {
         calls
     }
 
-    /// What was served.
+    /// A summary of what the layer served.
     pub(super) fn words(&self) -> String {
         let files = self.report["files"].as_array().map_or(0, Vec::len);
         let demoted = self.report["demoted"].as_array().into_iter().flatten().filter_map(|entry| entry[1].as_u64());
@@ -148,7 +148,7 @@ pub(super) fn tool(command: &mut Command, built: &Built, mode: Mode, log: &[&OsS
     command.args(["--match", "./**", "--"]);
 }
 
-/// Where temporary files are in memory, so is the log.
+/// If temporary files are in memory, the log is too.
 pub(super) fn believe(command: &mut Command, aside: &Path) -> io::Result<()> {
     if !untorn::doctor(aside).map_err(io::Error::other)?.durable {
         command.env("UNTORN_ASSUME_PMEM", "1");
@@ -156,7 +156,7 @@ pub(super) fn believe(command: &mut Command, aside: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What is in a directory, and in those in it.
+/// The entries of a directory and its subdirectories.
 fn tree(root: &Path, at: &Path, into: &mut BTreeMap<PathBuf, Entry>) -> io::Result<()> {
     for entry in fs::read_dir(root.join(at))? {
         let entry = entry?;
@@ -177,38 +177,38 @@ fn tree(root: &Path, at: &Path, into: &mut BTreeMap<PathBuf, Entry>) -> io::Resu
     Ok(())
 }
 
-/// What a program did otherwise under a mode, in words; nothing if nothing.
+/// Describes each difference between a run under a mode and the bare run.
 pub(super) fn differences(program: &Program, mode: Mode, bare: &Outcome, found: &Outcome) -> Vec<String> {
     let mut all = Vec::new();
     let mut say = |what: String| all.push(format!("{}: {what}", mode.name()));
     let told_no: &[&str] = if mode == Mode::Atomic { program.told_no } else { &[] };
     for call in found.told_no() {
         if !told_no.contains(&call) {
-            say(format!("{call} was told no"));
+            say(format!("{call} was refused, but the catalogue does not expect it"));
         }
     }
     if let Some(call) = told_no.iter().find(|call| !found.told_no().contains(call)) {
-        say(format!("{call} was to be told no, and was not: that is progress, which the catalogue is to say"));
+        say(format!("{call} was not refused any more; remove it from the catalogue"));
     }
     if !found.escapes.is_empty() {
-        say(format!("slipped past the layer: {}", found.escapes.replace('\n', "; ")));
+        say(format!("the layer missed calls: {}", found.escapes.replace('\n', "; ")));
     }
     if found.report["processes"].as_u64().unwrap_or(0) == 0 {
-        say(format!("the run has no report; it said: {}", found.err.trim()));
+        say(format!("untorn run printed no report; its output: {}", found.err.trim()));
     }
     for failure in found.report["failures"].as_array().into_iter().flatten() {
         say(format!("failed: {failure}"));
     }
     if found.report["files"].as_array().is_none_or(Vec::is_empty) {
-        say("no file was managed, so nothing was tried".to_owned());
+        say("no file was managed, so nothing was tested".to_owned());
     }
     let stopped = !told_no.is_empty() && found.out.lines().any(|line| line.ends_with(TOLD_NO));
     lines("said", &bare.out, &found.out, stopped, &mut say);
-    // A program that was told no says so in words of its own, and ends as it likes.
+    // A program with a refused call may print its own message and exit with any code.
     if !stopped {
         lines("complained", &bare.err, &found.err, false, &mut say);
         if bare.code != found.code {
-            say(format!("ended with {:?}, bare with {:?}", found.code, bare.code));
+            say(format!("exit code {:?}, bare {:?}", found.code, bare.code));
         }
         if program.files {
             files(&bare.files, &found.files, &mut say);
@@ -220,10 +220,10 @@ pub(super) fn differences(program: &Program, mode: Mode, bare: &Outcome, found: 
     all
 }
 
-/// How a line ends that says of a part of a program that it was told no.
+/// The end of a line with which a script reports that a call was refused.
 const TOLD_NO: &str = ": told no";
 
-/// Lines that differ; those that a program said because it was told no may.
+/// Reports differing lines, except those caused by a refused call.
 fn lines(what: &str, bare: &str, found: &str, told_no: bool, say: &mut impl FnMut(String)) {
     let allowed = |line: &str| told_no && (line.ends_with(TOLD_NO) || line.starts_with("exit: "));
     let (bare, found): (Vec<_>, Vec<_>) = (bare.lines().collect(), found.lines().collect());
@@ -239,7 +239,7 @@ fn lines(what: &str, bare: &str, found: &str, told_no: bool, say: &mut impl FnMu
     }
 }
 
-/// So many differences of a kind are told.
+/// The maximum number of differences reported per kind.
 const MOST: usize = 20;
 
 fn files(bare: &BTreeMap<PathBuf, Entry>, found: &BTreeMap<PathBuf, Entry>, say: &mut impl FnMut(String)) {
@@ -247,14 +247,14 @@ fn files(bare: &BTreeMap<PathBuf, Entry>, found: &BTreeMap<PathBuf, Entry>, say:
         say(format!("{} is missing", path.display()));
     }
     for path in found.keys().filter(|path| !bare.contains_key(*path)).take(MOST) {
-        say(format!("{} is not there bare", path.display()));
+        say(format!("{} exists, but not bare", path.display()));
     }
     let both = bare.iter().filter_map(|(path, entry)| Some((path, entry, found.get(path)?)));
     for (path, bare, found) in both.filter(|(_, bare, found)| bare != found).take(MOST) {
         let words = |entry: &Entry| match entry {
             Entry::File(mode, bytes) => format!("{} bytes, mode {mode:o}", bytes.len()),
             Entry::Link(to) => format!("a link to {}", to.display()),
-            Entry::Other => "no file".to_owned(),
+            Entry::Other => "not a file".to_owned(),
         };
         say(format!("{} differs: {}, bare {}", path.display(), words(found), words(bare)));
     }

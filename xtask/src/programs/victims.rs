@@ -1,17 +1,18 @@
-//! Programs that can tell what they acknowledged, and what is said of them after a crash.
+//! Programs that report their acknowledged steps, and the verdict on their files after a crash.
 
 use std::process::Output;
 
 use super::outcome::Mode;
 
-/// A program that says its process, then the number of each step that it has acknowledged; and one that says the last number that
-/// is there, or fails.
+/// A program that prints its process number, then the number of each acknowledged step; and a judge that prints the
+/// last
+/// number in the files, or fails.
 pub(super) struct Victim {
     pub(super) name: &'static str,
     pub(super) mode: Mode,
     pub(super) program: &'static str,
     pub(super) judge: &'static str,
-    /// Whether it syncs what it acknowledges. If not, only its writes and closes can make that durable.
+    /// Whether it syncs before it acknowledges. If not, only its writes and closes can make a step durable.
     pub(super) syncs: bool,
 }
 
@@ -23,7 +24,7 @@ const ROCKSDB: Victim = Victim {
     syncs: false,
 };
 
-/// Without a sync at all: what must lose something when the power goes.
+/// A program without syncs: it must lose something in a power cut.
 pub(super) const CARELESS: Victim = Victim {
     name: "sqlite-unsynced",
     mode: Mode::Bare,
@@ -35,7 +36,7 @@ pub(super) const CARELESS: Victim = Victim {
 pub(super) const VICTIMS: &[Victim] = &[
     Victim { mode: Mode::Atomic, ..ROCKSDB },
     ROCKSDB,
-    // Without untorn, or in mode boost, its steps would tear.
+    // Without untorn, or in mode boost, its steps could tear.
     Victim {
         name: "writer",
         mode: Mode::Atomic,
@@ -43,7 +44,7 @@ pub(super) const VICTIMS: &[Victim] = &[
         judge: "python3 \"$PROGRAMS/kill_writer.py\" judge",
         syncs: true,
     },
-    // Likewise. What is stored to a mapping goes to the file in no order but that of its syncs.
+    // The same for stores to a mapping: only syncs order their write-back.
     Victim {
         name: "mapper",
         mode: Mode::Atomic,
@@ -58,7 +59,7 @@ pub(super) const VICTIMS: &[Victim] = &[
         judge: "python3 \"$PROGRAMS/kill_appender.py\" judge",
         syncs: true,
     },
-    // Names that nobody syncs. (Python is to leave nothing beside its scripts: `-B`.)
+    // Creates names without syncing them. (`-B` keeps Python from writing files beside its scripts.)
     Victim {
         name: "maker",
         mode: Mode::Boost,
@@ -66,7 +67,7 @@ pub(super) const VICTIMS: &[Victim] = &[
         judge: "python3 -B \"$PROGRAMS/kill_maker.py\" judge",
         syncs: false,
     },
-    // Syncs of a directory, which the log makes unnecessary or does not.
+    // Syncs directories, which the log makes unnecessary in some cases.
     Victim {
         name: "keeper",
         mode: Mode::Boost,
@@ -74,7 +75,7 @@ pub(super) const VICTIMS: &[Victim] = &[
         judge: "python3 -B \"$PROGRAMS/kill_keeper.py\" judge",
         syncs: true,
     },
-    // Without untorn, or in mode boost, it would tear.
+    // Without untorn, or in mode boost, it could tear.
     Victim {
         name: "sqlite",
         mode: Mode::Atomic,
@@ -99,20 +100,20 @@ pub(super) const VICTIMS: &[Victim] = &[
 ];
 
 impl Victim {
-    /// Whether it goes by what its closes are told. If not, it acknowledges what nobody served any more.
+    /// Whether it checks the result of its closes. If not, it may acknowledge steps that no server committed.
     pub(super) fn hears(&self) -> bool {
         self.syncs || self.mode != Mode::Atomic
     }
 }
 
-/// Of what a judge says, so many characters are told.
+/// The maximum number of characters shown of a judge's output.
 const MOST_WORDS: usize = 300;
 
-/// What is wrong after a crash.
+/// A violation found after a crash.
 #[derive(Debug)]
 pub(super) struct Wrong {
     pub(super) said: String,
-    /// How many of the acknowledged steps are not there; 0 if it is not that.
+    /// The number of lost acknowledged steps; 0 for another violation.
     pub(super) lost: u64,
 }
 
@@ -122,27 +123,29 @@ impl Wrong {
     }
 }
 
-/// What a judge found, if that may be: no step before `acknowledged`, and none after the one that was under way behind `done`, the
-/// last that the program did.
+/// The last step that the judge found, if it is allowed: not before `acknowledged`, and at most one step (the one in
+/// flight) after `done`, the program's last step.
 pub(super) fn judged(output: &Output, acknowledged: u64, done: u64) -> Result<u64, Wrong> {
     let said = String::from_utf8_lossy(&output.stdout);
-    // Under the tool, its report follows.
+    // Under `untorn run`, its report follows.
     let found = said.lines().next().and_then(|line| line.parse::<u64>().ok()).filter(|_| output.status.success());
     match found {
         Some(found) if (acknowledged..=done + 1).contains(&found) => Ok(found),
         Some(found) => {
-            let said = format!("STEP {acknowledged} WAS ACKNOWLEDGED, and {found} is the last there is");
+            let said = format!("STEP {acknowledged} WAS ACKNOWLEDGED, but step {found} is the last one in the files");
             Err(Wrong { said, lost: acknowledged.saturating_sub(found) })
         }
         None => {
             let said: String = said.trim().chars().take(MOST_WORDS).collect();
             let code = output.status.code();
-            Err(Wrong::integrity(format!("AFTER STEP {acknowledged} THE JUDGE ENDED WITH {code:?} AND SAID {said:?}")))
+            Err(Wrong::integrity(format!(
+                "AFTER STEP {acknowledged} THE JUDGE FAILED WITH CODE {code:?} AND PRINTED {said:?}"
+            )))
         }
     }
 }
 
-/// What came of the crashes under one mode.
+/// The results of the crashes under one mode.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Tally {
     crashes: u32,
@@ -159,14 +162,14 @@ impl Tally {
         }
     }
 
-    /// In words, where crashes are called `crashes`.
+    /// The tally as text; `called` names the crashes.
     pub(super) fn words(self, mode: Mode, called: &str) -> String {
         let Tally { crashes, lost, failures } = self;
         format!("{}: {crashes} {called}, {lost} acknowledged writes lost, {failures} integrity failures", mode.name())
     }
 }
 
-/// The crashes of one of `arms` programs, of so many in all.
+/// The share of one of `arms` programs in the total number of crashes.
 pub(super) fn share(crashes: u32, arms: u32, number: u32) -> u32 {
     crashes / arms + u32::from(number < crashes % arms)
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask sustained`: a burst of writes that is longer than the log, to a slow disk.
+//! `cargo xtask sustained`: measures a burst of writes longer than the log to a slow disk.
 
 mod table;
 mod trace;
@@ -18,52 +18,48 @@ use crate::boost::{UNAVAILABLE, build};
 use table::Table;
 use trace::{BLOCK, Trace};
 
-/// What a slow disk and the log are in.
+/// Where the slow disk and the log are.
 const MEMORY: &str = "/dev/shm";
-/// Of the disk, beside the file.
+/// Bytes of the disk besides the file.
 const REST: u64 = 64 << 20;
-/// Seconds of one write each 10 ms before a burst.
+/// Seconds of light load (one write every 10 ms) before a burst.
 const BEFORE: f64 = 1.0;
 
-/// Measures a burst of 4 KiB writes with an fsync each, several times as long as the log, to a disk that takes so many bytes a second:
-/// an ext4 on a loop device of our own, with the log in memory under UNTORN_ASSUME_PMEM=1. Beside it the same writes without a log, with
-/// one fsync in the end, and with one each, and with the log and other sizes of its batches. All take turns. Each block of the file is
-/// written once, in an order drawn at random: so nothing is saved by writing a block once for many writes. Before and after the burst
-/// there is one write each 10 ms. It takes root; where that or FUSE is missing, the exit code is 69.
+/// Arguments of `cargo xtask sustained`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Bytes a second that the disk takes
+    /// The disk's speed in bytes per second; suffixes K, M, G are powers of 1024
     #[arg(long, value_name = "SIZE", default_value = "20M", value_parser = size)]
     device_rate: u64,
-    /// Milliseconds that each flush of the disk takes in addition
+    /// Additional milliseconds per flush of the disk
     #[arg(long, value_name = "MS", default_value_t = 0)]
     flush_ms: u64,
-    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = size, help = "The log")]
+    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = size, help = "Size of the log in bytes; suffixes as for --device-rate")]
     log_size: u64,
-    /// Bytes that are written
+    /// Number of bytes to write; suffixes as for --device-rate
     #[arg(long, value_name = "SIZE", default_value = "96M", value_parser = size)]
     burst: u64,
-    /// The same with so many entries in a batch, at least and at most; 0 for none
+    /// Also measure with these batch sizes (minimum and maximum entries per batch), comma-separated; 0 for none
     #[arg(long, value_name = "LIST", default_value = "10,100,1000,5000", value_delimiter = ',')]
     batch: Vec<u64>,
-    /// Seconds of one write each 10 ms after the burst
+    /// Seconds of light load (one write every 10 ms) after the burst
     #[arg(long, value_name = "S", default_value_t = 3.0)]
     after: f64,
-    /// How often each is measured
+    /// Number of measurements of each variant
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// The directory with the tool and the layer, instead of building them
+    /// Directory with a built tool and preload layer, instead of building them
     #[arg(long, value_name = "DIR")]
     built: Option<PathBuf>,
-    /// Print one JSON object, with every tenth of a second
+    /// Print one JSON object with the figures of every tenth of a second
     #[arg(long)]
     json: bool,
-    /// Draw the first round over time
+    /// Plot the first round over time into this SVG file
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
 
-/// A number of bytes, with K, M or G behind it perhaps.
+/// Parses a number of bytes with an optional suffix K, M or G.
 fn size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.strip_suffix(['K', 'M', 'G']) {
         Some(digits) if text.ends_with('K') => (digits, 10),
@@ -72,17 +68,19 @@ fn size(text: &str) -> Result<u64, String> {
         None => (text, 0),
     };
     let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-    bytes.filter(|&bytes| bytes > 0).ok_or_else(|| format!("{text:?} is no number of bytes above 0"))
+    bytes
+        .filter(|&bytes| bytes > 0)
+        .ok_or_else(|| format!("{text:?} is not a positive number of bytes; examples: 4096, 64K, 20M"))
 }
 
-/// How the writes are made.
+/// How the program writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// Without a log, with one fsync after all of them.
     OneSync,
-    /// Without a log, with an fsync each, for as long as the disk needs for all of them.
+    /// Without a log, with an fsync per write, for as long as the disk needs for all of them.
     SyncEach,
-    /// With a log and an fsync each.
+    /// With a log and an fsync per write.
     Log { batch: Option<u64> },
 }
 
@@ -104,7 +102,7 @@ impl Way {
     }
 }
 
-/// What all are measured under.
+/// The parameters of the whole measurement.
 #[derive(Clone, Copy, Debug)]
 struct Terms {
     rate: u64,
@@ -116,9 +114,9 @@ struct Terms {
 impl fmt::Display for Terms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
-        write!(f, "{} MiB to a disk of {} MiB a second", mib(self.burst), mib(self.rate))?;
+        write!(f, "{} MiB to a disk of {} MiB per second", mib(self.burst), mib(self.rate))?;
         if self.flush_ms > 0 {
-            write!(f, " and {} ms a flush", self.flush_ms)?;
+            write!(f, " and {} ms per flush", self.flush_ms)?;
         }
         write!(f, ", a log of {} MiB", mib(self.log))
     }
@@ -180,10 +178,10 @@ fn rounds(bench: &Bench<'_>) -> io::Result<Table> {
     let image = at.path().join("image");
     FileSystem::Ext4.make_of(terms.burst + REST, &image).map_err(missing)?;
     let disk = SlowDisk::start(FileSystem::Ext4, &image, at.path()).map_err(missing)?;
-    // The disk keeps it, and takes it along when it ends, however that is.
+    // The disk keeps the open file; it disappears with the disk, however that ends.
     fs::remove_file(&image)?;
     for round in 0..arguments.rounds {
-        // To and fro, so that none always comes after the same other one.
+        // Alternate the direction, so that no variant always follows the same other one.
         let order: Vec<usize> = match round % 2 {
             0 => (0..ways.len()).collect(),
             _ => (0..ways.len()).rev().collect(),
@@ -196,7 +194,7 @@ fn rounds(bench: &Bench<'_>) -> io::Result<Table> {
     Ok(table)
 }
 
-/// What is measured, and with what.
+/// The tools and arguments of the measurement.
 struct Bench<'a> {
     tool: &'a Path,
     layer: &'a Path,
@@ -232,12 +230,15 @@ impl Bench<'_> {
         let said = String::from_utf8_lossy(&output.stdout);
         let mut lines = said.lines().map(serde_json::from_str::<Value>);
         let trace = lines.next().and_then(|line| Trace::of(&line.ok()?));
-        let trace = trace.ok_or_else(|| io::Error::other(format!("{}: it gave no times", way.name())))?;
+        let trace = trace.ok_or_else(|| io::Error::other(format!("{}: the program printed no times", way.name())))?;
         if let Way::Log { .. } = way {
             let report = lines.next().and_then(Result::ok).unwrap_or_default();
-            // A program that ran plain would look like a boosted one.
+            // A program that ran without the log would look like a boosted one.
             if report["files"].as_array().is_none_or(Vec::is_empty) || report["demoted"] != Value::Array(Vec::new()) {
-                return Err(io::Error::other(format!("{}: it was not behind the log: {report}", way.name())));
+                return Err(io::Error::other(format!(
+                    "{}: the program did not run behind the log: {report}",
+                    way.name()
+                )));
             }
             fs::remove_file(log)?;
         }

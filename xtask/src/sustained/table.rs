@@ -1,4 +1,4 @@
-//! What was measured, and how it is said.
+//! The results, and their text and JSON forms.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use super::trace::Trace;
 use super::{Terms, Way};
 use crate::boost::median;
 
-/// The traces of each way, one for each round.
+/// The traces of each variant, one per round.
 pub(super) struct Table {
     terms: Terms,
     rows: Vec<Row>,
@@ -106,8 +106,11 @@ impl Table {
     }
 
     pub(super) fn text(&self) -> String {
-        let mut text =
-            format!("{}; medians of {}, all in turns\n", self.terms, self.rows.first().map_or(0, Row::rounds));
+        let mut text = format!(
+            "{}; medians of {} rounds, measured in turns\n",
+            self.terms,
+            self.rows.first().map_or(0, Row::rounds)
+        );
         let head = [
             "MiB/s",
             "to one fsync",
@@ -155,14 +158,14 @@ impl Table {
         let (batches, others): (Vec<&Row>, Vec<&Row>) = self.rows.iter().partition(is_batch);
         let terms = self.terms.to_string();
         let mut plots = vec![
-            lines(&others, format!("writes over time: {terms}"), "MiB a second", |bin| bin.rate()),
-            lines(&others, "what a write took".to_owned(), "milliseconds, mean", |bin| bin.mean.unwrap_or(f64::NAN)),
+            lines(&others, format!("writes over time: {terms}"), "MiB per second", |bin| bin.rate()),
+            lines(&others, "duration of a write".to_owned(), "milliseconds, mean", |bin| bin.mean.unwrap_or(f64::NAN)),
         ];
         if !batches.is_empty() {
-            plots.push(lines(&batches, "writes over time, by the size of batches".to_owned(), "MiB a second", |bin| {
+            plots.push(lines(&batches, "writes over time, by batch size".to_owned(), "MiB per second", |bin| {
                 bin.rate()
             }));
-            plots.push(lines(&batches, "written in all".to_owned(), "MiB", |bin| bin.rate()));
+            plots.push(lines(&batches, "total written".to_owned(), "MiB", |bin| bin.rate()));
             if let Some(plot) = plots.last_mut() {
                 plot.lines.iter_mut().for_each(sum_up);
             }
@@ -171,7 +174,7 @@ impl Table {
     }
 }
 
-/// What of rates makes amounts: each bin is a tenth of a second.
+/// Turns rates into amounts: each bin is a tenth of a second.
 fn sum_up(line: &mut Line) {
     let mut sum = 0.0;
     for point in &mut line.points {

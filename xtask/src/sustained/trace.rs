@@ -1,4 +1,4 @@
-//! What a program said of its writes, and what follows from that.
+//! The times of a program's writes, and the figures derived from them.
 
 use serde_json::Value;
 
@@ -6,11 +6,11 @@ use crate::boost::median;
 
 /// Bytes of each write.
 pub(super) const BLOCK: u64 = 4096;
-/// How finely time is looked at, in nanoseconds.
+/// The length of a bin in nanoseconds.
 const BIN: u64 = 100_000_000;
-/// So many bins in a row have to be as before for the burst to be over.
+/// The burst is over after this many usual bins in a row.
 const IN_A_ROW: usize = 3;
-/// What is still as before: so many times the median.
+/// A bin is usual up to this multiple of the median.
 const NORMAL: f64 = 2.0;
 const MIB: f64 = (1 << 20) as f64;
 
@@ -32,9 +32,9 @@ pub(super) struct Trace {
 pub(super) struct Bin {
     /// Its beginning, in seconds since that of the burst.
     pub(super) seconds: f64,
-    /// Writes that returned in it.
+    /// Number of writes that returned in it.
     pub(super) writes: u64,
-    /// Milliseconds that they took; nothing without a write.
+    /// Their duration in milliseconds; `None` without a write.
     pub(super) mean: Option<f64>,
     pub(super) longest: Option<f64>,
 }
@@ -68,12 +68,12 @@ impl Trace {
         [self.before.len(), self.burst.len(), self.after.len()]
     }
 
-    /// MiB a second, over the whole burst.
+    /// MiB per second over the whole burst.
     pub(super) fn rate(&self) -> f64 {
         rate(self.burst.len(), self.start(), self.end)
     }
 
-    /// The same without the first writes, which a log of so many bytes takes at once.
+    /// The same without the first writes, which a log of this size absorbs at once.
     pub(super) fn rate_beyond(&self, log: u64) -> Option<f64> {
         let first = usize::try_from(log / BLOCK).ok()?;
         let since = self.burst.get(first.checked_sub(1)?)?.1;
@@ -81,13 +81,13 @@ impl Trace {
         (left > 0).then(|| rate(left, since, self.end))
     }
 
-    /// The median of what a write took before the burst, in milliseconds.
+    /// The median duration of a write before the burst, in milliseconds.
     pub(super) fn usual(&self) -> Option<f64> {
         median(&self.before.iter().map(millis).collect::<Vec<_>>())
     }
 
-    /// Seconds after the burst's end from which on writes take as long as before it: the beginning of the first three tenths of a
-    /// second in a row in each of which the median is at most twice the usual one. `None` if there are none.
+    /// Seconds from the burst's end until writes take as long as before it: the start of the first three tenths of a
+    /// second in a row whose medians are at most twice the usual one. `None` if there are none.
     pub(super) fn back_to_normal(&self) -> Option<f64> {
         let usual = self.usual()?;
         let last = self.after.last()?.0.checked_sub(self.end)? / BIN;
@@ -100,7 +100,7 @@ impl Trace {
         Some(first as f64 * BIN as f64 / 1e9)
     }
 
-    /// What the longest write of the burst and after it took, in milliseconds.
+    /// The longest duration of a write in the burst or after it, in milliseconds.
     pub(super) fn longest(&self) -> f64 {
         self.burst.iter().chain(&self.after).map(millis).fold(0.0, f64::max)
     }
@@ -131,7 +131,7 @@ impl Trace {
 }
 
 impl Bin {
-    /// MiB a second.
+    /// MiB per second.
     pub(super) fn rate(&self) -> f64 {
         (self.writes * BLOCK) as f64 / MIB / (BIN as f64 / 1e9)
     }

@@ -1,4 +1,4 @@
-//! Every barrier declared with `barriers!` is passed by the code it belongs to: an unused one hides a lost fence.
+//! Every barrier declared with `barriers!` is used by its module's code: an unused one hides a lost fence.
 
 use super::source::{File, identifier_at, matching, occurrences, words};
 use super::{Finding, Tree};
@@ -21,7 +21,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
                     .any(|place| !inside_declaration(code, place) && (at_hand || is_qualified(file, code, place)))
             });
             if !used {
-                let message = format!("barrier `{name}` is passed nowhere; remove it, or pass it where it belongs");
+                let message =
+                    format!("barrier `{name}` is never passed to a fence; remove it, or pass it where it belongs");
                 findings.push(Finding::new(file, file.line_of(at), message));
             }
         }
@@ -128,6 +129,6 @@ mod tests {
             ("crates/untorn/src/sidecar/open.rs", "fn f() { fence(barriers::A) }\n#[cfg(test)]\nmod t { use x::B; }"),
             ("crates/untorn/src/engine/x.rs", "fn f() { fence(barriers::B) }"),
         ]);
-        assert!(found.len() == 1 && found[0].contains("sidecar/mod.rs:5: barrier `B` is passed nowhere"), "{found:?}");
+        assert!(found.len() == 1 && found[0].contains("sidecar/mod.rs:5: barrier `B` is never passed"), "{found:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! The C headers say what the C library defines, no more, no less.
+//! The C headers declare exactly the functions that the C library defines.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::{Finding, Tree};
 const LIBRARY: &str = "crates/untorn-capi/src/";
 const HEADERS: &str = "include/";
 
-/// Where a function is named, and how many parameters it takes.
+/// The place of a function, and its number of parameters.
 struct Function {
     path: String,
     line: usize,
@@ -29,7 +29,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     for (name, function) in &defined {
         match declared.get(name) {
             None => {
-                let message = format!("`{name}` is declared in no header under {HEADERS}");
+                let message = format!("`{name}` is not declared in any header under {HEADERS}");
                 findings.push(Finding::at(&function.path, function.line, message));
             }
             Some(header) if header.parameters != function.parameters => {
@@ -64,7 +64,7 @@ fn definitions(file: &File) -> Vec<(String, Function)> {
     found
 }
 
-/// Every function declared in a header. Inline functions with a body are the header's own.
+/// Every function declared in a header, except inline functions with a body.
 fn declarations(file: &File) -> Vec<(String, Function)> {
     let code = without_preprocessor(&file.code);
     let mut found = Vec::new();
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn a_missing_declaration_or_definition_is_found() {
         let found = messages(RUST, &HEADER.replace("uint32_t untorn_version(void);", ""));
-        assert!(found.len() == 1 && found[0].contains("`untorn_version` is declared in no header"), "{found:?}");
+        assert!(found.len() == 1 && found[0].contains("`untorn_version` is not declared in any header"), "{found:?}");
         let found = messages(RUST, &HEADER.replace("enum {", "int untorn_new(int);\nenum {"));
         assert!(found.len() == 1 && found[0].contains("untorn.h:12: `untorn_new` is declared but"), "{found:?}");
     }

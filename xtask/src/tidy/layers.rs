@@ -7,7 +7,7 @@ use super::source::{File, identifier_at, in_identifier, matching, occurrences, w
 use super::{Finding, Tree};
 
 const ROOT: &str = "crates/untorn/src/";
-/// This file's path, which findings about its tables name.
+/// This file's path, for findings about its tables.
 const HERE: &str = "xtask/src/tidy/layers.rs";
 
 /// The floors, lowest first. A module uses itself and what stands on floors below. Modules of one floor are neighbours that never
@@ -42,7 +42,7 @@ const ROOMS: &[(&str, &[&[&str]])] = &[
     ("sync", &[&["word_lock", "page_seqlock", "wake_flag"], &["slots", "group_commit", "clean_bits"]]),
 ];
 
-/// Upward paths that are allowed: from, to, and the reason. One that is no longer needed is a finding.
+/// Permitted upward paths: from, to, and the reason. An entry that is no longer needed is a finding.
 const EXCEPTIONS: &[Exception] = &[];
 
 type Exception = (&'static str, &'static str, &'static str);
@@ -142,7 +142,7 @@ fn module_of(path: &str) -> Vec<String> {
     segments
 }
 
-/// Whether a file module, or one around it, is declared under `#[cfg(test)]`: tests may use the faces.
+/// Whether a file module or its parent is declared under `#[cfg(test)]`: tests may use the public interfaces.
 fn is_test(sources: &[&File], module: &[String]) -> bool {
     (1..=module.len()).any(|depth| {
         let (parent, name) = (&module[..depth - 1], &module[depth - 1]);
@@ -151,7 +151,7 @@ fn is_test(sources: &[&File], module: &[String]) -> bool {
     })
 }
 
-/// Every path in a file that names a module of the crate: where it stands, and the segments from the crate's root.
+/// Every path in a file that names a module of the crate: its offset, and the segments from the crate's root.
 fn references(file: &File, module: &[String]) -> Vec<(usize, Vec<String>)> {
     let code = file.code_without_tests();
     let inline = file.inline_modules();

@@ -1,4 +1,4 @@
-//! No lock that a forked child could find held for ever.
+//! Finds locks that a forked child could wait for forever.
 //!
 //! A forked child has only the thread that called `fork`. If another thread of the parent held a lock of the standard
 //! library, or was making a value lazily under one, the child waits for that thread for ever.
@@ -31,8 +31,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
             let kind = kind.trim();
             let name = kind.split(|c| !in_identifier(c) && c != ':').next().unwrap_or_default();
             if let Some(waits) = WAITS.iter().find(|waits| name.rsplit("::").next() == Some(**waits)) {
-                let instead = "`FirstUse`, `PerProcess` and `OnceForAll` are for that";
-                let message = format!("a forked child may wait for ever for a static {waits}; {instead}");
+                let instead = "use `FirstUse`, `PerProcess` or `OnceForAll`";
+                let message = format!("a forked child may wait forever for a static {waits}; {instead}");
                 findings.push(Finding::new(file, file.line_of(at), message));
             }
         }

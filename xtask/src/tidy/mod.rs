@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: the house rules that no compiler checks.
+//! `cargo xtask tidy`: checks the repository's rules that no compiler checks.
 //!
 //! Each module holds one family of rules and tests that plant a violation of each. A rule sees the repository as a
 //! [`Tree`] in memory and returns [`Finding`]s.
@@ -33,12 +33,12 @@ use source::File;
 #[derive(Debug, Default)]
 struct Tree {
     files: Vec<File>,
-    /// Directories at the root of this machine's file system that belong to this machine alone.
+    /// Directories at the root of this machine's file system that exist only on this machine.
     foreign_roots: Vec<String>,
 }
 
 impl Tree {
-    /// Reads every text file below `root`, but not what is built or belongs to git.
+    /// Reads every text file below `root`, except build output and git's files.
     fn read(root: &Path) -> io::Result<Self> {
         let mut tree = Tree { files: Vec::new(), foreign_roots: text::foreign_roots()? };
         tree.walk(root, "")?;
@@ -59,7 +59,7 @@ impl Tree {
             } else if kind.is_dir() && name != "target" && path != "fuzz/corpus" {
                 self.walk(&entry.path(), &format!("{path}/"))?;
             } else if kind.is_file() {
-                // What is not UTF-8 is not text: golden images, pictures.
+                // Files that are not UTF-8 are not text: golden images, pictures.
                 if let Ok(text) = String::from_utf8(fs::read(entry.path())?)
                     && !text.contains('\0')
                 {
@@ -117,7 +117,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Checks the repository at `root`, prints what it finds, and says whether the house is in order.
+/// Checks the repository at `root` and prints the findings.
 pub(crate) fn run(root: &Path) -> io::Result<ExitCode> {
     let tree = Tree::read(root)?;
     let rules = [

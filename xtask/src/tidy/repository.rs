@@ -1,11 +1,11 @@
-//! Rules on the repository as a whole: the lock file, the README's promises, what the documents point at.
+//! Rules on the repository as a whole: the lock file, the README's commands, and links in documents.
 
 use super::source::occurrences;
 use super::{Finding, Tree};
 
 const README: &str = "README.md";
 const CI: &str = ".ci/run";
-/// The two commands a newcomer is told to run.
+/// The two commands that the README tells a newcomer to run.
 const COMMANDS: &[&str] = &["cargo run --release -- demo", "cargo test --workspace"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -24,31 +24,43 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 
 fn lock_file(tree: &Tree, findings: &mut Vec<Finding>) {
     if tree.find("Cargo.lock").is_none() {
-        findings.push(Finding::at("Cargo.lock", 1, "not there; the versions that were tested are part of the source"));
+        findings.push(Finding::at(
+            "Cargo.lock",
+            1,
+            "the file is missing; commit it, because the tested versions are part of the source",
+        ));
     }
     let ignores = |line: &str| line.trim_start_matches('/') == "Cargo.lock";
     if let Some(file) = tree.find(".gitignore")
         && let Some(line) = file.text.lines().position(ignores)
     {
-        findings.push(Finding::new(file, line + 1, "Cargo.lock is ignored; it must be committed"));
+        findings.push(Finding::new(
+            file,
+            line + 1,
+            "Cargo.lock is ignored, but must be committed; remove it from this file",
+        ));
     }
 }
 
 fn commands(tree: &Tree, findings: &mut Vec<Finding>) {
     for path in [README, CI] {
         let Some(file) = tree.find(path) else {
-            findings.push(Finding::at(path, 1, "not there"));
+            findings.push(Finding::at(path, 1, "the file is missing"));
             continue;
         };
         for command in COMMANDS {
             if !file.text.contains(command) {
-                findings.push(Finding::new(file, 1, format!("`{command}` is not in it; README and CI run the same")));
+                findings.push(Finding::new(
+                    file,
+                    1,
+                    format!("`{command}` is missing: README and CI must run the same commands"),
+                ));
             }
         }
     }
 }
 
-/// What a document points at: relative links, and repository paths in backticks, a test after `::` perhaps.
+/// The targets of a document: relative links, and repository paths in backticks, with an optional test after `::`.
 fn pointers(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     for at in occurrences(text, "](") {
@@ -94,11 +106,11 @@ fn exists(tree: &Tree, from: &str, target: &str) -> Result<(), &'static str> {
     let full = segments.join("/");
     let Some(file) = tree.find(&full) else {
         let is_directory = tree.files.iter().any(|file| file.path.starts_with(&format!("{full}/")));
-        return if is_directory { Ok(()) } else { Err("no such file in the repository") };
+        return if is_directory { Ok(()) } else { Err("the repository has no such file") };
     };
     let name = test.and_then(|test| test.rsplit("::").next());
     match name {
-        Some(name) if !file.code.contains(&format!("fn {name}(")) => Err("no such function in that file"),
+        Some(name) if !file.code.contains(&format!("fn {name}(")) => Err("that file has no such function"),
         _ => Ok(()),
     }
 }

@@ -1,6 +1,7 @@
-//! Source text taken apart just enough to check it: code, comments, test items, inline modules.
+//! Splits source text just enough to check it: code, comments, test items, inline modules.
 //!
-//! No parser: a parser would refuse the half-written files that a check is most useful on, and the rules need no types.
+//! It does not use a parser: a parser would refuse half-written files, for which a check is most useful, and the rules
+//! need no types.
 
 use std::ops::Range;
 
@@ -105,7 +106,7 @@ pub(super) fn occurrences<'a>(text: &'a str, needle: &'a str) -> impl Iterator<I
     text.match_indices(needle).map(|(at, _)| at)
 }
 
-/// Byte offsets at which `word` stands as a whole word.
+/// Byte offsets at which `word` occurs as a whole word.
 pub(super) fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     occurrences(text, word).filter(move |&at| {
         let before = text[..at].chars().next_back();

@@ -7,7 +7,7 @@ use super::{Finding, Tree};
 const LONG: usize = 500;
 const TOO_LONG: usize = 600;
 
-/// Directories at the root of any Linux system; a path into another one names somebody's machine.
+/// Directories at the root of any Linux system. A path into another one names a particular machine.
 const STANDARD: &[&str] = &[
     "bin",
     "boot",
@@ -51,7 +51,8 @@ fn length(file: &File, findings: &mut Vec<Finding>) {
     }
     match file.lines_of_code() {
         lines if lines > TOO_LONG => {
-            let message = format!("{lines} lines of code; a module has at most {LONG}: split it by duty");
+            let message =
+                format!("{lines} lines of code; a module may have at most {LONG}: split it by responsibility");
             findings.push(Finding::new(file, 1, message));
         }
         lines if lines > LONG => {
@@ -66,18 +67,22 @@ fn unfinished(file: &File, findings: &mut Vec<Finding>) {
     if file.is_rust() {
         for name in ["todo", "unimplemented", "dbg"] {
             for at in words(&file.code, name).filter(|at| file.code[at + name.len()..].starts_with('!')) {
-                findings.push(Finding::new(file, file.line_of(at), format!("`{name}!` in finished code")));
+                findings.push(Finding::new(file, file.line_of(at), format!("`{name}!` in committed code; remove it")));
             }
         }
         for at in occurrences(&file.code, "#[ignore") {
-            findings.push(Finding::new(file, file.line_of(at), "an ignored test proves nothing; run it or remove it"));
+            findings.push(Finding::new(
+                file,
+                file.line_of(at),
+                "an ignored test proves nothing; enable it or remove it",
+            ));
         }
     }
     // In modules a note stands in a comment; elsewhere anywhere.
     let prose = if file.is_module() { &file.comments } else { &file.text };
     for note in [concat!("FIX", "ME"), concat!("XX", "X")] {
         for at in words(prose, note) {
-            let message = format!("{note}: do it now, or open an issue and say nothing here");
+            let message = format!("{note}: do it now, or open an issue and remove the note");
             findings.push(Finding::new(file, file.line_of(at), message));
         }
     }
@@ -95,7 +100,7 @@ fn machine_paths(file: &File, foreign_roots: &[String], findings: &mut Vec<Findi
             let whole = root.ends_with('/') || !after.is_some_and(|c| in_identifier(c) || "-.".contains(c));
             if !inside_path && whole {
                 let message = format!(
-                    "`{}` is a path of one machine; name nothing outside the repository",
+                    "`{}` is a path on one machine; don't name paths outside the repository",
                     root.trim_end_matches('/')
                 );
                 findings.push(Finding::new(file, file.line_of(at), message));
@@ -107,15 +112,11 @@ fn machine_paths(file: &File, foreign_roots: &[String], findings: &mut Vec<Findi
 fn white_space(file: &File, findings: &mut Vec<Finding>) {
     for (i, line) in file.text.split('\n').enumerate() {
         if line.ends_with(char::is_whitespace) {
-            findings.push(Finding::new(file, i + 1, "white space at the end of the line"));
+            findings.push(Finding::new(file, i + 1, "trailing white space"));
         }
     }
     if !file.text.is_empty() && (!file.text.ends_with('\n') || file.text.ends_with("\n\n")) {
-        findings.push(Finding::new(
-            file,
-            file.line_of(file.text.len()),
-            "the file does not end with exactly one newline",
-        ));
+        findings.push(Finding::new(file, file.line_of(file.text.len()), "the file must end with exactly one newline"));
     }
 }
 
@@ -182,8 +183,8 @@ mod tests {
 
     #[test]
     fn white_space_is_found() {
-        only("a.md", "a \nb\n", "a.md:1: white space");
-        only("a.md", "a\nb", "a.md:2: the file does not end");
+        only("a.md", "a \nb\n", "a.md:1: trailing white space");
+        only("a.md", "a\nb", "a.md:2: the file must end");
         only("a.md", "a\n\n", "exactly one newline");
     }
 }

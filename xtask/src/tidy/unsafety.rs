@@ -1,9 +1,9 @@
-//! Unsafe code: only in its homes, and each with the argument why it is sound.
+//! Unsafe code: only in the permitted files, and each block with a soundness argument.
 
 use super::source::{File, identifier_at, matching, words};
 use super::{Finding, Tree};
 
-/// Where unsafe code may stand, and what for. Everything else is safe Rust.
+/// Where unsafe code is permitted, and why. All other code is safe Rust.
 const HOMES: &[(&str, &str)] = &[
     ("crates/untorn/src/storage/", "maps files and stores past the cache"),
     ("crates/untorn/src/sys/", "calls the system"),
@@ -24,7 +24,10 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
             let line = file.line_of(at);
             if !HOMES.iter().any(|(home, _)| file.path.starts_with(home)) {
                 let homes: Vec<&str> = HOMES.iter().map(|(home, _)| *home).collect();
-                let message = format!("unsafe code outside its homes ({})", homes.join(", "));
+                let message = format!(
+                    "unsafe code outside the permitted files ({}); write safe code, or add the file to HOMES",
+                    homes.join(", ")
+                );
                 findings.push(Finding::new(file, line, message));
             }
             let rest = file.code[at + 6..].trim_start();
@@ -139,7 +142,10 @@ mod tests {
     #[test]
     fn unsafe_away_from_home_is_found() {
         let found = messages("crates/untorn/src/file.rs", "// SAFETY: yes.\nunsafe { f() }");
-        assert!(found.len() == 1 && found[0].contains("file.rs:2: unsafe code outside its homes"), "{found:?}");
+        assert!(
+            found.len() == 1 && found[0].contains("file.rs:2: unsafe code outside the permitted files"),
+            "{found:?}"
+        );
     }
 
     #[test]

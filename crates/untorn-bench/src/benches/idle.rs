@@ -1,4 +1,4 @@
-//! `idle`: an open file that nobody uses.
+//! `idle`: an open but unused file.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::rig::Rig;
 
 const SECONDS: f64 = 3.0;
 
-/// Writes before the file is left alone, enough for everything that works in the background to have begun.
+/// Writes before the idle time, enough to start all background work.
 const WRITES: u64 = 10_000;
 const SIZE: usize = 4096;
 
@@ -40,7 +40,7 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, progress: &mut Progress<'_>) -> R
             }
         }
         file.sync()?;
-        progress(2 * index as u64 + 1, total, "lying idle");
+        progress(2 * index as u64 + 1, total, "idling");
         let idle = Duration::from_secs_f64(rig.args.seconds.unwrap_or(SECONDS));
         let (start, cpu, sleeps) = (Instant::now(), process_time(), sleeps()?);
         std::thread::sleep(idle);

@@ -29,45 +29,40 @@ use crate::report::{CopyRow, Report, Row};
 use crate::rig::{Rig, file_len};
 use crate::stats::{median, pairwise};
 
-/// The name of the file where a benchmark has one at a time.
+/// The name of the file of a benchmark that has one at a time.
 const FILE: &str = "atomic";
 
-/// Called with the steps done, the steps in all, and what is being done.
+/// Called with the number of steps done, the total number of steps, and the current step.
 pub(crate) type Progress<'p> = dyn FnMut(u64, u64, &str) + 'p;
 
-/// The benchmarks and what each shows, in a line.
+/// The benchmarks, with a one-line description each.
 pub fn names() -> &'static [(&'static str, &'static str)] {
     &[
-        ("atomic-write", "atomic writes, each durable on return, against raw copies with a fence each"),
-        ("atomic-commit", "writes with a commit every 100, against raw copies with a fence every 100"),
-        ("atomic-read", "reads of settled and of reflected pages, against memcpy from an identical mapping"),
+        ("atomic-write", "atomic writes, each durable on return, compared with raw copies with a fence each"),
+        ("atomic-commit", "writes with a commit every 100, compared with raw copies with a fence every 100"),
+        ("atomic-read", "reads of settled and reflected pages, compared with memcpy from an identical mapping"),
         (
             "commit-time",
-            "one commit after 10, 1,000 and 100,000 written blocks, against a fence after as many raw copies",
+            "one commit after 10, 1,000 and 100,000 written blocks, compared with a fence after as many raw copies",
         ),
-        (
-            "hybrid-policy",
-            "reads and writes of 4 KiB under undo, redo and hybrid logging, from no reads to nothing else",
-        ),
-        ("map-commit", "a commit of plain stores into a map, against msync of a mapping or a flush of its lines"),
-        ("region-flush", "the same with a region of a store: libpmem's pmem_flush benchmark, ported as the paper did"),
-        ("region-ops", "create, allocate, map, unmap, free and delete regions, against files made durable by fsync"),
-        (
-            "redundancy",
-            "workloads on a mapping, and on a map with commits, covered every so many seconds, against none",
-        ),
-        ("redundancy-pass", "the processor time of a pass over a file that nobody stored to"),
-        ("redundancy-kernels", "checksums and parity of memory out of the caches, against a read of it"),
-        ("idle", "the processor time that an open file takes while nobody uses it"),
-        ("group-commit", "threads that write and sync one file on a disk: commits a second, flush rounds a commit"),
+        ("hybrid-policy", "4 KiB reads and writes under undo, redo and hybrid logging, from 0 % to 100 % reads"),
+        ("map-commit", "a commit of plain stores into a map, compared with msync or a cache-line flush of a mapping"),
+        ("region-flush", "the same with a region of a store: libpmem's pmem_flush benchmark, ported as in the paper"),
+        ("region-ops", "create, allocate, map, unmap, free and delete regions, compared with files synced by fsync"),
+        ("redundancy", "workloads on a mapping and on an atomic map, with periodic redundancy, compared with none"),
+        ("redundancy-pass", "processor time of a redundancy pass over an unmodified file"),
+        ("redundancy-kernels", "checksums and parity of uncached memory, compared with reading it"),
+        ("idle", "processor time of an open but unused file"),
+        ("group-commit", "threads that write and sync one file on a disk: commits per second, flush rounds per commit"),
     ]
 }
 
-/// Runs a benchmark. `progress` is called with the steps done, the steps in all, and what is being done.
+/// Runs a benchmark. It calls `progress` with the number of steps done, the total number of steps, and the current
+/// step.
 ///
 /// # Errors
-/// [`Error::UnknownBench`], [`Error::Usage`], [`Error::WrongMedium`] and [`Error::NoSpace`] before anything is made;
-/// the others from the run. The files of the run are removed in any case.
+/// [`Error::UnknownBench`], [`Error::Usage`], [`Error::WrongMedium`] and [`Error::NoSpace`] before any file is created;
+/// the others during the run. The files of the run are removed in any case.
 pub fn run(name: &str, args: &Args, progress: &mut dyn FnMut(u64, u64, &str)) -> Result<Report> {
     let Some(&(bench, _)) = names().iter().find(|&&(known, _)| known == name) else {
         return Err(Error::UnknownBench { name: name.to_owned() });
@@ -91,15 +86,16 @@ fn run_on<T: Target>(
 ) -> Result<Report> {
     let dir = args.dir();
     if bench == "group-commit" && is_pmem(target) {
-        let instead = "choose a directory on a disk";
+        let instead = "use a --dir on a disk";
         return Err(Error::WrongMedium { bench, dir, medium: detected.kind.as_str(), instead });
     }
     if bench == "hybrid-policy" && !is_pmem(target) {
-        let instead = "choose one on persistent memory, or set UNTORN_ASSUME_PMEM=1: elsewhere the log is always redo";
+        let instead =
+            "use a --dir on persistent memory, or set UNTORN_ASSUME_PMEM=1: on other media the log is always redo";
         return Err(Error::WrongMedium { bench, dir, medium: detected.kind.as_str(), instead });
     }
     if matches!(bench, "redundancy" | "redundancy-pass") && detected.kind == MediumKind::PersistentMemory {
-        let instead = "choose one on a disk or on a tmpfs: here stores to a mapping cannot be found";
+        let instead = "use a --dir on a disk or tmpfs: here untorn cannot detect stores to a mapping";
         return Err(Error::WrongMedium { bench, dir, medium: detected.kind.as_str(), instead });
     }
     if matches!(
@@ -113,9 +109,9 @@ fn run_on<T: Target>(
             | "region-ops"
     ) && args.threads.iter().any(|&threads| threads != 1)
     {
-        return Err(Error::usage(format!("{bench} is about one thread; leave the number of threads out")));
+        return Err(Error::usage(format!("{bench} runs one thread; omit --threads")));
     }
-    // What a commit costs does not grow with the file; what finding the stores costs does.
+    // The cost of a commit does not grow with the file, but the cost of detecting stores does.
     let args = &Args { file_len: args.file_len.or(own_len(bench)), ..args.clone() };
     let cases = Case::all(args, bench);
     let sizes: Vec<usize> = cases.iter().map(|case| case.size).collect();
@@ -126,13 +122,13 @@ fn run_on<T: Target>(
         return Ok(Report { bench, machine: Machine::look(&dir, detected), notes: Vec::new(), rows });
     }
     progress(0, 1, "writing the raw file");
-    // The policies are measured on a file each, all open at once.
+    // Each policy is measured on its own file, all open at once.
     let files = match bench {
         "hybrid-policy" => policy::ALL.len() as u64,
         "redundancy" => or_default(&args.periods, &[0.0; 2]).len() as u64,
         _ => 1,
     };
-    // What the protocol alone would reach is measured on files of its own.
+    // The model of the protocol is measured on separate files.
     let raws = u64::from(is_pmem(target) && matches!(bench, "atomic-write" | "atomic-commit"));
     let rig = Rig::new(target, args, &dir, files, raws)?;
     let mut rows = match bench {
@@ -154,7 +150,7 @@ fn run_on<T: Target>(
     Ok(Report { bench, machine: Machine::look(&dir, detected), notes, rows })
 }
 
-/// The length of the file, or of memory, of a benchmark that has one of its own.
+/// The default length of the file or memory, for benchmarks with their own default.
 fn own_len(bench: &str) -> Option<u64> {
     match bench {
         "redundancy" => Some(1 << 30),
@@ -164,7 +160,7 @@ fn own_len(bench: &str) -> Option<u64> {
     }
 }
 
-/// Whether a benchmark is about pages that are stored to.
+/// Whether a benchmark counts dirty pages.
 fn is_of_pages(bench: &str) -> bool {
     matches!(bench, "map-commit" | "region-flush" | "region-ops")
 }
@@ -173,52 +169,53 @@ fn is_pmem<T: Target>(target: T) -> bool {
     matches!(target.kind(), MediumKind::PersistentMemory | MediumKind::AssumedPmem)
 }
 
-/// Whether an engine has threads that go on working when its calls have returned.
+/// Whether an engine has threads that continue to work after its calls have returned.
 fn has_background(engine: EngineKind) -> bool {
     engine == EngineKind::HybridLog
 }
 
-/// What a reader of the numbers must know.
+/// What a reader needs to know about the numbers.
 fn notes(bench: &str, kind: MediumKind, rows: &[Row]) -> Vec<String> {
     let mut notes = Vec::new();
     match kind {
-        MediumKind::AssumedPmem => notes.push(
-            "not durable: the mapping is taken for persistent memory because UNTORN_ASSUME_PMEM=1 says so".to_owned(),
-        ),
+        MediumKind::AssumedPmem => notes
+            .push("not durable: UNTORN_ASSUME_PMEM=1 makes untorn treat the mapping as persistent memory".to_owned()),
         MediumKind::Volatile => {
             notes.push(
-                "not durable: this file system keeps nothing over a power cut, and its flushes cost nothing".to_owned(),
+                "not durable: this file system loses all data in a power cut, and its flushes cost nothing".to_owned(),
             );
         }
         _ => {}
     }
     if rows.iter().filter_map(Row::as_copy).any(|row| row.bare_ratio.is_some()) {
         notes.push(
-            "ratio: to raw copies with a locked instruction each, which any scheme with a lock pays; bare ratio: to raw \
-             copies without; a fence at each commit in both"
+            "ratio: compared with raw copies with one locked instruction each, the minimum of any scheme with a lock; bare \
+             ratio: compared with raw copies without it; both with a fence at each commit"
                 .to_owned(),
         );
     }
     if rows.iter().filter_map(Row::as_copy).any(|row| row.model_ratio.is_some()) {
         notes.push(
-            "model: of a write, a loop that stores the bytes of the engine's protocol and fences as often, with no lookup, sum \
-             or cut and at most one locked instruction; of a read, a copy between two looks at a word; model ratio: to raw \
-             copies, the bound of ratio on this machine; of model: untorn to it"
+            "model: for a write, a loop that stores the bytes of the engine's protocol and fences as often, without lookups, \
+             checksums and checkpoints, and with at most one locked instruction; for a read, a copy between two reads of a \
+             word; model ratio: the model compared with raw copies, the upper bound of ratio on this machine; of model: \
+             untorn compared with the model"
                 .to_owned(),
         );
     }
     if rows.iter().filter_map(Row::as_copy).any(|row| row.log_policy.is_some()) {
         notes.push(
-            "cpu ratio: accesses for the processor time of all threads, with that of checkpoints after a slice; bytes/op \
-             and fences/op include a checkpoint of all that the counted window wrote"
+            "cpu ratio: accesses per processor time of all threads, including checkpoints after a slice; bytes/op and \
+             fences/op include a checkpoint of everything written in the counted window"
                 .to_owned(),
         );
     }
     if bench == "redundancy" {
         notes.push(
-            "overhead: the share of operations a second that is lost to what runs with redundancy off; cpu overhead: of those for \
-             each second of processor time, which other programs disturb less. tracking: stores are found and nothing is \
-             covered. vulnerable: stripes, the mean over two periods. covered after: from the last store, if a pass begins right then"
+            "overhead: the loss in operations per second compared with redundancy off; cpu overhead: the loss in operations \
+             per second of processor time, which other programs disturb less; tracking: stores are detected, but nothing \
+             is covered; vulnerable: mean number of stripes over two periods; covered after: time from the last store, if a \
+             pass begins at that moment"
                 .to_owned(),
         );
         return notes;
@@ -228,29 +225,29 @@ fn notes(bench: &str, kind: MediumKind, rows: &[Row]) -> Vec<String> {
     }
     if bench == "region-ops" {
         notes.push(
-            "ratio: the file system's rate to untorn's, 1 or less where untorn is no slower. Files are made durable \
-             by fsync after each, and where their name changes by fsync of the directory; map is opening and a load from \
-             each page"
+            "ratio: the file system's rate compared with untorn's; 1 or less if untorn is at least as fast. Each file step \
+             ends with fsync, and with fsync of the directory if a name changes; map opens the file and loads from each \
+             page"
                 .to_owned(),
         );
         return notes;
     }
     if is_of_pages(bench) {
         notes.push(
-            "time ratio: of the commit, to that of msync(MS_SYNC), or on persistent memory of a flush of every line of the \
-             pages and a fence; both after the same stores. pages/s: stores and commits back to back, with what goes to \
-             the file later"
+            "time ratio: the commit's time compared with that of msync(MS_SYNC), or on persistent memory of a flush of every \
+             cache line of the pages and a fence, after the same stores; pages/s: stores and commits back to back, including \
+             deferred writes to the file"
                 .to_owned(),
         );
         return notes;
     }
     if matches!(kind, MediumKind::Block | MediumKind::Volatile) && !matches!(bench, "atomic-read" | "idle") {
-        notes.push("the raw arm is pwrite and fdatasync: this is no persistent memory".to_owned());
+        notes.push("the raw arm is pwrite and fdatasync, because the medium is not persistent memory".to_owned());
     }
     notes
 }
 
-/// One combination of what rows differ in, within one configuration of the file.
+/// One combination of a row's parameters, within one configuration of the file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Case {
     size: usize,
@@ -279,7 +276,7 @@ impl Case {
         cases
     }
 
-    /// The walk of a thread in a round; the same for every arm.
+    /// A thread's walk in a round; the same for every arm.
     fn walk(&self, args: &Args, file_len: u64, thread: usize, round: usize) -> Offsets {
         let region = Region::of_thread(file_len, thread, self.threads);
         let seed = mix(args.seed) ^ mix((round * 1024 + thread) as u64);
@@ -297,25 +294,25 @@ impl Case {
     }
 }
 
-/// How the file of some rows is opened.
+/// How the file of a group of rows is opened.
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     engine: EngineKind,
     order: Order,
     durability: Durability,
     read_policy: ReadPolicy,
-    /// Of the hybrid-log engine.
+    /// The policy of the hybrid-log engine.
     log_policy: Option<LogPolicy>,
 }
 
 impl Setup {
-    /// Every engine in every order, and where it has one under every logging policy. On a block medium the order of an
-    /// atomic write makes no difference.
+    /// Every engine in every order and, if it has one, under every log policy. On a block medium the order of an atomic
+    /// write makes no difference.
     fn all<T: Target>(rig: &Rig<'_, T>, durability: Durability) -> Vec<Setup> {
         Self::all_of(rig, durability, &[EngineKind::Auto])
     }
 
-    /// The same with other engines where the arguments name none.
+    /// The same, with `engines` as the default.
     fn all_of<T: Target>(rig: &Rig<'_, T>, durability: Durability, engines: &[EngineKind]) -> Vec<Setup> {
         let both = [Order::OneFence, Order::TwoFence];
         let orders = if is_pmem(rig.target) { &both[..] } else { &both[..1] };

@@ -353,7 +353,7 @@ fn compare<T: Target>(
     }
     let mut rows = Vec::new();
     for arm in &arms {
-        tell("looking at what is vulnerable");
+        tell("measuring vulnerable stripes");
         let exposure = arm.over_time(&load, u64::MAX >> 11)?;
         rows.push(row(rig.file_len, &load, offered, &arms[0], arm, exposure));
     }
@@ -370,7 +370,7 @@ fn compare<T: Target>(
         std::fs::remove_file(&path).map_err(|source| crate::Error::io("remove", &path, source))?;
     }
     if workload == Workload::KeyValue {
-        tell("running over a map");
+        tell("running on an atomic map");
         rows.extend(redundancy_map::compare(rig, &load, offered, &periods, (limit, least))?);
     }
     Ok(rows)

@@ -34,7 +34,7 @@ struct Arm {
 pub(super) fn run(args: &Args, len: u64, progress: &mut Progress<'_>) -> Result<Vec<Row>> {
     let least = STRIPE * PAGE;
     if len < least as u64 {
-        return Err(Error::usage(format!("{len} bytes of memory hold no stripe; use {least} or more")));
+        return Err(Error::usage(format!("--len is {len}, less than one stripe; use {least} or more")));
     }
     progress(0, 1, "filling memory");
     let memory: Vec<u8> = (0..len as usize + PAGE).map(|at| (at / 7) as u8).collect();

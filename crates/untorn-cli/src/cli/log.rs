@@ -1,4 +1,4 @@
-//! The arguments about the log of the engine `hybrid-log`.
+//! Arguments for the log of the engine `hybrid-log`.
 
 use clap::Args;
 use untorn::{EngineKind, LogPolicy, Options};
@@ -7,15 +7,15 @@ use super::words;
 use crate::exit::{Failure, Result};
 use crate::size;
 
-/// What the engine logs, and how much. A file does not remember it: each opening has its own.
+/// What the engine logs, and how much. The file doesn't store these settings: they apply to one open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct Log {
-    /// With `--engine hybrid-log`, what this opening of the file logs: the bytes before a write (`undo`, on persistent
-    /// memory only), those of the write (`redo`), or what suits the reads and writes (`hybrid`) [default: hybrid].
+    /// With `--engine hybrid-log`, what this run logs: the old bytes (`undo`, persistent memory only), the new bytes
+    /// (`redo`), or whichever suits the mix of reads and writes (`hybrid`) [default: hybrid].
     #[arg(long, value_name = "POLICY", value_parser = words::<LogPolicy>(LOG_POLICIES))]
     pub(crate) log_policy: Option<LogPolicy>,
-    /// With `--engine hybrid-log`, the most bytes the log may take in this opening of the file; all writes up to a commit
-    /// have to fit [default: 64G].
+    /// With `--engine hybrid-log`, the maximum log size in this run, in bytes or with K, M, G, T (powers of 1024). All
+    /// writes of one commit must fit [default: 64G].
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) log_size: Option<u64>,
 }
@@ -23,25 +23,25 @@ pub(crate) struct Log {
 pub(super) const LOG_POLICIES: &[&str] = &["hybrid", "undo", "redo"];
 
 impl Log {
-    /// The first of these arguments that was given, by name.
+    /// The name of the first of these arguments that was given.
     pub(crate) fn given(&self) -> Option<&'static str> {
         self.log_policy.map(|_| "--log-policy").or(self.log_size.map(|_| "--log-size"))
     }
 
-    /// Refuses what would have no effect.
+    /// Refuses arguments that would have no effect.
     ///
     /// # Errors
-    /// Usage, unless one of the engines has a log or nothing was given.
+    /// Usage, if an argument was given and none of the engines has a log.
     pub(crate) fn require(&self, engines: &[EngineKind]) -> Result<()> {
         match self.given() {
             Some(name) if !engines.contains(&EngineKind::HybridLog) => {
-                Err(Failure::usage(format!("{name} is only for --engine hybrid-log")))
+                Err(Failure::usage(format!("{name} needs --engine hybrid-log: no other engine has such a log")))
             }
             _ => Ok(()),
         }
     }
 
-    /// The options with what was given.
+    /// `options` with these arguments applied.
     pub(crate) fn apply(&self, mut options: Options) -> Options {
         if let Some(policy) = self.log_policy {
             options = options.log_policy(policy);
@@ -52,7 +52,7 @@ impl Log {
         options
     }
 
-    /// The same as arguments for another process.
+    /// The same settings as command-line arguments for another process.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let policy = self.log_policy.map(|policy| format!("--log-policy={policy}"));
         let size = self.log_size.map(|bytes| format!("--log-size={bytes}"));
@@ -91,7 +91,7 @@ mod tests {
         let log = Log { log_policy: None, log_size: Some(1 << 20) };
         assert!(log.require(&[EngineKind::Auto, EngineKind::HybridLog]).is_ok());
         let refused = log.require(&[EngineKind::Reflection]).unwrap_err().to_string();
-        assert_eq!(refused, "--log-size is only for --engine hybrid-log");
+        assert_eq!(refused, "--log-size needs --engine hybrid-log: no other engine has such a log");
         assert!(Log::default().require(&[EngineKind::Auto]).is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! The command line: every verb, flag and example, in one table that also makes help, completions and man pages.
+//! The command line: one table of verbs, options and examples. It also generates the help, completions and man pages.
 
 mod bench;
 mod log;
@@ -29,20 +29,28 @@ use crate::size;
 
 /// Memory-mapped files that never tear.
 ///
-/// After any crash an untorn file holds exactly the state of its last commit, never a mixture: on an ordinary disk and
-/// on persistent memory, on a stock kernel, without root.
+/// After a crash, an untorn file holds exactly the state of its last commit, never a mixture of two states. This works
+/// on ordinary disks and on persistent memory, with a stock kernel and without root.
 #[derive(Debug, Parser)]
 #[command(name = "untorn", version, after_help = AFTER)]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The verb to run.
     #[command(subcommand)]
     pub(crate) verb: Verb,
 }
 
 const AFTER: &str = "\
-Exit codes: 0 done and clean; 1 the file needs recovery or a check failed; 2 corrupt beyond repair; 64 usage; 74 I/O \
-error.
-Environment: UNTORN_LOG sets what is logged to stderr (for instance UNTORN_LOG=debug); NO_COLOR turns colours off.
+Exit codes:
+  0   done, and the file is clean
+  1   the file needs recovery or a decision, or a check failed
+  2   the file is corrupt beyond repair
+  64  usage error: the request is wrong
+  74  I/O error: the system refused (no such file, no space, no permission, in use)
+
+Environment:
+  UNTORN_LOG           log filter for standard error, for example UNTORN_LOG=debug
+  UNTORN_REGION_STORE  default store for `untorn region`
+  NO_COLOR             turns colours off
 
 Start here:
   untorn demo
@@ -51,118 +59,151 @@ Start here:
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// See plain mmap tear and untorn not: a first run of under 20 seconds.
-    #[command(after_help = "Example:\n  untorn demo")]
-    Demo(Demo),
-    /// Say what can be guaranteed at a path, which engine would be chosen, and why.
-    #[command(after_help = "Example:\n  untorn doctor /var/lib/mydata")]
-    Doctor(Doctor),
-    /// Create a file of zero bytes, ready for atomic writes.
-    #[command(
-        after_help = "Examples:\n  untorn create ledger --len 64M\n  untorn create ledger --len 64M --engine hybrid-log   # for many writes to one commit"
-    )]
-    Create(Create),
-    /// Show a file's state: engine, length, commit, sidecar.
+    /// Show that plain mmap tears files and untorn does not. Takes under 20 seconds.
     ///
-    /// Ends with 0 if it is clean or in use, 1 if it needs recovery or a decision, 2 if it is corrupt.
-    #[command(after_help = "Example:\n  untorn info ledger --json")]
+    /// Kills writing processes and simulates power cuts, then counts the torn files of plain mmap and of untorn.
+    #[command(after_help = "Exit codes: 0 untorn kept its promise; 1 it did not (please report this); 64 usage; 74 \
+        I/O error\n\nExample:\n  untorn demo")]
+    Demo(Demo),
+    /// Report what untorn can guarantee at a path, which engine it would choose there, and why.
+    #[command(after_help = "Exit codes: 0 done; 64 usage; 74 I/O error\n\nExample:\n  untorn doctor /var/lib/mydata")]
+    Doctor(Doctor),
+    /// Create a zero-filled file for atomic writes.
+    #[command(after_help = "Exit codes: 0 created; 64 usage; 74 I/O error, for example the file exists\n\n\
+        Examples:\n  untorn create ledger --len 64M\n  \
+        untorn create ledger --len 64M --engine hybrid-log   # for many writes per commit")]
+    Create(Create),
+    /// Show a file's state: engine, length, commit number, sidecar, redundancy.
+    #[command(after_help = "Exit codes: 0 clean, or in use by another process; 1 the file needs recovery or a \
+        decision; 2 corrupt; 64 usage; 74 I/O error\n\nExample:\n  untorn info ledger --json")]
     Info(Look),
     /// Verify a file without changing it.
     ///
-    /// Ends with 0 if everything holds, 1 if the file needs recovery or a decision, 2 if it is corrupt.
-    #[command(
-        after_help = "Example:\n  untorn check ledger && echo sound\n\nTo copy a file, settle it first: `untorn settle ledger && cp ledger /backup/`"
-    )]
+    /// Checks the sidecar's checksums and reads every byte. `untorn scrub` checks the data of a protected file.
+    #[command(after_help = "Exit codes: 0 every check passed; 1 the file needs recovery or a decision; 2 corrupt; 64 \
+        usage; 74 I/O error, or in use by another process\n\n\
+        Example:\n  untorn check ledger && echo sound\n\n\
+        To copy a file, settle it first: `untorn settle ledger && cp ledger /backup/`")]
     Check(Look),
     /// Write standard input into a file as one atomic commit.
-    #[command(after_help = "Example:\n  printf hello | untorn write ledger --offset 4090")]
+    ///
+    /// The write is durable when the command exits. A write never extends the file: use `untorn resize` first.
+    #[command(
+        after_help = "Exit codes: 0 committed; 1 the file needs a decision; 2 corrupt; 64 usage, or past the end \
+        of the file (nothing was written); 74 I/O error\n\n\
+        Example:\n  printf hello | untorn write ledger --offset 4090"
+    )]
     Write(Write),
-    /// Copy bytes of a file to standard output, as of its last commit.
-    #[command(after_help = "Example:\n  untorn read ledger --offset 4090 --len 5")]
+    /// Copy a byte range of a file's last commit to standard output.
+    #[command(
+        after_help = "Exit codes: 0 done; 1 the file needs recovery or a decision; 2 corrupt; 64 usage, or past \
+        the end of the file; 74 I/O error\n\nExample:\n  untorn read ledger --offset 4090 --len 5"
+    )]
     Read(Read),
-    /// Apply many writes from standard input as one transaction: all or nothing.
+    /// Apply many writes from standard input as one transaction, all or nothing.
     ///
-    /// Each line is one write, {"offset":N,"hex":"..."}. A later line wins where two overlap; blank lines are skipped.
-    #[command(
-        after_help = "Example:\n  printf '{\"offset\":0,\"hex\":\"ff00\"}\\n{\"offset\":8192,\"hex\":\"01\"}\\n' | untorn apply ledger"
-    )]
+    /// Each line is one write: {"offset":N,"hex":"..."}. Where two writes overlap, the later line wins. Blank lines are
+    /// skipped.
+    #[command(after_help = "Exit codes: 0 committed; 1 the file needs a decision; 2 corrupt; 64 usage, a malformed \
+        line, or a write past the end of the file; 74 I/O error. With 64, nothing was applied.\n\n\
+        Example:\n  \
+        printf '{\"offset\":0,\"hex\":\"ff00\"}\\n{\"offset\":8192,\"hex\":\"01\"}\\n' | untorn apply ledger")]
     Apply(Apply),
-    /// Grow or shrink a file, atomically. New bytes are zeros.
-    #[command(after_help = "Example:\n  untorn resize ledger --len 128M")]
+    /// Grow or shrink a file atomically. New bytes are zero.
+    #[command(after_help = "Exit codes: 0 done; 1 the file needs a decision; 2 corrupt; 64 usage; 74 I/O error\n\n\
+        Example:\n  untorn resize ledger --len 128M")]
     Resize(Resize),
-    /// Bring a file to its last committed state. Running it again changes nothing.
-    #[command(after_help = "Example:\n  untorn recover ledger")]
+    /// Bring a file to its last committed state. The command is idempotent.
+    #[command(after_help = "Exit codes: 0 the file is clean; 1 the file and its sidecar disagree, see --trust and \
+        --adopt; 2 corrupt; 64 usage; 74 I/O error\n\nExample:\n  untorn recover ledger")]
     Recover(Recover),
-    /// Deploy everything and remove the sidecar: a plain file that any program may read.
-    #[command(after_help = "Example:\n  untorn settle ledger && rsync ledger host:")]
-    Settle(Settle),
-    /// Give a plain file checksums and parity, kept beside it, or bring those it has up to date.
-    ///
-    /// Ends with 1 if pages changed that nobody told of (they are covered as they are), with 2 if pages are damaged and cannot
-    /// be given back.
+    /// Deploy all committed data and remove the sidecar. The result is a plain file that any program may read.
     #[command(
-        after_help = "Examples:\n  untorn protect table.db\n  untorn protect table.db --stripe 8 --layout spread"
+        after_help = "Exit codes: 0 the file is plain; 1 the file needs a decision; 2 corrupt; 64 usage; 74 I/O \
+        error\n\nExample:\n  untorn settle ledger && rsync ledger host:"
     )]
+    Settle(Settle),
+    /// Add checksums and parity to a file, or bring existing ones up to date.
+    ///
+    /// The checksums and parity are stored beside the file, in `.untorn`. A page is covered when both match its bytes.
+    #[command(after_help = "Exit codes: 0 every page is covered; 1 pages were modified outside untorn, and their \
+        checksums were recomputed; 2 pages are damaged, and parity cannot restore them; 64 usage; 74 I/O error\n\n\
+        Examples:\n  untorn protect table.db\n  untorn protect table.db --stripe 8 --layout spread")]
     Protect(Protect),
-    /// Remove the checksums and parity of a file. The file itself is not touched.
-    #[command(after_help = "Example:\n  untorn unprotect table.db")]
+    /// Remove a file's checksums and parity. The file itself is not changed.
+    #[command(after_help = "Exit codes: 0 done, also if the file was not protected; 1 the file needs a decision; 2 \
+        corrupt; 64 usage; 74 I/O error\n\nExample:\n  untorn unprotect table.db")]
     Unprotect(Protection),
-    /// Compare a protected file with its checksums and parity, as the device holds them.
-    ///
-    /// Ends with 1 if anything differs.
-    #[command(after_help = "Examples:\n  untorn scrub table.db --rate 50M\n  untorn scrub table.db --repair")]
+    /// Compare a protected file with its checksums and parity, reading from the device instead of the page cache.
+    #[command(after_help = "Exit codes: 0 nothing differs; 1 something differs; 2 corrupt; 64 usage; 74 I/O error. \
+        With --repair, those of `untorn repair`.\n\n\
+        Examples:\n  untorn scrub table.db --rate 50M\n  untorn scrub table.db --repair")]
     Scrub(Scrub),
-    /// Give damaged pages of a protected file their bytes back.
+    /// Restore damaged pages of a protected file from parity.
     ///
-    /// If a page cannot be given back, nothing is touched, and it ends with 2 and a list of what is lost (a file with an engine that
-    /// was not closed is recovered first). Pages that changed while nobody protected the file are left alone, and it ends
-    /// with 1.
-    #[command(after_help = "Example:\n  untorn repair table.db")]
+    /// If parity cannot restore a page, repair changes nothing and lists the lost bytes. A file that was not closed
+    /// cleanly is recovered first. Pages that were modified while the file was unprotected are not changed.
+    #[command(after_help = "Exit codes: 0 the file is whole; 1 pages were modified outside untorn and left alone, or \
+        parts of the redundancy could not be rebuilt; 2 pages are lost; 64 usage; 74 I/O error\n\n\
+        Example:\n  untorn repair table.db")]
     Repair(Protection),
     /// Manage the named regions of a store.
-    #[command(
-        after_help = "Examples:\n  untorn region create data.store ledger --pages 16\n  untorn region list data.store"
-    )]
+    #[command(after_help = "Exit codes: 0 done; 2 a region is corrupt; 64 usage; 74 I/O error\n\n\
+        Examples:\n  untorn region create data.store ledger --pages 16\n  untorn region list data.store")]
     Region(Region),
-    /// Bring what a write cache's log has to the files it belongs to. Running it again changes nothing.
-    ///
-    /// Ends with 0 if nothing is left in the logs, with 1 if something is for which the file was not found or could not be
-    /// written to: the log is kept for it.
-    #[command(after_help = "Examples:\n  untorn replay /fast/untorn.log\n  untorn replay --list /fast/logs")]
+    /// Apply the logged writes of a write cache to their files. The command is idempotent.
+    #[command(after_help = "Exit codes: 0 the logs are empty; 1 a file was missing or could not be written, and its \
+        writes stay in the log; 2 a log is corrupt; 64 usage; 74 I/O error. With --list, 1 also means that writes are \
+        waiting to be replayed.\n\n\
+        Examples:\n  untorn replay /fast/untorn.log\n  untorn replay --list /fast/logs")]
     Replay(Replay),
-    /// Look into a write cache's log.
-    #[command(after_help = "Example:\n  untorn log info /fast/untorn.log")]
+    /// Inspect a write cache's log.
+    #[command(after_help = "Exit codes: those of `untorn log info`\n\nExample:\n  untorn log info /fast/untorn.log")]
     Log(CacheLog),
-    /// Run an unmodified program whose files never tear, or with a fast log in front of its files.
+    /// Run an unmodified program with atomic file updates, or with a fast log in front of its files.
     ///
-    /// With `--mode atomic`, what the program writes to a managed file becomes durable together at its next fsync, or when the
-    /// file is closed for good, or not at all. Calls that cannot be served so fail with ENOTSUP.
+    /// With `--mode atomic`, all writes to a managed file since its last sync become durable together, or not at all.
+    /// They
+    /// become durable at the program's next fsync, or at the file's last close. Calls that untorn cannot serve this way
+    /// fail with ENOTSUP.
     ///
-    /// With `--mode boost`, what the program writes goes to the log, where it is durable when the call returns or at its next
-    /// fsync (`--durability`), and to the files, which are synced later. Files that cannot be served so are left to the kernel,
-    /// as without untorn. After a crash `untorn replay LOG`, or the next run with the log, brings to the files what they lack: until then,
-    /// leave them alone.
-    ///
-    /// Ends with the program's own code.
-    #[command(
-        after_help = "Examples:\n  untorn run --match '*.db' -- sqlite3 app.db\n  untorn run --match 'data/**' --stats -- python3 job.py\n  untorn run --mode boost --log /fast/untorn.log --match 'data/**' -- python3 job.py"
-    )]
+    /// With `--mode boost`, writes go to the log and to the files. A write is durable in the log when its call returns,
+    /// or at the next fsync (`--durability`); the files are synced later. The kernel serves files that untorn cannot
+    /// serve this way, as without untorn. After a crash, `untorn replay LOG` or the next run with the same log applies
+    /// the missing writes. Don't use the files before that.
+    #[command(after_help = "Exit codes: the program's own, or 128 plus the number of the signal that killed it; 64 \
+        usage; 74 I/O error, also if the program exited with 0 but untorn failed to write a file or its report\n\n\
+        Examples:\n  untorn run --match '*.db' -- sqlite3 app.db\n  \
+        untorn run --match 'data/**' --stats -- python3 job.py\n  \
+        untorn run --mode boost --log /fast/untorn.log --match 'data/**' -- python3 job.py")]
     Run(Run),
-    /// Crash-test this machine: kill writers, or cut a disk's power, and verify what each commit promised.
+    /// Crash-test this machine: kill writers or cut a disk's power, then verify every commit.
     #[command(
-        after_help = "Examples:\n  untorn torture --seconds 60\n  untorn torture --engine hybrid-log\n  untorn torture --engine passthrough   # must be caught\n  sudo untorn torture --medium block --images 500"
+        after_help = "Exit codes: 0 no violation; 1 a violation, or nothing was tested; 64 usage; 74 I/O error, \
+        or a tool or privilege is missing\n\n\
+        Examples:\n  untorn torture --seconds 60\n  untorn torture --engine hybrid-log\n  \
+        untorn torture --engine passthrough   # not atomic: must find violations\n  \
+        sudo untorn torture --medium block --images 500"
     )]
     Torture(Torture),
-    /// Measure side by side in one run.
-    #[command(
-        after_help = "Examples:\n  untorn bench atomic-write --json\n  UNTORN_ASSUME_PMEM=1 untorn bench atomic-write --dir /dev/shm --size 64,4K\n  untorn bench atomic-commit --engine hybrid-log --sync-every 100\n  untorn bench commit-time --dirty 10,100000 --len 1G\n  untorn bench map-commit --dirty 1,1000\n  untorn bench region-ops --dirty 64 --json\n  untorn bench hybrid-policy --reads 0,60,100\n  untorn bench idle --engine hybrid-log --seconds 10"
-    )]
+    /// Run a benchmark: untorn and its alternatives, measured in turn in the same run.
+    #[command(after_help = "Exit codes: 0 done; 64 usage; 74 I/O error\n\n\
+        Examples:\n  untorn bench atomic-write --json\n  \
+        UNTORN_ASSUME_PMEM=1 untorn bench atomic-write --dir /dev/shm --size 64,4K\n  \
+        untorn bench atomic-commit --engine hybrid-log --sync-every 100\n  \
+        untorn bench commit-time --dirty 10,100000 --len 1G\n  \
+        untorn bench map-commit --dirty 1,1000\n  \
+        untorn bench region-ops --dirty 64 --json\n  \
+        untorn bench hybrid-policy --reads 0,60,100\n  \
+        untorn bench idle --engine hybrid-log --seconds 10")]
     Bench(Box<Bench>),
     /// Print completions for a shell.
-    #[command(after_help = "Example:\n  untorn completions bash > /etc/bash_completion.d/untorn")]
+    #[command(after_help = "Exit codes: 0 done; 64 usage; 74 I/O error\n\n\
+        Example:\n  untorn completions bash > /etc/bash_completion.d/untorn")]
     Completions(Completions),
-    /// Print the man page, or write one for each verb into a directory.
-    #[command(after_help = "Examples:\n  untorn man | man -l -\n  untorn man --out ./man")]
+    /// Print the man page, or write one page per verb into a directory.
+    #[command(after_help = "Exit codes: 0 done; 64 usage; 74 I/O error\n\n\
+        Examples:\n  untorn man | man -l -\n  untorn man --out ./man")]
     Man(Man),
     /// The process that `demo` kills.
     #[command(hide = true)]
@@ -170,15 +211,15 @@ pub(crate) enum Verb {
     /// The process that `torture` kills.
     #[command(hide = true)]
     TortureWriter(TortureWriter),
-    /// The verification of one life of that process, for rigs that cut the power of a machine.
+    /// Verifies one run of that process, for rigs that cut the power of a machine.
     #[command(hide = true)]
     TortureVerify(TortureVerify),
 }
 
-/// The form of a report.
+/// The format of a report.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Form {
-    /// Print one JSON object on standard output.
+    /// Print one JSON object on standard output instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -186,7 +227,7 @@ pub(crate) struct Form {
 /// Arguments of `demo`.
 #[derive(Debug, Args)]
 pub(crate) struct Demo {
-    /// Where to put the demo's files [default: the system's directory for temporary files].
+    /// Directory for the demo's files, which are removed at the end [default: the system's temporary directory].
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
     #[command(flatten)]
@@ -196,7 +237,7 @@ pub(crate) struct Demo {
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// A file or a directory.
+    /// A file or directory.
     #[arg(default_value = ".")]
     pub(crate) path: PathBuf,
     #[command(flatten)]
@@ -206,19 +247,19 @@ pub(crate) struct Doctor {
 /// Arguments of `create`.
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// The file to create; it must not exist.
+    /// The file to create. It must not exist.
     pub(crate) file: PathBuf,
-    /// Its length: bytes, or with K, M, G, T (powers of 1024).
+    /// Length in bytes; suffixes K, M, G, T are powers of 1024.
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) len: u64,
     /// The engine that makes commits atomic.
     #[arg(long, value_parser = engines(), default_value = "auto")]
     pub(crate) engine: EngineKind,
-    /// How the sidecar is laid out.
+    /// Layout of the sidecar.
     #[arg(long, value_parser = layouts(), default_value = "auto")]
     pub(crate) layout: Layout,
-    /// When a write is durable: each one, or at a commit [default: what suits the medium; with `--engine hybrid-log`, at
-    /// a commit].
+    /// When a write becomes durable: `write`, when its call returns; `commit`, at the next commit [default: chosen by
+    /// medium; `commit` for `--engine hybrid-log`].
     #[arg(long, value_parser = durabilities())]
     pub(crate) durability: Option<Durability>,
     #[command(flatten)]
@@ -227,7 +268,7 @@ pub(crate) struct Create {
     pub(crate) form: Form,
 }
 
-/// Arguments of verbs that look at a file.
+/// Arguments of verbs that only inspect a file.
 #[derive(Debug, Args)]
 pub(crate) struct Look {
     /// The file.
@@ -236,11 +277,10 @@ pub(crate) struct Look {
     pub(crate) form: Form,
 }
 
-/// Whether others may have the file open.
+/// Whether other processes may have the file open.
 #[derive(Debug, Args)]
 pub(crate) struct Sharing {
-    /// Join the processes that have the file open for sharing, with the options they have; without any, open it so that they can
-    /// come.
+    /// Share the file with other processes that opened it with --shared, using the options of the first of them.
     #[arg(long)]
     pub(crate) shared: bool,
 }
@@ -250,7 +290,7 @@ pub(crate) struct Sharing {
 pub(crate) struct Write {
     /// The file.
     pub(crate) file: PathBuf,
-    /// Where the first byte goes.
+    /// Offset of the first byte to write; suffixes K, M, G, T are powers of 1024.
     #[arg(long, value_name = "N", value_parser = size::parse, default_value = "0")]
     pub(crate) offset: u64,
     #[command(flatten)]
@@ -264,10 +304,10 @@ pub(crate) struct Write {
 pub(crate) struct Read {
     /// The file.
     pub(crate) file: PathBuf,
-    /// The first byte.
+    /// Offset of the first byte to read; suffixes K, M, G, T are powers of 1024.
     #[arg(long, value_name = "N", value_parser = size::parse, default_value = "0")]
     pub(crate) offset: u64,
-    /// How many bytes [default: to the end of the file].
+    /// Number of bytes to read; suffixes as for --offset [default: up to the end of the file].
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) len: Option<u64>,
     #[command(flatten)]
@@ -290,7 +330,7 @@ pub(crate) struct Apply {
 pub(crate) struct Resize {
     /// The file.
     pub(crate) file: PathBuf,
-    /// The new length: bytes, or with K, M, G, T (powers of 1024).
+    /// New length in bytes; suffixes K, M, G, T are powers of 1024.
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) len: u64,
     #[command(flatten)]
@@ -304,10 +344,10 @@ pub(crate) struct Resize {
 pub(crate) struct Recover {
     /// The file.
     pub(crate) file: PathBuf,
-    /// Accept a sidecar that was restored together with the file, under a new inode number.
+    /// Accept a sidecar that was copied or restored together with its file, so that the inode number changed.
     #[arg(long)]
     pub(crate) adopt: bool,
-    /// Which side is right, if the file and its sidecar disagree.
+    /// Which side wins if the file and its sidecar disagree. The other side's changes are lost.
     #[arg(long, value_name = "SIDE", value_parser = sides())]
     pub(crate) trust: Option<Trust>,
     #[command(flatten)]
@@ -326,24 +366,24 @@ pub(crate) struct Settle {
 /// Arguments of `completions`.
 #[derive(Debug, Args)]
 pub(crate) struct Completions {
-    /// The shell.
+    /// The shell to complete for.
     pub(crate) shell: clap_complete::Shell,
 }
 
 /// Arguments of `man`.
 #[derive(Debug, Args)]
 pub(crate) struct Man {
-    /// A directory to write untorn.1 and one page for each verb into.
+    /// Write untorn.1 and one page per verb into this directory.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 }
 
-/// Who moves the money in the demo.
+/// The kind of writer in the demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Writer {
-    /// Plain stores into a shared mapping, and msync.
+    /// Plain stores into a shared mapping, then msync.
     Plain,
-    /// untorn transactions, and sync.
+    /// untorn transactions, then sync.
     Untorn,
 }
 
@@ -352,18 +392,18 @@ pub(crate) enum Writer {
 pub(crate) struct DemoWriter {
     /// The bank's file.
     pub(crate) file: PathBuf,
-    /// How it writes.
+    /// The kind of writer.
     #[arg(long)]
     pub(crate) writer: Writer,
     /// Seed of the transfers.
     #[arg(long)]
     pub(crate) seed: u64,
-    /// The process to die with.
+    /// The parent process; the writer exits with it.
     #[arg(long)]
     pub(crate) parent: i32,
 }
 
-/// A parser for one of the library's lists of words, so that help and completions show them.
+/// A parser for one of the library's lists of values, so that help and completions show them.
 fn words<T>(list: &'static [&'static str]) -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err = String> + Clone + Send + Sync + 'static,

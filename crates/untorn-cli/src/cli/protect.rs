@@ -1,4 +1,4 @@
-//! The arguments of the verbs about redundancy.
+//! Arguments of the redundancy verbs.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,36 +15,40 @@ pub(super) const STRIPE_LAYOUTS: &[&str] = &["consecutive", "spread"];
 /// Arguments of `protect`.
 #[derive(Debug, Args)]
 pub(crate) struct Protect {
-    /// The file. One that has an engine is opened with it, and so recovered if need be.
+    /// The file. A file with an engine is opened with it, and so recovered if it needs recovery.
     pub(crate) file: PathBuf,
-    /// Data pages that share a parity page, 1 to 64 [default: 4, or what the file is protected with].
+    /// Number of data pages that share a parity page, 1 to 64 [default: the file's current value, or 4].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) stripe: Option<u32>,
-    /// Which pages share one: neighbours, or pages as far apart as can be [default: consecutive, or what the file is
-    /// protected with].
+    /// Which pages share a parity page: neighbours, or pages as far apart as possible [default: the file's current
+    /// value,
+    /// or consecutive].
     #[arg(long, value_parser = words::<StripeLayout>(STRIPE_LAYOUTS))]
     pub(crate) layout: Option<StripeLayout>,
-    /// The checksum of a page [default: crc32c, or what the file is protected with].
+    /// Checksum algorithm for a page [default: the file's current value, or crc32c].
     #[arg(long, value_parser = words::<Checksum>(CHECKSUMS))]
     pub(crate) checksum: Option<Checksum>,
-    /// Seconds after which stores are covered, kept for whoever opens the file and names none: 0 is at once, and from 0.001
-    /// on some time later [default: 1, or what the file is protected with].
+    /// Seconds until checksums and parity follow a change: 0 updates them with each change, otherwise at least 0.001.
+    /// The
+    /// file stores this value for programs that open it without one [default: the file's current value, or 1].
     #[arg(long, value_name = "S", value_parser = period)]
     pub(crate) period: Option<Duration>,
-    /// Pages that are covered at a time.
+    /// Number of pages to cover at a time.
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) batch: u64,
     #[command(flatten)]
     pub(crate) form: Form,
 }
 
-/// Seconds, as a period.
+/// Parses a period in seconds.
 fn period(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    let seconds: f64 =
+        text.parse().map_err(|_| format!("{text:?} is not a number of seconds; use 0, or 0.001 or more"))?;
     let period = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
     if (Duration::from_nanos(1)..Duration::from_millis(1)).contains(&period) {
         return Err(
-            "a period is 0, at once, or at least 0.001 seconds: a shorter one would keep a core busy".to_owned()
+            "the period must be 0 (update with each change) or at least 0.001 seconds: a shorter one keeps a core busy"
+                .to_owned(),
         );
     }
     Ok(period)
@@ -64,10 +68,10 @@ pub(crate) struct Protection {
 pub(crate) struct Scrub {
     /// The file.
     pub(crate) file: PathBuf,
-    /// Repair what is found, as `untorn repair` does.
+    /// Repair the damage found, as `untorn repair` does.
     #[arg(long, conflicts_with = "rate")]
     pub(crate) repair: bool,
-    /// Bytes to read in a second, at most: a number, or with K, M, G, T (powers of 1024) [default: as many as can be].
+    /// Maximum bytes to read per second; suffixes K, M, G, T are powers of 1024 [default: no limit].
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) rate: Option<u64>,
     #[command(flatten)]

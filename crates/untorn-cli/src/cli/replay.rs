@@ -1,4 +1,4 @@
-//! The arguments of `replay` and of `log`, about logs of write caches.
+//! Arguments of `replay` and `log`, the verbs on write-cache logs.
 
 use std::path::PathBuf;
 
@@ -9,10 +9,10 @@ use super::Form;
 /// Arguments of `replay`.
 #[derive(Debug, Args)]
 pub(crate) struct Replay {
-    /// Logs, or directories: of a directory, every log in it.
+    /// Logs to replay. A directory stands for every log in it.
     #[arg(required = true, value_name = "LOG")]
     pub(crate) logs: Vec<PathBuf>,
-    /// Only say what would be done. Nothing is changed.
+    /// Only list what a replay would do. Nothing is changed.
     #[arg(long)]
     pub(crate) list: bool,
     #[command(flatten)]
@@ -22,25 +22,24 @@ pub(crate) struct Replay {
 /// Arguments of `log`.
 #[derive(Debug, Args)]
 pub(crate) struct CacheLog {
-    /// What to do.
+    /// The verb to run.
     #[command(subcommand)]
     pub(crate) verb: CacheLogVerb,
 }
 
-/// What is done with logs.
+/// The verbs on logs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CacheLogVerb {
-    /// Show what is in a log that nobody has open. Nothing is changed.
-    ///
-    /// Ends with 0 if it is empty, with 1 if it is to be replayed, and with 2 if it is corrupt.
-    #[command(after_help = "Example:\n  untorn log info /fast/untorn.log --json")]
+    /// Show the contents of a log that no process has open. Nothing is changed.
+    #[command(after_help = "Exit codes: 0 the log is empty; 1 it has writes to replay; 2 it is corrupt; 64 usage; 74 \
+        I/O error, or in use\n\nExample:\n  untorn log info /fast/untorn.log --json")]
     Info(LogInfo),
 }
 
 /// Arguments of `log info`.
 #[derive(Debug, Args)]
 pub(crate) struct LogInfo {
-    /// The log.
+    /// The log file.
     pub(crate) log: PathBuf,
     #[command(flatten)]
     pub(crate) form: Form,

@@ -9,17 +9,17 @@ use untorn::Durability;
 use super::Form;
 use crate::size;
 
-/// How files are managed.
+/// How untorn manages the program's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mode {
-    /// What is written between two syncs becomes durable together, or not at all.
+    /// All writes between two syncs become durable together, or not at all.
     Atomic,
-    /// What is written goes to a log on a fast medium first, and to the files later.
+    /// Writes go to a log on a fast medium first, and to the files later.
     Boost,
 }
 
 impl Mode {
-    /// The word for it.
+    /// Its name on the command line and in reports.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Mode::Atomic => "atomic",
@@ -28,12 +28,12 @@ impl Mode {
     }
 }
 
-/// When what a boosted program writes is durable.
+/// When a write of a boosted program becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Durable {
-    /// Each write when its call returns.
+    /// Each write, when its call returns.
     Write,
-    /// What was written to a file when `fsync` returns.
+    /// All writes to a file, when `fsync` on it returns.
     Fsync,
 }
 
@@ -46,38 +46,39 @@ impl From<Durable> for Durability {
     }
 }
 
-/// The log of `--mode boost`.
+/// Options for the log of `--mode boost`.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct BoostLog {
-    /// With `--mode boost`, the log; it is made if there is none, and what an earlier run left in it is brought to the files
-    /// first. On persistent memory, or on a disk that is faster than that of the files. One log serves one run at a time.
+    /// With `--mode boost`, the log's path (required). The log is created if it does not exist; writes left in it by an
+    /// earlier run are replayed first. Put it on persistent memory, or on a disk faster than the files' disk. One log
+    /// serves one run at a time.
     #[arg(long, value_name = "PATH")]
     pub(crate) log: Option<PathBuf>,
-    /// With `--mode boost`, the size of a new log: bytes, or with K, M, G, T (powers of 1024) [default: 64M].
+    /// With `--mode boost`, the size of a new log in bytes; suffixes K, M, G, T are powers of 1024 [default: 64M].
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub(crate) log_size: Option<u64>,
-    /// With `--mode boost`, when what is written is durable: each write when it returns, or all of a file's when `fsync`
-    /// does [default: write for a log on persistent memory, fsync elsewhere, where each write would cost a device flush].
+    /// With `--mode boost`, when a write becomes durable [default: `write` for a log on persistent memory; `fsync` on
+    /// other media, where `write` would cost a device flush per write].
     #[arg(long, value_enum)]
     pub(crate) durability: Option<Durable>,
-    /// With `--mode boost`, bytes of data in an entry of a new log: a multiple of 64 up to 1M [default: 4096].
+    /// With `--mode boost`, the bytes of data per entry of a new log: a multiple of 64, at most 1M [default: 4096].
     #[arg(long, value_name = "N", value_parser = size::parse)]
     pub(crate) entry_size: Option<u64>,
-    /// With `--mode boost`, entries that wait for a sync of their files, unless 100 ms pass, or a second with the log on a disk
-    /// [default: 1000, or an eighth of a log on a disk].
+    /// With `--mode boost`, the number of log entries after which untorn syncs their files. It syncs them earlier after
+    /// 100 ms, or after 1 s if the log is on a disk [default: 1000; an eighth of the log if it is on a disk].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) batch_min: Option<u64>,
-    /// With `--mode boost`, entries between two syncs of their files, at most [default: 10000].
+    /// With `--mode boost`, the maximum number of log entries between two syncs of their files [default: 10000].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) batch_max: Option<u64>,
-    /// With `--mode boost`, taken and of no effect, but for a word on standard error: reads are the kernel's own, from its page
-    /// cache, which has all that was written.
+    /// Accepted for compatibility; ignored with a warning. The kernel serves reads from its page cache, which already
+    /// holds all written data.
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub(crate) read_cache: Option<u64>,
 }
 
 impl BoostLog {
-    /// The first of these arguments that was given, by name.
+    /// The name of the first of these arguments that was given.
     pub(crate) fn given(&self) -> Option<&'static str> {
         let all = [
             ("--log", self.log.is_some()),
@@ -95,30 +96,30 @@ impl BoostLog {
 /// Arguments of `run`.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// How the files are managed.
+    /// How to manage the program's files.
     #[arg(long, value_enum, default_value = "atomic")]
     pub(crate) mode: Mode,
-    /// Manage files whose path matches; may be given several times. `*.db` matches in any directory, `data/*.db` below the
-    /// working directory, `**` any number of directories. Without it, only files that the program opens with O_ATOMIC;
-    /// with `--mode boost` all.
+    /// Manage the files whose path matches; may be repeated. `*.db` matches in any directory, `data/*.db` below the
+    /// working
+    /// directory, and `**` any number of directories [default: files opened with O_ATOMIC; with `--mode boost`, all].
     #[arg(long = "match", value_name = "GLOB")]
     pub(crate) globs: Vec<String>,
-    /// Leave files alone whose path matches, whatever --match says; may be given several times. What programs map to lock by
-    /// belongs here: `*-shm` of SQLite, `lock.mdb` of LMDB
+    /// Don't manage the files whose path matches, even if --match matches them; may be repeated. Exclude files that
+    /// programs map as lock tables: `*-shm` for SQLite, `lock.mdb` for LMDB.
     #[arg(long = "exclude", value_name = "GLOB")]
     pub(crate) excluded: Vec<String>,
     #[command(flatten)]
     pub(crate) boost: BoostLog,
-    /// Report on standard error what was served, what was refused, and what was left to the kernel.
+    /// At exit, print to standard error which calls untorn served, refused, or left to the kernel.
     #[arg(long)]
     pub(crate) stats: bool,
-    /// The preload layer [default: libuntorn_preload.so beside this program, or in ../lib].
+    /// Path of the preload layer [default: libuntorn_preload.so beside this program, or in ../lib].
     #[arg(long, value_name = "PATH", env = "UNTORN_PRELOAD_LIBRARY")]
     pub(crate) layer: Option<PathBuf>,
-    /// With `--stats`, print the report as one JSON object on standard output, after the program's.
+    /// The format of the report.
     #[command(flatten)]
     pub(crate) form: Form,
-    /// The program and its arguments.
+    /// The program to run, and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub(crate) command: Vec<OsString>,
 }

@@ -1,4 +1,4 @@
-//! The arguments of `untorn torture`, and of the processes that it starts.
+//! Arguments of `untorn torture` and of the processes it starts.
 
 use std::path::PathBuf;
 
@@ -11,59 +11,62 @@ use super::{Form, Log, durabilities, engines};
 /// Arguments of `torture`.
 #[derive(Debug, Args)]
 pub(crate) struct Torture {
-    /// The engine to torture.
+    /// The engine to test.
     #[arg(long, value_parser = engines(), default_value = "auto")]
     pub(crate) engine: EngineKind,
-    /// For how long, at most [default: 10; with `--medium block`, until there are enough images].
+    /// Maximum duration in seconds [default: 10; with `--medium block`, until enough images are checked].
     #[arg(long, value_name = "S")]
     pub(crate) seconds: Option<u64>,
-    /// Repeat the operations of an earlier run [default: a new seed, which is printed].
+    /// Seed of the operations, to repeat those of an earlier run [default: a new seed, which is printed].
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
-    /// What fails: `process` kills the writing process; `block` cuts the power of the disk under a real file system, as
-    /// root; `dax` cuts the power of an emulated machine with persistent memory, with QEMU.
+    /// What fails: `process` kills the writing process; `block` cuts the power of the disk under a real file system and
+    /// needs root; `dax` cuts the power of an emulated machine with persistent memory and needs QEMU.
     #[arg(long, value_parser = ["process", "dax", "block"], default_value = "process")]
     pub(crate) medium: String,
-    /// Where to put the files [default: the system's directory for temporary files; with `--medium block`, /dev/shm].
+    /// Directory for the files [default: the system's temporary directory; with `--medium block`, /dev/shm].
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
-    /// With `--medium block`, how many disks to check [default: 100]; with `--medium dax`, how many power cuts [default:
-    /// 10].
+    /// With `--medium block`, the number of disk images to check [default: 100]; with `--medium dax`, the number of
+    /// power
+    /// cuts [default: 10].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) images: Option<u64>,
-    /// With `--medium block` and `dax`, the file systems: ext4, xfs, and on disks btrfs.
+    /// With `--medium block` or `dax`, the file systems, comma-separated: ext4, xfs and, with `block` only, btrfs.
     #[arg(long, value_name = "FS", value_delimiter = ',', default_value = "ext4,xfs")]
     pub(crate) fs: Vec<FileSystem>,
-    /// With `--medium block`, a disk that acknowledges its latest flush without carrying it out: must be caught.
+    /// With `--medium block`, use a disk that acknowledges its latest flush without performing it. The test must find
+    /// violations.
     #[arg(long)]
     pub(crate) lying_disk: bool,
-    /// With `--medium block` and `dax`, where to keep a disk with a violation [default: the system's directory for
-    /// temporary files].
+    /// With `--medium block` or `dax`, where to keep a disk image with a violation [default: the system's temporary
+    /// directory].
     #[arg(long, value_name = "DIR")]
     pub(crate) keep: Option<PathBuf>,
-    /// With `--medium dax`, the kernel: a version (6.12), a package file, or a directory into which one was unpacked
+    /// With `--medium dax`, the kernel: a version (6.12), a package file, or a directory with an unpacked package
     /// [default: the distribution's own].
     #[arg(long, value_name = "VERSION|PATH")]
     pub(crate) kernel: Option<String>,
-    /// With `--medium block`, check a disk again that was kept.
+    /// With `--medium block`, check a kept disk image again.
     #[arg(long, value_name = "DIR")]
     pub(crate) replay: Option<PathBuf>,
-    /// Have the writer store plainly into the file as memory, and commit, instead of calling write; with `--engine
-    /// hybrid-log`, which is the default then.
+    /// Let the writer store into a mapping of the file and commit, instead of calling write. Needs `--engine
+    /// hybrid-log`,
+    /// which is then the default.
     #[arg(long)]
     pub(crate) map: bool,
-    /// Have the writer map a region of a store, store to it plainly, allocate and free pages, and commit it by
-    /// pmsync.
+    /// Let the writer map a region of a store, store into it, allocate and free pages, and commit with pmsync.
     #[arg(long, conflicts_with = "map")]
     pub(crate) region: bool,
-    /// Keep redundancy of the file, covered, scrubbed and repaired while it is written; pages of it are damaged between two
-    /// lives of the writer, and have to be given back.
+    /// Protect the file with redundancy, which is updated, scrubbed and repaired during the writes. The test damages
+    /// pages
+    /// between two runs of the writer, and repair must restore them.
     #[arg(long, conflicts_with_all = ["map", "region"])]
     pub(crate) redundancy: bool,
-    /// Writer threads in the process that is killed.
+    /// Number of writer threads in the process that is killed.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) threads: u8,
-    /// When a write is durable [default: what suits the medium; with `--medium block`, each in turn].
+    /// When a write becomes durable [default: chosen by medium; with `--medium block`, both in turn].
     #[arg(long, value_parser = durabilities())]
     pub(crate) durability: Option<Durability>,
     #[command(flatten)]
@@ -72,10 +75,10 @@ pub(crate) struct Torture {
     pub(crate) form: Form,
 }
 
-/// Arguments of the torture's writer process.
+/// Arguments of the writer process of `torture`.
 #[derive(Debug, Args)]
 pub(crate) struct TortureWriter {
-    /// The tortured file.
+    /// The file under test.
     pub(crate) file: PathBuf,
     /// Seed of the operations.
     #[arg(long)]
@@ -91,10 +94,10 @@ pub(crate) struct TortureWriter {
     /// The number of each thread's first operation.
     #[arg(long, value_delimiter = ',', required = true)]
     pub(crate) start: Vec<u64>,
-    /// Have the kernel write back dirty pages at random times that follow from this seed.
+    /// Make the kernel write back dirty pages at random times derived from this seed.
     #[arg(long)]
     pub(crate) write_back: Option<u64>,
-    /// Open the file, which recovers it, and then wait to be killed.
+    /// Open the file, which recovers it, then wait to be killed.
     #[arg(long)]
     pub(crate) idle: bool,
     /// Create the file first.
@@ -103,24 +106,24 @@ pub(crate) struct TortureWriter {
     /// Refuse to run unless the file is mapped with MAP_SYNC.
     #[arg(long)]
     pub(crate) demand_map_sync: bool,
-    /// Store plainly into the file as memory.
+    /// Store into a mapping of the file.
     #[arg(long)]
     pub(crate) map: bool,
-    /// Store plainly into a region of a store.
+    /// Store into a mapped region of a store.
     #[arg(long, conflicts_with = "map")]
     pub(crate) region: bool,
-    /// Cover, scrub and repair the file meanwhile.
+    /// Update redundancy, scrub and repair the file during the writes.
     #[arg(long, conflicts_with_all = ["map", "region"])]
     pub(crate) redundancy: bool,
-    /// The process to die with.
+    /// The parent process; the writer exits with it.
     #[arg(long)]
     pub(crate) parent: i32,
 }
 
-/// Arguments of the verification of one life. The reports come on standard input.
+/// Arguments of the verification of one run. The writer's reports arrive on standard input.
 #[derive(Debug, Args)]
 pub(crate) struct TortureVerify {
-    /// The tortured file.
+    /// The file under test.
     pub(crate) file: PathBuf,
     /// Seed of the operations.
     #[arg(long)]
@@ -131,13 +134,13 @@ pub(crate) struct TortureVerify {
     /// The durability.
     #[arg(long, value_parser = durabilities())]
     pub(crate) durability: Durability,
-    /// How many threads wrote, each from operation 1 on.
+    /// Number of threads that wrote, each starting at operation 1.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) threads: u8,
     /// Refuse to verify unless the file is mapped with MAP_SYNC.
     #[arg(long)]
     pub(crate) demand_map_sync: bool,
-    /// It is a store, and what was written a region of it.
+    /// The file is a store, and the writer wrote to a region of it.
     #[arg(long)]
     pub(crate) region: bool,
 }

@@ -1,14 +1,14 @@
-//! The demo's workload: a bank whose transfers must happen whole or not at all.
+//! The demo's workload: a bank whose transfers must be atomic.
 //!
-//! A file holds a page with the number of the last transfer, one account in each of many pages, and a receipt longer
-//! than a page. A transfer takes money from one account, writes a new receipt, gives the money to another account and
-//! counts up. Whoever looks at the file between two of those stores sees money missing or a receipt of two transfers.
+//! The file holds a page with the number of the last transfer, one account in each of many pages, and a receipt longer
+//! than a page. A transfer debits one account, writes a new receipt, credits another account and increments the number.
+//! Between two of these stores, the file shows missing money or a receipt mixed from two transfers.
 
 use crate::rng::Rng;
 
-/// Distance from one account to the next: each has a page of its own.
+/// Distance between accounts: each has its own page.
 const PAGE: u64 = 4096;
-/// What each account holds at first.
+/// The initial balance of each account.
 const OPENING_BALANCE: u64 = 1000;
 /// Bytes of one entry of the receipt.
 const ENTRY: usize = 64;
@@ -22,7 +22,7 @@ pub(crate) struct Bank {
     pub(crate) receipt: u64,
 }
 
-/// One transfer: writes to four places that belong together.
+/// One transfer: writes to four places that must become visible together.
 #[derive(Clone, Debug)]
 pub(crate) struct Transfer {
     /// Its number, from 1.
@@ -32,23 +32,23 @@ pub(crate) struct Transfer {
     amount: u64,
 }
 
-/// What the file says after a crash.
+/// The state of the file after a crash.
 #[derive(Clone, Debug)]
 pub(crate) struct Audit {
-    /// The number of the last transfer, as the file has it.
+    /// The number of the last transfer, read from the file.
     pub(crate) number: u64,
-    /// What is wrong, in words, if the state is a mixture.
+    /// A description of the tear, if the state is a mixture.
     pub(crate) torn: Option<String>,
 }
 
-/// Eight bytes of a file as a number; zero where the file is too short to hold it.
+/// Eight bytes of a file as a number; zero past the end of the file.
 fn word(bytes: &[u8], offset: u64) -> u64 {
     let offset = offset as usize;
     bytes.get(offset..offset + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
 impl Bank {
-    /// The bank of the kills: a receipt long enough that a kill seldom misses it.
+    /// The bank for the kills. Its receipt is so long that most kills hit the middle of it.
     pub(crate) const LARGE: Bank = Bank { accounts: 128, receipt: 128 << 10 };
 
     /// Length of the file.
@@ -59,7 +59,7 @@ impl Bank {
     /// Offset of the number of the last transfer.
     pub(crate) const NUMBER: u64 = 0;
 
-    /// Offset of an account's balance. It is not at the start of its page, as in a real record.
+    /// Offset of an account's balance. As in a real record, it is not at the start of its page.
     pub(crate) fn account(self, account: u64) -> u64 {
         PAGE + account * PAGE + 24 + account % 500 * 8
     }
@@ -69,7 +69,7 @@ impl Bank {
         PAGE + self.accounts * PAGE
     }
 
-    /// The file of a bank that has just opened.
+    /// The file's initial bytes.
     pub(crate) fn opening(self) -> Vec<u8> {
         let mut bytes = vec![0; self.len() as usize];
         for account in 0..self.accounts {
@@ -83,7 +83,7 @@ impl Bank {
         bytes
     }
 
-    /// The next transfer of somebody who sees these balances.
+    /// The next transfer, given these balances.
     pub(crate) fn transfer(self, number: u64, balances: &[u64], rng: &mut Rng) -> Transfer {
         let from = (0..).map(|_| rng.below(self.accounts)).find(|&account| balances[account as usize] > 0);
         let from = from.unwrap_or(0);
@@ -104,10 +104,10 @@ impl Bank {
         let expected = u128::from(self.accounts * OPENING_BALANCE);
         let mut wrong = Vec::new();
         if total < expected {
-            wrong.push(format!("{} of {expected} coins are gone", expected - total));
+            wrong.push(format!("{} of {expected} coins are missing", expected - total));
         }
         if total > expected {
-            wrong.push(format!("{} coins came from nowhere", total - expected));
+            wrong.push(format!("{} coins too many", total - expected));
         }
         let receipt = bytes.get(self.receipt_at() as usize..).unwrap_or_default();
         let other = receipt
@@ -117,13 +117,13 @@ impl Bank {
         let other = other.count();
         if other > 0 || receipt.len() as u64 != self.receipt {
             let entries = self.receipt as usize / ENTRY;
-            wrong.push(format!("{other} of {entries} lines of the receipt are not of transfer {number}"));
+            wrong.push(format!("{other} of {entries} receipt lines do not belong to transfer {number}"));
         }
         Audit { number, torn: (!wrong.is_empty()).then(|| wrong.join(", ")) }
     }
 }
 
-/// A line of a transfer's receipt: its number, and filling that no other line has.
+/// A line of a transfer's receipt: the transfer's number, and bytes unique to this line.
 fn receipt_entry(number: u64, index: u64) -> [u8; ENTRY] {
     let mut entry = [0; ENTRY];
     entry[..8].copy_from_slice(&number.to_le_bytes());
@@ -138,7 +138,7 @@ impl Transfer {
         balances[self.to as usize] += self.amount;
     }
 
-    /// Hands out its stores, in the order in which a plain program does them. `balances` are those after the transfer.
+    /// Calls `store` for each of its stores, in a plain program's order. `balances` are those after the transfer.
     pub(crate) fn stores<E>(
         &self,
         bank: Bank,
@@ -153,7 +153,7 @@ impl Transfer {
         store(Bank::NUMBER, &self.number.to_le_bytes())
     }
 
-    /// How many stores that is.
+    /// The number of those stores.
     #[cfg(test)]
     fn store_count(bank: Bank) -> u64 {
         3 + bank.receipt / ENTRY as u64
@@ -166,7 +166,7 @@ mod tests {
 
     const SMALL: Bank = Bank { accounts: 4, receipt: 256 };
 
-    /// The file after two transfers of which the second got `stores` stores far.
+    /// The file after one whole transfer and the first `stores` stores of a second one.
     fn cut_short(stores: u64) -> Vec<u8> {
         let mut bytes = SMALL.opening();
         let mut balances = SMALL.balances(&bytes);

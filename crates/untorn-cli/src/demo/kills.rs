@@ -1,4 +1,4 @@
-//! The demo's first half: a writer killed again and again, and an audit after each kill.
+//! The demo's first half: kill a writer repeatedly, and audit the file after each kill.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,30 +16,30 @@ use crate::victim::Victim;
 
 /// Kills of each writer.
 pub(crate) const KILLS: u64 = 50;
-/// Time for the kills of each writer; on a slow machine there are fewer.
+/// Time limit for the kills of each writer; a slow machine makes fewer kills.
 pub(crate) const BUDGET: Duration = Duration::from_millis(3500);
-/// Time for the plain writer to be hit inside a transfer, where neither that many kills nor that much time was enough.
+/// Extended time limit if no kill has hit the plain writer inside a transfer within [`KILLS`] and [`BUDGET`].
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The longest a writer lives, in microseconds.
+/// The maximum lifetime of a writer, in microseconds.
 const LONGEST_LIFE: u64 = 60_000;
 
-/// What the kills of one writer came to.
+/// The results of one writer's kills.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
     /// How often the writer was killed.
     pub(crate) kills: u64,
-    /// How often the file was a mixture afterwards.
+    /// How often the file was torn afterwards.
     pub(crate) torn: u64,
-    /// How often a transfer was gone whose flush had been reported done.
+    /// How often a transfer was missing although its flush had been reported.
     pub(crate) lost: u64,
-    /// Transfers carried out in all.
+    /// Total number of transfers.
     pub(crate) transfers: u64,
-    /// The first mixture, in words.
+    /// A description of the first tear.
     pub(crate) example: Option<String>,
 }
 
-/// Kills one kind of writer [`KILLS`] times, or as often as the time allows; the plain one until a kill has torn its file, for
-/// that is to be shown.
+/// Kills one kind of writer [`KILLS`] times, or as often as the time allows. The plain writer is killed until its file
+/// has torn once, because the demo has to show that.
 pub(crate) fn run(dir: &Path, writer: Writer, seed: u64, bar: &ProgressBar) -> Result<Outcome> {
     let word = match writer {
         Writer::Plain => "plain",
@@ -72,7 +72,7 @@ pub(crate) fn run(dir: &Path, writer: Writer, seed: u64, bar: &ProgressBar) -> R
         if let Some(what) = audit.torn {
             outcome.torn += 1;
             outcome.example.get_or_insert(what);
-            // The next kill must find a whole bank, or one tear would be counted again and again.
+            // Start the next kill with a whole bank, so that one tear is counted once.
             path = open_bank(dir, word, outcome.kills)?;
             last_seen = 0;
         }
@@ -81,14 +81,14 @@ pub(crate) fn run(dir: &Path, writer: Writer, seed: u64, bar: &ProgressBar) -> R
     Ok(outcome)
 }
 
-/// Founds a bank, in a file of its own.
+/// Creates a bank in a new file.
 fn open_bank(dir: &Path, word: &str, serial: u64) -> Result<PathBuf> {
     let path = dir.join(format!("{word}-bank-{serial}"));
     fs::write(&path, Bank::LARGE.opening()).map_err(|error| Failure::io_at("write", &path, &error))?;
     Ok(path)
 }
 
-/// Looks at the bank after a kill: the plain one as it is, untorn's after the recovery that opening it does.
+/// Audits the bank after a kill: the plain file as it is, untorn's file after an open, which recovers it.
 fn audit(path: &Path, writer: Writer) -> Result<Audit> {
     let image = match writer {
         Writer::Plain => fs::read(path).map_err(|error| Failure::io_at("read", path, &error))?,

@@ -1,4 +1,4 @@
-//! `untorn demo`: plain mmap tears and untorn does not, shown in under 20 seconds.
+//! `untorn demo`: shows in under 20 seconds that plain mmap tears and untorn does not.
 
 mod bank;
 mod kills;
@@ -18,10 +18,10 @@ use crate::{output, progress, rng};
 
 pub(crate) use writer::run as writer;
 
-// Under 20 seconds, as the help says, with some left for starting processes. A machine that is busy takes longer.
+// The help promises under 20 seconds; the rest is for starting processes. A busy machine takes longer.
 const _: () = assert!(2 * (kills::BUDGET.as_millis() + power::BUDGET.as_millis()) <= 15_000);
 
-/// Everything the demo found.
+/// All results of the demo.
 struct Findings {
     plain: kills::Outcome,
     untorn: kills::Outcome,
@@ -32,14 +32,14 @@ struct Findings {
     dir: PathBuf,
 }
 
-/// Shows it.
+/// Runs the demo.
 pub(crate) fn run(args: &Demo) -> Result<Exit> {
     let start = Instant::now();
     let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let dir = tempfile::Builder::new()
         .prefix("untorn-demo-")
         .tempdir_in(&parent)
-        .map_err(|error| Failure::io_at("make a directory in", &parent, &error))?;
+        .map_err(|error| Failure::io_at("create a directory in", &parent, &error))?;
     let seed = rng::fresh_seed();
     let bar = progress::bar(2 * kills::KILLS + power::STEPS, "");
     bar.set_message("killing: mmap + msync");

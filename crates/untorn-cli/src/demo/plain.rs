@@ -1,9 +1,9 @@
-//! The plain writer's mapping: what a program does without untorn.
+//! The plain writer's mapping, as a program without untorn does it.
 //!
 //! # Safety
-//! This is the tool's only unsafe code. It maps a file that the demo has just made in a directory of its own, under a
-//! name nobody else knows, so that no other process changes or truncates it while it is mapped: the parent reads it only
-//! after this process is dead.
+//! This is the tool's only unsafe code. It maps a file that the demo has just created in its own new directory, so no
+//! other process changes or truncates the file while it is mapped. The parent reads the file only after this process
+//! is dead.
 #![allow(unsafe_code)]
 
 use std::fs::OpenOptions;

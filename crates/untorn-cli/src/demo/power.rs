@@ -1,8 +1,8 @@
 //! The demo's second half: simulated power cuts.
 //!
-//! The transfers run over a simulated block device. Before each call that changes something the power may fail: of the
-//! sectors not yet flushed, any subset survives. Each image that this leaves is started up and audited. Both sides run
-//! the code they run on real files; the plain one is the library's passthrough engine, write in place and flush.
+//! The transfers run on a simulated block device. The power may fail before each call that changes the device; then any
+//! subset of the unflushed sectors survives. The demo opens and audits each resulting image. Both writers run the same
+//! code as on real files. The plain one is the library's passthrough engine: write in place, then flush.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -20,34 +20,34 @@ use crate::cli::Writer;
 use crate::exit::Result;
 use crate::rng::Rng;
 
-/// The bank of the power cuts: small, so that there is time for many.
+/// The bank for the power cuts: small, so that there is time for many images.
 const BANK: Bank = Bank { accounts: 8, receipt: 8 << 10 };
-/// Distinct images of each writer.
+/// Distinct images per writer.
 const IMAGES: u64 = 1000;
-/// Time for the power cuts of each writer; on a slow machine there are fewer images.
+/// Time limit for each writer's power cuts; a slow machine audits fewer images.
 pub(crate) const BUDGET: Duration = Duration::from_millis(2500);
-/// As many as it takes to show anything, however slow the machine is.
+/// The minimum number of images, however slow the machine is.
 const FEWEST_IMAGES: u64 = 200;
-/// Transfers on one machine.
+/// Transfers per simulated machine.
 const TRANSFERS: u64 = 4;
-/// Random images of one instant, beside the two in which everything and nothing survives.
+/// Random images per instant, in addition to the two in which everything and nothing survives.
 const SAMPLES: usize = 2;
 
 /// The progress bar's steps for both writers.
 pub(crate) const STEPS: u64 = 2 * IMAGES / BAR_UNIT;
-/// Images to one step of the bar, which kills share: a kill takes as long as some images.
+/// Images per step of the progress bar. One kill takes about as long as this many images.
 const BAR_UNIT: u64 = 20;
 
-/// What the power cuts of one writer came to.
+/// The results of one writer's power cuts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
-    /// How many different images were audited.
+    /// Number of distinct images audited.
     pub(crate) images: u64,
-    /// How many of them were a mixture.
+    /// Number of torn images.
     pub(crate) torn: u64,
-    /// How many missed a transfer whose flush had returned.
+    /// Number of images without a transfer whose flush had returned.
     pub(crate) lost: u64,
-    /// The first mixture, in words.
+    /// A description of the first tear.
     pub(crate) example: Option<String>,
 }
 
@@ -57,7 +57,7 @@ struct Cut {
     flushed: u64,
 }
 
-/// Cuts the power of machine after machine.
+/// Cuts the power of one simulated machine after another.
 pub(crate) fn run(writer: Writer, seed: u64, bar: &ProgressBar) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let mut seen = HashSet::new();
@@ -99,7 +99,7 @@ fn open(medium: &SimMedium, writer: Writer) -> untorn::Result<AtomicFile> {
     Options::new().engine(engine).durability(Durability::PerCommit).open_on(medium.clone(), path())
 }
 
-/// Runs some transfers on a new machine and gathers images of a power cut before every change.
+/// Runs some transfers on a new machine and collects images of a power cut before every change.
 fn one_machine(writer: Writer, seed: u64) -> Result<Vec<Cut>> {
     let medium = SimMedium::new(MediumClass::Block);
     medium.install(path(), &BANK.opening());
@@ -124,7 +124,7 @@ fn one_machine(writer: Writer, seed: u64) -> Result<Vec<Cut>> {
     Ok(std::mem::take(&mut *cuts))
 }
 
-/// Has the medium hand out images before each change from now on.
+/// Installs a hook that collects images before each change.
 fn hook(medium: &SimMedium, seed: u64, flushed: &Arc<AtomicU64>, cuts: &Arc<Mutex<Vec<Cut>>>) {
     let (flushed, cuts) = (flushed.clone(), cuts.clone());
     let mut rng = SimRng::new(seed);
@@ -141,7 +141,7 @@ fn hook(medium: &SimMedium, seed: u64, flushed: &Arc<AtomicU64>, cuts: &Arc<Mute
     }));
 }
 
-/// Starts a machine from an image, opens the bank, which recovers untorn's, and audits it.
+/// Boots a machine from an image, opens the bank (which recovers untorn's), and audits it.
 fn start_up(image: Image, writer: Writer) -> Result<Audit> {
     let medium = image.boot();
     let file = open(&medium, writer)?;

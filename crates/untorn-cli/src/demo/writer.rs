@@ -1,4 +1,4 @@
-//! The process that the demo kills: transfer after transfer, until it dies.
+//! The process that the demo kills: it makes transfers until it dies.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -15,17 +15,17 @@ use crate::exit::{Exit, Failure, Result};
 use crate::rng::Rng;
 use crate::victim::{self, die_with_parent};
 
-/// The least time between two flushes. Both writers flush on the same timer; with a flush for each transfer they would
-/// wait for the disk nearly always, and the kills would hit little else.
+/// The minimum time between two flushes, for both writers. With a flush per transfer they would almost always wait for
+/// the disk, and most kills would hit that wait.
 const FLUSH_EVERY: Duration = Duration::from_millis(10);
 
-/// A bank's file, written one way or the other.
+/// A bank's file, written with plain mmap or with untorn.
 trait Books {
     /// The whole file.
     fn image(&self) -> Result<Vec<u8>>;
-    /// Carries out one transfer.
+    /// Performs one transfer.
     fn write(&mut self, transfer: &Transfer, balances: &[u64]) -> Result<()>;
-    /// Makes every transfer so far durable.
+    /// Makes all transfers so far durable.
     fn flush(&mut self) -> Result<()>;
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &DemoWriter) -> Result<Exit> {
     }
 }
 
-/// Opens the bank as untorn's writer and its auditor do.
+/// Opens the bank with untorn, for its writer and its auditor.
 pub(crate) fn open(path: &Path) -> Result<AtomicFile> {
     Ok(Options::new().durability(Durability::PerCommit).open(path)?)
 }
@@ -49,13 +49,16 @@ fn transfer_forever(books: &mut dyn Books, seed: u64) -> Result<Exit> {
     let mut number = Bank::LARGE.audit(&image).number;
     let mut balances = Bank::LARGE.balances(&image);
     let mut rng = Rng::from_parts(&[seed, number]);
-    let mut report =
-        |number: u64| reports.write_all(&number.to_le_bytes()).map_err(|error| Failure::io("cannot report", &error));
+    let mut report = |number: u64| {
+        reports
+            .write_all(&number.to_le_bytes())
+            .map_err(|error| Failure::io("cannot write a report to standard output", &error))
+    };
     report(number)?;
     let mut flush_took = Duration::ZERO;
     loop {
         let start = Instant::now();
-        // On a slow disk the timer stretches, so that at least half of the time goes into transfers.
+        // On a slow disk, flush less often, so that at least half of the time goes into transfers.
         while start.elapsed() < FLUSH_EVERY.max(flush_took) {
             number += 1;
             let transfer = Bank::LARGE.transfer(number, &balances, &mut rng);
@@ -69,7 +72,7 @@ fn transfer_forever(books: &mut dyn Books, seed: u64) -> Result<Exit> {
     }
 }
 
-/// Stores into a shared mapping, and msync.
+/// Stores into a shared mapping, then msync.
 struct Plain(MmapMut);
 
 impl Books for Plain {
@@ -81,18 +84,18 @@ impl Books for Plain {
         transfer.stores(Bank::LARGE, balances, |offset, bytes| {
             let offset = offset as usize;
             self.0[offset..offset + bytes.len()].copy_from_slice(bytes);
-            // Keeps the compiler from gathering or reordering the stores of a transfer.
+            // Prevents the compiler from merging or reordering the stores of a transfer.
             black_box(&mut self.0);
             Ok(())
         })
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.0.flush().map_err(|error| Failure::io("cannot flush the bank", &error))
+        self.0.flush().map_err(|error| Failure::io("cannot flush the bank's mapping", &error))
     }
 }
 
-/// One transaction for each transfer, and sync.
+/// One transaction per transfer, then sync.
 struct Untorn(AtomicFile);
 
 impl Books for Untorn {

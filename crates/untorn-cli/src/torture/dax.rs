@@ -1,5 +1,5 @@
-//! `untorn torture --medium dax`: the power of an emulated machine with persistent memory is cut, on a stock kernel and a
-//! real DAX file system, and every promise is checked.
+//! `untorn torture --medium dax`: cuts the power of an emulated machine with persistent memory, a stock kernel and a
+//! real DAX file system, then checks every promise.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -15,10 +15,10 @@ use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Colour, paint};
 use crate::{progress, rng};
 
-/// Power cuts without a number on the command line.
+/// The default number of power cuts.
 const CUTS: u64 = 10;
 
-/// Cuts the power again and again.
+/// Cuts the power repeatedly.
 pub(super) fn run(args: &Torture) -> Result<Exit> {
     let stray = [
         (args.seconds.is_some(), "--seconds"),
@@ -28,27 +28,28 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
         (args.replay.is_some(), "--replay"),
     ];
     if let Some((_, name)) = stray.iter().find(|(given, _)| *given) {
-        return Err(Failure::usage(format!("{name} is not for --medium dax")));
+        return Err(Failure::usage(format!("{name} does not apply to --medium dax; omit it")));
     }
     let (engine, _) = super::served(args)?;
     args.log.require(&[engine])?;
     let file_systems = args.fs.iter().map(file_system).collect::<Result<Vec<_>>>()?;
-    // All that is missing at once, so that one command gets it.
+    // Report all missing tools at once, so that the user can install them with one command.
     let mut missing = dax::missing();
     if let Some(last) = missing.pop() {
         missing.iter().for_each(|error| eprintln!("untorn: {error}"));
         return Err(last.into());
     }
     let face = super::face(args);
-    // A store has its own, and is not told.
+    // A store has its own engine.
     let of_files = if engine == EngineKind::Auto && face != Face::Region { EngineKind::Reflection } else { engine };
     let settings = Settings {
-        program: std::env::current_exe().map_err(|error| Failure::io("cannot find this program", &error))?,
+        program: std::env::current_exe()
+            .map_err(|error| Failure::io("cannot find the path of this program", &error))?,
         kernel: Kernel::find(args.kernel.as_deref(), &cache())?,
         file_systems,
         engine: of_files.as_str().to_owned(),
         face: match face {
-            // Refused before.
+            // `--redundancy` was refused before.
             Face::File | Face::Healed => dax::Face::File,
             Face::Map => dax::Face::Map,
             Face::Region => dax::Face::Region,
@@ -88,8 +89,8 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
         return Ok(Exit::Clean);
     }
     if violations.is_empty() {
-        // The cuts show nothing if what must be convicted was not.
-        let message = format!("the cuts show too little: {outcome}; give it more --images");
+        // The cuts prove nothing unless the canary and the runs without recovery were convicted.
+        let message = format!("the power cuts are inconclusive: {outcome}; raise --images");
         return Err(Failure { exit: Exit::Attention, path: None, message });
     }
     Ok(Exit::Attention)
@@ -99,11 +100,13 @@ fn file_system(kind: &block::FileSystem) -> Result<FileSystem> {
     match kind.as_str() {
         "ext4" => Ok(FileSystem::Ext4),
         "xfs" => Ok(FileSystem::Xfs),
-        other => Err(Failure::usage(format!("{other} has no DAX; --fs takes ext4 and xfs with --medium dax"))),
+        other => {
+            Err(Failure::usage(format!("{other} does not support DAX; with --medium dax, --fs takes ext4 and xfs")))
+        }
     }
 }
 
-/// Where kernel packages are unpacked, once.
+/// The cache directory for unpacked kernel packages.
 fn cache() -> PathBuf {
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
@@ -124,15 +127,14 @@ fn words(served: &str, settings: &Settings, outcome: &Outcome, violations: &[&St
             let _ = writeln!(text, "  - {violation}");
         }
         if let Some(kept) = &outcome.kept {
-            let _ =
-                writeln!(text, "The image after the cut and what was reported before it are in {}.", kept.display());
+            let _ = writeln!(text, "The image after the cut and the writer's reports are kept in {}.", kept.display());
         }
     }
     text += &output::fold(
-        "Checked after each cut, on an emulated machine with a stock kernel whose files are mapped with MAP_SYNC: each \
-         operation whole or not at all (C1); nothing lost that was acknowledged as durable (C2). Not checked: flushes. \
-         The emulator has no volatile cache, so a missing one can't show here; `cargo xtask explore` in untorn's \
-         repository simulates them.",
+        "Checked after each cut, on an emulated machine with a stock kernel and files mapped with MAP_SYNC: every \
+         operation is atomic (C1); no operation acknowledged as durable is lost (C2). Not checked: flushes. The \
+         emulator has no volatile cache, so it cannot expose a missing flush; `cargo xtask explore` in untorn's \
+         repository simulates one.",
     );
     text
 }

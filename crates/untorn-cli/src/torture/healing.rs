@@ -1,9 +1,9 @@
-//! The torture of redundancy: a file whose stores are covered, scrubbed and repaired while they are made, and that is damaged between
-//! two lives of the process that does all that.
+//! The test of redundancy: a process writes a file and updates, scrubs and repairs its redundancy at the same time. The
+//! test damages the file between two runs of that process.
 //!
-//! Behind what is written there are pages that nobody ever writes again, in stripes of their own. They are covered whatever instant a
-//! process is killed at, so a damaged one is to be given back, byte for byte, also if repair after repair is killed. What is written may be
-//! uncovered at a kill: there nothing is damaged before all is covered again, and nothing at all may be accused.
+//! The file ends with pages that are written once, in separate stripes. These pages are covered at every instant, so
+//! repair must restore a damaged one byte for byte, even if several repairs in a row are killed. The other pages may be
+//! uncovered at a kill. The test damages none of them before all are covered again, and no scrub may report one.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -20,16 +20,16 @@ use crate::exit::Exit;
 use crate::rng::Rng;
 
 const PAGE: u64 = 4096;
-/// Data pages of a stripe.
+/// Data pages per stripe.
 const STRIPE: u64 = 4;
-/// The pages that are written once.
+/// The pages written once.
 const STILL: Range<u64> = FILE_LEN.div_ceil(STRIPE * PAGE) * STRIPE..FILE_LEN.div_ceil(STRIPE * PAGE) * STRIPE + 64;
 /// Length of the file.
 pub(super) const LEN: u64 = STILL.end * PAGE;
-/// The period of the updater and of the scrub: many of both in each life.
+/// The period of updates and scrubs: many of both in each run.
 const OFTEN: Duration = Duration::from_millis(1);
 
-/// What such a page holds.
+/// The bytes of a page that is written once.
 fn bytes_of(page: u64) -> Vec<u8> {
     let mut bytes = vec![0; PAGE as usize];
     Rng::from_parts(&[page]).fill(&mut bytes);
@@ -44,29 +44,29 @@ fn redundancy() -> ProtectOptions {
     ProtectOptions::new().stripe(STRIPE as u32).batch(8)
 }
 
-/// For who looks at the file between two lives.
+/// Options for inspecting the file between two runs.
 pub(super) fn by_hand(options: Options) -> Options {
     options.redundancy(redundancy().on_demand())
 }
 
-/// For the process that is killed.
+/// Options for the process that is killed.
 pub(super) fn in_background(options: Options) -> Options {
     let alarm = |damage: &Damage| {
         if !matches!(damage, Damage::Page(range) if is_still(range)) {
-            accused(&format!("a scrub calls damaged what nobody damaged: {damage:?}"));
+            accused(&format!("a scrub reported damage to undamaged data: {damage:?}"));
         }
     };
     let redundancy = redundancy().period(OFTEN).scrub_every(OFTEN).on_damage(alarm);
     options.redundancy(redundancy).verify_reads(VerifyReads::Fail)
 }
 
-/// Ends the process, which is a violation.
+/// Exits the process, which counts as a violation.
 fn accused(what: &str) {
     eprintln!("untorn: {what}");
     std::process::exit(Exit::Attention as i32);
 }
 
-/// Writes what is written once, and covers all of it.
+/// Writes the pages that are written once, and covers the whole file.
 pub(super) fn prepare(file: &AtomicFile) -> Result<()> {
     for page in STILL {
         file.write_at(&bytes_of(page), page * PAGE)?;
@@ -76,35 +76,35 @@ pub(super) fn prepare(file: &AtomicFile) -> Result<()> {
     file.sync_redundancy()
 }
 
-/// Repairs and covers without end, beside those who write.
+/// Repairs and updates redundancy in a loop, while other threads write.
 pub(super) fn forever(file: &AtomicFile) -> Result<std::convert::Infallible> {
     loop {
         let report = file.repair()?;
         let wrong = misjudged(&report.scrub.damage, &STILL.collect());
         let strays = report.repaired.iter().any(|range| !is_still(range)) || !report.sidecar_repaired.is_empty();
         if !wrong.is_empty() || strays || !report.is_whole() || !report.unknown.is_empty() {
-            accused(&format!("a repair went wrong: {report:?}"));
+            accused(&format!("a repair changed undamaged data or lost pages: {report:?}"));
         }
         file.sync_redundancy()?;
     }
 }
 
-/// Of what was found damaged, all that is none of these pages.
+/// The reported damage outside the damaged pages.
 fn misjudged(found: &[Damage], damaged: &BTreeSet<u64>) -> Vec<String> {
     let is_right = |damage: &&Damage| matches!(damage, Damage::Page(range) if damaged.contains(&(range.offset / PAGE)));
     let wrong = found.iter().filter(|damage| !is_right(damage));
-    wrong.map(|damage| format!("called damaged, and nobody damaged it: {damage:?}")).collect()
+    wrong.map(|damage| format!("reported as damaged, but it was not damaged: {damage:?}")).collect()
 }
 
-/// Damages pages as a device does, at most one of a stripe, while nobody has the file open: those that are written once, or
-/// any. The file's time stays. Which.
+/// Damages pages as a device does, at most one per stripe, while no process has the file open: any page, or only those
+/// written once. The file's modification time stays the same. Returns the damaged pages.
 pub(super) fn damage(path: &Path, any: bool, rng: &mut Rng) -> io::Result<BTreeSet<u64>> {
     let file = File::options().read(true).write(true).open(path)?;
     let modified = file.metadata()?.modified()?;
     let from = if any { 0 } else { STILL.start / STRIPE };
     let mut damaged = BTreeSet::new();
     for stripe in from..STILL.end / STRIPE {
-        // One there always is: a pass without any would be one of nothing.
+        // Always damage at least one page; otherwise the pass tests nothing.
         if rng.below(6) != 0 && stripe + 1 < STILL.end / STRIPE {
             continue;
         }
@@ -115,7 +115,7 @@ pub(super) fn damage(path: &Path, any: bool, rng: &mut Rng) -> io::Result<BTreeS
         match rng.below(3) {
             0 => held[rng.below(PAGE) as usize] ^= 1 << rng.below(8),
             1 => held.fill(0),
-            // What belongs on another page.
+            // The bytes of another page.
             _ => file.read_exact_at(&mut held, rng.below(STILL.end) * PAGE)?,
         }
         if held != before {
@@ -127,8 +127,8 @@ pub(super) fn damage(path: &Path, any: bool, rng: &mut Rng) -> io::Result<BTreeS
     Ok(damaged)
 }
 
-/// What is wrong with the redundancy of a file of which these pages were damaged, and perhaps given back since by others.
-/// It is repaired, and all of it is covered then.
+/// Repairs and covers a file with these damaged pages, and returns what went wrong. Another process may have restored
+/// some of the pages before.
 ///
 /// # Errors
 /// Those of reading and writing it.
@@ -137,16 +137,16 @@ pub(super) fn judge(file: &AtomicFile, damaged: &BTreeSet<u64>) -> Result<Vec<St
     let report = file.repair()?;
     let repaired: BTreeSet<u64> = report.repaired.iter().map(|range| range.offset / PAGE).collect();
     if !repaired.is_subset(damaged) || !report.sidecar_repaired.is_empty() {
-        wrong.push(format!("repaired, and nobody damaged it: {:?} {:?}", report.repaired, report.sidecar_repaired));
+        wrong.push(format!("repaired, but it was not damaged: {:?} {:?}", report.repaired, report.sidecar_repaired));
     }
     if !report.is_whole() || !report.unknown.is_empty() || !report.sidecar_unknown.is_empty() {
-        wrong.push(format!("one page of a covered stripe was damaged, and not given back: {report:?}"));
+        wrong.push(format!("repair did not restore a stripe's single damaged page: {report:?}"));
     }
     let mut held = vec![0; PAGE as usize];
     for page in STILL {
         file.read_at(&mut held, page * PAGE)?;
         if held != bytes_of(page) {
-            wrong.push(format!("page {page}, which was written once, has other bytes than it was given"));
+            wrong.push(format!("page {page} does not hold the bytes that were written to it"));
         }
     }
     file.sync_redundancy()?;
@@ -155,7 +155,7 @@ pub(super) fn judge(file: &AtomicFile, damaged: &BTreeSet<u64>) -> Result<Vec<St
     if let Some(coverage) = file.coverage()?
         && (coverage.uncovered > 0 || !coverage.unknown.is_empty() || again.skipped > 0)
     {
-        wrong.push(format!("not covered when it was to be: {coverage:?}"));
+        wrong.push(format!("not fully covered after a redundancy sync: {coverage:?}"));
     }
     Ok(wrong)
 }
@@ -181,13 +181,13 @@ mod tests {
         let file = options().open(&path).unwrap();
         assert_eq!(judge(&file, &damaged).unwrap(), Vec::<String>::new());
         file.close().unwrap();
-        // Of what nobody told of it is said that it was accused.
+        // `judge` reports damage that it was not told of.
         let damaged = damage(&path, true, &mut rng).unwrap();
         let file = options().open(&path).unwrap();
         let wrong = judge(&file, &BTreeSet::new()).unwrap();
         assert!(wrong.len() > damaged.len(), "{wrong:?}");
         file.close().unwrap();
-        // Of two in a stripe neither can be given back.
+        // Two damaged pages in one stripe cannot be restored.
         let raw = File::options().write(true).open(&path).unwrap();
         let modified = raw.metadata().unwrap().modified().unwrap();
         let both: BTreeSet<u64> = [STILL.start, STILL.start + 1].into();
@@ -195,7 +195,7 @@ mod tests {
         raw.set_modified(modified).unwrap();
         let file = options().open(&path).unwrap();
         let wrong = judge(&file, &both).unwrap();
-        assert!(wrong.iter().any(|what| what.contains("not given back")), "{wrong:?}");
-        assert!(wrong.iter().any(|what| what.contains("has other bytes")), "{wrong:?}");
+        assert!(wrong.iter().any(|what| what.contains("did not restore")), "{wrong:?}");
+        assert!(wrong.iter().any(|what| what.contains("does not hold the bytes")), "{wrong:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Keeping the state after a kill and before recovery, so that a violation can be studied.
+//! Keeps the state after a kill and before recovery, so that a violation can be studied.
 
 use std::fs;
 use std::io;
@@ -7,10 +7,10 @@ use std::path::Path;
 
 /// Sidecars live in this directory beside the data file.
 pub(crate) const SIDECARS: &str = ".untorn";
-/// More than this is not copied at each kill.
+/// Larger files are not copied at each kill.
 const MOST: u64 = 256 << 20;
 
-/// Copies the data file and everything beside it in [`SIDECARS`] into `to`, replacing what an earlier kill left there.
+/// Copies the data file and all files in [`SIDECARS`] into `to`, replacing the copy of an earlier kill.
 pub(crate) fn copy_state(file: &Path, to: &Path) -> io::Result<()> {
     match fs::remove_dir_all(to) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -1,5 +1,4 @@
-//! `untorn torture`: a writing process is killed, or its disk loses power, again and again, and every promise is checked
-//! each time.
+//! `untorn torture`: repeatedly kills a writing process or cuts its disk's power, and checks every promise each time.
 
 mod block;
 mod dax;
@@ -29,10 +28,10 @@ use target::Face;
 pub(crate) use verifier::run as verifier;
 pub(crate) use writer::run as writer;
 
-/// For how long processes are killed if nothing is said.
+/// The default duration of `--medium process`, in seconds.
 const SECONDS: u64 = 10;
 
-/// What is tortured, with every default resolved.
+/// What is tested, with every default resolved.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     engine: EngineKind,
@@ -46,32 +45,34 @@ pub(crate) struct Setting {
     parent: PathBuf,
 }
 
-/// What came of it.
+/// The results.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
     /// Kills of the writing process.
     kills: u64,
-    /// Kills of a process that was recovering.
+    /// Kills of a recovering process.
     recovery_kills: u64,
-    /// Pages that were damaged between two lives.
+    /// Pages damaged between two runs of the writer.
     damaged: u64,
     /// Operations that returned.
     operations: u64,
     /// Operations acknowledged as durable.
     acknowledged: u64,
-    /// What was wrong after the last kill; empty if nothing ever was.
+    /// Violations found after the last kill.
     violations: Vec<String>,
-    /// Where the files of the violation are.
+    /// Where the files of the violation are kept.
     kept: Option<PathBuf>,
 }
 
-/// Tortures.
+/// Runs the test.
 pub(crate) fn run(args: &Torture) -> Result<Exit> {
     if args.redundancy && args.medium != "process" {
-        return Err(Failure::usage("--redundancy is for --medium process"));
+        return Err(Failure::usage("--redundancy needs --medium process"));
     }
     if args.redundancy && args.engine == EngineKind::Passthrough {
-        return Err(Failure::usage("--redundancy is for engines that tell of their stores, not for passthrough"));
+        return Err(Failure::usage(
+            "--redundancy needs an engine other than passthrough, which does not report its stores",
+        ));
     }
     match args.medium.as_str() {
         "process" => {}
@@ -86,7 +87,7 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
         (args.kernel.is_some(), "--kernel"),
     ];
     if let Some((_, name)) = stray.iter().find(|(given, _)| *given) {
-        return Err(Failure::usage(format!("{name} is not for --medium process")));
+        return Err(Failure::usage(format!("{name} does not apply to --medium process; omit it")));
     }
     let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let (engine, durability) = served(args)?;
@@ -126,8 +127,8 @@ pub(crate) fn run(args: &Torture) -> Result<Exit> {
         return Ok(Exit::Attention);
     }
     if outcome.operations == 0 {
-        // Nothing was wrong because nothing happened; calling that a pass would be a lie.
-        let message = "no operation finished in the time given, so nothing was tested; give it more --seconds";
+        // No violation, but nothing happened: that is not a pass.
+        let message = "no operation finished in time, so nothing was tested; raise --seconds";
         return Err(Failure { exit: Exit::Attention, path: None, message: message.to_owned() });
     }
     Ok(Exit::Clean)
@@ -142,16 +143,16 @@ fn face(args: &Torture) -> Face {
     }
 }
 
-/// The engine and durability asked for. Plain stores are served by one engine only, and are durable at a commit.
+/// The requested engine and durability. Only one engine serves plain stores, and they become durable at a commit.
 fn served(args: &Torture) -> Result<(EngineKind, Option<Durability>)> {
     if args.region {
         if args.engine != EngineKind::Auto || args.log != Log::default() {
             return Err(Failure::usage(
-                "--region has an engine of its own; leave --engine and the options of its log out",
+                "--region uses the region store's own engine; omit --engine, --log-policy and --log-size",
             ));
         }
         if args.durability == Some(Durability::PerWrite) {
-            return Err(Failure::usage("--region is for --durability commit: plain stores are durable at a pmsync"));
+            return Err(Failure::usage("--region needs --durability commit: plain stores become durable at pmsync"));
         }
         return Ok((EngineKind::Auto, Some(Durability::PerCommit)));
     }
@@ -159,10 +160,10 @@ fn served(args: &Torture) -> Result<(EngineKind, Option<Durability>)> {
         return Ok((args.engine, args.durability));
     }
     if !matches!(args.engine, EngineKind::Auto | EngineKind::HybridLog) {
-        return Err(Failure::usage(format!("--map is for --engine hybrid-log, not {}", args.engine)));
+        return Err(Failure::usage(format!("--map needs --engine hybrid-log, not {}", args.engine)));
     }
     if args.durability == Some(Durability::PerWrite) {
-        return Err(Failure::usage("--map is for --durability commit: plain stores are durable at a commit"));
+        return Err(Failure::usage("--map needs --durability commit: plain stores become durable at a commit"));
     }
     Ok((EngineKind::HybridLog, Some(Durability::PerCommit)))
 }
@@ -181,7 +182,7 @@ fn words(setting: &Setting, outcome: &Outcome) -> String {
     );
     let _ = writeln!(
         text,
-        "{} of the writer, {} during recovery; {} operations, {} of them acknowledged as durable",
+        "{} of the writer, {} of a recovering process; {} operations, {} of them acknowledged as durable",
         output::count(outcome.kills, "kill", "kills"),
         outcome.recovery_kills,
         outcome.operations,
@@ -189,7 +190,7 @@ fn words(setting: &Setting, outcome: &Outcome) -> String {
     );
     if setting.face == Face::Healed {
         let pages = output::count(outcome.damaged, "page was", "pages were");
-        let _ = writeln!(text, "{pages} damaged between two lives, to be given back");
+        let _ = writeln!(text, "{pages} damaged between runs of the writer, for repair to restore");
     }
     if outcome.violations.is_empty() {
         let _ = writeln!(text, "{}", paint(Colour::Good, "no violation"));
@@ -202,18 +203,18 @@ fn words(setting: &Setting, outcome: &Outcome) -> String {
         if let Some(kept) = &outcome.kept {
             let _ = writeln!(
                 text,
-                "The files are kept in {}; the state between the kill and the recovery is in its directory crashed.\n\
-                 `untorn torture --seed {}` repeats the operations, though not the instant of the kill.",
+                "The files are kept in {}; the state between the kill and the recovery is in its subdirectory `crashed`.\n\
+                 `untorn torture --seed {}` repeats the operations, but not the instant of the kill.",
                 kept.display(),
                 setting.seed
             );
         }
     }
     text += &output::fold(
-        "Checked after each kill: each operation whole or not at all, also over several blocks (C1); nothing lost that \
-         was acknowledged as durable (C2); if every write is a commit, nothing lost that a read had returned (C3). Not \
-         checked: flush order. A killed process keeps the page cache, so a missing flush can't show here; \
-         `--medium block` cuts the power of a disk, as root.",
+        "Checked after each kill: every operation is atomic, also across several blocks (C1); no operation acknowledged \
+         as durable is lost (C2); with per-write durability, no data that a read returned is lost (C3). Not checked: \
+         flush order. A killed process leaves the page cache intact, so kills cannot expose a missing flush; \
+         `--medium block` cuts the power of a disk and needs root.",
     );
     text
 }

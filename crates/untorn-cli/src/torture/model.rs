@@ -1,11 +1,15 @@
-//! What may stand in the file after a crash, worked out from what was acknowledged before it.
+//! The states that the file may have after a crash, derived from the acknowledgements before it.
 //!
-//! A thread's operations happen one after the other and each writes at least one block that only this thread writes.
-//! So the state after a crash tells for each thread the number k of the last operation that survived, and everything
-//! else follows: k lies between the last operation acknowledged as durable and the one in flight (C2); the thread's own
-//! blocks are exactly those after its operations up to k (C1); a shared block is as some thread's last write to it among
-//! those; if two operations both left their trace, they left it in the same order everywhere; and if an operation
-//! survived, so did all that had returned before it began (C1, as a commit is the state of one instant).
+//! A thread runs its operations one after the other. Each operation writes at least one block that only this thread
+//! writes. The state after a crash therefore shows, for each thread, the number k of its last operation that survived.
+//! The model checks:
+//!
+//! - k lies between the last operation acknowledged as durable and the operation in flight (C2).
+//! - The thread's own blocks are exactly as after its operations up to k (C1).
+//! - A shared block holds some thread's last write to it among those operations.
+//! - Two operations that both left data are in the same order in all blocks.
+//! - If an operation survived, so did all operations that returned before it began (C1: a commit is the state of one
+//!   instant).
 
 use std::collections::BTreeMap;
 
@@ -21,21 +25,21 @@ pub(crate) struct Model {
     durability: Durability,
     /// The stamp of each block after the last verified crash.
     base: Vec<Stamp>,
-    /// The number of each thread's next operation. Numbers are never used twice: a write that recovery discarded and
-    /// that came back later must not pass for its repetition.
+    /// The number of each thread's next operation. A number is never used twice. Otherwise a discarded write that
+    /// reappears could pass for its repetition.
     next: Vec<u64>,
 }
 
-/// What one life of the process reported.
+/// The reports of one run of the process.
 #[derive(Clone, Debug)]
 pub(crate) struct Heard {
     /// Each thread's last operation that returned.
     pub(crate) done: Vec<u64>,
     /// Each thread's last operation that a crash may not take back.
     pub(crate) durable: Vec<u64>,
-    /// Blocks of which a read returned a mixture.
+    /// Blocks for which a read returned a mixture.
     pub(crate) mixtures: Vec<usize>,
-    /// For each thread its operations with, for each other thread, the last operation that had returned before.
+    /// For each thread, its operations, each with every other thread's last operation that had returned before it.
     pub(crate) before: Vec<BTreeMap<u64, Vec<u64>>>,
 }
 
@@ -62,7 +66,7 @@ impl Model {
         self.durability = durability;
     }
 
-    /// When a write is durable.
+    /// When a write becomes durable.
     pub(crate) fn durability(&self) -> Durability {
         self.durability
     }
@@ -72,13 +76,14 @@ impl Model {
         &self.base
     }
 
-    /// As it was when [`base`](Model::base) and [`next`](Model::next) gave these; `None` if they are not of this plan.
+    /// The model in the state given by [`base`](Model::base) and [`next`](Model::next); `None` if they don't fit this
+    /// plan.
     pub(crate) fn restore(plan: Plan, durability: Durability, base: Vec<Stamp>, next: Vec<u64>) -> Option<Self> {
         let fits = base.len() == plan.blocks.len() && next.len() == plan.threads() && !next.contains(&0);
         fits.then_some(Model { plan, durability, base, next })
     }
 
-    /// Draws from the reports, in the order they came, what was acknowledged.
+    /// Derives the acknowledgements from the reports, in the order of their arrival.
     pub(crate) fn hear(&self, words: &[u64]) -> Heard {
         let before: Vec<u64> = self.next.iter().map(|next| next - 1).collect();
         let mut heard = Heard {
@@ -92,14 +97,14 @@ impl Model {
             match report {
                 Report::Done { thread, operation } => {
                     heard.done[thread] = operation;
-                    // The next one begins after this report, so after everything reported before it.
+                    // The next operation begins after this report, so after everything reported before it.
                     heard.before[thread].insert(operation + 1, heard.done.clone());
                     if self.durability == Durability::PerWrite {
                         heard.durable[thread] = operation;
                     }
                 }
                 Report::SyncStart { thread } => at_sync_start[thread].clone_from(&heard.done),
-                // A sync covers what every thread had finished when it began.
+                // A sync covers everything that any thread had finished when the sync began.
                 Report::SyncEnd { thread } => raise(&mut heard.durable, &at_sync_start[thread]),
                 // C3: durable before visible, if every write is a commit.
                 Report::Saw { stamp } if stamp != Stamp::NONE && self.durability == Durability::PerWrite => {
@@ -114,8 +119,9 @@ impl Model {
         heard
     }
 
-    /// Checks the state after a crash, read block by block through `read`, against what was heard, and takes it over.
-    /// Returns what is wrong; `Err` is an error of `read`.
+    /// Checks the state after a crash against the reports, and adopts it. `read` reads one block. Returns the
+    /// violations;
+    /// `Err` is an error of `read`.
     pub(crate) fn verify<E>(
         &mut self,
         heard: &Heard,
@@ -123,13 +129,13 @@ impl Model {
     ) -> Result<Vec<String>, E> {
         let mut wrong = Vec::new();
         for &block in &heard.mixtures {
-            wrong.push(format!("{} was read as a mixture while the process was alive (C1)", self.name(block)));
+            wrong.push(format!("a read of {} returned a mixture of two writes before the kill (C1)", self.name(block)));
         }
         let found = self.stamps(read, &mut wrong)?;
         if wrong.is_empty() {
             let survived = self.survivors(&found);
             self.check_bounds(heard, &survived, &mut wrong);
-            // With numbers out of bounds there is no history to compare with.
+            // If the numbers are out of bounds, there is no history to compare with.
             if wrong.is_empty() {
                 self.check_history(&found, &survived, &mut wrong);
             }
@@ -139,7 +145,7 @@ impl Model {
         Ok(wrong)
     }
 
-    /// Checks that the file stands exactly where it stood at the last verification.
+    /// Checks that the file is unchanged since the last verification.
     pub(crate) fn verify_unchanged<E>(
         &self,
         read: impl FnMut(usize, &mut Vec<u8>) -> Result<(), E>,
@@ -166,14 +172,14 @@ impl Model {
             read(block, &mut bytes)?;
             let stamp = self.plan.stamp_of(block, &bytes, &mut scratch);
             if stamp.is_none() {
-                wrong.push(format!("{} holds a mixture (C1)", self.name(block)));
+                wrong.push(format!("{} holds a mixture of two writes (C1)", self.name(block)));
             }
             stamps.push(stamp.unwrap_or(Stamp::NONE));
         }
         Ok(stamps)
     }
 
-    /// For each thread, the last of its new operations that left a trace in a block of its own.
+    /// For each thread, its last new operation that left data in a block of its own.
     fn survivors(&self, found: &[Stamp]) -> Vec<u64> {
         let mut survived: Vec<u64> = self.next.iter().map(|next| next - 1).collect();
         for (block, stamp) in self.plan.blocks.iter().zip(found) {
@@ -191,17 +197,17 @@ impl Model {
             let (durable, done) = (heard.durable[thread], heard.done[thread]);
             if survived < durable {
                 wrong.push(format!(
-                    "thread {thread}'s operation {durable} was acknowledged as durable, but only those up to {survived} \
-                     survived (C2)"
+                    "operation {durable} of thread {thread} was acknowledged as durable, but only operations up to \
+                     {survived} survived (C2)"
                 ));
             }
             if survived > done + 1 {
-                wrong.push(format!("thread {thread}'s operation {survived} is in the file, but it never began (C1)"));
+                wrong.push(format!("operation {survived} of thread {thread} is in the file, but it never began (C1)"));
             }
             for (other, &before) in heard.before[thread].get(&survived).into_iter().flatten().enumerate() {
                 if survived >= self.next[thread] && other != thread && survivors[other] < before {
                     wrong.push(format!(
-                        "thread {thread}'s operation {survived} survived, but not operation {before} of thread {other}, \
+                        "operation {survived} of thread {thread} survived, but not operation {before} of thread {other}, \
                          which had returned before it began (C1)"
                     ));
                 }
@@ -210,7 +216,7 @@ impl Model {
     }
 
     fn check_history(&self, found: &[Stamp], survived: &[u64], wrong: &mut Vec<String>) {
-        // The last operation of each thread on each block, among those of this life that survived.
+        // Each thread's last operation on each block, among the surviving operations of this run.
         let mut last = vec![vec![None; self.plan.blocks.len()]; survived.len()];
         for (thread, &survived) in survived.iter().enumerate() {
             for number in self.next[thread]..=survived {
@@ -219,7 +225,7 @@ impl Model {
                 }
             }
         }
-        // Pairs of operations of which the first is known to have happened before the second.
+        // Pairs of operations; the first is known to have happened before the second.
         let mut order: Vec<(Stamp, Stamp)> = Vec::new();
         for (block, &stamp) in found.iter().enumerate() {
             let writers: Vec<Stamp> = last
@@ -238,7 +244,7 @@ impl Model {
         }
         if let Some((one, other)) = contradiction(&order) {
             wrong.push(format!(
-                "{} and {} are each the later one, in different blocks (C1)",
+                "{} and {} are in opposite orders in different blocks (C1)",
                 describe(one),
                 describe(other)
             ));
@@ -265,8 +271,9 @@ fn describe(stamp: Stamp) -> String {
     }
 }
 
-/// Two orders of which one says that something happened before what the other says happened before it: `a < b` and
-/// `c < d`, where `d` is `a` or an earlier operation of the same thread, and `b` is `c` or an earlier one.
+/// Finds two contradicting orders: `a < b` and `c < d`, where `d` is `a` or an earlier operation of the same thread,
+/// and
+/// `b` is `c` or an earlier one.
 fn contradiction(order: &[(Stamp, Stamp)]) -> Option<(Stamp, Stamp)> {
     let not_after = |x: Stamp, y: Stamp| x.thread() == y.thread() && x.operation() <= y.operation();
     for &(a, b) in order {

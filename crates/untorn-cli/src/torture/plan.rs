@@ -1,23 +1,24 @@
-//! The tortured file's layout and the operations on it: all of it follows from a seed.
+//! The layout of the file under test and the operations on it, all derived from a seed.
 //!
-//! The file is cut into blocks of 16 bytes to several pages, back to back and at odd offsets, so that neighbours share
-//! pages and slices. Each thread owns some blocks; the rest are shared by all. A write fills whole blocks with the stamp
-//! of its operation and with bytes that follow from stamp and block, so that any mixture shows.
+//! The file is divided into blocks of 16 bytes to several pages, back to back and at odd offsets, so that neighbours
+//! share pages and slices. Each thread owns some blocks; all threads share the rest. A write fills whole blocks with
+//! the
+//! stamp of its operation and with bytes derived from stamp and block, so that any mixture is detected.
 
 use crate::rng::Rng;
 
-/// Length of the tortured file. It is no multiple of a page.
+/// Length of the file under test. It is not a multiple of a page.
 pub(crate) const FILE_LEN: u64 = (1 << 20) + 1234;
 
-/// The number of an operation and the thread that did it; 0 for a block nobody has written.
+/// The number of an operation and its thread; 0 for a block that was never written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Stamp(pub(crate) u64);
 
 impl Stamp {
-    /// A block nobody has written.
+    /// A block that was never written.
     pub(crate) const NONE: Stamp = Stamp(0);
 
-    /// Of a thread's operation; operations count from 1.
+    /// The stamp of a thread's operation; operations count from 1.
     pub(crate) fn new(thread: usize, operation: u64) -> Self {
         Stamp(operation << 8 | thread as u64)
     }
@@ -57,7 +58,7 @@ pub(crate) struct Plan {
 /// What one operation does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
-    /// The blocks it writes as one, ascending. At least one is the thread's own.
+    /// The blocks it writes atomically, ascending. The thread owns at least one of them.
     pub(crate) blocks: Vec<usize>,
     /// Whether a sync follows.
     pub(crate) sync: bool,
@@ -65,12 +66,12 @@ pub(crate) struct Operation {
     pub(crate) read: Option<usize>,
     /// A block to deploy afterwards.
     pub(crate) deploy: Option<usize>,
-    /// Whether space is reclaimed afterwards.
+    /// Whether to reclaim space afterwards.
     pub(crate) reclaim: bool,
 }
 
 impl Plan {
-    /// For so many threads.
+    /// A plan for `threads` threads.
     pub(crate) fn new(seed: u64, threads: usize) -> Self {
         let mut rng = Rng::from_parts(&[seed, threads as u64]);
         let mut plan = Plan { seed, blocks: Vec::new(), own: vec![Vec::new(); threads], shared: Vec::new() };
@@ -92,12 +93,12 @@ impl Plan {
         plan
     }
 
-    /// How many threads write.
+    /// The number of writing threads.
     pub(crate) fn threads(&self) -> usize {
         self.own.len()
     }
 
-    /// What a thread's operation of this number does.
+    /// The thread's operation with this number.
     pub(crate) fn operation(&self, thread: usize, number: u64) -> Operation {
         let mut rng = Rng::from_parts(&[self.seed, thread as u64, number]);
         let pick = |rng: &mut Rng, from: &[usize]| from[rng.below(from.len() as u64) as usize];
@@ -117,7 +118,7 @@ impl Plan {
         }
     }
 
-    /// What a block holds once it was written with this stamp.
+    /// The bytes of a block written with this stamp.
     pub(crate) fn content(&self, block: usize, stamp: Stamp, into: &mut Vec<u8>) {
         into.clear();
         into.resize(self.blocks[block].len, 0);
@@ -128,7 +129,7 @@ impl Plan {
         }
     }
 
-    /// The stamp of a block's bytes; `None` if they are no whole write of any operation.
+    /// The stamp of a block's bytes; `None` if they are not one operation's whole write.
     pub(crate) fn stamp_of(&self, block: usize, bytes: &[u8], scratch: &mut Vec<u8>) -> Option<Stamp> {
         let stamp = Stamp(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?));
         self.content(block, stamp, scratch);

@@ -1,4 +1,4 @@
-//! What the tortured process tells its parent: eight bytes each, which a pipe takes whole or not at all.
+//! The reports of the writer process to its parent: eight bytes each, which a pipe takes whole or not at all.
 
 use super::plan::Stamp;
 
@@ -52,7 +52,7 @@ impl Report {
         (kind << 4 | thread as u64) << PAYLOAD_BITS | payload
     }
 
-    /// From eight bytes; `None` if they are no report.
+    /// From eight bytes; `None` if they are not a report.
     pub(crate) fn decode(word: u64) -> Option<Self> {
         let head = word >> PAYLOAD_BITS;
         let thread = (head & 15) as usize;
@@ -69,7 +69,7 @@ impl Report {
     }
 }
 
-/// The words of a stream of reports. Each was written whole, so a rest of fewer than eight bytes is none.
+/// The words of a stream of reports. Each report was written whole, so a rest of fewer than eight bytes is not one.
 pub(crate) fn words(bytes: &[u8]) -> Vec<u64> {
     bytes.chunks_exact(8).filter_map(|chunk| chunk.try_into().ok()).map(u64::from_le_bytes).collect()
 }

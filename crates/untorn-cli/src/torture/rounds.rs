@@ -1,4 +1,4 @@
-//! The rounds of a torture: start a writer, kill it, recover, verify, go on with the same file.
+//! The rounds of `--medium process`: start a writer, kill it, recover, verify, and continue with the same file.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -22,19 +22,19 @@ use crate::progress;
 use crate::rng::Rng;
 use crate::victim::{End, Victim};
 
-/// The longest a writer lives, in microseconds.
+/// The maximum lifetime of a writer, in microseconds.
 const LONGEST_LIFE: u64 = 40_000;
-/// The longest a recovering process lives, in microseconds. Most of it goes into starting.
+/// The maximum lifetime of a recovering process, in microseconds. Startup takes most of it.
 const LONGEST_RECOVERY: u64 = 4_000;
-/// How long a busy machine is given to acknowledge anything, where the time asked for is over before.
+/// How long to wait on a busy machine for the first acknowledgement, even past the requested time.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Tortures until the time is over or something is wrong.
+/// Runs rounds until the time is over or a violation is found.
 pub(crate) fn run(setting: &Setting) -> Result<Outcome> {
     let dir = tempfile::Builder::new()
         .prefix("untorn-torture-")
         .tempdir_in(&setting.parent)
-        .map_err(|error| Failure::io_at("make a directory in", &setting.parent, &error))?;
+        .map_err(|error| Failure::io_at("create a directory in", &setting.parent, &error))?;
     let path = dir.path().join("tortured");
     Target::open(&options(setting), &path, true, setting.face)?.close()?;
     let mut rounds = Rounds {
@@ -59,7 +59,7 @@ pub(crate) fn run(setting: &Setting) -> Result<Outcome> {
     }
 }
 
-/// An error that no promise excludes, a full disk for instance, with where its files are.
+/// An error that breaks no promise, for example a full disk, with the path of the kept files.
 fn keep_with(failure: Failure, dir: TempDir) -> Failure {
     let kept = dir.keep();
     Failure { message: format!("{}; the files are kept in {}", failure.message, kept.display()), ..failure }
@@ -83,7 +83,7 @@ impl Rounds<'_> {
     fn run_all(&mut self, bar: &ProgressBar) -> Result<()> {
         let start = Instant::now();
         let time = Duration::from_secs(self.setting.seconds);
-        // A pass in which nothing was acknowledged would be one of nothing.
+        // If nothing was acknowledged, the pass would test nothing.
         let goes_on = |outcome: &Outcome| match outcome.acknowledged {
             0 => start.elapsed() < time.max(PATIENCE),
             _ => start.elapsed() < time,
@@ -102,7 +102,7 @@ impl Rounds<'_> {
         let life = Duration::from_micros(self.rng.below(LONGEST_LIFE));
         let Some(reports) = self.reports_of(victim.kill_after(life)?)? else { return Ok(()) };
         self.outcome.kills += 1;
-        // Also amid a repair of what was damaged before.
+        // The kill may also have hit a repair of earlier damage.
         let damaged = self.damage(false)?;
         copy_state(&self.path, &self.crashed).map_err(|error| Failure::io_at("copy", &self.path, &error))?;
         if self.rng.below(4) == 0 {
@@ -135,19 +135,21 @@ impl Rounds<'_> {
         Ok(())
     }
 
-    /// Opens the file, which recovers it. An error that blames its state is a violation; `None` then.
+    /// Opens the file, which recovers it. An error about the file's state is a violation, and returns `None`.
     fn reopen(&mut self) -> Result<Option<Target>> {
         match Target::open(&options(self.setting), &self.path, false, self.setting.face.of_reader()) {
             Ok(file) => Ok(Some(file)),
             Err(error) if matches!(exit_of(&error), Exit::Attention | Exit::Corrupt) => {
-                self.outcome.violations.push(format!("recovery refused: {error}"));
+                self.outcome.violations.push(format!("recovery failed: {error}"));
                 Ok(None)
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Damages pages of a file with redundancy, while nobody has it open: those that are covered at every instant, or any.
+    /// Damages pages of a file with redundancy while no process has it open: any page, or only those that are covered
+    /// at
+    /// every instant.
     fn damage(&mut self, any: bool) -> Result<BTreeSet<u64>> {
         if self.setting.face != Face::Healed {
             return Ok(BTreeSet::new());
@@ -158,7 +160,7 @@ impl Rounds<'_> {
         Ok(damaged)
     }
 
-    /// Damages whatever page of a file that was closed, all of which is covered then, and looks whether it is as before.
+    /// Damages any pages of a closed file, all of whose pages are covered, and checks that repair restores them.
     fn heal(&mut self, file: Target, plan: &Plan) -> Result<()> {
         file.close()?;
         let damaged = self.damage(true)?;
@@ -172,11 +174,11 @@ impl Rounds<'_> {
             bytes.resize(place.len, 0);
             file.read(place.offset, bytes)
         })?;
-        self.outcome.violations.extend(wrong.into_iter().map(|what| format!("given back: {what}")));
+        self.outcome.violations.extend(wrong.into_iter().map(|what| format!("after repair: {what}")));
         Ok(())
     }
 
-    /// Starts a process that does nothing but recover, and kills it meanwhile.
+    /// Starts a process that only recovers the file, and kills it during the recovery.
     fn kill_a_recovery(&mut self) -> Result<()> {
         let victim = Victim::spawn(self.arguments(true))?;
         let life = Duration::from_micros(self.rng.below(LONGEST_RECOVERY));
@@ -187,20 +189,21 @@ impl Rounds<'_> {
         Ok(())
     }
 
-    /// The reports of a killed process. One that ended by itself is a violation, `None`, unless the system refused it
-    /// something: no promise excludes a full disk.
+    /// The reports of a killed process. A process that ended by itself is a violation, and returns `None`, unless the
+    /// system refused it something: a full disk breaks no promise.
     fn reports_of(&mut self, end: End) -> Result<Option<Vec<u64>>> {
         match end {
             End::ByItself(status) if status.code() != Some(Exit::Io as i32) => {
-                self.outcome.violations.push(format!("a process ended by itself ({status}); its message is above"));
+                self.outcome.violations.push(format!("a process exited by itself ({status}); its message is above"));
                 Ok(None)
             }
             end => end.expect_killed().map(Some),
         }
     }
 
-    /// Leaves the file in one of the ways a program may: closed, dropped, or settled. A settled one is read without
-    /// untorn and must be the same.
+    /// Leaves the file closed, dropped or settled, as a program may. A settled file is read without untorn and must
+    /// hold
+    /// the same bytes.
     fn leave(&mut self, file: Target, plan: &Plan) -> Result<()> {
         match self.rng.below(8) {
             0 => {
@@ -215,7 +218,7 @@ impl Rounds<'_> {
                     plain.read_exact_at(bytes, place.offset)
                 });
                 let wrong = wrong.map_err(|error| Failure::io_at("read", &self.path, &error))?;
-                self.outcome.violations.extend(wrong.into_iter().map(|what| format!("settled: {what}")));
+                self.outcome.violations.extend(wrong.into_iter().map(|what| format!("after settling: {what}")));
             }
             1 | 2 if self.setting.face == Face::Healed => self.heal(file, plan)?,
             1..4 => file.close()?,
@@ -233,7 +236,7 @@ impl Rounds<'_> {
     }
 }
 
-/// What the writing process is started with. An idle one opens the file and does nothing.
+/// The arguments of the writing process. An idle one opens the file and writes nothing.
 pub(crate) fn writer_arguments(
     seed: u64,
     engine: EngineKind,

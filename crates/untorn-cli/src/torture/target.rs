@@ -1,4 +1,4 @@
-//! The tortured file, by way of one of the library's faces.
+//! The file under test, through one of the library's interfaces.
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,33 +12,33 @@ use crate::rng::Rng;
 /// Bytes, and where they go.
 pub(super) type Patch = (u64, Vec<u8>);
 
-/// The region that holds what a file would, in a store of its own.
+/// The region that stands in for the file, in a separate store.
 const REGION: &str = "tortured";
-/// Its pages. Behind them are others, which come and go.
+/// Its permanent pages. The pages after them are allocated and freed.
 const PAGES: u64 = FILE_LEN.div_ceil(Region::PAGE);
-/// How many come and go. They need page tables of their own.
+/// The number of pages that are allocated and freed. They need separate page tables.
 const RESTLESS: u64 = 400;
 
-/// Which of the library's faces a process uses.
+/// The library interface that a process uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Face {
     /// Reads and writes of a file.
     File,
     /// Plain loads and stores.
     Map,
-    /// Plain loads and stores into a mapped region, pages of which are allocated and freed.
+    /// Plain loads and stores into a mapped region whose pages are allocated and freed.
     Region,
     /// Reads and writes of a file with redundancy.
     Healed,
 }
 
 impl Face {
-    /// That of a process that verifies. A file that was stored to is read as one, which shows that it can be.
+    /// The interface of the verifying process. A mapped file is read as a file, which shows that this works.
     pub(super) fn of_reader(self) -> Face {
         if self == Face::Map { Face::File } else { self }
     }
 
-    /// What a writing process is told.
+    /// The command-line argument for the writing process.
     pub(super) fn argument(self) -> Option<&'static str> {
         match self {
             Face::File => None,
@@ -48,7 +48,7 @@ impl Face {
         }
     }
 
-    /// What comes before the name of the engine, for a person.
+    /// The text before the engine's name in a report.
     pub(super) fn words(self) -> &'static str {
         match self {
             Face::File => "",
@@ -58,7 +58,7 @@ impl Face {
         }
     }
 
-    /// The engine behind it, of files the one given.
+    /// The name of its engine; for files, the one given.
     pub(super) fn engine(self, of_files: EngineKind) -> &'static str {
         if self == Face::Region { "snapshot" } else { of_files.as_str() }
     }
@@ -67,10 +67,11 @@ impl Face {
 pub(super) enum Target {
     /// Reads and writes.
     File(AtomicFile),
-    /// Plain loads and stores. One thread at a time stores or commits: what the lock gives a program of its own, so that an
-    /// operation is in a commit whole.
+    /// Plain loads and stores. The lock lets one thread at a time store or commit, as a program's own lock would, so
+    /// that
+    /// each operation is in one commit.
     Map(Mutex<AtomicMap>),
-    /// The same of a region, and its store.
+    /// The same for a region, and its store.
     Region(Mutex<RegionMap>, RegionStore),
 }
 
@@ -139,7 +140,7 @@ impl Target {
         }
     }
 
-    /// Makes it a plain file of the same bytes, if it can be one.
+    /// Turns it into a plain file with the same bytes, if it can become one.
     pub(super) fn settle(self) -> Result<bool> {
         match self {
             Target::File(file) => file.settle().map(|()| true),
@@ -148,7 +149,7 @@ impl Target {
         }
     }
 
-    /// Writes all of it as one.
+    /// Writes all patches atomically.
     pub(super) fn write(&self, writes: &[Patch]) -> Result<()> {
         match (self, writes) {
             (Target::File(file), [(offset, bytes)]) => file.write_at(bytes, *offset),
@@ -171,7 +172,7 @@ impl Target {
                 for (offset, bytes) in writes {
                     map.bytes_mut(*offset, bytes.len())?.copy_from_slice(bytes);
                 }
-                // Pages come and go in the same commits, as the first byte written has it.
+                // Also allocate or free a page in the same commit; the first bytes written select it.
                 let page =
                     writes.first().map_or(0, |(_, bytes)| Rng::new(bytes.iter().take(8).fold(0, mix)).below(RESTLESS));
                 turn(&mut map, PAGES + page)
@@ -202,7 +203,7 @@ impl Target {
         }
     }
 
-    /// Brings a range home; a map does so by itself, and a region has no other place.
+    /// Deploys a range. A map deploys by itself, and a region has nothing to deploy.
     pub(super) fn deploy(&self, offset: u64, len: u64) -> Result<()> {
         match self {
             Target::File(file) => file.deploy(offset, len),
@@ -210,8 +211,7 @@ impl Target {
         }
     }
 
-    /// Gives unused space back; a map's is the log's, which grows no further once it is large enough, and a region's is used
-    /// again.
+    /// Reclaims unused space. A map's log stops growing once it is large enough, and a region reuses its space.
     pub(super) fn reclaim(&self) -> Result<()> {
         match self {
             Target::File(file) => file.reclaim().map(drop),
@@ -220,12 +220,12 @@ impl Target {
     }
 }
 
-/// A number of all bytes.
+/// Folds bytes into a number.
 fn mix(sum: u64, byte: &u8) -> u64 {
     sum << 8 | u64::from(*byte)
 }
 
-/// Frees a page, or allocates and fills it. One that was freed since the last commit is left alone.
+/// Frees an allocated page, or allocates and fills a free one. A page freed since the last commit is left alone.
 fn turn(map: &mut RegionMap, page: u64) -> Result<()> {
     if map.page(page).is_ok() {
         return map.free_page(page);

@@ -1,6 +1,7 @@
-//! The verification of one life, apart from the process that saw it: for a rig that cuts the power of a whole machine.
+//! Verifies one run of the writer in another process, for a rig that cuts the power of a whole machine.
 //!
-//! The rig keeps what the writer reported outside the machine, and after the cut hands it to this verb inside.
+//! The rig keeps the writer's reports outside the machine, and passes them to this verb inside the machine after the
+//! cut.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -17,10 +18,12 @@ use crate::cli::TortureVerify;
 use crate::exit::{Exit, Failure, Result, exit_of};
 use crate::output;
 
-/// Verifies a file that one life of the writer has written, from operation 1 on, and says what it found as JSON.
+/// Verifies a file written by one run of the writer from operation 1 on, and prints the result as JSON.
 pub(crate) fn run(args: &TortureVerify) -> Result<Exit> {
     let mut bytes = Vec::new();
-    std::io::stdin().read_to_end(&mut bytes).map_err(|error| Failure::io("cannot read the reports", &error))?;
+    std::io::stdin()
+        .read_to_end(&mut bytes)
+        .map_err(|error| Failure::io("cannot read the writer's reports from standard input", &error))?;
     let mut model = Model::new(Plan::new(args.seed, usize::from(args.threads)), args.durability);
     let heard = model.hear(&report::words(&bytes));
     let (operations, acknowledged) = (heard.done.iter().sum::<u64>(), heard.durable.iter().sum::<u64>());
@@ -47,39 +50,40 @@ pub(crate) fn run(args: &TortureVerify) -> Result<Exit> {
     Ok(if violations.is_empty() { Exit::Clean } else { Exit::Attention })
 }
 
-/// Opens the file, which recovers it. An error that blames its state is a violation.
+/// Opens the file, which recovers it. An error about the file's state is a violation.
 fn reopen(args: &TortureVerify, violations: &mut Vec<String>) -> Result<Option<Target>> {
     let options = Options::new().engine(args.engine).durability(args.durability);
     let face = if args.region { Face::Region } else { Face::File };
     match Target::open(&options, &args.file, false, face) {
         Ok(file) => Ok(Some(file)),
         Err(error) if matches!(exit_of(&error), Exit::Attention | Exit::Corrupt) => {
-            violations.push(format!("recovery refused: {error}"));
+            violations.push(format!("recovery failed: {error}"));
             Ok(None)
         }
-        // The writer had it open before the power was cut, and opening makes the name durable too.
+        // The writer had the file open before the power cut, and opening it makes its name durable.
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
-            violations.push("the file is gone".to_owned());
+            violations.push("the file does not exist after the power cut".to_owned());
             Ok(None)
         }
         Err(error) => Err(error.into()),
     }
 }
 
-/// Fails unless this process has the file mapped and the kernel says of each shared mapping of it that it is synchronous
-/// (`sf` in `VmFlags`, what `MAP_SYNC` asks for): the medium's own word is not taken for it. Of a private one the file
-/// learns nothing.
+/// Fails unless this process maps the file and the kernel reports each shared mapping of it as synchronous (`sf` in
+/// `VmFlags`, requested with `MAP_SYNC`). The medium's own answer is not trusted. Private mappings don't matter: they
+/// never change the file.
 pub(super) fn demand_map_sync(path: &Path) -> Result<()> {
     let refuse = |what: String| Failure { exit: Exit::Attention, path: Some(path.to_owned()), message: what };
     let path = path.canonicalize().map_err(|error| Failure::io_at("find", path, &error))?;
-    let maps = fs::read_to_string("/proc/self/smaps").map_err(|error| Failure::io("cannot read smaps", &error))?;
+    let maps =
+        fs::read_to_string("/proc/self/smaps").map_err(|error| Failure::io("cannot read /proc/self/smaps", &error))?;
     let flags = mapping_flags(&maps, &path.display().to_string());
     if flags.is_empty() {
-        return Err(refuse(format!("{} is not mapped: it is not served as persistent memory", path.display())));
+        return Err(refuse(format!("{} is not mapped, so it is not used as persistent memory", path.display())));
     }
     match flags.iter().find(|flags| !flags.split_whitespace().any(|flag| flag == "sf")) {
         None => Ok(()),
-        Some(flags) => Err(refuse(format!("a mapping of {} is not MAP_SYNC (VmFlags:{flags})", path.display()))),
+        Some(flags) => Err(refuse(format!("a shared mapping of {} lacks MAP_SYNC (VmFlags:{flags})", path.display()))),
     }
 }
 
@@ -88,7 +92,7 @@ fn mapping_flags<'a>(smaps: &'a str, path: &str) -> Vec<&'a str> {
     let mut found = Vec::new();
     let mut inside = false;
     for line in smaps.lines() {
-        // A mapping starts with its addresses in hexadecimal; its properties start with a capital.
+        // A mapping's first line starts with its hexadecimal addresses; its properties start with a capital letter.
         if line.starts_with(|c: char| c.is_ascii_digit() || ('a'..='f').contains(&c)) {
             let shared = line.split_whitespace().nth(1).is_some_and(|rights| rights.ends_with('s'));
             inside = shared && line.split_once('/').is_some_and(|(_, rest)| path.strip_prefix('/') == Some(rest));

@@ -1,4 +1,4 @@
-//! The process that is tortured: threads that write without end, each reporting what returned.
+//! The process that is killed: its threads write in a loop, and report each operation that returned.
 
 use std::fs::File;
 use std::io::Write;
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &TortureWriter) -> Result<Exit> {
             let worker = Worker { plan: &plan, file: &file, reports: &reports, thread, durability: args.durability };
             scope.spawn(move || {
                 let Err(failure) = worker.run_from(start);
-                // One thread that cannot go on ends the process, or the others would hide it.
+                // If one thread fails, end the process; otherwise the other threads would hide the failure.
                 eprintln!("untorn: {failure}");
                 std::process::exit(failure.exit as i32);
             });
@@ -70,7 +70,9 @@ fn face(args: &TortureWriter) -> Face {
 }
 
 fn send(mut reports: &File, report: Report) -> Result<()> {
-    reports.write_all(&report.encode().to_le_bytes()).map_err(|error| Failure::io("cannot report", &error))
+    reports
+        .write_all(&report.encode().to_le_bytes())
+        .map_err(|error| Failure::io("cannot write a report to standard output", &error))
 }
 
 struct Worker<'a> {

@@ -19,7 +19,7 @@ struct Line {
     hex: String,
 }
 
-/// One write, and the line that asked for it.
+/// One write, and the number of its line.
 #[derive(Debug, PartialEq, Eq)]
 struct Write {
     line: usize,
@@ -29,13 +29,13 @@ struct Write {
 
 /// Applies all lines of standard input, or none.
 pub(crate) fn run(args: &Apply) -> Result<Exit> {
-    // The file is looked at first, so that a wrong name doesn't wait for input, and opened last, so that a bad line
+    // Inspect the file first, so that a wrong name fails before any input is read. Open it last, so that a bad line
     // never finds it open.
     let len = info::settled_len(&args.file)?;
     let input = change::take_input(u64::MAX)?;
     let writes =
         parse(&input).map_err(|message| Failure::usage_at(&args.file, format!("{message}; nothing was applied")))?;
-    // What can be refused without opening the file is, so that a plain file isn't given a sidecar for nothing.
+    // Refuse what can be refused without opening the file, so that a plain file doesn't get a sidecar for nothing.
     if let Some(file_len) = len {
         for write in &writes {
             check_range(&args.file, write, file_len)?;
@@ -74,7 +74,7 @@ fn check_range(path: &Path, write: &Write, file_len: u64) -> Result<()> {
     }
 }
 
-/// An error, with the line that caused it.
+/// Adds the line that caused an error.
 fn of_line(write: &Write, error: Error) -> Failure {
     let failure = Failure::from(error);
     Failure { message: format!("line {}: {}; nothing was applied", write.line, failure.message), ..failure }
@@ -87,7 +87,7 @@ fn parse(input: &[u8]) -> std::result::Result<Vec<Write>, String> {
         if text.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        let wanted = r#"each line is {"offset":N,"hex":"..."}"#;
+        let wanted = r#"each line must be {"offset":N,"hex":"..."}"#;
         let parsed: Line =
             serde_json::from_slice(text).map_err(|error| format!("line {line}: {}; {wanted}", cause(&error)))?;
         let bytes = unhex(&parsed.hex).map_err(|what| format!("line {line}: {what}"))?;
@@ -96,8 +96,8 @@ fn parse(input: &[u8]) -> std::result::Result<Vec<Write>, String> {
     Ok(writes)
 }
 
-/// The parser's message with its "at line 1 column N" turned into the column alone: each line is parsed by itself, so
-/// its line number would contradict ours.
+/// The parser's message with "at line 1 column N" reduced to the column. Each line is parsed separately, so the
+/// parser's line number is always 1.
 fn cause(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());
@@ -110,10 +110,10 @@ fn cause(error: &serde_json::Error) -> String {
 fn unhex(text: &str) -> std::result::Result<Vec<u8>, String> {
     let digit = |byte: u8| (byte as char).to_digit(16).map(|digit| digit as u8);
     if let Some(at) = text.bytes().position(|byte| digit(byte).is_none()) {
-        return Err(format!("character {} of \"hex\" is no hexadecimal digit", at + 1));
+        return Err(format!("character {} of \"hex\" is not a hexadecimal digit", at + 1));
     }
     if !text.len().is_multiple_of(2) {
-        return Err(format!("\"hex\" has {} digits; two make a byte, so the number must be even", text.len()));
+        return Err(format!("\"hex\" has {} digits; the number must be even, with two digits per byte", text.len()));
     }
     let pairs = text.as_bytes().chunks_exact(2);
     Ok(pairs.filter_map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect())

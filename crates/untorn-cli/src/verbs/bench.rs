@@ -1,4 +1,4 @@
-//! `untorn bench`: a thin face over the crate `untorn-bench`.
+//! `untorn bench`: a thin layer over the crate `untorn-bench`.
 
 use untorn_bench::{Args, Error};
 
@@ -6,7 +6,7 @@ use crate::cli::{Bench, Log};
 use crate::exit::{Exit, Failure, Result, exit_of};
 use crate::{output, progress};
 
-/// Benchmarks that measure the engine `hybrid-log` unless they are told otherwise.
+/// Benchmarks that measure the engine `hybrid-log` by default.
 const OF_LOGS: &[&str] = &["commit-time", "hybrid-policy", "idle"];
 
 /// Runs a benchmark.
@@ -62,7 +62,7 @@ fn failure(error: Error) -> Failure {
         Error::WrongMedium { dir, .. } => Failure { exit: Exit::Usage, path: Some(dir), message },
         Error::NoSpace { dir, .. } => Failure { exit: Exit::Io, path: Some(dir), message },
         Error::Io { path, .. } => Failure { exit: Exit::Io, path: Some(path), message },
-        // The enum may grow; what is unknown here is a failure all the same.
+        // The enum may grow. An unknown error is still a failure.
         _ => Failure { exit: Exit::Io, path: None, message },
     }
 }

@@ -1,4 +1,4 @@
-//! The log of `run --mode boost`: found or made, and judged before a program depends on it.
+//! The log of `run --mode boost`: opened or created, and checked before a program depends on it.
 
 use std::fmt::Write;
 use std::io;
@@ -18,16 +18,16 @@ use crate::{output, progress};
 
 /// Bytes of a new log.
 const SIZE: u64 = 64 << 20;
-/// Bytes that the log has for each file with writes in it.
+/// Log bytes per file with writes in it.
 const PER_FILE: u64 = 8 << 10;
 
-/// An open log, and what is known of it.
+/// An open log, and facts about it for the report.
 pub(super) struct Log {
     pub(super) cache: WriteCache,
     pub(super) facts: Facts,
 }
 
-/// What a report says of a log.
+/// The facts that a report gives about a log.
 pub(super) struct Facts {
     path: PathBuf,
     medium: MediumKind,
@@ -37,35 +37,39 @@ pub(super) struct Facts {
     files: u64,
 }
 
-/// Opens the log that was named, or makes it; what an earlier run left in it is in the files then.
+/// Opens or creates the log given by `--log`. Writes left in it by an earlier run are replayed to the files.
 pub(super) fn open(args: &BoostLog, launch: &Launch) -> Result<Log> {
     let Some(named) = &args.log else {
         return Err(Failure::usage(
-            "--mode boost needs a log: name one with --log PATH, on persistent memory or on a disk that is faster than that \
-             of the files",
+            "--mode boost needs a log: add --log PATH, on persistent memory or on a disk faster than the files' disk",
         ));
     };
     let path = resolved(named)?;
     if launch.manages(&path).map_err(|error| Failure::usage(error.to_string()))? {
-        let what = "--match chooses the log itself; put the log elsewhere, choose fewer files, or leave --match out, which \
-                    chooses all but the log";
+        let what = "--match matches the log itself; move the log, narrow --match, or omit --match, which manages all \
+                    files except the log";
         return Err(Failure::usage_at(&path, what));
     }
     let medium = medium(&path)?;
     let cache = open_or_create(&options(args)?, &path)?;
     let info = cache.info()?;
     let settled = |what: &str| {
-        let ways = "leave the option out, or remove the log once `untorn log info` says that it is empty";
+        let ways = "omit the option, or remove the log after `untorn log info` reports it as empty";
         Failure::usage_at(&path, format!("{what}; {ways}"))
     };
     if args.entry_size.is_some_and(|wanted| wanted != u64::from(info.entry_size)) {
-        return Err(settled(&format!("the log was made with --entry-size {}", info.entry_size)));
+        return Err(settled(&format!(
+            "--entry-size differs: the log was created with --entry-size {}",
+            info.entry_size
+        )));
     }
     if let Some(wanted) = args.log_size {
-        // A log has as many whole entries as fit into the size that it was made with.
+        // A log holds as many whole entries as fit into the size that it was created with.
         let len = std::fs::metadata(&path).map_err(|error| Failure::io_at("examine", &path, &error))?.len();
         if wanted.checked_sub(len).is_none_or(|rest| rest > 2 * u64::from(info.entry_size)) {
-            return Err(settled(&format!("the log was made with {len} bytes, and keeps its size")));
+            return Err(settled(&format!(
+                "--log-size differs: the log was created with {len} bytes, and its size is fixed"
+            )));
         }
     }
     let replayed = cache.replayed();
@@ -82,11 +86,11 @@ pub(super) fn open(args: &BoostLog, launch: &Launch) -> Result<Log> {
 
 fn options(args: &BoostLog) -> Result<CacheOptions> {
     let size = args.log_size.unwrap_or(SIZE);
-    // An eighth of a small log may go to the names of files.
+    // File names may take an eighth of a small log.
     let files = u32::try_from(size / 8 / PER_FILE).unwrap_or(u32::MAX).clamp(16, 1024);
     let mut options = CacheOptions::new().size(size).max_files(files).shared(true).progress(progress::function());
     if let Some(bytes) = args.entry_size {
-        let bytes = u32::try_from(bytes).map_err(|_| Failure::usage("--entry-size: 1M is the most"))?;
+        let bytes = u32::try_from(bytes).map_err(|_| Failure::usage("--entry-size is too large: the maximum is 1M"))?;
         options = options.entry_size(bytes);
     }
     if let Some(durable) = args.durability {
@@ -101,13 +105,13 @@ fn options(args: &BoostLog) -> Result<CacheOptions> {
     Ok(options)
 }
 
-/// Where the log is, or is going to be, as the kernel knows it.
+/// The log's canonical path, also if the log does not exist yet.
 fn resolved(named: &Path) -> Result<PathBuf> {
     match named.canonicalize() {
         Ok(path) => Ok(path),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let Some(name) = named.file_name() else {
-                return Err(Failure::usage_at(named, "this is no name for a log"));
+                return Err(Failure::usage_at(named, "not a file name; --log takes the path of a file"));
             };
             let dir = named.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
             let dir =
@@ -118,19 +122,19 @@ fn resolved(named: &Path) -> Result<PathBuf> {
     }
 }
 
-/// What the log is on, or is going to be on.
+/// The medium the log is on, or will be created on.
 ///
 /// # Errors
-/// Usage, for a medium that forgets: a program's syncs would promise less than without untorn.
+/// Usage, for a volatile medium: the program's syncs would promise less than without untorn.
 fn medium(path: &Path) -> Result<Diagnosis> {
     let examined = if path.exists() { path } else { path.parent().unwrap_or(path) };
     let found = untorn::doctor(examined)?;
     if found.durable || found.medium == MediumKind::AssumedPmem {
         return Ok(found);
     }
-    let what = "a log here does not survive a power cut, and with it would go what programs synced to files that do (`untorn \
-                doctor` has the reasons); put it on a disk or on persistent memory, or, for tests and benchmarks, set \
-                UNTORN_ASSUME_PMEM=1";
+    let what = "a log on this medium does not survive a power cut, so the program's synced writes would be lost (`untorn \
+                doctor` shows the reasons); put the log on a disk or on persistent memory, or set \
+                UNTORN_ASSUME_PMEM=1 for tests and benchmarks";
     Err(Failure::usage_at(path, what))
 }
 
@@ -138,7 +142,7 @@ fn open_or_create(options: &CacheOptions, path: &Path) -> Result<WriteCache> {
     let is = |error: &Error, kind| matches!(error, Error::Io { source, .. } if source.kind() == kind);
     let opened = match patiently(path, || options.open(path)) {
         Err(error) if is(&error, io::ErrorKind::NotFound) => match options.create(path) {
-            // Another run was faster.
+            // Another run created it in the meantime.
             Err(error) if is(&error, io::ErrorKind::AlreadyExists) => options.open(path),
             created => created,
         },
@@ -150,10 +154,11 @@ fn open_or_create(options: &CacheOptions, path: &Path) -> Result<WriteCache> {
     })
 }
 
-/// How long a log is waited for that nobody serves a run with.
+/// How long to wait for a log that is in use but serves no run.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Opens a log that may be in use by programs of a run that was killed, which end by their next write: not for a log that serves a run.
+/// Opens a log, waiting for programs left over from a killed run: they end at their next write. Does not wait for a log
+/// that serves a run.
 pub(super) fn patiently<T>(path: &Path, open: impl Fn() -> untorn::Result<T>) -> untorn::Result<T> {
     let start = Instant::now();
     loop {
@@ -166,7 +171,7 @@ pub(super) fn patiently<T>(path: &Path, open: impl Fn() -> untorn::Result<T>) ->
     }
 }
 
-/// Whose log it is, as far as this process may look.
+/// The error for a log in use. It names the processes that use it, as far as /proc shows them.
 fn in_use(path: &Path, error: Error) -> Failure {
     let mut failure = Failure::from(error);
     let mut holders = holders(path);
@@ -174,9 +179,9 @@ fn in_use(path: &Path, error: Error) -> Failure {
         holders = left_over(path);
     }
     let holders = holders.join(", ");
-    let by = if holders.is_empty() { "another process, or one that has just ended".to_owned() } else { holders };
+    let by = if holders.is_empty() { "another process, or one that has just exited".to_owned() } else { holders };
     failure.message = format!(
-        "{} is in use by {by}: a log serves one run at a time; wait until that has ended, or give this run a log of its own",
+        "{} is in use by {by}: a log serves one run at a time; wait until it exits, or give this run another --log",
         path.display()
     );
     failure
@@ -190,7 +195,7 @@ fn holders(path: &Path) -> Vec<String> {
         if !is_process {
             continue;
         }
-        // Of another user's process they cannot be read.
+        // Another user's descriptors cannot be read.
         let descriptors = std::fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
         let has = descriptors
             .filter_map(|descriptor| std::fs::metadata(descriptor.path()).ok())
@@ -203,7 +208,7 @@ fn holders(path: &Path) -> Vec<String> {
     found
 }
 
-/// Programs of a run that was killed, which have its log in their memory still, as far as this process may look.
+/// Programs left over from a killed run that still map its log, as far as /proc shows them.
 fn left_over(path: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -211,7 +216,7 @@ fn left_over(path: &Path) -> Vec<String> {
         if maps.lines().any(|line| line.split_whitespace().nth(5).is_some_and(|mapped| Path::new(mapped) == path)) {
             let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             let process = entry.file_name();
-            found.push(format!("process {} ({}), of a run that was killed", process.display(), name.trim()));
+            found.push(format!("process {} ({}), left over from a killed run", process.display(), name.trim()));
         }
     }
     found
@@ -236,19 +241,19 @@ impl Facts {
         }
     }
 
-    /// For a person.
+    /// The text form.
     pub(super) fn words(&self) -> String {
         let when = match self.durability {
-            Durability::PerWrite => "each write when its call returned",
-            Durability::PerCommit => "what was written when fsync returned",
+            Durability::PerWrite => "each write when its call returns",
+            Durability::PerCommit => "writes when fsync returns",
         };
-        let against = if self.durable { "durable" } else { "safe from kills, NOT DURABLE in a power cut" };
+        let against = if self.durable { "durable" } else { "survives kills, but NOT DURABLE in a power cut" };
         let mut text = format!("untorn: log {}: {against}, {when}\n", self.path.display());
         if self.replayed > 0 {
             let operations = output::count(self.replayed, "operation", "operations");
             let files = output::count(self.files, "file", "files");
-            // A String takes whatever is written to it.
-            let _ = writeln!(text, "  replayed before the program ran: {operations} of {files}");
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "  replayed before the program started: {operations} to {files}");
         }
         text
     }

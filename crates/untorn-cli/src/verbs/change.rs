@@ -43,13 +43,13 @@ pub(crate) fn create(args: &cli::Create) -> Result<Exit> {
 
 /// Writes standard input as one commit.
 pub(crate) fn write(args: &cli::Write) -> Result<Exit> {
-    // Standard input is taken in before the file is opened, so that `untorn read f | ... | untorn write f` doesn't meet
-    // itself; and never more of it than fits, so that an endless input ends.
+    // Read standard input before opening the file, so that `untorn read f | ... | untorn write f` doesn't find the file
+    // in use. Never read more than fits, so that an endless input ends.
     let len = info::settled_len(&args.file)?;
     let room = match len {
         Some(len) if args.offset > len => {
             let message = format!(
-                "offset {} lies beyond the file's end, which is at {len}; nothing was written; resize it first",
+                "offset {} is past the end of the file (length {len}); nothing was written; run `untorn resize` first",
                 args.offset
             );
             return Err(Failure::usage_at(&args.file, message));
@@ -60,8 +60,8 @@ pub(crate) fn write(args: &cli::Write) -> Result<Exit> {
     let bytes = take_input(room + 1)?;
     if bytes.len() as u64 > room {
         let message = format!(
-            "standard input holds more than the {room} bytes between offset {} and the file's end; nothing was \
-             written; resize it first",
+            "standard input holds more than the {room} bytes between offset {} and the end of the file; nothing was \
+             written; run `untorn resize` first",
             args.offset
         );
         return Err(Failure::usage_at(&args.file, message));
@@ -102,24 +102,24 @@ pub(crate) fn resize(args: &cli::Resize) -> Result<Exit> {
     Ok(Exit::Clean)
 }
 
-/// Opens a file for a change, with a progress bar if it has to be recovered first.
+/// Opens a file for writing, with a progress bar if it needs recovery first.
 pub(crate) fn open(path: &Path) -> Result<AtomicFile> {
     Ok(progress::attach(Options::new()).open(path)?)
 }
 
-/// Opens a file, changes it, and closes it cleanly, also after an error: a refused request must not leave a file behind
-/// that needs recovery.
+/// Opens a file, changes it, and closes it cleanly, also after an error: a refused request must not leave the file in
+/// need of recovery.
 pub(crate) fn with_file<T>(path: &Path, shared: bool, change: impl FnOnce(&AtomicFile) -> Result<T>) -> Result<T> {
     let file = progress::attach(Options::new().shared(shared)).open(path)?;
     let result = change(&file);
     let closed = file.close();
-    // Of two errors the first is the cause.
+    // If both failed, the first error is the cause.
     let value = result?;
     closed?;
     Ok(value)
 }
 
-/// At most `limit` bytes of standard input.
+/// Reads at most `limit` bytes of standard input.
 pub(crate) fn take_input(limit: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     io::stdin()

@@ -14,15 +14,15 @@ use crate::{progress, size};
 /// Bytes of one read: long enough for a disk to stream.
 const CHUNK: u64 = 1 << 20;
 
-/// What no check of this version can tell.
-const NOT_VERIFIED: &str = "whether the bytes of the data file itself are the ones once written: only a protected file has \
-                            checksums of them, and `untorn scrub` compares those";
+/// What this verb cannot verify.
+const NOT_VERIFIED: &str = "that the data file's bytes are unchanged since they were written: only a protected file has \
+                            checksums for that, and `untorn scrub` compares them";
 
-/// Verifies a file and says in words what was verified.
+/// Verifies a file and reports what was verified.
 pub(crate) fn run(args: &Look) -> Result<Exit> {
     let report = untorn::inspect(&args.file)?;
     if report.state == State::InUse {
-        // What changes while it is read can't be verified, and a half-truth would be worse than a refusal.
+        // A file that changes during the check cannot be verified, and a partial answer would mislead.
         let holder = "another process".to_owned();
         return Err(Error::InUse { path: args.file.clone(), holder }.into());
     }
@@ -53,8 +53,8 @@ pub(crate) fn run(args: &Look) -> Result<Exit> {
             let _ = writeln!(text, "  - failed: {problem}");
         }
         let (colour, word) = match exit {
-            Exit::Clean => (Colour::Good, "everything that can be verified holds"),
-            Exit::Attention => (Colour::Bad, "the file needs attention"),
+            Exit::Clean => (Colour::Good, "every check passed"),
+            Exit::Attention => (Colour::Bad, "the file needs recovery or a decision"),
             Exit::Corrupt => (Colour::Bad, "the file is corrupt"),
             Exit::Usage | Exit::Io => (Colour::Bad, "the file could not be verified"),
         };
@@ -71,19 +71,19 @@ pub(crate) fn run(args: &Look) -> Result<Exit> {
     Ok(exit)
 }
 
-/// Opens the file for reading, which verifies its sidecar's digest, and reads every byte.
+/// Opens the file read-only, which verifies its sidecar's digest, and reads every byte.
 fn read_all(args: &Look, verified: &mut Vec<String>) -> Result<()> {
     let file = Options::new().read_only(true).verify(true).open(&args.file)?;
     let info = file.info();
     if info.sidecar.is_some() {
         let what = match info.engine {
             EngineKind::HybridLog => {
-                "the sidecar belongs to this file, its superblock and retirement line agree with their checksums, and the \
-                 file was closed cleanly: the log holds nothing that it needs"
+                "the sidecar belongs to this file; its superblock and retirement line match their checksums; the file was \
+                 closed cleanly, so the log holds no undeployed data"
             }
             _ => {
-                "the sidecar belongs to this file, its superblock and bitmaps agree with their checksums, and the slices \
-                 that only it holds match the digest of the last clean close"
+                "the sidecar belongs to this file; its superblock and bitmaps match their checksums; the slices that only \
+                 the sidecar holds match the digest of the last clean close"
             }
         };
         verified.push(what.to_owned());
@@ -99,6 +99,6 @@ fn read_all(args: &Look, verified: &mut Vec<String>) -> Result<()> {
         bar.set_position(offset);
     }
     bar.finish_and_clear();
-    verified.push(format!("all {} can be read", size::show(len)));
+    verified.push(format!("all {} are readable", size::show(len)));
     Ok(())
 }

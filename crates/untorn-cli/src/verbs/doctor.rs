@@ -10,7 +10,7 @@ use crate::cli::Doctor;
 use crate::exit::{Exit, Result};
 use crate::output::{self, Colour, paint};
 
-/// Says what can be guaranteed at a path.
+/// Reports what untorn can guarantee at a path.
 pub(crate) fn run(args: &Doctor) -> Result<Exit> {
     let found = untorn::doctor(&args.path)?;
     let object = json!({
@@ -34,9 +34,9 @@ fn words(found: &Diagnosis) -> String {
         MediumKind::Volatile => "volatile memory",
     };
     let verdict = if found.durable {
-        paint(Colour::Good, "commits survive crashes and power cuts")
+        paint(Colour::Good, "commits survive program crashes and power cuts")
     } else {
-        paint(Colour::Bad, "commits survive a crash of the program, but NOT a power cut")
+        paint(Colour::Bad, "commits survive program crashes, but NOT a power cut")
     };
     let durability = match found.durability {
         Durability::PerWrite => "write: each write is durable when its call returns",

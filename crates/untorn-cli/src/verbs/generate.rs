@@ -1,4 +1,4 @@
-//! `untorn completions` and `man`, made from the same table as the help.
+//! `untorn completions` and `untorn man`, generated from the same table as the help.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ pub(crate) fn completions(args: &Completions) -> Result<Exit> {
     Ok(Exit::Clean)
 }
 
-/// Prints the man page, or writes all of them.
+/// Prints the main man page, or writes all pages into a directory.
 pub(crate) fn man(args: &Man) -> Result<Exit> {
     match &args.out {
         None => {

@@ -1,4 +1,4 @@
-//! `untorn info`, and the verdict on a file that `check` shares with it.
+//! `untorn info`, and the verdict on a file, which `check` uses too.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -20,10 +20,10 @@ pub(crate) fn run(args: &Look) -> Result<Exit> {
     Ok(exit)
 }
 
-/// The exit code a report stands for.
+/// The exit code for a report.
 ///
-/// A contradiction is not always corruption: a sidecar left behind somewhere else, or a change by another program, has
-/// a way out. What the library would say at opening tells the two apart, and a read-only opening changes nothing.
+/// A contradiction is not always corruption: the user can resolve a moved sidecar or a change by another program. The
+/// library's error at open tells the two apart, and a read-only open changes nothing.
 pub(crate) fn verdict(report: &Report) -> Exit {
     match report.state {
         State::Clean | State::InUse => Exit::Clean,
@@ -38,7 +38,7 @@ pub(crate) fn verdict(report: &Report) -> Exit {
     }
 }
 
-/// The word for a state.
+/// The name of a state in JSON.
 pub(crate) fn state_word(state: State) -> &'static str {
     match state {
         State::Clean => "clean",
@@ -71,21 +71,19 @@ pub(crate) fn object(report: &Report) -> Value {
     })
 }
 
-/// The form for a person.
+/// The text form of a report.
 pub(crate) fn words(report: &Report) -> String {
     let state = match report.state {
         State::Clean => paint(Colour::Good, "clean"),
         State::InUse => "in use by another process".to_owned(),
-        State::NeedsRecovery => {
-            paint(Colour::Bad, "needs recovery") + ": it was not closed cleanly; run `untorn recover` on it"
-        }
+        State::NeedsRecovery => paint(Colour::Bad, "needs recovery") + ": not closed cleanly; run `untorn recover`",
         State::Corrupt => paint(Colour::Bad, "corrupt"),
     };
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = writeln!(text, "{}", paint(Colour::Strong, &report.path.display().to_string()));
     let _ = writeln!(text, "  state       {state}");
-    let _ = writeln!(text, "  engine      {}", report.engine.map_or("none: a plain file", |engine| engine.as_str()));
+    let _ = writeln!(text, "  engine      {}", report.engine.map_or("none (a plain file)", |engine| engine.as_str()));
     let _ = writeln!(text, "  length      {}", size::show(report.len));
     let _ = writeln!(text, "  commit      {}", report.commit);
     match &report.sidecar {
@@ -95,7 +93,7 @@ pub(crate) fn words(report: &Report) -> String {
         Some(sidecar) => {
             let _ = writeln!(text, "  sidecar     {}", sidecar.path.display());
             let layout = sidecar.layout.map(|layout| format!(", {layout} layout")).unwrap_or_default();
-            // Nearly all of it is the log.
+            // Nearly all of the sidecar is the log.
             let log = if report.engine == Some(EngineKind::HybridLog) { ", the log" } else { "" };
             let _ = writeln!(text, "              {}{layout}{log}", size::show(sidecar.bytes));
             let _ = writeln!(text, "  durability  per {}", sidecar.durability);
@@ -108,10 +106,10 @@ pub(crate) fn words(report: &Report) -> String {
     text
 }
 
-/// The length of a file at its last commit, if it stands at a state that tells.
+/// The length of a file at its last commit, if its state is clean.
 ///
 /// # Errors
-/// What keeps the file from being looked at, before anything waits for standard input.
+/// If the file cannot be inspected. The caller fails with this before it waits for standard input.
 pub(crate) fn settled_len(path: &Path) -> Result<Option<u64>> {
     let report = untorn::inspect(path).map_err(Failure::from)?;
     Ok((report.state == State::Clean).then_some(report.len))

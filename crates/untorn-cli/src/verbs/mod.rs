@@ -1,4 +1,4 @@
-//! The verbs, each in a module of its own. A verb returns the code to end with, or a [`Failure`](crate::exit::Failure).
+//! The verbs, one module each. A verb returns its exit code, or a [`Failure`](crate::exit::Failure).
 
 mod apply;
 mod bench;
@@ -53,7 +53,7 @@ pub(crate) fn run(verb: Verb) -> Result<Exit> {
     }
 }
 
-/// Whether the verb was asked for JSON, which an error then comes as, too.
+/// Whether the verb was given `--json`; its error is then reported as JSON too.
 pub(crate) fn wants_json(verb: &Verb) -> bool {
     match verb {
         Verb::Demo(args) => args.form.json,
@@ -77,7 +77,7 @@ pub(crate) fn wants_json(verb: &Verb) -> bool {
         Verb::Torture(args) => args.form.json,
         Verb::Bench(args) => args.form.json,
         Verb::Read(_) | Verb::Completions(_) | Verb::Man(_) | Verb::DemoWriter(_) | Verb::TortureWriter(_) => false,
-        // Always prints JSON, and so does its error.
+        // It always prints JSON, also for an error.
         Verb::TortureVerify(_) => true,
     }
 }

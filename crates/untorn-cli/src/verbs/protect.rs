@@ -1,4 +1,4 @@
-//! `untorn protect`, `unprotect`, `scrub` and `repair`, and what `info` says of redundancy.
+//! `untorn protect`, `unprotect`, `scrub` and `repair`, and the redundancy part of `info`.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,10 +11,10 @@ use crate::exit::{Exit, Result};
 use crate::output::{self, Colour, count, paint};
 use crate::{progress, size};
 
-/// Pages that are listed to a person.
+/// The maximum number of pages listed in text reports.
 const LISTED: usize = 10;
 
-/// Gives a file checksums and parity, or brings those it has up to date.
+/// Adds checksums and parity to a file, or brings existing ones up to date.
 pub(crate) fn protect(args: &cli::Protect) -> Result<Exit> {
     let mut options = ProtectOptions::new().batch(args.batch);
     if let Some(pages) = args.stripe {
@@ -43,7 +43,7 @@ pub(crate) fn protect(args: &cli::Protect) -> Result<Exit> {
     output::report(args.form.json, &object, || {
         let path = args.file.display();
         let mut text = format!(
-            "{path}: {} of {} covered, in stripes of {} and 1 parity page; {} beside it\n",
+            "{path}: {} of {} covered, in stripes of {} data pages and 1 parity page; redundancy file of {}\n",
             coverage.pages - coverage.uncovered,
             count(coverage.pages, "page", "pages"),
             coverage.stripe,
@@ -51,15 +51,16 @@ pub(crate) fn protect(args: &cli::Protect) -> Result<Exit> {
         );
         if !coverage.unknown.is_empty() {
             let pages = list(&coverage.unknown);
-            let _ = writeln!(text, "  - changed since, and nobody told of it; covered as they are: pages {pages}");
+            let _ = writeln!(text, "  - modified outside untorn, checksums recomputed: pages {pages}");
         }
         if !coverage.lost.is_empty() {
-            let _ = writeln!(text, "  - damaged, and parity cannot give them back: pages {}", list(&coverage.lost));
+            let _ = writeln!(text, "  - damaged, and parity cannot restore them: pages {}", list(&coverage.lost));
         }
         if let Some(sidecar) = of_sidecar.filter(|_| !none_lost || !none_unknown) {
             let pages: Vec<u64> = sidecar.lost.iter().chain(&sidecar.unknown).copied().collect();
             if !pages.is_empty() {
-                let _ = writeln!(text, "  - of the sidecar's pages damaged, or changed untold: {}", list(&pages));
+                let _ =
+                    writeln!(text, "  - damaged or modified outside untorn, in the sidecar: pages {}", list(&pages));
             }
         }
         text
@@ -106,7 +107,7 @@ pub(crate) fn scrub(args: &cli::Scrub) -> Result<Exit> {
     Ok(if report.is_clean() { Exit::Clean } else { Exit::Attention })
 }
 
-/// Gives damaged pages their bytes back.
+/// Restores damaged pages.
 pub(crate) fn repair(args: &cli::Protection) -> Result<Exit> {
     mend(&args.file, args.form.json)
 }
@@ -134,36 +135,41 @@ fn mend(path: &Path, as_json: bool) -> Result<Exit> {
             let _ = writeln!(text, "  {}: {pages} and {parts}", paint(Colour::Good, "repaired"));
         } else {
             let word = paint(Colour::Bad, "lost");
-            // What the device did not keep stands among these, too, and then others may have been repaired.
+            // The list includes pages that the device did not store. Other pages may then have been repaired.
             let repaired = (report.repaired.len() + report.sidecar_repaired.len()) as u64;
             let _ = match repaired {
                 0 => writeln!(
                     text,
-                    "  {word}: parity cannot give these back, so nothing was touched; or the device does not keep what they are given:"
+                    "  {word}: parity cannot restore these pages, or the device does not store what was written; nothing was changed:"
                 ),
                 many => {
                     let pages = count(many, "page was", "pages were");
-                    writeln!(text, "  {word}: the device does not keep what these are given back; {pages} repaired:")
+                    writeln!(
+                        text,
+                        "  {word}: the device does not store what was written to these pages; {pages} repaired:"
+                    )
                 }
             };
             for range in &report.lost {
-                let _ = writeln!(text, "    {} bytes at {}", range.len, range.offset);
+                let _ = writeln!(text, "    {} bytes at offset {}", range.len, range.offset);
             }
             for range in &report.sidecar_lost {
-                let _ = writeln!(text, "    {} bytes at {} in the sidecar", range.len, range.offset);
+                let _ = writeln!(text, "    {} bytes at offset {} in the sidecar", range.len, range.offset);
             }
         }
         if !report.not_rebuilt.is_empty() {
             let parts = count(report.not_rebuilt.len() as u64, "part", "parts");
             let _ = writeln!(
                 text,
-                "  {}: {parts} of the redundancy, no page; repair it again",
-                paint(Colour::Bad, "damaged yet")
+                "  {}: {parts} of the redundancy, but no data page; run `untorn repair` again",
+                paint(Colour::Bad, "still damaged")
             );
         }
         if !all_known {
-            let _ =
-                writeln!(text, "  pages that changed untold were left alone; `untorn protect` covers them as they are");
+            let _ = writeln!(
+                text,
+                "  pages modified outside untorn were left alone; `untorn protect` recomputes their checksums"
+            );
         }
         text
     })?;
@@ -174,43 +180,43 @@ fn mend(path: &Path, as_json: bool) -> Result<Exit> {
     })
 }
 
-/// How many pages a scrub compared.
+/// The number of pages that a scrub compared.
 fn compared(report: &ScrubReport) -> String {
     let pages = count(report.checked, "page", "pages");
     match report.sidecar_checked {
         0 => format!("{pages} compared"),
-        others => format!("{pages} compared, and {} of the sidecar", others),
+        others => format!("{pages} compared, and {} in the sidecar", others),
     }
 }
 
 fn describe(text: &mut String, report: &ScrubReport) {
     let skipped = report.skipped + report.sidecar_skipped;
     if skipped > 0 {
-        let _ = writeln!(text, "  {} not covered, and passed over", count(skipped, "page is", "pages are"));
+        let _ = writeln!(text, "  {} not covered and skipped", count(skipped, "page is", "pages are"));
     }
     for damage in report.damage.iter().take(LISTED) {
         let _ = match damage {
-            Damage::Page(range) => writeln!(text, "  - damaged: {} bytes at {}", range.len, range.offset),
+            Damage::Page(range) => writeln!(text, "  - damaged: {} bytes at offset {}", range.len, range.offset),
             Damage::Unknown(range) => {
-                writeln!(text, "  - changed, and nobody told of it: {} bytes at {}", range.len, range.offset)
+                writeln!(text, "  - modified outside untorn: {} bytes at offset {}", range.len, range.offset)
             }
-            Damage::Parity { stripe } => writeln!(text, "  - damaged: the parity of stripe {stripe}"),
-            Damage::Table { offset } => writeln!(text, "  - damaged: a table, at {offset} in the companion file"),
+            Damage::Parity { stripe } => writeln!(text, "  - damaged: parity of stripe {stripe}"),
+            Damage::Table { offset } => writeln!(text, "  - damaged: table at offset {offset} in the redundancy file"),
             Damage::SidecarPage(range) => {
-                writeln!(text, "  - damaged: {} bytes at {} in the sidecar", range.len, range.offset)
+                writeln!(text, "  - damaged: {} bytes at offset {} in the sidecar", range.len, range.offset)
             }
             Damage::SidecarUnknown(range) => {
                 writeln!(
                     text,
-                    "  - changed, and nobody told of it: {} bytes at {} in the sidecar",
+                    "  - modified outside untorn: {} bytes at offset {} in the sidecar",
                     range.len, range.offset
                 )
             }
             Damage::SidecarParity { stripe } => {
-                writeln!(text, "  - damaged: the parity of stripe {stripe} of the sidecar")
+                writeln!(text, "  - damaged: parity of stripe {stripe} of the sidecar")
             }
             Damage::SidecarTable { offset } => {
-                writeln!(text, "  - damaged: a table, at {offset} in the companion file of the sidecar")
+                writeln!(text, "  - damaged: table at offset {offset} in the redundancy file of the sidecar")
             }
             other => writeln!(text, "  - {other:?}"),
         };
@@ -276,7 +282,7 @@ fn repair_object(report: &RepairReport) -> Value {
     object
 }
 
-/// What `info --json` has under `redundancy`.
+/// The value of `redundancy` in `info --json`.
 pub(crate) fn summary(path: &Path) -> Value {
     match untorn::coverage(path) {
         Ok(None) => Value::Null,
@@ -286,7 +292,7 @@ pub(crate) fn summary(path: &Path) -> Value {
     }
 }
 
-/// The same while somebody has it open, who knows more than what is recorded.
+/// The same while a process has the file open. That process knows more than the redundancy file records.
 fn in_use(path: &Path) -> Value {
     let (coverage, holder) = match untorn::recorded(path) {
         Ok(Some(untorn::Record { coverage, holder, .. })) => (coverage, holder),
@@ -299,8 +305,9 @@ fn in_use(path: &Path) -> Value {
     object
 }
 
-/// What the companion file has on record. Nobody has looked at a page for it, and since when pages are uncovered, which are lost and
-/// what is in a log is known to who has the file open only, until he lets go of it.
+/// The state recorded in the redundancy file, without looking at any page. Only the process that has the file open
+/// knows
+/// how long pages have been uncovered, which pages are lost, and what the log holds.
 fn recorded(coverage: &Coverage) -> Value {
     let mut object = object(coverage);
     for unknown in ["in_sidecar", "unknown", "lost", "oldest_uncovered_seconds"] {
@@ -350,19 +357,19 @@ fn object(coverage: &Coverage) -> Value {
     })
 }
 
-/// The line of `info` for a person.
+/// The redundancy line of `info`.
 pub(crate) fn line(summary: &Value) -> String {
     let number = |key: &str| summary[key].as_u64().unwrap_or(0);
     match summary["state"].as_str() {
         None => "none".to_owned(),
         Some("in-use") => {
             let holder = match summary["holder"].as_u64() {
-                Some(process) => format!("kept by process {process}, which has it open"),
-                None => "kept by the process that has it open".to_owned(),
+                Some(process) => format!("maintained by process {process}, which has the file open"),
+                None => "maintained by the process that has the file open".to_owned(),
             };
             match summary["pages"].as_u64() {
                 Some(pages) => {
-                    format!("{holder}; as last recorded {} of {pages} pages covered", pages - number("uncovered"))
+                    format!("{holder}; {} of {pages} pages covered as last recorded", pages - number("uncovered"))
                 }
                 None => holder,
             }
@@ -373,7 +380,8 @@ pub(crate) fn line(summary: &Value) -> String {
             let changed = if state == "trusted" {
                 ""
             } else {
-                "; it may have changed untold since: `untorn scrub` lists what differs, `untorn protect` covers it as it is"
+                "; the file may have been modified outside untorn since: `untorn scrub` lists the differences, `untorn \
+                 protect` recomputes the checksums"
             };
             format!("{covered} of {} pages covered{changed}", number("pages"))
         }

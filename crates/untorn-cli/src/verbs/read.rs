@@ -12,12 +12,12 @@ const CHUNK: u64 = 1 << 20;
 
 /// Copies a range to standard output.
 pub(crate) fn run(args: &Read) -> Result<Exit> {
-    // Sharers may all write: it joins them as one of them, and writes nothing.
+    // A shared open is always writable. This process joins as a writer and writes nothing.
     let shared = args.sharing.shared;
     let file = progress::attach(Options::new().read_only(!shared).shared(shared)).open(&args.file)?;
     let file_len = file.len();
     let len = args.len.unwrap_or_else(|| file_len.saturating_sub(args.offset));
-    // The whole range is checked before the first byte goes out: a reader must not take half for all.
+    // Check the whole range before the first byte goes out, so that a reader never takes a part for the whole.
     let end = match args.offset.checked_add(len) {
         Some(end) if end <= file_len => end,
         _ => return Err(Error::OutOfRange { path: args.file.clone(), offset: args.offset, len, file_len }.into()),

@@ -8,7 +8,7 @@ use crate::cli;
 use crate::exit::{Exit, Result};
 use crate::{output, progress};
 
-/// Brings a file to its last commit.
+/// Brings a file to its last committed state.
 pub(crate) fn recover(args: &cli::Recover) -> Result<Exit> {
     let mut options = progress::attach(Options::new().adopt(args.adopt));
     if let Some(side) = args.trust {
@@ -26,15 +26,15 @@ pub(crate) fn recover(args: &cli::Recover) -> Result<Exit> {
     output::report(args.form.json, &object, || {
         let path = args.file.display();
         if !done.was_needed {
-            return format!("{path}: nothing to recover, it stands at commit {}\n", report.commit);
+            return format!("{path}: nothing to recover; the file is at commit {}\n", report.commit);
         }
-        // What one of them is: a commit's record, or one block's part of an epoch.
+        // The unit differs by engine: a commit's record, or one block's entry in an epoch.
         let (one, many) = match report.engine {
-            Some(EngineKind::HybridLog) => ("entry of the log", "entries of the log"),
+            Some(EngineKind::HybridLog) => ("log entry", "log entries"),
             _ => ("record", "records"),
         };
         format!(
-            "{path}: recovered to commit {}; {} applied, {} in flight at the crash dropped whole\n",
+            "{path}: recovered to commit {}; {} applied, {} of uncommitted writes discarded\n",
             report.commit,
             output::count(done.replayed, one, many),
             output::count(done.discarded, one, many)
@@ -43,11 +43,11 @@ pub(crate) fn recover(args: &cli::Recover) -> Result<Exit> {
     Ok(info::verdict(&report))
 }
 
-/// Deploys everything and removes the sidecar.
+/// Deploys all committed data and removes the sidecar.
 pub(crate) fn settle(args: &cli::Settle) -> Result<Exit> {
     let before = untorn::inspect(&args.file)?;
     let had_sidecar = before.sidecar.is_some() || before.state != State::Clean;
-    // Opening a plain file would give it a sidecar first.
+    // Opening a plain file would create a sidecar first.
     if had_sidecar {
         change::open(&args.file)?.settle()?;
     }
@@ -57,7 +57,7 @@ pub(crate) fn settle(args: &cli::Settle) -> Result<Exit> {
         fields.insert("settled".to_owned(), json!(had_sidecar));
     }
     output::report(args.form.json, &object, || {
-        let what = if had_sidecar { "settled: it is a plain file now" } else { "is a plain file already" };
+        let what = if had_sidecar { "settled; it is now a plain file" } else { "already a plain file" };
         format!("{}: {what}\n", args.file.display())
     })?;
     Ok(info::verdict(&after))

@@ -1,4 +1,4 @@
-//! `untorn region`: regions of a store are created, listed, shown and deleted.
+//! `untorn region`: creates, lists, shows and deletes regions of a store.
 
 use std::fmt::Write;
 use std::io::ErrorKind;
@@ -27,7 +27,10 @@ fn create(args: &Create) -> Result<Exit> {
     let pages = args.pages.or(args.len.map(|len| len.div_ceil(Region::PAGE))).unwrap_or(0);
     let max_pages = args.max_pages.unwrap_or(RegionStore::DEFAULT_PAGES);
     if pages > max_pages {
-        return Err(Failure::usage(format!("{pages} pages are more than the {max_pages} that the region can have")));
+        return Err(Failure::usage_at(
+            &path,
+            format!("cannot create region {name} with {pages} pages: --max-pages is {max_pages}"),
+        ));
     }
     let store = match RegionStore::open(&path) {
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => RegionStore::create(&path)?,
@@ -36,8 +39,8 @@ fn create(args: &Create) -> Result<Exit> {
     let region = store.create_region_of(name, max_pages)?;
     let allocated = if pages == 0 { Ok(0) } else { region.alloc_pages(pages).and_then(|_| region.pmsync()) };
     if let Err(error) = allocated {
-        // A region without the pages it was to have would be in the way of the next attempt. If it cannot be deleted, the
-        // first error is the one that helps.
+        // A region without its pages would block the next attempt. If deleting it fails too, the first error is the
+        // useful one.
         drop(region);
         let _ = store.delete_region(name).and_then(|()| store.close());
         return Err(error.into());
@@ -54,7 +57,7 @@ fn list(args: &List) -> Result<Exit> {
     let path = args.resolve()?;
     let store = StoreOptions::new().read_only(true).open(&path)?;
     let regions = store.list()?;
-    // Free space is known once every region has been looked at; which of them cannot be is in the list.
+    // The free space is known after a scan of every region. The list names the regions that cannot be scanned.
     let _ = store.scan();
     let info = store.info()?;
     store.close()?;
@@ -109,7 +112,7 @@ fn object(store: &Path, region: &RegionInfo) -> Value {
     })
 }
 
-/// One region for a person.
+/// The text form of one region.
 fn words(store: &Path, region: &RegionInfo) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
@@ -129,7 +132,7 @@ fn words(store: &Path, region: &RegionInfo) -> String {
     text
 }
 
-/// All regions for a person.
+/// The text form of all regions.
 fn table(store: &Path, regions: &[RegionInfo], info: &StoreInfo) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "{}", paint(Colour::Strong, &store.display().to_string()));

@@ -11,7 +11,7 @@ use crate::exit::{Exit, Failure, Result, exit_of};
 use crate::verbs::boost::patiently;
 use crate::{output, progress};
 
-/// Brings what is in logs to their files.
+/// Applies the writes in logs to their files.
 pub(crate) fn replay(args: &cli::Replay) -> Result<Exit> {
     let mut done = Vec::new();
     for log in logs(&args.logs)? {
@@ -35,7 +35,7 @@ pub(crate) fn replay(args: &cli::Replay) -> Result<Exit> {
     Ok(exit)
 }
 
-/// Shows what is in a log.
+/// Shows the contents of a log.
 pub(crate) fn info(args: &cli::LogInfo) -> Result<Exit> {
     let found = patiently(&args.log, || untorn::look_into_log(&args.log))?;
     let is_empty = found.operations == 0;
@@ -44,14 +44,14 @@ pub(crate) fn info(args: &cli::LogInfo) -> Result<Exit> {
     Ok(if is_empty { Exit::Clean } else { Exit::Attention })
 }
 
-/// The logs that are meant: of a directory, all in it, whatever their names.
+/// The logs to replay. A directory stands for all logs in it, whatever their names.
 fn logs(named: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut logs = Vec::new();
     for path in named {
         if path.is_dir() {
             let found = untorn::logs_in(path)?;
             if found.is_empty() {
-                return Err(Failure::usage_at(path, "there is no log of a write cache in this directory"));
+                return Err(Failure::usage_at(path, "no write-cache log in this directory"));
             }
             logs.extend(found);
         } else {
@@ -120,13 +120,13 @@ fn words(log: &Path, result: &std::result::Result<Replay, Error>, list: bool) ->
     } else {
         let operations = output::count(replay.operations, "operation", "operations");
         let files = output::count(replay.files.len() as u64, "file", "files");
-        let kept = if replay.is_complete() || list { "" } else { "; the log is kept for what is left" };
-        format!("{log}: {operations} of {files}{kept}\n")
+        let kept = if replay.is_complete() || list { "" } else { "; the rest stays in the log" };
+        format!("{log}: {operations} on {files}{kept}\n")
     };
     if replay.incomplete > 0 {
         let entries = output::count(replay.incomplete, "entry", "entries");
-        // A String takes whatever is written to it.
-        let _ = writeln!(text, "  {entries} did not arrive whole: in flight at the crash, or damaged since");
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "  {entries} incomplete: in flight at the crash, or damaged since");
     }
     for file in &replay.files {
         let bytes = output::count(file.bytes, "byte", "bytes");
@@ -138,7 +138,7 @@ fn words(log: &Path, result: &std::result::Result<Replay, Error>, list: bool) ->
         let _ = writeln!(text, "  {}  {bytes}, {what}", file.path.display());
         if let Some(aside) = &file.moved_aside {
             let _ =
-                writeln!(text, "    it was made again; what had its name, and is older, is now {}", aside.display());
+                writeln!(text, "    created again; an older file with this name was renamed to {}", aside.display());
         }
     }
     text

@@ -1,4 +1,4 @@
-//! `run`: an unmodified program under the preload layer.
+//! `untorn run`: runs an unmodified program under the preload layer.
 
 use std::fmt::Write;
 use std::io::Write as _;
@@ -14,13 +14,13 @@ use crate::output::{self, Reader};
 
 const LAYER: &str = "libuntorn_preload.so";
 
-/// Runs the program, and ends as it ended.
+/// Runs the program, and exits with its code.
 pub(super) fn run(args: &Run) -> Result<Exit> {
     let Some((program, arguments)) = args.command.split_first() else {
-        return Err(Failure::usage("name a program to run"));
+        return Err(Failure::usage("no program given; add one after `--`"));
     };
     if let (RunMode::Atomic, Some(option)) = (args.mode, args.boost.given()) {
-        let why = format!("{option} is only for --mode boost: --mode atomic has a log beside each file");
+        let why = format!("{option} needs --mode boost: --mode atomic keeps a log beside each file");
         return Err(Failure::usage(why));
     }
     let mut what = Launch {
@@ -33,14 +33,14 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
     let (ended, log) = match args.mode {
         RunMode::Atomic => (launch(&what, Atomic), None),
         RunMode::Boost => {
-            // Before there is a log.
+            // Check before the log is created.
             what.check().map_err(failure)?;
             let log = boost::open(&args.boost, &what)?;
             if args.boost.read_cache.is_some_and(|bytes| bytes > 0) {
-                say("untorn: --read-cache has no effect: reads are the kernel's own, from its page cache\n");
+                say("untorn: --read-cache is ignored: the kernel serves reads from its page cache\n");
             }
             if what.globs.is_empty() {
-                // The cache takes its own log for none of its files.
+                // The cache never manages its own log.
                 what.globs.push("/**".to_owned());
             }
             (launch_with_log(&what, log.cache), Some(log.facts))
@@ -55,11 +55,11 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
         }
         false => Ok(Reader::Listening),
     };
-    // What standard output does not take is said here: the program has run, and this is all that is known of it.
+    // If standard output does not take the report, print it here: the program has already run.
     match &written {
         Ok(Reader::Listening) => {}
-        Ok(Reader::Gone) => say("untorn: nobody reads the report any more; it says:\n"),
-        Err(failure) => say(&format!("untorn: {failure}; the report says:\n")),
+        Ok(Reader::Gone) => say("untorn: the reader of standard output is gone; the report:\n"),
+        Err(failure) => say(&format!("untorn: {failure}; the report:\n")),
     }
     if !matches!(written, Ok(Reader::Listening)) || args.stats && !args.form.json {
         if let Some(log) = &log {
@@ -74,7 +74,7 @@ pub(super) fn run(args: &Run) -> Result<Exit> {
     if code == 0 && (!ended.report.failures.is_empty() || written.is_err()) {
         return Ok(Exit::Io);
     }
-    // Any code at all may be the program's, so it is none of the tool's own.
+    // The program may exit with any code, so it is not an `Exit`.
     std::process::exit(code.into())
 }
 
@@ -88,44 +88,44 @@ struct Summary<'a> {
     report: &'a Report,
 }
 
-/// As a shell says it: the program's own code, or 128 and the signal.
+/// The exit code as a shell reports it: the program's own code, or 128 plus the signal number.
 fn code(ended: &Ended) -> u8 {
     let code = ended.status.code().unwrap_or_else(|| 128 + ended.status.signal().unwrap_or(0));
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-/// Standard output is the program's.
+/// Prints to standard error, because standard output belongs to the program.
 fn say(text: &str) {
-    // With stderr closed there is nobody left to tell.
+    // If stderr is closed, the message is lost.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 fn failure(error: NotRun) -> Failure {
     match error {
         NotRun::Io(what, source) => Failure::io(format!("cannot {what}"), &source),
-        // The request is one that no file could satisfy.
+        // The request itself is wrong.
         other => Failure::usage(other.to_string()),
     }
 }
 
-/// The layer: as told, beside the tool, or where an installation has libraries.
+/// The layer's path: as given, or beside the tool, or in the installation's library directory.
 fn layer(told: Option<&Path>) -> Result<PathBuf> {
     if let Some(told) = told {
         return told.canonicalize().map_err(|error| Failure::io_at("find the preload layer", told, &error));
     }
-    let tool = std::env::current_exe().map_err(|error| Failure::io("cannot find this program", &error))?;
+    let tool = std::env::current_exe().map_err(|error| Failure::io("cannot find the path of this program", &error))?;
     let beside = tool.parent().map(Path::to_owned).unwrap_or_default();
     let candidates = [beside.join(LAYER), beside.join("../lib").join(LAYER)];
     candidates.iter().find_map(|candidate| candidate.canonicalize().ok()).ok_or_else(|| {
         Failure::usage(format!(
-            "{LAYER} is neither in {} nor in ../lib; build it with `cargo build --release`, or name it with --layer or \
-             UNTORN_PRELOAD_LIBRARY",
+            "{LAYER} is neither in {} nor in ../lib; build it with `cargo build --release`, or give its path with --layer \
+             or UNTORN_PRELOAD_LIBRARY",
             beside.display()
         ))
     })
 }
 
-/// The report for a person.
+/// The text form of the report.
 fn words(report: &Report, mode: RunMode) -> String {
     let processes = output::count(report.processes, "process", "processes");
     let files = output::count(report.files.len() as u64, "file", "files");
@@ -136,26 +136,26 @@ fn words(report: &Report, mode: RunMode) -> String {
             "  {}: opened {} times, {}{} writes of {} bytes",
             file.path.display(),
             file.opens,
-            // Of files behind a log the kernel serves the reads.
+            // In boost mode the kernel serves the reads.
             if mode == RunMode::Atomic { format!("{} reads, ", file.reads) } else { String::new() },
             file.writes,
             file.bytes_written
         );
         if file.mappings > 0 {
             let pages = output::count(file.stores, "page", "pages");
-            let _ = write!(text, ", mapped {} times, {pages} stored to", file.mappings);
+            let _ = write!(text, ", mapped {} times, {pages} stored to through mappings", file.mappings);
         }
         // A log has no epochs.
         let synced = if mode == RunMode::Atomic { "commits" } else { "syncs" };
         let _ = write!(text, ", {} {synced}", file.commits);
         if file.discarded > 0 {
-            let _ = write!(text, ", {} epochs dropped for processes that were killed", file.discarded);
+            let _ = write!(text, ", {} epochs of killed processes discarded", file.discarded);
         }
         text.push('\n');
     }
     if report.directory_syncs_kept > 0 {
         let syncs = output::count(report.directory_syncs_kept, "sync of a directory", "syncs of directories");
-        let _ = writeln!(text, "  {syncs} waited for no device");
+        let _ = writeln!(text, "  {syncs} needed no device flush");
     }
     for (refused, count) in &report.refused {
         let _ =

@@ -118,7 +118,7 @@ for name in ('f', 'f-shm', 'd/f', 'd/g'):
         report["files"].as_array().unwrap().iter().map(|file| file["path"].as_str().unwrap()).collect();
     assert_eq!(managed.len(), 1, "{report}");
     assert!(managed[0].ends_with("/f") && !managed[0].ends_with("/d/f"), "{report}");
-    place.run(&["--exclude", "{a"], &["true"]).expect(64).names("is no glob");
+    place.run(&["--exclude", "{a"], &["true"]).expect(64).names("is not a valid glob");
 }
 
 #[test]
@@ -158,10 +158,10 @@ fn a_run_that_cannot_be_is_refused_and_leaves_nothing_behind() {
     let (log, gone) = (log.to_str().unwrap(), gone.to_str().unwrap());
     let here = place.aside.path().join("**");
     refused(&["--mode", "boost", "--", "true"], 64, "--log PATH");
-    refused(&["--log", log, "--", "true"], 64, "--log is only for --mode boost");
-    refused(&["--mode", "atomic", "--durability", "fsync", "--", "true"], 64, "--durability is only for --mode boost");
+    refused(&["--log", log, "--", "true"], 64, "--log needs --mode boost");
+    refused(&["--mode", "atomic", "--durability", "fsync", "--", "true"], 64, "--durability needs --mode boost");
     refused(&["--mode", "boost", "--log", log, "--durability", "commit", "--", "true"], 64, "write, fsync");
-    refused(&["--mode", "boost", "--log", log, "--log-size", "1KB", "--", "true"], 64, "no unit");
+    refused(&["--mode", "boost", "--log", log, "--log-size", "1KB", "--", "true"], 64, "not a unit");
     refused(&["--mode", "boost", "--log", log, "--log-size", "1K", "--", "true"], 64, "a log of 1024 bytes");
     refused(&["--mode", "boost", "--log", log, "--entry-size", "100", "--", "true"], 64, "entries of 100 bytes");
     refused(&["--mode", "boost", "--log", gone, "--", "true"], 74, "directory of the log");
@@ -169,7 +169,7 @@ fn a_run_that_cannot_be_is_refused_and_leaves_nothing_behind() {
         refused(
             &["--mode", "boost", "--log", log, "--match", glob, "--", "true"],
             64,
-            "--match chooses the log itself",
+            "--match matches the log itself",
         );
     }
     refused(&["--mode", "boost", "--log", log, "--", "./missing"], 64, "missing");
@@ -186,15 +186,15 @@ fn a_log_keeps_the_geometry_that_it_was_made_with() {
     let place = Place::new();
     place.run(&[], &["true"]).expect(0);
     place.run(&["--entry-size", "4096"], &["true"]).expect(0);
-    place.run(&["--entry-size", "512"], &["true"]).expect(64).names("made with --entry-size 4096");
+    place.run(&["--entry-size", "512"], &["true"]).expect(64).names("created with --entry-size 4096");
     let (log, layer) = (place.log(), layer().to_str().unwrap());
     let sized = |size: &str| {
         let arguments =
             ["run", "--mode", "boost", "--log-size", size, "--layer", layer, "--log", log.to_str().unwrap()];
         Run::of(place.tool().args(arguments).args(["--", "true"]).output().unwrap(), &arguments)
     };
-    sized("9M").expect(64).names("keeps its size");
-    sized("4M").expect(64).names("keeps its size");
+    sized("9M").expect(64).names("its size is fixed");
+    sized("4M").expect(64).names("its size is fixed");
     sized("8M").expect(0);
 }
 
@@ -221,7 +221,7 @@ fn a_log_in_use_is_refused_with_the_process_that_has_it() {
     let mut said = BufReader::new(first.stdout.take().unwrap()).lines();
     assert_eq!(said.next().unwrap().unwrap(), "ready");
     let run = place.run(&["--match", "*.managed"], &["true"]).expect(74).names("is in use by process");
-    let run = run.names(&format!("process {} (untorn)", first.id())).names("a log of its own");
+    let run = run.names(&format!("process {} (untorn)", first.id())).names("give this run another --log");
     assert!(run.out.is_empty());
     first.stdin.take().unwrap().write_all(b"go on\n").unwrap();
     assert!(first.wait().unwrap().success());
@@ -347,9 +347,9 @@ fn sqlite_that_was_killed_is_what_it_said_after_a_replay() {
 #[test]
 fn a_read_cache_is_taken_and_said_to_be_the_kernels() {
     let place = Place::new();
-    place.run(&["--read-cache", "1M"], &["true"]).expect(0).names("--read-cache has no effect");
+    place.run(&["--read-cache", "1M"], &["true"]).expect(0).names("--read-cache is ignored");
     assert_eq!(place.run(&["--read-cache", "0"], &["true"]).expect(0).err, "");
-    untorn(&["run", "--read-cache", "1M", "--", "true"]).expect(64).names("--read-cache is only for --mode boost");
+    untorn(&["run", "--read-cache", "1M", "--", "true"]).expect(64).names("--read-cache needs --mode boost");
 }
 
 #[test]

@@ -77,11 +77,11 @@ fn a_program_that_the_layer_cannot_get_into_is_refused() {
         let command = ["run", "--layer", layer().to_str().unwrap(), "--", program.to_str().unwrap()];
         Run::of(Command::new(UNTORN).args(command).output().unwrap(), &command).expect(64).names(why);
     };
-    refused(&fixed, "linked statically");
+    refused(&fixed, "statically linked");
     let privileged = dir.path().join("privileged");
     fs::copy("/bin/true", &privileged).unwrap();
     fs::set_permissions(&privileged, fs::Permissions::from_mode(0o4755)).unwrap();
-    refused(&privileged, "gains rights");
+    refused(&privileged, "gains privileges");
     refused(&dir.path().join("none"), "cannot run");
     let go = dir.path().join("go");
     fs::copy("/bin/true", &go).unwrap();
@@ -98,7 +98,7 @@ fn a_program_that_the_layer_cannot_get_into_is_refused() {
     let broken = dir.path().join("broken.so");
     fs::write(&broken, b"no library").unwrap();
     let command = ["run", "--layer", broken.to_str().unwrap(), "--", "true"];
-    Run::of(Command::new(UNTORN).args(command).output().unwrap(), &command).expect(64).names("cannot be preloaded");
+    Run::of(Command::new(UNTORN).args(command).output().unwrap(), &command).expect(64).names("cannot preload");
     let command = ["run", "--mode", "boost", "--", "true"];
     Run::of(Command::new(UNTORN).args(command).output().unwrap(), &command).expect(64);
 }
@@ -163,6 +163,9 @@ fn a_report_that_nobody_reads_is_not_dropped_in_silence() {
         let output = command.args(["--", "sh", "-c", &script]).stdin(Stdio::null()).stdout(writer).output().unwrap();
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{said}");
-        assert!(said.contains("nobody reads the report") && said.contains("f.managed: opened 1 times"), "{said}");
+        assert!(
+            said.contains("the reader of standard output is gone") && said.contains("f.managed: opened 1 times"),
+            "{said}"
+        );
     }
 }

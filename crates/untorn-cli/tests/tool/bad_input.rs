@@ -60,7 +60,7 @@ fn a_bad_line_applies_nothing_and_is_named() {
     for place in places() {
         for (bad, says) in [
             ("{\"offset\":4,\"hex\":\"abc\"}", "3 digits"),
-            ("{\"offset\":4,\"hex\":\"xy\"}", "no hexadecimal digit"),
+            ("{\"offset\":4,\"hex\":\"xy\"}", "not a hexadecimal digit"),
             ("{\"offset\":4}", "missing field `hex`"),
             ("{\"offset\":\"4\",\"hex\":\"ab\"}", "invalid type"),
             ("{\"offset\":4,\"hex\":\"ab\",\"len\":1}", "unknown field `len`"),

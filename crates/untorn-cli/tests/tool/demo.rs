@@ -29,7 +29,7 @@ fn plain_mmap_tears_and_untorn_does_not() {
 fn the_table_ends_with_what_was_shown_and_what_not() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let text = untorn(&["demo"]).expect(0).prose();
-    for words in ["mmap + msync", "writer killed (SIGKILL)", "power cut (simulated)", "Shown in", "Not shown"] {
+    for words in ["mmap + msync", "writer killed (SIGKILL)", "power cut (simulated)", "Tested in", "Not tested"] {
         assert!(text.contains(words), "no {words:?} in {text}");
     }
 }

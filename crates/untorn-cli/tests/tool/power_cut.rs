@@ -83,9 +83,9 @@ fn wrong_requests_end_with_64() {
     for (arguments, what) in [
         (&["--images", "0"][..], "0"),
         (&["--fs", "fat"], "fat"),
-        (&["--medium", "process", "--images", "5"], "--images is not for --medium process"),
-        (&["--medium", "process", "--lying-disk"], "--lying-disk is not for --medium process"),
-        (&["--medium", "process", "--replay", "x"], "--replay is not for --medium process"),
+        (&["--medium", "process", "--images", "5"], "--images does not apply to --medium process"),
+        (&["--medium", "process", "--lying-disk"], "--lying-disk does not apply to --medium process"),
+        (&["--medium", "process", "--replay", "x"], "--replay does not apply to --medium process"),
     ] {
         let medium: &[&str] = if arguments.contains(&"--medium") { &[] } else { &["--medium", "block"] };
         let run = untorn(&[&["torture"], medium, arguments].concat()).expect(64);

@@ -58,7 +58,7 @@ fn more_than_parity_can_carry_is_listed_and_nothing_is_touched() {
     let lost = serde_json::json!([{ "offset": 0, "len": PAGE }, { "offset": 3 * PAGE, "len": PAGE }]);
     assert_eq!((&report["lost"], &report["repaired"]), (&lost, &serde_json::json!([])));
     assert_eq!(fs::read(&place.file).unwrap(), damaged);
-    assert!(untorn(&["repair", place.name()]).expect(2).text().contains("nothing was touched"));
+    assert!(untorn(&["repair", place.name()]).expect(2).text().contains("nothing was changed"));
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn a_log_is_shown_and_replayed_once() {
     let info = untorn(&["log", "info", name, "--json"]).expect(1).json();
     assert_eq!((&info["operations"], &info["files"][0]["bytes"]), (&1.into(), &10.into()));
     let list = untorn(&["replay", "--list", name]).expect(1).text();
-    assert!(list.contains("1 operation of 1 file") && list.contains("to be replayed"), "{list}");
+    assert!(list.contains("1 operation on 1 file") && list.contains("to be replayed"), "{list}");
     assert_eq!(std::fs::read(&data).expect("readable"), b"", "nothing was changed");
     let done = untorn(&["replay", name, "--json"]).expect(0).json();
     let log = &done["logs"][0];
@@ -64,7 +64,7 @@ fn a_log_whose_file_is_gone_is_kept_and_the_others_of_its_directory_are_replayed
     assert_eq!(found, [(false, "missing"), (true, "replayed"), (true, "replayed")]);
     assert_eq!(std::fs::read(dir.path().join("data of mine")).expect("readable"), b"mine");
     let text = untorn(&["replay", directory]).expect(1).text();
-    assert!(text.contains("the log is kept") && text.contains("data of 3.log"), "{text}");
+    assert!(text.contains("the rest stays in the log") && text.contains("data of 3.log"), "{text}");
 }
 
 #[test]

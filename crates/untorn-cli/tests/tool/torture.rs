@@ -105,7 +105,7 @@ fn a_region_is_verified_apart_from_who_wrote_it() {
     }
     fs::write(&store, forgetful).expect("it can be written");
     let object = verify().expect(1).json();
-    assert!(object["violations"][0].as_str().is_some_and(|what| what.contains("recovery refused")), "{object}");
+    assert!(object["violations"][0].as_str().is_some_and(|what| what.contains("recovery failed")), "{object}");
 }
 
 #[test]
@@ -174,5 +174,9 @@ fn one_life_is_verified_apart_from_its_writer_and_a_lost_operation_is_found() {
 
     std::fs::remove_file(&path).expect("ours");
     let (code, object) = verify(&reports);
-    assert_eq!((code, &object["violations"][0]), (Some(1), &"the file is gone".into()), "{object}");
+    assert_eq!(
+        (code, &object["violations"][0]),
+        (Some(1), &"the file does not exist after the power cut".into()),
+        "{object}"
+    );
 }

@@ -89,8 +89,8 @@ fn what_does_not_fit_is_told_by_where_the_file_ends() {
     let place = Place::created(5000);
     let write = |offset| untorn_with(&["write", place.name(), "--offset", offset], b"bytes").expect(64);
     write("6000")
-        .names("offset 6000 lies beyond the file's end, which is at 5000; nothing was written; resize it first");
-    write("4998").names("more than the 2 bytes between offset 4998 and the file's end; nothing was written");
+        .names("offset 6000 is past the end of the file (length 5000); nothing was written; run `untorn resize` first");
+    write("4998").names("more than the 2 bytes between offset 4998 and the end of the file; nothing was written");
     assert!(place.read().iter().all(|byte| *byte == 0));
 }
 

@@ -192,13 +192,13 @@ impl SlowPlace for Shelf {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let inode = made_for(name.rsplit('-').next().and_then(|uid| uid.parse().ok()).unwrap_or_default());
         let taken = self.all().names.insert(path.to_owned(), inode);
-        assert_eq!(taken, None, "a file is made over another");
+        assert_eq!(taken, None, "a file is created under the name of another");
         Ok(self.file(inode))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         let mut all = self.all();
-        assert!(!all.names.contains_key(to), "a name is taken from its file");
+        assert!(!all.names.contains_key(to), "a name is taken from another file");
         let Some(inode) = all.names.remove(from) else {
             return Err(Error::io("rename", from, std::io::Error::from_raw_os_error(2)));
         };
@@ -229,7 +229,7 @@ struct Honest {
 
 static HONEST: LazyLock<Vec<Honest>> = LazyLock::new(|| {
     let both = [Durability::PerWrite, Durability::PerCommit];
-    both.into_iter().map(|durability| build(durability).expect("an honest log can be made")).collect()
+    both.into_iter().map(|durability| build(durability).expect("creating an unforged log succeeds")).collect()
 });
 
 fn options(durability: Durability) -> CacheOptions {
@@ -252,7 +252,7 @@ fn build(durability: Durability) -> Result<Honest> {
     two.set_len(1020)?;
     one.write_at(&[4; 10], 0)?;
     two.write_at(&[5; 200], 1100)?;
-    assert!(one.move_to(Path::new(MOVED))?, "a file can be renamed");
+    assert!(one.move_to(Path::new(MOVED))?, "rename succeeds");
     shelf.rename(Path::new(NAMES[0]), Path::new(MOVED))?;
     one.moved(true)?;
     two.leave()?;
@@ -358,7 +358,7 @@ pub(crate) fn run(input: &[u8]) {
     let count = 1 + input.below(16);
     let unforged = changes(&mut input, count, |input| change(&mut log, input));
     let medium = boot(&honest.state);
-    replace(&medium, Path::new(LOG), &honest.log, &log).expect("a simulated machine takes any bytes");
+    replace(&medium, Path::new(LOG), &honest.log, &log).expect("the simulated medium accepts any bytes");
     // Lines are pages, wherever a forged superblock puts the table's end.
     let is_new = |line: &[u8]| matches!(word(line, 48) & 0xffff_ffff, 4 | 5 | 9 | 10);
     let named = |inode: u64| {
@@ -381,28 +381,39 @@ pub(crate) fn run(input: &[u8]) {
         let shelf = Shelf::default();
         drop(CacheOptions::new().replay_on(medium.clone(), &shelf, LOG));
         for (inode, done) in shelf.done() {
-            assert!(named(inode), "the file {inode} is written to, which the log does not name");
+            assert!(named(inode), "the replay wrote to file {inode}, which the log does not name");
             for done in done {
                 if let Done::Write(at, bytes) = &done {
                     assert!(at.checked_add(bytes.len() as u64).is_some_and(|end| end <= i64::MAX as u64), "{at}");
-                    assert!(bytes.len() <= log.len(), "a write of {} bytes", bytes.len());
+                    assert!(
+                        bytes.len() <= log.len(),
+                        "a replayed write of {} bytes is longer than the log",
+                        bytes.len()
+                    );
                 }
                 let known = honest.done.get(&inode).is_some_and(|honest| honest.contains(&done));
-                assert!(known || !unforged, "the file {inode}: nobody wrote {done:?}");
+                assert!(known || !unforged, "file {inode}: the replay did {done:?}, which was never logged");
                 // A session that was set back makes old entries count again once it has been counted up.
                 let again = before.as_ref().is_none_or(|before| before.get(&inode).is_some_and(|b| b.contains(&done)));
-                assert!(again || said.is_none(), "the file {inode}: {done:?} by the second replay only");
+                assert!(again || said.is_none(), "file {inode}: only the second replay did {done:?}");
                 let said = said.as_ref().is_none_or(|said| said.contains(&(inode, done.clone())));
-                assert!(said, "the file {inode}: no entry says {done:?}");
+                assert!(said, "file {inode}: no log entry contains {done:?}");
             }
         }
         for &inode in &shelf.all().removed {
-            assert!(log.chunks(PAGE).any(|line| leaves(line, inode)), "the file {inode} is removed");
+            assert!(
+                log.chunks(PAGE).any(|line| leaves(line, inode)),
+                "the replay removed file {inode}, but no line of the log says so"
+            );
         }
         for (inode, path) in &shelf.all().renamed {
             let beside = path.to_string_lossy().contains(".before-replay-");
             let given = log.chunks(PAGE).any(|line| gives(line, *inode, path));
-            assert!(beside || given, "the file {inode} is renamed to {}", path.display());
+            assert!(
+                beside || given,
+                "the replay renamed file {inode} to {}, which no line of the log says",
+                path.display()
+            );
         }
         before = Some(shelf.done());
     }
@@ -420,7 +431,7 @@ fn serve(medium: SimMedium) {
     });
     let bytes = shelf.done().remove(&2).unwrap_or_default();
     let there = bytes.iter().any(|done| matches!(done, Done::Write(5, bytes) if bytes.first() == Some(&9)));
-    assert!(written.is_err() || there, "a write was taken and is not in its file");
+    assert!(written.is_err() || there, "a write succeeded but is not in its file");
 }
 
 #[cfg(test)]

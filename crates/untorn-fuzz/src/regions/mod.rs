@@ -54,7 +54,7 @@ struct Honest {
 static HONEST: LazyLock<Vec<Honest>> = LazyLock::new(|| {
     let both = [MediumClass::PersistentMemory, MediumClass::Block];
     let all = both.into_iter().flat_map(|class| [false, true].map(|clean| build(class, clean)));
-    all.map(|honest| honest.expect("an honest store can be made")).collect()
+    all.map(|honest| honest.expect("creating an unforged store succeeds")).collect()
 });
 
 fn options() -> StoreOptions {
@@ -184,8 +184,8 @@ pub(crate) fn run(input: &[u8]) {
         false
     });
     let medium = boot(&honest.state);
-    replace(&medium, Path::new(STORE), &honest.bytes, &forged).expect("a simulated machine takes any bytes");
-    let now = || bytes(&medium, Path::new(STORE)).expect("the file is there");
+    replace(&medium, Path::new(STORE), &honest.bytes, &forged).expect("the simulated medium accepts any bytes");
+    let now = || bytes(&medium, Path::new(STORE)).expect("the store exists");
 
     let looked = options().read_only(true).open_on(medium.clone(), STORE);
     let seen = looked.as_ref().ok().map(model::contents);
@@ -193,14 +193,14 @@ pub(crate) fn run(input: &[u8]) {
         drop((store.audit(), store.info(), store.scan()));
     }
     drop(looked);
-    assert!(now() == forged, "who only looked has changed it");
+    assert!(now() == forged, "a read-only open changed the store");
 
     let Ok(store) = options().open_on(medium.clone(), STORE) else {
-        assert!(now() == forged, "it was refused, and changed");
+        assert!(now() == forged, "a refused open changed the store");
         return;
     };
     let contents = model::contents(&store);
-    assert!(seen.is_none_or(|seen| seen == contents), "who only looks sees something else");
+    assert!(seen.is_none_or(|seen| seen == contents), "a read-only open shows different contents");
     if !is_sound(&store) || tree::is_far(&forged) {
         model::exercise(store, contents, &mut input);
         return;

@@ -61,7 +61,7 @@ fn step(store: &RegionStore, working: &mut Contents, committed: &mut Contents, i
                 for page in first..first + count {
                     assert!(
                         pages.insert(page, seen(&[0; PAGE])).is_none(),
-                        "page {page} of {name:?} was given out twice"
+                        "page {page} of {name:?} was allocated twice"
                     );
                 }
                 if region.write_page(first, &[fill; PAGE]).is_ok() {
@@ -100,7 +100,7 @@ pub(super) fn hold(medium: &SimMedium, store: RegionStore, mut committed: Conten
     if input.byte().is_multiple_of(4) && store.create_region("new").is_ok() {
         committed.insert("new".to_owned(), Pages::new());
     }
-    check(&store, &committed, "after it was changed");
+    check(&store, &committed, "after a change");
     let mut rng = Rng::new(u64::from(input.byte()));
     let medium = match input.byte() % 4 {
         0 => {
@@ -117,19 +117,21 @@ pub(super) fn hold(medium: &SimMedium, store: RegionStore, mut committed: Conten
             medium.clone()
         }
     };
-    let store = options().open_on(medium.clone(), STORE).unwrap_or_else(|error| panic!("it was opened once: {error}"));
-    check(&store, &committed, "after it was opened again");
+    let store = options()
+        .open_on(medium.clone(), STORE)
+        .unwrap_or_else(|error| panic!("the store was opened once, but the next open failed: {error}"));
+    check(&store, &committed, "after reopening");
     drop(store.close());
-    let bytes = bytes(&medium, Path::new(STORE)).expect("the file is there");
-    assert!(bytes.len() as u64 <= MAX_LEN, "it has {} bytes and may have {MAX_LEN}", bytes.len());
+    let bytes = bytes(&medium, Path::new(STORE)).expect("the store exists");
+    assert!(bytes.len() as u64 <= MAX_LEN, "the store has {} bytes, more than the maximum of {MAX_LEN}", bytes.len());
     tree::owned(&bytes, &committed.into_keys().collect()).unwrap_or_else(|what| panic!("{what}"));
 }
 
 fn check(store: &RegionStore, expected: &Contents, when: &str) {
     for (name, expected) in expected {
         let found = store.open_region(name).and_then(|region| pages(&region));
-        let found = found.unwrap_or_else(|error| panic!("{when} the region {name:?} cannot be read: {error}"));
+        let found = found.unwrap_or_else(|error| panic!("{when}, region {name:?} cannot be read: {error}"));
         let differs = found.iter().find(|(page, seen)| expected.get(page) != Some(seen));
-        assert!(found == *expected, "{when} the region {name:?} is another, first at page {differs:?}");
+        assert!(found == *expected, "{when}, region {name:?} has other contents, first at page {differs:?}");
     }
 }

@@ -129,10 +129,10 @@ pub(super) fn owned(bytes: &[u8], names: &BTreeSet<String>) -> Result<usize, Str
         let pages = entries.iter().map(|&(_, at)| word(bytes, at)).filter(|&page| page != 1);
         for page in tree.pages.iter().copied().chain(pages) {
             if page < FIRST as u64 || page >= (bytes.len() / PAGE) as u64 {
-                return Err(format!("page {page} is none that a region can have"));
+                return Err(format!("page {page} is outside the range of region pages"));
             }
             if !owned.insert(page) {
-                return Err(format!("page {page} is owned twice"));
+                return Err(format!("page {page} has two owners"));
             }
         }
     }

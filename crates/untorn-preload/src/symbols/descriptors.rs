@@ -215,7 +215,7 @@ calls! {
         libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW
             if managed(fd) => locked_from_end(fd, command, argument),
         raw::SETSIG if argument as c_int == MARK && settings().is_some() => {
-            Some(fail(refuse(c"fcntl", c"the signal is the mark of managed files", fd)) as c_int)
+            Some(fail(refuse(c"fcntl", c"untorn marks managed descriptors with this signal", fd)) as c_int)
         }
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if managed(fd) => {
             let result = real!(fcntl(fd: c_int, command: c_int, argument: usize) -> c_int);

@@ -156,8 +156,8 @@ calls! {
     [madvise](place: *mut c_void, len: size_t, advice: c_int) -> c_int =
         {
             let why = match advice {
-                libc::MADV_REMOVE => Some(c"takes bytes out of a file past the epoch"),
-                MADV_GUARD_INSTALL => Some(c"would take the marks away by which stores are heard of"),
+                libc::MADV_REMOVE => Some(c"would remove bytes of the file outside the epoch"),
+                MADV_GUARD_INSTALL => Some(c"would disable the write protection that detects stores"),
                 _ => None,
             };
             why.filter(|_| mapped::may_be_in(place as usize, len))
@@ -166,7 +166,7 @@ calls! {
         };
     [remap_file_pages](place: *mut c_void, len: size_t, protection: c_int, offset: size_t, flags: c_int) -> c_int =
         if mapped::may_be_in(place as usize, len) {
-            mapped::refused(c"remap_file_pages", c"moves pages of a mapping", place as usize, len)
+            mapped::refused(c"remap_file_pages", c"would rearrange the pages of a mapping", place as usize, len)
                 .map(|errno| fail(errno) as c_int)
         } else {
             None

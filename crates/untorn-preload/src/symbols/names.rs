@@ -46,7 +46,7 @@ unsafe fn elsewhere(from: (c_int, *const c_char), to: (c_int, *const c_char), fo
     if before.is_some() && before == after {
         return None;
     }
-    let why = c"the file has changes of an open epoch, and may not get a name in another directory";
+    let why = c"the file has uncommitted changes, so it cannot get a name in another directory";
     Some(fail(refuse_at(c"rename or link", why, -1, old)) as c_int)
 }
 
@@ -179,7 +179,7 @@ unsafe fn with_all_below(directory: (c_int, *const c_char)) -> Option<c_int> {
     let fd = raw::open_directory(directory.0, path).ok()?;
     let moved = about_to_move_directory(fd);
     let _ = raw::close(fd);
-    let why = c"a file below has changes of an open epoch, or is mapped";
+    let why = c"a file in the directory has uncommitted changes or is mapped";
     match moved {
         Ok(()) => None,
         Err(libc::EOPNOTSUPP) => Some(fail(refuse_at(c"rename", why, -1, path)) as c_int),
@@ -236,7 +236,7 @@ unsafe fn removed(directory: c_int, path: *const c_char) -> Result<Option<libc::
     if !parent.is_some_and(|parent| has_last_name_in(&file, &parent)) {
         return Ok(None);
     }
-    let why = c"the file has changes of an open epoch, and may not lose its last name beside its sidecar";
+    let why = c"the file has uncommitted changes, so its last name beside its sidecar cannot be removed";
     Err(fail(refuse_at(c"unlink", why, -1, path)) as c_int)
 }
 

@@ -268,7 +268,7 @@ unsafe fn openat2(directory: c_int, path: *const c_char, how: *const OpenHow, le
         return None;
     }
     if asked.resolve != 0 || len > size_of::<OpenHow>() {
-        let _ = refuse(c"openat2", c"says how to resolve a path, which openat cannot", -1);
+        let _ = refuse(c"openat2", c"resolve flags, which openat does not support", -1);
         return Some(fail(libc::ENOSYS));
     }
     // SAFETY: the caller's.

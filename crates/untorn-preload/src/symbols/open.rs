@@ -125,7 +125,7 @@ fn opened_again(directory: c_int, path: *const c_char, flags: c_int) -> Option<c
 fn temporary_file(fd: c_int, atomic: bool, flags: c_int) -> Result<bool, c_int> {
     let chosen = atomic || is_chosen(fd);
     if chosen && flags & libc::O_EXCL == 0 {
-        return Err(refuse(c"open", c"O_TMPFILE without O_EXCL: a file that may get a name later", fd));
+        return Err(refuse(c"open", c"O_TMPFILE without O_EXCL: the file may get a name later", fd));
     }
     Ok(true)
 }

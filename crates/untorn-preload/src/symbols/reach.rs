@@ -138,7 +138,7 @@ fn out_of_reach(call: &CStr, fd: c_int, program: Option<&Program>) -> Result<(),
     if !program.is_some_and(Program::is_static) {
         return Ok(());
     }
-    Err(refuse(call, c"a program without a dynamic linker would get a managed descriptor", fd))
+    Err(refuse(call, c"a statically linked program would inherit a managed descriptor", fd))
 }
 
 /// Where files are boosted: makes those plain that another program is about to get, which may not have the layer. All of this process

@@ -27,9 +27,9 @@ fn number(result: Option<i64>) -> Option<c_int> {
     result.map(|result| result as c_int)
 }
 
-const PAST: &CStr = c"the kernel would move bytes past the epoch";
-const BLOCKS: &CStr = c"tells where bytes are, or moves them: the kernel has old ones";
-const LATER: &CStr = c"asynchronous: the kernel, or a thread of the C library, would do it past the epoch";
+const PAST: &CStr = c"the kernel would move bytes outside the epoch";
+const BLOCKS: &CStr = c"reports or moves the file's blocks, but the kernel has only old data";
+const LATER: &CStr = c"asynchronous: the kernel or a C library thread would do the I/O outside the epoch";
 
 /// The descriptor of an asynchronous operation.
 ///

@@ -142,7 +142,7 @@ unsafe fn make(fd: c_int, mode: *const c_char) -> *mut FILE {
         }
         return file;
     }
-    fail(refuse(c"fdopen", c"too many streams of managed files", fd));
+    fail(refuse(c"fdopen", c"too many open streams of managed files", fd));
     null_mut()
 }
 
@@ -237,7 +237,7 @@ unsafe fn reopened(path: *const c_char, mode: *const c_char, file: *mut FILE) ->
     let fd = number_of(ours)?;
     let place = IN_PLACE.iter().position(|in_place| in_place.load(Ordering::Relaxed) == ours);
     let (Some(place), false) = (place, path.is_null()) else {
-        fail(refuse(c"freopen", c"a stream of a managed file cannot become another", fd));
+        fail(refuse(c"freopen", c"reopening a stream of a managed file", fd));
         return Some(null_mut());
     };
     real!(fflush(ours: *mut FILE) -> c_int);
@@ -271,7 +271,7 @@ unsafe fn reopened_managed(path: *const c_char, mode: *const c_char, file: *mut 
         if let Some(place) = standard {
             return Some(stand_for(place, file, fd, flags));
         }
-        fail(refuse(c"freopen", c"a stream that is open cannot become one of a managed file", fd));
+        fail(refuse(c"freopen", c"reopening an open stream on a managed file", fd));
     }
     let refused = managed(fd).then_some(null_mut());
     // SAFETY: opened above.

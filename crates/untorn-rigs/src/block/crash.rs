@@ -208,16 +208,16 @@ fn runs(count: u64, kept: &mut impl FnMut(u64) -> bool, mut each: impl FnMut(u64
 impl fmt::Display for Fate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fate::Lost => write!(f, "lost every write that no flush had covered"),
+            Fate::Lost => write!(f, "lost every unflushed write"),
             Fate::Kept => write!(f, "kept every write"),
             Fate::Prefix { requests, sectors } => {
                 write!(f, "kept the first {requests} unflushed writes and {sectors} sectors of the next")
             }
-            Fate::Requests { percent } => write!(f, "kept each unflushed write with {percent} %"),
-            Fate::Sectors { percent } => write!(f, "kept each unflushed sector with {percent} %"),
+            Fate::Requests { percent } => write!(f, "kept each unflushed write with a probability of {percent} %"),
+            Fate::Sectors { percent } => write!(f, "kept each unflushed sector with a probability of {percent} %"),
             Fate::Torn { request, page, sector, head } => {
                 let side = if *head { "before" } else { "from" };
-                write!(f, "kept of page {page} of unflushed write {request} only the sectors {side} sector {sector}")
+                write!(f, "kept only the sectors {side} sector {sector} of page {page} of unflushed write {request}")
             }
         }
     }

@@ -88,7 +88,7 @@ impl Exposed {
         config.mount_options = vec![MountOption::FSName(format!("untorn-{name}"))];
         config.n_threads = Some(THREADS);
         let session = fuser::spawn_mount(Disk(serve), &fuse, &config);
-        let session = session.map_err(|error| Error::io("mount a disk of our own at", &fuse, error))?;
+        let session = session.map_err(|error| Error::io("mount the rig's disk at", &fuse, error))?;
         let mut exposed = Exposed { mounted: None, session: Some(session), fuse };
         // On an error the half that is there is taken down by Drop.
         let disk = exposed.fuse.join(DISK);

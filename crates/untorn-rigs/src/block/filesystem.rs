@@ -82,14 +82,14 @@ impl FileSystem {
     /// Says what this machine lacks for the rig on this file system, the first thing it finds.
     pub fn require(self) -> Result<()> {
         if !rustix::process::geteuid().is_root() {
-            return Err(Error::missing("root", "loop devices and mounts are not for others; run it with sudo"));
+            return Err(Error::missing("root", "only root may use loop devices and mounts; run it with sudo"));
         }
         let device = |path: &str, remedy: &str| match File::options().read(true).write(true).open(path) {
             Ok(_) => Ok(()),
             Err(error) => Err(Error::missing(path, format!("{error}; {remedy}"))),
         };
-        device("/dev/fuse", "load the kernel's module `fuse`, or pass the device into the container")?;
-        device("/dev/loop-control", "load the kernel's module `loop`, or pass the devices into the container")?;
+        device("/dev/fuse", "load the kernel module `fuse`, or pass the device into the container")?;
+        device("/dev/loop-control", "load the kernel module `loop`, or pass the devices into the container")?;
         for name in ["losetup", "mount", "umount", "cat"] {
             program(name).map(drop)?;
         }
@@ -101,7 +101,10 @@ impl FileSystem {
         if self.is_known_to_kernel() {
             return Ok(());
         }
-        Err(Error::missing(format!("a kernel with {self}"), "it is not in /proc/filesystems, and modprobe gives none"))
+        Err(Error::missing(
+            format!("a kernel with {self}"),
+            "it is not in /proc/filesystems, and modprobe finds no module",
+        ))
     }
 
     fn is_known_to_kernel(self) -> bool {
@@ -121,7 +124,7 @@ impl FromStr for FileSystem {
 
     fn from_str(word: &str) -> std::result::Result<Self, String> {
         let found = FileSystem::ALL.into_iter().find(|kind| kind.as_str() == word);
-        found.ok_or_else(|| format!("{word} is no file system known here; use ext4, xfs or btrfs"))
+        found.ok_or_else(|| format!("unknown file system {word:?}; use ext4, xfs or btrfs"))
     }
 }
 

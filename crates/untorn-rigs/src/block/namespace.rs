@@ -55,13 +55,13 @@ fn enter() -> Result<()> {
         Ok(()) => {}
         Err(nix::Error::EPERM) => {
             return Err(Error::missing(
-                "the right to mount (CAP_SYS_ADMIN)",
-                "run it as root, outside a confined container",
+                "permission to mount (CAP_SYS_ADMIN)",
+                "run it as root, outside a restricted container",
             ));
         }
-        Err(error) => return Err(Error::io("make a mount namespace for", Path::new("/"), io::Error::from(error))),
+        Err(error) => return Err(Error::io("create a mount namespace for", Path::new("/"), io::Error::from(error))),
     }
     let nothing = None::<&str>;
     mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)
-        .map_err(|error| Error::io("keep mounts private below", Path::new("/"), io::Error::from(error)))
+        .map_err(|error| Error::io("make mounts private below", Path::new("/"), io::Error::from(error)))
 }

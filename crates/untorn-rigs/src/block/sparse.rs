@@ -53,7 +53,7 @@ fn copy(from: &Path, to: &Path) -> Result<File> {
         _ => {}
     }
     let target = File::create_new(to).map_err(|error| Error::io("create", to, error))?;
-    copy_data(&source, &target).map_err(|error| Error::io("make a copy in", to, error))?;
+    copy_data(&source, &target).map_err(|error| Error::io("copy an image to", to, error))?;
     Ok(target)
 }
 

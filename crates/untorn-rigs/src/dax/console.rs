@@ -36,14 +36,16 @@ impl Console {
     pub(super) fn wait_ready(&mut self) -> Result<()> {
         match self.until_mark()? {
             (_, mark) if mark == "ready" => Ok(()),
-            (text, mark) => Err(Error::failed("boot the guest", format!("it says {text:?} and {mark:?}"))),
+            (text, mark) => {
+                Err(Error::failed("boot the guest", format!("expected its ready mark, got {text:?} and {mark:?}")))
+            }
         }
     }
 
     /// Runs a command, whatever becomes of it.
     pub(super) fn ask(&mut self, command: &str) -> Result<Answer> {
         let line = format!("{command}\n");
-        self.reader.get_mut().write_all(line.as_bytes()).map_err(Error::system("talk to the guest"))?;
+        self.reader.get_mut().write_all(line.as_bytes()).map_err(Error::system("send a command to the guest"))?;
         let (text, mark) = self.until_mark()?;
         let code = mark.parse().map_err(|_| Error::failed(format!("run `{command}` in the guest"), mark))?;
         Ok(Answer { code, text })
@@ -61,11 +63,11 @@ impl Console {
 
     fn until_mark(&mut self) -> Result<(String, String)> {
         let (mut text, mut mark) = (Vec::new(), Vec::new());
-        let listening = "listen to the guest";
+        let listening = "read the guest's output";
         self.reader.read_until(MARK, &mut text).map_err(Error::system(listening))?;
         self.reader.read_until(b'\n', &mut mark).map_err(Error::system(listening))?;
         if text.pop() != Some(MARK) || mark.pop() != Some(b'\n') {
-            return Err(Error::failed(listening, "it is gone"));
+            return Err(Error::failed(listening, "the guest closed its console"));
         }
         let words = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok((words(&text), words(&mark)))

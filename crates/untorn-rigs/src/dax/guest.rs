@@ -103,7 +103,10 @@ pub(super) fn doctor() -> &'static str {
 /// The medium in the answer to [`doctor`].
 pub(super) fn medium(answer: &str) -> Result<String> {
     let object = object(answer)?;
-    object["medium"].as_str().map(str::to_owned).ok_or_else(|| Error::failed("understand the doctor", answer))
+    object["medium"]
+        .as_str()
+        .map(str::to_owned)
+        .ok_or_else(|| Error::failed("find the medium in the output of `untorn doctor`", answer))
 }
 
 impl Life<'_> {
@@ -198,7 +201,7 @@ impl Verdict {
             (Some(operations), Some(acknowledged), Some(violations)) => {
                 Ok(Verdict { operations, acknowledged, violations })
             }
-            _ => Err(Error::failed("verify in the guest", answer)),
+            _ => Err(Error::failed("run `untorn torture-verify` in the guest", answer)),
         }
     }
 }
@@ -207,7 +210,7 @@ impl Verdict {
 fn object(answer: &str) -> Result<Value> {
     let line = answer.lines().find(|line| line.starts_with('{'));
     let object = line.and_then(|line| serde_json::from_str(line).ok());
-    object.ok_or_else(|| Error::failed("understand the guest", format!("it says {answer:?}")))
+    object.ok_or_else(|| Error::failed("parse the guest's answer", format!("no JSON object in {answer:?}")))
 }
 
 #[cfg(test)]

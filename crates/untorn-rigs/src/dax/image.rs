@@ -96,7 +96,10 @@ fn copy_data(from: &File, to: &File, shift: u64) -> std::io::Result<()> {
 /// Puts bytes into the mailbox of an image whose device starts at `head`, and gives the guest's command that prints them.
 pub(super) fn post(image: &Path, head: u64, bytes: &[u8]) -> Result<String> {
     if bytes.len() as u64 > MAILBOX {
-        return Err(Error::failed("hand over the reports", format!("{} bytes are too many", bytes.len())));
+        return Err(Error::failed(
+            "pass the reports to the guest",
+            format!("{} bytes exceed the maximum of {MAILBOX}", bytes.len()),
+        ));
     }
     let file = fs::OpenOptions::new().write(true).open(image).map_err(Error::io_at("open", image))?;
     file.write_all_at(bytes, head + FILE_SYSTEM).map_err(Error::io_at("write", image))?;

@@ -37,7 +37,8 @@ impl Kernel {
         tools::run("apt-get", &["-q", "-o", "Acquire::Retries=5", "download", &package], cache)?;
         let prefix = format!("{package}_");
         let file = entries(cache)?.into_iter().find(|path| is_package(path) && name(path).starts_with(&prefix));
-        let file = file.ok_or_else(|| Error::failed(format!("fetch {package}"), "apt-get left no package"))?;
+        let file =
+            file.ok_or_else(|| Error::failed(format!("fetch {package}"), "apt-get download left no package file"))?;
         let kernel = Self::unpack(&file, cache)?;
         fs::remove_file(&file).map_err(Error::io_at("remove", &file))?;
         Ok(kernel)
@@ -60,7 +61,7 @@ impl Kernel {
         let to = cache.join(&package);
         if !to.is_dir() {
             // Under another name until it is whole, or an interrupted run would leave half a kernel for the next.
-            let fresh = tempfile::tempdir_in(cache).map_err(Error::io_at("make a directory in", cache))?;
+            let fresh = tempfile::tempdir_in(cache).map_err(Error::io_at("create a directory in", cache))?;
             let file = file.canonicalize().map_err(Error::io_at("find", file))?;
             let words = ["-x", &file.to_string_lossy(), &fresh.path().to_string_lossy()];
             tools::run("dpkg-deb", &words, cache)?;
@@ -70,7 +71,7 @@ impl Kernel {
     }
 }
 
-const HOW: &str = "give a kernel package, or the directory it was unpacked into with `dpkg-deb -x`, as --kernel";
+const HOW: &str = "give --kernel a kernel package, or a directory with one unpacked by `dpkg-deb -x`";
 
 /// The name of the package to fetch.
 fn package(wanted: Option<&str>, cache: &Path) -> Result<String> {
@@ -87,7 +88,7 @@ fn package(wanted: Option<&str>, cache: &Path) -> Result<String> {
     };
     found.ok_or_else(|| {
         let what = format!("a package linux-image-{}-cloud-amd64", wanted.unwrap_or("*"));
-        Error::missing(what, format!("run `apt-get update`, or add a release of Debian that has it; or {HOW}"))
+        Error::missing(what, format!("run `apt-get update`, or add a Debian release that has it; or {HOW}"))
     })
 }
 

@@ -25,7 +25,7 @@ impl Lab {
     /// Boots a machine once, saves it before it has looked at its NVDIMM, and lets it prepare that for DAX.
     pub(super) fn prepare(kernel: &Kernel, program: &Path, file_systems: &[FileSystem]) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("untorn-dax-").tempdir();
-        let directory = directory.map_err(Error::system("make a directory for temporary files"))?;
+        let directory = directory.map_err(Error::system("create a temporary directory"))?;
         let initramfs = directory.path().join("initramfs");
         fs::write(&initramfs, initramfs::build(kernel, program)?).map_err(Error::io_at("write", &initramfs))?;
         let path = kernel.image.canonicalize().map_err(Error::io_at("find", &kernel.image))?;

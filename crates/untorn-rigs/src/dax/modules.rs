@@ -60,9 +60,10 @@ impl Modules {
         if found.iter().any(|module| module.name == name) || self.is_builtin(name) {
             return Ok(());
         }
-        let path = self.files.get(name).ok_or_else(|| {
-            Error::missing(format!("the kernel module {name}"), "give a kernel that has it as --kernel")
-        })?;
+        let path = self
+            .files
+            .get(name)
+            .ok_or_else(|| Error::missing(format!("the kernel module {name}"), "give --kernel a kernel that has it"))?;
         let content = read(path)?;
         for needed in depends(&content) {
             self.add(&needed, found)?;

@@ -90,7 +90,7 @@ impl fmt::Display for Outcome {
         let verdict = |conviction: &Option<String>| if conviction.is_some() { "convicted" } else { "NOT CONVICTED" };
         write!(
             f,
-            "kernel {}: {} of {} power cuts verified, each over MAP_SYNC mappings; {} operations, {} acknowledged; {} \
+            "kernel {}: {} of {} power cuts verified, each with MAP_SYNC mappings; {} operations, {} acknowledged; {} \
              recoveries cut; no recovery {}; canary {}; virtio-pmem {}",
             self.kernel,
             self.verified(),

@@ -26,7 +26,7 @@ impl Qmp {
         let mut qmp = Qmp { reader: BufReader::new(stream) };
         let greeting = qmp.message()?;
         if greeting.get("QMP").is_none() {
-            return Err(Error::failed("talk to QEMU", format!("it greets with {greeting}")));
+            return Err(Error::failed("connect to QEMU's monitor", format!("unexpected greeting {greeting}")));
         }
         qmp.execute("qmp_capabilities", json!({}))?;
         Ok(qmp)
@@ -36,14 +36,14 @@ impl Qmp {
     pub(super) fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
         line.push('\n');
-        self.reader.get_mut().write_all(line.as_bytes()).map_err(Error::system("talk to QEMU"))?;
+        self.reader.get_mut().write_all(line.as_bytes()).map_err(Error::system("send a command to QEMU"))?;
         loop {
             let mut message = self.message()?;
             if let Some(value) = message.get_mut("return") {
                 return Ok(value.take());
             }
             if let Some(error) = message.get("error") {
-                return Err(Error::failed(format!("have QEMU {command}"), error["desc"].to_string()));
+                return Err(Error::failed(format!("run {command} in QEMU's monitor"), error["desc"].to_string()));
             }
             // Anything else is an event; states are asked for, not awaited, so none matters.
         }
@@ -59,7 +59,7 @@ impl Qmp {
                 return Ok(());
             }
             if status == "failed" || start.elapsed() > PATIENCE {
-                return Err(Error::failed(format!("wait for {query} to say {wanted}"), answer.to_string()));
+                return Err(Error::failed(format!("wait until QEMU's {query} reports {wanted}"), answer.to_string()));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -67,10 +67,11 @@ impl Qmp {
 
     fn message(&mut self) -> Result<Value> {
         let mut line = String::new();
-        if self.reader.read_line(&mut line).map_err(Error::system("listen to QEMU"))? == 0 {
-            return Err(Error::failed("listen to QEMU", "it hung up"));
+        if self.reader.read_line(&mut line).map_err(Error::system("read from QEMU's monitor"))? == 0 {
+            return Err(Error::failed("read from QEMU's monitor", "QEMU closed the connection"));
         }
-        serde_json::from_str(&line).map_err(|error| Error::failed("understand QEMU", format!("{error}: {line}")))
+        serde_json::from_str(&line)
+            .map_err(|error| Error::failed("parse an answer of QEMU's monitor", format!("{error}: {line}")))
     }
 }
 

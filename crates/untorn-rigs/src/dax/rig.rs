@@ -73,9 +73,9 @@ pub fn run(settings: &Settings, progress: &dyn Fn(&str)) -> Result<Outcome> {
         return Err(error);
     }
     if settings.file_systems.is_empty() {
-        return Err(Error::failed("run the rig", "no file system was asked for"));
+        return Err(Error::failed("run the rig", "no file system is given; use --fs ext4, xfs or both"));
     }
-    progress("booting a machine to be saved");
+    progress("booting a machine and saving its state");
     let lab = Lab::prepare(&settings.kernel, &settings.program, &settings.file_systems)?;
     let rig = Rig { lab, settings };
     let mut outcome =
@@ -103,7 +103,7 @@ pub fn run(settings: &Settings, progress: &dyn Fn(&str)) -> Result<Outcome> {
             break;
         }
     }
-    progress("virtio-pmem, which has DAX and no MAP_SYNC");
+    progress("virtio-pmem, which has DAX but no MAP_SYNC");
     outcome.virtio_pmem = Some(rig.virtio_pmem()?);
     Ok(outcome)
 }
@@ -115,7 +115,7 @@ fn words(cycle: &Cycle, time: Duration) -> String {
         cycle.file_system.as_str(),
         cycle.durability,
         cycle.life.as_millis(),
-        if cycle.recovery_cut { ", and before recovery was done" } else { "" },
+        if cycle.recovery_cut { ", again during recovery" } else { "" },
         cycle.operations,
         cycle.acknowledged,
         cycle.violations.len(),
@@ -152,8 +152,8 @@ impl Rig<'_> {
         let medium = guest::medium(&vm.console.run(guest::doctor())?)?;
         if medium != "pmem" {
             return Err(Error::failed(
-                "choose persistent memory",
-                format!("untorn takes DAX with MAP_SYNC for {medium}"),
+                "test persistent memory",
+                format!("untorn detects DAX with MAP_SYNC as {medium}"),
             ));
         }
         self.write(&mut vm, &life, time)?;
@@ -245,18 +245,18 @@ impl Rig<'_> {
         let start = Instant::now();
         let reports = self.lab.file(REPORTS);
         let mut asked = start;
-        while fs::metadata(&reports).map_err(Error::io_at("look at", &reports))?.len() < FEWEST_REPORTS * 8 {
+        while fs::metadata(&reports).map_err(Error::io_at("read the length of", &reports))?.len() < FEWEST_REPORTS * 8 {
             if asked.elapsed() > Duration::from_millis(500) {
                 asked = Instant::now();
                 let complaint = vm.console.run(&guest::complaint())?;
                 if !complaint.is_empty() {
-                    return Err(Error::failed("write in the guest", complaint));
+                    return Err(Error::failed("run the writer in the guest", complaint));
                 }
                 if start.elapsed() > PATIENCE {
-                    let bytes = fs::metadata(&reports).map_err(Error::io_at("look at", &reports))?.len();
+                    let bytes = fs::metadata(&reports).map_err(Error::io_at("read the length of", &reports))?.len();
                     let waits = vm.console.ask(guest::waits())?.text;
-                    let why = format!("{bytes} bytes of reports came in {} s\n{waits}", PATIENCE.as_secs());
-                    return Err(vm::explain(Error::failed("write in the guest", why), self.lab.directory()));
+                    let why = format!("only {bytes} bytes of reports arrived within {} s\n{waits}", PATIENCE.as_secs());
+                    return Err(vm::explain(Error::failed("run the writer in the guest", why), self.lab.directory()));
                 }
             }
             std::thread::sleep(Duration::from_millis(1));

@@ -30,8 +30,8 @@ pub(super) fn find(name: &str) -> Result<std::path::PathBuf> {
     places.extend(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(Into::into));
     let found = places.iter().map(|place| place.join(name)).find(|path| path.is_file());
     found.ok_or_else(|| match TOOLS.iter().find(|(tool, _)| *tool == name) {
-        Some((_, package)) => Error::missing(name, format!("get it with `apt-get install {package}`")),
-        None => Error::missing(name, "it is part of Debian and its kin; give an unpacked kernel with --kernel DIR"),
+        Some((_, package)) => Error::missing(name, format!("install it with `apt-get install {package}`")),
+        None => Error::missing(name, "only Debian-based systems have it; give an unpacked kernel with --kernel DIR"),
     })
 }
 

@@ -185,8 +185,8 @@ fn dial(child: &mut Child, path: &Path) -> Result<UnixStream> {
             Err(error) if start.elapsed() > PATIENCE => return Err(Error::io_at("connect to", path)(error)),
             Err(_) => {}
         }
-        if let Some(status) = child.try_wait().map_err(Error::system("look after QEMU"))? {
-            return Err(Error::failed("start QEMU", status.to_string()));
+        if let Some(status) = child.try_wait().map_err(Error::system("check whether QEMU still runs"))? {
+            return Err(Error::failed("start QEMU", format!("it exited: {status}")));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -200,6 +200,6 @@ pub(super) fn explain(error: Error, directory: &Path) -> Error {
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
     };
-    let why = format!("{error}\nQEMU: {}\nthe guest's kernel: {}", tail(QEMU_LOG), tail(KERNEL_LOG));
-    Error::failed("run a machine", why)
+    let why = format!("{error}\nQEMU's log: {}\nthe guest kernel's log: {}", tail(QEMU_LOG), tail(KERNEL_LOG));
+    Error::failed("run the emulated machine", why)
 }

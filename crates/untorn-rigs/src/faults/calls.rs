@@ -69,7 +69,7 @@ impl FromStr for How {
             (_, Some(name)) => errno(name).map(How::Torn),
             (name, None) => errno(name).map(How::Errno),
         }
-        .ok_or_else(|| format!("{word:?} is no way to fail that is tried"))
+        .ok_or_else(|| format!("{word:?} is not a failure that this rig injects"))
     }
 }
 

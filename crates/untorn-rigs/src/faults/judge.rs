@@ -1,4 +1,4 @@
-//! Whether what a process reported, and what it left on the disk, is what the documentation promises.
+//! Judges whether a process's reports, and the state it left on the disk, match the documented promises.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::calls::{Duty, How};
 use super::report::{Handle, Report};
 use super::script::{Bytes, Model, Op, SCRIPT, Setup, digest};
 
-/// What a judge finds, or the violation in a sentence.
+/// A result of the judge, or a description of the violation.
 pub(super) type Check<T> = std::result::Result<T, String>;
 
 /// The call that failed.
@@ -14,7 +14,7 @@ pub(super) type Check<T> = std::result::Result<T, String>;
 pub(super) struct Failure {
     pub(super) how: How,
     pub(super) duty: Duty,
-    /// How many reports had come when it was made.
+    /// The number of reports received before the call.
     pub(super) at: usize,
 }
 
@@ -24,11 +24,11 @@ impl Failure {
     }
 }
 
-/// What the disk may hold.
+/// The states that the disk may hold.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Allowed {
     states: Vec<Bytes>,
-    /// There may be no file.
+    /// The file may also be missing.
     missing: bool,
 }
 
@@ -41,19 +41,19 @@ impl Allowed {
         let found = self.states.iter().find(|bytes| digest(bytes) == shows);
         found.cloned().ok_or_else(|| {
             let lengths: Vec<_> = self.states.iter().map(|bytes| bytes.len()).collect();
-            format!("{what} something else than the {} allowed states of {lengths:?} bytes", self.states.len())
+            format!("{what} bytes that match none of the {} allowed states (of {lengths:?} bytes)", self.states.len())
         })
     }
 
-    /// Judges what an examiner says.
+    /// Judges an examiner's reports.
     pub(super) fn examine(&self, reports: &[Report]) -> Check<()> {
         match reports {
             [Report::Absent] if self.missing => Ok(()),
             [Report::Inspected(_), Report::Reopened(shows), Report::Settled(plain)] => {
-                self.find("opened again in the end, the file holds", *shows)?;
-                if plain == shows { Ok(()) } else { Err("settled, the file is another".to_owned()) }
+                self.find("when reopened at the end, the file holds", *shows)?;
+                if plain == shows { Ok(()) } else { Err("settling changed the file's bytes".to_owned()) }
             }
-            other => Err(format!("in the end is found: {}", listed(other))),
+            other => Err(format!("unexpected reports at the end: {}", listed(other))),
         }
     }
 }
@@ -62,17 +62,17 @@ fn listed(reports: &[Report]) -> String {
     reports.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// The reports of a process, judged one operation after the other.
+/// Judges a process's reports, one operation after the other.
 struct Judge<'a> {
     setup: Setup,
     failure: Option<Failure>,
     reports: std::iter::Enumerate<std::slice::Iter<'a, Report>>,
-    /// `None` as long as there is no file.
+    /// `None` until the file exists.
     model: Option<Model>,
 }
 
-/// Judges what a process said that played the script, and tells what the disk may hold then. With no failure every
-/// operation must succeed. `stops`: it is gone after its first failed operation.
+/// Judges the reports of a process that ran the script, and returns the states that the disk may hold afterwards.
+/// Without a failure every operation must succeed. With `stops`, the process exits after its first failed operation.
 pub(super) fn judge(setup: Setup, failure: Option<Failure>, reports: &[Report], stops: bool) -> Check<Allowed> {
     let mut judge = Judge { setup, failure, reports: reports.iter().enumerate(), model: None };
     for (number, op) in SCRIPT.iter().enumerate() {
@@ -86,18 +86,18 @@ pub(super) fn judge(setup: Setup, failure: Option<Failure>, reports: &[Report], 
     match judge.next() {
         Some((at, Report::Done)) => {
             if judge.fails(at).is_some_and(|failure| failure.must_tell()) {
-                return Err("the last close succeeds in silence".to_owned());
+                return Err("the last close returned success although its system call failed".to_owned());
             }
             let now = judge.model.take().map_or_else(Bytes::default, |model| model.now);
             judge.examined(Allowed::one(now))
         }
-        // It may have committed the epoch or not.
+        // The close may have committed the epoch or not.
         Some((at, Report::Failed { errno, message, .. })) => {
             judge.due(at, *errno, message)?;
             let states = judge.model.take().map(|model| vec![model.now, model.kept]).unwrap_or_default();
             judge.examined(Allowed { states, missing: false })
         }
-        last => Err(format!("the last close: {last:?}")),
+        last => Err(format!("unexpected report of the last close: {last:?}")),
     }
 }
 
@@ -106,44 +106,45 @@ impl<'a> Judge<'a> {
         self.reports.next()
     }
 
-    /// The process has said nothing more.
+    /// Checks that the process made no more reports.
     fn ends(&mut self, allowed: Allowed) -> Check<Allowed> {
         match self.reports.next() {
             None => Ok(allowed),
-            Some((_, report)) => Err(format!("after the end it says: {report}")),
+            Some((_, report)) => Err(format!("unexpected report after the last one: {report}")),
         }
     }
 
-    /// The process has examined what it left.
+    /// Judges the process's examination of the state it left.
     fn examined(&mut self, allowed: Allowed) -> Check<Allowed> {
         let rest: Vec<Report> = self.reports.by_ref().map(|(_, report)| report.clone()).collect();
         allowed.examine(&rest).map(|()| allowed)
     }
 
-    /// Whether the failed call was made between the report before this one and this one.
+    /// Whether the failed call happened between the previous report and this one.
     fn fails(&self, at: usize) -> Option<Failure> {
         self.failure.filter(|failure| failure.at == at)
     }
 
-    /// An error must come of the failed call, and speak of it.
+    /// Checks that an error follows from the failed call, and carries its errno.
     fn due(&self, at: usize, errno: i32, message: &str) -> Check<Failure> {
         let lasting = self.failure.filter(|failure| failure.duty == Duty::Later && failure.at < at);
-        let failure = self.fails(at).or(lasting).ok_or_else(|| format!("it fails although no call does: {message}"))?;
+        let failure =
+            self.fails(at).or(lasting).ok_or_else(|| format!("it failed although no system call failed: {message}"))?;
         match failure.duty {
             Duty::Tell | Duty::Poison if failure.how.errno() != Some(errno) => {
-                Err(format!("the error is errno {errno}, and not what the call said: {message}"))
+                Err(format!("the error has errno {errno}, not that of the failed system call: {message}"))
             }
             _ => Ok(failure),
         }
     }
 
-    /// One operation. If it failed, what the disk may hold after a kill.
+    /// Judges one operation. If it failed, returns the states that the disk may hold after a kill.
     fn operation(&mut self, op: Op, number: usize) -> Check<Option<Allowed>> {
         let setup = self.setup;
         let before = self.model.clone();
         let empty = Model::settled(Bytes::default());
         let after = before.as_ref().unwrap_or(&empty).after(op, number, setup);
-        let Some((at, report)) = self.next() else { return Err("it is not reported".to_owned()) };
+        let Some((at, report)) = self.next() else { return Err("the report is missing".to_owned()) };
         let report = report.clone();
         match report {
             Report::Done | Report::Saw(_) => {
@@ -151,11 +152,11 @@ impl<'a> Judge<'a> {
                     && failure.must_tell()
                     && op != Op::Drop
                 {
-                    // A handle that is dropped has nobody to tell.
-                    return Err("it succeeds in silence".to_owned());
+                    // Dropping a handle cannot report an error.
+                    return Err("it returned success although its system call failed".to_owned());
                 }
                 if let Report::Saw(shows) = report {
-                    Allowed::one(after.now.clone()).find("it reads", shows)?;
+                    Allowed::one(after.now.clone()).find("the read returned", shows)?;
                 }
                 self.model = Some(after);
                 Ok(None)
@@ -165,11 +166,11 @@ impl<'a> Judge<'a> {
                 let allowed = self.failed(failure, op, handle, before, after)?;
                 Ok(Some(allowed))
             }
-            other => Err(format!("it says: {other}")),
+            other => Err(format!("unexpected report: {other}")),
         }
     }
 
-    /// A failed operation: what it may leave, and how the process goes on.
+    /// Judges a failed operation: the states it may leave, and how the process continues.
     fn failed(
         &mut self,
         failure: Failure,
@@ -179,26 +180,26 @@ impl<'a> Judge<'a> {
         after: Model,
     ) -> Check<Allowed> {
         let mut allowed = Allowed { states: vec![after.kept.clone()], missing: before.is_none() };
-        // A file that is being created may be missing, or empty yet.
+        // A file under creation may be missing or still empty.
         allowed.states.push(before.as_ref().map_or_else(Bytes::default, |before| before.kept.clone()));
         let (shows, usable) = match handle {
             Handle::Gone => return self.opened_anew(allowed, after),
             Handle::Poisoned(shows) => (shows, false),
             Handle::Usable(shows) => (shows, true),
         };
-        let before = before.ok_or("there is a handle before there is a file")?;
-        let shows = shows.ok_or("the file cannot be read through the handle any more")?;
+        let before = before.ok_or("a failed create returned a handle")?;
+        let shows = shows.ok_or("the file can no longer be read through the handle")?;
         let either = Allowed { states: vec![before.now.clone(), after.now.clone()], missing: false };
         let seen = either.find("after the failure the handle shows", shows)?;
         if !usable {
             return self.opened_anew(allowed, after);
         }
         if failure.duty == Duty::Poison {
-            return Err("a write succeeds after a failed flush".to_owned());
+            return Err("a write succeeded after a failed flush".to_owned());
         }
         let took_effect = after.now != before.now && seen == after.now;
         if took_effect && !matches!(op, Op::Eager(..) | Op::Resize(_)) {
-            return Err("it takes effect, and the handle is good".to_owned());
+            return Err("it failed but took effect, and the handle is not poisoned".to_owned());
         }
         let now = if took_effect { after } else { before };
         let allowed = Allowed::one(now.kept.clone());
@@ -206,21 +207,22 @@ impl<'a> Judge<'a> {
         Ok(allowed)
     }
 
-    /// The file is opened again, or made again if there is none. A process that stops has said nothing of it.
+    /// Judges how the process reopens the file, or creates it again if it is missing. A process that stops makes no
+    /// such report.
     fn opened_anew(&mut self, allowed: Allowed, after: Model) -> Check<Allowed> {
         let Some((_, report)) = self.next() else { return Ok(allowed) };
         match report.clone() {
             Report::Reopened(shows) => {
-                let found = allowed.find("opened again, it shows", shows)?;
+                let found = allowed.find("when reopened, the file shows", shows)?;
                 self.model = Some(Model::settled(Arc::clone(&found)));
             }
             Report::Absent if allowed.missing => {
                 if !matches!(self.next(), Some((_, Report::Done))) {
-                    return Err("it cannot be created again".to_owned());
+                    return Err("the missing file could not be created again".to_owned());
                 }
                 self.model = Some(after);
             }
-            other => return Err(format!("then it says: {other}")),
+            other => return Err(format!("unexpected report after the failure: {other}")),
         }
         Ok(allowed)
     }

@@ -67,7 +67,7 @@ impl FromStr for Report {
     type Err = String;
 
     fn from_str(line: &str) -> Result<Self, String> {
-        let unknown = || format!("{line:?} is no report");
+        let unknown = || format!("{line:?} is not a report");
         let digest = |word: &str| u64::from_str_radix(word, 16).map_err(|_| unknown());
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         Ok(match word {

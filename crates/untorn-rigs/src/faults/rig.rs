@@ -101,14 +101,14 @@ struct Life {
     spared: BTreeMap<i64, usize>,
 }
 
-/// Tries every case, or those that are asked for. `tell` hears of each violation when it is found: all of it takes minutes.
+/// Tries every case, or the requested ones. A run takes minutes, so it passes each violation to `tell` at once.
 ///
 /// # Errors
-/// [`Error::Missing`] where processes may not be traced, and what keeps the workload from starting.
+/// [`Error::Missing`] if processes may not be traced, and any error that prevents the workload from starting.
 pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome> {
     if let Some(name) = settings.only.as_ref().filter(|name| !CALLS.iter().any(|call| call.name == **name)) {
         let names: Vec<_> = CALLS.iter().map(|call| call.name).collect();
-        return Err(Error::failed("choose a call", format!("{name:?} is none of {}", names.join(" "))));
+        return Err(Error::failed(format!("select the call {name:?}"), format!("use one of: {}", names.join(" "))));
     }
     let mut outcome = Outcome::default();
     let mut cases = Vec::new();
@@ -151,7 +151,7 @@ pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome>
                             outcome.violations.push((case.to_string(), what));
                         }
                         Err(error) => {
-                            // The rig itself is at fault, so the rest is not worth trying.
+                            // The rig itself failed, so skip the rest.
                             next.store(chosen.len(), Ordering::Relaxed);
                             *broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                         }
@@ -170,7 +170,7 @@ pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome>
     }
 }
 
-/// With io_uring only its own calls are tried: the others are the same as without.
+/// With io_uring, only its own calls are tried: the others are the same as without it.
 fn of_ring(call: &Call) -> bool {
     call.name.starts_with("io_uring") || call.name == "mmap"
 }
@@ -193,39 +193,39 @@ fn choose(settings: &Settings, cases: Vec<Case>) -> Result<Vec<Case>> {
     match (chosen.is_empty(), &settings.replay, &settings.only) {
         (false, ..) => Ok(chosen),
         (true, Some(token), _) => {
-            // A token that no case has any more must not look like a violation that is gone.
+            // An outdated token must not look like a fixed violation.
             let how = token.rsplit(':').next().unwrap_or_default();
-            let why = How::from_str(how).err().unwrap_or_else(|| "no case is called that here".to_owned());
+            let why = How::from_str(how).err().unwrap_or_else(|| "no case has this token on this machine".to_owned());
             Err(Error::failed(format!("replay {token:?}"), why))
         }
         (true, None, only) => Err(Error::failed(
-            "try anything",
-            format!("the workload makes no such call: {}", only.as_deref().unwrap_or("any")),
+            "select cases",
+            format!("the workload makes no call {}", only.as_deref().unwrap_or("at all")),
         )),
     }
 }
 
-/// The workload with nothing failing: it must be sound, and its calls are counted.
+/// Runs the workload without failures: it must be correct. Counts its calls.
 fn undisturbed(program: &Program, setup: Setup) -> Result<Life> {
     let dir = Lodging::new(setup.place)?;
-    let unsound = |what| Error::failed(format!("run the workload {setup} with nothing failing"), what);
+    let unsound = |what| Error::failed(format!("run the workload {setup} without failures"), what);
     let life = live(program, setup, Role::GoOn, &dir, None)?.map_err(unsound)?;
     judge(setup, None, &life.reports, false).map_err(unsound)?;
     Ok(life)
 }
 
-/// What came of a sound case.
+/// The outcome of a case without a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
-    /// An operation said that it failed.
+    /// An operation reported the failure.
     Told,
-    /// All succeeded.
+    /// All operations succeeded.
     GotOver,
-    /// The call was not made this time.
+    /// The workload did not make the call this time.
     Unmet,
 }
 
-/// One case, or the violation.
+/// Tries one case. Returns its outcome or the violation.
 fn attempt(program: &Program, case: &Case, stop_always: bool) -> Result<Check<Course>> {
     let met = |role| {
         let mut course = Ok(Course::Unmet);
@@ -237,12 +237,12 @@ fn attempt(program: &Program, case: &Case, stop_always: bool) -> Result<Check<Co
         }
         Ok(course)
     };
-    let course = met(Role::GoOn)?.map_err(|what| format!("in a process that goes on: {what}"));
-    // Where nothing failed, the process that stops would have done the very same.
+    let course = met(Role::GoOn)?.map_err(|what| format!("if the process continues after the failure: {what}"));
+    // If nothing failed, a process that stops would have done the same.
     if course != Ok(Course::Told) || !(stop_always || CALLS[case.row].leaves_its_own(case.how)) {
         return Ok(course);
     }
-    Ok(met(Role::Stop)?.map_err(|what| format!("in a process that is gone after the failure: {what}")))
+    Ok(met(Role::Stop)?.map_err(|what| format!("if the process exits after the failure: {what}")))
 }
 
 fn attempt_as(program: &Program, case: &Case, role: Role) -> Result<Check<Course>> {
@@ -290,21 +290,21 @@ fn live(program: &Program, setup: Setup, role: Role, dir: &Lodging, case: Option
     let mut child = command.spawn().map_err(Error::io_at("run", &program.path))?;
     let (input, output, complaints) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (Some(mut input), Some(mut output), Some(mut complaints)) = (input, output, complaints) else {
-        return Err(Error::failed("run the workload", "it has no pipes"));
+        return Err(Error::failed("run the workload", "its pipes are missing"));
     };
     let mut ready = [0; READY.len()];
-    output.read_exact(&mut ready).map_err(Error::system("hear that the workload is ready"))?;
+    output.read_exact(&mut ready).map_err(Error::system("read the workload's ready message"))?;
     let mut meddler = Meddler { case, output: &output, calls: Vec::new(), failed: None, torn: None };
     let end = trace(&mut child, || input.write_all(&[0]), &mut |entry| meddler.meddle(entry))?;
     let Meddler { calls, failed, .. } = meddler;
     let (mut said, mut complaint) = (String::new(), String::new());
-    output.read_to_string(&mut said).map_err(Error::system("hear the workload"))?;
-    complaints.read_to_string(&mut complaint).map_err(Error::system("hear the workload"))?;
+    output.read_to_string(&mut said).map_err(Error::system("read the workload's output"))?;
+    complaints.read_to_string(&mut complaint).map_err(Error::system("read the workload's output"))?;
     match end {
         End::Exited(0) => {}
-        End::Exited(HANGS) => return Ok(Err("it hangs".to_owned())),
-        End::Exited(code) => return Ok(Err(format!("it exits with {code}: {}", complaint.trim()))),
-        End::Killed(signal) => return Ok(Err(format!("it dies of signal {signal}: {}", complaint.trim()))),
+        End::Exited(HANGS) => return Ok(Err("the workload hangs".to_owned())),
+        End::Exited(code) => return Ok(Err(format!("the workload exited with code {code}: {}", complaint.trim()))),
+        End::Killed(signal) => return Ok(Err(format!("signal {signal} killed the workload: {}", complaint.trim()))),
     }
     let reports = match said.lines().map(str::parse).collect() {
         Ok(reports) => reports,
@@ -381,7 +381,7 @@ impl Lodging {
     fn new(place: Place) -> Result<Self> {
         let memory = Path::new("/dev/shm");
         let base = if place == Place::Memory && memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-        let dir = tempfile::tempdir_in(&base).map_err(Error::io_at("make a directory in", &base))?;
+        let dir = tempfile::tempdir_in(&base).map_err(Error::io_at("create a directory in", &base))?;
         Ok(Lodging(dir))
     }
 

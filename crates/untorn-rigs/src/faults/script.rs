@@ -132,7 +132,7 @@ impl FromStr for Setup {
 
     fn from_str(word: &str) -> std::result::Result<Self, String> {
         let found = Setup::all().into_iter().find(|setup| setup.to_string() == word);
-        found.ok_or_else(|| format!("{word:?} is no setup; one is {}", Setup::all()[0]))
+        found.ok_or_else(|| format!("{word:?} is not a setup; an example is {}", Setup::all()[0]))
     }
 }
 

@@ -120,8 +120,8 @@ fn attach(leader: Pid) -> Result<()> {
     match ptrace::seize(leader, options) {
         Ok(()) => Ok(()),
         Err(Errno::EPERM | Errno::ENOSYS) => Err(Error::missing(
-            "the right to trace a child process (ptrace)",
-            "allow it in the container (the system call ptrace), and in /proc/sys/kernel/yama/ptrace_scope (1 or less)",
+            "permission to trace a child process (ptrace)",
+            "allow the system call ptrace in the container, and set /proc/sys/kernel/yama/ptrace_scope to 1 or less",
         )),
         Err(errno) => Err(failed("trace the workload", errno)),
     }
@@ -162,7 +162,7 @@ fn follow(leader: Pid, policy: &mut dyn FnMut(&Entry) -> Action) -> Result<End> 
         match gone_on {
             // Another thread may have ended the process meanwhile.
             Ok(()) | Err(Errno::ESRCH) => {}
-            Err(errno) => return Err(failed("go on with the workload", errno)),
+            Err(errno) => return Err(failed("resume the workload", errno)),
         }
     }
 }

@@ -47,34 +47,37 @@ impl FromStr for Role {
 
     fn from_str(word: &str) -> Result<Self, String> {
         let all = [Role::GoOn, Role::Stop, Role::Examine];
-        all.into_iter().find(|role| role.as_str() == word).ok_or_else(|| format!("{word:?} is no role"))
+        all.into_iter().find(|role| role.as_str() == word).ok_or_else(|| format!("{word:?} is not a role"))
     }
 }
 
-/// The whole life of the process that a rig's [`Program`](super::Program) starts: `words` are the arguments after the
-/// program's own. It must do nothing before and after.
+/// The main function of the process that a rig's [`Program`](super::Program) starts: `words` are the arguments after
+/// the
+/// program's own. The program must do nothing before and after this call.
 ///
 /// # Errors
-/// Arguments that no rig gives, or a rig that is gone.
+/// If no rig gave these arguments, or the rig has exited.
 pub fn victim(words: &[String]) -> io::Result<()> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
     let [role, setup, path, asked] = words else {
-        return Err(invalid("a victim needs a role, a setup, a path, and calls".to_owned()));
+        return Err(invalid("expected four arguments: a role, a setup, a path and calls".to_owned()));
     };
     let role = role.parse().map_err(invalid)?;
     let victim = Victim { setup: setup.parse().map_err(invalid)?, path: PathBuf::from(path), file: None };
     let numbers = asked.split(',').filter(|number| !number.is_empty()).map(str::parse);
-    let asked = numbers.collect::<Result<_, _>>().map_err(|_| invalid(format!("{asked:?} are no calls")))?;
+    let asked = numbers
+        .collect::<Result<_, _>>()
+        .map_err(|_| invalid(format!("{asked:?} is not a comma-separated list of call numbers")))?;
     let filter = victim.setup.filter(asked);
     thread::spawn(|| {
         thread::sleep(PATIENCE);
-        eprintln!("hangs: not done after {PATIENCE:?}");
+        eprintln!("hangs: not finished after {PATIENCE:?}");
         std::process::exit(HANGS);
     });
     let mut out = io::stdout();
     out.write_all(READY)?;
     out.flush()?;
-    // The rig answers when it is ready to be asked. What came before, the loader's calls among it, is not made to fail.
+    // The rig answers when it is ready to trace. Earlier calls, such as the loader's, are not made to fail.
     io::stdin().read_exact(&mut [0])?;
     filter.lay()?;
     match role {
@@ -83,7 +86,7 @@ pub fn victim(words: &[String]) -> io::Result<()> {
     }
 }
 
-/// One system call a report, so that whoever counts the calls knows where an operation ends.
+/// Makes one system call per report, so that the rig, which counts calls, knows where an operation ends.
 fn say(report: &Report) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(format!("{}\n", report.to_string().replace('\n', " ")).as_bytes())?;

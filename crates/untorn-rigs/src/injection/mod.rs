@@ -71,7 +71,7 @@ impl Place {
             Place::Disk => ProtectOptions::new().look_on(PageCache::new(), path),
             Place::Memory => ProtectOptions::new().look_on(Dax::new(MediumKind::AssumedPmem), path),
         };
-        done("look at", opened)
+        done("open without changes", opened)
     }
 }
 
@@ -207,7 +207,7 @@ pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome>
 }
 
 fn died() -> Error {
-    Error::failed("watch a file", "the thread that did panicked")
+    Error::failed("watch a file", "its thread panicked")
 }
 
 /// One kind of damage to one part, in rounds.

@@ -78,7 +78,7 @@ pub(super) struct Subject {
 impl Subject {
     /// A file of random bytes, all of which were written twice, protected.
     pub(super) fn new(settings: &Settings, index: u64, place: Place, part: Part) -> Result<Self> {
-        let dir = io("make a directory", tempfile::tempdir_in(&settings.dir))?;
+        let dir = io("create a directory", tempfile::tempdir_in(&settings.dir))?;
         let path = dir.path().join("protected");
         let mut rng = Rng::derive(settings.seed, index);
         // Its last page is short. Each shape comes with each kind of damage.
@@ -99,7 +99,7 @@ impl Subject {
                 done("close", place.open_with_engine(&options, &path)?.close())?;
             }
         }
-        let coverage = done("ask for the coverage of", place.look(&path)?.coverage())?;
+        let coverage = done("get the coverage of", place.look(&path)?.coverage())?;
         let versions = |path: &Path| Versions { path: path.to_owned(), now: Vec::new(), older: Vec::new() };
         let (mut data, mut side) = (versions(&path), versions(&coverage.companion));
         data.refresh()?;
@@ -116,7 +116,7 @@ impl Subject {
             }
         };
         if sidecar.is_none() && part == Part::Sidecar {
-            return Err(Error::failed("damage a sidecar", "it is not covered"));
+            return Err(Error::failed("damage a sidecar", "its pages are not covered"));
         }
         let mut subject = Subject { _dir: dir, place, engine, shape, options, data, side, sidecar, rng };
         subject.store_to(&(0..settings.pages).collect(), false)?;
@@ -145,9 +145,9 @@ impl Subject {
             let stores = done("announce a store to", protected.announce(range.clone()))?;
             io("write to a file", file.write_all_at(&bytes, range.start))?;
             drop(stores);
-            let uncovered = done("ask for the coverage of", protected.coverage())?.uncovered;
+            let uncovered = done("get the coverage of", protected.coverage())?.uncovered;
             if synchronous && uncovered > 0 {
-                return Err(Error::failed("cover a store at once", format!("{uncovered} pages are not covered")));
+                return Err(Error::failed("cover a store synchronously", format!("{uncovered} pages are not covered")));
             }
         }
         done("close", protected.close())?;
@@ -242,7 +242,7 @@ impl Subject {
         let after = done("scrub", self.place.look(&self.data.path)?.scrub())?;
         let skipped = |scrub: &ScrubReport| scrub.skipped + scrub.sidecar_skipped;
         if skipped(&found) + skipped(&report.scrub) + skipped(&after) > 0 {
-            return Err(Error::failed("damage covered pages", format!("{} are not covered", skipped(&after))));
+            return Err(Error::failed("damage covered pages", format!("{} pages are not covered", skipped(&after))));
         }
         row.injected += victims.len() as u64;
         let told = |victim: &Victim| found.damage.iter().any(|damage| is_of(damage, &victim.told));
@@ -259,7 +259,7 @@ impl Subject {
             let struck = of == row.part.of();
             let found = io("read a file", fs::read(&file.path))?;
             if found.len() != file.now.len() {
-                return Err(Error::failed("repair a file", "its length is another"));
+                return Err(Error::failed("repair a file", "the repair changed its length"));
             }
             for (nth, (found, now)) in found.chunks(PAGE as usize).zip(file.now.chunks(PAGE as usize)).enumerate() {
                 let at = nth as u64 * PAGE;
@@ -360,11 +360,11 @@ fn is_of(damage: &Damage, told: &Damage) -> bool {
 /// Does what a device would: the bytes change, the file's time does not.
 fn damage(path: &Path, victims: &[Victim]) -> Result<()> {
     let file = io("open a file", File::options().read(true).write(true).open(path))?;
-    let modified = io("ask for the time of a file", file.metadata().and_then(|metadata| metadata.modified()))?;
+    let modified = io("read a file's modification time", file.metadata().and_then(|metadata| metadata.modified()))?;
     for victim in victims {
         io("damage a file", file.write_all_at(&victim.bytes, victim.at))?;
     }
-    io("set the time of a file", file.set_modified(modified))?;
+    io("set a file's modification time", file.set_modified(modified))?;
     io("flush a file", file.sync_all())
 }
 

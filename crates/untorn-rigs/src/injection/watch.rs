@@ -106,7 +106,7 @@ impl Watched {
 }
 
 pub(super) fn watch(settings: &Settings, place: Place, engine: Option<EngineKind>) -> Result<Watch> {
-    let dir = io("make a directory", tempfile::tempdir_in(&settings.dir))?;
+    let dir = io("create a directory", tempfile::tempdir_in(&settings.dir))?;
     let path = dir.path().join("watched");
     let mut rng = Rng::derive(settings.seed, 1 << 32 | place as u64);
     let mut bytes = vec![0; (settings.pages * PAGE) as usize];

@@ -17,7 +17,7 @@ const FAR: u64 = 1 << 42;
 
 /// What the log says to the first write of a file when it has as many files as it can have. Nothing of the file is in it then.
 const NO_LINE: Errno = Sys::NFILE.raw_os_error();
-const NO_LINE_IN_WORDS: &str = "write: the log has as many files as it can have";
+const NO_LINE_IN_WORDS: &str = "write: the log has reached its maximum number of files";
 
 impl Boost {
     /// Writes, and moves the descriptor's offset where it is used.
@@ -32,7 +32,7 @@ impl Boost {
             }
             let synchronous = RWF_DSYNC | RWF_SYNC;
             if request.flags & !(RWF_HINTS | synchronous | RWF_APPEND) != 0 {
-                return self.left_to_the_kernel(file, "flags of pwritev2");
+                return self.left_to_the_kernel(file, "pwritev2: unsupported flags");
             }
             // The kernel appends what is written by such a description, whatever the offset: nobody else makes the file longer, so
             // that is where the log has it. `RWF_NOAPPEND` was left to the kernel.
@@ -50,7 +50,7 @@ impl Boost {
                 Err(_) => position(descriptor)?,
             };
             if at.checked_add(bytes.len() as u64).is_none_or(|end| end >= FAR) {
-                return self.left_to_the_kernel(file, "write: far away");
+                return self.left_to_the_kernel(file, "write: ends at or beyond 4 TiB");
             }
             let mut written = file.write(bytes, at);
             if written == Err(NO_LINE) {
@@ -90,7 +90,7 @@ impl Boost {
                 return fail(Sys::INVAL);
             }
             if len >= FAR {
-                return self.left_to_the_kernel(file, "ftruncate: far away");
+                return self.left_to_the_kernel(file, "ftruncate: length of 4 TiB or more");
             }
             let mut done = file.set_len(len);
             if done == Err(NO_LINE) {

@@ -86,7 +86,7 @@ impl Boosted {
     ) -> Result<Self, String> {
         let flags = flags(descriptor).map_err(words)?;
         if !writable(flags) {
-            return Err("for reading only".to_owned());
+            return Err("read-only".to_owned());
         }
         if synchronous(flags) {
             // Whatever is written by it waits for the device of the file. The kernel takes the flag off no description, and another
@@ -99,7 +99,7 @@ impl Boosted {
         }
         let status = rustix::fs::fstat(descriptor).map_err(|errno| words(libc_errno(errno)))?;
         if status.st_nlink == 0 {
-            return Err("the file has no name by which a replay would find it".to_owned());
+            return Err("the file has no name, so a replay could not find it".to_owned());
         }
         replayable(descriptor, &status)?;
         findable(path)?;
@@ -109,9 +109,9 @@ impl Boosted {
         // Before the lease, which keeps also this process from opening the file.
         let file = cache.attach_through(device(slow), path).map_err(|error| error.to_string())?;
         if file.is_demoted() {
-            return Err("the log has let it go".to_owned());
+            return Err("the log no longer manages the file".to_owned());
         }
-        take_lease(own.as_fd(), MARK).map_err(|error| format!("no lease: {error}"))?;
+        take_lease(own.as_fd(), MARK).map_err(|error| format!("cannot take a lease: {error}"))?;
         let boosted = Boosted {
             key: (status.st_dev, status.st_ino),
             path: path.to_owned(),
@@ -380,7 +380,7 @@ impl Boosted {
         drop(file);
         // If it fails the kernel took the lease back; the mark is cleared by whichever of the two.
         if let Err(error) = give_lease_back(own.as_fd()) {
-            tracing::warn!(%error, path = %self.path.display(), "a lease could not be given back");
+            tracing::warn!(%error, path = %self.path.display(), "cannot release a lease");
         }
     }
 
@@ -401,11 +401,11 @@ fn replayable(descriptor: &OwnedFd, status: &Stat) -> Result<(), String> {
     if attributes
         .is_ok_and(|found| found.stx_attributes.intersects(StatxAttributes::APPEND | StatxAttributes::IMMUTABLE))
     {
-        return Err("it is append-only or immutable, and a replay writes at offsets".to_owned());
+        return Err("the file is append-only or immutable, so a replay could not write to it".to_owned());
     }
     let mode = Mode::from_raw_mode(status.st_mode);
     if !rustix::process::geteuid().is_root() && !mode.contains(Mode::RUSR | Mode::WUSR) {
-        return Err("its owner may not read and write it, so a replay could not".to_owned());
+        return Err("the file's owner lacks read or write permission, so a replay would fail".to_owned());
     }
     Ok(())
 }
@@ -414,7 +414,7 @@ fn replayable(descriptor: &OwnedFd, status: &Stat) -> Result<(), String> {
 fn findable(path: &Path) -> Result<(), String> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     rustix::fs::accessat(CWD, dir, Access::READ_OK | Access::EXEC_OK, AtFlags::EACCESS)
-        .map_err(|_| "its directory may not be read, so a replay could not look for it".to_owned())
+        .map_err(|_| "no permission to read the file's directory, so a replay could not find it".to_owned())
 }
 
 /// Whether a description is what `open` with the flags `wanted` would make.
@@ -428,7 +428,7 @@ fn is_as_opened(found: OFlags, wanted: OFlags) -> bool {
 
 /// What a program is told of an error of the library.
 fn errno(error: Error) -> Errno {
-    tracing::warn!(%error, "a boosted file");
+    tracing::warn!(%error, "an operation on a boosted file failed");
     match error {
         Error::Invalid { .. } => libc_errno(rustix::io::Errno::FBIG),
         other => other.errno(),

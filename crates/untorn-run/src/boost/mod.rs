@@ -97,7 +97,7 @@ impl Boost {
         thread::Builder::new().name("untorn-leases".to_owned()).spawn(move || {
             for signal in [MARK, SIGIO] {
                 if let Err(error) = unblock(signal) {
-                    tracing::warn!(%error, signal, "who opens a boosted file may have to wait for long");
+                    tracing::warn!(%error, signal, "cannot unblock the lease signal; other programs that open a boosted file may wait for long");
                 }
             }
             for _ in &mut signals {
@@ -174,7 +174,7 @@ impl Boost {
         // Before it is in the table nobody finds it there, nor on the board; and its program waits for this answer.
         lock(&self.table).insert(key, boosted.clone());
         if lock(&self.board).add(key).is_err() {
-            self.demote(&mut lock(&boosted), "open: the board cannot be written to")?;
+            self.demote(&mut lock(&boosted), "open: cannot register the file in shared memory")?;
             return Ok(false);
         }
         // The lease may have been asked for while it was not in the table.
@@ -205,8 +205,8 @@ impl Boost {
         if let Err(errno) = file.settle() {
             let error = io::Error::from_raw_os_error(errno);
             self.ledger.failure(format!(
-                "{}: what was written could not be made durable in the file: {error}; it is in the log, and `untorn replay` \
-                 brings it to the file once that can be written to",
+                "{}: the writes could not be made durable in the file: {error}; they are in the log; run `untorn replay` \
+                 once the file is writable",
                 file.path().display()
             ));
             return Err(errno);
@@ -281,7 +281,7 @@ impl Boost {
         let held = holders::held(&keys);
         for key in keys.difference(&held) {
             if let Err(errno) = self.let_go(*key) {
-                tracing::warn!(errno, "a file could not be drained");
+                tracing::warn!(errno, "cannot drain a file");
             }
         }
     }

@@ -122,10 +122,10 @@ impl Boost {
         }
         let outcome = match file.has_moved() {
             true => file.moved(true),
-            false => self.demote(file, "a rename that did not take place"),
+            false => self.demote(file, "rename did not happen"),
         };
         if let Err(errno) = outcome {
-            tracing::warn!(errno, "a file could not be synced");
+            tracing::warn!(errno, "cannot sync a file");
         }
         self.moves.end(file.key());
     }

@@ -92,13 +92,13 @@ impl Boost {
         let look = |file: &mut Boosted| {
             // It may have died amid a write: then nobody is to find half of it until somebody writes next.
             if let Err(errno) = file.mend() {
-                tracing::warn!(errno, "a write of a process that died could not be brought to its end");
+                tracing::warn!(errno, "cannot complete a write of a process that died");
             }
             self.look_after_moving(file);
             if file.stays()
-                && let Err(errno) = self.demote(file, "a removal that did not take place")
+                && let Err(errno) = self.demote(file, "unlink did not happen")
             {
-                tracing::warn!(errno, "a file could not be synced");
+                tracing::warn!(errno, "cannot sync a file");
             }
             file.rest();
             self.resting.add(file.key());
@@ -147,7 +147,7 @@ impl Boost {
             }
             if all || file.is_settled() || file.standing().is_err() || file.names() == Ok(0) {
                 if let Err(errno) = self.release(&mut file) {
-                    tracing::warn!(errno, "a file could not be synced");
+                    tracing::warn!(errno, "cannot sync a file");
                 }
             } else {
                 self.resting.add(key);

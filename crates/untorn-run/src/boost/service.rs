@@ -102,7 +102,7 @@ impl Service for Boost {
         }
         // What is left is of files that have no name any more, or that failed, which was reported.
         if let Err(error) = self.cache.drain() {
-            tracing::warn!(%error, "the log is not empty at the end");
+            tracing::warn!(%error, "the log is not empty at the end of the run");
         }
     }
 }

@@ -99,7 +99,7 @@ impl Files {
     /// Reports a file that cannot be managed.
     fn told_no(&self, descriptor: &OwnedFd, errno: Errno) {
         let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
-        let why = format!("the file cannot be managed: {}", std::io::Error::from_raw_os_error(errno));
+        let why = format!("cannot manage the file: {}", std::io::Error::from_raw_os_error(errno));
         self.ledger.refused("open", &why, &std::fs::read_link(link).unwrap_or_default());
     }
 
@@ -161,7 +161,7 @@ impl Files {
         let held = holders::held(&keys);
         for key in keys.difference(&held) {
             if let Err(errno) = self.let_go(*key) {
-                tracing::warn!(errno, "the last commit of a file failed");
+                tracing::warn!(errno, "the commit at a file's last close failed");
             }
         }
     }
@@ -194,7 +194,7 @@ impl Files {
         if let Err(errno) = outcome {
             let error = std::io::Error::from_raw_os_error(errno);
             self.ledger.failure(format!(
-                "{}: what was written since the last sync could not be committed: {error}; `untorn info` tells its state",
+                "{}: the writes since the last sync could not be committed: {error}; `untorn info` shows its state",
                 state.path().display()
             ));
         }

@@ -205,7 +205,10 @@ impl State {
             }
             Err(errno) => {
                 let error = std::io::Error::from_raw_os_error(errno);
-                ledger.failure(format!("{}: it was stored to, and could not be managed: {error}", self.path.display()));
+                ledger.failure(format!(
+                    "{}: a store to a mapping could not be added to the open epoch: {error}; further calls on the file fail",
+                    self.path.display()
+                ));
                 self.poison();
             }
         }
@@ -348,7 +351,7 @@ impl State {
             self.poisoned = true;
             let error = std::io::Error::from_raw_os_error(errno);
             ledger.failure(format!(
-                "{}: what a process wrote that was killed could not be taken back: {error}; `untorn recover` does that",
+                "{}: the writes of a killed process could not be rolled back: {error}; run `untorn recover`",
                 self.path.display()
             ));
         }

@@ -268,7 +268,7 @@ print(int(append_only), os.geteuid())
     let said = text(&said.stdout);
     let (append_only, user) = said.trim().split_once(' ').unwrap();
     assert_eq!(is_because("append-only"), append_only == "1", "{demoted:?}");
-    assert_eq!(is_because("its owner may not read and write it"), user != "0", "{demoted:?}");
+    assert_eq!(is_because("the file's owner lacks read or write permission"), user != "0", "{demoted:?}");
 }
 
 #[test]
@@ -355,7 +355,7 @@ for n, fd in enumerate(all):
     let place = Place::new();
     succeed(&mut place.under(&built().layer, &["python3".as_ref(), "-c".as_ref(), program.as_ref()]));
     assert_eq!(text(&fs::read(place.file("99.managed")).unwrap()), "99");
-    assert_eq!(place.demoted(), ["write: the log has as many files as it can have"; 36]);
+    assert_eq!(place.demoted(), ["write: the log has reached its maximum number of files"; 36]);
 }
 
 /// The descriptor that a program says: its process and its number. To give its lease back is to do what the kernel does when it is

@@ -141,11 +141,11 @@ impl FromStr for Case {
         let mut parts = text.split(':');
         let config: Config = parts.next().unwrap_or_default().parse()?;
         let word = parts.next().unwrap_or_default();
-        let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text:?} is no number: {error}"));
+        let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text:?} is not a number: {error}"));
         let source = match word.split_once('-') {
             Some(("short", index)) => Source::Short(number(index)?),
             Some(("seed", seed)) => Source::Seed(number(seed)?),
-            _ => return Err(format!("{word:?} names no script; use short-N or seed-N")),
+            _ => return Err(format!("{word:?} is not a script; use short-N or seed-N")),
         };
         if let Source::Short(index) = source {
             let count = Case::shorts(&config);

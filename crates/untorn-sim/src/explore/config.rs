@@ -124,7 +124,7 @@ pub(crate) fn medium_of(word: &str) -> Result<MediumClass, String> {
     match word {
         "pmem" => Ok(MediumClass::PersistentMemory),
         "block" => Ok(MediumClass::Block),
-        other => Err(format!("{other:?} is no fault model; use pmem or block")),
+        other => Err(format!("{other:?} is not a fault model; use pmem or block")),
     }
 }
 
@@ -142,7 +142,7 @@ impl FromStr for Config {
     fn from_str(text: &str) -> Result<Self, String> {
         let words: Vec<&str> = text.split('/').collect();
         let [medium, engine, durability, order, layout, read_policy, log_policy, threads] = words[..] else {
-            return Err(format!("{text:?} does not name a configuration: eight words between slashes"));
+            return Err(format!("{text:?} is not a configuration: expected eight words separated by slashes"));
         };
         Ok(Config {
             medium: medium_of(medium)?,
@@ -155,7 +155,7 @@ impl FromStr for Config {
             threads: match threads {
                 "1" => 1,
                 "2" => 2,
-                other => return Err(format!("{other:?} threads; use 1 or 2")),
+                other => return Err(format!("{other:?} is not a supported number of threads; use 1 or 2")),
             },
         })
     }

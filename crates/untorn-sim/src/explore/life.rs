@@ -71,7 +71,7 @@ impl Finding {
         } else {
             let kept = point.state.describe(choice);
             let kept = kept.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n");
-            self.operations.push(format!("— crash {}; of what was pending:\n{kept}", describe(point)));
+            self.operations.push(format!("— crash {}; kept of the pending writes:\n{kept}", describe(point)));
         }
         self
     }
@@ -243,7 +243,7 @@ impl<'a> Life<'a> {
         let end = self.recorder.clock();
         let after = self.model.linearize(&history, end);
         if after.is_empty() {
-            return Err(Finding::new("no order of the operations explains what the reads returned".to_owned()));
+            return Err(Finding::new("the results of the reads fit no order of the operations".to_owned()));
         }
         let mut cache: BTreeMap<u32, Arc<Allowed>> = BTreeMap::new();
         let model = self.model.clone();
@@ -255,7 +255,7 @@ impl<'a> Life<'a> {
             // Which order it was is settled by a look at the file.
             let seen = self.read_all()?;
             if let Some(difference) = self.model.visible().difference(&seen) {
-                return Err(Finding::new(format!("with no crash at all, the file {difference}")));
+                return Err(Finding::new(format!("without a crash, the file {difference}")));
             }
             self.model.saw(&seen);
         }
@@ -316,7 +316,7 @@ impl<'a> Life<'a> {
         let returned = match (result, self.recorder.tripped()) {
             (Ok(()), false) => Some(self.recorder.tick()),
             (Err(_), true) => None,
-            (Ok(()), true) => return Err(Finding::new(format!("{op} succeeded though flush {nth} of it failed"))),
+            (Ok(()), true) => return Err(Finding::new(format!("{op}: succeeded although its flush {nth} failed"))),
             (Err(error), false) => return Err(Finding::new(format!("{op} failed: {error}"))),
         };
         let failed = Event { op: op.clone(), began, returned, value: None };
@@ -355,7 +355,7 @@ impl<'a> Life<'a> {
         for (index, medium) in machines.iter().enumerate() {
             let bytes = medium.peek(PATH).unwrap_or_default();
             if let Some(difference) = visible.difference(&bytes) {
-                let when = ["", " and a crash that takes all it can", " and a crash that takes nothing"][index];
+                let when = ["", " and a crash that loses all pending writes", " and a crash that loses nothing"][index];
                 return Err(Finding::new(format!("after settle{when}, the plain file {difference}")));
             }
         }
@@ -441,7 +441,11 @@ impl<'a> Life<'a> {
 
     fn recover(&self, medium: &SimMedium, allowed: &Allowed) -> Found<()> {
         if !medium.exists(Path::new(PATH)).unwrap_or(false) {
-            return if allowed.missing { Ok(()) } else { Err(Finding::new("the file is gone".to_owned())) };
+            return if allowed.missing {
+                Ok(())
+            } else {
+                Err(Finding::new("the file does not exist after the crash".to_owned()))
+            };
         }
         let found = guarded("recovery", || {
             let file = self.open(medium)?;
@@ -502,7 +506,7 @@ pub(crate) fn describe(point: &Point) -> String {
 
 fn read_all(file: &AtomicFile) -> Found<Vec<u8>> {
     let mut bytes = vec![0; file.len() as usize];
-    let read = guarded("reading it all", || file.read_at(&mut bytes, 0))?;
-    read.map_err(|error| Finding::new(format!("reading it all failed: {error}")))?;
+    let read = guarded("reading the whole file", || file.read_at(&mut bytes, 0))?;
+    read.map_err(|error| Finding::new(format!("reading the whole file failed: {error}")))?;
     Ok(bytes)
 }

@@ -75,9 +75,11 @@ impl Allowed {
             .iter()
             .enumerate()
             .min_by_key(|(_, state)| (describe(state).0, state.len().abs_diff(found.len())));
-        let Some((index, state)) = closest else { return Some("no state at all is allowed".to_owned()) };
+        let Some((index, state)) = closest else {
+            return Some("matches nothing, because no state is allowed".to_owned());
+        };
         let place = if self.states.len() == 1 {
-            "the one allowed state".to_owned()
+            "the only allowed state".to_owned()
         } else {
             format!("allowed state {} of {}, the closest", index + 1, self.states.len())
         };

@@ -32,12 +32,12 @@ impl fmt::Display for Violation {
             writeln!(f, "  crash: {}", self.instant)?;
         }
         if !self.choice.is_empty() {
-            writeln!(f, "  of what was pending:")?;
+            writeln!(f, "  kept of the pending writes:")?;
             for line in self.choice.lines() {
                 writeln!(f, "    {line}")?;
             }
         }
-        write!(f, "  again: cargo xtask explore --replay {}", self.replay)
+        write!(f, "  replay: cargo xtask explore --replay {}", self.replay)
     }
 }
 

@@ -73,7 +73,7 @@ impl<C: Scripted> FromStr for Case<C> {
         let config = parts.next().unwrap_or_default().parse()?;
         let word = parts.next().unwrap_or_default();
         let seed = word.strip_prefix("seed-").and_then(|seed| seed.parse().ok());
-        let seed = seed.ok_or_else(|| format!("{word:?} names no script; use seed-N"))?;
+        let seed = seed.ok_or_else(|| format!("{word:?} is not a script; use seed-N"))?;
         let muted = match parts.next() {
             None => None,
             Some(word) => {

@@ -1,7 +1,8 @@
-//! One life of a program on a recorded disk: what it acknowledged, and where the record was when word of that came.
+//! One run of a program on a recorded disk: its acknowledgements, and the record's position at each.
 //!
-//! An acknowledgement binds a disk if it had been *received* before the record reached the disk's instant: all that made the step
-//! durable was in the record by then. A step of which no word had come may be there or not.
+//! A disk must hold a step if its acknowledgement was *received* before the record reached the disk's instant:
+//! everything
+//! that made the step durable was in the record by then. A step without a received acknowledgement may be there or not.
 
 use std::io::{self, BufRead, BufReader};
 use std::process::{Child, Stdio};
@@ -15,21 +16,21 @@ use super::super::quiet;
 use super::super::victims::Wrong;
 use super::PATIENCE;
 
-/// Steps, each with the position to which a record had come when word of it came.
+/// Steps, each with the record's position when its acknowledgement arrived.
 pub(super) type Received = Vec<(Position, u64)>;
 
-/// One life of a program.
+/// One run of a program.
 pub(super) struct Life {
     pub(super) record: block::Log,
-    /// What had been acknowledged when the record had come to a position.
+    /// The acknowledged steps, with the record's positions.
     pub(super) received: Received,
-    /// Where the record was when the tool was about to be killed, and when the program was dead.
+    /// The record's positions just before the kill of the tool, and after the death of the program.
     pub(super) served: Position,
     pub(super) dead: Position,
 }
 
 impl Life {
-    /// The last step of which word had come before an instant, or that there was before the life.
+    /// The last step acknowledged before an instant, or the last step before the run.
     pub(super) fn known(&self, at: Position, before: u64) -> u64 {
         let counted = self.received.partition_point(|(position, _)| *position <= at);
         self.received[..counted].last().map_or(before, |(_, step)| *step)
@@ -40,7 +41,7 @@ impl Life {
     }
 }
 
-/// What the program acknowledged until it was killed, after so many steps and some time, and where the record was then.
+/// Watches the program, kills it after some steps and some time, and returns its acknowledged steps with positions.
 pub(super) fn watch(
     child: &mut Child,
     clock: Clock,
@@ -54,33 +55,34 @@ pub(super) fn watch(
     let process = lines.recv_timeout(PATIENCE);
     let stepped = process.is_ok() && (0..steps).all(|_| lines.recv_timeout(PATIENCE).is_ok());
     thread::sleep(wait);
-    // The tool first, lest it sync what the program leaves.
+    // Kill the tool first, so that it doesn't sync the program's data.
     let served = clock.now();
     let _ = child.kill();
     let status = child.wait()?;
     if let Ok(process) = process {
-        // The program and what it started. It may have ended by then, told by its calls that nobody serves it.
+        // Kill the program and its children. It may have exited already, because its calls fail without the server.
         let process = process.to_string();
         quiet("sh").args(["-c", "kill -s KILL -- \"-$0\"", &process]).stderr(Stdio::null()).status()?;
     }
-    let received = reader.join().map_err(|_| io::Error::other("a reader panicked"))?;
+    let received =
+        reader.join().map_err(|_| io::Error::other("the thread that reads the program's output panicked"))?;
     if stepped && status.code().is_none() {
         return Ok(Ok((served, received)));
     }
     let last = received.last().map_or(0, |(_, step)| *step);
-    Ok(Err(Wrong::integrity(format!("AFTER STEP {last} THE PROGRAM WENT ON NO MORE, OR ENDED BY ITSELF ({status})"))))
+    Ok(Err(Wrong::integrity(format!("AFTER STEP {last} THE PROGRAM HUNG OR EXITED BY ITSELF ({status})"))))
 }
 
-/// Notes for each step the position at which it is certain; hands the process and the steps on.
+/// Notes the record's position at each step; passes the process number and the steps on.
 fn read(said: impl BufRead, clock: &Clock, lines: &Sender<u64>) -> Received {
     let mut received = Vec::new();
-    // What a killed tool did not say to its end is no number.
+    // An unfinished line of a killed tool does not parse as a number.
     let numbers = said.lines().map_while(Result::ok).map_while(|line| line.parse::<u64>().ok());
     for (place, number) in numbers.enumerate() {
         if place > 0 {
             received.push((clock.now(), number));
         }
-        // Nobody waits for it once the program is to be killed.
+        // After the decision to kill, nothing receives it.
         let _ = lines.send(number);
     }
     received

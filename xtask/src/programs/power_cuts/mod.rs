@@ -1,5 +1,6 @@
-//! Programs whose power is cut: they run on a real file system on a recorded disk until they are killed, and what they acknowledged
-//! must be on every disk that a power cut may have left.
+//! Cuts the power of programs: they run on a real file system on a recorded disk until they are killed. Every disk that
+//! a
+//! power cut may leave must hold all acknowledged steps.
 
 mod life;
 
@@ -21,73 +22,75 @@ use super::outcome::{Mode, believe, tool};
 use super::victims::{CARELESS, Tally, VICTIMS, Victim, Wrong, judged, share};
 use super::{Built, Place, quiet};
 
-/// Where the log of a boosted program is.
+/// The place of a boosted program's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Log {
-    /// In memory that is taken for persistent, which keeps what was last stored to it. So the power of the disk goes when all have
-    /// been killed, while the kernel writes back what they left.
+    /// In memory treated as persistent, which keeps its last state. So the disk's power is cut after all processes were
+    /// killed, while the kernel writes back their data.
     Memory,
-    /// On the disk whose power goes, or there is none.
+    /// On the disk whose power is cut, or no log.
     Disk,
 }
 
-/// A program, and where its log is.
+/// A program, and the place of its log.
 #[derive(Clone, Copy)]
 struct Arm {
     victim: &'static Victim,
     log: Log,
 }
 
-/// The file system has room for what RocksDB reserves.
+/// The size of the file system: enough for the space that RocksDB reserves.
 const DISK: u64 = 256 << 20;
-/// So small that it is used again and again.
+/// So small that the log wraps around repeatedly.
 const LOG: &str = "--log-size=2M";
-/// Disks of each life.
+/// Disks per run.
 const DISKS_PER_LIFE: u32 = 6;
-/// Disks that must be convicted, tried for each life of a program that has had none yet.
+/// Canary disks tried per run of a program without a convicted canary.
 const CANARIES_PER_LIFE: u32 = 12;
-/// When so many of them stood, the rig is blind. Some have to stand: whoever syncs a file a moment after its close leaves little to lose.
+/// If this many canary disks pass, the rig is blind. Some may pass: a program that syncs right after a close has little
+/// to lose.
 const MOST_CANARIES: u32 = 8 * CANARIES_PER_LIFE;
-/// Lives of one program that give no disk that the file system mounts.
+/// The maximum number of runs in a row without a mountable disk.
 const FRUITLESS: u32 = 5;
-/// The longest that a program goes on after its first steps, in microseconds.
+/// The maximum time that a program continues after its first steps, in microseconds.
 const LONGEST: u64 = 400_000;
-/// A program that acknowledges nothing for so long hangs.
+/// A program that acknowledges nothing for this long counts as hung.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Memory-backed on every Linux: the disks are written and read whole, and need not survive anything.
+/// Memory-backed on every Linux. The disks are written and read whole, and need no durability.
 const FAST: &str = "/dev/shm";
 
-/// What came of one arm.
+/// The results of one arm.
 #[derive(Default)]
 struct Found {
     lives: u32,
     disks: u32,
-    /// Those of them on which something could be lost.
+    /// Disks with unflushed writes, which could be lost.
     unflushed: u32,
-    /// Disks that the file system did not mount: they say nothing.
+    /// Disks that the file system did not mount; they prove nothing.
     refused: u32,
-    /// Steps that disks were bound to have.
+    /// Steps that the disks had to hold.
     bound: u64,
-    /// Whether a disk that must be convicted was, and after how many.
+    /// The number of canary disks until one was convicted, if any.
     convicted: Option<u32>,
     tried: u32,
     wrong: Option<Wrong>,
 }
 
-/// What disks a power cut leaves, as asked for.
+/// The requested number of disks and the seed.
 pub(super) struct Order {
     pub(super) disks: u32,
     pub(super) seed: u64,
     pub(super) jobs: usize,
 }
 
-/// Says what this machine lacks.
+/// Fails with what this machine lacks.
 pub(super) fn require() -> io::Result<()> {
     FileSystem::Ext4.require().map_err(io::Error::other)
 }
 
-/// Deals so many power cuts out over the programs, and says last what came of them by mode. Whether nothing was lost, and all that
-/// had to be convicted was. Disks that are wrong are kept in `keep`.
+/// Spreads the power cuts over the programs, and prints the tally of each mode last. Returns whether nothing was lost
+/// and
+/// every canary was convicted. Wrong disks are kept in `keep`.
 pub(super) fn run(built: &Built, order: &Order, keep: &Path) -> io::Result<bool> {
     let fast = Path::new(FAST);
     let scratch = if fast.is_dir() { fast.to_owned() } else { std::env::temp_dir() };
@@ -130,14 +133,14 @@ pub(super) fn run(built: &Built, order: &Order, keep: &Path) -> io::Result<bool>
     Ok(all)
 }
 
-/// Boosted programs once with each place of the log, and last the one that is to lose something.
+/// Boosted programs with each place of the log, and last the program that must lose something.
 fn arms() -> Vec<Arm> {
     let logs = |victim: &Victim| if victim.mode == Mode::Boost { &[Log::Disk, Log::Memory][..] } else { &[Log::Disk] };
     let all = VICTIMS.iter().chain([&CARELESS]);
     all.flat_map(|victim| logs(victim).iter().map(move |log| Arm { victim, log: *log })).collect()
 }
 
-/// How many disks an arm gets; the last one has canaries only.
+/// The number of disks of an arm; the last arm has only canaries.
 fn disks(arms: &[Arm], all: u32, number: usize) -> u32 {
     if arms[number].victim.mode == Mode::Bare { 0 } else { share(all, arms.len() as u32 - 1, number as u32) }
 }
@@ -152,12 +155,12 @@ impl Arm {
         format!("{} under {}{place}", self.victim.name, self.victim.mode.name())
     }
 
-    /// What shows that the rig is not blind.
+    /// The canary that shows that the rig is not blind.
     fn canary(self) -> &'static str {
         match (self.victim.mode, self.log) {
             (Mode::Bare, _) => "no sync",
             (_, Log::Memory) => "no replay",
-            (_, Log::Disk) => "a disk that lies",
+            (_, Log::Disk) => "a lying disk",
         }
     }
 }
@@ -165,35 +168,35 @@ impl Arm {
 fn words(arm: Arm, found: &Found) -> String {
     let Found { lives, disks, unflushed, refused, bound, .. } = found;
     let canary = match found.convicted {
-        Some(after) => format!("{} convicted at number {after}", arm.canary()),
+        Some(after) => format!("{} convicted on disk {after}", arm.canary()),
         None => format!("{} ACQUITTED {} TIMES", arm.canary().to_uppercase(), found.tried),
     };
     let said = found.wrong.as_ref().map_or("nothing lost", |wrong| &wrong.said);
     format!(
-        "{:48} {lives} lives, {disks} disks ({unflushed} with unflushed writes, {refused} refused), {bound} steps bound: {said}; \
-         {canary}",
+        "{:48} {lives} runs, {disks} disks ({unflushed} with unflushed writes, {refused} not mountable), {bound} steps \
+         required: {said}; {canary}",
         arm.words()
     )
 }
 
-/// Life after life of one program, each on a disk that a power cut in the one before left, before anything recovered it.
+/// One program's runs, each on a disk that a power cut in the previous run left, before any recovery.
 struct Chain<'a> {
     built: &'a Built,
     arm: Arm,
     rng: Rng,
     keep: &'a Path,
     at: PathBuf,
-    /// The last step on the disk that the next life begins with.
+    /// The last step on the disk with which the next run begins.
     last: u64,
     found: Found,
 }
 
-/// What recovers the files before they are judged.
+/// How the files are recovered before they are judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Recovery {
-    /// `untorn replay`; the judge is no program of a run.
+    /// `untorn replay`; the judge runs without untorn.
     Replay,
-    /// The run that the judge is in.
+    /// The judge's own `untorn run`.
     Run,
     Nothing,
 }
@@ -209,13 +212,13 @@ impl<'a> Chain<'a> {
         let mounted = chain.mounted("made").map_err(io::Error::other)?;
         fs::create_dir(mounted.path().join("files"))?;
         drop(mounted);
-        // mkfs writes zeros; in a copy they are holes.
+        // mkfs writes zeros; a copy turns them into holes.
         copy_image(&chain.at.join("made"), &chain.at.join("base")).map_err(io::Error::other)?;
         fs::remove_file(chain.at.join("made"))?;
         Ok(chain)
     }
 
-    /// Always at the same place, by which a log may know a file.
+    /// Always mounts at the same path, because a log may identify a file by its path.
     fn mounted(&self, image: &str) -> Result<Mounted, untorn_rigs::Error> {
         Mounted::new(FileSystem::Ext4, &self.at.join(image), &self.at.join("recorded"))
     }
@@ -231,25 +234,25 @@ impl<'a> Chain<'a> {
             }
             fruitless = if self.found.disks + self.found.tried == before { fruitless + 1 } else { 0 };
             if fruitless == FRUITLESS {
-                return Err(io::Error::other("ext4 mounts none of the disks"));
+                return Err(io::Error::other("ext4 mounted none of the disks, so nothing was checked"));
             }
         }
         if self.found.wrong.is_none() && disks > DISKS_PER_LIFE && self.found.bound == 0 {
-            self.found.wrong = Some(Wrong::integrity("no disk was bound to have a step, so nothing was judged"));
+            self.found.wrong = Some(Wrong::integrity("no disk had to hold a step, so nothing was checked"));
         }
         fs::remove_dir_all(&self.at)?;
         Ok(self.found)
     }
 
-    /// A command in the directory of the files, to which another process goes: this one serves the disk.
+    /// A command in the files' directory. Another process changes to it, because this process serves the disk.
     fn command(&self) -> Command {
         let (aside, mut command) = (self.at.join("aside"), quiet("env"));
         command.arg("-C").arg(self.at.join("recorded/files")).env("TMPDIR", &aside).env("ASIDE", &aside);
         command.env("PROGRAMS", &self.built.scripts).env("LAST", self.last.to_string()).stderr(Stdio::null());
-        // On the disk it would be a promise that nobody can keep.
+        // On the disk, assuming persistent memory would be false.
         command.env("SYNCHRONOUS", "EXTRA").env_remove("UNTORN_ASSUME_PMEM");
         if self.arm.log == Log::Disk {
-            // What is not synced may be there in part then.
+            // Then unsynced writes may be there in part.
             command.env("TEARS", "1");
         }
         command
@@ -267,7 +270,7 @@ impl<'a> Chain<'a> {
         if self.arm.log == Log::Memory {
             believe(&mut command, &self.at.join("aside"))?;
         }
-        // Who does not sync is promised something by durability per write only.
+        // Without syncs, only per-write durability promises anything.
         let durability = if self.arm.victim.syncs && self.arm.log == Log::Disk { "fsync" } else { "write" };
         let log = self.log();
         let log = [LOG, "--durability", durability, "--log"].map(OsStr::new).into_iter().chain([log.as_os_str()]);
@@ -275,7 +278,7 @@ impl<'a> Chain<'a> {
         Ok(command)
     }
 
-    /// The log in memory, as the life left it, is kept aside for each of its disks.
+    /// Copies the log in memory as the run left it, for each of the run's disks.
     fn swap_log(&self, from: &str, to: &str) -> io::Result<()> {
         let (from, to) = (self.at.join(from), self.at.join(to));
         if self.arm.log == Log::Disk || !from.exists() {
@@ -297,7 +300,7 @@ impl<'a> Chain<'a> {
         let (steps, wait) = (self.rng.below(5), Duration::from_micros(self.rng.below(LONGEST)));
         let watched = watch(&mut child, recorder.clock(), steps, wait);
         let dead = recorder.clock().now();
-        // The kernel may write back what it has at any time. What comes of this is judged on the disks.
+        // The kernel may write back its data at any time. The disks show the result.
         quiet("sync").arg("-f").arg(recorder.path()).status()?;
         let record = recorder.finish();
         fs::remove_file(&live)?;
@@ -305,7 +308,7 @@ impl<'a> Chain<'a> {
         Ok(watched?.map(|(served, received)| Life { record, received, served, dead }))
     }
 
-    /// Cuts the power at random instants of a life. The next one begins with one of the disks.
+    /// Cuts the power at random instants of a run. The next run begins with one of the disks.
     fn cut(&mut self, life: &Life, disks: u32) -> io::Result<()> {
         let (end, before) = (life.record.position(), self.last);
         let mut next = None;
@@ -328,7 +331,7 @@ impl<'a> Chain<'a> {
             self.found.unflushed += u32::from(cut.pending() > 0);
             self.found.bound += known;
             match verdict {
-                // Not the image, which has been recovered.
+                // Remember the instant and seed, not the image, which was recovered.
                 Ok(found) if next.is_none() || self.rng.one_in(3) => next = Some((at, seed, found)),
                 Ok(_) => {}
                 Err(wrong) => {
@@ -347,7 +350,8 @@ impl<'a> Chain<'a> {
         Ok(())
     }
 
-    /// An instant of the whole record, or just when word had come of a step; where the log is in memory, one after the death.
+    /// An instant of the whole record, or the arrival of a step's report; for a log in memory, an instant after the
+    /// kill.
     fn instant(&mut self, life: &Life) -> Position {
         let end = life.record.position();
         if self.arm.log == Log::Memory {
@@ -359,17 +363,19 @@ impl<'a> Chain<'a> {
         self.rng.pick(&life.received).0
     }
 
-    /// What the disk of an instant must have. After the death that is everything, whenever word of it came.
+    /// The last step that the disk of an instant must hold. After the kill that is every step, whenever its report
+    /// arrived.
     fn known(&self, life: &Life, at: Position) -> u64 {
         let at = if at >= life.dead { Position::MAX } else { at };
-        // What is not synced is committed by a close, and that of whoever pays no heed to it only while somebody served it.
+        // A close commits unsynced writes. If the program ignores errors of its closes, that holds only while the
+        // server ran.
         life.known(if self.arm.victim.hears() { at } else { at.min(life.served) }, self.last)
     }
 
-    /// Tries disks that must not stand, until one does not.
+    /// Tries canary disks until one is convicted.
     fn canaries(&mut self, life: &Life) -> io::Result<()> {
         let (before, memory) = (self.last, self.arm.log == Log::Memory);
-        // All of a log in memory are of one instant.
+        // With a log in memory, all canary disks are of one instant.
         for _ in 0..if memory { CANARIES_PER_LIFE / 4 } else { CANARIES_PER_LIFE } {
             if self.found.convicted.is_some() || life.received.is_empty() {
                 break;
@@ -399,7 +405,7 @@ impl<'a> Chain<'a> {
         Ok(fate.to_string())
     }
 
-    /// Mounts a disk, recovers the files and has them judged; `None` if the file system does not mount it.
+    /// Mounts a disk, recovers the files and runs the judge; `None` if the file system does not mount it.
     fn examine(
         &self,
         cut: &Cut<'_>,
@@ -414,7 +420,7 @@ impl<'a> Chain<'a> {
             Err(untorn_rigs::Error::Unmountable { .. }) => return Ok(None),
             Err(error) => return Err(io::Error::other(error)),
         };
-        // Where the cut came before the log was made there is nothing to replay.
+        // If the power was cut before the log was created, there is nothing to replay.
         if recovery == Recovery::Replay && self.log().exists() {
             let mut replay = self.command();
             if self.arm.log == Log::Memory {
@@ -430,7 +436,7 @@ impl<'a> Chain<'a> {
         Ok(Some(judged(&output, known, done)))
     }
 
-    /// Leaves what must be known of a disk that is wrong.
+    /// Keeps a wrong disk and everything needed to study it.
     fn keep(&self, cut: &Cut<'_>, seed: u64, (at, end): (Position, Position), wrong: Wrong) -> io::Result<Wrong> {
         let fate = self.draw(cut, seed)?;
         let (name, life) = (self.arm.victim.name, self.found.lives);
@@ -440,21 +446,18 @@ impl<'a> Chain<'a> {
         if self.arm.log == Log::Memory {
             copy_image(&self.at.join("log-after"), &kept.join("log")).map_err(io::Error::other)?;
         }
-        let said = format!(
-            "{} (life {life}, instant {at} of {end}, the disk {fate}; it is kept in {})",
-            wrong.said,
-            kept.display()
-        );
+        let said =
+            format!("{} (run {life}, instant {at} of {end}; the disk {fate}; kept in {})", wrong.said, kept.display());
         Ok(Wrong { said, ..wrong })
     }
 }
 
 fn replay_failed(output: &Output) -> Wrong {
     let said = String::from_utf8_lossy(&output.stdout);
-    Wrong::integrity(format!("THE REPLAY ENDED WITH {:?} AND SAID {:?}", output.status.code(), said.trim()))
+    Wrong::integrity(format!("THE REPLAY FAILED WITH CODE {:?} AND PRINTED {:?}", output.status.code(), said.trim()))
 }
 
-/// What hangs is wrong.
+/// Runs a command with a time limit: a hang is a violation.
 fn patient(mut command: Command) -> Command {
     command.args(["timeout", "--kill-after=5"]).arg(PATIENCE.as_secs().to_string());
     command

@@ -1,4 +1,4 @@
-//! Life after life on one file system, and the crashes of each.
+//! One file system's chain: runs of the writer, one after the other, and the crashes of each run.
 
 use std::ffi::OsString;
 use std::fs;
@@ -21,16 +21,16 @@ use crate::torture::model::Model;
 use crate::torture::plan::Plan;
 use crate::torture::rounds::writer_arguments;
 
-/// The tortured file's name in the file system.
+/// The name of the file under test in the file system.
 pub(super) const FILE: &str = "tortured";
-/// Images of each life.
+/// Images per run of the writer.
 const IMAGES_PER_LIFE: u64 = 10;
-/// The longest a writer lives after it has got to work, in microseconds.
+/// The maximum time between a writer's first reports and its kill, in microseconds.
 const LONGEST_LIFE: u64 = 400_000;
-/// Lives in a row none of whose images were mountable, before the rig gives up.
+/// The number of runs in a row without a mountable image after which the rig gives up.
 const PATIENCE: u64 = 10;
 
-/// What all chains share.
+/// The state that all chains share.
 pub(super) struct Control {
     bar: ProgressBar,
     stop: AtomicBool,
@@ -43,7 +43,7 @@ impl Control {
         Control { bar, stop: AtomicBool::new(false), start: Instant::now(), time }
     }
 
-    /// Has every chain end after the image at hand.
+    /// Makes every chain end after its current image.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -60,28 +60,28 @@ pub(super) struct Chain<'a> {
     model: Model,
     rng: Rng,
     outcome: Outcome,
-    /// Why the file system did not mount the last image that it did not mount.
+    /// Why the file system refused the last image that it did not mount.
     refusal: String,
-    /// Holds the files below; they go with it.
+    /// Owns the files below, and removes them when dropped.
     dir: TempDir,
-    /// The disk at the beginning of a life.
+    /// The disk at the beginning of a run.
     base: PathBuf,
     /// The disk that is recorded.
     live: PathBuf,
     /// A disk after a crash.
     image: PathBuf,
-    /// The disk for the next life, while it is being chosen.
+    /// The candidate disk for the next run.
     chosen: PathBuf,
     mount: PathBuf,
 }
 
 impl<'a> Chain<'a> {
-    /// Makes the file system, and the file in it.
+    /// Creates the file system, and the file in it.
     pub(super) fn start(setting: &'a Setting, kind: FileSystem) -> Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("untorn-block-")
             .tempdir_in(&setting.scratch)
-            .map_err(|error| Failure::io_at("make a directory in", &setting.scratch, &error))?;
+            .map_err(|error| Failure::io_at("create a directory in", &setting.scratch, &error))?;
         let path = |name: &str| dir.path().join(name);
         let (base, live, image, chosen, mount) =
             (path("base"), path("live"), path("image"), path("chosen"), path("mount"));
@@ -94,14 +94,14 @@ impl<'a> Chain<'a> {
         drop(mounted);
         // mkfs writes zeros; in a copy they are holes.
         copy_image(&live, &base)?;
-        // The same seed on two file systems gives the same operations, and other crashes.
+        // The same seed gives the same operations on both file systems, but different crashes.
         let rng = Rng::from_parts(&[setting.seed, kind as u64]);
         let model = Model::new(Plan::new(setting.seed, setting.threads), durability);
         let outcome = Outcome::default();
         Ok(Chain { setting, kind, model, rng, outcome, refusal: String::new(), dir, base, live, image, chosen, mount })
     }
 
-    /// Goes on for so many images, or until it is told to stop or something is wrong.
+    /// Checks up to `images` images; stops early if told to or if there is a violation.
     pub(super) fn run(mut self, images: u64, control: &Control) -> Result<Outcome> {
         let mut fruitless = 0;
         while self.outcome.images < images && self.outcome.violations.is_empty() && control.goes_on() {
@@ -111,14 +111,17 @@ impl<'a> Chain<'a> {
             }
             fruitless = if self.outcome.images == before { fruitless + 1 } else { 0 };
             if fruitless == PATIENCE {
-                let message = format!("{} mounts none of the images; the last: {}", self.kind, self.refusal);
+                let message = format!(
+                    "{} mounted no image in {PATIENCE} runs, so nothing was tested; the last reason: {}",
+                    self.kind, self.refusal
+                );
                 return Err(Failure { exit: Exit::Io, path: None, message });
             }
         }
         Ok(self.outcome)
     }
 
-    /// Has the writer live once; `None` if it didn't as it should, which is a violation.
+    /// Runs the writer once. Returns `None` if it ended by itself, which is a violation.
     fn live(&mut self) -> Result<Option<Life>> {
         let alternate = [Durability::PerCommit, Durability::PerWrite][(self.outcome.lives % 2) as usize];
         self.model.set_durability(self.setting.durability.unwrap_or(alternate));
@@ -150,7 +153,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Cuts the power at random instants of a life. The next life begins with one of the disks.
+    /// Cuts the power at random instants of a run. The next run begins with one of the resulting disks.
     fn crash(&mut self, life: &Life, images: u64, control: &Control) -> Result<()> {
         let mut next = None;
         for _ in 0..IMAGES_PER_LIFE {
@@ -180,15 +183,16 @@ impl<'a> Chain<'a> {
                 self.outcome.acknowledged += durable + 1 - next;
             }
             control.bar.inc(1);
-            // Recovery has changed the image: what is kept or lived on is the disk as the crash left it.
+            // Recovery has changed the image. Keep or continue with the disk as the crash left it.
             if !wrong.is_empty() {
                 write_image(&self.base, &patches, &self.image)?;
                 let mut case = Case::new(self.setting, self.kind, &self.model, &life.reports, known);
                 (case.instant, case.fate, case.leave) = (at, fate.to_string(), leave as u8);
                 return self.keep(case, wrong);
             }
-            // After a lie nobody promises what the file system makes of its disk, not even that a writer can go on there: then
-            // each life begins with the disk of the first.
+            // After a lying flush, the file system may be in any state, and a writer may fail on it. So with a lying
+            // disk,
+            // each run begins with the disk of the first run.
             if !self.setting.lying && (next.is_none() || self.rng.below(3) == 0) {
                 write_image(&self.base, &patches, &self.chosen)?;
                 next = Some(model);
@@ -201,7 +205,7 @@ impl<'a> Chain<'a> {
         Ok(())
     }
 
-    /// Ends the chain with what is wrong with the image.
+    /// Ends the chain with an image's violations.
     fn keep(&mut self, mut case: Case, wrong: Vec<String>) -> Result<()> {
         case.violations.clone_from(&wrong);
         self.outcome.kept = Some(case.save(&self.image, &self.setting.keep)?);

@@ -1,4 +1,4 @@
-//! Looking at the disk that a crash left: mount it, recover, verify.
+//! Examines the disk after a crash: mounts it, recovers the file and verifies it.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -13,27 +13,27 @@ use crate::exit::{Failure, Result};
 use crate::torture::model::{Heard, Model};
 use crate::torture::target::{Face, Target};
 
-/// What an image turned out to be.
+/// The result of examining an image.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// The file system did not mount it, and why.
+    /// The file system did not mount it, for this reason.
     Refused(String),
-    /// It was recovered, and this is wrong with it.
+    /// It was recovered, with these violations.
     Checked(Vec<String>),
 }
 
-/// How the file is left after it was verified; each must keep what was verified.
+/// How to leave the file after verification. Each way must keep the verified state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leave {
     Close,
-    /// Recovered once more.
+    /// Drop it, and recover it once more.
     Reopen,
-    /// Settled, and read without untorn.
+    /// Settle it, and read it without untorn.
     Settle,
 }
 
 impl Leave {
-    /// From a number that was drawn.
+    /// From a random number.
     pub(super) fn of(number: u64) -> Self {
         match number % 8 {
             0 => Leave::Settle,
@@ -43,7 +43,7 @@ impl Leave {
     }
 }
 
-/// How the file is opened.
+/// How to open the file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opening {
     pub(super) engine: EngineKind,
@@ -59,8 +59,8 @@ impl Opening {
     }
 }
 
-/// Mounts the image at `mount`, recovers the file in it and verifies it against the model, which takes the state over.
-/// The image changes.
+/// Mounts the image at `mount`, recovers the file in it and verifies it against the model, which adopts the state.
+/// This changes the image.
 pub(super) fn examine(
     kind: FileSystem,
     image: &Path,
@@ -76,9 +76,9 @@ pub(super) fn examine(
         Err(error) => return Err(error.into()),
     };
     let path = mounted.path().join(FILE);
-    // An error is wrong whatever it blames: there is room enough, and the file was durable before the life began.
+    // Any error is a violation: there is enough space, and the file was durable before the run began.
     let wrong = recover(&path, opening, model, heard, leave)
-        .unwrap_or_else(|error| vec![format!("recovery or a read was refused: {error}")]);
+        .unwrap_or_else(|error| vec![format!("recovery or a read failed: {error}")]);
     Ok(Verdict::Checked(wrong))
 }
 
@@ -109,7 +109,7 @@ fn recover(
         Leave::Reopen => {
             drop(file);
             let again = opening.open(path, false)?;
-            ("opened again", model.verify_unchanged(|block, bytes| read(&again, block, bytes))?)
+            ("after another recovery", model.verify_unchanged(|block, bytes| read(&again, block, bytes))?)
         }
         Leave::Settle => {
             if !file.settle()? {
@@ -121,7 +121,7 @@ fn recover(
                 bytes.resize(places[block].len, 0);
                 plain.read_exact_at(bytes, places[block].offset)
             });
-            ("settled", after.map_err(|error| Failure::io_at("read", path, &error))?)
+            ("after settling", after.map_err(|error| Failure::io_at("read", path, &error))?)
         }
     };
     wrong.extend(after.into_iter().map(|what| format!("{how}: {what}")));

@@ -1,4 +1,4 @@
-//! A disk with a violation, kept with all that is needed to see it again.
+//! A disk with a violation, kept with everything needed to check it again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,40 +14,40 @@ use crate::torture::model::Model;
 use crate::torture::plan::{Plan, Stamp};
 use crate::torture::target::Face;
 
-/// The disk as the crash left it, before anything recovered.
+/// The disk as the crash left it, before any recovery.
 const IMAGE: &str = "image";
-/// What was known of it.
+/// What was known about the disk.
 const CASE: &str = "case.json";
 
-/// What was known of a disk. The words are those of the command line.
+/// What was known about a disk. The values are those of the command line.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Case {
     pub(super) file_system: String,
     pub(super) engine: String,
     pub(super) durability: String,
-    /// Whether it is a region of a store.
+    /// Whether the writer wrote to a region of a store.
     #[serde(default)]
     pub(super) region: bool,
     pub(super) seed: u64,
     pub(super) threads: usize,
-    /// When in the life the power went, in events of the log.
+    /// When in the run the power was cut, in events of the log.
     pub(super) instant: u64,
-    /// What became of unflushed writes.
+    /// What happened to the unflushed writes.
     pub(super) fate: String,
-    /// How the file was left after it was verified: a [`Leave`] as a number.
+    /// How the file was left after verification: a [`Leave`] as a number.
     pub(super) leave: u8,
-    /// The model's state at the beginning of the life: the stamp of each block, the next operation of each thread.
+    /// The model's state at the beginning of the run: the stamp of each block, the next operation of each thread.
     base: Vec<u64>,
     next: Vec<u64>,
-    /// What the writer reported in its whole life.
+    /// All reports of the writer.
     reports: Vec<u64>,
-    /// How many of the reports had been received before the power went.
+    /// How many of the reports had been received before the power cut.
     known: usize,
     pub(super) violations: Vec<String>,
 }
 
 impl Case {
-    /// Of a life that began with what the model says.
+    /// A case from a run that began in the model's state.
     pub(super) fn new(setting: &Setting, kind: FileSystem, model: &Model, reports: &[u64], known: usize) -> Self {
         Case {
             file_system: kind.as_str().to_owned(),
@@ -57,7 +57,7 @@ impl Case {
             seed: setting.seed,
             threads: setting.threads,
             instant: 0,
-            fate: "had lost nothing when the writer began".to_owned(),
+            fate: "had lost nothing before the writer started".to_owned(),
             leave: Leave::Close as u8,
             base: model.base().iter().map(|stamp| stamp.0).collect(),
             next: model.next().to_vec(),
@@ -67,11 +67,11 @@ impl Case {
         }
     }
 
-    /// Writes the case and a copy of the disk to a new directory below `parent`, and says which.
+    /// Writes the case and a copy of the disk to a new directory below `parent`. Returns the directory.
     pub(super) fn save(&self, image: &Path, parent: &Path) -> Result<PathBuf> {
         let new = fs::create_dir_all(parent)
             .and_then(|()| tempfile::Builder::new().prefix("untorn-power-cut-").tempdir_in(parent));
-        let dir = new.map_err(|error| Failure::io_at("make a directory in", parent, &error))?.keep();
+        let dir = new.map_err(|error| Failure::io_at("create a directory in", parent, &error))?.keep();
         copy_image(image, &dir.join(IMAGE))?;
         let path = dir.join(CASE);
         let text = serde_json::to_vec(self).map_err(std::io::Error::from);
@@ -84,7 +84,7 @@ impl Case {
         let path = dir.join(CASE);
         let text = fs::read(&path).map_err(|error| Failure::io_at("read", &path, &error))?;
         serde_json::from_slice(&text).map_err(|error| {
-            Failure::usage_at(&path, format!("not a case that `untorn torture --medium block` kept: {error}"))
+            Failure::usage_at(&path, format!("not a case kept by `untorn torture --medium block`: {error}"))
         })
     }
 
@@ -102,18 +102,18 @@ impl Case {
             face: if self.region { Face::Region } else { Face::File },
         };
         if !(1..=16).contains(&self.threads) {
-            return Err(Failure::usage(format!("the kept case names {} threads", self.threads)));
+            return Err(Failure::usage(format!("the kept case has {} threads; expected 1 to 16", self.threads)));
         }
         let base = self.base.iter().map(|&stamp| Stamp(stamp)).collect();
         let plan = Plan::new(self.seed, self.threads);
         let mut model = Model::restore(plan, opening.durability, base, self.next.clone()).ok_or_else(|| {
-            Failure::usage("the kept case is of another version of untorn: its plan has other blocks")
+            Failure::usage("the kept case is from another version of untorn, with a different plan; use that version")
         })?;
         let heard = heard(&model, &self.reports, self.known);
         let work = tempfile::Builder::new()
             .prefix("untorn-replay-")
             .tempdir_in(scratch)
-            .map_err(|error| Failure::io_at("make a directory in", scratch, &error))?;
+            .map_err(|error| Failure::io_at("create a directory in", scratch, &error))?;
         let (image, mount) = (work.path().join(IMAGE), work.path().join("mount"));
         fs::create_dir(&mount).map_err(|error| Failure::io_at("create", &mount, &error))?;
         copy_image(&dir.join(IMAGE), &image)?;

@@ -1,4 +1,4 @@
-//! One life of the writing process on a recorded disk.
+//! One run of the writing process on a recorded disk.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -11,15 +11,16 @@ use crate::exit::{Exit, Failure, Result};
 use crate::torture::model::{Heard, Model};
 use crate::victim::{End, Victim};
 
-/// Reports before which no writer is killed. On a busy machine it would get to nothing in the time it is given; the power goes
-/// at an instant of the whole life, this beginning included.
+/// The number of reports to wait for before a kill. Without them, a writer on a busy machine would do nothing before
+/// its
+/// kill. The power cut can be at any instant of the run, also before these reports.
 const FEWEST_REPORTS: usize = 64;
 
-/// What a life left behind.
+/// The record of one run.
 pub(super) struct Life {
-    /// What reached the disk.
+    /// Everything that reached the disk.
     pub(super) log: Log,
-    /// Every report, in the order they came.
+    /// All reports, in the order of their arrival.
     pub(super) reports: Vec<u64>,
     /// Positions of the log, each with the number of reports received by then.
     received: Vec<(Position, usize)>,
@@ -33,17 +34,18 @@ impl Life {
     }
 }
 
-/// What a crash must leave if only the first `known` reports had been received.
+/// What a crash must preserve if only the first `known` reports had been received.
 ///
-/// Why this raises no false alarm. A report is sent after what it speaks of, and the position noted beside it is read
-/// *after* it was received. All that made an operation durable was in the log before its report was sent; so at a
-/// position not below the one noted, the power goes after the acknowledgement. A report that was on its way at the
-/// instant of the crash counts as unknown, which asks less, never more.
+/// This raises no false alarm. The writer sends a report after the event, and the position noted with it is read
+/// *after* the report arrived. Everything that made an operation durable was in the log before its report was sent. So
+/// at
+/// any position at or after the noted one, the power cut follows the acknowledgement. A report in flight at the crash
+/// counts as unknown, which demands less, never more.
 ///
-/// Why it misses nothing that it could see. An operation that had not begun can't be on the disk, for an image holds
-/// only bytes that were written before its instant, so the last operation of the whole life is as good an upper bound as
-/// the last one before the crash. What a read returned as a mixture, and which operation had returned before which other
-/// began, are facts of the life, wherever it is cut.
+/// This misses no detectable violation. An operation that had not begun cannot be on the disk, because an image holds
+/// only bytes written before its instant. So the last operation of the whole run is as good an upper bound as the last
+/// one before the crash. Mixtures that reads returned, and the order in which operations began and returned, are facts
+/// of the run, independent of the instant of the crash.
 pub(super) fn heard(model: &Model, reports: &[u64], known: usize) -> Heard {
     let life = model.hear(reports);
     Heard { durable: model.hear(&reports[..known.min(reports.len())]).durable, ..life }
@@ -66,16 +68,16 @@ pub(super) fn live(
     let received = std::mem::take(&mut *received.lock().unwrap_or_else(PoisonError::into_inner));
     match end {
         End::Killed(reports) => Ok(Ok(Life { log, reports, received })),
-        // No promise excludes a full disk.
+        // A full disk breaks no promise.
         End::ByItself(status) if status.code() == Some(Exit::Io as i32) => {
-            let message = format!("the writer could not go on under {kind} ({status}); its message is above");
+            let message = format!("the writer failed on {kind} ({status}); its message is above");
             Err(Failure { exit: Exit::Io, path: None, message })
         }
-        End::ByItself(status) => Ok(Err(format!("the writer ended by itself ({status}); its message is above"))),
+        End::ByItself(status) => Ok(Err(format!("the writer exited by itself ({status}); its message is above"))),
     }
 }
 
-/// Notes for each receipt the position at which it is certain.
+/// Notes the log's position after each arrival of reports.
 fn note(clock: Clock, received: Arc<Mutex<Vec<(Position, usize)>>>) -> impl FnMut(usize) + Send + 'static {
     move |reports| {
         let now = clock.now();

@@ -1,10 +1,13 @@
-//! `untorn torture --medium block`: the power of a disk under a real file system is cut, and every promise is checked on
-//! what the disk may then hold.
+//! `untorn torture --medium block`: cuts the power of a disk under a real file system, and checks every promise on the
+//! possible contents of that disk.
 //!
-//! One chain for each file system: a life of the writing process on a recorded disk, images of crashes at random instants
-//! of that life, each mounted, recovered and verified, and the next life on one of those images *before* its recovery.
-//! So the next record begins with the mount after a crash and with untorn's recovery, and crashes during both are among
-//! its images.
+//! Each file system has one chain:
+//!
+//! 1. The writing process runs on a recorded disk.
+//! 2. The chain builds images of crashes at random instants of that run, and mounts, recovers and verifies each one.
+//! 3. The next run starts on one of those images *before* its recovery. So the next record begins with the mount after
+//!    a
+//!    crash and with untorn's recovery, and includes crashes during both.
 
 mod chain;
 mod examine;
@@ -27,16 +30,16 @@ use crate::torture::target::Face;
 use crate::{progress, rng};
 use chain::{Chain, Control};
 
-/// Images without a number on the command line.
+/// The default number of images.
 const IMAGES: u64 = 100;
-/// Memory-backed on every Linux; the images are written and read whole, and need not survive anything.
+/// Memory-backed on every Linux. The images are written and read whole, and need no durability.
 const FAST: &str = "/dev/shm";
 
-/// What is tortured, with every default resolved.
+/// What is tested, with every default resolved.
 #[derive(Clone, Debug)]
 struct Setting {
     engine: EngineKind,
-    /// When a write is durable; `None` alternates from life to life.
+    /// When a write becomes durable; `None` alternates from run to run.
     durability: Option<Durability>,
     /// How the writer writes.
     face: Face,
@@ -44,45 +47,46 @@ struct Setting {
     seed: u64,
     images: u64,
     kinds: Vec<FileSystem>,
-    /// Whether the disk acknowledges flushes that it does not carry out.
+    /// Whether the disk acknowledges flushes that it does not perform.
     lying: bool,
-    /// Where images are built.
+    /// Directory for building images.
     scratch: PathBuf,
-    /// Where those with a violation are kept.
+    /// Directory for keeping images with a violation.
     keep: PathBuf,
 }
 
-/// What came of one file system's chain.
+/// The results of one file system's chain.
 #[derive(Clone, Debug, Default)]
 struct Outcome {
-    /// Lives of the writing process.
+    /// Runs of the writing process.
     lives: u64,
-    /// Operations that returned in them.
+    /// Operations that returned in those runs.
     operations: u64,
-    /// Images that were recovered and verified.
+    /// Images recovered and verified.
     images: u64,
-    /// Those of them at whose instant something was pending.
+    /// Images with pending writes at the instant of the crash.
     unflushed: u64,
-    /// Operations that the images were bound to hold, beyond those of the lives before.
+    /// Operations that the images had to hold, beyond those of earlier runs.
     acknowledged: u64,
-    /// Images that the file system did not mount. They say nothing about untorn.
+    /// Images that the file system did not mount. They prove nothing about untorn.
     refused: u64,
-    /// What was wrong with the last image; empty if nothing ever was.
+    /// Violations on the last image.
     violations: Vec<String>,
-    /// Where that image is.
+    /// Where that image is kept.
     kept: Option<PathBuf>,
 }
 
-/// Cuts the power again and again.
+/// Cuts the power repeatedly.
 pub(super) fn run(args: &Torture) -> Result<Exit> {
-    // Under it, untorn would trust caches that a power cut empties, and be convicted for what it never promised.
+    // With this variable, untorn would trust caches that a power cut empties, and the test would report false
+    // violations.
     if std::env::var_os("UNTORN_ASSUME_PMEM").is_some_and(|value| !value.is_empty()) {
         return Err(Failure::usage(
-            "UNTORN_ASSUME_PMEM is set: a disk taken for persistent memory survives no power cut",
+            "UNTORN_ASSUME_PMEM is set, but a disk treated as persistent memory does not survive a power cut; unset it",
         ));
     }
     if let Some(name) = args.log.given() {
-        return Err(Failure::usage(format!("{name} is not for --medium block")));
+        return Err(Failure::usage(format!("{name} does not apply to --medium block; omit it")));
     }
     if let Some(case) = &args.replay {
         return replay(args, case);
@@ -99,9 +103,9 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
         return Ok(Exit::Attention);
     }
     if outcomes.iter().any(|outcome| outcome.images == 0 || outcome.acknowledged == 0) {
-        // Nothing was wrong because nothing happened; calling that a pass would be a lie.
-        let message = "no image of one of the file systems held an acknowledged operation, so nothing was tested; give \
-                       it more --images or --seconds";
+        // No violation, but nothing happened: that is not a pass.
+        let message = "on one of the file systems, no image held an acknowledged operation, so nothing was tested; raise \
+                       --images or --seconds";
         return Err(Failure { exit: Exit::Attention, path: None, message: message.to_owned() });
     }
     Ok(Exit::Clean)
@@ -127,7 +131,7 @@ fn setting(args: &Torture) -> Result<Setting> {
     })
 }
 
-/// Runs one chain for each file system, side by side.
+/// Runs one chain per file system, in parallel.
 fn run_chains(setting: &Setting, seconds: Option<u64>) -> Result<Vec<Outcome>> {
     let bar = progress::bar(setting.images, &format!("seed {}", setting.seed));
     let control = Control::new(bar.clone(), seconds.map(Duration::from_secs));
@@ -135,7 +139,7 @@ fn run_chains(setting: &Setting, seconds: Option<u64>) -> Result<Vec<Outcome>> {
     let results: Vec<Result<Outcome>> = thread::scope(|scope| {
         let start = |(number, &kind): (usize, &FileSystem)| {
             let number = number as u64;
-            // Together they make the number asked for.
+            // The shares add up to the requested number.
             let share = setting.images / count + u64::from(number < setting.images % count);
             let control = &control;
             scope.spawn(move || {
@@ -143,7 +147,7 @@ fn run_chains(setting: &Setting, seconds: Option<u64>) -> Result<Vec<Outcome>> {
                 if result.as_ref().is_ok_and(|outcome| outcome.violations.is_empty()) {
                     return result;
                 }
-                // There is something to look at; the others need not go on.
+                // There is a violation or an error: the other chains can stop.
                 control.stop();
                 result
             })
@@ -179,7 +183,7 @@ fn replay(args: &Torture, directory: &std::path::Path) -> Result<Exit> {
         "details": violations,
     });
     output::report(args.form.json, &object, || {
-        let mut text = format!("The disk of {}, which {}:\n", case.file_system, case.fate);
+        let mut text = format!("The kept {} disk, which {}:\n", case.file_system, case.fate);
         say_violations(&mut text, &violations);
         text
     })?;
@@ -240,9 +244,9 @@ fn words(setting: &Setting, outcomes: &[Outcome], took: Duration) -> String {
     for (kind, outcome) in setting.kinds.iter().zip(outcomes) {
         let _ = writeln!(
             text,
-            "{kind}: {} of {} with {} operations; {} had unflushed writes, {} the file system refused",
+            "{kind}: {} from {} with {} operations; {} had unflushed writes; {} could not be mounted",
             output::count(outcome.images, "image", "images"),
-            output::count(outcome.lives, "life", "lives"),
+            output::count(outcome.lives, "run", "runs"),
             outcome.operations,
             outcome.unflushed,
             outcome.refused,
@@ -254,16 +258,15 @@ fn words(setting: &Setting, outcomes: &[Outcome], took: Duration) -> String {
     for kept in outcomes.iter().filter_map(|outcome| outcome.kept.as_ref()) {
         let _ = writeln!(
             text,
-            "The disk and what was known of it are kept in {0};\n`untorn torture --medium block --replay {0}` checks it \
-             again.",
+            "The disk image and its case are kept in {0};\n`untorn torture --medium block --replay {0}` checks it again.",
             kept.display()
         );
     }
     text += &output::fold(
-        "Checked on each image, after the file system's own recovery and untorn's: each operation whole or not at all, \
-         also over several blocks (C1); nothing lost that was acknowledged as durable before the power went (C2); if \
-         every write is a commit, nothing lost that a read had returned (C3). An image holds what completed flushes \
-         cover, and of all later writes any subset of sectors.",
+        "Checked on each image, after the file system's recovery and untorn's: every operation is atomic, also across \
+         several blocks (C1); no operation acknowledged as durable before the power cut is lost (C2); with per-write \
+         durability, no data that a read returned is lost (C3). An image holds everything covered by completed flushes, \
+         and any subset of the sectors of later writes.",
     );
     text
 }

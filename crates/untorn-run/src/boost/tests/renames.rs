@@ -119,7 +119,7 @@ fn a_rename_of_a_process_that_died_is_looked_for() {
             assert_eq!((written, demoted), (Ok(1), vec![]));
         } else {
             assert_eq!(written, Err(PLAIN));
-            assert!(demoted.contains(&"a rename that did not take place".to_owned()), "{demoted:?}");
+            assert!(demoted.contains(&"rename did not happen".to_owned()), "{demoted:?}");
             assert!(place.boost.find(target).is_none(), "what was to be replaced is a plain one too");
         }
         // The name is free for the next one.

@@ -37,7 +37,7 @@ impl Allowed {
             return None;
         }
         let allowed: Vec<String> = self.states.iter().map(show).collect();
-        Some(format!("differs from all it may hold: {}, not {}", show(found), allowed.join(" or ")))
+        Some(format!("differs from every allowed state: {}, not {}", show(found), allowed.join(" or ")))
     }
 
     fn may_be_mixed(&self, found: &State) -> bool {

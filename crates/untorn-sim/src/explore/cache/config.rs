@@ -67,20 +67,20 @@ impl FromStr for Config {
     fn from_str(text: &str) -> Result<Self, String> {
         let words: Vec<&str> = text.split('/').collect();
         let [medium, engine, durability] = words[..] else {
-            return Err(format!("{text:?} does not name a configuration: three words between slashes"));
+            return Err(format!("{text:?} is not a configuration: expected three words separated by slashes"));
         };
         Ok(Config {
             medium: medium_of(medium)?,
             canary: match engine {
                 "cache" | "cache-through" => false,
                 "no-cache" => true,
-                other => return Err(format!("{other:?} is no write cache; use cache, cache-through or no-cache")),
+                other => return Err(format!("{other:?} is not a write cache; use cache, cache-through or no-cache")),
             },
             through: engine == "cache-through",
             durability: match durability {
                 "write" => Durability::PerWrite,
                 "fsync" => Durability::PerCommit,
-                other => return Err(format!("{other:?} is no durability; use write or fsync")),
+                other => return Err(format!("{other:?} is not a durability; use write or fsync")),
             },
         })
     }

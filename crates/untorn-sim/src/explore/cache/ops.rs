@@ -97,7 +97,7 @@ impl fmt::Display for Op {
         let name = |number: u8| NAMES[usize::from(number)];
         match *self {
             Op::Create(file, len, tag) => write!(f, "create {}, append {len} bytes {tag}", name(file)),
-            Op::Make(file, len, tag) => write!(f, "make {}, append {len} bytes {tag}", name(file)),
+            Op::Make(file, len, tag) => write!(f, "create {} again, append {len} bytes {tag}", name(file)),
             Op::Write(file, at, len, tag) => write!(f, "write {len} bytes {tag} at {at} to {}", name(file)),
             Op::Append(file, len, tag) => write!(f, "append {len} bytes {tag} to {}", name(file)),
             Op::SetLen(file, len) => write!(f, "resize {} to {len}", name(file)),
@@ -105,12 +105,12 @@ impl fmt::Display for Op {
             Op::Move(from, to) => write!(f, "move {} to {}", name(from), name(to)),
             Op::MoveFails(from, to) => write!(f, "fail to move {} to {}", name(from), name(to)),
             Op::Unlink(file) => write!(f, "unlink {}", name(file)),
-            Op::Leave(file) => write!(f, "let {} leave", name(file)),
+            Op::Leave(file) => write!(f, "prepare to unlink {}", name(file)),
             Op::Remove(file) => write!(f, "drain, close and remove {}", name(file)),
             Op::Sync(file) => write!(f, "sync {}", name(file)),
             Op::SyncAll => write!(f, "sync all"),
             Op::SyncNames(dir) => write!(f, "sync the directory {}", DIRS[usize::from(dir)]),
-            Op::HandOver(file) => write!(f, "hand {} over", name(file)),
+            Op::HandOver(file) => write!(f, "write {} to the kernel", name(file)),
             Op::Demote(file) => write!(f, "demote {}", name(file)),
             Op::Attach(file) => write!(f, "close {}, attach it", name(file)),
             Op::Drain => write!(f, "drain"),
@@ -118,7 +118,7 @@ impl fmt::Display for Op {
             Op::DrainFails(nth) => write!(f, "drain while flush {nth} fails"),
             Op::Reopen => write!(f, "drop, open"),
             Op::ReopenFails(nth) => write!(f, "drop, open while flush {nth} fails"),
-            Op::ReopenMissing(file) => write!(f, "drop, replay while {} is not there", name(file)),
+            Op::ReopenMissing(file) => write!(f, "drop, replay while {} is missing", name(file)),
         }
     }
 }

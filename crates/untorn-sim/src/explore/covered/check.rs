@@ -16,7 +16,11 @@ pub(super) fn open(config: &Config, medium: &SimMedium, expected: &Expected) -> 
     let opened = guarded("opening", || config.options().open_on(medium.clone(), PATH))?;
     let file = opened.map_err(|error| Finding::new(format!("opening failed: {error}")))?;
     let held = read(&file)?;
-    if expected.states.contains(&held) { Ok(file) } else { wrong("the file holds what no commit left".to_owned()) }
+    if expected.states.contains(&held) {
+        Ok(file)
+    } else {
+        wrong("the file's bytes match no committed state".to_owned())
+    }
 }
 
 pub(super) fn read(file: &AtomicFile) -> Found<Vec<u8>> {
@@ -43,28 +47,38 @@ pub(super) fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
         {
             return Ok(());
         }
-        Err(error) => return wrong(format!("looking failed: {error}")),
+        Err(error) => return wrong(format!("opening without changes failed: {error}")),
     };
     let report = guarded("scrubbing", || looked.scrub())?;
     let report = report.map_err(|error| Finding::new(format!("scrubbing failed: {error}")))?;
     for damage in &report.damage {
         match damage {
             Damage::Page(range) => {
-                return wrong(format!("page {} is accused, and was never damaged", range.offset / PAGE as u64));
+                return wrong(format!(
+                    "page {} is reported as damaged, but was never damaged",
+                    range.offset / PAGE as u64
+                ));
             }
             Damage::Unknown(range) => {
                 let page = range.offset / PAGE as u64;
-                return wrong(format!("page {page} is unknown, though all stores were announced"));
+                return wrong(format!(
+                    "page {page} is reported as modified outside untorn, but all stores were announced"
+                ));
             }
             Damage::Parity { stripe } => {
-                return wrong(format!("the parity of stripe {stripe} does not fit pages that are called covered"));
+                return wrong(format!(
+                    "the parity of stripe {stripe} does not match its pages, which are reported as covered"
+                ));
             }
             Damage::SidecarPage(range) | Damage::SidecarUnknown(range) => {
-                return wrong(format!("byte {} of the sidecar is accused, and was never damaged", range.offset));
+                return wrong(format!(
+                    "byte {} of the sidecar is reported as damaged, but was never damaged",
+                    range.offset
+                ));
             }
             Damage::SidecarParity { stripe } => {
                 return wrong(format!(
-                    "the parity of stripe {stripe} of the sidecar does not fit what is called covered"
+                    "the parity of stripe {stripe} of the sidecar does not match its pages, which are reported as covered"
                 ));
             }
             // A block that was being written.
@@ -84,8 +98,8 @@ pub(super) fn is_covered(file: &AtomicFile) -> Found<()> {
     };
     match file.coverage() {
         Ok(Some(coverage)) if is_whole(&coverage) && coverage.sidecar.as_deref().is_none_or(is_whole) => Ok(()),
-        Ok(coverage) => wrong(format!("after a whole pass not all is covered: {coverage:?}")),
-        Err(error) => wrong(format!("no coverage: {error}")),
+        Ok(coverage) => wrong(format!("after a whole pass, some pages are not covered: {coverage:?}")),
+        Err(error) => wrong(format!("reading the coverage failed: {error}")),
     }
 }
 
@@ -119,7 +133,7 @@ impl Sidecar {
 /// it cannot be told whether it is damaged.
 pub(super) fn deceive(medium: &SimMedium, rng: &mut Rng) -> Found<()> {
     let Ok(looked) = ProtectOptions::new().look_on(medium.clone(), PATH) else { return Ok(()) };
-    let coverage = looked.coverage().map_err(|error| Finding::new(format!("no coverage: {error}")))?;
+    let coverage = looked.coverage().map_err(|error| Finding::new(format!("reading the coverage failed: {error}")))?;
     let report = guarded("scrubbing", || looked.scrub())?;
     let is_clean = report.is_ok_and(|report| report.is_clean());
     drop(looked);
@@ -154,10 +168,10 @@ pub(super) fn mend(medium: &SimMedium, file: &AtomicFile, rng: &mut Rng) -> Foun
         let report = guarded("repair", || file.repair())?;
         let report = report.map_err(|error| Finding::new(format!("repair failed: {error}")))?;
         if medium.peek(&sidecar.path).unwrap_or_default() != before {
-            return wrong(format!("a byte of the sidecar was called covered and could not be given back: {report:?}"));
+            return wrong(format!("a byte of the sidecar was reported as covered, but was not restored: {report:?}"));
         }
         if report.sidecar_repaired.len() != 1 || !report.repaired.is_empty() || report.scrub.damage.len() != 1 {
-            return wrong(format!("one page of the sidecar was damaged and {report:?} said of it"));
+            return wrong(format!("one page of the sidecar was damaged, but the repair reported {report:?}"));
         }
         return Ok(());
     }
@@ -170,10 +184,10 @@ pub(super) fn mend(medium: &SimMedium, file: &AtomicFile, rng: &mut Rng) -> Foun
     let report = guarded("repair", || file.repair())?;
     let report = report.map_err(|error| Finding::new(format!("repair failed: {error}")))?;
     if medium.peek(PATH).unwrap_or_default() != before {
-        return wrong(format!("byte {at} was called covered and could not be given back: {report:?}"));
+        return wrong(format!("byte {at} was reported as covered, but was not restored: {report:?}"));
     }
     if report.repaired.len() != 1 || report.scrub.damage.len() != 1 {
-        return wrong(format!("one page was damaged and {report:?} said of it"));
+        return wrong(format!("one page was damaged, but the repair reported {report:?}"));
     }
     Ok(())
 }

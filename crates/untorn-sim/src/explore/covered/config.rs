@@ -96,21 +96,21 @@ impl FromStr for Config {
     fn from_str(text: &str) -> Result<Self, String> {
         let words: Vec<&str> = text.split('/').collect();
         let [medium, what, engine, durability, when, layout] = words[..] else {
-            return Err(format!("{text:?} does not name a configuration: six words between slashes"));
+            return Err(format!("{text:?} is not a configuration: expected six words separated by slashes"));
         };
         Ok(Config {
             medium: medium_of(medium)?,
             canary: match what {
                 "covered" => false,
                 "untold" => true,
-                other => return Err(format!("{other:?} is neither covered nor untold")),
+                other => return Err(format!("{other:?} is not a mode; use covered or untold")),
             },
             engine: engine.parse()?,
             durability: durability.parse()?,
             synchronous: match when {
                 "announced" => false,
                 "synchronous" => true,
-                other => return Err(format!("{other:?} is neither announced nor synchronous")),
+                other => return Err(format!("{other:?} is not a kind of store; use announced or synchronous")),
             },
             layout: layout.parse()?,
         })

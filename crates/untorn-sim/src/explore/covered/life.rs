@@ -53,13 +53,13 @@ impl fmt::Display for Op {
             Op::Sync => write!(f, "sync"),
             Op::Cover => write!(f, "cover"),
             Op::Resize(len) => write!(f, "resize to {len}"),
-            Op::RotResize(len, seed) => write!(f, "damage by {seed}, resize to {len}, repair"),
+            Op::RotResize(len, seed) => write!(f, "damage with seed {seed}, resize to {len}, repair"),
             Op::Reopen { clean: true } => write!(f, "close, open"),
             Op::Reopen { clean: false } => write!(f, "drop, open"),
             Op::Settle => write!(f, "settle, open"),
-            Op::Mend(seed) => write!(f, "damage by {seed}, repair"),
-            Op::Rest(seed) => write!(f, "close and damage of the sidecar by {seed}, open"),
-            Op::Untold(seed) => write!(f, "store by {seed} past the engine"),
+            Op::Mend(seed) => write!(f, "damage with seed {seed}, repair"),
+            Op::Rest(seed) => write!(f, "close, damage the sidecar with seed {seed}, open"),
+            Op::Untold(seed) => write!(f, "store with seed {seed} outside the engine"),
         }
     }
 }
@@ -81,7 +81,7 @@ impl Expected {
     }
 
     fn now(&self) -> &Vec<u8> {
-        self.states.last().expect("a file always holds something")
+        self.states.last().expect("the list of states is never empty")
     }
 }
 
@@ -277,7 +277,7 @@ impl<'a> Life<'a> {
                 if is_rotten {
                     let report = guarded("repair", || self.file().repair())?.map_err(failed)?;
                     if !report.is_whole() || read(self.file())? != *self.expected.now() {
-                        return wrong(format!("{op}: what was damaged before was taken for the truth: {report:?}"));
+                        return wrong(format!("{op}: earlier damage was accepted as valid data: {report:?}"));
                     }
                 }
                 self.cover()?;
@@ -327,7 +327,8 @@ impl<'a> Life<'a> {
                 if let Some(file) = file {
                     // What is covered and damaged by then must not become the truth: not at home, nor in the digests of the engine.
                     let settles = early && rng.one_in(2);
-                    guarded("letting go", || if settles { file.settle() } else { file.close() })?.map_err(failed)?;
+                    guarded("closing or settling", || if settles { file.settle() } else { file.close() })?
+                        .map_err(failed)?;
                     self.committed();
                 }
                 if let Some(sidecar) = sidecar.filter(|_| !early) {
@@ -337,7 +338,7 @@ impl<'a> Life<'a> {
                 let report = guarded("repair", || self.file().repair())?.map_err(failed)?;
                 let again = guarded("scrubbing", || self.file().scrub())?.map_err(failed)?;
                 if !report.is_whole() || !again.is_clean() {
-                    return wrong(format!("damage at rest could not be given back: {report:?}, then {again:?}"));
+                    return wrong(format!("damage at rest was not repaired: {report:?}, then {again:?}"));
                 }
             }
             Op::Untold(seed) => {
@@ -422,7 +423,7 @@ impl<'a> Life<'a> {
         let medium = image.boot();
         // An image of the same bytes may differ in the time of its files.
         let stamp = medium.open(Path::new(PATH), Access::Read, 0).and_then(|file| file.stamp());
-        let stamp = stamp.map_err(|error| Finding::new(format!("the file is gone: {error}")))?;
+        let stamp = stamp.map_err(|error| Finding::new(format!("the file cannot be opened: {error}")))?;
         if !self.context.shared.note(digest, expected.digest() ^ mix(stamp.modified)) {
             return Ok(());
         }
@@ -446,7 +447,7 @@ impl<'a> Life<'a> {
             is_covered(&file)?;
             mend(&medium, &file, &mut Rng::new(seed))?;
             if read(&file)? != held {
-                return wrong("covering and repair changed what the file holds".to_owned());
+                return wrong("covering or repair changed the file's bytes".to_owned());
             }
         }
         drop(file);

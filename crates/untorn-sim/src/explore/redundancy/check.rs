@@ -101,8 +101,12 @@ fn wrong<T>(what: String) -> Found<T> {
 /// Scrubs and repairs a machine on which nobody has the file open, then protects it again.
 pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rng: &mut Rng) -> Found<()> {
     let failed = |what: &str, error: untorn::Error| Finding::new(format!("{what} failed: {error}"));
-    let Some(name) = companion(medium).map_err(|error| failed("looking for the companion file", error))? else {
-        return if expected.unprotected { Ok(()) } else { wrong("the companion file is gone".to_owned()) };
+    let Some(name) = companion(medium).map_err(|error| failed("finding the redundancy file", error))? else {
+        return if expected.unprotected {
+            Ok(())
+        } else {
+            wrong("the redundancy file does not exist after the crash".to_owned())
+        };
     };
     let before = contents(medium);
     let model = &expected.model;
@@ -115,7 +119,7 @@ pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rn
     for damage in &report.scrub.damage {
         match damage {
             Damage::Page(range) if !model.rotten.contains_key(&page_of(range)) => {
-                return wrong(format!("page {} is accused, and was never damaged", page_of(range)));
+                return wrong(format!("page {} is reported as damaged, but was never damaged", page_of(range)));
             }
             Damage::Unknown(range) => {
                 let page = page_of(range);
@@ -123,16 +127,22 @@ pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rn
                 // Of a page that is damaged nothing but this is told if a table block is torn, or the file's time shows a write.
                 let doubted = torn || !expected.foreign.is_empty();
                 if !(told || doubted && model.rotten.contains_key(&page)) {
-                    return wrong(format!("page {page} is unknown, though all stores were announced"));
+                    return wrong(format!(
+                        "page {page} is reported as modified outside untorn, but all stores were announced"
+                    ));
                 }
             }
             Damage::Table { offset }
                 if *offset >= 8192 && closed && !model.side_rotten && expected.foreign.is_empty() =>
             {
-                return wrong(format!("the table at {offset} is called damaged in a file that was closed"));
+                return wrong(format!(
+                    "the table at offset {offset} is reported as damaged, but the file was closed cleanly"
+                ));
             }
             Damage::Parity { stripe } if !model.side_rotten => {
-                return wrong(format!("the parity of stripe {stripe} does not fit pages that are called covered"));
+                return wrong(format!(
+                    "the parity of stripe {stripe} does not match its pages, which are reported as covered"
+                ));
             }
             _ => {}
         }
@@ -143,7 +153,7 @@ pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rn
         let (was, is) = (&before[page as usize], &after[page as usize]);
         let Some(truth) = model.rotten.get(&page) else {
             if was != is {
-                return wrong(format!("page {page} was not damaged, and was changed by a repair"));
+                return wrong(format!("a repair changed page {page}, which was not damaged"));
             }
             continue;
         };
@@ -151,7 +161,7 @@ pub(super) fn check(config: &Config, medium: &SimMedium, expected: &Expected, rn
             continue;
         }
         if is != was {
-            return wrong(format!("page {page} was repaired to what it never held"));
+            return wrong(format!("a repair gave page {page} bytes that it never held"));
         }
         let doubted = config.is_tracked() || torn || !expected.foreign.is_empty();
         if model.is_repairable() && !(doubted && unknown.contains(&page)) {
@@ -170,16 +180,16 @@ fn again(config: &Config, medium: &SimMedium, expected: &Expected, now: &[Vec<u8
     if !expected.model.hopeless.is_empty() || expected.model.side_rotten {
         return Ok(());
     }
-    let coverage = protected.coverage().map_err(|error| failed("asking for the coverage", error))?;
+    let coverage = protected.coverage().map_err(|error| failed("reading the coverage", error))?;
     if coverage.uncovered > 0 || !coverage.lost.is_empty() {
-        return wrong(format!("after a crash and a whole pass not all is covered: {coverage:?}"));
+        return wrong(format!("after a crash and a whole pass, some pages are not covered: {coverage:?}"));
     }
     let settled = contents(medium);
     // Of a page that was being stored to, a failed flush may have left in the cache what the medium does not have.
     let may_change =
         |page: &u64| expected.model.rotten.contains_key(page) || expected.failed && expected.stored.contains(page);
     if (0..).zip(settled.iter().zip(now)).any(|(page, (is, was))| is != was && !may_change(&page)) {
-        return wrong("covering changed the file".to_owned());
+        return wrong("covering changed the file's bytes".to_owned());
     }
     if (0..).zip(&settled).any(|(page, is)| expected.model.rotten.get(&page).is_some_and(|truth| truth != is)) {
         return Ok(());
@@ -188,7 +198,7 @@ fn again(config: &Config, medium: &SimMedium, expected: &Expected, now: &[Vec<u8
     damage(medium, page, rng);
     let report = guarded("repair", || protected.repair())?.map_err(|error| failed("repair", error))?;
     if contents(medium) != settled {
-        return wrong(format!("page {page} was called covered and could not be given back: {report:?}"));
+        return wrong(format!("page {page} was reported as covered, but was not restored: {report:?}"));
     }
     Ok(())
 }

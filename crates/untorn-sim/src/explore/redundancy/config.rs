@@ -91,20 +91,18 @@ impl FromStr for Config {
     fn from_str(text: &str) -> Result<Self, String> {
         let words: Vec<&str> = text.split('/').collect();
         let [medium, engine, way, layout] = words[..] else {
-            return Err(format!("{text:?} does not name a configuration: four words between slashes"));
+            return Err(format!("{text:?} is not a configuration: expected four words separated by slashes"));
         };
         Ok(Config {
             medium: medium_of(medium)?,
             canary: match engine {
                 "redundancy" => false,
                 "careless" => true,
-                other => return Err(format!("{other:?} is neither redundancy nor careless")),
+                other => return Err(format!("{other:?} is not a mode; use redundancy or careless")),
             },
-            way: Way::WORDS
-                .iter()
-                .find(|(_, word)| *word == way)
-                .map(|(way, _)| *way)
-                .ok_or_else(|| format!("{way:?} is no way to find stores; use announced, synchronous or tracked"))?,
+            way: Way::WORDS.iter().find(|(_, word)| *word == way).map(|(way, _)| *way).ok_or_else(|| {
+                format!("{way:?} is not a way to detect stores; use announced, synchronous or tracked")
+            })?,
             layout: layout.parse()?,
         })
     }

@@ -115,9 +115,12 @@ impl<'a> Life<'a> {
 
     /// After a pass: what was stored to is covered, save in stripes with damage that cannot be repaired.
     fn covered(&mut self) -> Found<()> {
-        let coverage = self.protected().coverage().map_err(|error| Finding::new(format!("no coverage: {error}")))?;
+        let coverage = self
+            .protected()
+            .coverage()
+            .map_err(|error| Finding::new(format!("reading the coverage failed: {error}")))?;
         if coverage.uncovered > 0 && self.model.is_repairable() {
-            return Err(Finding::new(format!("after a whole pass not all is covered: {coverage:?}")));
+            return Err(Finding::new(format!("after a whole pass, some pages are not covered: {coverage:?}")));
         }
         self.model.fresh.clear();
         if coverage.uncovered > 0 {
@@ -200,7 +203,9 @@ impl<'a> Life<'a> {
                 self.recorder.trip(*nth, mix(self.seed ^ mix(self.phases)));
                 let result = guarded("covering", || self.protected().sync())?;
                 if result.is_ok() == self.recorder.tripped() {
-                    return Err(Finding::new(format!("{op}: {result:?}")));
+                    return Err(Finding::new(format!(
+                        "{op}: the result does not match whether the flush failed: {result:?}"
+                    )));
                 }
                 self.protected = None;
                 // A table block may be torn, and with it what is known of the pages in it.
@@ -215,7 +220,9 @@ impl<'a> Life<'a> {
                 // Of what fails while it is covered the next call tells.
                 let result = result.and_then(|()| self.protected().coverage().map(drop));
                 if result.is_ok() == self.recorder.tripped() {
-                    return Err(Finding::new(format!("{op}: {result:?}")));
+                    return Err(Finding::new(format!(
+                        "{op}: the result does not match whether the flush failed: {result:?}"
+                    )));
                 }
                 self.protected = None;
                 // A table block may be torn, and with it what is known of the pages in it.
@@ -324,7 +331,10 @@ impl<'a> Life<'a> {
         let forgets = !clean && self.protected.is_some() && self.context.config.is_tracked();
         self.end(clean)?;
         self.open()?;
-        let coverage = self.protected().coverage().map_err(|error| Finding::new(format!("no coverage: {error}")))?;
+        let coverage = self
+            .protected()
+            .coverage()
+            .map_err(|error| Finding::new(format!("reading the coverage failed: {error}")))?;
         // They are covered as they are from now on.
         self.model.rotten.retain(|page, _| forgets || !coverage.unknown.contains(page));
         self.model.hopeless.retain(|page| forgets || !coverage.unknown.contains(page));
@@ -332,7 +342,7 @@ impl<'a> Life<'a> {
             if let Some(page) = self.model.rotten.keys().find(|page| !coverage.unknown.contains(page))
                 && self.model.is_repairable()
             {
-                return Err(Finding::new(format!("damaged page {page} was taken for good after a crash")));
+                return Err(Finding::new(format!("damaged page {page} was accepted as valid after a crash")));
             }
             self.model.rotten.clear();
             self.model.hopeless.clear();
@@ -347,13 +357,17 @@ impl<'a> Life<'a> {
         for damage in &report.damage {
             match damage {
                 Damage::Page(range) => drop(found.insert(range.offset / 4096)),
-                other if !self.model.side_rotten => return Err(Finding::new(format!("with no crash, {other:?}"))),
+                other if !self.model.side_rotten => {
+                    return Err(Finding::new(format!("without a crash, the scrub reported {other:?}")));
+                }
                 _ => {}
             }
         }
         let rotten: BTreeSet<u64> = self.model.rotten.keys().copied().collect();
         if found != rotten && !(self.model.side_rotten && found.is_subset(&rotten)) {
-            return Err(Finding::new(format!("with no crash, {found:?} are damaged, not {rotten:?}")));
+            return Err(Finding::new(format!(
+                "without a crash, the scrub reported pages {found:?} as damaged, not {rotten:?}"
+            )));
         }
         Ok(())
     }
@@ -365,15 +379,17 @@ impl<'a> Life<'a> {
         let after = contents(&self.medium);
         let touched = (0..PAGES).filter(|page| before[*page as usize] != after[*page as usize]);
         if touched.clone().any(|page| self.model.rotten.get(&page) != Some(&after[page as usize])) {
-            return Err(Finding::new(format!("with no crash, a repair changed what was right: {report:?}")));
+            return Err(Finding::new(format!("without a crash, a repair changed undamaged pages: {report:?}")));
         }
         if !report.lost.is_empty() && (touched.count() > 0 || self.model.is_repairable()) {
-            return Err(Finding::new(format!("with no crash, {report:?}")));
+            return Err(Finding::new(format!(
+                "without a crash, a repair reported lost pages wrongly, or changed pages anyway: {report:?}"
+            )));
         }
         self.settle();
         if report.lost.is_empty() {
             if !self.model.rotten.is_empty() && self.model.is_repairable() {
-                return Err(Finding::new(format!("with no crash, not all was repaired: {report:?}")));
+                return Err(Finding::new(format!("without a crash, a repair left damage: {report:?}")));
             }
             // What was passed over may still be damaged.
             self.model.side_rotten &= report.scrub.skipped > 0;
@@ -446,7 +462,7 @@ impl<'a> Life<'a> {
 
     fn modified(&self, medium: &SimMedium) -> Found<u64> {
         let stamp = medium.open(Path::new(PATH), Access::Read, 0).and_then(|file| file.stamp());
-        stamp.map(|stamp| stamp.modified).map_err(|error| Finding::new(format!("the file is gone: {error}")))
+        stamp.map(|stamp| stamp.modified).map_err(|error| Finding::new(format!("the file cannot be opened: {error}")))
     }
 
     /// What comes after all processes were killed: a tool that looks at the file, or another life.
@@ -484,14 +500,14 @@ impl<'a> Life<'a> {
         if companion(&self.medium).map_or(true, |found| found.is_none()) {
             return Ok(());
         }
-        self.log.push("scrubbed and repaired by a tool".to_owned());
+        self.log.push("scrub and repair by a tool".to_owned());
         self.recorder.arm(true);
         let mended = guarded("looking", || {
             let looked = ProtectOptions::new().look_on(self.medium.clone(), PATH)?;
             looked.repair()?;
             looked.scrub()
         })?;
-        mended.map_err(|error| Finding::new(format!("looking failed: {error}")))?;
+        mended.map_err(|error| Finding::new(format!("opening without changes failed: {error}")))?;
         self.crash(expected, expected)
     }
 

@@ -62,19 +62,18 @@ impl fmt::Display for Op {
             Op::CoverFails(nth) => write!(f, "cover while flush {nth} fails, open"),
             Op::StoreFails(nth, page, tag) => write!(f, "store {tag} to page {page} while flush {nth} fails, open"),
             Op::Rot(page) => write!(f, "page {page} is damaged"),
-            Op::RotSide(page) => write!(f, "page {page} of the companion file is damaged"),
+            Op::RotSide(page) => write!(f, "page {page} of the redundancy file is damaged"),
             Op::Scrub => write!(f, "scrub"),
             Op::Repair => write!(f, "repair"),
             Op::Reopen { clean: true } => write!(f, "close, open"),
             Op::Reopen { clean: false } => write!(f, "drop, open"),
-            Op::ThereAndBack(page) => write!(f, "store to page {page}, there and back, drop, open, close, open"),
-            Op::Stick(page, other, tag) => {
-                write!(
-                    f,
-                    "page {page} is damaged, {tag} stored to page {other} of its stripe, cover, store to it again"
-                )
+            Op::ThereAndBack(page) => {
+                write!(f, "store to page {page} and restore its old bytes, drop, open, close, open")
             }
-            Op::Foreign(page, tag) => write!(f, "close, somebody writes {tag} to page {page}, open"),
+            Op::Stick(page, other, tag) => {
+                write!(f, "page {page} is damaged, store {tag} to page {other} of its stripe, cover, store to it again")
+            }
+            Op::Foreign(page, tag) => write!(f, "close, another program writes {tag} to page {page}, open"),
         }
     }
 }

@@ -66,7 +66,7 @@ impl FromStr for Config {
     fn from_str(text: &str) -> Result<Self, String> {
         let words: Vec<&str> = text.split('/').collect();
         let [medium, engine, order] = words[..] else {
-            return Err(format!("{text:?} does not name a configuration: three words between slashes"));
+            return Err(format!("{text:?} is not a configuration: expected three words separated by slashes"));
         };
         Ok(Config {
             medium: medium_of(medium)?,
@@ -74,9 +74,7 @@ impl FromStr for Config {
                 "snapshot" | "snapshot-mapped" => false,
                 "in-place" => true,
                 other => {
-                    return Err(format!(
-                        "{other:?} is no engine of regions; use snapshot, snapshot-mapped or in-place"
-                    ));
+                    return Err(format!("{other:?} is not a region engine; use snapshot, snapshot-mapped or in-place"));
                 }
             },
             mapped: engine == "snapshot-mapped",

@@ -37,7 +37,7 @@ impl Allowed {
 
     fn difference(&self, found: &State) -> Option<String> {
         (!self.states.contains(found))
-            .then(|| format!("differs from all it may hold: {found:?}, not {:?}", self.states))
+            .then(|| format!("differs from every allowed state: {found:?}, not {:?}", self.states))
     }
 }
 
@@ -109,7 +109,7 @@ impl<'a> Life<'a> {
         self.recorder.arm(true);
         if !self.medium.exists(Path::new(PATH)).unwrap_or(false) {
             if !allowed.missing {
-                return Err(Finding::new("the store is gone".to_owned()));
+                return Err(Finding::new("the store does not exist after the crash".to_owned()));
             }
             return self.create(true);
         }
@@ -169,11 +169,11 @@ impl<'a> Life<'a> {
             let unfailing = !matches!(op, Op::PmsyncFails { .. });
             let expected = if opened { &during.states[1] } else { &self.model.all_visible() };
             if unfailing && seen != *expected {
-                return Err(Finding::new(format!("with no crash, the store holds {seen:?}, not {expected:?}")));
+                return Err(Finding::new(format!("without a crash, the store holds {seen:?}, not {expected:?}")));
             }
             if opened {
                 if let Some(difference) = during.difference(&seen) {
-                    return Err(Finding::new(format!("with no crash, the store {difference}")));
+                    return Err(Finding::new(format!("without a crash, the store {difference}")));
                 }
                 self.model = Model::of(seen);
             }
@@ -214,8 +214,8 @@ impl<'a> Life<'a> {
         let result = act(self)?;
         match (result, self.recorder.tripped()) {
             (Ok(()), false) | (Err(_), true) => {}
-            (Ok(()), true) => return Err(Finding::new(format!("{op} succeeded all the same"))),
-            (Err(error), false) => return Err(Finding::new(format!("{op} failed, without a flush that did: {error}"))),
+            (Ok(()), true) => return Err(Finding::new(format!("{op}: succeeded although a flush failed"))),
+            (Err(error), false) => return Err(Finding::new(format!("{op}: failed although no flush failed: {error}"))),
         }
         let subject = self.subject.take();
         guarded("dropping the store", || drop(subject))?;
@@ -223,7 +223,7 @@ impl<'a> Life<'a> {
     }
 
     fn see(&mut self) -> Found<State> {
-        let subject = self.subject.as_mut().expect("a store is open while it is looked at");
+        let subject = self.subject.as_mut().expect("a store is open while it is read");
         see(subject)
     }
 
@@ -286,7 +286,11 @@ impl<'a> Life<'a> {
 
     fn recover(&self, medium: &SimMedium, allowed: &Allowed) -> Found<()> {
         if !medium.exists(Path::new(PATH)).unwrap_or(false) {
-            return if allowed.missing { Ok(()) } else { Err(Finding::new("the store is gone".to_owned())) };
+            return if allowed.missing {
+                Ok(())
+            } else {
+                Err(Finding::new("the store does not exist after the crash".to_owned()))
+            };
         }
         let opened = guarded("recovery", || Subject::open(&self.context.config, medium))?;
         let mut subject = opened.map_err(|error| Finding::new(format!("the store does not open: {error}")))?;
@@ -298,7 +302,7 @@ impl<'a> Life<'a> {
         let audit = guarded("the audit", || subject.audit())?;
         let wrong = audit.map_err(|error| Finding::new(format!("the audit failed: {error}")))?;
         if let Some(wrong) = wrong {
-            return Err(Finding::new(format!("the audit of the recovered store: {wrong}")));
+            return Err(Finding::new(format!("the audit of the recovered store found: {wrong}")));
         }
         self.faults(medium)
     }
@@ -330,7 +334,7 @@ impl<'a> Life<'a> {
 }
 
 fn see(subject: &mut Subject) -> Found<State> {
-    let read = guarded("reading it all", || subject.read())?;
-    let read = read.map_err(|error| Finding::new(format!("reading it all failed: {error}")))?;
+    let read = guarded("reading all regions", || subject.read())?;
+    let read = read.map_err(|error| Finding::new(format!("reading all regions failed: {error}")))?;
     read.map_err(|what| Finding::new(format!("the store is damaged: {what}")))
 }

@@ -78,7 +78,7 @@ impl Subject {
                         return Ok(Err(damage));
                     }
                     let Some(number) = REGIONS.iter().position(|(name, _)| *name == info.name) else {
-                        return Ok(Err(format!("a region {:?} that nobody created", info.name)));
+                        return Ok(Err(format!("the store lists region {:?}, which was never created", info.name)));
                     };
                     let number = number as u8;
                     match region(store, open, number)?.read(number)? {
@@ -99,7 +99,8 @@ impl Subject {
         let Subject::Store { store, .. } = self else { return Ok(None) };
         store.scan()?;
         let audit = store.audit()?;
-        let lost = (audit.lost_pages > 0).then(|| format!("{} pages of the store are lost", audit.lost_pages));
+        let lost = (audit.lost_pages > 0)
+            .then(|| format!("{} pages of the store are marked as used, but no region owns them", audit.lost_pages));
         Ok(audit.findings.into_iter().next().or(lost))
     }
 }
@@ -155,7 +156,7 @@ impl Open {
             }
             match tag_of(number, page, &bytes) {
                 Some(tag) => drop(pages.insert(page, tag)),
-                None => return Ok(Err(format!("page {page} of {name} differs from all it ever was"))),
+                None => return Ok(Err(format!("page {page} of {name} holds bytes that were never written to it"))),
             }
         }
         Ok(Ok(pages))

@@ -95,7 +95,7 @@ impl<'a> Life<'a> {
         self.recorder.arm(true);
         if !self.context.config.canary && !self.medium.exists(Path::new(LOG)).unwrap_or(false) {
             if !allowed.missing {
-                return Err(Finding::new("the log is gone".to_owned()));
+                return Err(Finding::new("the log does not exist after the crash".to_owned()));
             }
             return self.create(true);
         }
@@ -183,7 +183,7 @@ impl<'a> Life<'a> {
         if seen != self.model.visible() {
             let expected = self.model.visible();
             let (seen, expected) = (show(&seen), show(&expected));
-            return Err(Finding::new(format!("with no crash, the log shows {seen}, not {expected}")));
+            return Err(Finding::new(format!("without a crash, the log shows {seen}, not {expected}")));
         }
         let after = self.allowed();
         self.crash(&during, &after)
@@ -235,11 +235,11 @@ impl<'a> Life<'a> {
                 return Ok(());
             }
             (Err(_), true) => {}
-            (Ok(()), true) => return Err(Finding::new(format!("{op} succeeded all the same"))),
-            (Err(error), false) => return Err(Finding::new(format!("{op} failed, without a flush that did: {error}"))),
+            (Ok(()), true) => return Err(Finding::new(format!("{op}: succeeded although a flush failed"))),
+            (Err(error), false) => return Err(Finding::new(format!("{op}: failed although no flush failed: {error}"))),
         }
         let subject = self.subject.as_ref().expect("the log is open while a script runs");
-        match guarded("looking for what failed", || subject.failed())? {
+        match guarded("listing the failed files", || subject.failed())? {
             Some(failed) if !failed.is_empty() => self.model.stuck.extend(failed),
             _ => self.take_what_is_left()?,
         }
@@ -259,7 +259,7 @@ impl<'a> Life<'a> {
         match (replayed.map(drop).and(self.try_open()?), self.recorder.tripped()) {
             (Ok(()), _) => self.model.synced(),
             (Err(_), true) => self.take_what_is_left()?,
-            (Err(error), false) => return Err(Finding::new(format!("{op} failed, without a flush that did: {error}"))),
+            (Err(error), false) => return Err(Finding::new(format!("{op}: failed although no flush failed: {error}"))),
         }
         self.model.stuck.clear();
         self.model.demoted.clear();
@@ -326,7 +326,7 @@ impl<'a> Life<'a> {
     }
 
     fn see(&self) -> Found<State> {
-        let subject = self.subject.as_ref().expect("the log is open while it is looked at");
+        let subject = self.subject.as_ref().expect("the log is open while it is read");
         see(subject)
     }
 
@@ -392,7 +392,11 @@ impl<'a> Life<'a> {
 
     fn recover(&self, medium: &SimMedium, allowed: &Allowed) -> Found<()> {
         if !self.context.config.canary && !medium.exists(Path::new(LOG)).unwrap_or(false) {
-            return if allowed.missing { Ok(()) } else { Err(Finding::new("the log is gone".to_owned())) };
+            return if allowed.missing {
+                Ok(())
+            } else {
+                Err(Finding::new("the log does not exist after the crash".to_owned()))
+            };
         }
         let opened = guarded("recovery", || Subject::open(&self.context.config, medium))?;
         let subject = opened.map_err(|error| Finding::new(format!("the log does not open: {error}")))?;
@@ -431,8 +435,8 @@ impl<'a> Life<'a> {
 }
 
 fn see(subject: &Subject) -> Found<State> {
-    let read = guarded("reading it all", || subject.read())?;
-    let read = read.map_err(|error| Finding::new(format!("reading it all failed: {error}")))?;
+    let read = guarded("reading all files", || subject.read())?;
+    let read = read.map_err(|error| Finding::new(format!("reading all files failed: {error}")))?;
     read.map_err(|what| Finding::new(format!("the log is damaged: {what}")))
 }
 
