@@ -12,7 +12,7 @@ use crate::common::counting::{Counting, Counts};
 use crate::common::memory_dir;
 use crate::common::shelf::{Shelf, attach, contents, pmem, small};
 use crate::common::system::allocations;
-use untorn::storage::Kernel;
+use untorn::Kernel;
 use untorn::{CacheOptions, Durability, Error};
 use untorn_testing::{again, sibling};
 

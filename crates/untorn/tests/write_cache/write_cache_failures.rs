@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use crate::common::counting::Counting;
 use crate::common::memory_dir;
 use crate::common::shelf::{Shelf, attach, contents, pmem, small};
-use untorn::storage::Kernel;
+use untorn::Kernel;
 use untorn::{CachedFile, Error, Fate};
 
 #[test]

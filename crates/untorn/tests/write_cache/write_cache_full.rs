@@ -10,7 +10,6 @@ use std::sync::Arc;
 use crate::common::disk::{Kind, SmallDisk};
 use crate::common::shelf::{contents, pmem};
 use crate::common::{alone, memory_dir, pattern};
-use untorn::storage::{Descriptor, Kernel};
 use untorn::{CacheOptions, Durability, Error, Fate};
 use untorn::{Descriptor, Kernel};
 

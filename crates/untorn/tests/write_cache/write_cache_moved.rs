@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use crate::common::memory_dir;
 use crate::common::shelf::{pmem, small};
-use untorn::storage::{Descriptor, Kernel, SlowFile};
 use untorn::{CachedFile, Fate, Replay, WriteCache};
 use untorn::{Descriptor, Kernel, SlowFile};
 

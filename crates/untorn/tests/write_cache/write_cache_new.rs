@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::common::memory_dir;
 use crate::common::shelf::{pmem, small};
-use untorn::storage::{Barrier, Descriptor, Identity, Kernel, MadeLike, Named, SlowFile, SlowPlace};
+use untorn::storage::{Barrier, Identity};
 use untorn::{CachedFile, Error, Fate, Replay, Result, WriteCache};
 use untorn::{Descriptor, Kernel, MadeLike, Named, SlowFile, SlowPlace};
 

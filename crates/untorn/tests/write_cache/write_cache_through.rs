@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::common::memory_dir;
 use crate::common::shelf::{Shelf, attach_through, pmem, small};
-use untorn::storage::{Descriptor, Kernel, SlowPlace};
+use untorn::{Descriptor, Kernel, SlowPlace};
 use untorn::{Error, Fate};
 
 const PATH: &str = "/slow/file";
