@@ -34,10 +34,10 @@
  *
  * Failures set errno; untorn_last_error, in untorn.h, has the whole text. All
  * functions may be called from many threads, but not from a signal handler, and
- * a child after fork must map its files anew: it has none of its parent's open,
+ * a child after fork must map its files again: it has none of its parent's open,
  * and each call on one of their addresses fails with EOWNERDEAD and changes
- * nothing. It may do so whatever calls of its parent's threads were under way,
- * but for the parent's very first ones: fork when one has returned.
+ * nothing. It may map files whatever calls its parent's threads were making at
+ * the fork, except the parent's very first call: fork after one has returned.
  */
 #ifndef UNTORN_NVMMIO_H
 #define UNTORN_NVMMIO_H
@@ -58,7 +58,7 @@ extern "C" {
 #define O_ATOMIC 01000000000
 
 /* Maps `length` bytes of the regular file behind `fd`, from `offset`, and
- * recovers the file first if it stands at a crash.
+ * recovers the file first after a crash.
  *
  * addr: NULL, or where the mapping is wanted; the kernel may place it elsewhere.
  * length: more than 0; the mapping may reach beyond the end of the file, where
@@ -76,8 +76,8 @@ extern "C" {
  *
  * Returns the first address, or MAP_FAILED with errno:
  * EBADF: fd is not open.
- * ENODEV: fd is no regular file.
- * ENOENT: the file has been removed, so no sidecar could be found for it again.
+ * ENODEV: fd is not a regular file.
+ * ENOENT: the file was removed; its sidecar is found by path, so it needs one.
  * EACCES: fd is not open for reading, or PROT_WRITE and not for writing.
  * EINVAL: length 0, offset not on a page, MAP_PRIVATE or MAP_ANONYMOUS; or
  *   another engine keeps bytes of the file in its sidecar, as ato_mmap leaves
@@ -85,11 +85,11 @@ extern "C" {
  * EOPNOTSUPP: PROT_EXEC, PROT_NONE or PROT_WRITE alone; MAP_FIXED, which would
  *   replace what is there, or another flag not named above; a sidecar of a newer
  *   version.
- * EEXIST: MAP_FIXED_NOREPLACE, and something is at addr.
+ * EEXIST: MAP_FIXED_NOREPLACE, and another mapping is at addr.
  * EBUSY: another process has the file open, or this one has it open for reading
  *   only, under another engine, or with per-write durability, through untorn.h
  *   or ato_mmap.
- * EUCLEAN: the file stands at a crash and fd is for reading only.
+ * EUCLEAN: the file was not closed cleanly and fd is read-only.
  * ESTALE: the sidecar is missing or does not belong to the file, or another
  *   program changed the file.
  * EBADMSG: the sidecar is damaged.
@@ -119,10 +119,10 @@ int nvmunmap(void *addr, size_t length);
  *
  * Returns dst, or NULL with errno; a file that was to be written holds none of
  * the bytes then:
- * EFAULT: the range reaches beyond the mapping or the file, or an address is
+ * EFAULT: the range ends beyond the mapping or the file, or an address is
  *   NULL (with n 0 nothing is looked at).
  * EACCES: dst is mapped without PROT_WRITE.
- * ENOMEM: both are mapped, and there is no memory to copy through.
+ * ENOMEM: both are mapped, and there is no memory for the copy.
  * EINVAL: the log has no room for all that would be written since the last
  * commit: nvmsync makes room.
  * ENOSPC, EIO and others: as untorn_write. */
@@ -141,7 +141,7 @@ void *nvmemcpy(void *dst, const void *src, size_t n);
  * Returns 0, or -1 with errno:
  * EINVAL: MS_SYNC and MS_ASYNC together, or an unknown flag.
  * ENOMEM: the range is not mapped.
- * EIO and others of a flush: no write succeeds any more; map the file anew to
+ * EIO and others of a flush: no write succeeds any more; map the file again to
  *   return to its last commit, which may be this one. */
 int nvmsync(void *addr, size_t length, int flags);
 
@@ -164,7 +164,7 @@ int nvmemcmp(const void *a, const void *b, size_t n);
  *
  * Returns a number below, equal to or above 0. A failure is not 0 either, but
  * INT_MIN, which is no other result, with the errno of nvmemcpy; EFAULT: a
- * string has no end within the mapping and the file. */
+ * string has no NUL byte within the mapping and the file. */
 int nvstrcmp(const char *a, const char *b);
 
 #ifdef __cplusplus

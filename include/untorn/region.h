@@ -18,31 +18,30 @@
  *     pmunmap(log);
  *     region_close(rd);
  *
- * The regions are in a store: a file, named by the environment variable
- * UNTORN_REGION_STORE, which `untorn region` reads too. It is open while a region
- * of it is; one process has a store open at a time, unless the processes share one
- * of its regions: see REGION_SHARED.
+ * The regions are in a store: a file whose path is in the environment variable
+ * UNTORN_REGION_STORE, which `untorn region` reads too. The store is open while
+ * a region of it is open. One process has a store open at a time, unless the
+ * processes share one of its regions: see REGION_SHARED.
  *
- * pmsync commits everything that changed in a region since the last one: pages
- * stored to, allocated, freed. After a crash at any instant the region is as a
- * pmsync left it, the last one that returned 0 or the one under way. What no
- * pmsync committed is discarded by a crash and by the last region_close. The
- * memory is the process's own: nothing of it reaches the store before a pmsync.
+ * pmsync commits all changes of a region since the last pmsync: pages stored
+ * to, allocated, freed. After a crash at any instant the region is at the last
+ * pmsync that returned 0, or at the one that was running. A crash and the last
+ * region_close discard uncommitted changes. The memory is private to the
+ * process: nothing of it reaches the store before a pmsync.
  *
- * A region has one range of addresses, reserved when it is opened: page n lies
- * 4096 * (n - m) bytes behind page m, whatever else is mapped. Touching a page
- * of it that is not mapped is a SIGSEGV. On Linux 6.15 and later mappings of
- * pages in any order do not count towards vm.max_map_count; before, each row of
- * them does.
+ * A region has one address range, reserved when it is opened: page n is always
+ * 4096 * (n - m) bytes after page m. Touching a page of it that is not mapped
+ * is a SIGSEGV. On Linux 6.15 and later, mapped pages do not count towards
+ * vm.max_map_count; before, each run of consecutive mapped pages counts as one.
  *
  * Failures set errno; untorn_last_error, in untorn.h, has the whole text.
  *
- * All functions may be called from many threads, but not from a signal handler.
- * Calls on one region take turns, calls on several do not; with REGION_SHARED
- * calls on one region do not either, so that threads allocate, free, map and unmap
- * during a pmsync. region_open, region_close and region_delete take turns with each
- * other, whatever the region. region_close waits for calls on its region that have
- * begun, and later ones fail with EBADF.
+ * Many threads may call all functions, but not from a signal handler. Calls on
+ * one region take turns; calls on different regions do not. With REGION_SHARED
+ * calls on one region do not take turns either, so threads allocate, free, map
+ * and unmap during a pmsync. region_open, region_close and region_delete take
+ * turns with each other, whatever the region. region_close waits for running
+ * calls on its region, and later calls fail with EBADF.
  *
  * In a child after fork no descriptor is open, and what it stores is its own. It
  * sees pages that were stored to since the last pmsync as they were at the fork;
@@ -58,31 +57,34 @@
 extern "C" {
 #endif
 
-/* A flag of region_open: other processes that open the region so have it at once.
- * Each sees the others' stores, and which pages they allocate and free. A pmsync by
- * any of them commits all that all of them did up to one instant, while their
- * threads go on storing; what it does not have stays, for the next one. A process
- * that is killed leaves what it stored and allocated to the others. One process has
- * the store open for all; when it ends another one takes its place.
+/* A flag of region_open: share the region with other processes that open it
+ * with this flag. Each process sees the others' stores, and which pages they
+ * allocate and free. A pmsync by any process commits the changes of all
+ * processes up to one instant, while their threads go on storing; later changes
+ * are in the next pmsync. A killed process leaves its stores and allocations to
+ * the others. One process has the store open for all; when it ends, another one
+ * takes over.
  *
- * What differs from a region of one process:
- * - One region of a store is shared at a time, and the store is not open otherwise.
- * - Of a region the first 4 GiB can be in memory, at addresses that need not be the
- *   same in all processes. Pages that are not mapped can be touched; what is stored
- *   to a page that is not allocated is in no commit.
- * - pmsync is to be called with threads storing as they like. What is not committed
- *   is discarded when the last process closes the region. After a failed flush it
- *   fails in all processes, until all have closed the region. So it does when a
- *   process that does not share the region changed it in the moment between the
- *   death of the process that had the store open and the next one's opening it.
- * - free_ppage knows what its own process has mapped.
- * - SIGBUS is untorn's: a thread that stores must not block it, and a handler for it
- *   that is installed later has to call the one it replaces.
- * - A child after fork does not have the memory. The processes are one user's.
+ * Differences from a region of one process:
+ * - Processes share one region of a store at a time, and no process can open
+ *   the store in another way.
+ * - Only the first 4 GiB of a region can be in memory. The addresses may differ
+ *   between processes. A program can touch pages that are not mapped; stores to
+ *   a page that is not allocated are in no commit.
+ * - Threads may store during pmsync. Uncommitted changes are discarded when the
+ *   last process closes the region. After a failed flush pmsync fails in all
+ *   processes, until all have closed the region. The same happens if a process
+ *   that does not share the region changed it between the death of the process
+ *   that had the store open and the next one's takeover.
+ * - free_ppage knows only the mappings of its own process.
+ * - A thread that stores must not block SIGBUS. A SIGBUS handler that is
+ *   installed later must call the one it replaces.
+ * - A forked child does not have the memory. The processes must run as one
+ *   user.
  * - It needs userfaultfd (Linux 5.19): see `untorn doctor`. */
 #define REGION_SHARED 0x40000000
 
-/* Opens a region, and recovers it first if it stands at a crash.
+/* Opens a region, and recovers it first after a crash.
  *
  * name: 1 to 255 bytes of UTF-8 without control characters.
  * flags: O_CREAT: make the region, and the store, if there is none; with O_EXCL:
@@ -95,10 +97,10 @@ extern "C" {
  * EINVAL: a name no region can have, an unknown flag, UNTORN_REGION_STORE is not
  *   set, or the store has as many regions as it was made for (1024).
  * ENOENT: no such region, or no store, and no O_CREAT.
- * EEXIST: O_CREAT with O_EXCL, and there is one.
+ * EEXIST: O_CREAT with O_EXCL, and the region exists.
  * EBUSY: another process has the store open; or this one has the region open, and
  *   one of the two with REGION_SHARED; or another region of the store is shared.
- * EPERM, ENOSYS: REGION_SHARED, and userfaultfd is not to be had.
+ * EPERM, ENOSYS: REGION_SHARED, and userfaultfd is not available.
  * EBADMSG: the store or the region is damaged.
  * EOPNOTSUPP: a store of a newer version, or pages of memory are not 4 KiB.
  * ENOMEM, ENOSPC, EIO and others of the system. */
@@ -118,7 +120,7 @@ int region_close(int rd);
  *
  * Returns 0, or -1 with errno:
  * EBUSY: the region is open, or another process has the store open.
- * ENOENT: there is none.
+ * ENOENT: no such region.
  * EINVAL, EBADMSG, EIO and others: as region_open. */
 int region_delete(const char *name);
 
@@ -127,20 +129,20 @@ int region_delete(const char *name);
  *
  * Returns its number, or -1 with errno:
  * EBADF: rd is not open.
- * EINVAL: the region has all its pages.
- * EIO: an earlier flush failed; close all regions of the store, and open this
- *   one anew. */
+ * EINVAL: the region has no free page.
+ * EIO: an earlier flush failed; close all regions of the store, then open this
+ *   one again. */
 int64_t alloc_ppage(int rd);
 
 /* Frees a page. It leaves the region at the next pmsync; neither its number nor
- * its space is used again before.
+ * its space is reused before.
  *
  * Returns 0, or -1 with errno:
  * EBADF: rd is not open.
  * EBUSY: the page is mapped.
  * EINVAL: it is not allocated.
- * EIO: an earlier flush failed; close all regions of the store, and open this
- *   one anew. */
+ * EIO: an earlier flush failed; close all regions of the store, then open this
+ *   one again. */
 int free_ppage(int rd, int64_t ppn);
 
 /* Maps the pages that `nbytes` bytes from page `ppn` on lie in, all of which must
@@ -155,7 +157,7 @@ int free_ppage(int rd, int64_t ppn);
  *
  * Returns the address, or MAP_FAILED with errno:
  * EBADF: rd is not open.
- * EINVAL: nbytes 0, a page that is not allocated, or MAP_PRIVATE.
+ * EINVAL: nbytes is 0, a page that is not allocated, or MAP_PRIVATE.
  * EFAULT: beyond the pages that the region can have, or the 64 GiB of addresses
  *   that are reserved for it, or less where there is no room.
  * EEXIST: MAP_FIXED_NOREPLACE, and the pages are elsewhere.
@@ -164,27 +166,27 @@ int free_ppage(int rd, int64_t ppn);
 void *pmmap(void *va, int rd, int64_t ppn, size_t nbytes, int flags);
 
 /* Ends the mapping that starts at `va`; of several that do, the last one made.
- * What was stored through it is part of the next pmsync.
+ * Stores made through it are part of the next pmsync.
  *
  * Returns 0, or -1 with errno:
  * EINVAL: nothing is mapped at va.
  * EIO and others: it is still mapped. */
 int pmunmap(void *va);
 
-/* Commits a region: when it returns 0, every store to its pages since the last
- * pmsync is durable, and with them the pages allocated and freed. What it costs
- * grows with the pages that were stored to.
+/* Commits a region. When it returns 0, every store to its pages since the last
+ * pmsync is durable, together with the pages allocated and freed. The cost grows
+ * with the number of stored pages.
  *
- * No thread may store to the region meanwhile, unless it is shared: what it stores
- * may be lost, the commit may have part of it, or be taken back by a crash.
+ * No thread may store to the region meanwhile, unless it is shared: the store may
+ * be lost, the commit may have a part of it, or recovery may drop the commit.
  *
  * Returns 0, or -1 with errno:
  * EBADF: rd is not open.
- * ENOSPC, EDQUOT: the store cannot grow. Nothing was committed and nothing that
- *   changed is lost; it may be tried again.
- * EIO: nothing was committed; or, after a failed flush, only opening the region
- *   anew, when all regions of the store have been closed, tells whether this
- *   commit is there: whole or not at all. */
+ * ENOSPC, EDQUOT: the store cannot grow. Nothing was committed and no change is
+ *   lost; the call may be repeated.
+ * EIO: nothing was committed. After a failed flush, only closing all regions of
+ *   the store and opening this one again tells whether this commit is durable:
+ *   all of it or nothing. */
 int pmsync(int rd);
 
 #ifdef __cplusplus

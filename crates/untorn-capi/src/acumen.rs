@@ -98,7 +98,7 @@ pub unsafe extern "C" fn ato_memcpy2(dst: *mut c_void, src: *const c_void, n: us
     with_errno(|| {
         let flags = i64::from(flags);
         if flags & !ATO_EAGER != 0 {
-            return Err(Failure::invalid(format!("{flags:#x} holds an unknown flag; ATO_EAGER is known")));
+            return Err(Failure::invalid(format!("the flags {flags:#x} include an unknown flag; pass ATO_EAGER or 0")));
         }
         copy(dst, src, n, flags & ATO_EAGER != 0)
     })
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn ato_unmap_mode(addr: *mut c_void, mode: c_int) -> c_int
         let spatial = match i64::from(mode) {
             ATO_FAST => false,
             ATO_SPATIAL => true,
-            _ => return Err(Failure::invalid(format!("{mode} is no mode; pass ATO_FAST or ATO_SPATIAL"))),
+            _ => return Err(Failure::invalid(format!("{mode} is not a known mode; pass ATO_FAST or ATO_SPATIAL"))),
         };
         let mut mapped = MAPPED.lock();
         let id = mapped.ranges.file(addr.addr());

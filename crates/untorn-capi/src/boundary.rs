@@ -38,7 +38,7 @@ pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
         std::mem::forget(payload);
         Err(Failure::new(
             UNTORN_EINTERNAL,
-            format!("a fault inside untorn, please report it: {cause} ({})", PLACE.take()),
+            format!("internal error in untorn, please report it: {cause} ({})", PLACE.take()),
         ))
     });
     INSIDE.set(outer);
@@ -130,7 +130,7 @@ fn check(pointer: *const c_void, n: usize, name: &str) -> Result<()> {
         return Err(null(name));
     }
     if n > isize::MAX as usize || pointer.addr().checked_add(n).is_none() {
-        return Err(Failure::invalid(format!("{n} bytes from {name} reach beyond the address space")));
+        return Err(Failure::invalid(format!("{n} bytes from {name} end beyond the address space")));
     }
     Ok(())
 }

@@ -42,7 +42,10 @@ impl<T: Send + Sync> ByAddress<T> {
         if self.open.was_inherited(|open| open.contains_key(&address)) {
             return Failure::new(
                 UNTORN_EOWNERDEAD,
-                format!("the {noun} at {address:#x} is of the process that this one was forked from; {anew}"),
+                format!(
+                    "the {noun} at {address:#x} belongs to the parent process and cannot be used after fork(2); \
+                         {anew}"
+                ),
             );
         }
         Failure::invalid(format!("no {noun} starts at {address:#x}; {pass}"))
@@ -67,7 +70,7 @@ impl<T: Send + Sync> ByAddress<T> {
         let mut slot = slot.write().map_err(|_| {
             let Words { noun, anew, .. } = &self.words;
             let message =
-                format!("an earlier call on the {noun} at {address:#x} failed inside untorn; end it and {anew}");
+                format!("an earlier call on the {noun} at {address:#x} panicked inside untorn; end it and {anew}");
             Failure::new(UNTORN_EPOISONED, message)
         })?;
         body(slot.as_mut().ok_or_else(|| self.none_at(address))?)

@@ -38,7 +38,7 @@ pub(crate) fn describe(fd: c_int) -> Result<Described> {
             () if kind.is_char_device() || kind.is_block_device() => "a device",
             () => "not a file",
         };
-        let message = format!("{} is {found}, only a regular file can be mapped", what());
+        let message = format!("{} is {found}; only a regular file can be mapped", what());
         return Err(Failure::new(-i64::from(libc::ENODEV), message));
     }
     let path = fs::read_link(&link).map_err(|error| Failure::system(&what(), &error))?;
@@ -48,7 +48,8 @@ pub(crate) fn describe(fd: c_int) -> Result<Described> {
         Ok(named) if (named.dev(), named.ino()) == id => {}
         _ => {
             let message = format!(
-                "{} has no name any more ({}); its sidecar needs one to be found by after a crash",
+                "{} has no path any more ({}); untorn finds a file's sidecar by its path after a crash, so the file \
+                 needs one",
                 what(),
                 path.display()
             );

@@ -102,19 +102,19 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
     };
     match i64::from(code) {
         0 => c"Success",
-        abi::UNTORN_EFAULT => c"The range does not lie within the file",
+        abi::UNTORN_EFAULT => c"The range is not within the file",
         abi::UNTORN_EBUSY => c"The file is in use",
-        abi::UNTORN_EROFS => c"Open for reading only",
-        abi::UNTORN_EOPNOTSUPP => c"A format, feature or option this version does not know",
-        abi::UNTORN_EBADMSG => c"The sidecar is damaged",
+        abi::UNTORN_EROFS => c"The file is open read-only",
+        abi::UNTORN_EOPNOTSUPP => c"This version does not know the format, feature or option",
+        abi::UNTORN_EBADMSG => c"A sidecar, log, store or redundancy file is damaged",
         abi::UNTORN_EUCLEAN => c"The file was not closed cleanly and needs recovery",
-        abi::UNTORN_EOWNERDEAD => c"The handle belongs to the process that opened it",
-        abi::UNTORN_EINTERNAL => c"A fault inside untorn; please report it",
+        abi::UNTORN_EOWNERDEAD => c"The handle belongs to the process that opened it, not to its forked child",
+        abi::UNTORN_EINTERNAL => c"Internal error in untorn; please report it",
         abi::UNTORN_EPOISONED => c"An earlier flush failed or a page was lost; close the file and open it again",
-        abi::UNTORN_ESIDECAR_MISSING => c"Committed bytes live in a sidecar that is not there",
+        abi::UNTORN_ESIDECAR_MISSING => c"The sidecar that holds committed bytes is missing",
         abi::UNTORN_ESIDECAR_MISMATCH => c"The sidecar does not belong to the file",
         abi::UNTORN_EMIXED_USE => c"Another program changed the file while its sidecar held committed bytes",
-        abi::UNTORN_ETXOPEN => c"Transactions of this handle are open; end them first",
+        abi::UNTORN_ETXOPEN => c"Transactions of this handle are still open; end them first",
         code => usize::try_from(-code)
             .ok()
             .and_then(|errno| SYSTEM.get(system).get(errno))

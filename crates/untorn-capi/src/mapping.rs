@@ -80,25 +80,25 @@ fn map(request: &Request, options: &Options) -> Result<(usize, FileId)> {
     let &Request { addr, length, prot, flags, fd, offset } = request;
     let kind = flags & libc::MAP_TYPE;
     if flags & libc::MAP_ANONYMOUS != 0 || (kind != libc::MAP_SHARED && kind != libc::MAP_SHARED_VALIDATE) {
-        return Err(Failure::invalid("only a shared mapping of a file reaches the file; pass MAP_SHARED"));
+        return Err(Failure::invalid("only a shared file mapping writes to the file; pass MAP_SHARED"));
     }
     let fixed = flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE;
     let unserved = flags & !(libc::MAP_TYPE | libc::MAP_FIXED_NOREPLACE | HINTS);
     if unserved != 0 {
-        return Err(errno(libc::EOPNOTSUPP, format!("the mmap flags {unserved:#x} are not supported here")));
+        return Err(errno(libc::EOPNOTSUPP, format!("the mmap flags {unserved:#x} are not supported")));
     }
     if prot & libc::PROT_READ == 0 || prot & !(libc::PROT_READ | libc::PROT_WRITE) != 0 {
-        return Err(errno(libc::EOPNOTSUPP, "a mapping is PROT_READ or PROT_READ | PROT_WRITE"));
+        return Err(errno(libc::EOPNOTSUPP, "unsupported protection; pass PROT_READ or PROT_READ | PROT_WRITE"));
     }
     let offset = u64::try_from(offset).map_err(|_| Failure::invalid("the offset is negative"))?;
     // Checked here too, so that a call that cannot succeed does not give the file a sidecar.
     if length == 0 || !offset.is_multiple_of(page_size() as u64) {
-        return Err(Failure::invalid("a mapping has at least one byte and starts at a page of the file"));
+        return Err(Failure::invalid("the length must be at least 1 and the offset a multiple of the page size"));
     }
     let described = describe(fd)?;
     let write = prot & libc::PROT_WRITE != 0;
     if !described.readable || (write && !described.writable) {
-        let message = format!("{} is not open for what the mapping is to do", described.path.display());
+        let message = format!("{} is not open for the access that the mapping asks for", described.path.display());
         return Err(errno(libc::EACCES, message));
     }
     let access = if write { Access::ReadWrite } else { Access::Read };
@@ -116,7 +116,7 @@ fn map(request: &Request, options: &Options) -> Result<(usize, FileId)> {
     if fixed && near != Some(mapping.address()) {
         files.unmap(mapping.address());
         let _ = file.close();
-        return Err(errno(libc::EEXIST, "something else is mapped at the address asked for"));
+        return Err(errno(libc::EEXIST, "another mapping is already at the requested address"));
     }
     Ok((mapping.address(), described.id))
 }
@@ -146,7 +146,10 @@ impl Ranges {
         let range = self.0.get(&address).ok_or_else(|| no_mapping_at(inherited))?;
         if length.div_ceil(page) != range.len.div_ceil(page) {
             let whole = range.len;
-            return Err(Failure::invalid(format!("a mapping is unmapped as a whole: pass its {whole} bytes")));
+            return Err(Failure::invalid(format!(
+                "a mapping can only be unmapped as a whole; pass its length, {whole} \
+                                                 bytes"
+            )));
         }
         let file = range.file;
         self.0.remove(&address);
@@ -157,21 +160,22 @@ impl Ranges {
 /// Why no mapping of this process starts at an address.
 pub(crate) fn no_mapping_at(inherited: impl FnOnce() -> bool) -> Failure {
     if inherited() {
-        let message = "the mapping at this address is of the process that this one was forked from; map the file anew";
+        let message = "the mapping at this address belongs to the parent process and cannot be used after fork(2); map \
+                       the file again";
         return Failure::new(UNTORN_EOWNERDEAD, message);
     }
-    Failure::invalid("no mapping starts at this address")
+    Failure::invalid("no mapping starts at this address; pass the address that the mapping call returned")
 }
 
 /// Ends the mapping that starts at `address` and returns its handle, when every copy under way is through.
 pub(crate) fn unmap(address: usize) -> Result<AtomicFile> {
-    let gone = || Failure::invalid("the mapping at this address is gone already");
+    let gone = || Failure::invalid("the mapping at this address was already unmapped");
     MappedFiles::global().unmap(address).ok_or_else(gone)
 }
 
 /// The error for a range of a mapping that is shorter than `n`, or nothing.
 pub(crate) fn fits(left: usize, n: usize) -> Result<()> {
-    if n <= left { Ok(()) } else { Err(errno(libc::EFAULT, "the range reaches beyond the end of the mapping")) }
+    if n <= left { Ok(()) } else { Err(errno(libc::EFAULT, "the range ends beyond the end of the mapping")) }
 }
 
 /// Refuses NULL, as an address that cannot be accessed.
@@ -191,7 +195,7 @@ pub(crate) fn writable(place: &Place<'_>) -> Result<()> {
 /// `n` bytes of one value, in memory that may not be there.
 pub(crate) fn filled(byte: u8, n: usize) -> Result<Vec<u8>> {
     let mut buffer = Vec::new();
-    buffer.try_reserve_exact(n).map_err(|_| errno(libc::ENOMEM, "no memory to copy through"))?;
+    buffer.try_reserve_exact(n).map_err(|_| errno(libc::ENOMEM, "cannot allocate a buffer for the copy"))?;
     buffer.resize(n, byte);
     Ok(buffer)
 }

@@ -93,10 +93,13 @@ pub unsafe extern "C" fn untorn_tx_write(tx: *mut untorn_tx, off: u64, src: *con
             let path = tx.file.path().display();
             return Err(Failure::new(
                 UNTORN_EFAULT,
-                format!("{path}: {n} bytes at offset {off} do not lie within the file's {len} bytes; resize it first"),
+                format!(
+                    "{path}: {n} bytes at offset {off} do not lie within the file's {len} bytes; resize the file \
+                         first"
+                ),
             ));
         }
-        let full = |_| Failure::new(UNTORN_ENOMEM, "no memory for the writes of the transaction");
+        let full = |_| Failure::new(UNTORN_ENOMEM, "cannot allocate memory for the writes of the transaction");
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(n).map_err(full)?;
         bytes.extend_from_slice(src);
@@ -174,13 +177,19 @@ fn take(handle: *mut untorn_t) -> Result<AtomicFile> {
     if Arc::strong_count(&open.file) > 1 {
         return Err(Failure::new(
             UNTORN_ETXOPEN,
-            format!("{}: transactions of this handle are open; end them first", open.file.path().display()),
+            format!("{}: transactions of this handle are still open; end them first", open.file.path().display()),
         ));
     }
     // SAFETY: not null, from untorn_open, and `open` is not used after this.
     let handle = unsafe { Box::from_raw(handle) };
     // Only untorn_begin makes a second reference, and nobody may call it with this handle any more.
-    Arc::into_inner(handle.file).ok_or_else(|| Failure::new(UNTORN_ETXOPEN, "the handle was used while it was closed"))
+    Arc::into_inner(handle.file).ok_or_else(|| {
+        Failure::new(
+            UNTORN_ETXOPEN,
+            "another thread used the handle while it \
+                                                                             was being closed",
+        )
+    })
 }
 
 /// Commits and closes.
@@ -208,5 +217,5 @@ pub unsafe extern "C" fn untorn_last_error(err: *mut untorn_error) -> c_int {
 /// The text of a code.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_strerror(code: c_int) -> *const c_char {
-    guarded(|| Ok(text(code))).unwrap_or(c"A fault inside untorn; please report it").as_ptr()
+    guarded(|| Ok(text(code))).unwrap_or(c"Internal error in untorn; please report it").as_ptr()
 }

@@ -41,10 +41,10 @@ fn unmap(addr: *mut c_void, length: usize) -> Result<()> {
 fn sync(addr: *mut c_void, length: usize, flags: c_int) -> Result<()> {
     let (now, later) = (flags & libc::MS_SYNC != 0, flags & libc::MS_ASYNC != 0);
     if flags & !(libc::MS_SYNC | libc::MS_ASYNC | libc::MS_INVALIDATE) != 0 || (now && later) {
-        return Err(Failure::invalid(format!("{flags:#x} are no flags of msync; pass MS_SYNC")));
+        return Err(Failure::invalid(format!("the msync flags {flags:#x} are not valid; pass MS_SYNC")));
     }
     let view = MappedFiles::global().view();
-    let unmapped = || errno(libc::ENOMEM, "the range is not mapped, or not to its end");
+    let unmapped = || errno(libc::ENOMEM, "the range is not mapped, or not mapped to its end");
     let place = view.find(addr.addr()).ok_or_else(unmapped)?;
     // As for msync, the rest of the last page counts as mapped.
     let end = (addr.addr() + place.left()).next_multiple_of(page_size());
@@ -110,7 +110,7 @@ fn read_string(place: &Place<'_>) -> Result<Vec<u8>> {
             return Ok(text);
         }
         if n >= there {
-            return Err(errno(libc::EFAULT, "the string has no end within the mapping and the file"));
+            return Err(errno(libc::EFAULT, "the string has no NUL byte within the mapping and the file"));
         }
         n = n.saturating_mul(4);
     }

@@ -40,14 +40,14 @@ pub(crate) unsafe fn given(opts: *const untorn_options) -> Result<untorn_options
 fn decode(bytes: &[u8]) -> Result<untorn_options> {
     if bytes.len() < FIRST_SIZE {
         return Err(Failure::invalid(format!(
-            "untorn_options.size is {}, at least {FIRST_SIZE} is needed; start from UNTORN_OPTIONS_INIT",
+            "untorn_options.size is {}, but must be at least {FIRST_SIZE}; start from UNTORN_OPTIONS_INIT",
             bytes.len()
         )));
     }
     if bytes.iter().skip(size_of::<untorn_options>()).any(|&byte| byte != 0) {
         return Err(Failure::new(
             abi::UNTORN_EOPNOTSUPP,
-            "untorn_options sets a field this version of libuntorn does not know; install a newer one",
+            "untorn_options sets a field that this version of libuntorn does not know; install a newer libuntorn",
         ));
     }
     // What an older header did not have yet is zero, its default.
@@ -151,7 +151,7 @@ fn translate_log(c: &untorn_options, options: Options) -> Result<Options> {
     let none = i64::from(c.flags) & abi::UNTORN_NO_CHECKPOINTERS != 0;
     if none && c.checkpointers != 0 {
         return Err(Failure::invalid(
-            "untorn_options asks for checkpointers and, by UNTORN_NO_CHECKPOINTERS, for none",
+            "untorn_options sets both checkpointers and UNTORN_NO_CHECKPOINTERS; set one of them",
         ));
     }
     if none || c.checkpointers != 0 {
@@ -189,7 +189,7 @@ pub(crate) fn share(path: &Path, c: &untorn_options) -> Result<SharedMap> {
     }
     if flags & (abi::UNTORN_CREATE | abi::UNTORN_EXCL) != 0 {
         return Err(Failure::invalid(
-            "untorn_share opens a file that is there; make an empty one with open(2) and call untorn_share_grow",
+            "untorn_share does not create files; create an empty one with open(2) and call untorn_share_grow",
         ));
     }
     Ok(translate(c)?.share_map(path)?)
@@ -206,10 +206,10 @@ fn create_or_open<T>(
     }
     let (create, excl) = (flags & abi::UNTORN_CREATE != 0, flags & abi::UNTORN_EXCL != 0);
     if create && flags & abi::UNTORN_READ_ONLY != 0 {
-        return Err(Failure::invalid("a file cannot be created for reading only"));
+        return Err(Failure::invalid("UNTORN_CREATE cannot be combined with UNTORN_READ_ONLY"));
     }
     if excl && !create {
-        return Err(Failure::invalid("UNTORN_EXCL has a meaning only together with UNTORN_CREATE"));
+        return Err(Failure::invalid("UNTORN_EXCL needs UNTORN_CREATE"));
     }
     let options = translate(c)?;
     if create {

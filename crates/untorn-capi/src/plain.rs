@@ -15,7 +15,7 @@ use crate::options;
 static MAPS: ByAddress<AtomicMap> = ByAddress::new(Words {
     noun: "map",
     pass: "pass the address that untorn_map returned, until it ends",
-    anew: "map the file anew",
+    anew: "map the file again",
 });
 
 /// Opens or creates a file as plain memory.

@@ -17,7 +17,7 @@ use crate::errors::{Failure, Result};
 static PROTECTED: ByAddress<Protected> = ByAddress::new(Words {
     noun: "protected mapping",
     pass: "pass the address given to untorn_protect, until untorn_unprotect",
-    anew: "protect a mapping of its own",
+    anew: "map the file in this process and protect that mapping",
 });
 
 /// Bytes of the struct of the first version.
@@ -44,8 +44,8 @@ unsafe fn given(opts: *const untorn_redundancy_options) -> Result<untorn_redunda
     // SAFETY: the struct is as long as its size field says, and nobody changes it during the call.
     let bytes = unsafe { source(opts.cast(), size, "opts") }?;
     if bytes.iter().skip(known).any(|&byte| byte != 0) {
-        let message =
-            "untorn_redundancy_options sets a field this version of libuntorn does not know; install a newer one";
+        let message = "untorn_redundancy_options sets a field that this version of libuntorn does not know; install a newer \
+             libuntorn";
         return Err(Failure::new(abi::UNTORN_EOPNOTSUPP, message));
     }
     let mut given = untorn_redundancy_options::default();
@@ -85,7 +85,7 @@ impl Teller {
 
 fn options(given: &untorn_redundancy_options) -> Result<ProtectOptions> {
     let unknown = |field: &str, value: u32| {
-        Failure::invalid(format!("untorn_redundancy_options.{field} is {value}, which means nothing"))
+        Failure::invalid(format!("untorn_redundancy_options.{field} has the unknown value {value}"))
     };
     let mut options = ProtectOptions::new();
     if given.stripe != 0 {
@@ -109,7 +109,7 @@ fn options(given: &untorn_redundancy_options) -> Result<ProtectOptions> {
     if given.scrub_every_ms != 0 {
         options = options.scrub_every(Duration::from_millis(given.scrub_every_ms));
     } else if given.scrub_rate != 0 {
-        return Err(Failure::invalid("scrub_rate is of the thread that scrub_every_ms asks for"));
+        return Err(Failure::invalid("scrub_rate needs scrub_every_ms, which starts the scrub thread"));
     }
     if given.scrub_rate != 0 {
         options = options.scrub_rate(given.scrub_rate);
@@ -122,7 +122,10 @@ fn options(given: &untorn_redundancy_options) -> Result<ProtectOptions> {
         0 if given.period_ms != 0 => Ok(options.period(Duration::from_millis(given.period_ms))),
         0 => Ok(options),
         abi::UNTORN_COVER_ON_DEMAND if given.period_ms == 0 => Ok(options.on_demand()),
-        abi::UNTORN_COVER_ON_DEMAND => Err(Failure::invalid("UNTORN_COVER_ON_DEMAND has no period_ms")),
+        abi::UNTORN_COVER_ON_DEMAND => Err(Failure::invalid(
+            "UNTORN_COVER_ON_DEMAND cannot be combined with \
+                                                             period_ms",
+        )),
         _ => Err(unknown("flags", given.flags)),
     }
 }
@@ -159,7 +162,7 @@ pub unsafe extern "C" fn untorn_redundancy_sync(addr: *mut c_void) -> c_int {
 pub unsafe extern "C" fn untorn_redundancy_coverage(addr: *mut c_void, coverage: *mut untorn_coverage) -> c_int {
     code(|| {
         if coverage.is_null() {
-            return Err(Failure::invalid("coverage is NULL; pass where to put what is covered"));
+            return Err(Failure::invalid("coverage is NULL; pass the struct to fill"));
         }
         // SAFETY: not null, and untorn/protect.h asks that the size is there; a read of four bytes needs no alignment this way.
         let size = unsafe { coverage.cast::<u32>().read_unaligned() } as usize;
@@ -220,13 +223,14 @@ pub unsafe extern "C" fn untorn_redundancy_repair(addr: *mut c_void, repaired: *
         let message = if !report.lost.is_empty() {
             let lost = &report.lost;
             format!(
-                "parity cannot give these pages back, so nothing was touched, or the device does not keep what they are given: {lost:?}"
+                "these pages are lost: parity cannot rebuild them and they were left as they are, or the device did \
+                 not keep the rebuilt bytes: {lost:?}"
             )
         } else if !report.unknown.is_empty() {
             let unknown = &report.unknown;
-            format!("whether these pages are damaged cannot be said, so they were left as they are: {unknown:?}")
+            format!("cannot tell whether these pages are damaged; they were left as they are: {unknown:?}")
         } else if !report.not_rebuilt.is_empty() {
-            format!("parts of the redundancy are damaged yet: {:?}", report.not_rebuilt)
+            format!("these parts of the redundancy are still damaged: {:?}", report.not_rebuilt)
         } else {
             return Ok(());
         };

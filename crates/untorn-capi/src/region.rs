@@ -13,7 +13,12 @@ use crate::regions::regions;
 
 /// The store that names of regions are looked up in.
 fn store() -> Result<PathBuf> {
-    let unset = || Failure::invalid("the environment variable UNTORN_REGION_STORE is not set; let it name a store");
+    let unset = || {
+        Failure::invalid(
+            "the environment variable UNTORN_REGION_STORE is not set; set it to the path of a \
+                                     region store",
+        )
+    };
     let path = env::var_os("UNTORN_REGION_STORE").filter(|path| !path.is_empty()).ok_or_else(unset)?;
     absolute(&path).map_err(|error| Failure::system("UNTORN_REGION_STORE", &error))
 }
@@ -25,7 +30,7 @@ fn store() -> Result<PathBuf> {
 unsafe fn name_at<'a>(pointer: *const c_char) -> Result<&'a str> {
     // SAFETY: the caller vouches for it.
     let name = unsafe { path_at(pointer) }?;
-    name.to_str().ok_or_else(|| Failure::invalid("the name of a region is UTF-8"))
+    name.to_str().ok_or_else(|| Failure::invalid("the region name is not UTF-8"))
 }
 
 /// Opens a region.

@@ -17,7 +17,7 @@ use crate::options;
 static SHARED: ByAddress<SharedMap> = ByAddress::new(Words {
     noun: "shared map",
     pass: "pass the address that untorn_share returned, until this process leaves",
-    anew: "share the file anew",
+    anew: "share the file again in this process",
 });
 
 /// Opens a file as plain memory, together with other processes.
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn untorn_share_len(map: *mut c_void) -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_share_open_range(map: *mut c_void, offset: u64, len: u64) -> c_int {
     code(|| {
-        let end = offset.checked_add(len).ok_or_else(|| Failure::invalid("no file has bytes beyond 2^64"))?;
+        let end = offset.checked_add(len).ok_or_else(|| Failure::invalid("offset + len is beyond 2^64"))?;
         SHARED.with(map, |map| Ok(map.open_to_kernel(offset..end)?))
     })
 }

@@ -377,7 +377,7 @@ mod tests {
             for copy in 0..2 {
                 put(&mut forged.side, copy * PAGE + 8, 9, 4);
             }
-            assert!(opened(pair, &forged).unwrap_err().contains("neither superblock is whole"));
+            assert!(opened(pair, &forged).unwrap_err().contains("neither superblock is valid"));
             (0..2).for_each(|copy| seal_superblock(&mut forged.side, copy * PAGE));
             assert!(opened(pair, &forged).unwrap_err().contains("format version 9"));
             let mut forged = pair.forged();

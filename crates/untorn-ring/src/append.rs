@@ -1,54 +1,54 @@
-//! How a process appends, and what is left of it if it dies meanwhile.
+//! How a process appends, and what it leaves if it dies meanwhile.
 
 use crate::entry::{Entry, Geometry, HEADER, Kind, place_seed};
 use crate::turn::Locked;
 
-/// Entries that one operation of a process takes at most; more are for the server.
+/// The maximum number of entries that one operation of a process takes; the server does larger ones.
 pub const MOST_PARTS: u64 = 256;
 
-/// How far an append is.
+/// The steps of an append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
-    /// What is to be done is noted.
+    /// The turn has a note of the operation.
     Intended,
-    /// It was given positions.
+    /// The operation has positions.
     Placed,
     /// The data is in the log, without a header.
     Filled,
-    /// All of it is in the log.
+    /// The log has the whole entry.
     Stored,
-    /// It is as durable as it has to be before the kernel has it.
+    /// The entry is as durable as it must be before the kernel has the bytes.
     Durable,
-    /// The kernel has it.
+    /// The kernel has the change.
     Delivered,
-    /// It may be drained.
+    /// The entry may be drained.
     Completed,
 }
 
 impl Step {
-    /// All of them, in their order.
+    /// All steps in order.
     pub const ALL: [Step; 7] =
         [Step::Intended, Step::Placed, Step::Filled, Step::Stored, Step::Durable, Step::Delivered, Step::Completed];
 }
 
-/// What is to be written.
+/// A write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// Where in the file.
+    /// The offset in the file.
     pub offset: u64,
     /// Bytes.
     pub len: usize,
-    /// That is the file's end, and the kernel writes there whatever the offset (`O_APPEND`): what is done once more may only be what
-    /// it has not done yet.
+    /// Whether `offset` is the file's end and the kernel writes there whatever the offset (`O_APPEND`). A repeat may
+    /// then only do what the kernel has not done yet.
     pub at_end: bool,
 }
 
-/// What is to be done to a file.
+/// A change of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Bytes are written.
     Write(Write),
-    /// It is to be so long.
+    /// The new length.
     Length(u64),
 }
 
@@ -64,7 +64,7 @@ const LENGTH: u64 = 1 << 32;
 const AT_END: u64 = 1 << 33;
 
 impl Change {
-    /// Bytes of it that go to the log.
+    /// Bytes of the change that go to the log.
     pub fn len(&self) -> usize {
         match self {
             Change::Write(write) => write.len,
@@ -72,7 +72,7 @@ impl Change {
         }
     }
 
-    /// Whether no bytes of it go to the log.
+    /// Whether no bytes of the change go to the log.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -118,63 +118,63 @@ impl Change {
     }
 }
 
-/// What an append does its work with: the bytes of the log, those of the program, and the kernel.
+/// What an append works with: the bytes of the log, those of the program, and the kernel.
 pub trait Appender {
-    /// Brings `len` bytes of what is to be written, from byte `from` of it on, to byte `at` of the log. False if they are not all to be
-    /// had.
+    /// Copies `len` bytes of the write, from its byte `from` on, to byte `at` of the log. False if some of them cannot
+    /// be read.
     fn fill(&mut self, at: u64, from: usize, len: usize) -> bool;
 
-    /// Looks at bytes of the log.
+    /// Reads bytes of the log.
     fn with<R>(&mut self, at: u64, len: usize, look: impl FnOnce(&[u8]) -> R) -> R;
 
-    /// Puts a header into the log.
+    /// Stores a header in the log.
     fn store(&mut self, at: u64, header: &[u8; HEADER as usize]);
 
-    /// Begins to make bytes of the log durable.
+    /// Starts making bytes of the log durable.
     fn flush(&mut self, at: u64, len: u64);
 
-    /// Makes durable what was flushed, or, where durability is left to a sync, brings it to the log. False if that is not to be had.
+    /// Makes the flushed bytes durable, or, with durability per sync, brings them to the log. False if that fails.
     fn fence(&mut self) -> bool;
 
-    /// Has the kernel do it; the bytes of a write are those in the entries from position `first` on. What it says: how many bytes, or
-    /// minus the errno.
+    /// Lets the kernel make the change; the bytes of a write are in the entries from position `first` on. Returns the
+    /// kernel's result: a number of bytes, or minus the errno.
     fn deliver(&mut self, first: u64, change: Change) -> isize;
 
-    /// How far it is; false for one that dies there, in tests.
+    /// Called at each step; in tests it returns false to die there.
     #[inline]
     fn reaches(&mut self, _: Step) -> bool {
         true
     }
 }
 
-/// What became of an append.
+/// The result of an append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// There is no room for it now.
+    /// The log has no room now.
     Full,
-    /// The program has no such memory, or the log cannot be written to. Nothing was done.
+    /// The program's memory cannot be read, or the log cannot be written to. Nothing was done.
     Nothing,
-    /// The kernel has what it says: bytes, 0 for a length, or minus the errno. If that is not all, the log has more than it before
-    /// `end`, and the file is the server's until it has seen to it that no replay does the rest.
+    /// The kernel made the change and returned `said`: bytes, 0 for a length, or minus the errno. If the kernel took
+    /// less than the log has before `end`, the file belongs to the server until no replay can write the rest.
     Written {
-        /// What the kernel said.
+        /// The kernel's result.
         said: isize,
         /// The position after the last one.
         end: u64,
     },
-    /// It was left where it was.
+    /// The process died at a step, in tests.
     Dead,
 }
 
-/// Where the bytes of a write are whose entries begin at a position, as offsets into the log and lengths.
+/// The places of a write's bytes in the log, as offsets and lengths; its entries begin at position `first`.
 pub fn pieces(geometry: Geometry, first: u64, len: usize) -> impl Iterator<Item = (u64, usize)> {
     let entry = geometry.entry as usize;
     (0..geometry.parts(len))
         .map(move |part| (geometry.entry_at(first + part) + HEADER, (len - part as usize * entry).min(entry)))
 }
 
-/// Changes a file whose turn it is, which [processes may](crate::Turn::is_writable): in the log, durably unless that is left to a sync,
-/// and then by the kernel.
+/// Changes a file whose turn is held, if [processes may](crate::Turn::is_writable): first in the log, durably unless
+/// durability is per sync, and then by the kernel.
 pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Appender) -> Outcome {
     let change = change.into();
     let len = change.len();
@@ -261,41 +261,41 @@ pub fn append(turn: &Locked<'_>, change: impl Into<Change>, by: &mut impl Append
     Outcome::Written { said, end }
 }
 
-/// What a holder of a turn that died has left.
+/// What a dead holder of a turn left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// Nothing that was not complete, before this position.
+    /// Everything before this position is complete.
     Nothing {
-        /// The position after the last one that it had.
+        /// The position after its last one.
         ended: u64,
     },
-    /// Positions of which nothing counts: not all is in the log, and the kernel has nothing of it.
+    /// Positions that do not count: the log does not have all of the operation, and the kernel has nothing of it.
     Void {
         /// The first of them.
         first: u64,
         /// How many.
         parts: u64,
     },
-    /// All is in the log, and the kernel has less, of which the program may have been told.
+    /// The log has all of it, and the kernel less; the program may have been told so.
     Short {
         /// The first position.
         first: u64,
         /// How many.
         parts: u64,
     },
-    /// All is in the log, as durable as the caches are, and the kernel may have it or not.
+    /// The log has all of it, as durable as the caches are, and the kernel may have it or not.
     Whole {
         /// The first position.
         first: u64,
         /// How many.
         parts: u64,
-        /// What is done.
+        /// The change.
         change: Change,
     },
 }
 
-/// What a holder of this turn, of the file with the number `uid`, has left: one that died, or was given less by the kernel than the log has.
-/// `entry` reads what is at a position, if it arrived whole.
+/// Finds what the last holder of this turn left for the file number `uid`: a holder that died, or one for which the
+/// kernel took less than the log has. `entry` reads the entry at a position, if it is whole.
 pub fn left(turn: &Locked<'_>, uid: u64, mut entry: impl FnMut(u64) -> Option<Entry>) -> Left {
     let ledger = turn.turn().ledger();
     let geometry = ledger.terms().geometry;

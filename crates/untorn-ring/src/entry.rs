@@ -1,6 +1,6 @@
-//! Entries of a log: where they stand, and what they look like. `docs/format.md` gives the reasons.
+//! Entries of a log: their places and their layout. `docs/format.md` gives the reasons.
 //!
-//! Every number is little-endian. What is read here was written by anybody: a number is checked before it is used.
+//! Every number is little-endian. Any program may have written the file, so each number is checked before use.
 
 use twox_hash::XxHash3_64;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -10,33 +10,33 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const PAGE: u64 = 4096;
 /// Bytes of an entry's header: a cache line.
 pub const HEADER: u64 = 64;
-/// Where the tail lines are.
+/// The offset of the tail lines.
 pub const TAIL_AT: u64 = 2 * PAGE;
-/// Where the file table is.
+/// The offset of the file table.
 pub const TABLE_AT: u64 = 3 * PAGE;
-/// Numbers that count entries, sessions and files never get this high.
+/// Counts of entries, sessions and files never reach this number.
 pub const MAX_NUMBER: u64 = 1 << 61;
 
-/// What a log was made with.
+/// The dimensions of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes of data in an entry.
     pub entry: u32,
     /// Files that can have entries at the same time.
     pub files: u32,
-    /// Entries.
+    /// Entries in the log.
     pub slots: u64,
 }
 
 impl Geometry {
-    /// The log that fits into so many bytes; `None` for numbers that no log can have.
+    /// The log that fits into `bytes`; `None` for impossible dimensions.
     pub fn of(entry: u32, files: u32, bytes: u64) -> Option<Self> {
         let empty = Geometry { entry, files, slots: 0 };
         let slots = bytes.checked_sub(empty.len()?)? / empty.slot();
         Some(Geometry { slots, ..empty }).filter(|geometry| geometry.is_valid())
     }
 
-    /// Whether a log can be so.
+    /// Whether a log can have these dimensions.
     pub fn is_valid(self) -> bool {
         let entry = self.entry.is_multiple_of(64) && (64..=1 << 20).contains(&self.entry);
         entry && (1..=1 << 16).contains(&self.files) && (8..=1 << 32).contains(&self.slots) && self.len().is_some()
@@ -50,47 +50,47 @@ impl Geometry {
         TABLE_AT + 2 * PAGE * u64::from(self.files)
     }
 
-    /// Bytes of the whole log; `None` if no number says how many.
+    /// Bytes of the whole log; `None` on overflow.
     #[allow(clippy::len_without_is_empty)] // A log is never empty.
     pub fn len(self) -> Option<u64> {
         self.slots.checked_mul(self.slot())?.checked_add(self.entries_at())
     }
 
-    /// Where the entry of this position stands.
+    /// The offset of the entry at this position.
     pub fn entry_at(self, position: u64) -> u64 {
         self.entries_at() + (position % self.slots) * self.slot()
     }
 
-    /// Entries that one write may take; a longer one does not go through the log.
+    /// The maximum number of entries of one write; a longer write does not go through the log.
     pub fn most(self) -> u64 {
         self.slots / 4
     }
 
-    /// Entries that so many bytes take.
+    /// The number of entries that `len` bytes take.
     pub fn parts(self, len: usize) -> u64 {
         (len as u64).div_ceil(u64::from(self.entry)).max(1)
     }
 }
 
-/// XXH3 of these bytes, which separates what arrived from what did not.
+/// XXH3 of these bytes; it distinguishes whole entries from partial ones.
 pub fn sum(seed: u64, bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot_with_seed(seed, bytes)
 }
 
-/// The seed for what stands at byte `at` of a log with this seal: so nothing of another session, or of another place, is taken for it.
+/// The checksum seed for byte `at` of a log with this seal, so that an entry of another session or place never matches.
 #[inline]
 pub fn place_seed(seal: u64, at: u64) -> u64 {
     seal ^ at.rotate_left(32)
 }
 
-/// What an entry asks for.
+/// The kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Its data at `value`.
+    /// Write the data at `value`.
     Write,
-    /// The length `value`.
+    /// Set the length to `value`.
     SetLen,
-    /// The file has the name that its line gives it with the number `value`.
+    /// The file has the name that its table line has for the number `value`.
     Move,
 }
 
@@ -139,17 +139,17 @@ const _: () = {
 pub struct Entry {
     /// Its place in the ring, counted from the session's start.
     pub position: u64,
-    /// Its place in the order of operations; where the entry was first written, and so below what came later.
+    /// Its place in the order of operations: that of its first write, and so below all later operations.
     pub order: u64,
-    /// Which file it is about: a number that the file table explains.
+    /// The file number, which the file table maps to a file.
     pub uid: u64,
     /// Depends on the kind.
     pub value: u64,
     /// Bytes of data.
     pub len: u32,
-    /// What it asks for.
+    /// The kind of change.
     pub kind: Kind,
-    /// Which of the operation's entries it is.
+    /// The index of this entry within the operation.
     pub part: u32,
     /// Entries of the operation.
     pub parts: u32,
@@ -177,8 +177,8 @@ impl Entry {
         bytes
     }
 
-    /// What a header at byte `at` says, if an entry can say so there. Whether it arrived whole, with its data, tells
-    /// [`is_whole`](Entry::is_whole).
+    /// Decodes a header at byte `at`, if an entry can have it there. [`is_whole`](Entry::is_whole) tells whether it
+    /// arrived whole, with its data.
     pub fn decode(header: &[u8; HEADER as usize], geometry: Geometry, at: u64) -> Option<Self> {
         let raw = RawEntry::read_from_bytes(header).ok()?;
         let (len, part, parts) = (raw.len.get(), raw.part.get(), raw.parts.get());

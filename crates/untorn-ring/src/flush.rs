@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// Bytes of a cache line.
 pub const LINE: usize = 64;
 
-/// How a cache line gets to persistent memory on this machine.
+/// How this machine writes a cache line back to persistent memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum WriteBack {
@@ -41,7 +41,7 @@ impl fmt::Display for WriteBack {
 /// The chosen [`WriteBack`], 0 before the first use.
 static CHOSEN: AtomicU8 = AtomicU8::new(0);
 
-/// The way this machine writes lines back; found out once.
+/// The write-back method of this machine, detected once.
 #[inline]
 pub fn write_back() -> WriteBack {
     match CHOSEN.load(Ordering::Relaxed) {
@@ -53,7 +53,7 @@ pub fn write_back() -> WriteBack {
     }
 }
 
-/// Takes over what another process on this machine found out. A number that is none changes nothing.
+/// Adopts the method that another process on this machine detected. An unknown number changes nothing.
 pub fn adopt(found: u64) {
     if let 1..=4 = found {
         CHOSEN.store(found as u8, Ordering::Relaxed);
@@ -67,8 +67,9 @@ fn choose() -> WriteBack {
     chosen
 }
 
-/// Whether the platform reports that its CPU caches survive a power cut. All regions must say so: which one a file is
-/// on isn't known here. Source: the kernel's `Documentation/ABI/testing/sysfs-bus-nvdimm`, `persistence_domain`.
+/// Whether the platform reports that its CPU caches survive a power cut. All regions must report it, because the region
+/// of a file is not known here. Source: the kernel's `Documentation/ABI/testing/sysfs-bus-nvdimm`,
+/// `persistence_domain`.
 pub fn eadr() -> bool {
     static EADR: OnceLock<bool> = OnceLock::new();
     *EADR.get_or_init(|| {
@@ -108,7 +109,7 @@ fn best_instruction() -> WriteBack {
     WriteBack::Nothing
 }
 
-/// Starts writing back every cache line that `len` bytes at `address` touch. Done once a later [`fence`] is.
+/// Starts writing back every cache line that `len` bytes at `address` touch. A later [`fence`] completes it.
 ///
 /// # Safety
 /// The range is mapped.

@@ -1,14 +1,17 @@
-//! Group commit among processes: those that wait for the log's device at the same time share a flush of it.
+//! Group commit among processes: processes that wait for the log's device at the same time share one flush.
 //!
-//! # What makes it sound
-//! 1. A flush answers for all who asked before it began: who asks has all that he wrote in the log, as far as the kernel goes.
-//! 2. The kernel tells of a write that failed once, by each description that the log had been opened with before. So each process flushes
-//!    by a description of its own, which it is given before it writes anything, and after the server has flushed the log by its own,
-//!    the oldest: of what failed before that the server knows, and gives none. So no flush that answers for others is one that was not
-//!    told of what they lost; and who dies with such news takes nothing along that the others are not told.
-//! 3. A file of which nothing was put into the log since a flush began needs none for a sync: what is put there is counted before anybody
-//!    is told that it was done, and who flushes looks at the count before.
-//! 4. A flush that fails ends all appending, and the server, which is asked then, is told of the failure as well.
+//! # Invariants
+//!
+//! 1. A flush answers all requests made before it began: a process that requests it has written everything to the log,
+//!    as far as the kernel is concerned.
+//! 2. The kernel reports a failed write once per open file description of the log that existed before. So each process
+//!    flushes by its own description. It gets that before it writes anything, and after the server has flushed the log
+//!    by its own description, the oldest one. The server knows of any failure before that, and then gives no
+//!    description out. So no flush that answers for others misses a failure of theirs, and a process that dies with
+//!    such news takes nothing along that the others are not told.
+//! 3. A sync of a file needs no flush if nothing of the file was put into the log since a flush began. Entries are
+//!    counted before their operation is reported as done, and a process that flushes reads the count before.
+//! 4. A failed flush ends all appending. The server, which is asked then, gets the failure too.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -30,31 +33,31 @@ const STALLED: usize = GROUP + 4;
 /// How often somebody looks again whether the lock is free: he who has it may have been stopped.
 const PATIENCE: u32 = 1000;
 
-/// What is needed to flush the log.
+/// What a process needs to flush the log.
 pub trait Flusher {
     /// Flushes the log's device; [`Flushed::Elsewhere`] if this process has no way to do that.
     fn flush(&mut self) -> Flushed;
 
-    /// Waits until a word is not `seen` any more, or about a millisecond.
+    /// Waits until a word differs from `seen`, or about a millisecond.
     fn wait(&mut self, word: &AtomicU32, seen: u32);
 
-    /// Wakes all who wait for a word.
+    /// Wakes all waiters of a word.
     fn wake(&mut self, word: &AtomicU32);
 }
 
-/// What became of a request for a flush.
+/// The result of a request for a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flushed {
-    /// All that was in the log is durable.
+    /// Everything that was in the log is durable.
     Done,
-    /// It failed, and processes append no more. The server is to say so.
+    /// The flush failed, and processes append no more. The server reports it.
     Failed,
-    /// It is for the server: who flushes was stopped, or this process cannot.
+    /// The server must flush: the flushing process was stopped, or this process cannot flush.
     Elsewhere,
 }
 
 impl Ledger<'_> {
-    /// Has all that this process has in the log durable, by a flush that began after this call, whoever makes it.
+    /// Makes everything that this process has in the log durable, by a flush that any process begins after this call.
     pub fn flush_together(&self, by: &mut impl Flusher) -> Flushed {
         let mine = self.ask_for_flush();
         let round = robust::half(self.word(ROUND));
@@ -87,8 +90,8 @@ impl Ledger<'_> {
         Flushed::Elsewhere
     }
 
-    /// Has all that the log has of a file durable: what was done to it before this call. `is_its` says whether the turn is still
-    /// that file's, and its syncs need nothing but this.
+    /// Makes everything durable that the log has of a file from before this call. `is_its` tells whether the turn is
+    /// still that file's, and the file's syncs need nothing else.
     pub fn sync(&self, turn: Turn<'_>, is_its: impl Fn() -> bool, by: &mut impl Flusher) -> Flushed {
         let changes = turn.changes();
         // The turn is given to no other file, nor to this one again, without a change.
@@ -102,13 +105,14 @@ impl Ledger<'_> {
         outcome
     }
 
-    /// Asks for a flush that begins after this call, and waits for none: the request's number, by which it is known later whether there
-    /// was one.
+    /// Requests a flush that begins after this call, without waiting for it. The returned number identifies the
+    /// request.
     pub fn ask_for_flush(&self) -> u64 {
         self.word(ASKED).fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Whether all that was in the log when a flush was asked for is durable, by one that somebody waited for.
+    /// Whether the requested flush was made, by a process that waited for it: everything that was in the log at the
+    /// request is durable.
     pub fn is_answered(&self, request: u64) -> bool {
         self.word(ANSWERED).load(Ordering::SeqCst) >= request
     }

@@ -1,5 +1,5 @@
-//! The ledger: who may write where, what is complete, whose turn it is. Words in memory that the processes of a run share, or of one
-//! process alone.
+//! The ledger: the allocation of positions, the complete entries, and the turns. It consists of words in memory that
+//! the processes of a run share, or of one process alone.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -56,7 +56,7 @@ const MARKS: u64 = BESIDE | VOID;
 /// Turns that a ledger has at most: their numbers share a word with a position.
 const MOST_TURNS: usize = 4096;
 
-/// What the draining thread does.
+/// What the draining thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Phase {
@@ -68,28 +68,29 @@ pub enum Phase {
     Awake = 2,
 }
 
-/// How processes get to the log.
+/// How processes write to the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Way {
-    /// They store to a mapping of it, which is memory: what is written is durable after a fence.
+    /// They store to a mapping of it, which is persistent memory: stores are durable after a fence.
     Mapped = 0,
     /// The same, mapped with `MAP_SYNC`.
     MappedSync = 1,
-    /// They write to it, on a disk: what is written is durable after a flush, for which they [wait together](Ledger::flush_together).
+    /// They write to it, on a disk: writes are durable after a flush, for which they [wait
+    /// together](Ledger::flush_together).
     Written = 2,
 }
 
-/// What a ledger is about.
+/// The parameters of a ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// The log's.
+    /// The dimensions of the log.
     pub geometry: Geometry,
-    /// The number of the log's seal in this session.
+    /// The log's seal in this session.
     pub seal: u64,
     /// Files for which processes may append at the same time: none, or a power of two.
     pub turns: usize,
-    /// Entries that processes may have in the log at a time.
+    /// The maximum number of entries that processes may have in the log at a time.
     pub limit: u64,
 }
 
@@ -110,21 +111,22 @@ pub struct Ledger<'a> {
 }
 
 impl<'a> Ledger<'a> {
-    /// A ledger in words that this process alone has made ready, or is about to. They are as many as the terms ask for.
+    /// A ledger in words that only this process has prepared, or is about to. The parameters determine how many words
+    /// it needs.
     ///
     /// # Panics
-    /// If they are fewer.
+    /// If there are fewer words.
     #[inline]
     pub fn of(words: &'a [AtomicU64], terms: Terms) -> Self {
         debug_assert!(Some(words.len()) >= terms.words());
         Ledger { words, terms }
     }
 
-    /// Makes words, all of them zeros, a ledger that others may [find](Ledger::find). `way` is how they get to the log; `batch`, how many
-    /// entries are worth being drained at once.
+    /// Turns zeroed words into a ledger that other processes can [find](Ledger::find). `way` is how they write to the
+    /// log; `batch` is the number of entries that makes a drain worthwhile.
     ///
     /// # Errors
-    /// Those of making locks.
+    /// Errors of creating the locks.
     pub fn prepare(&self, way: Way, batch: u64) -> std::io::Result<()> {
         let Terms { geometry, seal, turns, limit } = self.terms;
         for number in 0..turns {
@@ -152,7 +154,7 @@ impl<'a> Ledger<'a> {
         Ok(())
     }
 
-    /// The ledger in words that another process has made one; `None` if they are none, or too few.
+    /// The ledger in words that another process prepared; `None` if they are not a ledger, or too few.
     pub fn find(words: &'a [AtomicU64]) -> Option<Self> {
         let word = |at: usize| words.get(at).map(|word| word.load(Ordering::Acquire));
         if word(0)? != MAGIC {
@@ -166,13 +168,13 @@ impl<'a> Ledger<'a> {
         fits.then_some(Ledger { words, terms })
     }
 
-    /// What it is about.
+    /// The parameters.
     #[inline]
     pub fn terms(&self) -> &Terms {
         &self.terms
     }
 
-    /// How processes get to the log.
+    /// How processes write to the log.
     pub fn way(&self) -> Way {
         match self.words[WAY].load(Ordering::Relaxed) {
             0 => Way::Mapped,
@@ -181,7 +183,7 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// How the server found that lines are written back.
+    /// The write-back method that the server detected.
     pub fn write_back(&self) -> u64 {
         self.words[WRITE_BACK].load(Ordering::Relaxed)
     }
@@ -198,29 +200,29 @@ impl<'a> Ledger<'a> {
         FIXED + turn::WORDS * number
     }
 
-    /// Processes may append from now on. It is by the end of the calling thread that they know of
-    /// the server's; before it ends otherwise it [lets go](Ledger::let_go).
+    /// Allows processes to append from now on. The end of the calling thread tells them that the server has ended; a
+    /// thread that ends for another reason [lets go](Ledger::let_go) first.
     ///
     /// # Errors
-    /// That of the lock, if it was opened before.
+    /// An error of the lock, if the ledger was opened before.
     pub fn open(&self) -> std::io::Result<()> {
         robust::keep(self.lock_words(ALIVE))?;
         self.words[OPEN].store(1, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Processes may append no more, but for what is under way.
+    /// Ends appending by processes, except for appends in progress.
     pub fn close(&self) {
         self.words[OPEN].store(0, Ordering::SeqCst);
     }
 
-    /// What the thread that [opened](Ledger::open) it does before it ends, and before the words are given back.
+    /// The thread that [opened](Ledger::open) the ledger calls this before it ends, and before the words are freed.
     pub fn let_go(&self) {
         self.close();
         robust::unlock(self.lock_words(ALIVE));
     }
 
-    /// Whether processes may append, and there is somebody who drains.
+    /// Whether processes may append, and a thread drains.
     #[inline]
     pub fn is_open(&self) -> bool {
         self.words[OPEN].load(Ordering::Acquire) == 1 && robust::is_kept(self.lock_words(ALIVE))
@@ -238,7 +240,7 @@ impl<'a> Ledger<'a> {
         self.words[TAIL].load(Ordering::Acquire)
     }
 
-    /// Entries that processes have in the log, or a few more while the server places some.
+    /// Entries that processes have in the log; a few more while the server places some.
     pub fn used_beside(&self) -> u64 {
         if self.terms.turns == 0 {
             return 0;
@@ -248,7 +250,7 @@ impl<'a> Ledger<'a> {
         self.head().saturating_sub(served).saturating_sub(freed)
     }
 
-    /// Gives the server positions, which it made sure that there is room for; the first of them.
+    /// Allocates positions for the server, which has ensured that there is room. Returns the first.
     #[inline]
     pub fn place(&self, entries: u64) -> u64 {
         if self.terms.turns == 0 {
@@ -260,8 +262,8 @@ impl<'a> Ledger<'a> {
         first
     }
 
-    /// Gives the server positions for what a process placed and what has to be elsewhere: they count as that process's, as do those that
-    /// it had until they are free, so that the server's own part is not used up by what others wrote.
+    /// Allocates positions for entries of a process that must move. They count as that process's, like its old ones
+    /// until those are free, so that the writes of others do not use up the server's part.
     pub fn place_again(&self, entries: u64) -> u64 {
         let mut head = self.words[HEAD].load(Ordering::SeqCst);
         loop {
@@ -275,7 +277,7 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// Gives positions to a process whose turn it is, if there is room.
+    /// Allocates positions for a process that holds the turn, if there is room.
     #[inline]
     pub(crate) fn place_beside(&self, turn: usize, entries: u64) -> Option<u64> {
         let mut head = self.words[HEAD].load(Ordering::SeqCst);
@@ -323,40 +325,41 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// Marks entries of the server complete: they may be drained.
+    /// Marks entries of the server as complete: they may be drained.
     #[inline]
     pub fn complete(&self, first: u64, parts: u64) {
         self.mark(first, parts, 0);
     }
 
-    /// The same for entries that a process placed.
+    /// Like [`complete`](Ledger::complete), for entries that a process placed.
     pub fn complete_beside(&self, first: u64, parts: u64) {
         self.mark(first, parts, BESIDE);
     }
 
-    /// Positions that a process was given and has no use for: there is nothing in them.
+    /// Marks positions of a process as void: they have no entry.
     pub fn leave_void(&self, first: u64, parts: u64) {
         self.mark(first, parts, BESIDE | VOID);
     }
 
-    /// Whether the entry of this position is complete.
+    /// Whether the entry at this position is complete.
     #[inline]
     pub fn is_complete(&self, position: u64) -> bool {
         self.complete_at(position).load(Ordering::Acquire) & !MARKS == position + 1
     }
 
-    /// Whether a process placed the entry of this position, which is complete.
+    /// Whether a process placed the complete entry at this position.
     pub fn is_beside(&self, position: u64) -> bool {
         self.complete_at(position).load(Ordering::Acquire) & BESIDE != 0
     }
 
-    /// Whether there is nothing in this position, which is complete.
+    /// Whether this complete position is void.
     #[inline]
     pub fn is_void(&self, position: u64) -> bool {
         self.complete_at(position).load(Ordering::Acquire) & VOID != 0
     }
 
-    /// Everything below is free: the log says so durably. How many of the positions the server had placed. Of one thread at a time.
+    /// Frees every position below, after the log durably says so. Returns how many of them the server had placed. One
+    /// thread at a time may call it.
     pub fn free(&self, upto: u64) -> u64 {
         // Others have these words in their memory, too, so no sum of them is taken for granted.
         let before = self.tail().clamp(upto.saturating_sub(self.terms.geometry.slots), upto);
@@ -369,23 +372,23 @@ impl<'a> Ledger<'a> {
         upto - before - beside
     }
 
-    /// Every entry before is in its file, or stuck.
+    /// The position before which every entry is in its file, or stuck.
     #[inline]
     pub fn settled(&self) -> u64 {
         self.words[SETTLED].load(Ordering::Acquire)
     }
 
-    /// Says so.
+    /// Sets that position.
     pub fn settle(&self, upto: u64) {
         self.words[SETTLED].store(upto, Ordering::Release);
     }
 
-    /// The draining thread says what it does.
+    /// Sets what the draining thread is doing.
     pub fn set_phase(&self, phase: Phase) {
         self.words[PHASE].store(phase as u64, Ordering::SeqCst);
     }
 
-    /// Whether the draining thread is to be waked for what waits now; true for one caller only.
+    /// Whether the draining thread must be woken for what waits now; true for one caller only.
     #[inline]
     pub fn rouses(&self, batch: u64) -> bool {
         // The entries were placed before this load, and the thread looks for entries after it has stored its phase: one of the two
@@ -403,7 +406,7 @@ impl<'a> Ledger<'a> {
         self.words[PHASE].compare_exchange(phase, awake, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// The same by a process: what to wake a waiter of, after it was changed.
+    /// Like [`rouses`](Ledger::rouses), for a process: the word to wake a waiter of, after it was changed.
     #[inline]
     pub fn ring(&self) -> Option<&'a AtomicU32> {
         if !self.rouses(self.words[BATCH].load(Ordering::Relaxed)) {
@@ -412,24 +415,24 @@ impl<'a> Ledger<'a> {
         Some(self.ring_now())
     }
 
-    /// The same whatever the thread does.
+    /// Like [`ring`](Ledger::ring), whatever the thread is doing.
     pub fn ring_now(&self) -> &'a AtomicU32 {
         let bell = self.bell();
         bell.fetch_add(1, Ordering::SeqCst);
         bell
     }
 
-    /// What is rung.
+    /// The word of the notification.
     pub fn bell(&self) -> &'a AtomicU32 {
         robust::half(&self.words[BELL])
     }
 
-    /// The turn of a file that processes append for; `None` if there is none.
+    /// The turn of a file that processes append for; `None` if it has none.
     pub fn turn_of(&self, device: u64, inode: u64) -> Option<Turn<'a>> {
         self.candidates(device, inode).find(|turn| turn.is_of(device, inode))
     }
 
-    /// A turn that no file has, made this one's.
+    /// Assigns a free turn to this file.
     pub fn take_turn(&self, device: u64, inode: u64) -> Option<Turn<'a>> {
         self.candidates(device, inode).find(Turn::take)
     }

@@ -1,22 +1,26 @@
-//! The log of a write cache as several processes append to it.
+//! The log of a write cache, as several processes append to it.
 //!
-//! The process that serves a run keeps the log. A write through its socket would take many times as long as the write itself, so the
-//! processes of the run append to the log themselves, on persistent memory by stores, on a disk by system calls. What they have to
-//! agree on is here, once: what an [entry](Entry) is, the [ledger](Ledger) of who may write where, how an entry is
-//! [appended](append()), and how those who wait for a disk [share a flush](Ledger::flush_together).
+//! The process that serves a run keeps the log. A write through its socket would take many times as long as the write
+//! itself, so the processes of the run append to the log themselves: by stores on persistent memory, by system calls on
+//! a disk. This crate has what they must agree on, once: the [entry](Entry), the [ledger](Ledger), which says where
+//! each process may write, how a process [appends](append()) an entry, and how processes that wait for a disk [share a
+//! flush](Ledger::flush_together).
 //!
-//! # What makes it sound
-//! 1. A process appends for a file only while it has that file's [turn](Turn), a lock of which the kernel tells when its holder has
-//!    died. So operations of a file have one order: in the log, and in the kernel.
-//! 2. Positions are handed out by one word, which names who was given the last ones. Whoever takes the next notes that for him
-//!    first. So of a process that died it is known for sure whether it had been given any.
-//! 3. Entries are durable before the kernel has the bytes (on a disk, where durability is left to a sync: in the log), and complete when it has them: what is complete may be drained, and what
-//!    is drained is synced. What a process that died has not completed the server does once more, or declares void if not all of it is
-//!    in the log; then the kernel has nothing of it.
-//! 4. If the kernel takes less than the log has, the turn is nobody's but the server's until the tail has passed it, so that nobody builds
-//!    on what a replay would not leave.
-//! 5. Of the entries of a log a part is for processes, and the rest for the server, each with a count of its own. So neither
-//!    waits for the other's claims.
+//! # Invariants
+//!
+//! 1. A process appends for a file only while it holds that file's [turn](Turn), a robust lock: the kernel reports if
+//!    its holder died. So the operations of a file have one order, in the log and in the kernel.
+//! 2. Positions are allocated from one atomic word that also names the previous owner. Each process that allocates
+//!    positions first records that owner's. So for a dead process it is known for certain whether it had been given
+//!    any.
+//! 3. Entries are durable before the kernel has the bytes (on a disk with durability per sync: they are in the log),
+//!    and complete when it has them. Only complete entries are drained, and drained entries are synced. The server
+//!    repeats what a dead process has not completed, or declares it void if the log does not have all of it; then the
+//!    kernel has nothing of it.
+//! 4. If the kernel takes less than the log has, the turn belongs to the server alone until the tail has passed the
+//!    entry, so that no process builds on bytes that a replay would not leave.
+//! 5. A part of the log's entries is for processes, the rest for the server, each with its own count. So neither waits
+//!    for the other's claims.
 
 mod append;
 mod entry;

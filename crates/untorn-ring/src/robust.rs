@@ -1,8 +1,10 @@
-//! Locks that processes share, which the kernel releases, and says so, when their holder dies (`pthread_mutexattr_setrobust(3)`).
+//! Robust locks that processes share: the kernel releases a lock when its holder dies, and reports that
+//! (`pthread_mutexattr_setrobust(3)`).
 //!
 //! # Safety
-//! A lock is words of a ledger that nothing else looks at, made once, in memory that outlives every user and stays where it is. The C
-//! library's functions take the address of such a lock, whatever process maps it.
+//!
+//! A lock is words of a ledger that no other code accesses, created once, in memory that outlives every user and does
+//! not move. The C library's functions take the address of such a lock, whatever process maps it.
 #![allow(unsafe_code)]
 
 use std::io;

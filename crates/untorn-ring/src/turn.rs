@@ -1,4 +1,4 @@
-//! Whose turn it is to write to a file: a lock that the kernel releases, and says so, when its holder dies, and what is known of the file.
+//! Turns: a robust lock for each file, which the kernel releases when its holder dies, and the state of the file.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,7 +42,7 @@ const WRITABLE: u64 = 2;
 /// Processes write to it, and of what they wrote the log has all that a sync has to make durable.
 const DURABLE: u64 = 3;
 
-/// A file's turn.
+/// The turn of a file.
 #[derive(Clone, Copy)]
 pub struct Turn<'a> {
     ledger: Ledger<'a>,
@@ -50,7 +50,7 @@ pub struct Turn<'a> {
     at: usize,
 }
 
-/// A turn that is this thread's, until it is dropped. One that is forgotten stays locked until the thread ends.
+/// A turn that this thread holds until it is dropped. A forgotten one stays locked until the thread ends.
 pub struct Locked<'a> {
     turn: Turn<'a>,
     /// It is unlocked by the thread that locked it.
@@ -84,7 +84,7 @@ impl<'a> Turn<'a> {
         self.number
     }
 
-    /// Whether it is that of this file. The answer may be late unless it is [locked](Turn::lock).
+    /// Whether it is the turn of this file. The answer may be out of date unless the turn is [locked](Turn::lock).
     #[inline]
     pub fn is_of(&self, device: u64, inode: u64) -> bool {
         self.get(INODE) == inode && self.get(DEVICE) == device && self.is_taken()
@@ -98,7 +98,7 @@ impl<'a> Turn<'a> {
         self.word(STATE).compare_exchange(FREE, SERVED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// The number of its file.
+    /// The number of its file in the log.
     pub fn uid(&self) -> u64 {
         self.get(UID)
     }
@@ -109,40 +109,40 @@ impl<'a> Turn<'a> {
         self.get(STATE) >= WRITABLE && self.get(BROKEN) == 0
     }
 
-    /// Whether all that was written to the file is as durable as a sync makes it, or will be when the log is flushed, where it is
-    /// [on a disk](crate::Way::Written). What a holder that died left under way is not,
-    /// whether anybody has looked at it or not.
+    /// Whether all writes to the file are as durable as a sync makes them, or will be when the log is flushed, if it is
+    /// [on a disk](crate::Way::Written). The unfinished operation of a dead holder is not, whether a process has
+    /// handled it or not.
     #[inline]
     pub fn is_durable(&self) -> bool {
         // In this order: whoever takes the lock of one that died says at once that the turn is broken.
         !robust::has_died(self.ledger.lock_words(self.at)) && self.get(STATE) == DURABLE && self.get(BROKEN) == 0
     }
 
-    /// Syncs are the server's, or not. Nothing for a file that processes do not write to.
+    /// Sets whether the server makes the file's syncs. It does nothing for a file that processes do not write to.
     pub fn set_durable(&self, durable: bool) {
         let (from, to) = if durable { (WRITABLE, DURABLE) } else { (DURABLE, WRITABLE) };
         // A file that is served meanwhile stays so.
         let _ = self.word(STATE).compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// The server alone writes to the file from now on, but for what is under way.
+    /// From now on only the server writes to the file, except for operations in progress.
     pub fn serve(&self) {
         let _ = self
             .word(STATE)
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state >= WRITABLE).then_some(SERVED));
     }
 
-    /// Every entry that processes placed for the file has a position below, unless one is under way.
+    /// The position below which every entry that processes placed for the file is, unless one is in progress.
     pub fn ended(&self) -> u64 {
         self.get(ENDED)
     }
 
-    /// Something was put into the log for the file, of which nobody was told yet that it was done.
+    /// Counts something put into the log for the file, before it is reported as done.
     pub fn change(&self) {
         self.word(CHANGES).fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How much was put into the log for the file.
+    /// The count of what was put into the log for the file.
     pub fn changes(&self) -> u64 {
         self.word(CHANGES).load(Ordering::SeqCst)
     }
@@ -152,29 +152,29 @@ impl<'a> Turn<'a> {
         self.word(FLUSHED).load(Ordering::SeqCst) >= changes
     }
 
-    /// A flush of the log has made so much of it durable: as much as there was before it began.
+    /// Records that a flush of the log made that much durable: what there was before it began.
     pub fn flushed(&self, changes: u64) {
         self.word(FLUSHED).fetch_max(changes, Ordering::SeqCst);
     }
 
-    /// A sync was answered without the server.
+    /// Counts a sync that was answered without the server.
     pub fn count_sync(&self) {
         self.word(SYNCS).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Writes, bytes and syncs since the last call.
+    /// The writes, bytes and syncs since the last call.
     pub fn take_counts(&self) -> [u64; 3] {
         [WRITES, BYTES, SYNCS].map(|word| self.word(word).swap(0, Ordering::Relaxed))
     }
 
-    /// Waits for the turn. A lock that is of no more use is `None`.
+    /// Waits for the turn. `None` if the lock is in an unrecoverable state.
     #[inline]
     pub fn lock(&self) -> Option<Locked<'a>> {
         let locked = robust::lock(self.ledger.lock_words(self.at), || self.set(BROKEN, 1));
         locked.then_some(Locked { turn: *self, of_thread: PhantomData })
     }
 
-    /// The same without waiting: `None` too if somebody has it.
+    /// Like [`lock`](Turn::lock), without waiting: `None` also if another process holds it.
     pub fn try_lock(&self) -> Option<Locked<'a>> {
         let locked = robust::try_lock(self.ledger.lock_words(self.at), || self.set(BROKEN, 1));
         locked.then_some(Locked { turn: *self, of_thread: PhantomData })
@@ -188,7 +188,7 @@ impl<'a> Locked<'a> {
         self.turn
     }
 
-    /// Makes the turn that of a file whose entries have this number, for processes to write to.
+    /// Assigns the turn to a file whose entries have this number, for processes to write to.
     pub fn begin(&self, device: u64, inode: u64, uid: u64, durable: bool) {
         self.turn.set(DEVICE, device);
         self.turn.set(INODE, inode);
@@ -198,7 +198,7 @@ impl<'a> Locked<'a> {
         self.turn.set(STATE, if durable { DURABLE } else { WRITABLE });
     }
 
-    /// The file needs it no more. Up to where processes placed entries for it.
+    /// Releases the turn from its file. Returns the position up to which processes placed entries for it.
     pub fn end(&self) -> u64 {
         let ended = self.turn.ended();
         self.turn.set(DEVICE, 0);
@@ -207,18 +207,18 @@ impl<'a> Locked<'a> {
         ended
     }
 
-    /// Whether a holder died, and nobody looked at what it left.
+    /// Whether a holder died, and no process has handled what it left.
     #[inline]
     pub fn is_broken(&self) -> bool {
         self.turn.get(BROKEN) != 0
     }
 
-    /// As if its holder had died: the server looks at what it left.
+    /// Marks the turn as if its holder had died: the server handles what it left.
     pub fn break_it(&self) {
         self.turn.set(BROKEN, 1);
     }
 
-    /// What a holder that died left is in order.
+    /// Marks what a dead holder left as handled.
     pub fn mend(&self, ended: u64) {
         self.set_ended(ended);
         self.turn.set(SHORT, 0);

@@ -1,11 +1,11 @@
-//! What the preload layer and the process that serves it say to each other.
+//! The protocol between the preload layer and the process that serves it.
 //!
-//! Each request is one [`Request`], sent over a stream socket, followed by `payload` bytes where the operation has some. The
-//! first byte carries the program's descriptor (`SCM_RIGHTS`) where the operation is one on a descriptor. So the descriptor
-//! itself says which file is meant, and where its offset is: neither side keeps a table of descriptors that a `dup`, a
-//! `fork` or an `exec` could make wrong. The answer is one [`Reply`], followed by `payload` bytes.
+//! Each request is one [`Request`], sent over a stream socket, followed by `payload` bytes if the operation has some.
+//! If the operation is on a descriptor, the first byte carries the program's descriptor (`SCM_RIGHTS`). So the
+//! descriptor itself tells the file and its offset: neither side keeps a table of descriptors that a `dup`, a `fork` or
+//! an `exec` could make wrong. The answer is one [`Reply`], followed by `payload` bytes.
 //!
-//! Both ends are of one build and run on one machine, so numbers are in the machine's own order.
+//! Both ends are of one build and run on one machine, so numbers are in native byte order.
 #![forbid(unsafe_code)]
 
 mod patience;
@@ -14,49 +14,49 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub use self::patience::Patience;
 
-/// The flag of `open` that asks for atomicity; the kernel never sees it. The Libnvmmio paper, §4.3; the value is the one of
-/// its authors' header.
+/// The flag of `open` that requests atomicity; the kernel never sees it. Source: the Libnvmmio paper, §4.3, with the
+/// value of its authors' header.
 pub const O_ATOMIC: i32 = 0o1_000_000_000;
 
-/// What marks an open file description as managed: the signal that it would send (`F_SETSIG`), which the kernel keeps with
-/// the description over `dup`, `fork` and `exec`, and which means nothing for a regular file.
+/// The signal number (`F_SETSIG`) that marks an open file description as managed. The kernel keeps it with the
+/// description over `dup`, `fork` and `exec`, and it has no meaning for a regular file.
 pub const MARK: i32 = 61;
 
-/// The variable with the path of the server's socket. A process without it is not under untorn.
+/// The variable with the path of the server's socket. A process without it does not run under untorn.
 pub const SOCKET: &str = "UNTORN_PRELOAD_SOCKET";
-/// The variable with the globs of managed files, one a line. What matches one that comes after a `!` is not managed, whatever else it
-/// matches: [`is_chosen`].
+/// The variable with the globs of managed files, one per line. A file that matches a glob after `!` is not managed,
+/// whatever else it matches: [`is_chosen`].
 pub const MATCH: &str = "UNTORN_PRELOAD_MATCH";
-/// The variable with the path of the layer itself, which is put back into environments that lost it.
+/// The variable with the path of the layer itself, which is restored in environments that lost it.
 pub const LAYER: &str = "UNTORN_PRELOAD_LAYER";
 /// The variable with the path of the [board](BOARD_BYTES).
 pub const BOARD: &str = "UNTORN_PRELOAD_BOARD";
-/// The variable that says which mode it is: `boost`, or nothing for epochs.
+/// The variable with the mode: `boost`, or nothing for epochs.
 pub const MODE: &str = "UNTORN_PRELOAD_MODE";
-/// The variable with the path of a file to which the test build of the layer reports what slipped past it.
+/// The variable with the path of a file to which the test build of the layer reports calls that it missed.
 pub const ORACLE: &str = "UNTORN_PRELOAD_ORACLE";
 
-/// The variable by which the test build of the layer is told where in a write it dies: the number of a step, a colon, and after how
-/// many times; another colon, and the number of a signal that is not SIGKILL, or 0 to wait for a moment instead.
+/// The variable that tells the test build of the layer where in a write to die: the number of a step, a colon, and a
+/// count; optionally another colon and the number of a signal instead of SIGKILL, or 0 to wait for a moment.
 pub const DEATH: &str = "UNTORN_PRELOAD_DEATH";
 
-/// The most bytes that one `read` or `write` moves: what the kernel itself allows.
+/// The maximum bytes that one `read` or `write` moves, which is the kernel's own limit.
 pub const MOST: u64 = 0x7fff_f000;
 
-/// The errno of an answer that no call has: the file is a plain one, and the call is the kernel's.
+/// The errno of an answer that no call has: the file is plain, and the kernel executes the call.
 pub const PLAIN: i32 = 4095;
 
-/// Length of the board: a file of which each bit says whether a file with that hash may be managed, so that a process need
-/// not ask about each file whose status it wants to know.
+/// The length of the board: a file in which each bit tells whether a file with that hash may be managed. So a process
+/// need not ask about each file whose status it wants.
 pub const BOARD_BYTES: usize = 512;
 
-/// The bit of the board that stands for a file.
+/// The bit of the board for a file.
 pub fn board_bit(device: u64, inode: u64) -> usize {
     let mixed = (device.rotate_left(32) ^ inode).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 52) as usize % (BOARD_BYTES * 8)
 }
 
-/// Whether globs, as [`MATCH`] has them, choose a file; `matches` says whether one matches it.
+/// Whether globs, in the form of [`MATCH`], choose a file; `matches` tells whether one glob matches it.
 pub fn is_chosen<'a>(globs: impl IntoIterator<Item = &'a [u8]>, matches: impl Fn(&'a [u8]) -> bool) -> bool {
     let mut chosen = false;
     for glob in globs {
@@ -69,7 +69,7 @@ pub fn is_chosen<'a>(globs: impl IntoIterator<Item = &'a [u8]>, matches: impl Fn
     chosen
 }
 
-/// What is asked for.
+/// The operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 #[non_exhaustive]
@@ -162,7 +162,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The operation of a number.
+    /// The operation with this number.
     pub fn of(number: u32) -> Option<Self> {
         use Operation::*;
         let all = [
@@ -217,11 +217,11 @@ pub struct Request {
     pub offset: i64,
     /// Depends on the operation.
     pub number: u64,
-    /// Device of the file, where there is no descriptor.
+    /// Device of the file, if there is no descriptor.
     pub device: u64,
-    /// Inode of the file, where there is no descriptor.
+    /// Inode of the file, if there is no descriptor.
     pub inode: u64,
-    /// Bytes that follow.
+    /// Bytes that follow the request.
     pub payload: u64,
 }
 
@@ -231,15 +231,15 @@ pub struct Request {
 pub struct Reply {
     /// 0, or the errno.
     pub errno: i32,
-    /// 1 if the file is managed and `value` and the times are to be laid over what the kernel says.
+    /// 1 if the file is managed and `value` and the times replace what the kernel returns.
     pub managed: u32,
-    /// What the call returns; of a status, the length.
+    /// The result of the call; for a status, the length.
     pub value: i64,
     /// Time of the last change of the file's bytes: seconds.
     pub seconds: i64,
-    /// The same: nanoseconds.
+    /// Time of the last change of the file's bytes: nanoseconds.
     pub nanoseconds: i64,
-    /// Bytes that follow.
+    /// Bytes that follow the reply.
     pub payload: u64,
 }
 

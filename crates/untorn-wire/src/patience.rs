@@ -1,17 +1,17 @@
-//! How whoever waits for the other side waits.
+//! How a side waits for the other side.
 
-/// How often whoever stays awake looks for bytes of the other side before it sleeps after all: some 150 µs in all, as long as a round
-/// trip takes for which a core has to be waked on each side, where both have nothing else to do. Less, and two sides never stay awake
-/// for each other that make some system calls between one round trip and the next.
+/// How many times a waiting side polls for bytes of the other side before it sleeps: some 150 µs in all. That is as
+/// long as a round trip for which a core must be woken on each side, if both have nothing else to do. With less, two
+/// sides that make some system calls between round trips never stay awake for each other.
 const LOOKS: u32 = 400;
 
-/// Whether to stay awake while waiting for the other side.
+/// Decides whether to stay awake while waiting for the other side.
 ///
-/// An answer is there after a few microseconds if both sides are awake, and after some 100 where a core has to be waked for each. Who
-/// stays awake in vain has taken the core from somebody else, though, perhaps from the very side it waits for. So it then sleeps
-/// at once for some waits, for twice as many each time, and begins anew when it was worth it.
+/// An answer takes a few microseconds if both sides are awake, and some 100 if a core must be woken for each. But a
+/// side that stays awake in vain has taken the core from another thread, perhaps from the very side it waits for. So it
+/// then sleeps at once for some waits, for twice as many each time, and starts again when staying awake paid off.
 ///
-/// All zeros are one that has waited for nothing yet.
+/// All zeros is the state before the first wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Patience {
     /// Waits in which to sleep at once.
@@ -36,8 +36,8 @@ impl Patience {
         u32::from(self.in_vain) << 16 | u32::from(self.sleeps)
     }
 
-    /// Waits: looks with `look` whether there is something, as long as that seems to be worth it. The caller then takes what there
-    /// is, and sleeps if there is nothing.
+    /// Waits: polls with `look` as long as that seems worth it. The caller then takes what is there, and sleeps if
+    /// there is nothing.
     pub fn wait(&mut self, mut look: impl FnMut() -> bool) {
         if self.sleeps > 0 {
             self.sleeps -= 1;

@@ -1,4 +1,4 @@
-//! What can be promised at a path, and why.
+//! What untorn can promise for a file at a path, and why.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -16,25 +16,26 @@ use crate::sys::tracking::Tracking;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// What was examined.
+    /// The path examined.
     pub path: PathBuf,
-    /// What the path is on.
+    /// The medium under the path.
     pub medium: MediumKind,
-    /// Whether a commit survives a power cut there.
+    /// Whether a commit there survives a power cut.
     pub durable: bool,
-    /// The engine that [`EngineKind::Auto`] stands for there.
+    /// The engine that [`EngineKind::Auto`] chooses there.
     pub engine: EngineKind,
-    /// When a write is durable by default.
+    /// The default durability there.
     pub durability: Durability,
-    /// How an [`AtomicMap`](crate::AtomicMap) finds out what was stored to: the word for a
-    /// [`DirtyTracking`](crate::DirtyTracking), or "none" where it can't, for the reason given.
+    /// How an [`AtomicMap`](crate::AtomicMap) finds the pages that were stored to: the name of a
+    /// [`DirtyTracking`](crate::DirtyTracking) value, or "none" if it cannot. In that case the reason is in
+    /// [`reasons`](Diagnosis::reasons).
     pub dirty_tracking: &'static str,
-    /// Why, in sentences.
+    /// The reasons for these findings, in sentences.
     pub reasons: Vec<String>,
 }
 
-/// Examines the kernel, the file system and the CPU at `path` (a file or a directory). It creates and removes a small
-/// probe file where `path` is a directory, and changes nothing else.
+/// Examines the kernel, the file system and the CPU at `path` (a file or a directory). If `path` is a directory, it
+/// creates and removes a small probe file there. It changes nothing else.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -45,20 +46,20 @@ pub struct Diagnosis {
 /// ```
 ///
 /// # Errors
-/// [`crate::Error::Io`] where the path cannot be examined.
+/// [`crate::Error::Io`] if the path cannot be examined.
 pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
     let path = path.as_ref();
     let (found, mut reasons) = explain(path)?;
     let pmem = matches!(found.kind, MediumKind::PersistentMemory | MediumKind::AssumedPmem);
     let durability = if pmem { Durability::PerWrite } else { Durability::PerCommit };
     reasons.push(format!(
-        "The engine is {} with durability {durability}: {}.",
+        "The default engine here is {} with durability {durability}: {}.",
         EngineKind::Reflection,
         if pmem { "a fence costs less than a microsecond" } else { "a commit costs a device flush" }
     ));
     reasons.push(format!(
-        "For a program that writes a lot between two syncs, choose the engine {}: what its commit costs, {}, does not \
-         depend on how much was written.",
+        "If a program writes a lot between two syncs, choose the engine {}: its commit costs {}, however much was \
+         written.",
         EngineKind::HybridLog,
         if pmem { "a fence" } else { "a device flush" }
     ));
@@ -72,20 +73,23 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
             method.as_str()
         }
         Err(error) => {
-            reasons.push(format!("Plain stores into a mapping cannot be served: {error}."));
+            reasons.push(format!("AtomicMap and plain stores are not available here: {error}."));
             "none"
         }
     };
     reasons.push(match crate::sys::userfault::probe() {
-        Ok(()) => "Several processes can share a file as plain memory (SharedMap). There read(2) and the like into the memory fail \
-                   with EFAULT unless `open_to_kernel` was called for the range since the last commit; `read_from` gets through."
-            .to_owned(),
+        Ok(()) => {
+            "Several processes can share a file as plain memory (SharedMap). read(2) and other system calls into \
+                   that memory fail with EFAULT unless `open_to_kernel` was called for the range since the last \
+                   commit; `read_from` always works."
+                .to_owned()
+        }
         Err(error) => format!("Several processes cannot share a file as plain memory (SharedMap): {error}."),
     });
     reasons.push(log(found.kind, found.durable).to_owned());
     reasons.push(
-        "A page that is lost under a mapping (the file truncated, the disk full, the medium failed) is an error of the call \
-         that comes upon it, not a SIGBUS, unless the program handles SIGBUS itself from later on."
+        "If a mapped page is lost (the file truncated, the disk full, the medium failed), the call that accesses it \
+         returns an error instead of SIGBUS, unless the program installs its own SIGBUS handler later."
             .to_owned(),
     );
     Ok(Diagnosis {
@@ -103,20 +107,21 @@ pub fn doctor(path: impl AsRef<Path>) -> Result<Diagnosis> {
 fn log(kind: MediumKind, durable: bool) -> &'static str {
     match (kind, durable) {
         (MediumKind::PersistentMemory, _) => {
-            "As a log of `untorn run --mode boost` (durability write): each write is durable when its call returns."
+            "A log of `untorn run --mode boost` here has durability write: each write is durable when its call returns."
         }
         (MediumKind::AssumedPmem, _) => {
-            "As a log of `untorn run --mode boost` (durability write): each write is durable when its call returns, as far as \
-             the memory is, which is NOT through a power cut."
+            "A log of `untorn run --mode boost` here has durability write: each write survives a kill when its call \
+             returns, but NOT a power cut, because the memory is only assumed to be persistent."
         }
         (_, true) => {
-            "As a log of `untorn run --mode boost` (durability fsync): what a program wrote to a file is durable when its fsync \
-             returns, for one flush of this device; before that it survives a kill, not a power cut. With --durability write \
-             each write is durable when its call returns, for a flush each."
+            "A log of `untorn run --mode boost` here has durability fsync: a program's writes to a file are durable \
+             when its fsync returns, at the cost of one flush of this device; before that they survive a kill, not a \
+             power cut. With --durability write each write is durable when its call returns, at the cost of one flush \
+             each."
         }
         (_, false) => {
-            "A log of `untorn run --mode boost` is refused here: what programs sync to files on a disk would not survive a \
-             power cut any more."
+            "`untorn run --mode boost` refuses a log here: data that programs fsync to files on a disk would no longer \
+             survive a power cut."
         }
     }
 }
@@ -133,14 +138,14 @@ fn tracking(wanted: DirtyTracking) -> io::Result<DirtyTracking> {
 fn why(method: DirtyTracking) -> String {
     let how = match method {
         DirtyTracking::PageTable => {
-            "are found by whose each page is, the file's or the process's own, and committed pages go to the file at once: \
-             asynchronous write protection (userfaultfd and PAGEMAP_SCAN, Linux 6.7) is not to be had from this kernel, by \
-             this process, or on this medium"
+            "are found in the page table (a stored page is private to the process), and a commit writes its pages to \
+             the file at once: asynchronous write protection (userfaultfd and PAGEMAP_SCAN, Linux 6.7) is not \
+             available from this kernel, to this process, or on this medium"
         }
         _ => "are found by asynchronous write protection (userfaultfd and PAGEMAP_SCAN)",
     };
     format!(
-        "Plain stores into an AtomicMap {how}. None of them has to wait for another process or thread, and read(2) into the \
-         map counts as a store."
+        "Plain stores into an AtomicMap {how}. No store waits for another process or thread, and read(2) into the map \
+         counts as a store."
     )
 }

@@ -1,13 +1,13 @@
-//! The one error type of the library: what happened, where, and what to do.
+//! The library's one error type: what failed, on which file and offset, why, and what to do.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Shorthand for a result with [`enum@Error`].
+/// A result with [`enum@Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why an operation did not succeed. Every variant names the file; the text says what to do about it.
+/// Why an operation failed. Every variant names the file; its text says what to do.
 ///
 /// ```
 /// let error = untorn::AtomicFile::open("/nonexistent/file").unwrap_err();
@@ -16,8 +16,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// A system call failed. Nothing was committed by the operation, except that after a failed flush only reopening the
-    /// file tells.
+    /// A system call failed. The operation committed nothing. After a failed flush, only reopening the file tells which
+    /// commit is durable.
     Io {
         /// What was being done, as a verb: "open", "allocate space in".
         operation: &'static str,
@@ -28,7 +28,7 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
-    /// The range does not lie within the file.
+    /// The range is not within the file.
     OutOfRange {
         /// The file.
         path: PathBuf,
@@ -39,33 +39,33 @@ pub enum Error {
         /// The file's length.
         file_len: u64,
     },
-    /// An earlier flush failed, or a page of the file was lost, so nothing more is promised through this handle.
+    /// An earlier flush failed, or a page of the file was lost. Nothing more is promised through this handle.
     Poisoned {
         /// The file.
         path: PathBuf,
         /// The text of the first failure.
         cause: String,
     },
-    /// Not something untorn can serve: a directory, a device, a pipe.
+    /// The path names something other than a regular file: a directory, a device, a pipe.
     NotAFile {
         /// What was named.
         path: PathBuf,
         /// What it is.
         found: &'static str,
     },
-    /// Opened for reading only, or the medium refuses stores.
+    /// The file is open read-only, or the medium refuses stores.
     ReadOnly {
         /// The file.
         path: PathBuf,
     },
-    /// Another process, or an incompatible handle of this one, has the file open.
+    /// Another process, or an incompatible handle of this process, has the file open.
     InUse {
         /// The file.
         path: PathBuf,
         /// Who or what holds it.
         holder: String,
     },
-    /// The data file says that committed bytes live in a sidecar, and the sidecar is not there.
+    /// The data file's mark says that a sidecar holds committed bytes, and the sidecar is missing.
     SidecarMissing {
         /// The data file.
         path: PathBuf,
@@ -77,7 +77,7 @@ pub enum Error {
         /// across it.
         original: Option<PathBuf>,
     },
-    /// The sidecar belongs to another file, or the file was replaced beside it.
+    /// The sidecar belongs to another file, or the data file was replaced.
     SidecarMismatch {
         /// The data file.
         path: PathBuf,
@@ -93,26 +93,26 @@ pub enum Error {
         /// What changed.
         what: String,
     },
-    /// The file stands at a crash and this handle may not repair it (it is read-only).
+    /// The file was not closed cleanly, and this handle may not recover it because it is read-only.
     NeedsRecovery {
         /// The data file.
         path: PathBuf,
     },
-    /// A write-cache log has writes that could not be brought to their files, and is kept for them.
+    /// A write-cache log holds writes that a replay could not bring to their files. The log keeps them.
     Unreplayed {
         /// The log.
         path: PathBuf,
         /// Whose they are, and why.
         what: String,
     },
-    /// Written by a version, or with a feature, this library does not know.
+    /// A newer version, or a feature unknown to this library, wrote the file.
     Unsupported {
         /// The sidecar or file.
         path: PathBuf,
         /// What it asks for.
         what: String,
     },
-    /// The sidecar's bytes contradict themselves.
+    /// The sidecar, log or store contradicts itself or its checksums.
     Corrupt {
         /// The sidecar.
         path: PathBuf,
@@ -121,14 +121,14 @@ pub enum Error {
         /// What is wrong.
         what: String,
     },
-    /// An argument that no file could satisfy.
+    /// An argument or option is not allowed here. No operation on the file was tried.
     Invalid {
         /// The file.
         path: PathBuf,
         /// What is wrong and what is allowed.
         what: String,
     },
-    /// A handle used in a forked child, where it means nothing.
+    /// The handle was opened before a `fork(2)`, and the child may not use it.
     Forked {
         /// The file.
         path: PathBuf,
@@ -136,12 +136,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// An [`Error::Io`] without an offset.
+    /// Creates an [`Error::Io`] without an offset.
     pub fn io(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Error::Io { operation, path: path.to_owned(), offset: None, source: source.into() }
     }
 
-    /// An [`Error::Io`] at an offset.
+    /// Creates an [`Error::Io`] at a byte offset.
     pub fn io_at(operation: &'static str, path: &Path, offset: u64, source: impl Into<io::Error>) -> Self {
         Error::Io { operation, path: path.to_owned(), offset: Some(offset), source: source.into() }
     }
@@ -168,7 +168,7 @@ impl Error {
         matches!(self, Error::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded | FileTooLarge))
     }
 
-    /// The file the error speaks of.
+    /// The file that the error is about.
     pub fn path(&self) -> &Path {
         match self {
             Error::Io { path, .. }
@@ -189,7 +189,7 @@ impl Error {
         }
     }
 
-    /// The errno that fits best, as a positive number.
+    /// The closest errno, as a positive number.
     pub fn errno(&self) -> i32 {
         use rustix::io::Errno;
         let errno = match self {
@@ -235,8 +235,8 @@ struct PageLost;
 impl fmt::Display for PageLost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "a page of the file was lost (the file was truncated underneath, its disk is full, or the medium failed); \
-             see to that, close the file and open it again",
+            "a mapped page of the file was lost: the file was truncated while mapped, its disk is full, or the medium \
+             failed; fix the cause, then close the file and open it again",
         )
     }
 }
@@ -254,17 +254,18 @@ impl fmt::Display for Error {
             }
             Error::OutOfRange { path, offset, len, file_len } => write!(
                 f,
-                "{}: {len} bytes at offset {offset} do not lie within the file's {file_len} bytes; resize it first",
+                "{}: {len} bytes at offset {offset} do not lie within the file's {file_len} bytes; resize the file \
+                 first",
                 path.display()
             ),
             Error::Poisoned { path, cause } => write!(
                 f,
-                "{}: an earlier call failed ({cause}), so nothing more is promised through this handle; close it and \
-                 open the file again to return to the last commit",
+                "{}: this handle is unusable because an earlier call failed ({cause}); close it and open the file \
+                 again to return to the last commit",
                 path.display()
             ),
             Error::NotAFile { path, found } => {
-                write!(f, "{} is {found}, not a regular file; name a file", path.display())
+                write!(f, "{} is {found}, not a regular file; pass the path of a regular file", path.display())
             }
             Error::ReadOnly { path } => {
                 write!(f, "{} is open for reading only; open it for writing to change it", path.display())
@@ -274,66 +275,69 @@ impl fmt::Display for Error {
             }
             Error::SidecarMissing { path, sidecar, uuid, original: None } => write!(
                 f,
-                "{}: committed bytes of this file live in its sidecar {} (UUID {uuid}), which is not there; if it is a \
-                 copy, copy the original's sidecar to that name too; if the file was moved or restored, bring its \
-                 sidecar into that directory under any name; then run `untorn recover --adopt`; or take the file as it \
-                 is with `untorn recover --trust file`, which loses those bytes",
+                "{}: the sidecar {} (UUID {uuid}) is missing, and it holds committed bytes of this file; if this file \
+                 is a copy, copy the original's sidecar to that name; if this file was moved or restored, put its \
+                 sidecar into that directory under any name; then run `untorn recover --adopt`; to give up the bytes \
+                 in the sidecar and keep the file as it is, run `untorn recover --trust file`",
                 path.display(),
                 sidecar.display()
             ),
             Error::SidecarMissing { path, sidecar, uuid, original: Some(original) } => write!(
                 f,
-                "{}: this file is a copy of {}, to which the sidecar of the same UUID {uuid} belongs; copy that sidecar \
-                 to {} and run `untorn recover --adopt` again, or settle the original and copy it anew, or take the copy \
-                 as it is with `untorn recover --trust file`, which loses the bytes that live in the sidecar",
+                "{}: this file is a copy of {}, which owns the sidecar with UUID {uuid}; copy that sidecar to {} and \
+                 run `untorn recover --adopt` again, or run `untorn settle` on the original and copy it again; to give \
+                 up the bytes in the sidecar and keep the copy as it is, run `untorn recover --trust file`",
                 path.display(),
                 original.display(),
                 sidecar.display()
             ),
             Error::SidecarMismatch { path, sidecar, what } => write!(
                 f,
-                "{}: the sidecar {} does not belong to this file: {what}; if the two were restored together run \
-                 `untorn recover --adopt`, if the file is right without it run `untorn recover --trust file`",
+                "{}: the sidecar {} does not belong to this file: {what}; if the two were restored together, run \
+                 `untorn recover --adopt`; if the file is right without the sidecar, run `untorn recover --trust file`",
                 path.display(),
                 sidecar.display()
             ),
             Error::MixedUse { path, what } => write!(
                 f,
-                "{}: another program changed this file while its sidecar held committed bytes: {what}; \
-                 `untorn recover --trust sidecar` lays the sidecar's bytes over it, `untorn recover --trust file` \
-                 drops the sidecar",
+                "{}: another program changed this file while its sidecar held committed bytes: {what}; `untorn recover \
+                 --trust sidecar` writes the sidecar's bytes over the file, `untorn recover --trust file` drops the \
+                 sidecar",
                 path.display()
             ),
             Error::NeedsRecovery { path } => write!(
                 f,
-                "{} was not closed cleanly; run `untorn recover` on it, or open it for writing",
+                "{} was not closed cleanly and this handle is read-only; run `untorn recover` on the file, or open it \
+                 for writing",
                 path.display()
             ),
             Error::Unreplayed { path, what } => write!(
                 f,
-                "{}: the log has writes that are in no file yet: {what}; bring the file back and run `untorn replay` on the \
-                 log, which keeps them until then",
+                "{}: the log holds writes that could not be replayed to their files: {what}; restore the file, then \
+                 run `untorn replay` on the log; the log keeps the writes until then",
                 path.display()
             ),
             Error::Unsupported { path, what } => {
-                write!(f, "{}: {what}; use a newer untorn to open it", path.display())
+                write!(f, "{}: {what}; open it with a newer version of untorn", path.display())
             }
             Error::Corrupt { path, offset: None, what } => {
                 write!(
                     f,
-                    "{} is damaged: {what}; restore it from a backup, a sidecar together with its data file",
+                    "{} is damaged: {what}; restore it from a backup; restore a sidecar together with its data file",
                     path.display()
                 )
             }
             Error::Corrupt { path, offset: Some(offset), what } => write!(
                 f,
-                "{} is damaged at byte {offset}: {what}; restore it from a backup, a sidecar together with its data file",
+                "{} is damaged at byte {offset}: {what}; restore it from a backup; restore a sidecar together with its \
+                 data file",
                 path.display()
             ),
             Error::Invalid { path, what } => write!(f, "{}: {what}", path.display()),
             Error::Forked { path } => write!(
                 f,
-                "{}: this handle belongs to the process that opened it; open the file anew after fork",
+                "{}: this handle belongs to the process that opened it and cannot be used after fork(2); open the file \
+                 again in the child",
                 path.display()
             ),
         }

@@ -1,10 +1,10 @@
-//! [`MappedFiles`]: many open files, found by address without a lock.
+//! [`MappedFiles`]: finds the open file for an address, without a lock.
 //!
-//! A program written against `mmap` holds an address, not a handle. This index gives each mapped file a range of
-//! addresses and answers, for an address, which file it means and where in it. It is Acumen's index of *MmapInfos* with
-//! its cache of the most recently used ones (§IV-B, §IV-E), and Libnvmmio's tree of per-file metadata with the cache of each
-//! thread (§3.5); instead of a red-black tree under a read-write lock it is an immutable sorted table that is replaced as a
-//! whole, so a reader takes no lock and never waits.
+//! A program written against `mmap` holds an address, not a handle. This index gives each mapped file an address range,
+//! and finds the file and offset for an address. It is Acumen's index of *MmapInfos* with its cache of the most
+//! recently used ones (§IV-B, §IV-E), and Libnvmmio's tree of per-file metadata with the cache of each thread (§3.5).
+//! Instead of a red-black tree under a read-write lock it is an immutable sorted table that is replaced as a whole, so
+//! a reader takes no lock and never waits.
 
 mod range;
 mod view;
@@ -26,20 +26,21 @@ use untorn_core::{AtomicFile, Error, Result};
 
 use self::range::AddressRange;
 
-/// Files mapped into this process, found by address.
+/// The files mapped in this process, found by address.
 ///
-/// The addresses are *names*, not memory: the range of a mapping is reserved without access, so that a plain load or
-/// store through it faults at once. Were the data file itself readable there, a load would return whatever bytes it
-/// holds, among them slices whose valid copy is in the sidecar; stale data is worse than a fault. Access goes through
-/// [`view`](MappedFiles::view): find the address, then read or write the file found.
+/// The addresses are *names*, not memory. The range of a mapping is reserved without access, so a plain load or store
+/// through it faults at once. If the data file itself were readable there, a load could return a slice whose valid copy
+/// is in the sidecar; stale data is worse than a fault. Access goes through [`view`](MappedFiles::view): find the
+/// address, then read or write the file found.
 ///
-/// One file may be mapped any number of times, overlapping or at an offset. Each mapping has a range of its own; all
-/// share the file's one state.
+/// One file may be mapped any number of times, overlapping or at an offset. Each mapping has its own range; all share
+/// the file's one state.
 ///
-/// A forked child finds its parent's mappings, so that it does not take their addresses for memory; but the files found are its
-/// parent's, and every call on them is [`Error::Forked`]. It maps files of its own beside them, whatever threads of its parent
-/// were doing here when it was forked off, once the first file of the parent was mapped: what a process sets up with that, in
-/// the middle of which a fork would leave the child, takes some milliseconds.
+/// A forked child still finds its parent's mappings, so that it does not mistake their addresses for memory. But the
+/// files found belong to the parent, and every call on them fails with [`Error::Forked`]. The child can map its own
+/// files, whatever the parent's threads were doing here at the fork, as soon as the parent had mapped its first file.
+/// Before that, the parent sets up the index for a few milliseconds, and a fork in that moment leaves the child without
+/// one.
 ///
 /// ```ignore
 /// # fn main() -> untorn::Result<()> {
@@ -94,13 +95,13 @@ impl Mapping {
         self.address
     }
 
-    /// Length in bytes, as asked for.
+    /// The requested length in bytes.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The file offset that the first address means.
+    /// The file offset of the first address.
     #[cfg(test)]
     pub(crate) fn offset(&self) -> u64 {
         self.offset
@@ -129,7 +130,7 @@ impl Default for MappedFiles {
 }
 
 impl MappedFiles {
-    /// An index with no mapping.
+    /// Creates an index without mappings.
     pub(crate) fn new() -> Self {
         MappedFiles {
             table: ArcSwap::from_pointee(Table { rows: Box::default() }),
@@ -152,13 +153,13 @@ impl MappedFiles {
         self.map_near(None, file, offset, len, Access::ReadWrite)
     }
 
-    /// Maps `len` bytes of `file` from `offset`, at the address `near` if it is on a page boundary and the range is
-    /// free there, elsewhere otherwise. The range may reach beyond the end of the file: the bytes there exist once the
-    /// file has grown. The index keeps a handle to the file until [`unmap`](MappedFiles::unmap).
+    /// Maps `len` bytes of `file` from `offset`, at the address `near` if that is on a page boundary and the range is
+    /// free there, elsewhere otherwise. The range may reach beyond the end of the file: its bytes exist once the file
+    /// has grown. The index keeps a handle to the file until [`unmap`](MappedFiles::unmap).
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `len` is 0, `offset` is not a multiple of the page size, or their sum is no file offset;
-    /// [`Error::Io`] if the address space has no room.
+    /// [`Error::Invalid`] if `len` is 0, `offset` is not a multiple of the page size, or their sum exceeds the largest
+    /// file offset. [`Error::Io`] if the address space has no room.
     pub(crate) fn map_near(
         &self,
         near: Option<usize>,
@@ -170,17 +171,25 @@ impl MappedFiles {
         let invalid = |what: String| Error::Invalid { path: file.path().to_owned(), what };
         let page = page_size();
         if len == 0 {
-            return Err(invalid("a mapping has at least one byte".to_owned()));
+            return Err(invalid("cannot map 0 bytes; map at least one".to_owned()));
         }
         if !offset.is_multiple_of(page as u64) {
-            return Err(invalid(format!("a mapping starts at a multiple of {page} bytes, not at {offset}")));
+            return Err(invalid(format!(
+                "cannot map from offset {offset}; a mapping must start at a multiple of {page} \
+                                        bytes"
+            )));
         }
         let reserved = len
             .checked_next_multiple_of(page)
             .filter(|&reserved| offset.checked_add(reserved as u64).is_some_and(|end| end <= i64::MAX as u64))
-            .ok_or_else(|| invalid(format!("{len} bytes from offset {offset} reach beyond any file")))?;
+            .ok_or_else(|| {
+                invalid(format!(
+                    "cannot map {len} bytes from offset {offset}: they end beyond the largest \
+                                            file offset, 2^63 - 1"
+                ))
+            })?;
         let range = AddressRange::reserve(near, reserved)
-            .map_err(|errno| Error::io("reserve addresses for", file.path(), errno))?;
+            .map_err(|errno| Error::io("reserve address space for", file.path(), errno))?;
         let start = range.address();
         let mapping = Mapping { address: start, len, offset, access };
         let entry = Entry { mapping, process: incarnation(), file: file.clone(), range };
@@ -192,16 +201,16 @@ impl MappedFiles {
         Ok(mapping)
     }
 
-    /// The mappings at this moment, to find addresses in. It takes no lock.
+    /// The current mappings, to find addresses in. It takes no lock.
     pub(crate) fn view(&self) -> View {
         View { table: self.table.load() }
     }
 
-    /// Ends the mapping that starts at `address` and returns its handle to the file, to close, settle or drop; `None` if
-    /// no mapping of this process starts there.
+    /// Ends the mapping that starts at `address` and returns its file handle, to close, settle or drop. `None` if no
+    /// mapping of this process starts there.
     ///
-    /// It waits for every [`view`](MappedFiles::view) taken before, in whatever thread, so that the handle returned is
-    /// the last one if the caller holds no other: a thread that keeps a view and calls this waits for itself.
+    /// It waits for every [`view`](MappedFiles::view) that any thread took before. So the returned handle is the last
+    /// one if the caller holds no other. A thread that calls this while it keeps a view waits for itself forever.
     pub(crate) fn unmap(&self, address: usize) -> Option<AtomicFile> {
         let row = self.replace(|rows| {
             let at = rows.binary_search_by_key(&address, |row| row.start).ok()?;

@@ -1,4 +1,4 @@
-//! Finding what an address means: what a reader does, in a table that nobody changes.
+//! Looking up an address: the reader's side, on a table that never changes.
 
 use std::cell::Cell;
 use std::fmt;
@@ -46,13 +46,13 @@ impl Table {
 
 /// The mappings as they were when [`MappedFiles::view`](super::MappedFiles::view) was called.
 ///
-/// What is found in it stays open and mapped until it is dropped: [`MappedFiles::unmap`](super::MappedFiles::unmap) waits for
-/// that, so keep it no longer than one access.
+/// The mappings found in it stay open until the view is dropped: [`MappedFiles::unmap`](super::MappedFiles::unmap)
+/// waits for that. Keep a view no longer than one access.
 pub(crate) struct View {
     pub(super) table: Guard<Arc<Table>>,
 }
 
-/// Where an address points: a file, an offset in it, and how far the mapping goes on.
+/// The meaning of an address: a file, an offset in it, and the bytes left to the end of the mapping.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     entry: &'a Entry,
@@ -77,7 +77,7 @@ impl fmt::Debug for Place<'_> {
 }
 
 impl View {
-    /// The file and offset that `address` means, or `None` if it lies in no mapping. It takes no lock and allocates
+    /// Finds the file and offset that `address` means; `None` if no mapping contains it. It takes no lock and allocates
     /// nothing.
     pub(crate) fn find(&self, address: usize) -> Option<Place<'_>> {
         let row = self.table.row(address)?;
@@ -101,7 +101,7 @@ impl<'a> Place<'a> {
         self.entry.mapping.len.saturating_sub(self.within)
     }
 
-    /// What may be done through this mapping.
+    /// The access that the mapping allows.
     pub(crate) fn access(&self) -> Access {
         self.entry.mapping.access
     }

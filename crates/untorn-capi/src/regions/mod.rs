@@ -50,7 +50,13 @@ enum Memory {
 
 /// A map, when every call before this one is through.
 fn turn(map: &Mutex<RegionMap>) -> Result<MutexGuard<'_, RegionMap>> {
-    map.lock().map_err(|_| errno(libc::EIO, "an earlier call on the region failed inside untorn; close it"))
+    map.lock().map_err(|_| {
+        errno(
+            libc::EIO,
+            "an earlier call on the region panicked inside untorn; close the region \
+                                             and open it again",
+        )
+    })
 }
 
 fn look(pins: &Mutex<Pins>) -> MutexGuard<'_, Pins> {
@@ -129,7 +135,9 @@ impl Memory {
 /// Opens a region's memory for this process and others.
 fn share(store: &Path, name: &str, create: bool, exclusive: bool) -> Result<Memory> {
     if create && exclusive {
-        return Err(Failure::invalid("O_EXCL would be true for one of the processes only; make the region first"));
+        return Err(Failure::invalid(
+            "O_CREAT | O_EXCL cannot be combined with REGION_SHARED; create the region first",
+        ));
     }
     let opened = if create { SharedRegion::open_or_create(store, name) } else { SharedRegion::open(store, name) };
     Ok(Memory::Shared(opened?, Mutex::default()))
@@ -221,7 +229,7 @@ fn store_at<'a>(stores: &'a mut Stores, path: &Path, create: bool) -> Result<&'a
 
 impl Table {
     fn region(&self, rd: c_int) -> Result<&Arc<Opened>> {
-        self.descriptors.get(&rd).ok_or_else(|| errno(libc::EBADF, format!("{rd} is no open region")))
+        self.descriptors.get(&rd).ok_or_else(|| errno(libc::EBADF, format!("{rd} is not an open region descriptor")))
     }
 
     /// Whether pages of a region are mapped, or about to be.
@@ -259,7 +267,7 @@ impl Regions {
         if flags & !known != 0 {
             let unknown = flags & !known;
             return Err(Failure::invalid(format!(
-                "{unknown:#x} are no flags of a region; pass O_CREAT, O_EXCL, REGION_SHARED or 0"
+                "the flags {unknown:#x} are not valid for a region; pass O_CREAT, O_EXCL, REGION_SHARED or 0"
             )));
         }
         let (create, exclusive) = (flags & libc::O_CREAT != 0, flags & libc::O_EXCL != 0);
@@ -269,18 +277,24 @@ impl Regions {
         let found = self.table().descriptors.values().find(same).cloned();
         let region = match found {
             Some(_) if create && exclusive => {
-                return Err(errno(libc::EEXIST, format!("there is a region {name:?}, and it is open")));
+                return Err(errno(libc::EEXIST, format!("the region {name:?} exists and is open")));
             }
             Some(region) if region.shared != shared => {
                 let how = if shared { "without" } else { "with" };
-                return Err(errno(libc::EBUSY, format!("this process has region {name:?} open {how} REGION_SHARED")));
+                return Err(errno(
+                    libc::EBUSY,
+                    format!(
+                        "this process already has region {name:?} open {how} \
+                                                       REGION_SHARED; open it the same way"
+                    ),
+                ));
             }
             Some(region) => region,
             None if shared => Opened::new(store, name, share(store, name, create, exclusive)?, shared),
             None => {
                 let of_store = store_at(&mut stores, store, create)?;
                 let opened = match of_store.open_region(name) {
-                    Ok(_) if create && exclusive => Err(errno(libc::EEXIST, format!("there is a region {name:?}"))),
+                    Ok(_) if create && exclusive => Err(errno(libc::EEXIST, format!("the region {name:?} exists"))),
                     Err(error) if create && is(&error, libc::ENOENT) => Ok(of_store.create_region(name)?),
                     opened => opened.map_err(Failure::from),
                 };
@@ -295,8 +309,16 @@ impl Regions {
             }
         };
         let mut table = self.table();
-        let rd =
-            (0..).find(|rd| !table.descriptors.contains_key(rd)).ok_or_else(|| errno(libc::EMFILE, "none is left"))?;
+        let rd = (0..).find(|rd| !table.descriptors.contains_key(rd)).ok_or_else(|| {
+            errno(
+                libc::EMFILE,
+                "no region \
+                                                                                                    descriptor is \
+                                                                                                    left; close \
+                                                                                                    another region \
+                                                                                                    first",
+            )
+        })?;
         table.descriptors.insert(rd, region);
         Ok(rd)
     }
@@ -351,16 +373,16 @@ impl Regions {
     ) -> Result<*mut c_void> {
         let kind = flags & libc::MAP_TYPE;
         if kind != libc::MAP_SHARED && kind != libc::MAP_SHARED_VALIDATE {
-            return Err(Failure::invalid("a region has one state, that all see; pass MAP_SHARED"));
+            return Err(Failure::invalid("a region cannot be mapped privately; pass MAP_SHARED"));
         }
         let fixed = flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE;
         let unserved = flags & !(libc::MAP_TYPE | libc::MAP_FIXED_NOREPLACE | HINTS);
         if unserved != 0 {
-            return Err(errno(libc::EOPNOTSUPP, format!("the mmap flags {unserved:#x} are not supported here")));
+            return Err(errno(libc::EOPNOTSUPP, format!("the mmap flags {unserved:#x} are not supported")));
         }
         let first = page_of(page)?;
         if nbytes == 0 {
-            return Err(Failure::invalid("a mapping has at least one byte"));
+            return Err(Failure::invalid("nbytes is 0; map at least one byte"));
         }
         let pages = nbytes.div_ceil(PAGE) as u64;
         let table = self.table();
@@ -374,7 +396,7 @@ impl Regions {
                 memory.unpin(first, pages)?;
                 return Err(errno(
                     libc::EEXIST,
-                    "the region has another address; its pages lie side by side from one on",
+                    "the region is at another address; all its pages are contiguous from one base address",
                 ));
             }
             Ok(address)
@@ -410,7 +432,12 @@ impl Regions {
 }
 
 fn page_of(number: i64) -> Result<u64> {
-    u64::try_from(number).map_err(|_| Failure::invalid(format!("{number} is no page number")))
+    u64::try_from(number).map_err(|_| {
+        Failure::invalid(format!(
+            "{number} is not a page number; page numbers start at \
+                                                                0"
+        ))
+    })
 }
 
 #[cfg(test)]

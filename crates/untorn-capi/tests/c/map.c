@@ -271,7 +271,7 @@ static void forks(const char *dir) {
             alarm(60);
             CHECK(memory[0] == 1 && memory[PAGE] == 2);
             memset(memory, 9, 4 * PAGE);
-            every_call_refuses(memory, UNTORN_EOWNERDEAD, "map the file anew");
+            every_call_refuses(memory, UNTORN_EOWNERDEAD, "map the file again");
             if (round == 0) {
                 /* Maps of its own work, and so for its own children. */
                 unsigned char *own = create(in_dir(dir, "own"), 100);
@@ -279,8 +279,8 @@ static void forks(const char *dir) {
                 CHECK(untorn_map_commit(own) == 0);
                 pid_t grandchild = fork();
                 if (grandchild == 0) {
-                    every_call_refuses(own, UNTORN_EOWNERDEAD, "map the file anew");
-                    every_call_refuses(memory, UNTORN_EOWNERDEAD, "map the file anew");
+                    every_call_refuses(own, UNTORN_EOWNERDEAD, "map the file again");
+                    every_call_refuses(memory, UNTORN_EOWNERDEAD, "map the file again");
                     every_call_refuses(NULL, UNTORN_EINVAL, "NULL");
                     _exit(0);
                 }

@@ -86,7 +86,7 @@ static int protects(const char *dir) {
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
-        CHECK(told(untorn_redundancy_sync(memory), "forked") == UNTORN_EOWNERDEAD);
+        CHECK(told(untorn_redundancy_sync(memory), "parent process") == UNTORN_EOWNERDEAD);
         CHECK(untorn_unprotect(memory) == UNTORN_EOWNERDEAD);
         _exit(0);
     }
@@ -145,7 +145,7 @@ static void tells(const char *dir) {
     untorn_redundancy_options by_hand = UNTORN_REDUNDANCY_OPTIONS_INIT;
     by_hand.flags = UNTORN_COVER_ON_DEMAND;
     CHECK(untorn_protect(memory, LENGTH, &by_hand) == 0);
-    CHECK(told(untorn_redundancy_repair(memory, &count), "cannot be said") == UNTORN_EBADMSG && count == 0);
+    CHECK(told(untorn_redundancy_repair(memory, &count), "cannot tell whether these pages") == UNTORN_EBADMSG && count == 0);
     CHECK(untorn_redundancy_sync(memory) == 0 && untorn_redundancy_repair(memory, &count) == 0);
     untorn_coverage coverage = UNTORN_COVERAGE_INIT;
     CHECK(untorn_redundancy_coverage(memory, &coverage) == 0 && coverage.unknown == 1);

@@ -90,7 +90,7 @@ int main(int argc, char **argv) {
     CHECK(untorn_close(file) == 0);
     refused(&wanted, UNTORN_EINVAL, "for writing", "share");
     wanted = options(UNTORN_SHARED, UNTORN_DURABILITY_PER_COMMIT);
-    refused(&wanted, UNTORN_EBUSY, "durability write", "commit is asked for");
+    refused(&wanted, UNTORN_EBUSY, "durability write", "asks for commit");
     wanted = options(0, 0);
     refused(&wanted, UNTORN_EBUSY, "in use by process", "has it as a shared file");
     kill_it(second);

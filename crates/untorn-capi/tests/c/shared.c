@@ -157,7 +157,7 @@ static void refusals(const char *dir) {
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
-        CHECK(told(untorn_share_commit(memory, NULL), "forked") == UNTORN_EOWNERDEAD);
+        CHECK(told(untorn_share_commit(memory, NULL), "parent process") == UNTORN_EOWNERDEAD);
         CHECK(untorn_share_leave(memory) == UNTORN_EOWNERDEAD);
         _exit(0);
     }

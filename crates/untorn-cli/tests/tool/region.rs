@@ -94,7 +94,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing_behind() {
     assert!(std::fs::read(&store).expect("readable") == before);
     assert!(untorn::RegionStore::open(&store).expect("a store").info().expect("its state").recovered);
     std::fs::write(&store, b"no store at all").expect("writable");
-    untorn(&["region", "list", &store]).expect(2).names("no region store");
+    untorn(&["region", "list", &store]).expect(2).names("not a region store");
 }
 
 #[test]

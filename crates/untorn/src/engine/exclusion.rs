@@ -1,8 +1,8 @@
-//! Sees to it that nobody opens a file while other processes share it.
+//! Prevents a process from opening a file in another way while processes share it.
 //!
-//! The sidecar's lock keeps others away from a file that is open, but between the death of the process that served those who
-//! share a file and the coming of the next nobody has it open. What somebody commits then who does not take part is not what
-//! they have in memory.
+//! The sidecar's lock excludes others while the file is open. But between the death of the process that served and the
+//! next one's takeover, no process has it open. If another program committed then, the file would differ from what the
+//! sharing processes have in memory.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -69,7 +69,7 @@ impl Admission for NoOthers {
         let directory = directory(&self.path);
         for kind in self.kinds {
             let who = who_takes_part(&directory, &meeting_place(self.identity, kind));
-            if let Some(who) = who.map_err(|error| Error::io("ask who shares", &self.path, error))? {
+            if let Some(who) = who.map_err(|error| Error::io("find the processes that share", &self.path, error))? {
                 let how = if *kind == SHARE { "as a shared map" } else { "as a shared file" };
                 return Err(Error::InUse { path: self.path.clone(), holder: format!("{who}, which has it {how}") });
             }

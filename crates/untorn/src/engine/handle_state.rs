@@ -1,5 +1,5 @@
-//! Whether an open file may still be used: not after a failed flush, not in a forked child, not for writing if it was
-//! opened for reading.
+//! Whether an open file may still be used: not after a failed flush, not in a forked child, and not for writing if it
+//! was opened read-only.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

@@ -1,14 +1,18 @@
-//! The words between handles and engines: what an engine can do, what is said of an open file, and who may have it open.
+//! The interface between handles and engines: the operations of an engine, the reports on a file, and the check that
+//! no other process has the file open. Each engine makes a commit all-or-nothing.
 //!
-//! No engine lives here. A product implements [`Engine`] and the factory (`open`) chooses; this floor knows neither. An
-//! engine is generic over [`Medium`](crate::storage::Medium), so the code that runs on real storage is the code that the
-//! crash explorer takes apart.
+//! No engine is in this module. A product implements [`Engine`] and the factory (`open`) chooses one; this floor knows
+//! neither. All engines are generic over [`Medium`](crate::storage::Medium), so the crash explorer runs the same code
+//! as real storage.
 //!
-//! Reading order: [`Engine`] and [`Shared`] here, [`registry`] (one state for each file that a process has open),
-//! [`handle_state`] (whether that state may still be used), [`exclusion`] (who else may have the file), [`redundancy`] (what an
-//! engine that keeps redundancy offers).
+//! Reading order:
+//! 1. [`Engine`] and [`Shared`], in this file.
+//! 2. [`registry`]: one state for each file that a process has open.
+//! 3. [`handle_state`]: whether that state may still be used.
+//! 4. [`exclusion`]: which other processes may have the file open.
+//! 5. [`redundancy`]: the operations of an engine that keeps redundancy.
 //!
-//! Lock order: a file's place in the registry, then whatever the engine locks.
+//! Lock order: a file's place in the registry, then the engine's own locks.
 
 use std::path::{Path, PathBuf};
 
@@ -29,20 +33,21 @@ pub(crate) mod registry;
 /// One contiguous part of an atomic write.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
-    /// Where, in bytes.
+    /// The offset in the file, in bytes.
     pub offset: u64,
-    /// What.
+    /// The bytes to write.
     pub bytes: &'a [u8],
 }
 
-/// What recovery at open found and did.
+/// What recovery found and did when the file was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// The file had not been closed cleanly.
+    /// Whether the file had not been closed cleanly.
     pub was_needed: bool,
-    /// Records of commits applied; of the hybrid log, entries of committed epochs.
+    /// Records of commits that recovery applied; for the hybrid log, entries of committed epochs.
     pub replayed: u64,
-    /// Records of writes in flight at the crash, dropped whole; of the hybrid log, entries of epochs that did not commit.
+    /// Records of unfinished writes that recovery dropped whole; for the hybrid log, entries of epochs that did not
+    /// commit.
     pub discarded: u64,
 }
 
@@ -54,36 +59,37 @@ pub struct Info {
     pub engine: EngineKind,
     /// Length in bytes.
     pub len: u64,
-    /// The highest commit number so far. Of the hybrid log it is the last durable epoch, and commits are numbered one by
-    /// one. Of the reflection engine, a commit is numbered above every commit it follows on its pages and in its
-    /// thread; commits of unrelated pages by different threads may share a number or be numbered below one another. It
-    /// never falls, and survives reopening.
+    /// The highest commit number so far. It never falls, and survives reopening.
+    ///
+    /// - Hybrid log: the number of the last durable epoch. Commits are numbered consecutively.
+    /// - Reflection: a commit has a higher number than every earlier commit on its pages and in its thread. Commits of
+    ///   unrelated pages by different threads may share a number or be numbered in any order.
     pub commit: u64,
     /// When a write is durable.
     pub durability: Durability,
-    /// Layout of the sidecar's meta pages; `None` for an engine without them.
+    /// Layout of the sidecar's meta pages; `None` for an engine without meta pages.
     pub layout: Option<Layout>,
-    /// The sidecar; `None` for an engine without one.
+    /// The path of the sidecar; `None` for an engine without a sidecar.
     pub sidecar: Option<PathBuf>,
-    /// Pages with at least one slice valid in the sidecar only; of the hybrid log, pages of which an entry has bytes that are
-    /// not at home yet, or under undo bytes to return to.
+    /// Pages with at least one slice that is valid only in the sidecar. For the hybrid log: pages with a log entry that
+    /// is not yet written to the data file, or that recovery would undo.
     pub reflected_pages: u64,
-    /// Slices of 64 bytes valid in the sidecar only; of the hybrid log, those that such entries touch.
+    /// Slices of 64 bytes that are valid only in the sidecar. For the hybrid log: the slices that such entries touch.
     pub reflected_slices: u64,
     /// What recovery did when the file was opened.
     pub recovery: Recovery,
 }
 
-/// In what state a file stands.
+/// The state of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Closed cleanly, or a plain file without a sidecar.
     Clean,
-    /// Open in another process right now.
+    /// Open in another process now.
     InUse,
-    /// Not closed cleanly; opening it for writing, or [`recover`](crate::recover), brings it to its last commit.
+    /// Not closed cleanly. Opening it for writing, or [`recover`](crate::recover), brings it to its last commit.
     NeedsRecovery,
-    /// The file and its sidecar contradict each other or themselves; the findings say how.
+    /// The file and its sidecar contradict each other or themselves; [`Report::findings`] says how.
     Corrupt,
 }
 
@@ -91,13 +97,13 @@ pub enum State {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SidecarReport {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Its length in bytes; most of it may be holes that take no space.
     pub bytes: u64,
-    /// Its UUID, as text.
+    /// Its UUID in text form.
     pub uuid: String,
-    /// Layout of its meta pages; `None` for an engine that has none.
+    /// Layout of its meta pages; `None` for an engine without meta pages.
     pub layout: Option<Layout>,
     /// The durability the file was created with.
     pub durability: Durability,
@@ -109,7 +115,7 @@ pub struct SidecarReport {
 pub struct Report {
     /// The data file.
     pub path: PathBuf,
-    /// The engine it was last opened with; `None` for a plain file.
+    /// The engine that last opened it; `None` for a plain file.
     pub engine: Option<EngineKind>,
     /// Length at the last commit, in bytes.
     pub len: u64,

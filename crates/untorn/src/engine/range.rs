@@ -21,6 +21,9 @@ fn out_of_range(path: &Path, offset: u64, len: u64, file_len: u64) -> Error {
 #[cold]
 pub(crate) fn misaligned<T>(path: &Path, offset: u64) -> Error {
     let align = align_of::<T>();
-    let what = format!("offset {offset} is not a multiple of {align}, as a value of this type must be");
+    let what = format!(
+        "offset {offset} is not aligned: a value of this type must start at a multiple of {align} \
+                        bytes"
+    );
     Error::Invalid { path: path.to_owned(), what }
 }

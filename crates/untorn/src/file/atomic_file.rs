@@ -12,12 +12,12 @@ use crate::sys::sync::Arc;
 
 /// A file whose writes are failure-atomic: after any crash it holds exactly the state of its last commit.
 ///
-/// Handles are cheap to clone and may be used from many threads; opening the same file twice in one process gives two
-/// handles to one state. Reads and writes are atomic against each other, over any number of pages.
+/// Handles are cheap to clone, and many threads may use them. Opening the same file twice in one process gives two
+/// handles to one state. Reads and writes are atomic with respect to each other, over any number of pages.
 ///
 /// Dropping the last handle without [`close`](AtomicFile::close) discards the open epoch, as a crash would: a program
-/// that panics halfway must not commit half. (The epoch of a file that other processes share is theirs too: it goes on, see
-/// [`Options::shared`](crate::Options::shared).)
+/// that panics halfway must not commit half. A file shared with other processes is different: they share the epoch,
+/// which goes on (see [`Options::shared`](crate::Options::shared)).
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -63,12 +63,12 @@ impl AtomicFile {
         &*self.shared.engine
     }
 
-    /// The data file's path.
+    /// The path of the data file.
     pub fn path(&self) -> &Path {
         self.engine().path()
     }
 
-    /// Length in bytes.
+    /// The length in bytes.
     pub fn len(&self) -> u64 {
         self.engine().len()
     }
@@ -80,9 +80,9 @@ impl AtomicFile {
 
     /// Fills `buf` from `offset`, atomically: a write by another thread is seen whole or not at all.
     ///
-    /// # Errors
-    /// [`Error::OutOfRange`] unless the whole range lies within the file; no short reads. [`Error::Poisoned`] of what was written
-    /// to lately, once a write that is a commit by itself failed and what it had stored can be neither kept nor taken back.
+    /// [`Error::OutOfRange`] unless the whole range is within the file; there are no short reads. [`Error::Poisoned`]
+    /// if the range has recently written bytes that can be neither kept nor rolled back, because a write that is its
+    /// own commit failed.
     #[inline]
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.engine().read_at(offset, buf)
@@ -91,17 +91,19 @@ impl AtomicFile {
     /// Writes `buf` at `offset`, atomically. Under [`Durability::PerWrite`](crate::Durability::PerWrite) it is durable when the call returns;
     /// under [`Durability::PerCommit`](crate::Durability::PerCommit) it joins the open epoch.
     ///
-    /// # Errors
-    /// [`Error::OutOfRange`] unless the whole range lies within the file ([`resize`](AtomicFile::resize) it first);
-    /// [`Error::Io`] when space runs out, [`Error::Poisoned`] after a failed flush. The file then holds none of `buf`, except
-    /// that after a failure which poisons the handle only reopening tells whether this write is in: whole or not at all.
+    /// - [`Error::OutOfRange`] unless the whole range is within the file ([`resize`](AtomicFile::resize) it first).
+    /// - [`Error::Io`] when space runs out.
+    /// - [`Error::Poisoned`] after a failed flush.
+    ///
+    /// After an error the file holds none of `buf`. If the failure poisons the handle, only reopening tells whether the
+    /// file has this write: all of it or nothing.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.engine().write(&[Piece { offset, bytes: buf }])
     }
 
-    /// [`write_at`](AtomicFile::write_at), then deploys what was written into the data file, so that later reads are
-    /// plain copies: for a program that would rather pay after a write than at the first read (Acumen, §IV-F, "Tail
-    /// latency").
+    /// Like [`write_at`](AtomicFile::write_at), and then deploys the written bytes into the data file, so that later
+    /// reads are plain copies. Use it if the program should pay after a write and not at the first read (Acumen, §IV-F,
+    /// "Tail latency").
     ///
     /// # Errors
     /// As for [`write_at`](AtomicFile::write_at).
@@ -110,8 +112,8 @@ impl AtomicFile {
         self.deploy(offset, buf.len() as u64)
     }
 
-    /// Copies what the sidecar holds of a range into the data file: the slices that are valid there, or the log's entries.
-    /// Under [`Durability::PerCommit`](crate::Durability::PerCommit), what belongs to the open epoch waits for a later
+    /// Copies the bytes that only the sidecar holds for a range into the data file: its valid slices, or the log's
+    /// entries. Under [`Durability::PerCommit`](crate::Durability::PerCommit), bytes of the open epoch wait for a later
     /// call.
     ///
     /// # Errors
@@ -125,25 +127,27 @@ impl AtomicFile {
         Transaction::new(self.engine())
     }
 
-    /// Commits the open epoch: when it returns, everything written before is durable. Under [`Durability::PerWrite`](crate::Durability::PerWrite)
-    /// there is nothing left to do. Returns the number of the last commit. Threads that sync at the same time on a
-    /// block medium share the device flush.
+    /// Commits the open epoch. When it returns, everything written before is durable. Returns the number of the last
+    /// commit. Under [`Durability::PerWrite`](crate::Durability::PerWrite) there is nothing left to do. Threads that
+    /// sync at the same time on a block medium share the device flush.
     ///
     /// # Errors
-    /// [`Error::Io`] when the flush fails; the handle is poisoned then, and reopening the file recovers the last
-    /// commit, which may be this one.
+    /// [`Error::Io`] if the flush fails. The handle is then poisoned, and reopening the file recovers the last commit,
+    /// which may be this one.
     pub fn sync(&self) -> Result<u64> {
         self.engine().sync()
     }
 
-    /// Changes the length, atomically; new bytes read as zeros. The data file's own size follows a shrink when the file is
-    /// closed.
+    /// Changes the length atomically. New bytes read as zeros. After a shrink, the data file itself shrinks when the
+    /// file is closed.
     ///
-    /// Under [`Durability::PerWrite`](crate::Durability::PerWrite) it is durable when the call returns. Under
-    /// [`Durability::PerCommit`](crate::Durability::PerCommit) it depends on the engine: with
-    /// [`Reflection`](crate::EngineKind::Reflection) it is durable too, and the open epoch commits with it; with
-    /// [`HybridLog`](crate::EngineKind::HybridLog) the new length, seen at once, joins the open epoch, and is committed by
-    /// [`sync`](AtomicFile::sync) with all else or vanishes with it.
+    /// Under [`Durability::PerWrite`](crate::Durability::PerWrite) the new length is durable when the call returns.
+    /// Under [`Durability::PerCommit`](crate::Durability::PerCommit) it depends on the engine:
+    ///
+    /// - [`Reflection`](crate::EngineKind::Reflection): the new length is durable too, and the open epoch commits with
+    ///   it.
+    /// - [`HybridLog`](crate::EngineKind::HybridLog): the new length is visible at once and joins the open epoch.
+    ///   [`sync`](AtomicFile::sync) commits it with everything else; a crash before that discards it.
     ///
     /// # Errors
     /// [`Error::Invalid`] beyond [`Options::max_len`]; [`Error::Io`] when space runs out.
@@ -151,9 +155,9 @@ impl AtomicFile {
         self.engine().resize(len)
     }
 
-    /// Gives the space in the sidecar that holds nothing back to the file system: of reflection pages, or of the log, which
-    /// is checkpointed first. Returns the bytes freed; those of a log that was there when the file was opened count even where
-    /// they were a hole already.
+    /// Frees unused space in the sidecar: empty reflection pages, or the log, which the engine checkpoints first.
+    /// Returns the bytes freed. If the log existed when the file was opened, its bytes count even where they were
+    /// already a hole.
     ///
     /// # Errors
     /// [`Error::Io`] from the file system.
@@ -161,19 +165,19 @@ impl AtomicFile {
         self.engine().reclaim()
     }
 
-    /// The state of the file.
+    /// The current state of the file.
     pub fn info(&self) -> Info {
         self.engine().info()
     }
 
-    /// Commits the open epoch and, if this is the last handle, closes the file cleanly, keeping the sidecar (Acumen's
-    /// *fast* unmap): the next open needs no recovery. The hybrid log is brought home first, so that all bytes are in the
-    /// data file then.
+    /// Commits the open epoch. If this is the last handle, it also closes the file cleanly and keeps the sidecar
+    /// (Acumen's *fast* unmap), so the next open needs no recovery. The hybrid log is checkpointed first: the data file
+    /// then holds all bytes.
     ///
-    /// While other handles of this process are open, success means that everything written so far is durable, and no
-    /// more: the file stays open. It is closed by the last handle, whose `close` tells whether that succeeded; of several
-    /// that are closed at once, exactly one is the last. If the last handle is dropped instead, a failure has nobody to go
-    /// to and is only logged. Nothing committed is lost by it: the next open recovers.
+    /// While other handles of this process are open, success means only that everything written so far is durable: the
+    /// file stays open. The last handle closes it, and its `close` reports whether that succeeded. If several handles
+    /// are closed at once, exactly one of them is the last. If the last handle is dropped instead, a failure is only
+    /// logged. No committed byte is lost: the next open recovers.
     ///
     /// # Errors
     /// [`Error::Io`] when a flush fails; the next open recovers the last commit.
@@ -185,11 +189,11 @@ impl AtomicFile {
         }
     }
 
-    /// Commits, deploys everything into the data file and removes the sidecar (Acumen's *spatial* unmap): a plain file
-    /// that any program may read and write.
+    /// Commits, deploys everything into the data file and removes the sidecar (Acumen's *spatial* unmap). The result is
+    /// a plain file that any program may read and write.
     ///
     /// # Errors
-    /// [`Error::InUse`] while other handles are open; [`Error::Io`] from the file system, after which the file can be
+    /// [`Error::InUse`] while other handles are open. [`Error::Io`] from the file system; after it, the file can be
     /// opened and settled again.
     pub fn settle(self) -> Result<()> {
         self.engine().sync()?;

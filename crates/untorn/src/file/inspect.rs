@@ -14,8 +14,8 @@ use crate::format::sidecar::{path as sidecar_path, uuid_text};
 use crate::options::Options;
 use crate::storage::{Access, Medium, MediumFile, PageCache, resolve};
 
-/// Looks at a file, its mark and its sidecar. Changes nothing. A file that another process has open for writing is
-/// reported as such; nobody is kept from opening it meanwhile.
+/// Reports on a file, its mark and its sidecar, and changes nothing. If another process has the file open for writing,
+/// the report says so. Other processes can open the file at any time meanwhile.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -27,7 +27,8 @@ use crate::storage::{Access, Medium, MediumFile, PageCache, resolve};
 /// ```
 ///
 /// # Errors
-/// Only what keeps it from looking: no such file, no permission. What it finds wrong is in the report.
+/// Only errors that prevent the inspection, such as a missing file or missing permission. Damage that it finds is in
+/// the report.
 pub fn inspect(path: impl AsRef<Path>) -> Result<Report> {
     // Records are replayed in memory only. The page cache shows the same bytes as a DAX mapping, so reading goes through it
     // whatever the medium.
@@ -107,14 +108,14 @@ fn examine(seen: &Seen, physical: u64, left: Left, mut report: Report) -> Report
     if left != Left::Clean {
         report.state = State::NeedsRecovery;
         report.findings.push(format!(
-            "it was not closed cleanly: {} records to replay, {} of writes in flight to drop",
+            "the file was not closed cleanly: recovery would replay {} records and drop {} of unfinished writes",
             seen.recovery.replayed, seen.recovery.discarded
         ));
     }
     if physical < report.len {
         report.state = State::Corrupt;
         report.findings.push(format!(
-            "the data file has {physical} bytes, its last commit has {}: another program cut it short",
+            "another program truncated the data file: it has {physical} bytes, its last commit has {}",
             report.len
         ));
     }
@@ -125,7 +126,11 @@ fn examine(seen: &Seen, physical: u64, left: Left, mut report: Report) -> Report
 fn in_use<M: Medium>(medium: &M, path: &Path, data: &M::File) -> Report {
     let mut report = plain(path, data);
     report.state = State::InUse;
-    report.findings.push("another process has it open; what it does right now is not looked at".to_owned());
+    report.findings.push(
+        "another process has the file open; this report shows the last state it recorded, not its \
+                          current changes"
+            .to_owned(),
+    );
     let written = || {
         let place = sidecar_path(path, data.identity()?.inode);
         let side = medium.open(&place, Access::Read, 0)?;

@@ -1,7 +1,7 @@
 //! Plain writes and a flush: no atomicity, no sidecar.
 //!
-//! This is what a program does without untorn, mmap and msync. It exists so that the crash tests can prove they would
-//! notice: they must convict it.
+//! This is what a program does without untorn, mmap and msync. It exists so that the crash tests can prove that they
+//! detect torn writes: they must convict it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,8 +42,8 @@ impl<M: Medium> Passthrough<M> {
         let file = medium.open(path, access, options.max_len.unwrap_or(1 << 40))?;
         if let Some(attached) = share(&*medium, path, &file)? {
             let what = format!(
-                "committed bytes of this file live in its sidecar {}, of which the passthrough engine knows nothing; \
-                 settle the file first, or open it with another engine",
+                "the sidecar {} holds committed bytes of this file, and the passthrough engine does not read sidecars; \
+                 settle the file first (`untorn settle`), or open it with another engine",
                 attached.path.display()
             );
             return Err(Error::Invalid { path: path.to_owned(), what });

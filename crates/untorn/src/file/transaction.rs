@@ -1,4 +1,4 @@
-//! [`Transaction`]: writes to any ranges that commit together.
+//! [`Transaction`]: writes to several ranges that commit together.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,9 @@ use crate::error::Result;
 
 /// Writes to any ranges of one file that commit together or not at all.
 ///
-/// Nothing is visible to anyone else, or stored anywhere but in this process's memory, before
-/// [`commit`](Transaction::commit); dropping the transaction rolls it back. Of two transactions that write the same
-/// bytes, the one that commits last wins.
+/// Before [`commit`](Transaction::commit) the writes exist only in this process's memory, and only this transaction
+/// reads them. Dropping the transaction rolls it back. If two transactions write the same bytes, the one that commits
+/// last wins.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -41,7 +41,7 @@ impl<'a> Transaction<'a> {
         Transaction { engine, ranges: BTreeMap::new() }
     }
 
-    /// Adds a write of `buf` at `offset`; a later write to the same bytes replaces an earlier one.
+    /// Adds a write of `buf` at `offset`. A later write to the same bytes replaces an earlier one.
     ///
     /// # Errors
     /// [`Error::OutOfRange`](crate::Error::OutOfRange) unless the whole range lies within the file.
@@ -78,7 +78,7 @@ impl<'a> Transaction<'a> {
         Ok(())
     }
 
-    /// Fills `buf` from `offset`, this transaction's own writes included.
+    /// Fills `buf` from `offset`, including this transaction's own writes.
     ///
     /// # Errors
     /// As for [`AtomicFile::read_at`](crate::AtomicFile::read_at).
@@ -97,12 +97,12 @@ impl<'a> Transaction<'a> {
         Ok(())
     }
 
-    /// Applies all writes as one: under [`Durability::PerWrite`](crate::Durability::PerWrite) they are one commit,
-    /// durable on return; under [`Durability::PerCommit`](crate::Durability::PerCommit) they join the open epoch
+    /// Applies all writes as one. Under [`Durability::PerWrite`](crate::Durability::PerWrite) they are one commit,
+    /// durable on return. Under [`Durability::PerCommit`](crate::Durability::PerCommit) they join the open epoch
     /// together.
     ///
     /// # Errors
-    /// As for [`AtomicFile::write_at`](crate::AtomicFile::write_at); none of the writes is applied then.
+    /// As for [`AtomicFile::write_at`](crate::AtomicFile::write_at); after an error none of the writes is applied.
     pub fn commit(self) -> Result<()> {
         let pieces: Vec<Piece<'_>> =
             self.ranges.iter().map(|(&offset, bytes)| Piece { offset, bytes: bytes.as_slice() }).collect();

@@ -215,7 +215,7 @@ pub(crate) fn encode_spilled(seal: Seal, offset: u64, record: &Record, path: &Pa
 fn countable(entries: usize, path: &Path) -> Result<u32> {
     u32::try_from(entries).map_err(|_| Error::Invalid {
         path: path.to_owned(),
-        what: format!("a commit over {entries} pages; one holds at most {}, so commit in smaller steps", u32::MAX),
+        what: format!("a commit cannot change {entries} pages, at most {}; commit in smaller steps", u32::MAX),
     })
 }
 

@@ -1,4 +1,5 @@
-//! How a process speaks to the one that serves: connecting, asking, and a handle that tells when that process ends.
+//! The connection to the process that serves: connecting, sending requests, and a handle that tells when that process
+//! ends.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -93,14 +94,21 @@ pub(crate) fn bell() -> io::Result<OwnedFd> {
 /// # Errors
 /// Why there is none.
 pub(crate) fn connect(place: &Place) -> std::result::Result<OwnedFd, Trouble> {
-    let socket = place.connect().map_err(|error| Trouble::io("connecting to the process that serves it", &error))?;
-    let (user, process) = socket::peer(socket.as_fd()).map_err(|error| Trouble::io("asking whose it is", &error))?;
+    let socket =
+        place.connect().map_err(|error| Trouble::io("cannot connect to the process that serves it", &error))?;
+    let (user, process) = socket::peer(socket.as_fd()).map_err(|error| {
+        Trouble::io(
+            "cannot ask for the user of the \
+                                                                                    process that serves it",
+            &error,
+        )
+    })?;
     if user != rustix::process::geteuid().as_raw() {
-        return Err(Trouble::Never(format!("user {user} shares it, and only processes of one user can")));
+        return Err(Trouble::Never(format!("user {user} shares it, and only processes of that user can join")));
     }
     if !place.may_serve(process) {
         // A process forked from a dead server keeps the socket that nobody listens at any more.
-        return Err(Trouble::Again("the process that served it is gone".to_owned()));
+        return Err(Trouble::Again("the process that served it has ended".to_owned()));
     }
     Ok(socket)
 }
@@ -112,7 +120,7 @@ pub(crate) fn connect(place: &Place) -> std::result::Result<OwnedFd, Trouble> {
 pub(crate) fn with_handle(socket: OwnedFd, ready: (Message, Vec<OwnedFd>)) -> std::result::Result<Connection, Trouble> {
     match ready.1.into_iter().next() {
         Some(server) => Ok(Connection { socket, server }),
-        None => Err(Trouble::Never("the kernel has no handles of processes (Linux 5.3 has)".to_owned())),
+        None => Err(Trouble::Never("this kernel has no pidfd_open(2) (Linux 5.3 has it)".to_owned())),
     }
 }
 
@@ -127,7 +135,13 @@ pub(crate) fn ask(
     wanted: Kind,
     stop: Option<BorrowedFd<'_>>,
 ) -> std::result::Result<(Message, Vec<OwnedFd>), Trouble> {
-    message.send(socket.as_fd(), fds).map_err(|error| Trouble::io("asking the process that serves it", &error))?;
+    message.send(socket.as_fd(), fds).map_err(|error| {
+        Trouble::io(
+            "cannot send to the process that serves \
+                                                                   it",
+            &error,
+        )
+    })?;
     let since = Instant::now();
     loop {
         match receive(socket.as_fd()) {
@@ -135,11 +149,17 @@ pub(crate) fn ask(
             Came::Message(answer, _) if answer.kind == Kind::Refused && answer.a != 0 => {
                 return Err(Trouble::Never(answer.text));
             }
-            Came::Message(answer, _) => return Err(Trouble::Again(format!("it answered {:?}", answer.kind))),
-            Came::Short(error) => {
-                return Err(Trouble::here(format!("hearing the process that serves it: {error}"), &error));
+            Came::Message(answer, _) => {
+                return Err(Trouble::Again(format!(
+                    "the process that serves it sent the \
+                                                                           unexpected answer {:?}",
+                    answer.kind
+                )));
             }
-            Came::End => return Err(Trouble::Again("the process that serves it went away".to_owned())),
+            Came::Short(error) => {
+                return Err(Trouble::here(format!("cannot receive from the process that serves it: {error}"), &error));
+            }
+            Came::End => return Err(Trouble::Again("the process that serves it closed the connection".to_owned())),
             Came::Nothing if since.elapsed() > ANSWER => {
                 return Err(Trouble::Again("the process that serves it does not answer".to_owned()));
             }
@@ -149,7 +169,7 @@ pub(crate) fn ask(
         waits.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop, PollFlags::IN)));
         let _ = poll(&mut waits, Some(&timespec(Duration::from_millis(100))));
         if waits.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
-            return Err(Trouble::Again("it is being left".to_owned()));
+            return Err(Trouble::Again("this process is leaving the shared file".to_owned()));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Where the process that serves is reached by the others.
+//! The listening socket of the process that serves.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! What the processes say to each other, in messages of four words and a text.
+//! The messages between the processes: four words and a text.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -1,11 +1,11 @@
-//! What several processes that share a file use: how they find each other, talk, and share memory.
+//! How processes that share a file find each other, exchange messages, and share memory.
 //!
-//! This is a floor, not a product: `shared` has files in several processes by means of it, `region` has regions.
+//! This is a floor, not a product: `shared` builds shared files on it, and `region` builds shared regions.
 //!
 //! Reading order:
-//! 1. [`rendezvous`]: the place where processes meet, and the lock that says who owns the file.
-//! 2. [`connection`], [`message`], [`listener`]: how they talk.
-//! 3. [`rpc`]: an area in shared memory by which a process has the owner do its calls.
+//! 1. [`rendezvous`]: the place where processes meet, and the lock that its owner holds.
+//! 2. [`connection`], [`message`], [`listener`]: the messages between them.
+//! 3. [`rpc`]: an area in shared memory through which the owner executes the calls of other processes.
 //! 4. [`memory`]: shared memory with a consistent cut through the stores of all processes.
 
 pub(crate) mod connection;

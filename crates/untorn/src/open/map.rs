@@ -33,7 +33,7 @@ impl AtomicMap {
 }
 
 impl SharedMap {
-    /// Opens an existing file with default [`Options`], together with the processes that have it open so already.
+    /// Opens an existing file with default [`Options`], and joins the processes that already share it.
     ///
     /// # Errors
     /// See [`Options::share_map`].
@@ -43,14 +43,14 @@ impl SharedMap {
 }
 
 impl Options {
-    /// Opens an existing file as plain memory, and recovers it if it stands at a crash.
+    /// Opens an existing file as plain memory, and recovers it after a crash.
     ///
-    /// The engine is [`EngineKind::HybridLog`], durability [`Durability::PerCommit`], the log redo. Opened
-    /// [`read_only`](Options::read_only), what is stored to the memory stays there, and commits fail.
+    /// A map uses [`EngineKind::HybridLog`], [`Durability::PerCommit`] and redo logging. If it is opened
+    /// [`read_only`](Options::read_only), stores stay in the process's memory, and commits fail.
     ///
     /// # Errors
-    /// What [`Error`] lists, [`Error::InUse`] too if this process has the file open otherwise; [`Error::Invalid`] for an engine
-    /// or durability that a map can't have; the file is unchanged then.
+    /// Any variant of [`Error`]; the file is then unchanged. [`Error::InUse`] also if this process has the file open in
+    /// another way. [`Error::Invalid`] for an engine or durability that a map cannot have.
     pub fn map(&self, path: impl AsRef<Path>) -> Result<AtomicMap> {
         let options = self.for_map(path.as_ref())?;
         AtomicMap::new(open(path.as_ref(), &options)?, &options)
@@ -59,7 +59,7 @@ impl Options {
     /// Creates a file of `len` zero bytes and opens it as plain memory.
     ///
     /// # Errors
-    /// As for [`map`](Options::map), and if the file exists.
+    /// As for [`map`](Options::map), and [`Error::Io`] with EEXIST if the file exists.
     pub fn create_map(&self, path: impl AsRef<Path>, len: u64) -> Result<AtomicMap> {
         let options = self.for_map(path.as_ref())?;
         let shared = create(path.as_ref(), len, &options)?;
@@ -67,16 +67,15 @@ impl Options {
         AtomicMap::new(shared, &options).inspect_err(|error| abandon(made, error))
     }
 
-    /// Opens an existing file as plain memory shared with other processes that do the same, and recovers it if it stands at
-    /// a crash. Address space is reserved for [`max_len`](Options::max_len), as the process that came first said; without
-    /// it for 64 GiB, or twice the length. What it said of the log counts for all, too, whichever process serves.
+    /// Opens an existing file as plain memory that it shares with other processes that do the same, and recovers it
+    /// after a crash. Address space is reserved for the [`max_len`](Options::max_len) of the first process; by default
+    /// 64 GiB, or twice the length. The first process's log options also apply to all, whichever process serves.
     ///
-    /// They meet in the directory of sidecars beside the file, so all of them have to see that and be allowed to write to
-    /// it.
+    /// The processes meet in the directory of sidecars beside the file, so each must be able to see it and write to it.
     ///
     /// # Errors
-    /// What [`Error`] lists; [`Error::InUse`] if the file is open otherwise, in any process; [`Error::Io`] with what is
-    /// missing where the kernel or the process's rights do not allow it (userfaultfd, Linux 5.19).
+    /// Any variant of [`Error`]. [`Error::InUse`] if any process has the file open in another way. [`Error::Io`], which
+    /// names what is missing, if the kernel or the process's rights do not allow it (userfaultfd, Linux 5.19).
     pub fn share_map(&self, path: impl AsRef<Path>) -> Result<SharedMap> {
         crate::shared::map::open(self, path.as_ref(), open, |opener| std::sync::Arc::new(opener))
     }

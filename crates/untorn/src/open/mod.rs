@@ -1,11 +1,12 @@
-//! The factory: which engine a file is opened with, on which medium, with or without redundancy, alone or with other processes.
+//! The factory: it chooses the engine and the medium of a file, with or without redundancy, alone or with other
+//! processes.
 //!
-//! Products do not import each other; what takes several of them is composed here, on top of all. So inherent functions of
-//! [`AtomicFile`], [`AtomicMap`](crate::AtomicMap) and [`SharedMap`](crate::SharedMap) that open a file are here too, and so are those that
-//! need both a file and its redundancy ([`redundancy`]).
+//! Products do not import each other; this module, above all of them, composes operations that need several. So it has
+//! the functions of [`AtomicFile`], [`AtomicMap`](crate::AtomicMap) and [`SharedMap`](crate::SharedMap) that open a
+//! file, and those that need both a file and its redundancy ([`redundancy`]).
 //!
-//! Reading order: [`open`] (registry, exclusion check, medium), [`engine_on`] (redundancy around an engine), [`bare_engine_on`]
-//! (which engine); then [`map`], [`redundancy`], [`recover`].
+//! Reading order: [`open`] (registry, exclusion check, medium), [`engine_on`] (redundancy around an engine),
+//! [`bare_engine_on`] (which engine); then [`map`], [`redundancy`], [`recover`].
 //!
 //! Lock order: the file's place in the registry, then the exclusion check, then the sidecar's lock.
 
@@ -52,10 +53,10 @@ impl AtomicFile {
 }
 
 impl Options {
-    /// Opens an existing file, recovers it if it stands at a crash, and gives it a sidecar if it has none.
+    /// Opens an existing file. It recovers the file after a crash, and creates a sidecar if the file has none.
     ///
     /// # Errors
-    /// What [`Error`] lists; the file is unchanged then.
+    /// Any variant of [`Error`]; the file is then unchanged.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<AtomicFile> {
         open(path.as_ref(), self).map(AtomicFile::new)
     }
@@ -63,12 +64,12 @@ impl Options {
     /// Creates a file of `len` zero bytes and opens it.
     ///
     /// # Errors
-    /// As for [`open`](Options::open), and if the file exists.
+    /// As for [`open`](Options::open), and [`Error::Io`] with EEXIST if the file exists.
     pub fn create(&self, path: impl AsRef<Path>, len: u64) -> Result<AtomicFile> {
         create(path.as_ref(), len, self).map(AtomicFile::new)
     }
 
-    /// [`open`](Options::open) on a medium of one's own, for instance a simulated one.
+    /// Like [`open`](Options::open), on a custom medium such as a simulated one.
     ///
     /// # Errors
     /// As for [`open`](Options::open).
@@ -76,7 +77,7 @@ impl Options {
         open_on(medium, path.as_ref(), self).map(AtomicFile::new)
     }
 
-    /// [`create`](Options::create) on a medium of one's own.
+    /// Like [`create`](Options::create), on a custom medium.
     ///
     /// # Errors
     /// As for [`create`](Options::create).
@@ -140,7 +141,7 @@ fn engine_at(kind: MediumKind, path: &Path, options: &Options) -> Result<Box<dyn
 }
 
 fn in_flux(path: &Path) -> Error {
-    let holder = "another process, which keeps putting other files in its place".to_owned();
+    let holder = "another process, which keeps replacing the file".to_owned();
     Error::InUse { path: path.to_owned(), holder }
 }
 
@@ -177,7 +178,9 @@ pub(crate) fn abandon(shared: sync::Arc<Shared>, error: &Error) {
 pub(crate) fn open_on<M: Medium>(medium: M, path: &Path, options: &Options) -> Result<sync::Arc<Shared>> {
     options.validate(path)?;
     if options.shared {
-        let what = "a file on a medium of the program's own is not shared with other processes".to_owned();
+        let what = "a file on a custom medium cannot be shared with other processes; open it without \
+                    `Options::shared`"
+            .to_owned();
         return Err(Error::Invalid { path: path.to_owned(), what });
     }
     let engine = engine_on(Arc::new(Latched::new(medium)), path, options, Duration::ZERO)?;
@@ -194,8 +197,8 @@ pub(crate) fn create_on<M: Medium>(medium: M, path: &Path, len: u64, options: &O
 fn engine_on<M: Medium>(medium: Arc<M>, path: &Path, options: &Options, tick: Duration) -> Result<Box<dyn Engine>> {
     match redundant::engine::watch(&medium, path, options)? {
         None if options.verify_reads.is_some() => {
-            let what = "no redundancy is kept of it, against which reads could be verified; protect it (`untorn protect`), or open \
-                        it with `Options::redundancy`";
+            let what = "reads cannot be verified because the file has no redundancy; protect it (`untorn protect`), or \
+                        open it with `Options::redundancy`";
             Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() })
         }
         None => bare_engine_on(medium, path, options),

@@ -7,9 +7,8 @@ use crate::error::Result;
 use crate::file::inspect;
 use crate::options::Options;
 
-/// Brings a file to its last committed state and closes it cleanly. A plain file is left as it is, and of a clean one only the
-/// sidecar is written anew. Running it
-/// again, or after a crash during it, gives the same state.
+/// Brings a file to its last committed state and closes it cleanly. It leaves a plain file unchanged; for a cleanly
+/// closed file it only rewrites the sidecar. Running it again, or after a crash during recovery, gives the same state.
 ///
 /// `options` may carry [`Options::trust`], [`Options::adopt`] and [`Options::progress`].
 ///

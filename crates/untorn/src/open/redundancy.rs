@@ -1,4 +1,4 @@
-//! Redundancy of files that are open with an engine: what takes both the file and its redundancy.
+//! The redundancy of files that are open with an engine: the operations that need both a file and its redundancy.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ fn leave_damage(file: &AtomicFile) -> Result<()> {
 fn kept(shared: &Shared) -> Result<&dyn Service> {
     let engine: &dyn Engine = &*shared.engine;
     engine.redundancy().ok_or_else(|| {
-        let what = "no redundancy is kept of it by this handle; open it for writing with `Options::redundancy`";
+        let what = "this handle keeps no redundancy of the file; open it for writing with `Options::redundancy`";
         Error::Invalid { path: engine.path().to_owned(), what: what.to_owned() }
     })
 }
@@ -34,17 +34,18 @@ fn scrub(shared: &Shared, rate: Option<u64>, progress: &mut dyn FnMut(u64, u64) 
 }
 
 impl AtomicFile {
-    /// Covers what was stored to before the call, in the file and, of the reflection engine, in its sidecar. Of the hybrid log,
-    /// what is committed and in the log only is brought home before.
+    /// Covers everything stored before the call, in the file and, for the reflection engine, in its sidecar. The hybrid
+    /// log is checkpointed first, so that committed bytes that are only in the log are covered too.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a file of which this handle keeps no [redundancy](crate::Options::redundancy), as one that is shared
-    /// and open in another process; those of reading, writing and flushing, after which nothing more is promised.
+    /// [`Error::Invalid`] if this handle keeps no [redundancy](crate::Options::redundancy), for example because another
+    /// process has the shared file open. Errors of reading, writing and flushing; after one of them nothing more is
+    /// promised.
     pub fn sync_redundancy(&self) -> Result<()> {
         kept(self.shared())?.cover().map(drop)
     }
 
-    /// What is covered now; `None` if this handle keeps no [redundancy](crate::Options::redundancy).
+    /// How much is covered now; `None` if this handle keeps no [redundancy](crate::Options::redundancy).
     ///
     /// # Errors
     /// [`Error::Poisoned`] after a failure, [`Error::Invalid`] for an empty file.
@@ -52,54 +53,57 @@ impl AtomicFile {
         coverage(self.shared())
     }
 
-    /// Reads the data file as the medium holds it, and what of the sidecar is covered, and compares them with their checksums and
-    /// parity; see [`Protected::scrub`](crate::Protected::scrub). If the file is given another length meanwhile, it goes on with that, to its end.
+    /// Reads the data file, and the covered part of the sidecar, as the medium holds them, and compares them with their
+    /// checksums and parity; see [`Protected::scrub`](crate::Protected::scrub). If the file gets another length
+    /// meanwhile, the scrub continues with that length.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if this handle keeps no redundancy; those of reading. Damage is not an error: it is in the report.
+    /// [`Error::Invalid`] if this handle keeps no redundancy; errors of reading. Damage is not an error: it is in the
+    /// report.
     pub fn scrub(&self) -> Result<ScrubReport> {
         self.scrub_with(None, &mut |_, _| true)
     }
 
-    /// The same, reading at most `rate` bytes of the file in a second, and telling now and then how many of how many bytes were read;
-    /// `false` from `progress` ends it. It must not call back into this file: the call may wait for ever.
+    /// Like [`scrub`](AtomicFile::scrub), but reads at most `rate` bytes of the file per second and calls `progress`
+    /// now and then with the bytes read and the total. If `progress` returns `false`, the scrub ends. It must not call
+    /// back into this file: the call could wait forever.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`scrub`](AtomicFile::scrub).
     pub fn scrub_with(&self, rate: Option<u64>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
         scrub(self.shared(), rate, progress)
     }
 
-    /// [Scrubs](AtomicFile::scrub), and repairs what can be repaired, unless some of it cannot be: then nothing is touched. The
+    /// [Scrubs](AtomicFile::scrub), and repairs the damage. If some of it cannot be repaired, it changes nothing. The
     /// file may be read and written meanwhile.
     ///
     /// # Errors
-    /// As there, and those of writing and flushing. What is lost is in the report.
+    /// As for [`scrub`](AtomicFile::scrub); errors of writing and flushing. Lost pages are in the report.
     pub fn repair(&self) -> Result<RepairReport> {
         self.repair_with(&mut |_, _| true)
     }
 
-    /// The same, telling now and then how many of how many bytes were read. `progress` must not call back into this file: its
-    /// length is held meanwhile, and the call may wait for ever.
+    /// Like [`repair`](AtomicFile::repair), and calls `progress` now and then with the bytes read and the total.
+    /// `progress` must not call back into this file: the repair locks its length, and the call could wait forever.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`repair`](AtomicFile::repair).
     pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
         kept(self.shared())?.repair(Scrub::telling(progress))
     }
 }
 
 impl AtomicMap {
-    /// Brings home what is committed and in the log, and covers it. What is not committed is in memory only.
+    /// Checkpoints the log and covers the file. Uncommitted stores exist only in memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a map of whose file no [redundancy](crate::Options::redundancy) is kept; those of reading, writing
-    /// and flushing, after which nothing more is promised.
+    /// [`Error::Invalid`] if the map's file has no [redundancy](crate::Options::redundancy). Errors of reading, writing
+    /// and flushing; after one of them nothing more is promised.
     pub fn sync_redundancy(&self) -> Result<()> {
         kept(self.shared())?.cover().map(drop)
     }
 
-    /// What is covered now; `None` if no [redundancy](crate::Options::redundancy) is kept.
+    /// How much is covered now; `None` if the file has no [redundancy](crate::Options::redundancy).
     ///
     /// # Errors
     /// [`Error::Poisoned`] after a failure, [`Error::Invalid`] for an empty file.
@@ -111,41 +115,44 @@ impl AtomicMap {
     /// [`Protected::scrub`](crate::Protected::scrub).
     ///
     /// # Errors
-    /// [`Error::Invalid`] if no redundancy is kept; those of reading. Damage is not an error: it is in the report.
+    /// [`Error::Invalid`] if the file has no redundancy; errors of reading. Damage is not an error: it is in the
+    /// report.
     pub fn scrub(&self) -> Result<ScrubReport> {
         self.scrub_with(None, &mut |_, _| true)
     }
 
-    /// The same, reading at most `rate` bytes of the file in a second, and telling now and then how many of how many bytes were read;
-    /// `false` from `progress` ends it. It must not call back into this map: the call may wait for ever.
+    /// Like [`scrub`](AtomicMap::scrub), but reads at most `rate` bytes of the file per second and calls `progress` now
+    /// and then with the bytes read and the total. If `progress` returns `false`, the scrub ends. It must not call back
+    /// into this map: the call could wait forever.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`scrub`](AtomicMap::scrub).
     pub fn scrub_with(&self, rate: Option<u64>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
         scrub(self.shared(), rate, progress)
     }
 
-    /// [Scrubs](AtomicMap::scrub), and repairs what can be repaired, unless some of it cannot be: then nothing is touched.
-    /// Pages that are in memory as they were damaged are seen repaired too, save those that were stored to.
+    /// [Scrubs](AtomicMap::scrub), and repairs the damage. If some of it cannot be repaired, it changes nothing. Pages
+    /// that are in memory in their damaged state show the repaired bytes afterwards, except those that were stored to.
     ///
     /// # Errors
-    /// As there, and those of writing and flushing. What is lost is in the report.
+    /// As for [`scrub`](AtomicMap::scrub); errors of writing and flushing. Lost pages are in the report.
     pub fn repair(&self) -> Result<RepairReport> {
         self.repair_with(&mut |_, _| true)
     }
 
-    /// The same, telling now and then how many of how many bytes were read. `progress` must not call back into this map: the call may
-    /// wait for ever.
+    /// Like [`repair`](AtomicMap::repair), and calls `progress` now and then with the bytes read and the total.
+    /// `progress` must not call back into this map: the call could wait forever.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`repair`](AtomicMap::repair).
     pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
         kept(self.shared())?.repair(Scrub::telling(progress))
     }
 }
 
-/// Gives a file that nobody has open checksums and parity, or brings those it has up to date; what is covered then. A file that
-/// has an engine is opened with it for that, and has its redundancy kept by every later opening.
+/// Creates checksums and parity for a file that no process has open, or brings existing ones up to date. Returns what
+/// is covered then. A file with a sidecar is opened with its engine for that, and every later open keeps its
+/// redundancy.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -158,7 +165,7 @@ impl AtomicMap {
 /// ```
 ///
 /// # Errors
-/// Those of [`ProtectOptions::open`], and of [`Options::open`](crate::Options::open) for a file with an engine.
+/// As for [`ProtectOptions::open`], and for [`Options::open`](crate::Options::open) if the file has a sidecar.
 pub fn protect(path: impl AsRef<Path>, options: &ProtectOptions) -> Result<Coverage> {
     let path = &storage::resolve(path.as_ref())?;
     let options = options.clone().on_demand();
@@ -180,10 +187,13 @@ fn has_sidecar(path: &Path) -> Result<bool> {
     sidecar.try_exists().map_err(|error| Error::io("look for", &sidecar, error))
 }
 
-/// Repairs a protected file that nobody has open; see [`Protected::repair`](crate::Protected::repair). One that has an engine is opened with it for that,
-/// unless it was closed and nothing is damaged, or more than parity can give back: then nothing of it is touched. One that was
-/// not closed is recovered first, and with that goes what recovery stores, and gives back of the sidecar to believe it; of what is
-/// damaged then, nothing more is touched if some of it is lost. A file with an engine may be read twice, with progress of both.
+/// Repairs a protected file that no process has open; see [`Protected::repair`](crate::Protected::repair).
+///
+/// A file with a sidecar is opened with its engine for that, except if it was closed cleanly and has no damage, or more
+/// damage than parity can repair: then the call changes nothing. If it was not closed cleanly, it is recovered first.
+/// Recovery stores to the file, and repairs the sidecar pages that it needs. If pages are still damaged then and some
+/// of them are lost, the call changes nothing more. A file with a sidecar may be read twice, with progress of both
+/// passes.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -197,7 +207,7 @@ fn has_sidecar(path: &Path) -> Result<bool> {
 /// ```
 ///
 /// # Errors
-/// Those of [`scrub()`](crate::scrub()), of writing and of flushing.
+/// As for [`scrub()`](crate::scrub()); errors of writing and flushing.
 pub fn repair(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
     let path = &storage::resolve(path.as_ref())?;
     if !has_sidecar(path)? {

@@ -1,35 +1,35 @@
-//! What there is to choose from when a file is opened, each with the word that the tool and the JSON output use.
+//! The choices for opening a file, each with its name in the tool and the JSON output.
 
 #[cfg(doc)]
 use super::Options;
 #[cfg(doc)]
 use crate::error::Error;
 
-/// Which engine makes commits atomic.
+/// The engine that makes commits atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EngineKind {
-    /// The one that the file has a sidecar of; [`Reflection`](EngineKind::Reflection) for a file without one.
+    /// The engine of the file's sidecar; [`Reflection`](EngineKind::Reflection) for a file without one.
     Auto,
     /// A reflection page beside each file page, written alternately (the Acumen paper).
     Reflection,
-    /// A log for each block, undo or redo, whose commit costs the same however much was written (the Libnvmmio paper): for
-    /// programs that write a lot between syncs and commit by [`sync`](crate::AtomicFile::sync).
+    /// An undo or redo log for each block. A commit costs the same however much was written (the Libnvmmio paper). It
+    /// suits programs that write a lot between syncs and commit by [`sync`](crate::AtomicFile::sync).
     HybridLog,
-    /// Plain writes and a flush, with no atomicity at all: the canary that crash tests must convict.
+    /// Plain writes and a flush, without any atomicity: the canary that crash tests must convict.
     Passthrough,
 }
 
-/// What the hybrid-log engine logs: the bytes before a write, which then goes to the file itself, or the bytes of the
-/// write, which go to the file after the commit (the Libnvmmio paper, §3.4).
+/// What the hybrid-log engine logs (the Libnvmmio paper, §3.4). Undo logs the old bytes, and the write then goes to the
+/// file itself. Redo logs the new bytes, which go to the file after the commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LogPolicy {
-    /// The one that suits what the program did in the last epoch: redo from a share of writes on, undo below it (see
-    /// [`Options::redo_from`]). On a block medium always redo. The default.
+    /// Chooses by what the program did in the last epoch: redo if the share of writes reached a threshold, undo below
+    /// it (see [`Options::redo_from`]). On a block medium always redo. The default.
     #[default]
     Hybrid,
-    /// Always undo: reads never look at the log. On persistent memory only, for the kernel writes the pages of a block
-    /// medium back when it likes, and so before what would undo them.
+    /// Always undo: reads never look at the log. It needs persistent memory: the kernel may write pages of a block
+    /// medium back before the log that would undo them.
     Undo,
     /// Always redo: a write costs no fence.
     Redo,
@@ -38,96 +38,100 @@ pub enum LogPolicy {
 /// When a write is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// Each write is one commit: durable, and only then visible, when the call returns. The default on persistent
-    /// memory, save for [`EngineKind::HybridLog`].
+    /// Each write is one commit: durable when the call returns, and visible only then. The default on persistent
+    /// memory, except for [`EngineKind::HybridLog`].
     PerWrite,
-    /// Writes join the open epoch, visible at once; [`AtomicFile::sync`](crate::AtomicFile::sync) commits the epoch. The
-    /// default on a block medium, where a commit costs a device flush, and for [`EngineKind::HybridLog`] everywhere.
+    /// Writes join the open epoch and are visible at once; [`AtomicFile::sync`](crate::AtomicFile::sync) commits the
+    /// epoch. The default on a block medium, where a commit costs a device flush, and for [`EngineKind::HybridLog`]
+    /// everywhere.
     PerCommit,
 }
 
-/// How many fences one atomic write costs on persistent memory; of the hybrid log, one commit.
+/// The number of fences that one atomic write costs on persistent memory; for the hybrid log, one commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Data and a record that certifies it by checksum, then one fence. The default: measured faster at every size
-    /// from 64 bytes to 4 KiB.
+    /// Data and a record with its checksum, then one fence. The default: measured faster at every size from 64 bytes to
+    /// 4 KiB.
     OneFence,
-    /// Data, fence, record, fence: the order of the Acumen paper (§IV-C). No checksum over the data is needed. On a block
-    /// medium the hybrid log pays for it with a second flush.
+    /// Data, fence, record, fence: the order of the Acumen paper (§IV-C). It needs no checksum over the data. On a
+    /// block medium the hybrid log pays a second flush for it.
     TwoFence,
 }
 
-/// Where the bitmaps of the reflection pages live. The hybrid log has none.
+/// The layout of the bitmaps of reflection pages. The hybrid log has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Acumen's Eq. 1: a reflection page at a computed place for each file page, 512 to a meta page.
+    /// Acumen's Eq. 1: each file page has a reflection page at a computed place, 512 to a meta page.
     Dense,
-    /// The compact form: page number beside the bitmap, 256 to a meta page, reflection pages handed out on demand.
+    /// The compact layout: the page number beside the bitmap, 256 to a meta page, and reflection pages allocated on
+    /// demand.
     Sparse,
     /// Dense up to 16 GiB, sparse above.
     Auto,
 }
 
-/// What a read of slices that are valid in the reflection page does. Reads of the hybrid log always gather.
+/// What a read does with slices that are valid in the reflection page. Reads of the hybrid log always gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadPolicy {
-    /// Copies each slice from where it is valid. The default: a read never costs a fence.
+    /// Copies each slice from its valid place. The default: a read never costs a fence.
     Gather,
-    /// Deploys the page's slices into the file page first (the Acumen paper, §IV-C), so that later reads are plain
+    /// First deploys the page's slices into the file page (the Acumen paper, §IV-C), so that later reads are plain
     /// copies.
     Deploy,
 }
 
-/// Which side is believed when a data file and its sidecar disagree.
+/// The side to believe when a data file and its sidecar disagree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trust {
-    /// The data file as it is; the sidecar and the committed bytes that only it holds are dropped.
+    /// Keeps the data file as it is, and drops the sidecar with the committed bytes that only it holds.
     File,
-    /// The sidecar: its committed bytes are laid over the data file.
+    /// Writes the sidecar's committed bytes over the data file.
     Sidecar,
 }
 
-/// What happens when a page of an open file is lost: the file was truncated by another program, its file system has no
-/// space left for a page that is stored to, or the medium cannot read it.
+/// What happens when a page of an open file is lost. A page is lost when another program truncates the file, when the
+/// file system has no space for a page that is stored to, or when the medium cannot read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum LostPage {
-    /// The call that comes upon it fails with [`Error::Io`], which names the file and the offset, and the handle is
-    /// poisoned as after a failed flush: reopening the file brings it to its last commit, or says why not. The process
-    /// lives and its other files work on. The default.
+    /// The call that accesses the page fails with [`Error::Io`], which names the file and the offset. The handle is
+    /// then poisoned, as after a failed flush: reopening the file brings it to its last commit, or fails with the
+    /// reason. The process goes on, and so do its other files. The default.
     ///
-    /// For this the library handles SIGBUS, from the first file opened on. A SIGBUS that is not about a file of its own
-    /// goes to the handler that the program had installed before, or does what it did by default. A handler that the
-    /// program installs *later* takes the library's place; it should call the one it replaces.
+    /// For this the library installs a SIGBUS handler when the process opens its first file. It passes a SIGBUS that is
+    /// not about one of its files to the handler that the program had installed before, or to the default action. A
+    /// handler that the program installs *later* replaces the library's; it should call the handler that it replaces.
     #[default]
     Fail,
-    /// The process gets the SIGBUS, to handle it or to die of it.
+    /// The process gets the SIGBUS, and handles it or dies.
     Signal,
 }
 
-/// How an [`AtomicMap`](crate::AtomicMap) finds out which pages a program has stored to.
+/// How an [`AtomicMap`](crate::AtomicMap) finds the pages that a program has stored to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum DirtyTracking {
-    /// The best that the kernel, the medium and the process's rights allow. The default.
+    /// The best method that the kernel, the medium and the process's rights allow. The default.
     #[default]
     Auto,
-    /// The kernel write-protects what is committed and lifts the protection at the next store by itself (userfaultfd and
-    /// PAGEMAP_SCAN, Linux 6.7): committed pages may stay in memory, where a next store to them costs least. Not on
-    /// persistent memory (DAX), where kernels cannot do it safely. Memory is to be locked before a map is made, if at all
-    /// (`mlockall(2)`), or with [`PageTable`](DirtyTracking::PageTable): `mlock(2)` of a map, part of which the kernel has
-    /// dropped from memory meanwhile, was seen never to return (Linux 6.18).
+    /// The kernel write-protects committed pages, and lifts the protection at the next store by itself (userfaultfd and
+    /// PAGEMAP_SCAN, Linux 6.7). Committed pages may stay in memory, where the next store to them costs least.
+    ///
+    /// - It is not available on persistent memory (DAX), where kernels cannot do it safely.
+    /// - A program that locks memory must do so before it creates a map (`mlockall(2)`), or use
+    ///   [`PageTable`](DirtyTracking::PageTable). `mlock(2)` of a map whose pages the kernel had partly dropped was
+    ///   seen never to return (Linux 6.18).
     WriteProtect,
-    /// By whose the pages are: one that was stored to belongs to the process, all others to the file. It works on every
-    /// kernel, and in containers that forbid userfaultfd. What is committed goes to the file at once, so that its pages can
-    /// be the file's again.
+    /// A page that was stored to is private to the process; all others are the file's. It works on every kernel, and in
+    /// containers that forbid userfaultfd. A commit writes its pages to the file at once, so that they can be the
+    /// file's again.
     PageTable,
 }
 
 macro_rules! words {
     ($type:ident, $what:literal, $($variant:ident = $word:literal),+) => {
         impl $type {
-            /// The word the tool and the JSON output use.
+            /// The name in the tool and the JSON output.
             pub fn as_str(self) -> &'static str {
                 match self { $($type::$variant => $word),+ }
             }
@@ -142,7 +146,7 @@ macro_rules! words {
             fn from_str(word: &str) -> std::result::Result<Self, String> {
                 match word {
                     $($word => Ok($type::$variant),)+
-                    _ => Err(format!(concat!("{:?} is no ", $what, "; use one of:", $(" ", $word),+), word)),
+                    _ => Err(format!(concat!("{:?} is not a known ", $what, "; use one of:", $(" ", $word),+), word)),
                 }
             }
         }
@@ -162,6 +166,6 @@ words!(Durability, "durability", PerWrite = "write", PerCommit = "commit");
 words!(Order, "order", OneFence = "one-fence", TwoFence = "two-fence");
 words!(Layout, "layout", Dense = "dense", Sparse = "sparse", Auto = "auto");
 words!(ReadPolicy, "read policy", Gather = "gather", Deploy = "deploy");
-words!(LostPage, "way to learn of a lost page", Fail = "fail", Signal = "signal");
-words!(DirtyTracking, "way to track stores", Auto = "auto", WriteProtect = "write-protect", PageTable = "page-table");
-words!(Trust, "side to trust", File = "file", Sidecar = "sidecar");
+words!(LostPage, "lost-page mode", Fail = "fail", Signal = "signal");
+words!(DirtyTracking, "dirty tracking", Auto = "auto", WriteProtect = "write-protect", PageTable = "page-table");
+words!(Trust, "trust choice", File = "file", Sidecar = "sidecar");

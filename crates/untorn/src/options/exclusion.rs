@@ -1,4 +1,4 @@
-//! Who may open a file for writing: decided when it has been locked.
+//! The check whether a file may be opened for writing, made after it was locked.
 
 use crate::error::Result;
 

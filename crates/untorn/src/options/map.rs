@@ -1,4 +1,4 @@
-//! What a file has to be opened with to be plain memory.
+//! Which options a map accepts.
 
 use std::path::Path;
 
@@ -13,18 +13,25 @@ impl Options {
     pub(crate) fn for_map(&self, path: &Path) -> Result<Options> {
         let refuse = |what: &str| Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
         if !matches!(self.engine, EngineKind::Auto | EngineKind::HybridLog) {
-            return refuse("plain loads and stores are committed by the hybrid-log engine, not by another one");
+            return refuse("a map needs the hybrid-log engine; choose EngineKind::Auto or EngineKind::HybridLog");
         }
         if self.durability == Some(Durability::PerWrite) {
-            return refuse("plain stores are durable once they are committed; durability per write is for AtomicFile");
+            return refuse(
+                "a map cannot have durability per write, its stores become durable at commit; use \
+                           Durability::PerCommit, or an AtomicFile",
+            );
         }
         if self.log_policy == LogPolicy::Undo {
             return refuse(
-                "what a map commits is logged as redo: it stores to nothing before the commit that could be undone",
+                "a map cannot use undo logging, it writes to the file only at commit; use the logging policy redo or \
+                 hybrid",
             );
         }
         if self.shared {
-            return refuse("an AtomicMap belongs to one process; plain stores of several are committed by a SharedMap");
+            return refuse(
+                "an AtomicMap belongs to one process; use a SharedMap to share plain stores between \
+                           processes",
+            );
         }
         let mut options = self.clone();
         if !self.read_only {

@@ -1,4 +1,4 @@
-//! How a file is opened: engine, durability, layout, and the choices that have a measured default.
+//! How to open a file: engine, durability, layout, and options with measured defaults.
 
 mod choices;
 mod exclusion;
@@ -15,18 +15,18 @@ pub use self::redundancy::{Checksum, Damage, PageRange, ProtectOptions, StripeLa
 pub(crate) use self::redundancy::{DamageFn, Settings, as_kept};
 use crate::error::{Error, Result};
 
-/// A step of long work: recovery at open, settling.
+/// The progress of long work, such as recovery at open or settling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What is being done, in a word or two.
+    /// The name of the phase, in a word or two.
     pub phase: &'static str,
     /// Units done.
     pub done: u64,
-    /// Units in all.
+    /// Units in total.
     pub total: u64,
 }
 
-/// A function called with the progress of long work.
+/// A function that is called with the progress of long work.
 pub type ProgressFn = Arc<dyn Fn(Progress) + Send + Sync>;
 
 /// How to open a file. Start from [`Options::new`], end with [`open`](Options::open) or [`create`](Options::create).
@@ -130,77 +130,78 @@ impl fmt::Debug for Options {
 }
 
 impl Options {
-    /// The defaults: engine and durability chosen by the medium, one fence, gather on read.
+    /// The defaults: the medium decides engine and durability; one fence; reads gather.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The engine; the default is the one the file has, and reflection for a file that has none. A file that was closed
-    /// cleanly under the hybrid log may be opened under another engine at once, any other one after
-    /// [`settle`](crate::AtomicFile::settle): until then it is refused. A handle for reading takes the engine of the file.
+    /// Sets the engine. The default is the file's own engine, and reflection for a file without one. A file that was
+    /// closed cleanly under the hybrid log can be opened under another engine at once. Any other file must be
+    /// [settled](crate::AtomicFile::settle) first, otherwise the open is refused. A read-only handle uses the engine of
+    /// the file.
     #[must_use]
     pub fn engine(mut self, engine: EngineKind) -> Self {
         self.engine = engine;
         self
     }
 
-    /// The sidecar's layout, when one is created.
+    /// Sets the layout of a new sidecar.
     #[must_use]
     pub fn layout(mut self, layout: Layout) -> Self {
         self.layout = layout;
         self
     }
 
-    /// When a write is durable. Without it: what the file was created with, else what suits the medium.
+    /// Sets when a write is durable. The default is what the file was created with, else what suits the medium.
     #[must_use]
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = Some(durability);
         self
     }
 
-    /// How many fences an atomic write costs.
+    /// Sets how many fences an atomic write costs.
     #[must_use]
     pub fn order(mut self, order: Order) -> Self {
         self.order = order;
         self
     }
 
-    /// What a read of reflected slices does.
+    /// Sets what a read of reflected slices does.
     #[must_use]
     pub fn read_policy(mut self, policy: ReadPolicy) -> Self {
         self.read_policy = policy;
         self
     }
 
-    /// Opens for reading only: nothing is changed, not even to recover. Any number of processes may read a file at once;
-    /// while one does, none opens it for writing.
+    /// Opens the file read-only: nothing changes, not even by recovery. Any number of processes may read a file at
+    /// once; while one does, no process can open it for writing.
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
         self
     }
 
-    /// Whether opening a cleanly closed file checks the digest of all reflected slices (default true). It reads them
-    /// all; without it only the bitmaps are checked. A clean close of the hybrid log leaves nothing to check.
+    /// Sets whether opening a cleanly closed file checks the digest of all reflected slices, which reads them all.
+    /// Without it only the bitmaps are checked. A cleanly closed hybrid log has nothing to check. The default is true.
     #[must_use]
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
         self
     }
 
-    /// The length in bytes the file may grow to while open. Address space is reserved for it, memory is not.
-    /// Default: 1 TiB or twice the length, whichever is more.
+    /// Sets the maximum length, in bytes, that the file may grow to while open. The open reserves address space for it,
+    /// not memory. The default is 1 TiB or twice the length, whichever is larger.
     #[must_use]
     pub fn max_len(mut self, len: u64) -> Self {
         self.max_len = Some(len);
         self
     }
 
-    /// The record area of a new sidecar: `lanes` threads write at once without meeting, each lane holds `slots` records
-    /// of 64 bytes between two cuts. Both are rounded up to powers of two. Default 16 and 512.
+    /// Sets the record area of a new sidecar: `lanes` threads can write at once without contention, and each lane holds
+    /// `slots` records of 64 bytes between two cuts. Both are rounded up to powers of two. The defaults are 16 and 512.
     ///
-    /// Of the hybrid log, `slots` is how many units of 4 KiB a chunk of the log has, at most 512, and so the longest entry;
-    /// `lanes` has no meaning.
+    /// For the hybrid log, `slots` is the number of 4 KiB units in a chunk of the log, at most 512, and so limits the
+    /// longest entry; `lanes` has no effect.
     #[must_use]
     pub fn record_area(mut self, lanes: u32, slots: u32) -> Self {
         self.lanes = lanes.checked_next_power_of_two().unwrap_or(u32::MAX);
@@ -208,107 +209,114 @@ impl Options {
         self
     }
 
-    /// What the hybrid-log engine logs; default [`LogPolicy::Hybrid`].
+    /// Sets what the hybrid-log engine logs. The default is [`LogPolicy::Hybrid`].
     #[must_use]
     pub fn log_policy(mut self, policy: LogPolicy) -> Self {
         self.log_policy = policy;
         self
     }
 
-    /// The share of writes among the reads and writes of an epoch, in percent, from which on [`LogPolicy::Hybrid`] logs
-    /// redo in the next one. Default 5: undo costs a fence at the first write of each block, and was measured faster only
-    /// where hardly anything is written (`untorn bench hybrid-policy`). The Libnvmmio paper, §4.2.1, found 40.
+    /// Sets the threshold of [`LogPolicy::Hybrid`], in percent: if at least this share of an epoch's reads and writes
+    /// were writes, the next epoch logs redo. The default is 5: undo costs a fence at the first write of each block,
+    /// and measured faster only where the program hardly writes (`untorn bench hybrid-policy`). The Libnvmmio paper,
+    /// §4.2.1, found 40.
     #[must_use]
     pub fn redo_from(mut self, percent: u8) -> Self {
         self.redo_from = percent;
         self
     }
 
-    /// The most bytes that the hybrid-log engine's log may take, default 64 GiB. It starts small and grows as it must: all
-    /// that one epoch writes has to fit, and a write that would not is refused ([`Error::Invalid`]) with nothing written.
-    /// Rounded up to whole chunks, of 2 MiB by default, and to two of them. It holds for this opening: the file does not
-    /// remember it, nor what the engine logs.
+    /// Sets the maximum size of the hybrid-log engine's log, in bytes. The default is 64 GiB. The log starts small and
+    /// grows as needed. All writes of one epoch must fit; a write that would not is refused ([`Error::Invalid`]) and
+    /// writes nothing. The size is rounded up to whole chunks (2 MiB by default), and to at least two. It holds for
+    /// this open only: the file remembers neither the size nor the log policy.
     #[must_use]
     pub fn log_size(mut self, bytes: u64) -> Self {
         self.log_size = bytes;
         self
     }
 
-    /// Threads with which the hybrid-log engine carries committed bytes from the log to the file while the program goes
-    /// on, default 2. They start when there is first something to do, and sleep when there is not. With none, writers and
-    /// [`deploy`](crate::AtomicFile::deploy) do it.
+    /// Sets the number of threads that checkpoint the hybrid log, that is, copy committed bytes from the log to the
+    /// file in the background. The default is 2. They start with the first work, and sleep when there is none. With 0,
+    /// writers and [`deploy`](crate::AtomicFile::deploy) do the work.
     #[must_use]
     pub fn checkpointers(mut self, threads: usize) -> Self {
         self.checkpointers = threads;
         self
     }
 
-    /// Resolves a disagreement between a data file and its sidecar in favour of one side. Either way
-    /// [redundancy](Options::redundancy) then takes the file as it is: a page that differs from its checksum is covered anew,
-    /// whether another program wrote to it or a device damaged it.
+    /// Resolves a disagreement between a data file and its sidecar in favour of one side. Either way,
+    /// [redundancy](Options::redundancy) then accepts the file as it is: it recomputes the checksum of a page that does
+    /// not match, whether another program wrote it or a device damaged it.
     #[must_use]
     pub fn trust(mut self, side: Trust) -> Self {
         self.trust = Some(side);
         self
     }
 
-    /// Accepts a sidecar found under another inode number if its UUID is the one the data file carries: the two were
-    /// restored together. The sidecar of another file in the directory that carries the same mark, of which this one is a
-    /// copy, stays where it is.
+    /// Accepts a sidecar under another inode number if it has the UUID of the data file's mark: the two were restored
+    /// together. If another file in the directory carries the same mark, this file is a copy of it, and the sidecar
+    /// stays with that file.
     #[must_use]
     pub fn adopt(mut self, adopt: bool) -> Self {
         self.adopt = adopt;
         self
     }
 
-    /// What happens when a page of the file is lost underneath; default [`LostPage::Fail`]. Of several handles of one file
-    /// the first decides. A file opened on a medium of the caller's ([`open_on`](Options::open_on)) goes by what that
-    /// medium was made with.
+    /// Sets what happens when a page of the file is lost. The default is [`LostPage::Fail`]. Of several handles of one
+    /// file the first decides. A file on a custom medium ([`open_on`](Options::open_on)) uses that medium's setting.
     #[must_use]
     pub fn on_lost_page(mut self, lost_page: LostPage) -> Self {
         self.lost_page = lost_page;
         self
     }
 
-    /// How an [`AtomicMap`](crate::AtomicMap) finds out what was stored to; default [`DirtyTracking::Auto`].
+    /// Sets how an [`AtomicMap`](crate::AtomicMap) finds the pages that were stored to. The default is
+    /// [`DirtyTracking::Auto`].
     #[must_use]
     pub fn dirty_tracking(mut self, method: DirtyTracking) -> Self {
         self.dirty_tracking = method;
         self
     }
 
-    /// Lets other processes that do the same have the file open at once: each reads what the others write, as the threads of
-    /// one process do, and any [`sync`](crate::AtomicFile::sync) commits the open epoch of all. For
-    /// [`AtomicFile`](crate::AtomicFile); plain stores of several processes are [`SharedMap`](crate::SharedMap)'s.
+    /// Shares the open file with other processes that set this option too. Each process reads what the others write, as
+    /// the threads of one process do, and any [`sync`](crate::AtomicFile::sync) commits the open epoch of all. It is
+    /// for [`AtomicFile`](crate::AtomicFile); [`SharedMap`](crate::SharedMap) shares plain stores.
     ///
-    /// One of the processes has the file open, the first to come; calls of the others are done by it, which makes them slower
-    /// (by 1 to 7 µs, measured on two busy cores, and by two copies of the bytes) and limits the bytes of one call to 128 MiB. When it
-    /// ends another one opens the file, which recovers it, and the calls that were under way are done by that one, each
-    /// once: those of its own are in, whole, or not. Processes may join, leave and be killed at any time.
+    /// The first process has the file open and executes the calls of the others. This makes those calls slower (by 1 to
+    /// 7 µs, measured on two busy cores, and by two copies of the bytes), and limits one call to 128 MiB. When that
+    /// process ends, another one takes over: it opens the file, which recovers it, and executes each unfinished call
+    /// once. The unfinished calls of the ended process itself are in the file whole or not at all. Processes may join,
+    /// leave and be killed at any time.
     ///
-    /// Under [`Durability::PerWrite`] nothing is lost then. Under [`Durability::PerCommit`] the open epoch is lost if the
-    /// process that had the file open is killed, and all of it: if there may be anything in it, every call of every process
-    /// that took part is [`Error::Poisoned`] from then on, until it drops its handles and opens the file again, at the last
-    /// commit. What a process wrote to the epoch stays in it when another one is killed, or when it closes or drops its
-    /// last handle; if it had the file open, it commits the epoch of the others first.
+    /// Under [`Durability::PerWrite`] a takeover loses nothing. Under [`Durability::PerCommit`] the whole open epoch is
+    /// lost if the process that had the file open is killed. If the epoch may have had any bytes, every call of every
+    /// participating process then fails with [`Error::Poisoned`], until that process drops its handles and opens the
+    /// file again, at the last commit. The epoch keeps a process's writes when another process is killed, or when the
+    /// process closes or drops its last handle; if it had the file open, it first commits the epoch of the others.
     ///
-    /// A failure that poisons the file, as a flush that failed, poisons it for all that took part then, whichever of them serves
-    /// next. A process that has to open the file and cannot (for want of descriptors, say) leaves that to the others; after a
-    /// second its own calls are [`Error::Poisoned`] until it has dropped its handles and opened the file again.
+    /// A failure that poisons the file, such as a failed flush, poisons it for all processes that participated then,
+    /// whichever takes over next. A process that cannot take over, for example because it lacks descriptors, leaves the
+    /// takeover to the others. After a second its own calls fail with [`Error::Poisoned`] until it drops its handles
+    /// and opens the file again.
     ///
-    /// Without a process that can be asked, [`info`](crate::AtomicFile::info) tells the state at opening. When a process is killed
-    /// that has forked children which live on without `exec`, they keep the file from the next one: the others wait for their
-    /// end for some 30 seconds, and then their calls are [`Error::Poisoned`], with nothing lost that was durable. Each process finds
-    /// the file at the path that it opened it by: if it is moved while it is shared, all goes on until the process ends that has
-    /// it open, and then the handles of the others are poisoned; what stands at the path by then is left as it is.
+    /// - While no process answers, [`info`](crate::AtomicFile::info) returns the state at opening.
+    /// - If a killed process leaves forked children that live on without `exec`, they still hold the file. The others
+    ///   wait up to about 30 seconds for the children to end. After that their calls fail with [`Error::Poisoned`]; no
+    ///   durable byte is lost.
+    /// - Each process finds the file at the path that it opened. If the file is moved while shared, all goes on until
+    ///   the process that has it open ends; then the handles of the others are poisoned. untorn does not touch a file
+    ///   that is at the path by then.
     ///
-    /// They meet in the directory of sidecars beside the file, so all of them have to be processes of one user, which trust
-    /// each other. A program must not open the files there whose names end in `.lock`, for closing one gives its locks back.
-    /// Each of engine, durability, [`order`](Options::order), [`read_policy`](Options::read_policy),
+    /// The processes meet in the directory of sidecars beside the file. So they must run as one user and trust each
+    /// other. A program must not open the `.lock` files there: closing one releases its locks.
+    ///
+    /// If a later process leaves one of the following options unset or at its default, it takes the value of the first
+    /// process: engine, durability, [`order`](Options::order), [`read_policy`](Options::read_policy),
     /// [`log_policy`](Options::log_policy), [`redo_from`](Options::redo_from), [`log_size`](Options::log_size),
-    /// [`checkpointers`](Options::checkpointers), [`max_len`](Options::max_len) and [`on_lost_page`](Options::on_lost_page) is
-    /// as those who came first have it if it is not set here, or to its default; any other value that differs from theirs is
-    /// refused with [`Error::InUse`], which names both. A handle for reading only cannot be shared.
+    /// [`checkpointers`](Options::checkpointers), [`max_len`](Options::max_len),
+    /// [`on_lost_page`](Options::on_lost_page). Any other value is refused with [`Error::InUse`], which names both
+    /// values. A read-only handle cannot be shared.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -327,7 +335,7 @@ impl Options {
         self
     }
 
-    /// A function to call with the progress of recovery and settling.
+    /// Sets a function to call with the progress of recovery and settling.
     #[must_use]
     pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.progress = Some(Arc::new(progress));
@@ -353,43 +361,49 @@ impl Options {
     pub(crate) fn validate(&self, path: &Path) -> Result<()> {
         let invalid = |what: &str| Err(Error::Invalid { path: PathBuf::from(path), what: what.to_owned() });
         if !(1..=64).contains(&self.lanes) {
-            return invalid("a sidecar has 1 to 64 lanes");
+            return invalid("lanes must be 1 to 64");
         }
         if self.max_len.is_some_and(|len| len > 1 << 56) {
-            return invalid("a file grows to 64 PiB at most");
+            return invalid("max_len must be at most 64 PiB (2^56 bytes)");
         }
         if self.redo_from > 100 {
-            return invalid("the share of writes from which on redo is logged is a percentage, 0 to 100");
+            return invalid("redo_from is a percentage and must be 0 to 100");
         }
         if !(256 << 10..=1 << 40).contains(&self.log_size) {
-            return invalid("a log takes 256 KiB to 1 TiB");
+            return invalid("log_size must be 256 KiB to 1 TiB");
         }
         if self.checkpointers > 64 {
-            return invalid("at most 64 threads checkpoint");
+            return invalid("checkpointers must be at most 64");
         }
         if !(4..=1 << 16).contains(&self.slots) {
-            return invalid("a lane has 4 to 65536 slots");
+            return invalid("slots must be 4 to 65536");
         }
         if self.redundancy.is_some() && (self.read_only || self.engine == EngineKind::Passthrough) {
-            return invalid("redundancy is kept by who writes, and with an engine that keeps promises");
+            return invalid("redundancy needs a writable handle and an engine other than `passthrough`");
         }
         let stripe = self.redundancy.as_ref().and_then(|redundancy| redundancy.settings.stripe);
         if !stripe.is_none_or(|pages| (1..=Settings::MAX_STRIPE).contains(&pages)) {
-            return invalid("a stripe of redundancy has 1 to 64 data pages");
+            return invalid("a redundancy stripe must have 1 to 64 data pages");
         }
         if self.verify_reads.is_some() && (self.read_only || self.engine == EngineKind::Passthrough) {
-            return invalid("reads are verified by who keeps redundancy: a handle for writing, with an engine");
+            return invalid("verify_reads needs a writable handle and an engine other than `passthrough`");
         }
         if self.verify_reads.is_some() && self.exclusive {
-            return invalid("plain loads of a map go by nobody who could verify them; scrub the file instead");
+            return invalid(
+                "verify_reads cannot check the plain loads of a map; scrub the file instead (`untorn \
+                            scrub`)",
+            );
         }
         if self.verify_reads.is_some() && self.shared {
             return invalid(
-                "reads of a file that is shared are done by whoever serves it, who was not asked to verify them",
+                "verify_reads cannot be set for a shared file, because another process may execute its reads",
             );
         }
         if self.redundancy.is_some() && self.shared {
-            return invalid("a file that is shared keeps the redundancy it has; protect it before (`untorn protect`)");
+            return invalid(
+                "redundancy cannot be set up for a shared file; protect the file before sharing it (`untorn \
+                            protect`)",
+            );
         }
         Ok(())
     }

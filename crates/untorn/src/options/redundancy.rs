@@ -1,4 +1,4 @@
-//! What may be chosen about redundancy.
+//! Options for redundancy: checksum, stripes, periods and callbacks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,21 +10,21 @@ use super::Options;
 /// The checksum of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// CRC-32C (Castagnoli), with the CPU's own instructions where it has them. Any one burst of up to 32 flipped bits is
-    /// noticed for certain, anything else but once in 2³² times.
+    /// CRC-32C (Castagnoli), computed with CPU instructions where the CPU has them. It detects every burst of up to 32
+    /// flipped bits, and misses other damage once in 2³² times.
     #[default]
     Crc32c,
-    /// XXH3, 64 bits: damage goes unnoticed once in 2⁶⁴ times.
+    /// XXH3, 64 bits. It misses damage once in 2⁶⁴ times.
     Xxh3,
 }
 
 /// Which pages share a parity page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StripeLayout {
-    /// Neighbours: what a program stores to neighbours costs one parity page.
+    /// Neighbouring pages: stores to neighbours update one parity page.
     #[default]
     Consecutive,
-    /// Pages as far from each other as can be: a bad region of a device does not hit a whole stripe.
+    /// Pages as far apart as possible: one bad region of a device does not damage a whole stripe.
     Spread,
 }
 
@@ -44,7 +44,7 @@ impl FromStr for Checksum {
         match text {
             "crc32c" => Ok(Checksum::Crc32c),
             "xxh3" => Ok(Checksum::Xxh3),
-            other => Err(format!("{other:?} is no checksum; use crc32c or xxh3")),
+            other => Err(format!("{other:?} is not a known checksum; use crc32c or xxh3")),
         }
     }
 }
@@ -65,7 +65,7 @@ impl FromStr for StripeLayout {
         match text {
             "consecutive" => Ok(StripeLayout::Consecutive),
             "spread" => Ok(StripeLayout::Spread),
-            other => Err(format!("{other:?} is no layout of stripes; use consecutive or spread")),
+            other => Err(format!("{other:?} is not a known stripe layout; use consecutive or spread")),
         }
     }
 }
@@ -92,7 +92,7 @@ impl Settings {
     pub(crate) const BATCH: u64 = 1024;
 }
 
-/// Pages of the data file, and where their bytes are.
+/// A range of the data file, as bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRange {
     /// First byte.
@@ -101,34 +101,34 @@ pub struct PageRange {
     pub len: u64,
 }
 
-/// What a scrub came upon.
+/// Damage that a scrub found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Damage {
-    /// A page of the data file differs from its checksum, and nobody stored to it.
+    /// A page of the data file does not match its checksum, and no announced or tracked store explains it.
     Page(PageRange),
-    /// A page of the data file differs from its checksum, and it cannot be said whether somebody stored to it.
+    /// A page of the data file does not match its checksum, and untorn cannot tell whether a store changed it.
     Unknown(PageRange),
-    /// The parity of a stripe is not what it was.
+    /// The parity of a stripe does not match its data pages.
     Parity {
         /// The stripe's number.
         stripe: u64,
     },
-    /// One of the two copies of a table block or of the superblock is not whole.
+    /// One of the two copies of a table block or of the superblock is damaged.
     Table {
         /// Where it is in the companion file.
         offset: u64,
     },
-    /// As [`Page`](Damage::Page), of the sidecar. The bytes are counted from its start.
+    /// Like [`Page`](Damage::Page), for the sidecar. Offsets count from the sidecar's start.
     SidecarPage(PageRange),
-    /// As [`Unknown`](Damage::Unknown), of the sidecar.
+    /// Like [`Unknown`](Damage::Unknown), for the sidecar.
     SidecarUnknown(PageRange),
-    /// As [`Parity`](Damage::Parity), of the sidecar.
+    /// Like [`Parity`](Damage::Parity), for the sidecar.
     SidecarParity {
         /// The stripe's number.
         stripe: u64,
     },
-    /// As [`Table`](Damage::Table), of the sidecar.
+    /// Like [`Table`](Damage::Table), for the sidecar.
     SidecarTable {
         /// Where it is in the companion file of the sidecar.
         offset: u64,
@@ -138,16 +138,16 @@ pub enum Damage {
 /// What is called with each damage that is come upon.
 pub(crate) type DamageFn = Arc<dyn Fn(&Damage) + Send + Sync>;
 
-/// What a read does with a page that is covered and differs from its checksum, see [`Options::verify_reads`].
+/// What a read does when a covered page does not match its checksum; see [`Options::verify_reads`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VerifyReads {
-    /// Fails with [`Error::Corrupt`](crate::Error::Corrupt).
+    /// The read fails with [`Error::Corrupt`](crate::Error::Corrupt).
     Fail,
-    /// Gives the page its bytes back, and reads them; fails where parity does not have them.
+    /// The read rebuilds the page from parity and returns it; it fails if parity cannot rebuild the page.
     Repair,
 }
 
-/// How a file is protected.
+/// How to protect a file.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -196,45 +196,48 @@ pub(crate) fn as_kept(period: Duration) -> Duration {
 }
 
 impl ProtectOptions {
-    /// Stripes of four consecutive pages, CRC-32C, a period of one second, no scrub in the background. A file that is
-    /// protected already keeps its shape.
+    /// The defaults: stripes of four consecutive pages, CRC-32C, a period of one second, no background scrub. An
+    /// already protected file keeps its stripes, layout and checksum.
     pub fn new() -> Self {
         ProtectOptions::default()
     }
 
-    /// Data pages that share a parity page, 1 to 64. The fewer, the more damage can be repaired, and the more space and
-    /// time it takes.
+    /// Sets the number of data pages that share a parity page, 1 to 64. Fewer pages mean that more damage can be
+    /// repaired, at more space and time.
     #[must_use]
     pub fn stripe(mut self, pages: u32) -> Self {
         self.settings.stripe = Some(pages);
         self
     }
 
-    /// Which pages share a parity page.
+    /// Sets which pages share a parity page.
     #[must_use]
     pub fn layout(mut self, layout: StripeLayout) -> Self {
         self.settings.layout = Some(layout);
         self
     }
 
-    /// The checksum of a page.
+    /// Sets the checksum of a page.
     #[must_use]
     pub fn checksum(mut self, checksum: Checksum) -> Self {
         self.settings.checksum = Some(checksum);
         self
     }
 
-    /// How often a thread covers what was stored to.
+    /// Sets how often a thread covers the pages that were stored to, that is, updates their checksums and parity.
     ///
-    /// With 0 there is no thread and no delay: a page is covered when its [`Stores`](crate::Stores) are dropped, by the
-    /// difference that they made to it, and a page that is damaged beside it can be given back all the while. That takes four
-    /// flushes for each announcement, and until it is dropped memory for what its pages held, as many bytes as are announced.
-    /// Where that is more than a [batch](ProtectOptions::batch), stripes all of whose pages are announced take no memory, and
-    /// three more flushes for each batch of them. With [`StripeLayout::Spread`] such stripes are few: announce what is large
-    /// in parts.
+    /// With 0 there is no thread and no delay. The drop of a page's [`Stores`](crate::Stores) covers it, from the
+    /// difference that the stores made, and a damaged page beside it can be rebuilt at any time. The costs:
     ///
-    /// It is for stores that are [announced](crate::Protected::announce); those to a [mapping](ProtectOptions::mapping) are found
-    /// afterwards only, and with 0 it is refused.
+    /// - Each announcement takes four flushes.
+    /// - Until the announcement is dropped, it takes as much memory as the bytes announced, for the old contents of
+    ///   their pages.
+    /// - If the announcement is larger than a [batch](ProtectOptions::batch), stripes whose pages are all announced
+    ///   take no memory, but three more flushes for each batch of them. [`StripeLayout::Spread`] has few such stripes:
+    ///   announce large ranges in parts.
+    ///
+    /// A period of 0 is only for [announced](crate::Protected::announce) stores. untorn finds the stores to a
+    /// [mapping](ProtectOptions::mapping) only afterwards, so it refuses 0 there.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -252,7 +255,7 @@ impl ProtectOptions {
     /// # Ok(()) }
     /// ```
     ///
-    /// A period above 0 and below a millisecond counts as a millisecond: a shorter one would keep a core busy.
+    /// A period above 0 and below a millisecond counts as one millisecond: a shorter one would keep a core busy.
     #[must_use]
     pub fn period(mut self, period: Duration) -> Self {
         self.period = Some(as_kept(period));
@@ -260,8 +263,9 @@ impl ProtectOptions {
         self
     }
 
-    /// Keeps a period with the file: every later opening goes by it that names neither a [period](ProtectOptions::period) nor
-    /// [none](ProtectOptions::on_demand), until another is kept. It is noted to the microsecond, and above 0 is a millisecond or more.
+    /// Stores a period with the file. Every later open that sets neither a [period](ProtectOptions::period) nor [on
+    /// demand](ProtectOptions::on_demand) uses it, until another one is stored. It is kept in microseconds; a period
+    /// above 0 is at least one millisecond.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -284,8 +288,8 @@ impl ProtectOptions {
         self
     }
 
-    /// Has no thread cover what was stored to: [`Protected::sync`](crate::Protected::sync), [`Stores::cover`](crate::Stores::cover) and
-    /// [`Protected::close`](crate::Protected::close) do.
+    /// Starts no thread that covers stores. [`Protected::sync`](crate::Protected::sync),
+    /// [`Stores::cover`](crate::Stores::cover) and [`Protected::close`](crate::Protected::close) cover them.
     #[must_use]
     pub fn on_demand(mut self) -> Self {
         self.period = None;
@@ -293,35 +297,38 @@ impl ProtectOptions {
         self
     }
 
-    /// Pages that are covered at a time, with two flushes.
+    /// Sets how many pages one batch covers. A batch takes two flushes.
     #[must_use]
     pub fn batch(mut self, pages: u64) -> Self {
         self.settings.batch = pages;
         self
     }
 
-    /// Has a thread scrub the file, and again this long after it is through. Without it nobody does.
+    /// Starts a thread that scrubs the file, and again this long after each scrub ends. Without it no thread scrubs.
     #[must_use]
     pub fn scrub_every(mut self, pause: Duration) -> Self {
         self.scrub_every = Some(pause);
         self
     }
 
-    /// Bytes of the file that a scrub reads in a second, at most. Without it as many as it can.
+    /// Limits the bytes of the file that a scrub reads per second. Without it there is no limit.
     #[must_use]
     pub fn scrub_rate(mut self, bytes: u64) -> Self {
         self.scrub_rate = Some(bytes);
         self
     }
 
-    /// Is called with each damage that nobody asked for: what the scrub in the background comes upon, a pass that covers, an
-    /// announcement, an engine's store, and a read that is [verified](Options::verify_reads). Of a page this is told whether or not it
-    /// was repaired there and then ([`coverage`](crate::Protected::coverage) tells what is lost), and of one that was not once, until
-    /// it is stored to or repaired; each scrub tells anew. What a call to scrub or to repair finds is in its report.
+    /// Sets a function to call for each damage found outside a scrub or repair call: by the background scrub, a
+    /// covering pass, an announcement, an engine's store, or a [verified](Options::verify_reads) read.
     ///
-    /// It is called on a thread of its own, in the order of finding, and so may use the file by a handle that somebody else keeps. It
-    /// must neither open nor close it, nor drop the last handle: that waits for this thread, until all is told. If it panics, it is called with the next damage all the same. Damage
-    /// ends nothing by itself: a program that would rather abort does it here.
+    /// - A repaired page is reported too; [`coverage`](crate::Protected::coverage) tells which pages are lost.
+    /// - A page that was not repaired is reported once, until it is stored to or repaired. Each scrub reports it anew.
+    /// - A call to scrub or repair returns its findings in its report.
+    ///
+    /// The library calls the function on its own thread, in the order of discovery. So it may use the file through a
+    /// handle that another owner keeps. It must not open or close the file, nor drop the last handle: that would wait
+    /// for this thread. If the function panics, it is still called for the next damage. Damage ends nothing by itself:
+    /// a program that would rather abort can do so here.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -343,26 +350,29 @@ impl ProtectOptions {
 }
 
 impl Options {
-    /// Keeps checksums and parity of the data file, up to date behind the engine: damage to a page of it is found by
-    /// [`scrub`](crate::AtomicFile::scrub), and [`repair`](crate::AtomicFile::repair) gives its bytes back. A file that has
-    /// them already ([`protect`](crate::protect()), `untorn protect`) keeps them whether or not this is set, with default
-    /// options if it is not. Of several handles of one file the first decides. Not for a handle for reading, nor for a file
-    /// [shared](Options::shared) with other processes, which keeps what it has by the process that has it open.
+    /// Keeps checksums and parity of the data file up to date behind the engine. [`scrub`](crate::AtomicFile::scrub)
+    /// finds damage, and [`repair`](crate::AtomicFile::repair) rebuilds damaged pages.
     ///
-    /// All pages that the engine stores to are known from its stores, so after a crash each is covered, or known not to be.
-    /// Once a [period](ProtectOptions::period), what was stored to is covered. Until then a page is as safe as without
-    /// redundancy. With a period of 0 all that the engine stores to the file is covered at once, which takes several flushes for
-    /// each store; what it stores to the sidecar waits for [`sync_redundancy`](crate::AtomicFile::sync_redundancy), or for the
+    /// A file that already has redundancy ([`protect`](crate::protect()), `untorn protect`) keeps it whether or not
+    /// this is set; without it, with default options. Of several handles of one file, the first decides. It is refused
+    /// for a read-only handle, and for a file [shared](Options::shared) with other processes: there the owner process
+    /// keeps the redundancy that the file has.
+    ///
+    /// The engine knows every page it stores to, so after a crash each page is either covered or known not to be. A
+    /// thread covers stored pages once per [period](ProtectOptions::period). Until then such a page is as safe as
+    /// without redundancy. With a period of 0 every store of the engine to the file is covered at once, at several
+    /// flushes each. Its stores to the sidecar wait for [`sync_redundancy`](crate::AtomicFile::sync_redundancy) or the
     /// close.
     ///
-    /// Of the reflection engine the pages of the sidecar that may have bytes of the file are covered like those of the file.
-    /// They are compared with their checksums before they go home, and repaired: where they cannot be, deploying and settling fail
-    /// with [`Error::Corrupt`](crate::Error::Corrupt), and so does a read with [`ReadPolicy::Deploy`](crate::ReadPolicy::Deploy).
-    /// Of the hybrid log they are not: what is committed and in the log only is brought home once a period, and covered there.
+    /// For the reflection engine, redundancy also covers the sidecar pages that may hold bytes of the file. The engine
+    /// checks and repairs them before it deploys them. If that fails, deploying and settling fail with
+    /// [`Error::Corrupt`](crate::Error::Corrupt), and so does a read with
+    /// [`ReadPolicy::Deploy`](crate::ReadPolicy::Deploy). The hybrid log's sidecar is not covered: once per period,
+    /// committed bytes that are only in the log are checkpointed and then covered in the data file.
     ///
-    /// The first store to a page of the file since it was covered costs a flush, so that on a disk a program whose stores are
-    /// spread over many pages is slowed down by it; of the sidecar it is a few flushes in a period, however many pages it is. A
-    /// new length takes new checksums and parity, all of them: a file that is protected is better not grown in small steps.
+    /// The first store to a file page since it was last covered costs a flush. On a disk this slows down a program
+    /// whose stores are spread over many pages. In the sidecar it is a few flushes per period, for any number of pages.
+    /// A new length needs all checksums and parity anew: avoid growing a protected file in small steps.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -383,13 +393,14 @@ impl Options {
         self
     }
 
-    /// Has each read compare the covered pages that it reads from with their checksums first, in the file and in the sidecar. It
-    /// costs a pass over each of these pages, whole, and a lock that all readers share. Without it, damage is found by a
-    /// [scrub](crate::AtomicFile::scrub). What was stored to since it was covered is passed over, and so is what the hybrid log has
-    /// in its log. Of several handles of one file the first decides, and a later one may not ask for anything else.
+    /// Verifies each read: it first compares the covered pages that it reads, in the file and in the sidecar, with
+    /// their checksums. This costs one pass over each whole page, and a lock that all readers share. Without it, only a
+    /// [scrub](crate::AtomicFile::scrub) finds damage. It skips bytes that were stored since they were covered, and
+    /// bytes that are in the hybrid log. Of several handles of one file the first decides; a later handle must ask for
+    /// the same.
     ///
-    /// It is for an [`AtomicFile`](crate::AtomicFile) of which redundancy is kept, and refused for any other; nobody verifies the plain
-    /// loads of a map.
+    /// It needs an [`AtomicFile`](crate::AtomicFile) with redundancy, and is refused otherwise; the plain loads of a
+    /// map cannot be verified.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {

@@ -1,4 +1,4 @@
-//! Stores that are announced: their pages are marked before the stores are made, and can be covered once they are.
+//! Announced stores: their pages are marked before the stores are made, and can be covered afterwards.
 
 use std::collections::btree_map::Entry;
 use std::ops::Range;
@@ -85,7 +85,8 @@ impl<M: Medium> Redundancy<M> {
             let is_there = self.pages.read(range.start, &mut held[..(range.end - range.start) as usize])?;
             if !is_there && !self.give_back(inner, *page)? {
                 self.come_upon(inner, *page);
-                tracing::error!(path = %self.path.display(), page, "a page cannot be read and is stored to; parity cannot give it back");
+                tracing::error!(path = %self.path.display(), page, "a page that is about to be stored to cannot be \
+                                                                    read, and parity cannot rebuild it");
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Redundancy of a data file and of its sidecar, as one.
+//! The redundancy of a data file and of its sidecar, as one.
 
 use std::ops::Range;
 use std::path::Path;
@@ -34,7 +34,7 @@ pub(crate) fn scrub(data: &dyn Beside, sidecar: &dyn Aside, how: Scrub<'_>) -> R
         let other = match sidecar.scrub(Scrub { rate, stops, progress: &mut |_, _| progress(seen.0, seen.1) }) {
             // What was found in the file is told. That no page of the sidecar was compared is told with it.
             Err(error) if !report.is_clean() => {
-                tracing::error!(path = %data.path().display(), %error, "scrubbing the sidecar failed");
+                tracing::error!(path = %data.path().display(), %error, "cannot scrub the sidecar");
                 return Ok(report);
             }
             other => other?,

@@ -1,18 +1,19 @@
 //! An engine whose data file has redundancy.
 //!
-//! Redundancy speaks of the pages of the data file, as it does for a plain one; that they are stored to it learns from the
-//! medium, which watches ([`Watch`]). Of the reflection engine it speaks of the pages of the sidecar too ([`SidecarPages`]), for a
-//! slice that was written is in one or the other and may stay there.
+//! Redundancy covers the pages of the data file, as for a plain file. The medium reports the stores to them
+//! ([`Watch`]). For the reflection engine it covers the pages of the sidecar too ([`SidecarPages`]), because a written
+//! slice is in one or the other and may stay there.
 //!
-//! Of the hybrid log it does not: an entry is written once, with a checksum of its own, goes home soon, and its space is used
-//! anew. What is committed and in the log is brought home before each pass, so truth is out of cover for a period, as a page
-//! is that was stored to, and no longer.
+//! It does not cover the hybrid log: an entry is written once, with its own checksum, is checkpointed soon, and its
+//! space is reused. Before each pass, committed bytes in the log are checkpointed. So committed bytes are uncovered for
+//! one period, as a stored page is, and no longer.
 //!
-//! # The end
-//! An engine notes the file's time when it closes, by which it knows at the next opening whether somebody else wrote. So all
-//! that redundancy may repair it repairs before; after, it only notes what is covered, and that the file was closed. A crash
-//! between the two leaves a file that is closed, and redundancy that is not, in which each page is covered or marked. After
-//! settling, the file is a plain protected one. A handle that is dropped leaves the file as one does that is closed: an engine
+//! # Closing
+//!
+//! At close an engine records the file's time, by which the next open detects a write by another program. So redundancy
+//! makes all its repairs before that. Afterwards it only records what is covered, and that the file was closed. A crash
+//! between the two leaves a closed file with redundancy that is not closed, in which each page is covered or marked.
+//! After settling, the file is a plain protected file. A dropped handle leaves the file like a closed one: the engine
 //! closes then too, and changes the file's time.
 
 use std::ops::Range;
@@ -246,7 +247,7 @@ impl Covered {
         let covered = if leaves_damage { Ok(0) } else { work.cover() };
         if !settles && let Err(error) = work.verify_all_aside() {
             // It still differs from its checksum, so it is found again, and nobody is kept from closing the file.
-            tracing::error!(path = %self.path().display(), %error, "the sidecar cannot be verified");
+            tracing::error!(path = %self.path().display(), %error, "cannot verify the sidecar against its checksums");
         }
         let_go()?;
         covered?;
@@ -285,7 +286,8 @@ impl Drop for Covered {
     fn drop(&mut self) {
         // In a forked child, and after a failure, nothing is done to the file.
         if let Err(error) = self.end(false) {
-            tracing::warn!(path = %self.path().display(), %error, "not closed cleanly");
+            tracing::warn!(path = %self.path().display(), %error, "cannot close the file cleanly; the next open \
+                                                                   recovers it");
         }
     }
 }

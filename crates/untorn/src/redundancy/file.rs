@@ -1,4 +1,4 @@
-//! The companion file: where it is, making one, finding one and telling whose it is, removing it.
+//! The redundancy file: its path, creating it, finding it, checking which file it belongs to, and removing it.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -108,7 +108,8 @@ pub(super) fn look_beside<M: Medium>(medium: &M, path: &Path) -> Result<Found> {
     }
     if is_named(medium, &place, &side)? {
         let aside = place.with_extension(format!("redundancy.{}.orphan", uuid_text(&superblock.uuid)));
-        tracing::warn!(path = %path.display(), companion = %aside.display(), "set redundancy of another file aside");
+        tracing::warn!(path = %path.display(), companion = %aside.display(), "renamed a redundancy file that belongs \
+                                                                              to another file");
         medium.rename(&place, &aside)?;
         medium.sync_dir(barriers::CREATE_NAME, &directory(path))?;
     }
@@ -131,7 +132,7 @@ pub(crate) fn kept_period<M: Medium>(medium: &M, path: &Path) -> Result<Option<D
 }
 
 fn in_use(path: &Path) -> Error {
-    let holder = "another process, or this one, which protects it".to_owned();
+    let holder = "another process, or this one, which protects the file".to_owned();
     Error::InUse { path: path.to_owned(), holder }
 }
 
@@ -216,7 +217,7 @@ pub(super) fn create<M: Medium>(
 ) -> Result<M::File> {
     let stripe = settings.stripe.unwrap_or(Settings::STRIPE);
     if !(1..=Geometry::MAX_STRIPE).contains(&stripe) {
-        let what = format!("a stripe has 1 to {} data pages, not {stripe}", Geometry::MAX_STRIPE);
+        let what = format!("a stripe must have 1 to {} data pages, not {stripe}", Geometry::MAX_STRIPE);
         return Err(Error::Invalid { path: path.to_owned(), what });
     }
     let geometry = Geometry { len, stripe, layout: settings.layout.unwrap_or_default() };
@@ -296,15 +297,15 @@ pub(super) fn agree<F: MediumFile>(
     let invalid = |what: String| Err(Error::Invalid { path: path.to_owned(), what });
     if !is_of(found, data)? {
         return invalid(format!(
-            "the redundancy {} was made for another file, which had the same inode number; remove it with `untorn \
+            "the redundancy file {} belongs to another file that had the same inode number; remove it with `untorn \
              unprotect`",
             place.display()
         ));
     }
     if !of_sidecar && found.geometry.len != data.len() {
         return invalid(format!(
-            "it had {} bytes when it was protected and has {} now; remove its redundancy with `untorn unprotect` and protect \
-             it again",
+            "it had {} bytes when it was protected and has {} now; remove its redundancy with `untorn unprotect`, then \
+             protect it again",
             found.geometry.len,
             data.len()
         ));
@@ -317,7 +318,8 @@ pub(super) fn agree<F: MediumFile>(
     );
     if asked != (geometry.stripe, geometry.layout, found.checksum) {
         return invalid(format!(
-            "it is protected already, with stripes of {} data pages, {} layout and {}; unprotect it first to change that",
+            "it is already protected with stripes of {} data pages, {} layout and {}; unprotect it first to change \
+             these",
             geometry.stripe, geometry.layout, found.checksum
         ));
     }

@@ -1,6 +1,6 @@
-//! The bytes of the companion file: superblocks, table blocks. `docs/format.md` gives the reasons.
+//! The layout of the redundancy file: superblocks and table blocks. `docs/format.md` gives the reasons.
 //!
-//! Every number is little-endian. What is read here was written by anybody: a number is checked before it is used.
+//! Every number is little-endian. Any program may have written the file, so each number is checked before use.
 
 use std::path::Path;
 use std::time::Duration;
@@ -186,43 +186,43 @@ impl Superblock {
         let unsupported = |what: String| Error::Unsupported { path: path.to_owned(), what };
         if raw.version.get() != VERSION {
             return Err(unsupported(format!(
-                "the redundancy has format version {}, this untorn knows version {VERSION}",
+                "the redundancy file has format version {}; this untorn knows version {VERSION}",
                 raw.version.get()
             )));
         }
         let unknown = raw.incompat.get() & !KNOWN_INCOMPAT | raw.ro_compat.get() & !KNOWN_RO_COMPAT;
         if unknown != 0 {
-            let what = format!("the redundancy uses features this untorn does not know (mask {unknown:#x})");
+            let what = format!("the redundancy file uses features this untorn does not know (mask {unknown:#x})");
             return Err(unsupported(what));
         }
         let nonsense = |what: &str| Error::Corrupt { path: path.to_owned(), offset: Some(0), what: what.to_owned() };
         let len = raw.len.get();
         let sane = u64::from(raw.page_size.get()) == PAGE && (1..=MAX_LEN).contains(&len) && raw.seq.get() < MAX_NUMBER;
         if !sane || !(1..=Geometry::MAX_STRIPE).contains(&raw.stripe.get()) {
-            return Err(nonsense("the superblock has numbers that no file has"));
+            return Err(nonsense("the superblock has an impossible page size, length, stripe or sequence number"));
         }
         let layout = match raw.layout.get() {
             1 => StripeLayout::Consecutive,
             2 => StripeLayout::Spread,
-            _ => return Err(nonsense("the superblock names no layout of stripes")),
+            _ => return Err(nonsense("the superblock names an unknown stripe layout")),
         };
         let geometry = Geometry { len, stripe: raw.stripe.get(), layout };
         let checksum = match raw.checksum.get() {
             1 => Checksum::Crc32c,
             2 => Checksum::Xxh3,
-            _ => return Err(nonsense("the superblock names no checksum")),
+            _ => return Err(nonsense("the superblock names an unknown checksum")),
         };
         let left = match raw.left.get() {
             1 => Left::Closed,
             2 => Left::Announced,
             3 => Left::Tracked,
             4 => Left::Storing,
-            _ => return Err(nonsense("the superblock does not say how it was left")),
+            _ => return Err(nonsense("the superblock has an unknown closing state")),
         };
         let intents = raw.intents.get().min(MAX_INTENTS as u64) as usize;
         let intents: Vec<u64> = raw.intent[..intents].iter().map(|page| page.get()).collect();
         if intents.iter().any(|&page| page >= geometry.pages()) {
-            return Err(nonsense("the superblock names a page behind the end"));
+            return Err(nonsense("the superblock names a page beyond the end of the file"));
         }
         Ok(Some(Superblock {
             uuid: raw.uuid,
@@ -273,8 +273,8 @@ impl Superblock {
             whole[usize::from(second.seq <= first.seq)] = false;
         }
         let nothing = || {
-            let what =
-                "neither of its two superblocks is whole; remove it with `untorn unprotect` and protect the file again";
+            let what = "neither superblock is valid; remove the redundancy file with `untorn unprotect` and protect the file \
+                 again";
             Error::Corrupt { path: path.to_owned(), offset: Some(0), what: what.to_owned() }
         };
         let newest = copies.into_iter().flatten().max_by_key(|copy| copy.seq);

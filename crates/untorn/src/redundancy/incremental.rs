@@ -1,9 +1,9 @@
-//! The synchronous mode: stores are covered when they are released, by the difference that they made.
+//! The synchronous mode: stores are covered when their announcement is released, by the difference that they made.
 //!
-//! What a page holds is kept when it is announced, and compared with its checksum, so nothing damaged is built upon. When
-//! its stores are made, its stripe's parity changes by the exclusive or of what the page held and what it holds. The other
-//! pages of the stripe are not read, and what they hold by now does not count: parity goes on speaking of what they were
-//! covered with, also of one that was damaged since, which can be given back as before.
+//! An announcement keeps a copy of the page and compares it with its checksum, so that the difference never builds on
+//! damage. When the stores are made, the stripe's parity changes by the exclusive or of the old and the new bytes. The
+//! other pages of the stripe are not read, and their current bytes do not matter: parity still matches the bytes that
+//! they were covered with, also of a page that was damaged since, which can be rebuilt as before.
 //!
 //! Source: the delta parity of Pangolin, to which Vilamb (§2.4, §4) compares itself.
 
@@ -62,11 +62,11 @@ impl<M: Medium> Redundancy<M> {
                         // as it will be, as one is that is covered after a period.
                         if inner.spoilt.insert(page) {
                             let path = self.path.display();
-                            tracing::error!(%path, page, "a damaged page is stored to; parity cannot give it back");
+                            tracing::error!(%path, page, "a damaged page is stored to, and parity cannot rebuild it");
                         }
                         continue;
                     }
-                    let what = "the page is damaged and parity cannot give it back; store the whole page anew, or restore \
+                    let what = "the page is damaged and parity cannot rebuild it; overwrite the whole page, or restore \
                                 the file from a backup";
                     let (path, offset) = (self.path.clone(), Some(range.start));
                     return Err(Error::Corrupt { path, offset, what: what.to_owned() });

@@ -1,4 +1,4 @@
-//! Which pages are one stripe, and where everything is in the companion file.
+//! Which pages form a stripe, and the layout of the redundancy file.
 
 use std::ops::Range;
 

@@ -1,47 +1,47 @@
 //! Redundancy of a file: a checksum for each page, parity across stripes of pages, scrub and repair.
 //!
-//! It is kept in a *companion file* beside the data file, `DIR/.untorn/INODE.redundancy`, and brought up to date some time
-//! after the data was stored to, in batches, so a program pays for it once for many stores. Until then a page is
-//! *uncovered*: it may differ from its checksum, and nothing can be said of it.
+//! It is kept in a *redundancy file* beside the data file, `DIR/.untorn/INODE.redundancy` (in the code: the
+//! *companion*). A thread brings it up to date some time after the stores, in batches, so a program pays once for many
+//! stores. Until then a page is *uncovered*: it may differ from its checksum, and redundancy says nothing about it.
 //!
-//! Source: Vilamb, §3. What is different: a page is marked uncovered before its dirtiness is taken from the page tables,
-//! which the kernel forgets in the same step; and what is found damaged is repaired.
+//! Source: Vilamb, §3. Differences: untorn marks a page uncovered before it takes the page's dirty bit from the page
+//! tables, since the kernel clears the bit in the same step; and untorn repairs the damage that it finds.
 //!
-//! # What makes it sound
-//! *A page whose durable mark is clear has, on the medium, the bytes that its checksum speaks of. If all pages of a stripe
-//! are so, their exclusive or is the stripe's parity.* Then a page that differs is damaged, and parity tells what it was.
+//! # Invariants
 //!
-//! 1. Who announces stores (a program, and one day an engine) has its pages marked durably before the first of them is
-//!    stored to, and not unmarked while it goes on storing.
-//! 2. To cover pages: their bytes are flushed; their checksums, still marked, and the parity are written and flushed; then
-//!    the marks are cleared. A crash in between leaves the marks.
-//! 3. Parity is made of the very bytes that were checked in the same step, so a page that is damaged is not folded in. It
-//!    is repaired from the old parity where that still can be; else its stripe is left alone, and reported, until
-//!    somebody stores the page anew.
-//! 4. A table block is never written over while the version before it is not durable, see [`table`].
-//! 5. Dirty bits in page tables die with the process. While stores are tracked by them, the superblock says so, durably
-//!    before the first is taken. After a crash a page that differs is then *unknown*: reported, and never repaired. The same
-//!    goes for every page if the file's size or time show a write that nobody told of. Who announces notes the time whenever
-//!    nobody stores, and durably, before the first store after that, that it says nothing from then on.
-//! 6. A repair is written in place. Until it is done the page goes on differing from its checksum, whatever a crash leaves of
-//!    it, while neither parity nor the other pages of the stripe are touched: so it is done again. Because it changes the
-//!    file's time, by which 5 would disbelieve everything, the superblock names the page first; if there are too many for it, all
-//!    of them are [listed], so that those whose turn has not come are known to be damaged as well. It is told of when the medium has
-//!    the bytes, which is read anew after the flush.
-//! 7. Where stores are covered as soon as they are made, parity changes by the difference between what a page held when it
-//!    was announced and what it holds then, see [`incremental`]. The first was what its checksum speaks of, so parity goes on
-//!    speaking of every other page as it was covered, whatever that page holds by now. Only of a stripe all of whose pages
-//!    are announced together it need not be kept. While it is kept, a damaged page beside it is repaired with it; a crash
-//!    before that is done leaves what it would have left anyway, damage beside an uncovered page.
+//! *A page whose durable mark is clear has, on the medium, the bytes that its checksum is of. If all pages of a stripe
+//! are so, their exclusive or is the stripe's parity.* Then a page that differs is damaged, and parity tells its bytes.
 //!
-//! 8. A page that the medium cannot read, of the file or of the companion, is an erasure: it is known to be damaged, and is
-//!    treated as one that differs, whatever was stored to it. So it is given back if it was covered and its stripe allows it, and
-//!    else reported; it never ends a pass, nor what an engine does elsewhere in the file. What is rebuilt is written over the
-//!    whole of it, so a device can put another place in its stead.
+//! 1. A caller that announces stores (a program or an engine) has its pages marked durably before the first store, and
+//!    they stay marked while it stores.
+//! 2. To cover pages, a pass flushes their bytes; then it writes and flushes their checksums, still marked, and the
+//!    parity; then it clears the marks. A crash in between leaves the marks.
+//! 3. Parity is computed from the same bytes that were checked in the same step, so a damaged page never enters it. The
+//!    pass repairs such a page from the old parity if that is still possible. Otherwise it leaves the stripe alone and
+//!    reports it, until the program stores the whole page again.
+//! 4. A table block is never overwritten while the version before it is not durable, see [`table`].
+//! 5. Dirty bits in page tables die with the process. While they track stores, the superblock says so, durably before
+//!    the first store. After a crash a page that differs is then *unknown*: reported, and never repaired. The same goes
+//!    for every page if the file's size or time show an unannounced write. A caller that announces records the file's
+//!    time whenever no store is open. Before the next store it records, durably, that the time says nothing any more.
+//! 6. A repair writes the page in place. Until it is done, the page still differs from its checksum, whatever a crash
+//!    leaves of it, and neither parity nor the other pages of the stripe change: so the repair can be repeated. The
+//!    repair changes the file's time, which would make every page unknown by 5, so the superblock names the page first.
+//!    If there are too many pages for it, all of them are [listed], so that the pages still to be repaired are known to
+//!    be damaged as well. A repair is reported only when the medium has the bytes, which are read back after the flush.
+//! 7. If stores are covered at once, parity changes by the difference between a page's bytes at the announcement and
+//!    its bytes now, see [`incremental`]. The old bytes are those that its checksum is of, so parity still matches every
+//!    other page as it was covered, whatever that page holds by now. The old bytes need not be kept only if all pages
+//!    of a stripe are announced together. While they are kept, a damaged page in the stripe is repaired with them. A
+//!    crash before that leaves what it would have left anyway: damage beside an uncovered page.
+//! 8. A page that the medium cannot read, of the file or of the redundancy file, is an erasure: it is known to be
+//!    damaged, whatever was stored to it. It is rebuilt if it was covered and its stripe allows it, and otherwise
+//!    reported. It ends neither a pass nor an engine's work elsewhere in the file. A rebuilt page is written as a
+//!    whole, so a device can remap its place.
 //!
-//! Where pages are read from is behind [`Pages`], and how stores are found out behind [`Tracker`]. An engine's stores to its
-//! data file are announced for it by the medium that it is given, see [`tracked_data`], and so are those to the pages of its sidecar
-//! that may hold what counts, see [`tracked_sidecar`].
+//! [`Pages`] abstracts the source of the pages, and [`Tracker`] the way stores are found. The medium of an engine
+//! announces the engine's stores to its data file, see [`tracked_data`], and those to the sidecar pages that may hold
+//! valid bytes, see [`tracked_sidecar`].
 
 mod announce;
 mod bits;
@@ -109,53 +109,54 @@ pub(crate) mod barriers {
     barriers! {
         /// A new companion file is whole before its final name points to it.
         CREATE_FILE = "redundancy.create.file";
-        /// Its name is durable before anybody is told that the file is protected.
+        /// Its name is durable before the file is reported as protected.
         CREATE_NAME = "redundancy.create.name";
-        /// What a killed process left of the data file in the page cache is durable before it is compared with checksums.
+        /// Bytes of the data file that a killed process left in the page cache are durable before they are compared
+        /// with checksums.
         ATTACH_DATA = "redundancy.attach.data";
-        /// What it left of the companion file is, too, before the older of two copies is written over because a newer one was
-        /// read.
+        /// Bytes of the redundancy file that it left are durable too, before the older of two copies is overwritten
+        /// because a newer one was read.
         ATTACH_SIDE = "redundancy.attach.side";
-        /// And the names that it made.
+        /// The names that it created are durable too.
         ATTACH_NAMES = "redundancy.attach.names";
-        /// What a failed flush left in the cache is not taken for what is on the medium.
+        /// Pages that a failed flush left in the cache are not mistaken for bytes of the medium.
         ATTACH_CACHE = "redundancy.attach.cache";
-        /// Pages that are not what they were known as are marked before the superblock says that all others are.
+        /// Pages that do not match their known state are marked before the superblock says that all others match.
         ADOPT = "redundancy.adopt";
-        /// How stores are found out is durable before the first is made: else a crash would leave a superblock that says
-        /// "closed" over bytes that changed since, or "announced" over stores that nobody announced.
+        /// The way of finding stores is durable before the first store. Otherwise a crash could leave a superblock that
+        /// says "closed" over bytes that changed since, or "announced" over stores that were not announced.
         OPEN = "redundancy.open";
         /// Pages are marked uncovered before they are stored to.
         ANNOUNCE = "redundancy.announce";
-        /// The bytes that are covered are durable before anything says that they are.
+        /// The bytes of covered pages are durable before the tables say that they are covered.
         COVER_DATA = "redundancy.cover.data";
         /// Checksums and parity are durable before the marks are cleared.
         COVER_TABLES = "redundancy.cover.tables";
-        /// The cleared marks are durable before the next version of their block is written over the one before.
+        /// The cleared marks are durable before the next version of their block overwrites the version before.
         COVER_MARKS = "redundancy.cover.marks";
-        /// The page to be repaired is named before its bytes are changed, and with them the file's time.
+        /// The superblock names a page before the repair changes its bytes, and with them the file's time.
         REPAIR_INTENT = "redundancy.repair.intent";
         /// The repaired bytes are durable before the superblock no longer names the page.
         REPAIR_DATA = "redundancy.repair.data";
-        /// That a repair is over is durable before anybody is told of it.
+        /// The end of a repair is durable before it is reported.
         REPAIR_DONE = "redundancy.repair.done";
         /// Repaired redundancy is durable before its repair is reported, and before the next version of it is written.
         REPAIR_SIDE = "redundancy.repair.side";
-        /// What one store changed is durable before anything says that it is covered.
+        /// The bytes that one store changed are durable before the tables say that they are covered.
         DELTA_DATA = "redundancy.delta.data";
-        /// Its checksum and the parity that it changed are durable before its mark is cleared.
+        /// The checksum and the parity that the store changed are durable before its mark is cleared.
         DELTA_TABLES = "redundancy.delta.tables";
-        /// The cleared mark is durable before the next store's is written over the version of the block before.
+        /// The cleared mark is durable before the next store's mark overwrites the block's version before.
         DELTA_MARKS = "redundancy.delta.marks";
-        /// What was announced and made is durable before its time is noted as one that is known: a crash that takes it back
-        /// takes the time back too, and all that is damaged would be disbelieved.
+        /// Announced stores are durable before the file's time is recorded as known. A crash that undoes them would
+        /// undo the time too, and all damage would become unknown.
         QUIET_DATA = "redundancy.quiet.data";
-        /// The time that is known is durable before the next version of the superblock is written over the other copy.
+        /// The known time is durable before the next version of the superblock overwrites the other copy.
         QUIET = "redundancy.quiet";
-        /// Both copies of the tables hold the same version before the superblock says that they do: of a closed file, a copy
-        /// that is older than the other is a version that came back.
+        /// Both copies of the tables hold the same version before the superblock says so: in a closed file, a copy that
+        /// is older than the other is a version that came back.
         CLOSE_TWINS = "redundancy.close.twins";
-        /// That the file was closed is durable before anybody is told.
+        /// The closed state is durable before the close is reported.
         CLOSE = "redundancy.close";
     }
 }
@@ -173,9 +174,9 @@ pub(crate) mod sidecar_barriers {
 /// that ticks as seldom as 100 times a second.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
 
-/// How stores to a protected mapping are found out.
+/// How stores to a protected mapping are found.
 ///
-/// Pages are counted from the file's start. What is reported may be too much and never too little.
+/// Pages are counted from the file's start. A tracker may report too many pages, but never too few.
 pub trait Tracker: Send + Sync {
     /// Pages stored to since this was last asked. Whatever is stored from now on will be found by the next call.
     ///
@@ -261,7 +262,7 @@ struct Inner {
     spoilt: BTreeSet<u64>,
     /// Of those that are stored to, what they held when they were announced, and were covered with, where stores are covered at once.
     before: BTreeMap<u64, Box<[u8]>>,
-    /// Pages of which it cannot be said whether they are damaged.
+    /// Pages for which untorn cannot tell whether they are damaged.
     unknown: BTreeSet<u64>,
     /// The same, as of when the file was opened: they are covered as they are, and still to be told of.
     were_unknown: Vec<u64>,

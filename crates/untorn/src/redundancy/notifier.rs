@@ -1,7 +1,7 @@
-//! Damage that was come upon, on its way to whoever asked to be told.
+//! Damage on its way to the program's callback.
 //!
-//! A pass, an announcement or a verified read comes upon it under locks, in the midst of a program's store or load. There it is
-//! only noted; a thread of its own [tells](super::Threads), which holds none of them.
+//! A pass, an announcement or a verified read finds damage under locks, in the middle of a program's store or load.
+//! There it only records it; a thread of its own, which holds no lock, [reports](super::Threads) it.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,4 +1,5 @@
-//! Opening redundancy, judging what a crash left, closing it. The file that it is kept in is of [`file`](super::file).
+//! Opening redundancy, checking what a crash left, and closing it. [`file`](super::file) handles the file
+//! itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -340,7 +341,7 @@ impl<M: Medium> Redundancy<M> {
         inner.were_unknown = inner.unknown.iter().copied().collect();
         if let Some(first) = inner.were_unknown.first() {
             let (path, pages) = (self.path.display(), inner.were_unknown.len());
-            tracing::warn!(%path, pages, first, "pages changed that nobody told of; they may be damaged");
+            tracing::warn!(%path, pages, first, "pages changed without being announced; they may be damaged");
         }
     }
 
@@ -473,12 +474,12 @@ fn check_engine<M: Medium>(medium: &M, path: &Path, data: &M::File, mode: &Mode,
         || matches!(data.mark()?, MarkState::Present(_));
     let stores = !matches!(mode, Mode::Look | Mode::Report);
     let what = if has_engine && !beside && stores {
-        "it has an engine, and only that may store to it; open it as such with `Options::redundancy`, protect it with `untorn \
-         protect`, or settle it first (`untorn settle`)"
+        "this file has a sidecar, so only its engine may write to it; open it with `Options::redundancy`, protect it \
+         with `untorn protect`, or settle it first (`untorn settle`)"
     } else if data.is_empty() {
         "an empty file has nothing to protect; give it its length first"
     } else if data.len() > MAX_LEN {
-        "no file is so long"
+        "the file is longer than redundancy supports"
     } else {
         return Ok(has_engine);
     };

@@ -1,4 +1,4 @@
-//! Where protected pages are: in the data file, or in its sidecar.
+//! The source of protected pages: the data file, or its sidecar.
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};

@@ -1,13 +1,13 @@
 //! Marks that are set ahead of stores.
 //!
-//! An engine stores to its sidecar in the midst of a program's writes, and each page that is stored to for the first time since
-//! it was covered has to be marked durably before: a flush. So a flush marks more pages than it must, those behind, and each
-//! one between two passes twice as many as the one before. However a program's stores are spread, a pass is then followed by
-//! no more flushes than there are doublings up to the number of pages.
+//! An engine stores to its sidecar in the middle of a program's writes. Each page that is stored to for the first time
+//! since it was covered must be marked durably before, which costs a flush. So a flush marks more pages than it must,
+//! those that follow, and between two passes each flush marks twice as many as the one before. However a program's
+//! stores are spread, after a pass the number of flushes is at most the number of doublings up to the number of pages.
 //!
-//! What is marked ahead is covered all the same: its checksum and parity speak of what it holds, so a scrub compares it, and a
-//! repair gives it back. Only a crash takes the mark for what it says, and then such a page is known not to be covered until
-//! the next pass. A pass takes the marks back.
+//! A page marked ahead is still covered: its checksum and parity match its bytes, so a scrub compares it, and a repair
+//! can rebuild it. Only after a crash does the mark count, and then such a page is known not to be covered until the
+//! next pass. A pass clears these marks.
 
 use super::bits::Bits;
 use super::{Inner, Redundancy, barriers};

@@ -1,7 +1,7 @@
-//! What a companion file says while another has it open, who is not asked.
+//! Reads a redundancy file that another process has open, without asking that process.
 //!
-//! Nothing is locked and nothing is written, so it is read amid writes. Of all that is in it there are two copies, of which one is
-//! written at a time: what cannot be read whole is read again, and is at last taken for uncovered.
+//! It locks and writes nothing, so it may read while the other process writes. Everything in the file has two copies,
+//! of which one is written at a time. A part that cannot be read whole is read again, and finally counts as uncovered.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -54,13 +54,17 @@ fn read<M: Medium>(medium: &M, path: &Path, of: &M::File, place: PathBuf) -> Res
             read => read?.0,
         };
         if !is_of(&superblock, of)? {
-            let what = format!("the redundancy {} was made for another file", place.display());
+            let what = format!(
+                "the redundancy file {} belongs to another file; remove it with `untorn \
+                                unprotect`",
+                place.display()
+            );
             return Err(Error::Invalid { path: path.to_owned(), what });
         }
         let geometry = superblock.geometry;
         if side.len() < geometry.side_len() {
             // Anybody may have written the number, and memory for so many pages is not to be had.
-            let what = "it is shorter than its superblock says; protect the file again".to_owned();
+            let what = "the redundancy file is shorter than its superblock says; protect the file again".to_owned();
             return Err(Error::Corrupt { path: place, offset: Some(side.len()), what });
         }
         let (tables, found) = Tables::read(&side, &place, geometry, superblock.tie(), false)?;

@@ -1,6 +1,6 @@
 //! Repair: pages from the parity of their stripe, parity and tables from the pages.
 //!
-//! First everything is looked at, and if a single page cannot be given back nothing is touched: whoever has a backup may
+//! A repair first checks everything. If a single page cannot be rebuilt, it changes nothing: a user with a backup may
 //! want the file as it is.
 
 use std::collections::BTreeSet;
@@ -47,7 +47,8 @@ impl<M: Medium> Redundancy<M> {
     /// Those of reading, writing and flushing. That pages are lost is in the report.
     pub(crate) fn repair(&self, how: Scrub<'_>) -> Result<RepairReport> {
         if self.has_engine && matches!(self.mode, Mode::Look | Mode::Report) {
-            let what = "a repair changes its time, which its sidecar has noted; open it with its engine to repair it";
+            let what = "a repair changes the file's modification time, which its sidecar records; open it with its \
+                        engine to repair it";
             return Err(Error::Invalid { path: self.path.clone(), what: what.to_owned() });
         }
         let scrub = self.scrub(how)?;
@@ -165,7 +166,7 @@ impl<M: Medium> Redundancy<M> {
             }
             // At once: if a later part fails, there is no report.
             for page in repaired {
-                tracing::warn!(path = %self.path.display(), page, "a damaged page was repaired");
+                tracing::warn!(path = %self.path.display(), page, "repaired a damaged page from parity");
                 report.repaired.push(self.range_of(page));
             }
         }
@@ -173,7 +174,8 @@ impl<M: Medium> Redundancy<M> {
         report.rebuilt = rebuilt;
         report.not_rebuilt.extend(refused);
         for damage in &report.not_rebuilt {
-            tracing::error!(path = %self.path.display(), ?damage, "a part of the redundancy is damaged and was not made anew");
+            tracing::error!(path = %self.path.display(), ?damage, "cannot rebuild a damaged part of the redundancy \
+                                                                   file");
         }
         self.forget_list(inner)
     }
@@ -236,7 +238,7 @@ impl<M: Medium> Redundancy<M> {
             if written? {
                 repaired.push(*page);
             } else {
-                tracing::error!(path = %self.path.display(), page, "a page cannot be written anew");
+                tracing::error!(path = %self.path.display(), page, "cannot write a rebuilt page");
                 inner.stuck.insert(*page);
             }
         }
@@ -284,7 +286,8 @@ impl<M: Medium> Redundancy<M> {
             _ => Vec::new(),
         };
         for page in differing.iter().filter(|page| !stored.iter().any(|run| run.contains(page))) {
-            tracing::error!(path = %self.path.display(), page, "a page was written anew, and the medium does not have it");
+            tracing::error!(path = %self.path.display(), page, "a rebuilt page was written, but the medium returns \
+                                                                other bytes");
             inner.stuck.insert(*page);
         }
         Ok(written.into_iter().filter(|page| !differing.contains(page)).collect())

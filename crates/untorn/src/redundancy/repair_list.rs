@@ -1,12 +1,12 @@
-//! The list of pages that a repair is about, behind everything else in the companion file.
+//! The list of pages under repair, at the end of the redundancy file.
 //!
-//! A superblock names the pages that are written between two flushes, and has room for no more. What a repair of a file that nobody
-//! stores to has written changes the file's time, and a crash then leaves all pages that differ unknown but those that are named:
-//! also those whose turn has not come yet. So where there are more of them, all are listed first. The superblock says that
-//! there is a list from the first batch on until the last is over; what is left of it later counts for nothing.
+//! A superblock names the pages that are written between two flushes, and has no room for more. The writes of a repair
+//! change the file's time. If no store is announced, a crash then makes all pages that differ unknown, except the named
+//! ones, including pages still to be repaired. So if there are more pages, all are listed first. The superblock says
+//! that there is a list from the first batch until the last is done; what is left of the list later has no meaning.
 //!
-//! Where stores are announced no list is needed, for there the time is not believed while a repair goes on, and where they are known
-//! from page tables it would not help.
+//! Announced stores need no list, because the time is not trusted while a repair runs. With stores found through page
+//! tables it would not help.
 
 use std::collections::BTreeSet;
 
@@ -37,11 +37,11 @@ impl<M: Medium> Redundancy<M> {
             Err(error @ Error::Poisoned { .. }) => return Err(error),
             Err(error) => {
                 let (path, pages) = (self.path.display(), pages.len());
-                tracing::warn!(%path, pages, %error, "pages to be repaired cannot be listed; they are repaired without");
+                tracing::warn!(%path, pages, %error, "cannot store the list of pages to repair; repairing without it");
                 if inner.superblock.list == 0
                     && let Err(error) = self.side.set_len(self.geometry.side_len())
                 {
-                    tracing::warn!(%path, %error, "the companion file stays longer than it has to be");
+                    tracing::warn!(%path, %error, "cannot shorten the redundancy file; it stays longer than needed");
                 }
             }
         }

@@ -1,20 +1,22 @@
-//! Another length: what is known of the pages that stay is carried over.
+//! Resize: the known state of the remaining pages is carried over to another length.
 //!
-//! Each length of a file has a companion of its own, made beside the one before and put in its place before the file changes. What
-//! was covered stays so, and what was damaged by then stays known to be damaged: to cover pages as they are would make damage
-//! the truth.
+//! Each length of a file has its own redundancy file, created beside the one before and put in its place before the
+//! file changes. Covered pages stay covered, and known damage stays known: covering a damaged page as it is would make
+//! the damage permanent.
 //!
-//! # What makes it sound
-//! 1. A page that stays as it is keeps its checksum and its mark. One that is covered short counts as filled up with zeros,
-//!    and so is the same when the file has grown. One that is cut is compared first, and gets the checksum of what is left.
-//! 2. Pages that are added read as zeros, and are covered as such. A store to them is announced, which needs the new companion.
-//!    Those that a sidecar has by then are marked: they may hold what was stored when nobody was told.
-//! 3. A stripe that keeps its pages, or has others of zeros besides, keeps its parity, be that damaged or not. That of any other
-//!    is made of pages that were compared, and given back from the old one where that is needed and can be. Where it cannot, the
-//!    stripe has no parity that its checksum speaks of, so that nothing is made of it.
-//! 4. The companion is left as one amid stores, so nothing depends on the file's time until a pass has noted it. One that a crash
-//!    leaves beside a file of another length is carried over to that, but for pages of which one of the lengths cuts a part,
-//!    and those that the companion does not speak of: these are marked.
+//! # Invariants
+//!
+//! 1. An unchanged page keeps its checksum and its mark. The checksum of a short last page counts the missing bytes as
+//!    zeros, so it is the same when the file has grown. A page that is cut is compared first, and gets the checksum of
+//!    the rest.
+//! 2. Added pages read as zeros, and are covered as zeros. A store to them is announced, which needs the new redundancy
+//!    file. Pages that a sidecar already has by then are marked: they may hold unannounced stores.
+//! 3. A stripe that keeps its pages, or also gets pages of zeros, keeps its parity, damaged or not. The parity of any
+//!    other stripe is computed from compared pages, which are rebuilt from the old parity if needed and possible. If it
+//!    is not possible, the stripe gets a parity that does not match its checksum, so that nothing is rebuilt from it.
+//! 4. The new redundancy file says that stores are in progress, so nothing depends on the file's time until a pass has
+//!    recorded it. After a crash, a redundancy file of another length than the file's is carried over once more. Pages
+//!    that one of the lengths cuts, and pages that it does not include, are marked.
 
 use super::ScrubFindings;
 use super::file::{Filling, create};

@@ -1,8 +1,8 @@
 //! Scrub: reads everything as the medium holds it, and compares.
 //!
-//! It holds no lock while it reads, so a program and the covering of its stores go on. What it then takes for damage it
-//! looks at again under the lock, where nothing is covered and no announcement is made: the page is read once more, and
-//! *then* asked for whether it was stored to. If not, it held at that read what was covered, if it is not damaged.
+//! It holds no lock while it reads, so the program and the covering of its stores go on. A page that seems damaged is
+//! checked again under the lock, where no page is covered and no announcement is made. The scrub reads the page once
+//! more and *then* checks whether it was stored to. If not, an undamaged page had its covered bytes at that read.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The mechanism of a protected file, over whatever medium it lies on.
+//! The interface of a protected file, over whatever medium it is on.
 
 use std::ops::Range;
 use std::path::Path;

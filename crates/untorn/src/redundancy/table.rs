@@ -1,8 +1,8 @@
 //! The tables: the checksum of every data page and every parity page, and which data pages are uncovered.
 //!
-//! Each block has two copies, far apart. Its next version is written over the older one, and never before the write of the
-//! version before is durable, so a tear costs the version that was being written and no other. Once a file is closed both
-//! copies hold the same version, and damage to one of them costs nothing.
+//! Each block has two copies, far apart. The next version of a block overwrites the older copy, and only when the write
+//! of the version before is durable, so a torn write damages only the version being written. In a closed file both
+//! copies hold the same version, and damage to one of them loses nothing.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -52,7 +52,7 @@ impl Tables {
     pub(super) fn new(geometry: Geometry, tie: u64, place: &Path) -> Result<Self> {
         let mut sums = Vec::new();
         sums.try_reserve_exact((geometry.blocks() * ENTRIES) as usize).map_err(|_| {
-            Error::io("find memory for the tables of", place, std::io::Error::from(rustix::io::Errno::NOMEM))
+            Error::io("allocate memory for the tables of", place, std::io::Error::from(rustix::io::Errno::NOMEM))
         })?;
         sums.resize((geometry.blocks() * ENTRIES) as usize, 0);
         // What follows is a fraction of that.

@@ -1,4 +1,4 @@
-//! The threads behind a protected file: one covers what was stored, one scrubs, one tells of damage.
+//! The threads of a protected file: one covers stores, one scrubs, one reports damage.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -121,7 +121,7 @@ fn tell_all(told: &Receiver<Option<Damage>>, path: &Path, tell: &DamageFn) {
     while let Ok(Some(damage)) = told.recv() {
         // The program's mistake: it is to hear of what comes after it all the same.
         if catch_unwind(AssertUnwindSafe(|| tell(&damage))).is_err() {
-            tracing::error!(path = %path.display(), ?damage, "the function that is told of damage panicked");
+            tracing::error!(path = %path.display(), ?damage, "the program's damage callback panicked");
         }
     }
 }
@@ -135,9 +135,12 @@ fn cover(stop: &Stop, service: &dyn Service, period: Duration) {
     while !stop.wait(period) {
         match service.pass() {
             Ok(0) => {}
-            Ok(pages) => tracing::debug!(path = %service.path().display(), pages, "covered"),
+            Ok(pages) => {
+                tracing::debug!(path = %service.path().display(), pages, "updated the checksums and parity of \
+                                                                                   stored pages")
+            }
             Err(error) => {
-                tracing::error!(path = %service.path().display(), %error, "covering failed");
+                tracing::error!(path = %service.path().display(), %error, "cannot bring the redundancy up to date");
                 if is_final(&error) {
                     return;
                 }
@@ -155,7 +158,7 @@ fn scrub(stop: &Stop, service: &dyn Service, pause: Duration, rate: Option<u64>,
         let scrubbed = service.scrub(how).and_then(|report| {
             // Before anything else that may fail.
             for damage in &report.damage {
-                tracing::error!(path = %service.path().display(), ?damage, "damage");
+                tracing::error!(path = %service.path().display(), ?damage, "a scrub found damage");
                 if let Some(line) = line {
                     let _ = line.send(Some(*damage));
                 }
@@ -163,7 +166,7 @@ fn scrub(stop: &Stop, service: &dyn Service, pause: Duration, rate: Option<u64>,
             service.note_scrub()
         });
         if let Err(error) = scrubbed {
-            tracing::error!(path = %service.path().display(), %error, "scrubbing failed");
+            tracing::error!(path = %service.path().display(), %error, "cannot scrub");
             if is_final(&error) {
                 return;
             }

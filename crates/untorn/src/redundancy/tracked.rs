@@ -1,7 +1,7 @@
-//! The medium of an engine that has redundancy: it tells of every store to the data file, and to the sidecar.
+//! The medium of an engine with redundancy: it reports every store to the data file and to the sidecar.
 //!
-//! All else goes through to the medium proper. Nothing is to be said of other files, and a file that is open for reading only is
-//! not stored to.
+//! Everything else goes through to the real medium. Stores to other files are not reported, and a read-only file is not
+//! stored to.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -1,23 +1,24 @@
-//! A medium that tells redundancy of every store to one of its files: that of an engine.
+//! A medium that tells redundancy of every store of an engine to its data file.
 //!
-//! An engine reaches storage through its [`Medium`] only. Between it and the medium proper there is this one, of which
-//! nothing is to be said but for the data file: whatever changes bytes of that is announced before, and released when it is
-//! made and seen by other threads. So it is known of every page of the file, with no word from the engine, whether it may
-//! differ from what it was covered with. How the sidecar is watched, of the engine that keeps bytes of the file there, is in
-//! [`tracked_sidecar`](super::tracked_sidecar).
+//! An engine reaches storage only through its [`Medium`]. This medium sits between the engine and the real one, and
+//! handles only the data file. It announces every change before it is made, and releases it when it is made and visible
+//! to other threads. So for every page of the file it is known, without the engine's help, whether it may differ from
+//! its covered bytes. For an engine that keeps bytes of the file in the sidecar,
+//! [`tracked_sidecar`](super::tracked_sidecar) says how the sidecar is watched.
 //!
-//! # What makes it sound
-//! 1. Redundancy that a file has is open before the engine writes its first byte, so also before what recovery writes.
-//!    Redundancy that it is to have is made when the engine has the file, and so when nobody else has.
-//! 2. All stores to the file are between an announcement and its release, and the companion file is changed to another
-//!    length by nobody but [`Watch::resize`], which keeps all of them out. So invariants 1 and 2 of
-//!    [`redundancy`](super) are those of announced stores.
-//! 3. What stores past the cache leave in buffers of the CPU is not read by others yet. It is ordered before the release, or
-//!    a page would be covered as it was.
-//! 4. Another length is another companion file, to which what is known is [carried](super::resize) over. It takes the place of the
-//!    old one durably before the file changes. A crash in between leaves one that is of another length than the file, and that is
-//!    carried over once more before the engine's first store: not sooner, for the engine may refuse a file whose length somebody
-//!    else changed.
+//! # Invariants
+//!
+//! 1. Existing redundancy is open before the engine writes its first byte, and so before recovery writes. New
+//!    redundancy is created when the engine has the file open, and so when no other process has.
+//! 2. All stores to the file are between an announcement and its release. Only [`Watch::resize`] changes the redundancy
+//!    file to another length, and it excludes all stores. So invariants 1 and 2 of [`redundancy`](super) are those of
+//!    announced stores.
+//! 3. Bytes that stores past the cache leave in CPU buffers are not visible to other readers yet. They are ordered
+//!    before the release; otherwise a page would be covered with its old bytes.
+//! 4. Another length needs another redundancy file, to which the known state is [carried](super::resize) over. It
+//!    replaces the old one durably before the file changes. After a crash in between, its length differs from the
+//!    file's. Then it is carried over once more before the engine's first store, and not sooner, because the engine may
+//!    refuse a file whose length another program changed.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -200,7 +201,7 @@ impl<M: Medium> Watch<M> {
     pub(super) fn told(&self, bytes: Range<u64>, store: impl FnOnce() -> Result<()>) -> Result<()> {
         match &*self.fresh()? {
             Kept::Nothing | Kept::Empty => store(),
-            Kept::Stale => self.lost("its companion is for another length, and was not made anew"),
+            Kept::Stale => self.lost("its redundancy file is for another length and could not be created again"),
             Kept::Lost(cause) => self.lost(cause),
             Kept::Open(redundancy) => {
                 let bytes = bytes.start..bytes.end.min(redundancy.len());
@@ -236,8 +237,8 @@ impl<M: Medium> Watch<M> {
         // What it speaks of must not seem to be of the file, once that has its length again.
         let kept = self.fresh()?;
         if !matches!(&*kept, Kept::Nothing | Kept::Lost(_)) && !is_at(&*self.medium, &self.path, file)? {
-            let what =
-                "it has redundancy, and its path names another file by now; give it its name back to change its length";
+            let what = "the file has redundancy, but its path names another file now; rename the file back before you change \
+                 its length";
             return Err(Error::Invalid { path: self.path.clone(), what: what.to_owned() });
         }
         if let Kept::Open(redundancy) = &*kept {

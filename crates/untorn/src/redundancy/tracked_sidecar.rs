@@ -1,23 +1,26 @@
-//! Redundancy of the pages of a sidecar that may hold what counts: the bytes of the file that are not at home, and what says where
-//! they are.
+//! The redundancy of the sidecar pages that may hold valid bytes: file bytes that are only there, and the bitmaps that
+//! locate them.
 //!
-//! Of the reflection engine these are all pages behind the records: reflection pages and the meta pages with their bitmaps. A
-//! slice is valid in one of two places, so half of a page's truth may be here. What stands before them tells by itself whether
-//! it is whole. They have a companion file of their own, `DIR/.untorn/INODE.sidecar-redundancy`, and all that is said in
-//! [`redundancy`](super) goes for them, save what is different:
-//! 1. Nobody but the engine stores to a sidecar, and all that it stores to these pages it stores through its medium, which
-//!    announces it. The records are stored to without a word, so the sidecar's time says nothing as long as it is open: a
-//!    page that differs and is not marked is damaged. When it was closed, its time is noted after the engine's last store.
-//! 2. An announcement comes in the midst of a program's write, so marks are set [ahead](super::premark).
-//! 3. A sidecar grows while it is in use. The companion is for a length of its own: pages behind the sidecar's end are zeros, as
-//!    they are when it has grown. A store behind that length makes another companion first, twice as long, to which
-//!    what is known is [carried](super::resize) over; it takes the place of the old one durably before the store.
-//! 4. A sidecar that is removed, or gets another name, takes no companion along. One that a crash leaves beside another
-//!    sidecar is none of it, which the identity of that tells.
-//! 5. What tells where bytes are is looked at before recovery believes it, for that has no digest of it; and an engine that
-//!    finds its sidecar damaged has it repaired, and looks again.
+//! For the reflection engine these are all pages after the records: reflection pages, and meta pages with their
+//! bitmaps. A slice is valid in one of two places, so half of a page's valid bytes may be here. Everything before them
+//! has its own checksums. These pages have their own redundancy file, `DIR/.untorn/INODE.sidecar-redundancy`, and
+//! everything in [`redundancy`](super) applies to them, with these differences:
 //!
-//! The hybrid log's sidecar is not covered: what is committed there is brought home before each pass, see `engine::covered`.
+//! 1. Only the engine stores to a sidecar, and all its stores to these pages go through its medium, which announces
+//!    them. Stores to the records are not announced, so the sidecar's time means nothing while it is open: a page that
+//!    differs and is not marked is damaged. At close, its time is recorded after the engine's last store.
+//! 2. An announcement comes in the middle of a program's write, so marks are set [ahead](super::premark).
+//! 3. A sidecar grows while in use. Its redundancy file is for a length of its own: pages beyond the sidecar's end are
+//!    zeros, as they are when it has grown. Before a store beyond that length, another redundancy file, twice as long,
+//!    is created, and the known state is [carried](super::resize) over. It replaces the old one durably before the
+//!    store.
+//! 4. When a sidecar is removed or renamed, its redundancy file stays behind. The sidecar's identity shows that a
+//!    redundancy file, left by a crash beside another sidecar, does not belong to it.
+//! 5. The pages that locate bytes are checked before recovery trusts them, since recovery has no digest of them. An
+//!    engine that finds its sidecar damaged has it repaired, and checks again.
+//!
+//! The hybrid log's sidecar is not covered: committed bytes there are checkpointed before each pass, see
+//! `redundancy::engine`.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -141,7 +144,8 @@ impl<M: Medium> SidecarPages<M> {
             Ok(()) => {}
             // Who looks is told; who has the file for good makes it anew.
             Err(Error::Corrupt { .. }) if !matches!(self.mode, Mode::Look) => {
-                tracing::warn!(companion = %self.place.display(), "redundancy of a sidecar is lost, and made anew");
+                tracing::warn!(companion = %self.place.display(), "the redundancy of a sidecar is damaged; creating it \
+                                                                   again");
                 return Ok(());
             }
             Err(error) => return Err(error),
@@ -161,7 +165,7 @@ impl<M: Medium> SidecarPages<M> {
     /// had: it would be made as long as it says.
     fn bounded(&self, found: &Companion, companion: &M::File, most: u64) -> Result<()> {
         if companion.len() < found.geometry.side_len() && found.geometry.len > most {
-            let what = "it is shorter than its superblock says".to_owned();
+            let what = "the redundancy file is shorter than its superblock says".to_owned();
             return Err(Error::Corrupt { path: self.place.clone(), offset: Some(companion.len()), what });
         }
         Ok(())
@@ -270,7 +274,7 @@ impl<M: Medium> SidecarPages<M> {
         let made = redundancy.renew(len).inspect_err(|_| redundancy.stay())?;
         // Lets go of the one before, whose companion has no name any more.
         let troubles = redundancy.troubles();
-        *kept = Kept::Lost("its redundancy could not be made for a greater length".to_owned());
+        *kept = Kept::Lost("its redundancy could not be extended to the new length".to_owned());
         let longer = self.open(self.from.load(Ordering::Acquire), Some(made))?;
         longer.begin()?;
         longer.inherit(troubles);

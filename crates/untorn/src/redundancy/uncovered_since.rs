@@ -1,13 +1,14 @@
-//! Since when pages are uncovered, at most.
+//! The age of uncovered pages, as an upper bound.
 //!
-//! An instant for each page that is stored to would cost more than the mark that it gets. So there is one for all, and one of their own
-//! for the few that passes leave: *no page that is uncovered became so before its own instant, or, without one, before the
-//! common one.*
+//! An instant for each stored page would cost more than the page's mark. So there is one common instant, and individual
+//! ones for the few pages that a pass leaves uncovered: *no uncovered page became uncovered before its own instant, or,
+//! without one, before the common instant.*
 //!
-//! A pass that goes to its end covers what was stored to before it began. What is uncovered after it, and was before, is what it left:
-//! such a page gets the instant that it counted by until then, for good, until it is covered. All others were stored to since the
-//! pass began, which becomes the common instant. So the age that is told is too much by less than the time between two passes.
-//! Where stores are covered at once there are no passes, and few pages at a time: each has its own instant.
+//! A pass that completes covers every page stored to before it began. A page that was uncovered before the pass and
+//! still is afterwards is one that the pass left: it keeps the instant that it counted by, until it is covered. All
+//! other uncovered pages were stored to since the pass began, and that becomes the common instant. So a reported age is
+//! too high by less than the time between two passes. If stores are covered at once there are no passes, and few
+//! uncovered pages at a time: each has its own instant.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Covering: from pages that were stored to, to checksums and parity that speak of them.
+//! Covering: computing checksums and parity of the pages that were stored to.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -235,7 +235,7 @@ impl<M: Medium> Redundancy<M> {
             if inner.stuck.insert(page) {
                 let (path, offset) = (self.path.display(), self.pages.begins_at() + page * PAGE);
                 let what = if read.sums[nth].is_some() { "is damaged" } else { "cannot be read" };
-                tracing::error!(%path, page, offset, "a page {what}; parity cannot give it back");
+                tracing::error!(%path, page, offset, "a page {what}, and parity cannot rebuild it");
             }
         }
         if !read.is_there(None) {
@@ -299,7 +299,7 @@ impl<M: Medium> Redundancy<M> {
             return Ok(false);
         }
         read.replace(*nth, &bytes, inner.tables.sum(page));
-        tracing::warn!(path = %self.path.display(), page, "a damaged page was repaired");
+        tracing::warn!(path = %self.path.display(), page, "repaired a damaged page from parity");
         self.tell_of(page);
         Ok(true)
     }

@@ -1,4 +1,4 @@
-//! Looking at a few pages, before somebody believes what they hold.
+//! Verifying a few pages before their bytes are trusted.
 
 use std::ops::Range;
 
@@ -32,9 +32,9 @@ impl<M: Medium> Redundancy<M> {
             }
             self.come_upon(&mut inner, page);
             let what = if repair {
-                "a page differs from its checksum, and parity cannot give it back; restore the file from a backup"
+                "a page does not match its checksum, and parity cannot rebuild it; restore the file from a backup"
             } else {
-                "a page differs from its checksum; run a repair (`untorn repair`), or restore the file from a backup"
+                "a page does not match its checksum; run a repair (`untorn repair`), or restore the file from a backup"
             };
             return Err(self.damaged(page, what));
         }
@@ -55,8 +55,8 @@ impl<M: Medium> Redundancy<M> {
             let is_whole = self.read_stored(page, &mut held)? == Some(inner.tables.sum(page));
             if !is_whole && !self.give_back(&mut inner, page)? {
                 self.come_upon(&mut inner, page);
-                let what = "a page that tells where bytes of the file are is damaged, and parity cannot give it back; restore \
-                            the file from a backup, or take it as it is after `untorn unprotect`";
+                let what = "a page that locates bytes of the file is damaged, and parity cannot rebuild it; restore \
+                            the file from a backup, or run `untorn unprotect` to use it as it is";
                 return Err(self.damaged(page, what));
             }
         }

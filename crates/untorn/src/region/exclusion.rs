@@ -1,4 +1,4 @@
-//! Sees to it that nobody opens a store while several processes share a region of it.
+//! The check that keeps a store from being opened while several processes share a region of it.
 
 use std::path::Path;
 
@@ -8,20 +8,20 @@ use crate::ipc::rendezvous::who_takes_part;
 use crate::options::Admission;
 use crate::storage::{self, Identity};
 
-/// Where the processes meet that share a region of a store. One place for all regions, so that nobody opens the store for one
-/// of them while another one's processes look for who serves next.
+/// The name of the meeting place of the processes that share a region of a store. All regions have the same one, so that
+/// no process opens the store for one region while the processes of another choose the next server.
 pub(super) fn place_of(identity: Identity) -> String {
     sidecar::meeting_place(identity, sidecar::REGION)
 }
 
-/// Sees to it that nobody shares a region of a store, as somebody may while none of the processes has it open: between the
-/// death of the one that served and the coming of the next.
+/// Checks that no process shares a region of a store. Processes may share one while none of them has the store open:
+/// between the death of the server and the start of the next one.
 ///
 /// # Errors
-/// [`Error::InUse`] if somebody does; [`Error::Io`].
+/// [`Error::InUse`] if a process does; [`Error::Io`].
 fn refuse_if_shared(store: &Path, identity: Identity) -> Result<()> {
     let who = who_takes_part(&sidecar::directory(store), &place_of(identity));
-    match who.map_err(|error| Error::io("ask who shares a region of", store, error))? {
+    match who.map_err(|error| Error::io("find the processes that share a region of", store, error))? {
         Some(who) => {
             Err(Error::InUse { path: store.to_owned(), holder: format!("{who}, which shares a region of it") })
         }
@@ -29,7 +29,7 @@ fn refuse_if_shared(store: &Path, identity: Identity) -> Result<()> {
     }
 }
 
-/// Lets a store be opened of which nobody shares a region.
+/// Admits a store if no process shares a region of it.
 pub(super) struct Unshared<'a> {
     pub(super) path: &'a Path,
 }

@@ -1,4 +1,4 @@
-//! [`RegionStore`] and [`Region`]: named, unordered pages that are committed together.
+//! [`RegionStore`] and [`Region`]: named sets of pages, each committed as a whole.
 
 use std::fmt;
 use std::path::Path;
@@ -15,12 +15,12 @@ use crate::storage::{self, Dax, Latched, Medium, MediumKind, PageCache};
 
 /// A store of named regions in one file, each a set of 4 KiB pages that [`pmsync`](Region::pmsync) commits as a whole.
 ///
-/// Pages are allocated and freed in any order, unlike the bytes of a file. One process has a store open at a time, or any number
-/// that [only read it](StoreOptions::read_only); its handles are cheap to clone and may be used from many threads. A region is
-/// written by copies, or [mapped](Region::map) and stored to.
+/// The program allocates and frees pages in any order. One process has a store open at a time, or any number of
+/// processes that [only read it](StoreOptions::read_only). Handles are cheap to clone, and many threads may use them. A
+/// program writes a region by copies, or [maps](Region::map) it and stores to it.
 ///
-/// Dropping the store without [`close`](RegionStore::close) leaves it as a crash does: every region at its last `pmsync`, and
-/// the free space to be found by a scan in the background after the next open, during which the store serves everything.
+/// Dropping the store without [`close`](RegionStore::close) has the effect of a crash. Every region is at its last
+/// `pmsync`. After the next open a background scan finds the free space, while the store serves everything.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -48,10 +48,10 @@ pub struct RegionStore {
     store: Arc<Box<dyn AnyStore>>,
 }
 
-/// A named set of pages, open. Handles of one region, cloned or opened again by the same process, share one state, changes
-/// that are not committed included; those are lost with the last handle.
+/// An open set of pages with a name. Handles to one region in a process, cloned or opened again, share one state,
+/// including uncommitted changes. The last handle's drop discards uncommitted changes.
 ///
-/// Pages have numbers from 0 up to what the region was created for. Offsets are in bytes: page *n* begins at 4096·*n*.
+/// Page numbers run from 0 to the region's maximum. Offsets are in bytes: page *n* begins at 4096·*n*.
 ///
 /// Source: the Region System paper, §V-A.
 #[derive(Clone)]
@@ -59,7 +59,7 @@ pub struct Region {
     pub(crate) region: Arc<dyn AnyRegion>,
 }
 
-/// How a store is created and opened; builds up like [`Options`](crate::Options).
+/// How to create and open a store; builds up like [`Options`](crate::Options).
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -86,47 +86,48 @@ impl StoreOptions {
         Self::default()
     }
 
-    /// Fences of a commit: one, with a digest of every page, or two. Without it, one on a disk, where each is a flush, and two
-    /// on persistent memory, where digests cost more than the fence.
+    /// Sets the number of fences of a commit: one, with a digest of every page, or two. The default is one on a disk,
+    /// where each is a flush, and two on persistent memory, where digests cost more than the fence.
     #[must_use]
     pub fn order(mut self, order: Order) -> Self {
         self.settings.order = Some(order);
         self
     }
 
-    /// The most regions that a new store can have, 1 to 65536; each takes 4 KiB of address space, and 4 KiB of the disk once
-    /// it is there (on persistent memory from the start). 1024 without it.
+    /// Sets the maximum number of regions of a new store, 1 to 65536. Each takes 4 KiB of address space, and 4 KiB of
+    /// disk once it exists (on persistent memory from the start). The default is 1024.
     #[must_use]
     pub fn max_regions(mut self, regions: u32) -> Self {
         self.settings.nodes = regions;
         self
     }
 
-    /// The most bytes the store may have while open; a longer one is refused. 1 TiB without it.
+    /// Sets the maximum length of the store while open, in bytes; opening a longer store is refused. The default is 1
+    /// TiB.
     #[must_use]
     pub fn max_len(mut self, bytes: u64) -> Self {
         self.settings.max_len = bytes;
         self
     }
 
-    /// Bytes by which the file grows at least when pages run out, if the disk has them; each time costs a flush. Rounded up to
-    /// pages. 1 MiB without it, and never less than an eighth of the file.
+    /// Sets the minimum number of bytes by which the file grows when pages run out, if the disk has them. Each growth
+    /// costs a flush. It is rounded up to pages. The default is 1 MiB, and never less than an eighth of the file.
     #[must_use]
     pub fn grow_by(mut self, bytes: u64) -> Self {
         self.settings.grow_by = bytes.div_ceil(PAGE);
         self
     }
 
-    /// Whether a thread looks for free space after a crash; it is found at [`RegionStore::scan`] and
-    /// [`close`](RegionStore::close) otherwise. True without it.
+    /// Sets whether a thread scans for free space after a crash. Otherwise [`RegionStore::scan`] and
+    /// [`close`](RegionStore::close) find it. The default is true.
     #[must_use]
     pub fn background_scan(mut self, background: bool) -> Self {
         self.settings.background = background;
         self
     }
 
-    /// Whether the store is only looked at: nothing in it is changed, not even by recovery, and others may read it at the same
-    /// time. What changes it fails with [`Error::ReadOnly`]. False without it.
+    /// Opens the store read-only: nothing in it changes, not even by recovery, and other processes may read it at the
+    /// same time. Calls that would change it fail with [`Error::ReadOnly`]. The default is false.
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.settings.read_only = read_only;
@@ -137,14 +138,14 @@ impl StoreOptions {
         if (1..=MAX_NODES).contains(&self.settings.nodes) {
             return Ok(());
         }
-        let what = format!("a store may have 1 to {MAX_NODES} regions, not {}", self.settings.nodes);
+        let what = format!("a store can have 1 to {MAX_NODES} regions, not {}", self.settings.nodes);
         Err(Error::Invalid { path: path.to_owned(), what })
     }
 
     /// Creates a store without regions and opens it.
     ///
     /// # Errors
-    /// EEXIST if the name is taken, [`Error::InUse`] if another process is making it; those of
+    /// [`Error::Io`] with EEXIST if the name is taken; [`Error::InUse`] if another process is creating it; those of
     /// [`open`](StoreOptions::open).
     pub fn create(&self, path: impl AsRef<Path>) -> Result<RegionStore> {
         let path = storage::absolute(path.as_ref())?;
@@ -156,9 +157,11 @@ impl StoreOptions {
     /// Opens a store.
     ///
     /// # Errors
-    /// [`Error::Io`] with ENOENT if there is none; [`Error::InUse`] while another process, or another handle of this one that
-    /// is no clone, has it, or processes [share](crate::SharedRegion) a region of it; [`Error::Corrupt`] for a file that is no store, or one that was cut short;
-    /// [`Error::Unsupported`] for one of a later version.
+    /// - [`Error::Io`] with ENOENT if the file does not exist.
+    /// - [`Error::InUse`] while another process, or another handle of this process that is not a clone, has it open, or
+    ///   processes [share](crate::SharedRegion) a region of it.
+    /// - [`Error::Corrupt`] for a file that is not a store, or a truncated store.
+    /// - [`Error::Unsupported`] for a store of a later version.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<RegionStore> {
         let path = &storage::resolve(path.as_ref())?;
         let unshared = Unshared { path };
@@ -186,10 +189,10 @@ impl StoreOptions {
         Ok(RegionStore { store: Arc::new(Box::new(Store::open(medium, path, self.settings, admission)?)) })
     }
 
-    /// [`create`](StoreOptions::create) on a medium of one's own: for simulators.
+    /// Like [`create`](StoreOptions::create), on a custom medium; for simulators.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`create`](StoreOptions::create).
     pub fn create_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>) -> Result<RegionStore> {
         let path = path.as_ref();
         self.validate(path)?;
@@ -198,20 +201,20 @@ impl StoreOptions {
         Ok(RegionStore { store: Arc::new(Box::new(Store::open(medium, path, self.settings, None)?)) })
     }
 
-    /// [`open`](StoreOptions::open) on a medium of one's own: for simulators.
+    /// Like [`open`](StoreOptions::open), on a custom medium; for simulators.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`open`](StoreOptions::open).
     pub fn open_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>) -> Result<RegionStore> {
         self.open_with(medium, path.as_ref(), None)
     }
 }
 
 impl RegionStore {
-    /// The highest number of pages that a region can be created for.
+    /// The highest page maximum that a region can be created with.
     pub const MAX_PAGES: u64 = MAX_PAGES;
 
-    /// Pages that [`create_region`](RegionStore::create_region) creates a region for: 64 TiB.
+    /// The page maximum that [`create_region`](RegionStore::create_region) uses: 64 TiB of pages.
     pub const DEFAULT_PAGES: u64 = 1 << 34;
 
     /// Creates a store with default [`StoreOptions`].
@@ -230,12 +233,12 @@ impl RegionStore {
         StoreOptions::new().open(path)
     }
 
-    /// The store's file.
+    /// The path of the store's file.
     pub fn path(&self) -> &Path {
         self.store.path()
     }
 
-    /// Creates a region without pages, which is there after a crash once the call returns, and opens it.
+    /// Creates a region without pages and opens it. The region is durable when the call returns.
     ///
     /// # Errors
     /// See [`create_region_of`](RegionStore::create_region_of).
@@ -243,26 +246,30 @@ impl RegionStore {
         self.create_region_of(name, Self::DEFAULT_PAGES)
     }
 
-    /// The same for a region whose page numbers are below `max_pages`, 1 to [`MAX_PAGES`](RegionStore::MAX_PAGES). The fewer
-    /// there are, the lower is its page table; none of them takes space before it is allocated.
+    /// Like [`create_region`](RegionStore::create_region), with page numbers below `max_pages`, which is 1 to
+    /// [`MAX_PAGES`](RegionStore::MAX_PAGES). A smaller maximum gives a page table with fewer levels. A page takes no
+    /// space before it is allocated.
     ///
     /// # Errors
-    /// EEXIST if there is a region of this name; [`Error::Invalid`] for a name that is empty, longer than 255 bytes, or has
-    /// control characters, for another number of pages, and for a region more than the store was made for.
+    /// [`Error::Io`] with EEXIST if a region has this name. [`Error::Invalid`] if:
+    ///
+    /// - the name is empty, longer than 255 bytes, or has control characters;
+    /// - `max_pages` is out of range;
+    /// - the store already has as many regions as it was created for.
     pub fn create_region_of(&self, name: &str, max_pages: u64) -> Result<Region> {
         self.check_name(name)?;
         if max_pages == 0 || max_pages > MAX_PAGES {
-            return Err(self.invalid(format!("a region may have 1 to {MAX_PAGES} pages, not {max_pages}")));
+            return Err(self.invalid(format!("a region can have 1 to {MAX_PAGES} pages, not {max_pages}")));
         }
         Ok(Region { region: self.store.create_region(name, max_pages)? })
     }
 
-    /// Opens a region. If this process has it open, this is another handle to the same state.
+    /// Opens a region. If this process already has it open, the result is another handle to the same state.
     ///
-    /// After a crash the region is brought to its last commit here, if the scan has not done so before.
+    /// After a crash this brings the region to its last commit, unless the scan has already done so.
     ///
     /// # Errors
-    /// ENOENT if there is none; [`Error::Corrupt`] if its bytes contradict themselves.
+    /// [`Error::Io`] with ENOENT if the region does not exist; [`Error::Corrupt`] if its bytes contradict themselves.
     pub fn open_region(&self, name: &str) -> Result<Region> {
         Ok(Region { region: self.store.open_region(name)? })
     }
@@ -270,12 +277,12 @@ impl RegionStore {
     /// Deletes a region and all its pages, durably.
     ///
     /// # Errors
-    /// [`Error::InUse`] while a handle has it open; ENOENT if there is none.
+    /// [`Error::InUse`] while a handle has it open; [`Error::Io`] with ENOENT if it does not exist.
     pub fn delete_region(&self, name: &str) -> Result<()> {
         self.store.delete_region(name)
     }
 
-    /// All regions, by name. One that is damaged is listed with what is wrong.
+    /// All regions by name. A damaged region is listed together with what is wrong.
     ///
     /// # Errors
     /// Those of reading the store.
@@ -283,7 +290,7 @@ impl RegionStore {
         self.store.list()
     }
 
-    /// What is known of the store now.
+    /// The current state of the store.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
@@ -291,40 +298,49 @@ impl RegionStore {
         self.store.info()
     }
 
-    /// Finishes looking for free space after a crash, if that is still under way.
+    /// Finishes the scan for free space after a crash, if it still runs.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a region that cannot be read: as long as it is there, only space that the file grows by is given
-    /// out.
+    /// [`Error::Corrupt`] for a region that cannot be read. While such a region exists, the store allocates only space
+    /// by which the file grows.
     pub fn scan(&self) -> Result<()> {
         self.store.scan()
     }
 
-    /// Reads all of the store: whether every page has one owner, none is lost, and each has the bytes that were committed,
-    /// where its digest is known. Commits wait meanwhile.
+    /// Reads the whole store and checks that every page has exactly one owner, that none is lost, and that each page
+    /// with a known digest has the committed bytes. Commits wait meanwhile.
     ///
     /// # Errors
-    /// Those of reading; what is wrong with the store is in [`Audit::findings`].
+    /// Errors of reading. Damage is in [`Audit::findings`].
     pub fn audit(&self) -> Result<Audit> {
         self.store.audit()
     }
 
-    /// Closes the store and leaves its free map for the next open, which then need not scan. No commit waits for this.
+    /// Closes the store and writes its free map for the next open, which then does not need to scan. No commit waits
+    /// for it.
     ///
     /// # Errors
-    /// [`Error::InUse`] while a region or another handle of the store is open: it goes on being open there, and this handle is
-    /// dropped. Otherwise the store is closed, and after a failed write the next open scans.
+    /// [`Error::InUse`] while a region or another handle of the store is open: the store stays open there, and this
+    /// handle is dropped. After any other error the store is closed, and the next open scans.
     pub fn close(self) -> Result<()> {
         let path = self.path().to_owned();
         let Some(store) = Arc::into_inner(self.store) else {
-            return Err(Error::InUse { path, holder: "this process, through another handle of it".to_owned() });
+            return Err(Error::InUse {
+                path,
+                holder: "this process, through another handle or an open \
+                                                     region"
+                    .to_owned(),
+            });
         };
         store.close()
     }
 
     fn check_name(&self, name: &str) -> Result<()> {
         if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
-            let what = format!("a region's name has 1 to {MAX_NAME} bytes and no control characters, unlike {name:?}");
+            let what = format!(
+                "the region name {name:?} is invalid; a name has 1 to {MAX_NAME} bytes and no control \
+                                characters"
+            );
             return Err(self.invalid(what));
         }
         Ok(())
@@ -350,38 +366,38 @@ impl Region {
         self.region.name()
     }
 
-    /// Allocates a page: the lowest number that is free. It reads as zeros, and is part of the region from the next
-    /// [`pmsync`](Region::pmsync) on.
+    /// Allocates the free page with the lowest number. It reads as zeros, and the next [`pmsync`](Region::pmsync) makes
+    /// it part of the region.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the region has all its pages.
+    /// [`Error::Invalid`] if the region has no free page.
     pub fn alloc_page(&self) -> Result<u64> {
         self.region.alloc(None, 1)
     }
 
-    /// Allocates `count` pages in a row and returns the first: the lowest where they fit. Until the commit, each takes some
-    /// memory, though no page of it.
+    /// Allocates `count` consecutive pages at the lowest free place and returns the first page number. Until the
+    /// commit, each takes some memory, but not a page of it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if they fit nowhere.
+    /// [`Error::Invalid`] if no `count` consecutive pages are free.
     pub fn alloc_pages(&self, count: u64) -> Result<u64> {
         self.region.alloc(None, count)
     }
 
-    /// Allocates these `count` pages.
+    /// Allocates exactly the `count` pages from `page` on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if one of them is allocated, was freed since the last [`pmsync`](Region::pmsync), or is beyond what
-    /// the region was created for.
+    /// [`Error::Invalid`] if one of them is allocated, was freed since the last [`pmsync`](Region::pmsync), or is
+    /// beyond the region's maximum.
     pub fn alloc_at(&self, page: u64, count: u64) -> Result<()> {
         self.region.alloc(Some(page), count).map(drop)
     }
 
-    /// Frees a page: it is gone for readers now, and from the region at the next [`pmsync`](Region::pmsync). Neither its number
-    /// nor its space is used again before.
+    /// Frees a page. Readers do not see it any more, and the next [`pmsync`](Region::pmsync) removes it from the
+    /// region. Neither its number nor its space is reused before that.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is not allocated.
+    /// [`Error::Invalid`] if the page is not allocated.
     pub fn free_page(&self, page: u64) -> Result<()> {
         self.region.free(page)
     }
@@ -394,16 +410,17 @@ impl Region {
         self.region.read(offset_of(page), buf)
     }
 
-    /// Fills `buf` from a byte offset, changes that are not committed included. It may span pages that follow each other.
+    /// Fills `buf` from a byte offset, including uncommitted changes. The range may span consecutive pages.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] beyond what the region was created for, [`Error::Invalid`] where a page is not allocated;
-    /// [`Error::Io`] if it cannot be read.
+    /// [`Error::OutOfRange`] beyond the region's maximum; [`Error::Invalid`] if a page is not allocated; [`Error::Io`]
+    /// if it cannot be read.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.region.read(offset, buf)
     }
 
-    /// Replaces one page. It goes to the medium at the next [`pmsync`](Region::pmsync), until which it takes memory.
+    /// Replaces one page. The new page stays in memory until the next [`pmsync`](Region::pmsync) writes it to the
+    /// medium.
     ///
     /// # Errors
     /// As for [`write_at`](Region::write_at).
@@ -411,45 +428,46 @@ impl Region {
         self.region.write(offset_of(page), bytes)
     }
 
-    /// Writes `buf` at a byte offset, as [`write_page`](Region::write_page) does. It may span pages that follow each other.
+    /// Writes `buf` at a byte offset, as [`write_page`](Region::write_page) does. The range may span consecutive pages.
     ///
     /// # Errors
-    /// As for [`read_at`](Region::read_at), and [`Error::Poisoned`] after a failed flush. Nothing was written then.
+    /// As for [`read_at`](Region::read_at), and [`Error::Poisoned`] after a failed flush. After an error nothing was
+    /// written.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.region.write(offset, buf)
     }
 
-    /// Commits everything that changed in this region since the last `pmsync`: pages written, allocated, freed. After a crash
-    /// at any instant the region is as this commit or as the one before left it, and as this one once the call has
-    /// returned. Returns the number of the commit; if nothing changed, that of the last one.
+    /// Commits all changes of this region since the last `pmsync`: pages written, allocated, freed. After a crash at
+    /// any instant the region holds this commit or the one before, and this one once the call has returned. Returns the
+    /// number of the commit; if nothing changed, that of the last one.
     ///
     /// # Errors
-    /// [`Error::Io`] when the disk is full or a write fails: nothing was committed, nothing that changed is lost, and a later
-    /// call may succeed. A failed flush poisons the store: only opening it anew tells whether this commit is there, whole.
+    /// [`Error::Io`] when the disk is full or a write fails: nothing was committed, no change is lost, and a later call
+    /// may succeed. A failed flush poisons the store; only opening it again tells whether the whole commit is durable.
     pub fn pmsync(&self) -> Result<u64> {
         self.region.pmsync(&Stored::default())
     }
 
-    /// Forgets everything that changed since the last [`pmsync`](Region::pmsync).
+    /// Discards all changes since the last [`pmsync`](Region::pmsync).
     ///
     /// # Errors
-    /// Those of reading the region, if it has to be.
+    /// Errors of reading the region, if that is necessary.
     pub fn rollback(&self) -> Result<()> {
         self.region.rollback()
     }
 
-    /// What is known of the region.
+    /// The region's name, size and last commit.
     ///
     /// # Errors
-    /// Those of reading it, if it has to be.
+    /// Errors of reading the region, if that is necessary.
     pub fn info(&self) -> Result<RegionInfo> {
         self.region.info()
     }
 
-    /// Every page that is allocated, ascending, changes that are not committed included.
+    /// All allocated pages in ascending order, including uncommitted changes.
     ///
     /// # Errors
-    /// Those of reading the region, if it has to be.
+    /// Errors of reading the region, if that is necessary.
     pub fn pages(&self) -> Result<Vec<u64>> {
         self.region.pages()
     }

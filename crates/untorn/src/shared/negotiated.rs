@@ -1,4 +1,4 @@
-//! On what terms processes share a file: the options that hold for all of them, whichever serves.
+//! The options that apply to all processes that share a file, whichever serves.
 
 use std::str::FromStr;
 
@@ -51,7 +51,7 @@ pub(super) fn agree(terms: &str, options: &Options) -> Result<Options, String> {
         let found = value(terms, name).unwrap_or(ANY);
         if wanted != default && wanted != found {
             let found = if found == ANY { "not set" } else { found };
-            return Err(format!("it shares the file with {name} {found}, and here {wanted} is asked for"));
+            return Err(format!("it shares the file with {name} {found}, but this open asks for {wanted}"));
         }
     }
     adopt(terms, options)
@@ -80,7 +80,12 @@ pub(crate) fn adopt(terms: &str, options: &Options) -> Result<Options, String> {
 }
 
 fn taken<T: FromStr>(terms: &str, name: &str) -> Result<T, String> {
-    value(terms, name).and_then(|word| word.parse().ok()).ok_or_else(|| format!("its {name} is not known here"))
+    value(terms, name).and_then(|word| word.parse().ok()).ok_or_else(|| {
+        format!(
+            "this version of untorn does not know \
+                                                                                 its {name}"
+        )
+    })
 }
 
 fn value<'a>(terms: &'a str, name: &str) -> Option<&'a str> {

@@ -1,10 +1,10 @@
-//! CRC-32C by folding in registers of 32 bytes, for CPUs that multiply polynomials in these (VPCLMULQDQ) and have no AVX-512, for
-//! which the library has a way of its own. Source: "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction",
-//! Gopal et al., Intel, 2009.
+//! CRC-32C by folding in 32-byte registers, for CPUs with VPCLMULQDQ but without AVX-512 (for AVX-512 the `crc` library
+//! has its own way). Source: "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Gopal et al.,
+//! Intel, 2009.
 //!
-//! A message is a polynomial over bits, its CRC the remainder of it. 16 bytes that stand *d* bits before others may be replaced by
-//! their product with the remainder of x^d, added to these: so 256 bytes are folded into the next 256, and the last of them, as short
-//! as they are, are summed by the instruction for that.
+//! A message is a polynomial over bits, and its CRC is the remainder. 16 bytes that are *d* bits before 16 others can
+//! be replaced by their product with the remainder of x^d, added to the others. So the code folds each 256 bytes into
+//! the next 256, and the CRC instruction sums the last ones, even if they are shorter.
 
 use std::arch::is_x86_feature_detected;
 use std::arch::x86_64::{

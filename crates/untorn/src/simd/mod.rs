@@ -1,11 +1,11 @@
-//! Checksums and parity by what the CPU was found to have, beside a portable path that gives the same.
+//! Checksums and parity with the CPU's best instructions, and a portable path with the same results.
 //!
-//! Each has several *ways*: those that use instructions of some CPUs, and one that any has. [`crc32c_ways`] and
-//! [`parity_ways`] give those that this CPU can go, the one that is used first, so that they can be held against each other
+//! Each function has several *ways*: some use instructions that only some CPUs have, and one runs on any CPU.
+//! [`crc32c_ways`] and [`parity_ways`] return the ways of this CPU, the one in use first, so that they can be compared
 //! and measured (`untorn bench redundancy-kernels`).
 //!
 //! # Safety
-//! Each unsafe call runs a function compiled for instructions that the CPU was asked for just before.
+//! Each unsafe call runs a function compiled for instructions whose presence was checked just before.
 #![allow(unsafe_code)]
 
 mod crc;
@@ -16,25 +16,25 @@ mod parity;
 pub(crate) use crc::crc32c;
 pub(crate) use parity::{parity, xor};
 
-/// One of several ways to compute something. All of them give the same.
+/// One of several ways to compute something. All give the same result.
 #[derive(Clone, Copy, Debug)]
 pub struct Way<F> {
-    /// What it uses: "x86_64-avx512-vpclmulqdq", "avx2", "portable" and the like.
+    /// The instructions it uses: "x86_64-avx512-vpclmulqdq", "avx2", "portable" and the like.
     pub name: &'static str,
     /// The function.
     pub run: F,
 }
 
-/// The CRC-32C of some bytes.
+/// Computes the CRC-32C of some bytes.
 pub type Crc32c = fn(&[u8]) -> u32;
 
-/// Fills the first with the exclusive or of the others, which are as long as it.
+/// Fills the first slice with the exclusive or of the others, which have the same length.
 pub type Parity = fn(&mut [u8], &[&[u8]]);
 
-/// Reads bytes and gives the exclusive or of their words of 8, the last filled up with zeros.
+/// Reads bytes and returns the exclusive or of their 8-byte words; the last word is padded with zeros.
 pub type Read = fn(&[u8]) -> u64;
 
-/// The ways to compute a CRC-32C on this CPU. The first is the one that is used.
+/// The ways to compute a CRC-32C on this CPU. The first is the one in use.
 ///
 /// ```
 /// for way in untorn::simd::crc32c_ways() {
@@ -45,7 +45,7 @@ pub fn crc32c_ways() -> Vec<Way<Crc32c>> {
     crc::ways()
 }
 
-/// The ways to compute parity on this CPU. The first is the one that is used.
+/// The ways to compute parity on this CPU. The first is the one in use.
 ///
 /// ```
 /// for way in untorn::simd::parity_ways() {
@@ -58,7 +58,7 @@ pub fn parity_ways() -> Vec<Way<Parity>> {
     parity::ways()
 }
 
-/// The ways to read memory on this CPU and do nothing else, the widest first: what the others are measured against.
+/// The ways to only read memory on this CPU, the widest first: the baseline for the other measurements.
 ///
 /// ```
 /// assert_eq!((untorn::simd::read_ways()[0].run)(&[7; 16]), 0);

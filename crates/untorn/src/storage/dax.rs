@@ -1,8 +1,8 @@
-//! Persistent memory: the file's bytes are the program's memory.
+//! Persistent memory: loads and stores access the medium directly.
 //!
 //! # Safety
-//! Every address comes from [`MappedFile::range`], which keeps it within the file's current length, and is used for one
-//! copy while the file, and with it the mapping, is borrowed. After the copy the file is asked whether it is intact.
+//! Every address comes from [`MappedFile::range`], which checks it against the file's current length, and is used for
+//! one copy while the file, and so the mapping, is borrowed. After the copy, the code checks whether a page was lost.
 #![allow(unsafe_code)]
 
 use std::ffi::OsString;
@@ -20,15 +20,15 @@ use crate::options::LostPage;
 use crate::sys;
 use crate::sys::map::MapKind;
 
-/// Files on a DAX file system, mapped with `MAP_SYNC`: loads, streaming stores and cache-line write-back, with no
-/// system call on the way.
+/// Files on a DAX file system, mapped with `MAP_SYNC`. Access uses loads, streaming stores and cache-line write-back,
+/// without a system call.
 ///
 /// With [`MediumKind::AssumedPmem`] the same instructions run on an ordinary shared mapping: for tests and benchmarks
 /// only, and *not durable*.
 ///
-/// A store to a page without allocated space is lost when the disk is full, so space is
-/// [allocated](MediumFile::allocate) first. What becomes of a lost page says [`LostPage`]; a store to one is an error of
-/// the store, or, if it is a write of no more than a cache line, of the next fence.
+/// When the disk is full, a store to a page without allocated space is lost, so engines
+/// [allocate](MediumFile::allocate) space first. [`LostPage`] says what happens to a lost page. A store to one is an
+/// error of that store, or, for a write of at most a cache line, of the next fence.
 #[derive(Debug)]
 pub struct Dax {
     sync: bool,
@@ -36,13 +36,13 @@ pub struct Dax {
 }
 
 impl Dax {
-    /// The medium for files found to be of this kind. For [`MediumKind::PersistentMemory`] opening a file fails unless
-    /// it is on persistent memory; every other kind is taken as assumed.
+    /// A medium for files of this kind. With [`MediumKind::PersistentMemory`], opening a file that is not on persistent
+    /// memory fails. Every other kind is treated as assumed persistent memory.
     pub fn new(kind: MediumKind) -> Self {
         Dax { sync: kind == MediumKind::PersistentMemory, lost_page: LostPage::Fail }
     }
 
-    /// The same with another answer to a lost page; without it, [`LostPage::Fail`].
+    /// Sets what happens when a page is lost. The default is [`LostPage::Fail`].
     #[must_use]
     pub fn on_lost_page(mut self, lost_page: LostPage) -> Self {
         self.lost_page = lost_page;
@@ -163,8 +163,8 @@ impl fmt::Debug for DaxFile {
 }
 
 impl DaxFile {
-    /// Where the file is mapped, from its first byte on, shared and for as long as it is open: what a program that protects
-    /// its stores through this mapping tells `ProtectOptions::mapping`.
+    /// The address of the shared mapping of the file, from its first byte on. It is valid while the file is open. A
+    /// program that protects its stores through this mapping passes it to `ProtectOptions::mapping`.
     pub fn address(&self) -> *const u8 {
         self.file.start()
     }

@@ -1,7 +1,7 @@
-//! What a path is on, and what that can promise.
+//! Which medium a path is on, and what that medium can promise.
 //!
-//! [`detect`] is on the path of every open and asks only what the choice of medium needs; [`explain`] gathers what a
-//! person wants to know on top.
+//! Every open calls [`detect`], which asks only what the choice of medium needs. [`explain`] adds what a person wants
+//! to know.
 
 use std::fmt;
 use std::io;
@@ -22,22 +22,22 @@ use crate::sys::map::{FileMap, MapKind};
 /// The environment variable that makes an ordinary mapping count as persistent memory.
 const ASSUME: &str = "UNTORN_ASSUME_PMEM";
 
-/// What a file lives on.
+/// The kind of medium of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MediumKind {
-    /// Persistent memory through DAX: a `MAP_SYNC` mapping succeeds.
+    /// Persistent memory through DAX: the kernel grants a `MAP_SYNC` mapping.
     PersistentMemory,
-    /// An ordinary shared mapping treated as persistent memory by `UNTORN_ASSUME_PMEM=1`: for tests and benchmarks,
+    /// An ordinary shared mapping that `UNTORN_ASSUME_PMEM=1` treats as persistent memory: for tests and benchmarks,
     /// not durable.
     AssumedPmem,
     /// A file system behind the page cache.
     Block,
-    /// A file system in memory (tmpfs, ramfs): survives the process, not the power.
+    /// A file system in memory (tmpfs, ramfs): files survive the process, not a power cut.
     Volatile,
 }
 
 impl MediumKind {
-    /// The word the tool and the JSON output use.
+    /// The name in the tool and the JSON output.
     pub fn as_str(self) -> &'static str {
         match self {
             MediumKind::PersistentMemory => "pmem",
@@ -59,19 +59,19 @@ impl fmt::Display for MediumKind {
     }
 }
 
-/// What [`detect`] found.
+/// The result of [`detect`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Detected {
-    /// What the file lives on.
+    /// The kind of medium.
     pub kind: MediumKind,
-    /// The file's, or the directory's, identity.
+    /// The identity of the file or directory.
     pub identity: Identity,
     /// Whether a commit there survives a power cut.
     pub durable: bool,
 }
 
-/// Examines a file, or a directory in which a file is to be made. In a directory it creates a probe file and removes it
-/// at once.
+/// Examines a file, or a directory in which a file is to be created. In a directory it creates a probe file and removes
+/// it at once.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -82,12 +82,12 @@ pub struct Detected {
 /// ```
 ///
 /// # Errors
-/// [`Error::NotAFile`] for a device, pipe or socket; [`Error::Io`] if the path does not exist or may not be read.
+/// [`Error::NotAFile`] for a device, pipe or socket; [`Error::Io`] if the path does not exist or cannot be read.
 pub fn detect(path: &Path) -> Result<Detected> {
     Probe::new(path).map(|probe| probe.detected())
 }
 
-/// [`detect`], with the reasons in sentences.
+/// Like [`detect`], and returns the reasons in sentences.
 ///
 /// # Errors
 /// As for [`detect`].
@@ -100,8 +100,8 @@ pub fn explain(path: &Path) -> Result<(Detected, Vec<String>)> {
     reasons.push(format!("The file system is {name}."));
     if let Some(error) = &probe.unprobed {
         reasons.push(format!(
-            "No probe file could be made in this directory ({error}), so the kind is judged by the file system alone, \
-             and no file can be created or kept with a sidecar here."
+            "This process cannot create files in this directory ({error}): the medium is judged by the file system \
+             type alone, and untorn cannot create files or sidecars here."
         ));
     }
     reasons.push(probe.map_sync_sentence());
@@ -120,7 +120,7 @@ pub fn explain(path: &Path) -> Result<(Detected, Vec<String>)> {
     {
         detected.durable = false;
         reasons.push(format!(
-            "The mount option {option} makes the file system report a flush that did not happen: commits survive a \
+            "The mount option {option} makes the file system report flushes that it does not make: commits survive a \
              killed process, not a power cut."
         ));
     }
@@ -198,12 +198,17 @@ impl Probe {
 
     fn map_sync_sentence(&self) -> String {
         match &self.map_sync {
-            Some(Ok(())) => {
-                "A MAP_SYNC mapping is granted, so stores reach persistent memory without a system call.".to_owned()
-            }
-            Some(Err(error)) => format!("A MAP_SYNC mapping is refused ({error}), so this is not persistent memory."),
-            None if cfg!(target_arch = "x86_64") => "A MAP_SYNC mapping could not be tried.".to_owned(),
-            None => "Persistent memory is served on x86-64 only.".to_owned(),
+            Some(Ok(())) => "The kernel grants a MAP_SYNC mapping, so stores reach persistent memory without a system \
+                 call."
+                .to_owned(),
+            Some(Err(error)) => format!(
+                "The kernel refuses a MAP_SYNC mapping ({error}), so this is not persistent \
+                                         memory."
+            ),
+            None if cfg!(target_arch = "x86_64") => "A MAP_SYNC mapping could not be tried, because there is no file \
+                                                     to map."
+                .to_owned(),
+            None => "untorn supports persistent memory on x86-64 only.".to_owned(),
         }
     }
 }
@@ -273,18 +278,18 @@ fn mark_sentence(file: BorrowedFd<'_>) -> String {
     use sys::file::RawMark;
     match sys::file::mark(file) {
         Ok(RawMark::Absent | RawMark::Present(_) | RawMark::Malformed(_)) => {
-            "User extended attributes work here, so a data file moved, linked or restored without its sidecar is noticed; a \
-             copy made without its attributes (plain cp) is not."
+            "User extended attributes work here: untorn notices a data file that was moved, linked or restored without \
+             its sidecar, but not a copy made without attributes (plain cp)."
                 .to_owned()
         }
         Ok(RawMark::Unsupported) => {
-            "User extended attributes do not work here, so a data file copied or moved without its sidecar is not \
-             noticed here."
+            "User extended attributes do not work here: untorn cannot notice a data file that was copied or moved \
+             without its sidecar."
                 .to_owned()
         }
         Err(error) => format!(
-            "User extended attributes cannot be read here ({error}), so a data file copied or moved without its \
-             sidecar may not be noticed here."
+            "User extended attributes cannot be read here ({error}): untorn may not notice a data file that was copied \
+             or moved without its sidecar."
         ),
     }
 }
@@ -295,11 +300,11 @@ fn machine_sentences(kind: MediumKind) -> Vec<String> {
         MediumKind::PersistentMemory | MediumKind::AssumedPmem => {
             let write_back = match sys::flush::write_back() {
                 WriteBack::Nothing => {
-                    "The CPU caches survive a power cut (eADR), so no cache line is written back.".to_owned()
+                    "The CPU caches survive a power cut (eADR), so untorn writes no cache lines back.".to_owned()
                 }
                 instruction => format!(
-                    "Cache lines are written back by {instruction}; the platform reports no eADR, so the CPU caches \
-                     do not survive a power cut."
+                    "The platform reports no eADR, so the CPU caches do not survive a power cut; untorn writes cache \
+                     lines back with {instruction}."
                 ),
             };
             vec![write_back, format!("Streaming stores use {}.", sys::copy::width_name())]

@@ -1,12 +1,12 @@
 //! Where bytes become durable.
 //!
-//! [`Medium`] and [`MediumFile`] are the only doors through which engines touch storage, so the very same engine code
-//! runs over persistent memory ([`Dax`]), over the page cache of a block device ([`PageCache`]) and over a simulated
-//! medium that enumerates crash states.
+//! [`Medium`] and [`MediumFile`] are the only way in which engines access storage. So the same engine code runs over
+//! persistent memory ([`Dax`]), over the page cache of a block device ([`PageCache`]), and over a simulated medium that
+//! enumerates crash states.
 //!
 //! # Vocabulary
 //! *Persist* means *flush, then fence*. A [`write`](MediumFile::write) needs no flush (it is non-temporal on persistent
-//! memory), a [`store`](MediumFile::store) does; either is durable once a later [`fence`](Medium::fence) returns.
+//! memory), a [`store`](MediumFile::store) does; both are durable once a later [`fence`](Medium::fence) returns.
 //! Nothing here is atomic or transactional beyond the units of the fault model: 8 bytes on persistent memory, one
 //! 512-byte sector on a block device.
 
@@ -36,14 +36,14 @@ pub(crate) use whole::create_whole;
 
 pub use crate::sys::lease::{give_lease_back, has_lease, mark_description, take_lease, unblock};
 
-/// How a medium orders and loses stores; engines choose their commit protocol by it.
+/// How a medium orders and loses stores. Engines choose their commit protocol by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediumClass {
-    /// Byte-addressable: a fence costs about 0.1 µs, 8-byte stores are atomic, a store on a full disk loses its page, so space is
-    /// allocated before it is stored to.
+    /// Byte-addressable. A fence costs about 0.1 µs, and 8-byte stores are atomic. A store on a full disk loses its
+    /// page, so engines allocate space before they store.
     PersistentMemory,
-    /// Sector-addressable behind the page cache: a fence is a device flush, milliseconds; full disk is an error of the
-    /// write call.
+    /// Sector-addressable, behind the page cache. A fence is a device flush and takes milliseconds. A full disk is an
+    /// error of the write call.
     Block,
 }
 
@@ -56,19 +56,19 @@ pub enum Access {
     ReadWrite,
 }
 
-/// Who else may hold an advisory lock at the same time.
+/// Which other advisory locks may exist at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockKind {
-    /// Others that take it shared: for readers.
+    /// Other shared locks; for readers.
     Shared,
-    /// Nobody: for a writer.
+    /// No other lock; for a writer.
     Exclusive,
 }
 
-/// What tells one file from another, whatever its name.
+/// What distinguishes a file from all others, whatever its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Identity {
-    /// `st_dev`. Not stable over a reboot, so it is recorded but not compared where the file carries a mark.
+    /// `st_dev`. It is not stable over a reboot, so it is recorded, but not compared if the file carries a mark.
     pub device: u64,
     /// `st_ino`.
     pub inode: u64,
@@ -78,8 +78,7 @@ pub struct Identity {
     pub birth: u64,
 }
 
-/// Size and modification time: a change of either while untorn did not have the file open means that another program
-/// wrote to it.
+/// Size and modification time. If either changes while untorn does not have the file open, another program wrote to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Stamp {
     /// Bytes.
@@ -88,23 +87,23 @@ pub struct Stamp {
     pub modified: u64,
 }
 
-/// Bytes of the mark a data file carries while a sidecar belongs to it: the sidecar's UUID.
+/// The mark that a data file carries while a sidecar belongs to it: the sidecar's UUID.
 pub type Mark = [u8; 16];
 
 /// Whether a file carries a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarkState {
-    /// The file system keeps no user extended attributes.
+    /// The file system does not support user extended attributes.
     Unsupported,
     /// No mark.
     Absent,
-    /// This one.
+    /// The file carries this mark.
     Present(Mark),
 }
 
-/// A place that keeps files: names, durability, and the fence shared by its files.
+/// A place that holds files: it has their names, their durability, and the fence that they share.
 ///
-/// Errors are [`crate::Error`] values naming the path and, where there is one, the offset.
+/// Errors are [`crate::Error`] values that name the path and, if there is one, the offset.
 pub trait Medium: Send + Sync + 'static {
     /// One open file.
     type File: MediumFile;
@@ -112,22 +111,22 @@ pub trait Medium: Send + Sync + 'static {
     /// How this medium orders and loses stores.
     fn class(&self) -> MediumClass;
 
-    /// Opens an existing regular file. `reserve` is the length in bytes it may grow to while open (address space is
-    /// reserved, memory is not).
+    /// Opens an existing regular file. `reserve` is the maximum length in bytes that it may grow to while open; it
+    /// reserves address space, not memory.
     fn open(&self, path: &Path, access: Access, reserve: u64) -> Result<Self::File>;
 
-    /// Creates a file of `len` zero bytes that must not exist yet and opens it for reading and writing. Durable after
-    /// [`MediumFile::sync`] and [`Medium::sync_dir`].
+    /// Creates a file of `len` zero bytes, which must not exist yet, and opens it for reading and writing. Durable
+    /// after [`MediumFile::sync`] and [`Medium::sync_dir`].
     fn create(&self, path: &Path, len: u64, reserve: u64) -> Result<Self::File>;
 
-    /// [`create`](Medium::create) for a file that holds bytes of `like`, so that nobody may open it who may not open that
-    /// one: where files have owners and permissions, it gets those of `like`. Without them this is
-    /// [`create`](Medium::create).
+    /// Like [`create`](Medium::create), for a file that will hold bytes of `like`. If files have owners and
+    /// permissions, the new file gets those of `like`, so that no user who may not open `like` can open it. Otherwise
+    /// it is [`create`](Medium::create).
     fn create_like(&self, path: &Path, len: u64, reserve: u64, _like: &Self::File) -> Result<Self::File> {
         self.create(path, len, reserve)
     }
 
-    /// Creates a directory; one that exists already is fine.
+    /// Creates a directory. An existing directory is not an error.
     fn create_dir(&self, path: &Path) -> Result<()>;
 
     /// Renames a file, replacing `to` if it exists. Durable after [`Medium::sync_dir`].
@@ -136,46 +135,47 @@ pub trait Medium: Send + Sync + 'static {
     /// Removes a name. Durable after [`Medium::sync_dir`].
     fn unlink(&self, path: &Path) -> Result<()>;
 
-    /// Removes a directory if it is empty; one that is not, or does not exist, is left as it is without an error.
+    /// Removes a directory if it is empty. A directory that is not empty or does not exist is not an error.
     fn remove_dir_if_empty(&self, path: &Path) -> Result<()>;
 
     /// Whether the name exists.
     fn exists(&self, path: &Path) -> Result<bool>;
 
-    /// Names in a directory, in any order; none if the directory does not exist.
+    /// The names in a directory, in any order; none if the directory does not exist.
     fn list(&self, dir: &Path) -> Result<Vec<OsString>>;
 
     /// Makes the names in a directory durable.
     fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()>;
 
-    /// Orders and makes durable every [`write`](MediumFile::write), and every flushed
-    /// [`store`](MediumFile::store), that this thread issued to `files` before. On a block medium it makes durable the
-    /// stores of all threads, and the files' flushes are submitted together (one *flush round*).
+    /// Orders and makes durable every [`write`](MediumFile::write), and every flushed [`store`](MediumFile::store),
+    /// that this thread issued to `files` before. On a block medium it makes the stores of all threads durable, and
+    /// submits the flushes of the files together (one *flush round*).
     ///
     /// # Errors
-    /// A failed flush. It is final: what the kernel did with the dirty pages is unknown, so nothing may be retried.
+    /// A failed flush. It is final: the caller must not retry, since it cannot know what the kernel did with the dirty
+    /// pages.
     fn fence(&self, barrier: Barrier, files: &[&Self::File]) -> Result<()>;
 
-    /// Makes this thread's [`write`](MediumFile::write)s so far visible to other threads before its later stores are.
-    /// Non-temporal stores need it; all else is visible in program order. What was ordered is covered by the next fence
-    /// of any thread, not only of this one.
+    /// Makes this thread's [`write`](MediumFile::write)s so far visible to other threads before its later stores.
+    /// Non-temporal stores need it; everything else is visible in program order. The next fence of any thread covers
+    /// what was ordered.
     fn order(&self) {}
 
-    /// Sixteen bytes that no other sidecar has.
+    /// Sixteen random bytes for a UUID that no other sidecar has.
     fn unique(&self) -> Result<[u8; 16]> {
         crate::sys::random().map_err(|error| Error::io("get random bytes from", Path::new("the kernel"), error))
     }
 
-    /// Waits a moment for another thread to make progress; `round` counts the calls of one wait from 0.
+    /// Waits a moment for another thread to make progress. `round` counts the calls of one wait from 0.
     fn relax(&self, round: u32);
 }
 
 /// One open file of a [`Medium`]. Offsets and lengths are in bytes.
 ///
-/// All methods take `&self` and may be called from many threads. Concurrent access to the same bytes yields unspecified
-/// bytes for the reader, never undefined behaviour; engines validate what they read.
+/// All methods take `&self`, and many threads may call them. Concurrent access to the same bytes gives the reader
+/// unspecified bytes, never undefined behaviour; engines validate what they read.
 pub trait MediumFile: Send + Sync {
-    /// Current length.
+    /// The current length.
     fn len(&self) -> u64;
 
     /// Whether the length is 0.
@@ -183,85 +183,86 @@ pub trait MediumFile: Send + Sync {
         self.len() == 0
     }
 
-    /// What tells this file from another.
+    /// What distinguishes this file from all others.
     fn identity(&self) -> Result<Identity>;
 
-    /// The open file itself, if it is one of the kernel's: for other processes to map, or to write to.
+    /// The file's descriptor, if it is a file of the kernel: for other processes to map or write to.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Other processes may have written to the file, to which its [descriptor](MediumFile::descriptor) was given: the next fence has
-    /// that, too.
+    /// Tells the medium that other processes may have written to the file through its
+    /// [descriptor](MediumFile::descriptor). The next fence makes that durable too.
     fn changed_by_others(&self) {}
 
-    /// Size and modification time now.
+    /// The current size and modification time.
     fn stamp(&self) -> Result<Stamp>;
 
-    /// Whether a store through a mapping, by whatever process, changes the modification time at the first store after a
-    /// [`sync`](MediumFile::sync). Where files live in memory only, it does not.
+    /// Whether a store through a mapping, by any process, changes the modification time at the first store after a
+    /// [`sync`](MediumFile::sync). It is false if files live in memory only.
     fn notes_stores(&self) -> bool {
         true
     }
 
-    /// Fills `dst` from `offset`. The range must lie within the length.
+    /// Fills `dst` from `offset`. The range must be within the length.
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()>;
 
-    /// [`read`](MediumFile::read) of bytes of one page (4096 bytes from a multiple of 4096); false, with `dst` in any state,
-    /// if anything stands in its way, and `read` tells what. For short reads, which the telling would make slower.
+    /// A fast [`read`](MediumFile::read) within one page (4096 bytes from a multiple of 4096). If it fails for any
+    /// reason, it returns false, `dst` has unspecified bytes, and `read` reports the error. For short reads, which
+    /// error reporting would slow down.
     #[inline]
     fn try_read(&self, offset: u64, dst: &mut [u8]) -> bool {
         self.read(offset, dst).is_ok()
     }
 
-    /// [`read`](MediumFile::read) of bytes of one page as the medium itself holds them, past any cache in between, so that
-    /// damage which a cache hides is seen. What is in the cache and newer is written back first. Where a medium cannot be
-    /// read so, or is memory, this is [`read`](MediumFile::read).
+    /// [`read`](MediumFile::read) of bytes of one page as the medium itself holds them, past any cache, so that it sees
+    /// damage that a cache hides. Newer bytes in the cache are written back first. If a medium has no such read, or is
+    /// memory, this is [`read`](MediumFile::read).
     fn read_stored(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.read(offset, dst)
     }
 
-    /// [`read`](MediumFile::read), for who has the bytes elsewhere if the medium has lost them: false, with `dst` in any state,
-    /// if the device cannot read that place, or the memory there is poisoned. That is no failure of the file, of which other
-    /// places go on being read and written.
+    /// [`read`](MediumFile::read) for a caller that has a copy of the bytes elsewhere. It returns false, with
+    /// unspecified bytes in `dst`, if the device cannot read that place or the memory there is poisoned. That is not a
+    /// failure of the file: its other places can still be read and written.
     ///
     /// # Errors
-    /// Those of reading that are not about that place.
+    /// Errors of reading that are not about that place.
     fn read_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
         unless_bad(self.read(offset, dst))
     }
 
-    /// The same of [`read_stored`](MediumFile::read_stored).
+    /// Like [`read_stored`](MediumFile::read_stored), with the same result for an unreadable place.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`read_unless_bad`](MediumFile::read_unless_bad).
     fn read_stored_unless_bad(&self, offset: u64, dst: &mut [u8]) -> Result<bool> {
         unless_bad(self.read_stored(offset, dst))
     }
 
-    /// [`write`](MediumFile::write), of a whole page that may be one that cannot be read: after that it can be, where a device
-    /// gives such a place up for another, as disks do. Whether it can be read is looked at where that makes a difference; of a page
-    /// that can be, this is the very same as `write`, and of any other it is durable at the next fence too.
+    /// [`write`](MediumFile::write) of a whole page that may be unreadable. Afterwards it is readable, if the device
+    /// remaps such a place, as disks do. A medium checks whether the page is readable only where that makes a
+    /// difference. For a readable page it is the same as `write`; any other page is durable at the next fence too.
     fn write_anew(&self, offset: u64, src: &[u8]) -> Result<()> {
         self.write(offset, src)
     }
 
-    /// [`write_anew`](MediumFile::write_anew), for who can leave the page as it is: false if the device takes no bytes for that place
-    /// either. A write through a cache would be refused by the next flush only, which is a failure of the whole file; so a page
-    /// that cannot be read is written past it, where that can be done.
+    /// [`write_anew`](MediumFile::write_anew) for a caller that can leave the page as it is: it returns false if the
+    /// device takes no bytes for that place either. A write through a cache would only fail at the next flush, which is
+    /// a failure of the whole file. So an unreadable page is written past the cache, where that is possible.
     ///
     /// # Errors
-    /// Those of writing that are not about that place.
+    /// Errors of writing that are not about that place.
     fn write_anew_unless_bad(&self, offset: u64, src: &[u8]) -> Result<bool> {
         unless_bad(self.write_anew(offset, src))
     }
 
-    /// Stores `src` at `offset` past the cache: durable at the next fence, with no flush. The range must lie within the
-    /// length, and on persistent memory within allocated space. Offset and length need not be aligned.
+    /// Stores `src` at `offset` past the cache: durable at the next fence, without a flush. The range must be within
+    /// the length, and on persistent memory within allocated space. Offset and length need not be aligned.
     fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
 
-    /// [`write`](MediumFile::write) of some parts one after the other, the first at `offset`: what several of them would do, with
-    /// fewer system calls where each is one.
+    /// [`write`](MediumFile::write) of several consecutive parts, the first at `offset`. It has the effect of several
+    /// writes, with fewer system calls where each write is one.
     fn write_parts(&self, mut offset: u64, parts: &[&[u8]]) -> Result<()> {
         parts.iter().try_for_each(|part| {
             let at = offset;
@@ -271,8 +272,8 @@ pub trait MediumFile: Send + Sync {
     }
 
     /// Stores some cache lines of `src` as [`write`](MediumFile::write) does: those whose bit is set in `lines`, where
-    /// bit n stands for the 64 bytes from 64n on. `src` has all of these, and the same requirements as for
-    /// [`write`](MediumFile::write) hold up to the last of them. `offset` is that of the first byte of `src`.
+    /// bit n stands for the 64 bytes from 64n on. `src` has all of these lines, and the requirements of
+    /// [`write`](MediumFile::write) apply up to the last of them. `offset` is that of the first byte of `src`.
     fn write_lines(&self, offset: u64, src: &[u8], lines: u64) -> Result<()> {
         runs(lines).try_for_each(|(first, count)| {
             let from = (first * LINE) as usize;
@@ -281,59 +282,60 @@ pub trait MediumFile: Send + Sync {
     }
 
     /// Stores `src` at `offset` through the cache: visible to other threads in program order, durable once flushed and
-    /// fenced. The same requirements as [`write`](MediumFile::write).
+    /// fenced. The requirements are those of [`write`](MediumFile::write).
     fn store(&self, offset: u64, src: &[u8]) -> Result<()>;
 
-    /// Tells that bytes of the page around `offset` will be stored soon. A hint; on memory it starts the address
-    /// translation, which costs more than the store itself where a large file is written at random.
+    /// Hints that bytes of the page around `offset` will be stored soon. On memory it starts the address translation,
+    /// which costs more than the store itself if a large file is written at random.
     #[inline]
     fn prefetch(&self, _offset: u64) {}
 
-    /// Tells that the line around `offset` will be [`store`](MediumFile::store)d to soon. A hint.
+    /// Hints that the line around `offset` will be [`store`](MediumFile::store)d to soon.
     #[inline]
     fn prefetch_to_store(&self, offset: u64) {
         self.prefetch(offset);
     }
 
-    /// Starts writing the cache lines of a range back. Does nothing on a block medium, where the fence does all.
+    /// Starts writing back the cache lines of a range. It does nothing on a block medium, where the fence does
+    /// everything.
     fn flush(&self, barrier: Barrier, offset: u64, len: u64);
 
-    /// Changes the length. A gap reads as zeros. Durable after [`sync`](MediumFile::sync).
+    /// Changes the length. New bytes read as zeros. Durable after [`sync`](MediumFile::sync).
     fn set_len(&self, len: u64) -> Result<()>;
 
-    /// Allocates space for a range, so that a store to it cannot fail for want of space. Contents are kept; new space
+    /// Allocates space for a range, so that a store to it cannot fail for lack of space. Contents are kept; new space
     /// reads as zeros.
     fn allocate(&self, offset: u64, len: u64) -> Result<()>;
 
-    /// Makes a range read as zeros and gives its space back where the file system can. The length stays.
+    /// Makes a range read as zeros and frees its space if the file system can. The length stays.
     fn punch(&self, offset: u64, len: u64) -> Result<()>;
 
     /// Makes everything about this file durable: contents, length, holes, mark.
     fn sync(&self, barrier: Barrier) -> Result<()>;
 
-    /// Makes reads of a range return what is durable from now on, or what this call makes durable.
+    /// Ensures that reads of a range return only bytes that are durable now, or that this call makes durable.
     ///
-    /// A failed flush leaves pages in a page cache that are called clean though the device never got them: reads return
-    /// them, later flushes pass over them, and the next power cut takes them. Only somebody who opens the file anew and
-    /// does not know how it was left needs this, after a [`sync`](MediumFile::sync) and before the first read. A medium
-    /// that reads where it stores has nothing to do.
+    /// After a failed flush a page cache may call pages clean that the device never got: reads return them, later
+    /// flushes skip them, and the next power cut loses them. Only a process that opens the file without knowing how it
+    /// was left needs this call, after a [`sync`](MediumFile::sync) and before the first read. It does nothing on a
+    /// medium that reads where it stores.
     ///
     /// # Errors
-    /// Those of a read, a write or a flush; and [`Error::ReadOnly`], since what cannot be dropped is written.
+    /// Errors of a read, a write or a flush; and [`Error::ReadOnly`], because pages that cannot be dropped are written.
     fn distrust_cache(&self, barrier: Barrier, offset: u64, len: u64) -> Result<()>;
 
-    /// The mark the file carries.
+    /// The mark that the file carries.
     fn mark(&self) -> Result<MarkState>;
 
     /// Sets or removes the mark. Durable after [`sync`](MediumFile::sync).
     ///
     /// # Errors
-    /// Also where [`mark`](MediumFile::mark) says `Unsupported`.
+    /// Also if [`mark`](MediumFile::mark) returns `Unsupported`.
     fn set_mark(&self, mark: Option<Mark>) -> Result<()>;
 
-    /// Takes the advisory lock on this file without waiting; false if another handle, of this process or another, holds
-    /// one that excludes it. It goes with the handle, when the process that took it drops it: a forked child that
-    /// inherits the handle has no part in it.
+    /// Takes the advisory lock on this file without waiting. Returns false if another handle, of this process or
+    /// another, holds a lock that excludes it. The lock ends when the process that took it drops the handle; a forked
+    /// child that inherits the handle does not hold the lock.
     fn try_lock(&self, kind: LockKind) -> Result<bool>;
 }
 
@@ -399,11 +401,11 @@ pub(crate) fn absolute(path: &Path) -> Result<std::path::PathBuf> {
     std::path::absolute(path).map_err(|error| Error::io("open", path, error))
 }
 
-/// The path of the file itself where `path` leads through symbolic links: a sidecar lies beside the file, not beside a
-/// link to it. It is absolute, and so stays right when the process changes its directory.
+/// Resolves symbolic links and returns the path of the file itself: a sidecar is beside the file, not beside a link to
+/// it. The path is absolute, so it stays valid when the process changes its directory.
 ///
 /// # Errors
-/// [`Error::Io`] where there is no such file, or no permission to look.
+/// [`Error::Io`] if the file does not exist, or permission is missing.
 pub fn resolve(path: &Path) -> Result<std::path::PathBuf> {
     let found = std::fs::symlink_metadata(path).map_err(|error| Error::io("open", path, error))?;
     if !found.is_symlink() {

@@ -15,7 +15,7 @@ use super::Access;
 use crate::error::{Error, Result};
 use crate::sys;
 
-/// What a file is to be like that is made once more: see `SlowFile::made_like`.
+/// Attributes for creating a file again: see `SlowFile::made_like`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MadeLike {
     /// Its permissions: the lowest nine bits of its mode.

@@ -1,8 +1,8 @@
 //! The page cache of a block device: loads from a shared mapping, stores by system call.
 //!
 //! # Safety
-//! The one address comes from [`MappedFile::range`], which keeps it within the file's current length, and is used for
-//! one copy while the file, and with it the mapping, is borrowed. After the copy the file is asked whether it is intact.
+//! The address comes from [`MappedFile::range`], which checks it against the file's current length, and is used for one
+//! copy while the file, and so the mapping, is borrowed. After the copy, the code checks whether a page was lost.
 #![allow(unsafe_code)]
 
 use std::ffi::OsString;
@@ -25,10 +25,10 @@ use crate::sys::ring::Flusher;
 
 /// Ordinary files of any file system.
 ///
-/// A read copies from a shared mapping, with no system call (except on a tmpfs, where a load from a hole takes space).
-/// Writes and [stores](MediumFile::store) are `pwrite(2)`, so a full disk is an error of the write and costs no page. What
-/// becomes of a lost page says [`LostPage`]. A [fence](Medium::fence) is `fdatasync(2)` of the files written to since their last one, several at
-/// the same time so that they share the device flush.
+/// A read copies from a shared mapping without a system call (except on a tmpfs, where a load from a hole takes space).
+/// Writes and [stores](MediumFile::store) are `pwrite(2)`, so a full disk is an error of the write and loses no page.
+/// [`LostPage`] says what happens to a lost page. A [fence](Medium::fence) is `fdatasync(2)` of each file written to
+/// since its last one, several at the same time so that they share the device flush.
 #[derive(Debug, Default)]
 pub struct PageCache {
     flusher: Flusher,
@@ -38,12 +38,12 @@ pub struct PageCache {
 }
 
 impl PageCache {
-    /// A medium over the file systems as they are.
+    /// A medium over the file systems of this machine.
     pub fn new() -> Self {
         PageCache::default()
     }
 
-    /// The same with another answer to a lost page; without it, [`LostPage::Fail`].
+    /// Sets what happens when a page is lost. The default is [`LostPage::Fail`].
     #[must_use]
     pub fn on_lost_page(mut self, lost_page: LostPage) -> Self {
         self.lost_page = lost_page;

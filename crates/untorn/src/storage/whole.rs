@@ -43,7 +43,7 @@ pub(crate) fn create_whole<M: Medium>(
 /// Creates the file under which another is being made, and locks it; one that was left by a crash is removed first.
 fn claim<M: Medium>(medium: &M, path: &Path, unfinished: &Path, reserve: u64) -> Result<M::File> {
     let in_use = || {
-        let holder = format!("another process, which is making it as {}", unfinished.display());
+        let holder = format!("another process, which is creating it as {}", unfinished.display());
         Err(Error::InUse { path: path.to_owned(), holder })
     };
     // A lock counts only if the name still means the file it was taken on: whoever had it before may have renamed or

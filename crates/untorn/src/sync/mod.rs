@@ -1,7 +1,7 @@
-//! What the threads of one process use to stay out of each other's way.
+//! The primitives that the threads of one process use to synchronize.
 //!
-//! Each is a plain word or an array of words without pointers, so that it can move into memory shared by several processes. Each
-//! that is lock-free has a model for `loom` (`cargo xtask loom`).
+//! Each is a plain word or an array of words without pointers, so that it can move into memory shared by several
+//! processes. Each lock-free one has a model for `loom` (`cargo xtask loom`).
 //!
 //! Reading order: [`word_lock`], [`page_seqlock`], [`clean_bits`], [`slots`], [`wake_flag`], [`group_commit`].
 

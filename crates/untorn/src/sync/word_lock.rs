@@ -1,8 +1,8 @@
-//! A lock in one word, waited for through the medium.
+//! A lock in one word; a thread waits for it through the medium.
 //!
-//! A standard mutex cannot live in shared memory, and a thread asleep in it could not hand its turn to another one under
-//! the simulated medium's scheduler; so waiting is [`Medium::relax`](crate::storage::Medium::relax), which spins, then
-//! yields, then sleeps for up to a millisecond at a time.
+//! A standard mutex cannot live in shared memory. Under the simulated medium's scheduler, a thread asleep in it also
+//! could not pass its turn to another one. So waiting is [`Medium::relax`](crate::storage::Medium::relax), which spins,
+//! then yields, then sleeps for up to a millisecond at a time.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 

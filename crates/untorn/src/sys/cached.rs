@@ -41,7 +41,8 @@ pub(crate) fn cached_pages(file: BorrowedFd<'_>, offset: u64, len: u64) -> Optio
     // SAFETY: the kernel reads the one and writes the other, both of which have the layout that it documents and outlive the call.
     let done = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, no_flags) };
     if done != 0 {
-        tracing::trace!(error = %io::Error::last_os_error(), "the kernel does not say what of a file is in memory");
+        tracing::trace!(error = %io::Error::last_os_error(), "cachestat(2) failed: the kernel does not say which pages \
+                                                              of a file are cached");
         return None;
     }
     Some(counts.cached)

@@ -4,20 +4,21 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Threads that need it at once each make one, and all take the first that is entered. None waits for another, unlike for the
-/// lazy values of the standard library: a child forked meanwhile would wait for a thread that it does not have.
+/// Threads that need the value at once each create one, and all use the first that is entered. No thread waits for
+/// another, unlike with the lazy values of the standard library: a child forked meanwhile would wait for a thread that
+/// it does not have.
 pub struct FirstUse<T: 'static> {
     /// Never dropped.
     entered: AtomicPtr<T>,
 }
 
 impl<T: Send + Sync> FirstUse<T> {
-    /// It is not made yet.
+    /// Creates an empty value.
     pub const fn new() -> Self {
         FirstUse { entered: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// The value, made if need be.
+    /// The value; it is created on first use.
     #[inline]
     pub fn get(&self, make: impl FnOnce() -> T) -> &'static T {
         // SAFETY: null, or leaked by `enter`; nobody changes it or gives it back.

@@ -13,11 +13,11 @@ fn command(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) ->
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Takes a write lease on a file for this process, which is sent `signal` when somebody is about to open it. The kernel grants it
-/// only if `file` is the one open description of the file in the whole system.
+/// Takes a write lease on a file for this process. The kernel sends this process `signal` when another process is about
+/// to open the file. It grants the lease only if `file` is the only open description of the file in the whole system.
 ///
 /// # Errors
-/// EAGAIN if the file is open elsewhere, EACCES if it is another user's, EINVAL where the file system has no leases.
+/// EAGAIN if the file is open elsewhere, EACCES if it belongs to another user, EINVAL if the file system has no leases.
 pub fn take_lease(file: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     // The kernel would send it to the thread that takes the lease, which may not live as long.
     let process = libc::c_int::try_from(std::process::id()).map_err(io::Error::other)?;
@@ -29,11 +29,11 @@ pub fn take_lease(file: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     })
 }
 
-/// Lets a signal reach this process by way of the calling thread: who started the process may have had it blocked, and the thread
-/// that would be told of a lease would never be.
+/// Unblocks a signal in the calling thread, so that it reaches this process: the parent may have had it blocked, and
+/// the thread that handles lease breaks would never get it.
 ///
 /// # Errors
-/// EINVAL for what is no signal.
+/// EINVAL for an invalid signal.
 pub fn unblock(signal: i32) -> io::Result<()> {
     let mut signals = std::mem::MaybeUninit::uninit();
     // SAFETY: it makes the set an empty one.
@@ -47,15 +47,16 @@ pub fn unblock(signal: i32) -> io::Result<()> {
     if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
 }
 
-/// Whether nobody has asked for the file since the lease was taken.
+/// Whether no process has tried to open the file since the lease was taken.
 pub fn has_lease(file: BorrowedFd<'_>) -> bool {
     command(file, libc::F_GETLEASE, 0).is_ok_and(|kind| kind == libc::F_WRLCK)
 }
 
-/// Gives a lease back: who waits to open the file goes on. The kernel forgets the signal of the description with it.
+/// Gives a lease back: a process that waits to open the file continues. The kernel also forgets the signal of the
+/// description.
 ///
 /// # Errors
-/// Those of `fcntl(2)`; none if the kernel took the lease back already.
+/// Errors of `fcntl(2)`; none if the kernel already took the lease back.
 pub fn give_lease_back(file: BorrowedFd<'_>) -> io::Result<()> {
     match command(file, libc::F_SETLEASE, libc::F_UNLCK) {
         // The kernel waits for so long and no longer (/proc/sys/fs/lease-break-time).
@@ -64,7 +65,7 @@ pub fn give_lease_back(file: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Sets the signal that a description sends; 0 is what it has to begin with.
+/// Sets the signal that a description sends; 0 is the initial value.
 ///
 /// # Errors
 /// Those of `fcntl(2)`.

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::incarnation;
 
-/// A state for each process that the calls of this one, and those it was forked from, have asked for.
+/// A state per process, for this process and for the processes that it was forked from.
 pub struct PerProcess<T: 'static> {
     /// That of this process, or of the one it was forked from, until it is first needed. They are never dropped.
     newest: AtomicPtr<OfProcess<T>>,
@@ -23,14 +23,14 @@ struct OfProcess<T: 'static> {
     state: T,
 }
 
-/// Which process this is. The number of a process that is gone comes again; and the other one is its own only where the kernel
-/// wipes memory on fork.
+/// Identifies this process. The kernel reuses process numbers; the second part is unique only if the kernel wipes
+/// memory on fork.
 fn this_process() -> (u64, u32) {
     (incarnation(), process::id())
 }
 
 impl<T: Default + Send + Sync> PerProcess<T> {
-    /// No process has one yet.
+    /// Creates it; no process has a state yet.
     pub const fn new() -> Self {
         PerProcess { newest: AtomicPtr::new(ptr::null_mut()) }
     }
@@ -52,7 +52,8 @@ impl<T: Default + Send + Sync> PerProcess<T> {
         }
     }
 
-    /// That of this process, made if need be. Threads that need it at once may each make one, of which all get the same.
+    /// The state of this process; it is created on first use. Threads that need it at once may each create one, and all
+    /// get the same.
     pub fn get(&self) -> &'static T {
         &self.ours().state
     }
@@ -65,14 +66,14 @@ impl<T: Default + Send + Sync> Default for PerProcess<T> {
 }
 
 impl<T: Default + Send> PerProcess<Mutex<T>> {
-    /// That of this process, which no other thread has meanwhile.
+    /// The state of this process, while no other thread has it.
     pub fn lock(&self) -> MutexGuard<'static, T> {
         // What it guards is whole whenever a panic can come.
         self.get().lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a process that this one was forked from had it when it forked. If the lock was held at that moment nobody can
-    /// tell, and it may have.
+    /// Whether a process that this one was forked from had a state at the fork. If the lock was held at that moment,
+    /// this cannot be known, and the answer is that it may have.
     pub fn was_inherited(&self, has: impl Fn(&T) -> bool) -> bool {
         let mut parent = self.ours().forked_from;
         std::iter::from_fn(|| parent.inspect(|this| parent = this.forked_from))
@@ -80,22 +81,22 @@ impl<T: Default + Send> PerProcess<Mutex<T>> {
     }
 }
 
-/// What is done once, and is done for the children of the process that did it as well.
+/// A step that is done once, also on behalf of forked children.
 ///
-/// Threads wait for the one that does it, unlike a child that was forked meanwhile: it begins anew, with what the thread had
-/// done by then.
+/// Threads wait for the one that does it. A child forked meanwhile does not wait: it starts again with the parts that
+/// the thread had finished.
 pub struct OnceForAll {
     done: AtomicBool,
     turn: PerProcess<Mutex<()>>,
 }
 
 impl OnceForAll {
-    /// It is not done yet.
+    /// Creates it, not done yet.
     pub const fn new() -> Self {
         OnceForAll { done: AtomicBool::new(false), turn: PerProcess::new() }
     }
 
-    /// Whether it is done.
+    /// Whether the step is done.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.done.load(Ordering::Acquire)

@@ -172,7 +172,7 @@ fn outcome(result: i32) -> io::Result<()> {
 
 /// The error for a flush that was started and whose end was not seen.
 fn unknown(cause: &io::Error) -> io::Error {
-    io::Error::other(format!("io_uring broke ({cause}) after the flush was started: its outcome is unknown"))
+    io::Error::other(format!("io_uring failed ({cause}) after the flush was started; the flush's outcome is unknown"))
 }
 
 /// One thread a file but for the last, which the caller flushes; a thread that can't be had is done without.

@@ -15,30 +15,30 @@ const PAGEFAULT: u8 = 0x12;
 /// The one that is a move of memory.
 const REMAP: u8 = 0x14;
 
-/// What is heard of memory that is watched.
+/// An event on watched memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
     /// A store to this address waits.
     Store(usize),
-    /// It was moved elsewhere. Only of memory of which the other process wants to have that told; it waits until it is. Until then
-    /// nothing of it is protected or let go, and stores are told of first.
+    /// The memory was moved. It is reported only if the other process asked for it; that process waits until the event
+    /// is handled. Until then the memory is neither protected nor released, and stores are reported first.
     Move,
 }
 
-/// Memory of another process of which this one hears when it is stored to.
+/// Memory of another process whose stores are reported to this process.
 #[derive(Debug)]
 pub struct StoreWatch(Userfault);
 
 impl StoreWatch {
-    /// Takes over the descriptor, of userfaultfd(2), over which the other process has registered its memory.
+    /// Takes over the userfaultfd(2) descriptor with which the other process registered its memory.
     pub fn new(descriptor: OwnedFd) -> Self {
         StoreWatch(Userfault::from_fd(descriptor))
     }
 
-    /// What is heard of it, if anything.
+    /// The next event, if there is one.
     ///
     /// # Errors
-    /// Those of `read(2)`: the other process did not finish what it began with the descriptor.
+    /// Errors of `read(2)`: the other process did not finish setting up the descriptor.
     pub fn next(&self) -> io::Result<Option<Heard>> {
         loop {
             let mut message = [0; MESSAGE];
@@ -57,22 +57,23 @@ impl StoreWatch {
         }
     }
 
-    /// Has the next store to each page of a range wait. Once this has returned, no store to it is under way.
+    /// Makes the next store to each page of a range wait. When this returns, no store to it is in progress.
     ///
     /// # Errors
-    /// ENOENT where a part of the range is not registered (any more), ESRCH if the process, or the program that it was, is gone.
+    /// ENOENT if a part of the range is not registered (any more); ESRCH if the process, or its former program, has
+    /// ended.
     pub fn protect(&self, address: usize, len: usize) -> io::Result<()> {
         self.0.protect(address, len, true)
     }
 
-    /// Lets stores to a range proceed. Those to memory that is not there any more fail in their own way.
+    /// Lets stores to a range proceed. Stores to memory that no longer exists fail in their own way.
     pub fn let_go(&self, address: usize, len: usize) {
         if self.0.protect(address, len, false).is_err() {
             self.wake(address, len);
         }
     }
 
-    /// Has stores to a range that wait be tried once more.
+    /// Makes waiting stores to a range retry.
     pub fn wake(&self, address: usize, len: usize) {
         let _ = self.0.wake(address, len);
     }

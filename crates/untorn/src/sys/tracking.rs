@@ -177,7 +177,7 @@ impl Watch {
 }
 
 fn gone() -> io::Error {
-    io::Error::other("it is no longer mapped there; keep the mapping until its protection has ended")
+    io::Error::other("the file is no longer mapped there; keep the mapping until its protection has ended")
 }
 
 impl SharedTracking {
@@ -363,7 +363,7 @@ impl Scan {
                 each(region.start - base..region.end - base);
             }
             if argument.walk_end <= from {
-                return Err(io::Error::other("the kernel walked no page table"));
+                return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
             }
             from = argument.walk_end;
         }

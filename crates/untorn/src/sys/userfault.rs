@@ -87,7 +87,7 @@ impl Userfault {
         let flags = flags | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
         // SAFETY: a new descriptor changes no memory; see the requests.
         let fd = unsafe { rustix::mm::userfaultfd(flags) }.map_err(|errno| {
-            named(errno, "userfaultfd(2) is refused here (a kernel without it, or a container's filter)")
+            named(errno, "this kernel or a seccomp filter (as in a container) refuses userfaultfd(2)")
         })?;
         let made = Userfault(fd);
         match made.request(IOCTL_API, &mut [API, features, 0]) {
@@ -188,7 +188,7 @@ pub(crate) fn probe() -> io::Result<()> {
     use super::shared::SharedPages;
     let pages = SharedPages::create("untorn-probe", 4096, 4096)?;
     let tracker = Userfault::signalling()?;
-    let refused = |error| io::Error::other(format!("write-protecting shared memory is refused here: {error}"));
+    let refused = |error| io::Error::other(format!("the kernel refuses to write-protect shared memory: {error}"));
     tracker.register(pages.address(), pages.reserved()).map_err(refused)?;
     tracker.protect(pages.address(), pages.reserved(), true).map_err(refused)?;
     let view = SharedPages::map(pages.file().try_clone_to_owned()?, 4096)?;

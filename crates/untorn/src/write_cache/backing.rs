@@ -1,7 +1,7 @@
-//! Slow files: those a write cache stands in front of.
+//! Slow files: the files behind a write cache.
 //!
-//! They are reached by system call and not by a mapping: a program has them open anyway, in any number and of any length,
-//! and the kernel's page cache serves them. Their durability is a flush of the whole file, called once for many writes.
+//! They are accessed by system calls and not through a mapping. A program has them open anyway, in any number and of
+//! any length, and the kernel's page cache serves them. Durability is one flush of the whole file for many writes.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -16,15 +16,15 @@ use crate::error::{Error, Result};
 use crate::storage::{Access, Barrier, Identity, MadeLike, Medium, MediumFile, identity_of, names};
 use crate::sys;
 
-/// One open slow file. All methods may be called from many threads.
+/// One open slow file. Many threads may call all methods.
 pub trait SlowFile: Send + Sync + 'static {
-    /// What tells this file from another.
+    /// What distinguishes this file from all others.
     ///
     /// # Errors
     /// Those of `statx(2)`.
     fn identity(&self) -> Result<Identity>;
 
-    /// Current length in bytes.
+    /// The current length in bytes.
     ///
     /// # Errors
     /// Those of `fstat(2)`.
@@ -38,7 +38,7 @@ pub trait SlowFile: Send + Sync + 'static {
         Ok(self.len()? == 0)
     }
 
-    /// Whether the file has no name any more, and so will get none. One that does not know says no.
+    /// Whether the file's last name was removed, so that it will have none again. The default returns false.
     ///
     /// # Errors
     /// Those of `fstat(2)`.
@@ -46,8 +46,8 @@ pub trait SlowFile: Send + Sync + 'static {
         Ok(false)
     }
 
-    /// What it takes to make this file once more if a crash takes it before its name is durable; `None` if it has more to it than
-    /// this and its contents, like other names or extended attributes. One that does not know says so.
+    /// The attributes for creating this file again if a crash takes it before its name is durable. `None` if the file
+    /// has more than these and its contents, such as other names or extended attributes. The default returns `None`.
     ///
     /// # Errors
     /// Those of `fstat(2)` and `flistxattr(2)`.
@@ -55,20 +55,20 @@ pub trait SlowFile: Send + Sync + 'static {
         Ok(None)
     }
 
-    /// Fills `dst` from `offset` as far as the file goes; how many bytes those were.
+    /// Fills `dst` from `offset` up to the end of the file. Returns the number of bytes read.
     ///
     /// # Errors
     /// Those of `pread(2)`.
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize>;
 
-    /// Writes all of `src` at `offset`; the file grows if need be. Durable after [`sync`](SlowFile::sync).
+    /// Writes all of `src` at `offset`, and grows the file if needed. Durable after [`sync`](SlowFile::sync).
     ///
     /// # Errors
     /// Those of `pwrite(2)`.
     fn write(&self, offset: u64, src: &[u8]) -> Result<()>;
 
-    /// Writes as much of `src` at `offset` as there is room for, and returns how many bytes that were: at least one, unless `src` is
-    /// empty.
+    /// Writes as much of `src` at `offset` as there is room for. Returns the number of bytes written: at least one,
+    /// unless `src` is empty.
     ///
     /// # Errors
     /// Those of `pwrite(2)`, if nothing was written.
@@ -76,7 +76,7 @@ pub trait SlowFile: Send + Sync + 'static {
         self.write(offset, src).map(|()| src.len())
     }
 
-    /// Changes the length; what is added reads as zeros. Durable after [`sync`](SlowFile::sync).
+    /// Changes the length. New bytes read as zeros. Durable after [`sync`](SlowFile::sync).
     ///
     /// # Errors
     /// Those of `ftruncate(2)`.
@@ -89,51 +89,52 @@ pub trait SlowFile: Send + Sync + 'static {
     fn sync(&self, barrier: Barrier) -> Result<()>;
 }
 
-/// What has a name.
+/// What a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named {
     /// Nothing.
     Nothing,
-    /// A regular file. Its generation is 0 if it cannot be told without opening the file.
+    /// A regular file. Its generation is 0 if it is not known without opening the file.
     File(Identity),
-    /// Something else, like a directory or a symbolic link.
+    /// Anything else, such as a directory or a symbolic link.
     Other,
 }
 
-/// Where slow files have their names.
+/// The directories that hold slow files.
 pub trait SlowPlace: Send + Sync + 'static {
-    /// Opens a regular file for reading and writing; `None` if the name has none.
+    /// Opens a regular file for reading and writing; `None` if no file has this name.
     ///
     /// # Errors
     /// Those of `open(2)`.
     fn open(&self, path: &Path) -> Result<Option<Arc<dyn SlowFile>>>;
 
-    /// Whether anything has this name.
+    /// Whether any file has this name.
     ///
     /// # Errors
     /// Those of `lstat(2)`.
     fn exists(&self, path: &Path) -> Result<bool>;
 
-    /// What has this name, by the name alone: a file is not opened, for who has a lease of it would be asked to give it back.
+    /// What this name stands for, by the name alone. It opens no file, because a process with a lease on the file would
+    /// have to give the lease back.
     ///
     /// # Errors
     /// Those of `statx(2)`.
     fn named(&self, path: &Path) -> Result<Named>;
 
-    /// The names in a directory whose inode may be this one.
+    /// The names in a directory that may have this inode.
     ///
     /// # Errors
     /// Those of `getdents64(2)`.
     fn candidates(&self, dir: &Path, inode: u64) -> Result<Vec<OsString>>;
 
-    /// All names in a directory; none if it is not there.
+    /// All names in a directory; none if the directory does not exist.
     ///
     /// # Errors
     /// Those of `getdents64(2)`.
     fn names(&self, dir: &Path) -> Result<Vec<OsString>>;
 
-    /// What tells a directory from another, like the one that is there while a file system is not mounted; `None` if nothing has its
-    /// name. It has no generation.
+    /// What distinguishes a directory from others, for example from the empty mount point while a file system is not
+    /// mounted. `None` if the name does not exist. It has no generation.
     ///
     /// # Errors
     /// Those of `statx(2)`.
@@ -164,18 +165,18 @@ pub trait SlowPlace: Send + Sync + 'static {
     fn sync_dir(&self, barrier: Barrier, dir: &Path) -> Result<()>;
 }
 
-/// The files of this machine, through the kernel.
+/// The file systems of this machine, through the kernel.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Kernel;
 
-/// A slow file by its descriptor.
+/// A slow file with a file descriptor.
 pub struct Descriptor {
     file: OwnedFd,
     path: PathBuf,
 }
 
 impl Descriptor {
-    /// Takes a descriptor over. `path` is what errors say. It has to be open for reading and writing.
+    /// Takes over a descriptor, which must be open for reading and writing. Error texts name `path`.
     ///
     /// # Errors
     /// [`Error::NotAFile`] unless it is a regular file.
@@ -185,10 +186,10 @@ impl Descriptor {
         Ok(Descriptor { file, path: path.to_owned() })
     }
 
-    /// Opens the file behind a descriptor once more, for reading and writing, whatever the descriptor itself is open for.
+    /// Opens the file behind a descriptor again for reading and writing, whatever the descriptor itself is open for.
     ///
     /// # Errors
-    /// [`Error::Io`] where that is not permitted.
+    /// [`Error::Io`] if that is not permitted.
     pub fn reopen(file: BorrowedFd<'_>, path: &Path) -> Result<Self> {
         let found = rustix::fs::fstat(file).map_err(|errno| Error::io("examine", path, errno))?;
         names::check_regular(path, &found)?;
@@ -353,7 +354,7 @@ fn is_absent(error: &Error) -> bool {
     errno == Errno::NOENT.raw_os_error() || errno == Errno::NOTDIR.raw_os_error()
 }
 
-/// The files of a medium, as slow files: for simulators.
+/// The files of a medium, as slow files; for simulators.
 pub struct OnMedium<M>(pub M);
 
 /// The longest that a slow file on a medium may grow to.

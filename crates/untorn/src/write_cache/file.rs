@@ -11,14 +11,14 @@ use crate::write_cache::engine::{AnyCache, At, Managed};
 #[cfg(doc)]
 use crate::{error::Error, options::Durability};
 
-/// A file behind a [`WriteCache`]. Handles of one inode, attached by whatever name, share one state.
+/// A file behind a [`WriteCache`]. Handles of one inode share one state, whatever names they were attached by.
 pub struct CachedFile {
     pub(super) cache: Arc<dyn AnyCache>,
     pub(super) file: Arc<Managed>,
 }
 
 impl CachedFile {
-    /// Where the file is: where it was when it was attached first, or where it was [renamed](CachedFile::move_to) to since.
+    /// The path of the file: of the first attach, or of the last [rename](CachedFile::move_to).
     pub fn path(&self) -> PathBuf {
         self.file.path().to_path_buf()
     }
@@ -60,12 +60,13 @@ impl CachedFile {
         self.write_all(src, At::Offset(offset)).map(drop)
     }
 
-    /// Writes as much of `src` at `offset` as there is room for in the file, and returns how many bytes that were. It is all of
-    /// them, but for a file that is written through ([`WriteCache::attach_through`]): then it is what its file system takes. That is
-    /// there as a whole after a crash, or nothing of `src`; but while the call has not returned, all of `src` may be.
+    /// Writes as much of `src` at `offset` as the file has room for, and returns the number of bytes written. It writes
+    /// all of them, except for a write-through file ([`WriteCache::attach_through`]), where the file system may take
+    /// fewer. After a crash the file has all returned bytes or nothing of `src`; if the crash comes before the call
+    /// returns, it may have all of `src`.
     ///
     /// # Errors
-    /// Those of [`write_at`](CachedFile::write_at); [`Error::Io`] if nothing was written, and the file then is as it was.
+    /// As for [`write_at`](CachedFile::write_at); [`Error::Io`] if nothing was written, and the file is then unchanged.
     pub fn write_some(&self, src: &[u8], offset: u64) -> Result<usize> {
         self.cache.write(&self.file, At::Offset(offset), src).map(|(_, count)| count)
     }
@@ -79,95 +80,102 @@ impl CachedFile {
         Ok(offset)
     }
 
-    /// Writes at the end, wherever that is when the write takes place, and returns the offset.
+    /// Writes at the end of the file at that moment, and returns the offset.
     ///
     /// # Errors
-    /// Those of [`write_at`](CachedFile::write_at).
+    /// As for [`write_at`](CachedFile::write_at).
     pub fn append(&self, src: &[u8]) -> Result<u64> {
         self.write_all(src, At::End)
     }
 
-    /// Changes the length; what is added reads as zeros.
+    /// Changes the length. New bytes read as zeros.
     ///
     /// # Errors
-    /// Those of [`write_at`](CachedFile::write_at).
+    /// As for [`write_at`](CachedFile::write_at).
     pub fn set_len(&self, len: u64) -> Result<()> {
         self.cache.set_len(&self.file, len)
     }
 
-    /// Returns once everything written so far is durable, which under [`Durability::PerWrite`] it is already.
+    /// Returns once everything written so far is durable. Under [`Durability::PerWrite`] it already is.
     ///
     /// # Errors
-    /// The first failure of the file, to every call from then on; [`Error::Poisoned`] after a failed flush of the log.
+    /// The file's first failure, for every call from then on; [`Error::Poisoned`] after a failed flush of the log.
     pub fn sync(&self) -> Result<()> {
         self.cache.sync(&self.file)
     }
 
-    /// Makes durable what the kernel has of the file and the log knows nothing of: what was written to it before it was attached,
-    /// and its attributes. Flushes the file on its own device. What is in the log stays there; [`sync`](CachedFile::sync) is for
-    /// that.
+    /// Makes durable what the kernel has of the file and the log does not know: bytes written before the attach, and
+    /// attributes. It flushes the file on its own device. Entries in the log stay there; use [`sync`](CachedFile::sync)
+    /// for those.
     ///
     /// # Errors
-    /// [`Error::Io`] if the flush fails, which is a failure of the file: then that, to every call from then on.
+    /// [`Error::Io`] if the flush fails. This is a failure of the file: every call from then on returns it.
     pub fn sync_file(&self) -> Result<()> {
         self.cache.sync_file(&self.file)
     }
 
-    /// Hands everything written so far to the kernel, where other programs see it: before a lock is released or the file is
-    /// closed. It waits for no device. A file that is written through has it all already.
+    /// Hands everything written so far to the kernel, where other programs see it: before a lock is released or the
+    /// file is closed. It waits for no device. The kernel already has everything of a write-through file.
     ///
     /// # Errors
-    /// Those of [`sync`](CachedFile::sync).
+    /// As for [`sync`](CachedFile::sync).
     pub fn hand_over(&self) -> Result<()> {
         self.cache.hand_over(&self.file)
     }
 
-    /// Drains the file and looks at its length anew: after a lock was taken, when another program may have written to it.
+    /// Drains the file and reads its length again: after a lock was taken, when another program may have written to it.
     ///
     /// # Errors
-    /// Those of [`sync`](CachedFile::sync).
+    /// As for [`sync`](CachedFile::sync).
     pub fn refresh(&self) -> Result<()> {
         self.cache.refresh(&self.file)
     }
 
-    /// Drains the file and lets all further calls, through any handle, go past the log to the kernel: from then on any other
-    /// program may use it too. It is for good, until the last handle is dropped.
+    /// Drains the file and sends all further calls, through any handle, past the log to the kernel. From then on any
+    /// other program may use the file too. This is permanent until the last handle is dropped.
     ///
     /// # Errors
-    /// Those of [`sync`](CachedFile::sync).
+    /// As for [`sync`](CachedFile::sync).
     pub fn demote(&self) -> Result<()> {
         self.cache.demote(&self.file)
     }
 
-    /// Notes, durably, that the last name of the file is about to be removed: then it may be removed without being demoted, and
-    /// what the log has of it needs no flush of its device first. Until the removal is durable a crash may bring the file back,
-    /// and a replay what was written to it, unless a later file had its name; if the file is gone, a replay does without it. The
-    /// handle is kept until the file is removed.
+    /// Records, durably, that the last name of the file is about to be removed. Then the file may be removed without
+    /// being demoted, and its log entries need no flush of its device first. Until the removal is durable, a crash may
+    /// bring the file back. A replay then brings back its writes, unless a later file had its name; if the file is
+    /// gone, the replay drops them. The handle must be kept until the file is removed.
     ///
-    /// False if that cannot be, and the file has to be [demoted](CachedFile::demote): the log has nothing of it, it was demoted
-    /// already, or its file system does not tell a file from an earlier one with the same inode number.
+    /// Returns false if the file must be [demoted](CachedFile::demote) instead: the log has no entry of it, it is
+    /// already demoted, or its file system does not distinguish it from an earlier file with the same inode number.
     ///
     /// # Errors
-    /// Those of [`sync`](CachedFile::sync).
+    /// As for [`sync`](CachedFile::sync).
     pub fn leave(&self) -> Result<bool> {
         self.cache.leave(&self.file)
     }
 
-    /// Notes, durably, that the file is about to be renamed to `to`, over what has that name. Then it may be renamed without being
-    /// demoted, and neither it nor its directories need a flush of their device first. [`moved`](CachedFile::moved) has to follow,
-    /// whether it was renamed or not. Until then a replay leaves it where a crash left it.
+    /// Records, durably, that the file is about to be renamed to `to`, replacing the file of that name. Then it may be
+    /// renamed without being demoted, and neither the file nor its directories need a flush of their device first. The
+    /// caller must call [`moved`](CachedFile::moved) afterwards, whether it renamed the file or not. Until then a
+    /// replay leaves the file where a crash left it.
     ///
-    /// What has the name, if it is behind the same cache, is let [leave](CachedFile::leave) by this; it may have no other name. What is
-    /// not is remembered, and if a crash undoes the rename, a replay puts the file over that again, and over nothing else. For
-    /// this the directory of `to` is synced, if it is not known what a crash could leave there.
+    /// If the replaced file is behind the same cache, this call also lets it [leave](CachedFile::leave); it must have
+    /// no other name. Any other replaced file is recorded. If a crash undoes the rename, a replay renames the file over
+    /// that one again, and over no other. For this the call syncs the directory of `to`, if it does not know what a
+    /// crash could leave there.
     ///
-    /// False if that cannot be, and the file, and what has the name, have to be [demoted](CachedFile::demote): the log never had
-    /// anything of one of them; it was demoted already; another rename of it is under way; `to` is its own name, or that of no
-    /// regular file; the two names have more than 3912 bytes; or the file system does not tell a file from an earlier one with
-    /// the same inode number. A file whose last rename is not durable yet has it made so first, which waits for its device.
+    /// Returns false if the file and the replaced file must be [demoted](CachedFile::demote) instead:
+    ///
+    /// - the log never had an entry of one of them, or one is already demoted;
+    /// - another rename of the file is in progress;
+    /// - `to` is the file's own name, or not a regular file;
+    /// - the two names together have more than 3912 bytes;
+    /// - the file system does not distinguish the file from an earlier one with the same inode number.
+    ///
+    /// If the file's last rename is not durable yet, the call makes it durable first and waits for its device.
     ///
     /// # Errors
-    /// Those of [`sync`](CachedFile::sync); those of looking at `to`.
+    /// As for [`sync`](CachedFile::sync); errors of examining `to`.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -193,18 +201,19 @@ impl CachedFile {
         self.cache.move_to(&self.file, to)
     }
 
-    /// Says whether a rename was done that was [announced](CachedFile::move_to). When this returns, that is as durable as a write is:
-    /// a replay repeats it where a crash undoes it. If it was not done, what has the other name stays.
+    /// Reports whether an [announced](CachedFile::move_to) rename was done. When this returns, the rename is as durable
+    /// as a write: a replay repeats it if a crash undoes it. If it was not done, the file with the other name stays.
     ///
-    /// Does nothing if none was announced, or the answer was that it could not be. See [`move_to`](CachedFile::move_to) for an example.
+    /// It does nothing if no rename was announced, or `move_to` returned false. See [`move_to`](CachedFile::move_to)
+    /// for an example.
     ///
     /// # Errors
-    /// Those of [`sync`](CachedFile::sync).
+    /// As for [`sync`](CachedFile::sync).
     pub fn moved(&self, done: bool) -> Result<()> {
         self.cache.moved(&self.file, done)
     }
 
-    /// Whether the file has, durably, all that was written so far, and the log nothing of it any more.
+    /// Whether the file durably has everything written so far, and the log has no entry of it any more.
     pub fn is_settled(&self) -> bool {
         self.cache.is_settled(&self.file)
     }
@@ -212,12 +221,12 @@ impl CachedFile {
     /// Whether the file can still be written to.
     ///
     /// # Errors
-    /// The failure of the file, if there was one since it was attached, or of the log.
+    /// The failure of the file since it was attached, or of the log, if there was one.
     pub fn standing(&self) -> Result<()> {
         self.cache.standing(&self.file)
     }
 
-    /// Whether it was [demoted](CachedFile::demote).
+    /// Whether the file is [demoted](CachedFile::demote).
     pub fn is_demoted(&self) -> bool {
         self.file.is_demoted()
     }

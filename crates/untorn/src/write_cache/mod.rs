@@ -27,13 +27,13 @@ use crate::{error::Error, options::Durability};
 
 /// A log on a fast medium in front of any number of files on slower ones.
 ///
-/// A write to a [`CachedFile`] goes to the log, and is durable when the call returns ([`Durability::PerWrite`], the default on
-/// persistent memory) or when [`sync`](CachedFile::sync) does ([`Durability::PerCommit`], the default elsewhere). A thread
-/// brings it to the file itself later. One log has one owner at a time; what a dead owner left in it is brought to the files
-/// when it is opened next, or by [`replay`].
+/// A write to a [`CachedFile`] goes to the log. It is durable when the call returns ([`Durability::PerWrite`], the
+/// default on persistent memory), or when [`sync`](CachedFile::sync) returns ([`Durability::PerCommit`], the default
+/// elsewhere). A thread brings it to the file later. One log has one owner at a time. The next open, or [`replay`],
+/// brings the entries of a dead owner to their files.
 ///
-/// All calls may be made from many threads. Closing or dropping a cache leaves what is not drained yet in the log, which is as
-/// safe as in the file; [`drain`](WriteCache::drain) leaves nothing.
+/// Many threads may make calls at the same time. Closing or dropping a cache leaves undrained entries in the log, which
+/// is as safe as having them in the file; [`drain`](WriteCache::drain) leaves none.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -63,55 +63,59 @@ pub struct WriteCache {
 }
 
 impl WriteCache {
-    /// The log's file.
+    /// The path of the log.
     pub fn path(&self) -> &Path {
         self.cache.path()
     }
 
-    /// What was brought to the files when the log was opened.
+    /// The replay that was done when the log was opened.
     pub fn replayed(&self) -> &Replay {
         &self.replay
     }
 
-    /// Puts the log in front of an open file. `path` is where it is: a hint for a replay, which knows the file by its identity.
+    /// Puts the log in front of an open file. `path` is its path: only a hint for a replay, which identifies the file
+    /// by inode.
     ///
-    /// The file is opened once more, for reading and writing, so the descriptor may be for either. Its offset is not looked at.
-    /// From now on all who read or write the file have to do it through this cache, or after [`demote`](CachedFile::demote). Who
-    /// renames or removes it tells the log ([`move_to`](CachedFile::move_to), [`leave`](CachedFile::leave)), or demotes it before: a replay
-    /// looks for it at `path` and beside, and keeps what it finds no file for.
-    /// The first write makes the file's name durable, and what it holds.
+    /// The call opens the file again for reading and writing, so the descriptor may be open for either. It ignores the
+    /// descriptor's offset. From now on all readers and writers of the file must use this cache, or wait for
+    /// [`demote`](CachedFile::demote). A program that renames or removes the file tells the log first
+    /// ([`move_to`](CachedFile::move_to), [`leave`](CachedFile::leave)), or demotes it: a replay looks for the file at
+    /// `path` and in its directory, and keeps the entries of a file that it does not find. The first write makes the
+    /// file's name and contents durable.
     ///
     /// # Errors
-    /// [`Error::Io`] where the file may not be opened for both; [`Error::NotAFile`]; [`Error::Invalid`] for a path that is
-    /// longer than 3912 bytes, or not that of the file.
+    /// [`Error::Io`] if the file cannot be opened for reading and writing; [`Error::NotAFile`]; [`Error::Invalid`] if
+    /// `path` is longer than 3912 bytes or does not name the file.
     pub fn attach(&self, file: BorrowedFd<'_>, path: &Path) -> Result<CachedFile> {
         // It is the directory with the file itself that is flushed and searched, and not that with a link to it.
         let path = &storage::resolve(path)?;
         self.attach_slow(Arc::new(Descriptor::reopen(file, path)?), path)
     }
 
-    /// The same for a file of one's own making.
+    /// Like [`attach`](WriteCache::attach), for a custom [`SlowFile`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`attach`](WriteCache::attach).
     pub fn attach_slow(&self, file: Arc<dyn SlowFile>, path: &Path) -> Result<CachedFile> {
         let file = self.cache.attach(file, path, false)?;
         Ok(CachedFile { cache: Arc::clone(&self.cache), file })
     }
 
-    /// The same for a file that is written *through*: each write is in the log, and then in the file too, when the call returns, so
-    /// that others may read the file without the log. It has the log's durability, and the file's own speed of reading, but takes
-    /// the time of both to write. How much is written is for the file to say ([`CachedFile::write_some`]).
+    /// Like [`attach_slow`](WriteCache::attach_slow), for a file that is written *through*: when a write returns, the
+    /// log has it and then the file too, so others may read the file without the log. Such a file has the log's
+    /// durability and the file's own read speed, but a write takes the time of both. The file decides how much is
+    /// written ([`CachedFile::write_some`]).
     ///
-    /// A file with nothing in it is *new*: the first write does not wait for its name to be durable. Until that is so, which takes no
-    /// longer than what was written takes to be, a replay that does not find the file makes one like it
-    /// ([`SlowFile::made_like`]), and one that does begins with an empty file.
+    /// An empty file is *new*: the first write does not wait until its name is durable. That becomes durable no later
+    /// than the write itself reaches the file's device. Until then, a replay that does not find the file creates one
+    /// like it ([`SlowFile::made_like`]), and a replay that finds it first truncates it to zero.
     ///
-    /// Others must not write to it, for a replay would write over that. Under [`Durability::PerCommit`] a crash may leave a part of
-    /// a write that was not synced, as of any file.
+    /// Others must not write to the file, since a replay would overwrite that. Under [`Durability::PerCommit`] a crash
+    /// may leave a part of an unsynced write, as for any file.
     ///
     /// # Errors
-    /// As there; [`Error::Invalid`] for a file that is attached already and not written through.
+    /// As for [`attach`](WriteCache::attach); [`Error::Invalid`] for a file that is already attached and not written
+    /// through.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -132,10 +136,11 @@ impl WriteCache {
         Ok(CachedFile { cache: Arc::clone(&self.cache), file })
     }
 
-    /// Whether each of these names of a directory, which is given by its absolute path, stands for the same after a crash and a replay
-    /// as it does now; if so, durably when this returns, as if the directory had been synced. It is where each is the name of a file that
-    /// the log has something of and may write through, or was given up by a rename that the log was told of
-    /// ([`CachedFile::move_to`]). Whoever asks has to know himself which names may have changed since the directory was synced.
+    /// Whether each of these names in a directory (given by its absolute path) means the same after a crash and a
+    /// replay as it does now. If so, this is durable when the call returns, as if the directory had been synced. It is
+    /// true if each name belongs to a file that the log has an entry of and may write through, or was given up by an
+    /// announced rename ([`CachedFile::move_to`]). The caller must know which names may have changed since the
+    /// directory was synced.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -154,36 +159,36 @@ impl WriteCache {
     /// ```
     ///
     /// # Errors
-    /// Those of looking at the names; [`Error::Poisoned`] after a failed flush of the log.
+    /// Errors of examining the names; [`Error::Poisoned`] after a failed flush of the log.
     pub fn keeps_names(&self, dir: &Path, names: &[OsString]) -> Result<bool> {
         self.cache.keeps_names(dir, names)
     }
 
-    /// Makes durable what was written to any of the files so far.
+    /// Makes all writes to all of the files so far durable.
     ///
     /// # Errors
-    /// Of a file that failed; [`Error::Poisoned`] after a failed flush of the log.
+    /// The failure of a file that failed; [`Error::Poisoned`] after a failed flush of the log.
     pub fn sync(&self) -> Result<()> {
         self.cache.sync_all()
     }
 
-    /// Brings everything that is in the log to the files, durably.
+    /// Brings all entries of the log to their files, durably.
     ///
     /// # Errors
-    /// Of a file that failed, whose writes stay in the log.
+    /// The failure of a file that failed; its writes stay in the log.
     pub fn drain(&self) -> Result<()> {
         self.cache.drain()
     }
 
-    /// Brings one batch to the files, if there is anything: what the thread does.
+    /// Drains one batch, if there is anything to drain, as the background thread does.
     ///
     /// # Errors
-    /// [`Error::Poisoned`] after a failed flush of the log. Files that fail say so themselves.
+    /// [`Error::Poisoned`] after a failed flush of the log. A file that fails reports it on its own calls.
     pub fn drain_some(&self) -> Result<()> {
         self.cache.drain_some()
     }
 
-    /// What is known of the log now.
+    /// The current state of the log.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
@@ -198,10 +203,10 @@ impl fmt::Debug for WriteCache {
     }
 }
 
-/// The write-cache logs in a directory, by name: every file with the first bytes of one.
+/// The write-cache logs in a directory, by name: every file that begins as one.
 ///
 /// # Errors
-/// Those of reading the directory.
+/// Errors of reading the directory.
 pub fn logs_in(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut logs = Vec::new();
     for name in PageCache::new().list(dir)? {
@@ -216,8 +221,8 @@ pub fn logs_in(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(logs)
 }
 
-/// Brings what a dead owner left in a log to the files. If all of it was, the log is empty afterwards; otherwise it is kept, and
-/// replaying it again tries what is left.
+/// Brings the entries that a dead owner left in a log to their files. If all could be replayed, the log is empty
+/// afterwards. Otherwise the log is kept, and the next replay tries the rest again.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -230,15 +235,15 @@ pub fn logs_in(dir: &Path) -> Result<Vec<PathBuf>> {
 /// ```
 ///
 /// # Errors
-/// Those of [`CacheOptions::open`], but [`Error::Unreplayed`]: that is in the report.
+/// As for [`CacheOptions::open`], except [`Error::Unreplayed`]: unreplayed writes are in the report.
 pub fn replay(log: impl AsRef<Path>, progress: Option<ProgressFn>) -> Result<Replay> {
     replay_with(log.as_ref(), false, progress.as_ref())
 }
 
-/// What [`replay`] would do. Nothing is changed, in the log or in any file.
+/// What [`replay`] would do. It changes nothing, in the log or in any file.
 ///
 /// # Errors
-/// As there.
+/// As for [`replay`].
 pub fn look_into_log(log: impl AsRef<Path>) -> Result<Replay> {
     replay_with(log.as_ref(), true, None)
 }

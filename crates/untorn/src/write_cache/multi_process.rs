@@ -1,4 +1,4 @@
-//! Other processes that append to a log themselves: what they are given, and for which files.
+//! Other processes that append to a log themselves: the descriptors they need, and the files they may write.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -12,19 +12,19 @@ use super::{CacheOptions, CachedFile, WriteCache};
 use crate::error::{Error, Result};
 use crate::storage::MediumKind;
 
-/// What another process needs to append to a log, both as descriptors to hand over: see [`WriteCache::shared`].
+/// The descriptors that another process needs to append to a log: see [`WriteCache::shared`].
 #[derive(Clone, Copy, Debug)]
 pub struct SharedLog<'a> {
-    /// The memory with the [ledger](untorn_ring::Ledger) of the log, to be mapped from its first byte.
+    /// The memory with the log's [ledger](untorn_ring::Ledger), to be mapped from its first byte.
     pub ledger: BorrowedFd<'a>,
-    /// The log, as this process has it open: whoever has it mapped keeps others from opening it.
+    /// The log's descriptor in this process. A process that has the log mapped keeps others from opening it.
     pub log: BorrowedFd<'a>,
 }
 
 impl CacheOptions {
-    /// Lets other processes append to the log themselves, for files that are written through, as `untorn run` does: of the log's
-    /// entries one half is for them. Nothing for a log on persistent memory that is used per commit, nor for one on a disk that is used
-    /// per write. False without it.
+    /// Sets whether other processes may append to the log themselves, for write-through files, as under `untorn run`.
+    /// Half of the log's entries are for them. It has no effect for a log on persistent memory with durability per
+    /// commit, nor for a log on a disk with durability per write. The default is false.
     #[must_use]
     pub fn shared(mut self, shared: bool) -> Self {
         self.settings.shared = shared;
@@ -40,10 +40,11 @@ impl CacheOptions {
 }
 
 impl WriteCache {
-    /// What another process needs to append to the log, by the rules of the crate `untorn-ring`; `None` if it may not.
+    /// The descriptors that another process needs to append to the log, by the rules of the crate `untorn-ring`; `None`
+    /// if the log is not shared.
     ///
-    /// Whoever gets it can write to the log, and so to every file that is behind it: it is for processes of the same user that are
-    /// trusted as much as this one.
+    /// A process that has them can write to the log, and so to every file behind it. Give them only to processes of the
+    /// same user that are trusted as much as this one.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -57,15 +58,15 @@ impl WriteCache {
         self.cache.shared().map(|(ledger, log)| SharedLog { ledger, log })
     }
 
-    /// The log, opened anew and then flushed: for a process that [writes](untorn_ring::Way::Written) to it and flushes it. The
-    /// kernel tells of a write that failed once by each description, so each process needs its own, and of what failed before it was
-    /// opened this one has to know.
+    /// Opens the log again and flushes it, for a process that [writes](untorn_ring::Way::Written) to it and flushes it.
+    /// The kernel reports a failed write once per open file description, so each process needs its own. Earlier
+    /// failures must be known to this process.
     ///
     /// # Errors
-    /// Those of opening a file by `/proc/self/fd`; [`Error::Poisoned`](crate::Error::Poisoned) if the log could not be flushed, now or
-    /// before; EINVAL if the log is not shared.
+    /// Errors of opening a file by `/proc/self/fd`. [`Error::Poisoned`](crate::Error::Poisoned) if a flush of the log
+    /// failed, now or before. [`Error::Io`](crate::Error::Io) with EINVAL if the log is not shared.
     pub fn open_shared(&self) -> Result<OwnedFd> {
-        let failed = |error| Error::io("open once more", self.cache.path(), error);
+        let failed = |error| Error::io("reopen", self.cache.path(), error);
         let log = self.shared().ok_or_else(|| failed(Errno::INVAL.into()))?.log.as_raw_fd();
         let opened = File::options().read(true).write(true).open(format!("/proc/self/fd/{log}")).map_err(failed)?;
         self.cache.flush_log()?;
@@ -74,22 +75,26 @@ impl WriteCache {
 }
 
 impl CachedFile {
-    /// Lets other processes write to the file from now on, by way of the log, if that is [shared](CacheOptions::shared) and has
-    /// something of the file already. With `durable` they take what was written for durable, and ask for no sync; without it, they ask.
-    /// It ends when the file is demoted or fails, or with its last handle.
+    /// Allows other processes to write to the file through the log from now on, if the log is
+    /// [shared](CacheOptions::shared) and already has an entry of the file. With `durable` they treat a finished write
+    /// as durable and request no sync; without it they request one. The permission ends when the file is demoted or
+    /// fails, and with its last handle.
     pub fn let_in(&self, durable: bool) {
         self.cache.let_in(&self.file, durable);
     }
 
-    /// Ends that until it is called again. No process is writing to the file when this returns.
+    /// Revokes that permission until the next call of [`let_in`](CachedFile::let_in). When this returns, no process
+    /// writes to the file.
     ///
     /// # Errors
-    /// [`Error::Poisoned`](crate::Error::Poisoned) if the log failed while a write of a process that was killed was brought to its end.
+    /// [`Error::Poisoned`](crate::Error::Poisoned) if the log failed while the write of a killed process was being
+    /// completed.
     pub fn keep_out(&self) -> Result<()> {
         self.cache.keep_out(&self.file)
     }
 
-    /// Brings to an end what a process that died was writing to the file, if there is such. A sync does it too, and whoever writes next.
+    /// Completes the unfinished write of a process that died, if there is one. A sync does this too, and so does the
+    /// next write.
     ///
     /// # Errors
     /// [`Error::Poisoned`](crate::Error::Poisoned) if the log or the file failed meanwhile.
@@ -97,13 +102,13 @@ impl CachedFile {
         self.cache.mend_left(&self.file)
     }
 
-    /// Writes, bytes and syncs of other processes since the last call.
+    /// The writes, bytes and syncs of other processes since the last call.
     pub fn counts_beside(&self) -> [u64; 3] {
         self.cache.counts_beside(&self.file)
     }
 
-    /// Writes to the file as another process does, and dies at a step if one is given: for simulators. How many bytes the file took;
-    /// `None` if the process would ask for it to be written instead.
+    /// Writes to the file as another process does, and dies at a step if one is given; for simulators. Returns the
+    /// number of bytes that the file took; `None` if the process would ask the server to write instead.
     ///
     /// # Errors
     /// Those of [`write_some`](CachedFile::write_some).
@@ -112,7 +117,7 @@ impl CachedFile {
         self.cache.change_beside(&self.file, write.into(), src, until)
     }
 
-    /// The same to its end, by a description that the kernel appends for.
+    /// Like [`write_beside`](CachedFile::write_beside), at the end of the file, through an `O_APPEND` description.
     ///
     /// # Errors
     /// Those of [`write_some`](CachedFile::write_some).
@@ -122,8 +127,8 @@ impl CachedFile {
         self.cache.change_beside(&self.file, write.into(), src, until)
     }
 
-    /// Changes the length as another process does, and dies at a step if one is given: for simulators. `None` if the process would ask
-    /// for it.
+    /// Changes the length as another process does, and dies at a step if one is given; for simulators. `None` if the
+    /// process would ask the server instead.
     ///
     /// # Errors
     /// Those of [`set_len`](CachedFile::set_len).
@@ -131,7 +136,7 @@ impl CachedFile {
         Ok(self.cache.change_beside(&self.file, Change::Length(len), &[], until)?.map(drop))
     }
 
-    /// Syncs the file as another process does: for simulators. False if the process would ask for it to be synced.
+    /// Syncs the file as another process does; for simulators. False if the process would ask the server to sync.
     ///
     /// # Errors
     /// [`Error::Poisoned`](crate::Error::Poisoned) if the log could not be flushed.

@@ -1,4 +1,4 @@
-//! How a log is made and opened.
+//! How to create and open a log.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::storage::{self, Dax, Latched, Medium, MediumKind, PageCache};
 use crate::write_cache::backing::{Kernel, SlowPlace};
 use crate::write_cache::engine::{self, Cache, Geometry, Open, Replay, Settings};
 
-/// How a log is made and used; builds up like [`Options`](crate::Options).
+/// How to create and use a log; builds up like [`Options`](crate::Options).
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -53,73 +53,75 @@ impl CacheOptions {
         Self::default()
     }
 
-    /// Bytes of a new log, all of them allocated at once. 64 MiB without it.
+    /// Sets the size of a new log in bytes; all of it is allocated at once. The default is 64 MiB.
     #[must_use]
     pub fn size(mut self, bytes: u64) -> Self {
         self.size = bytes;
         self
     }
 
-    /// Bytes of data in an entry of a new log, a multiple of 64 up to 1 MiB. A write takes as many entries as it needs, each of
-    /// them whole. 4096 without it.
+    /// Sets the data bytes of an entry of a new log, a multiple of 64 up to 1 MiB. A write takes as many whole entries
+    /// as it needs. The default is 4096.
     #[must_use]
     pub fn entry_size(mut self, bytes: u32) -> Self {
         self.entry = bytes;
         self
     }
 
-    /// Files that can have writes in a new log at the same time, 1 to 65536; each takes 8 KiB of it. 1024 without it.
+    /// Sets the number of files that can have writes in a new log at the same time, 1 to 65536. Each takes 8 KiB of the
+    /// log. The default is 1024.
     #[must_use]
     pub fn max_files(mut self, files: u32) -> Self {
         self.files = files;
         self
     }
 
-    /// When a write is durable. Without it, [`Durability::PerWrite`] on persistent memory and [`Durability::PerCommit`]
-    /// elsewhere, where each write would cost a device flush.
+    /// Sets when a write is durable. The default is [`Durability::PerWrite`] on persistent memory, and
+    /// [`Durability::PerCommit`] elsewhere, where each write would cost a device flush.
     #[must_use]
     pub fn durability(mut self, durability: Durability) -> Self {
         self.settings.durability = Some(durability);
         self
     }
 
-    /// Entries that draining waits for, and how many it takes between two syncs of the files at most. Without it 1000 and 10,000 with the
-    /// log on persistent memory; on a disk, where it would be in the way of the log's own flushes, an eighth of the log's entries, and
-    /// 10,000. What is waited for is no more than what is taken.
+    /// Sets how many entries draining waits for, and how many it takes at most between two syncs of the files. The
+    /// defaults with the log on persistent memory are 1000 and 10,000. On a disk, where draining would delay the log's
+    /// own flushes, they are an eighth of the log's entries and 10,000. The first is limited to the second.
     #[must_use]
     pub fn batch(self, min: u64, max: u64) -> Self {
         self.batch_min(min).batch_max(max)
     }
 
-    /// The first of [`batch`](CacheOptions::batch) alone.
+    /// Sets only the first value of [`batch`](CacheOptions::batch).
     #[must_use]
     pub fn batch_min(mut self, min: u64) -> Self {
         self.settings.batch_min = Some(min.max(1));
         self
     }
 
-    /// The second of [`batch`](CacheOptions::batch) alone.
+    /// Sets only the second value of [`batch`](CacheOptions::batch).
     #[must_use]
     pub fn batch_max(mut self, max: u64) -> Self {
         self.settings.batch_max = max.max(1);
         self
     }
 
-    /// How long an entry waits for a batch to come together. Without it 100 ms, and a second with the log on a disk.
+    /// Sets how long an entry waits for a batch to fill. The default is 100 ms, and one second with the log on a disk.
     #[must_use]
     pub fn max_age(mut self, age: Duration) -> Self {
         self.settings.max_age = Some(age);
         self
     }
 
-    /// Whether a thread drains; without one, whoever finds the log full does, and [`WriteCache::drain`]. True without it.
+    /// Sets whether a thread drains. Without it, a writer that finds the log full drains, and [`WriteCache::drain`].
+    /// The default is true.
     #[must_use]
     pub fn background(mut self, background: bool) -> Self {
         self.settings.background = background;
         self
     }
 
-    /// Told how far a replay is.
+    /// Sets a function to call with the progress of a replay.
     #[must_use]
     pub fn progress(mut self, progress: ProgressFn) -> Self {
         self.progress = Some(progress);
@@ -130,18 +132,18 @@ impl CacheOptions {
         Geometry::of(self.entry, self.files, self.size).ok_or_else(|| {
             let (size, entry, files) = (self.size, self.entry, self.files);
             let what = format!(
-                "a log of {size} bytes cannot have entries of {entry} bytes for {files} files: entries are a multiple of 64 up \
-                 to 1 MiB, files 1 to 65536 of 8 KiB each, and 8 entries must fit"
+                "a log of {size} bytes cannot hold entries of {entry} bytes for {files} files; the entry size must be \
+                 a multiple of 64 up to 1 MiB, files 1 to 65536 (8 KiB of log each), and at least 8 entries must fit"
             );
             Error::Invalid { path: path.to_owned(), what }
         })
     }
 
-    /// Makes a log, which must not exist yet, and opens it.
+    /// Creates a log, which must not exist yet, and opens it.
     ///
     /// # Errors
-    /// EEXIST if the name is taken, [`Error::InUse`] if another process is making it, ENOSPC if there is no room for all of
-    /// it; those of [`open`](CacheOptions::open).
+    /// [`Error::Io`] with EEXIST if the name is taken, and with ENOSPC if there is no room for the whole log;
+    /// [`Error::InUse`] if another process is creating it; otherwise as for [`open`](CacheOptions::open).
     pub fn create(&self, path: impl AsRef<Path>) -> Result<WriteCache> {
         let path = storage::absolute(path.as_ref())?;
         let geometry = self.geometry(&path)?;
@@ -149,12 +151,14 @@ impl CacheOptions {
         self.open(path)
     }
 
-    /// Opens a log. What a dead owner left in it is brought to the files first: see [`WriteCache::replayed`].
+    /// Opens a log. It first replays the entries that a dead owner left: see [`WriteCache::replayed`].
     ///
     /// # Errors
-    /// ENOENT if there is none; [`Error::InUse`] while somebody has it open; [`Error::Unreplayed`] if it has writes that could
-    /// not be brought to their files; [`Error::Corrupt`] for a file that is no log, or one that was cut short;
-    /// [`Error::Unsupported`] for one of a later version.
+    /// - [`Error::Io`] with ENOENT if there is no log.
+    /// - [`Error::InUse`] while another handle has it open.
+    /// - [`Error::Unreplayed`] if it has writes that could not be brought to their files.
+    /// - [`Error::Corrupt`] for a file that is not a log, or a truncated log.
+    /// - [`Error::Unsupported`] for a log of a later version.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<WriteCache> {
         let path = &storage::resolve(path.as_ref())?;
         let detected = storage::detect(path)?;
@@ -167,12 +171,12 @@ impl CacheOptions {
         }
     }
 
-    /// Opens a log of a pool: a directory in which each process has one. What dead owners left in any of them is replayed first.
-    /// A log that nobody has is taken, or a new one is made.
+    /// Opens a log of a pool: a directory in which each process has one log. It first replays the entries of dead
+    /// owners in all of them. Then it takes a log without an owner, or creates a new one.
     ///
     /// # Errors
-    /// Those of listing the directory and of [`create`](CacheOptions::create). A log that cannot be replayed is left to
-    /// `untorn replay`, and logged.
+    /// Errors of listing the directory and of [`create`](CacheOptions::create). A log that cannot be replayed is left
+    /// for `untorn replay`, with a message through `tracing`.
     pub fn open_in(&self, dir: impl AsRef<Path>) -> Result<WriteCache> {
         let dir = &storage::absolute(dir.as_ref())?;
         let logs = logs_in(dir)?;
@@ -182,7 +186,7 @@ impl CacheOptions {
             match replay_with(&log, false, self.progress.as_ref()) {
                 Ok(replay) if replay.is_complete() => free.push(log),
                 Ok(_) | Err(Error::InUse { .. }) => {}
-                Err(error) => tracing::warn!(log = %log.display(), %error, "a log of the pool is of no use"),
+                Err(error) => tracing::warn!(log = %log.display(), %error, "cannot use a log of the pool"),
             }
         }
         for log in free {
@@ -198,13 +202,18 @@ impl CacheOptions {
                 other => return other,
             }
         }
-        Err(Error::Invalid { path: dir.clone(), what: "it has logs of all numbers".to_owned() })
+        Err(Error::Invalid {
+            path: dir.clone(),
+            what: "every log number in this directory is taken; remove logs that \
+                                                       are no longer needed"
+                .to_owned(),
+        })
     }
 
-    /// [`create`](CacheOptions::create) on media of one's own: for simulators.
+    /// Like [`create`](CacheOptions::create), on custom media; for simulators.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`create`](CacheOptions::create).
     pub fn create_on<M: Medium>(
         &self,
         medium: M,
@@ -217,18 +226,18 @@ impl CacheOptions {
         self.open_latched(medium, place, path)
     }
 
-    /// [`replay`] on media of one's own: for simulators.
+    /// Like [`replay`], on custom media; for simulators.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`replay`].
     pub fn replay_on<M: Medium>(&self, medium: M, place: &dyn SlowPlace, path: impl AsRef<Path>) -> Result<Replay> {
         engine::replay(&Latched::new(medium), place, path.as_ref(), false, self.progress.as_ref())
     }
 
-    /// [`open`](CacheOptions::open) on media of one's own: for simulators.
+    /// Like [`open`](CacheOptions::open), on custom media; for simulators.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`open`](CacheOptions::open).
     pub fn open_on<M: Medium>(
         &self,
         medium: M,

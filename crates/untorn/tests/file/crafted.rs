@@ -344,12 +344,12 @@ fn the_future_is_refused_by_name() {
         for options in [Options::new(), Options::new().read_only(true), Options::new().adopt(true)] {
             let error = options.open(&path).unwrap_err();
             assert!(matches!(error, Error::Unsupported { .. }), "{error}");
-            assert!(error.to_string().contains("newer untorn"), "{error}");
+            assert!(error.to_string().contains("newer version of untorn"), "{error}");
         }
         assert!(matches!(untorn::recover(&path, &Options::new()), Err(Error::Unsupported { .. })));
         let report = untorn::inspect(&path).unwrap();
         assert_eq!(report.state, untorn::State::Corrupt);
-        assert!(report.findings[0].contains("newer untorn"), "{:?}", report.findings);
+        assert!(report.findings[0].contains("newer version of untorn"), "{:?}", report.findings);
         assert!(std::fs::read(&pair.side.path).unwrap() == bytes, "the sidecar was touched");
         assert!(std::fs::read(&path).unwrap() == pair.data.bytes, "the data was touched");
     }

@@ -199,7 +199,7 @@ fn a_lost_page_is_an_error_and_poisons() {
                 read.or_else(|| file.deploy(0, 16 * PAGE as u64).err())
             };
             let error = refused.unwrap_or_else(|| panic!("{what}: nobody noticed"));
-            assert!(error.to_string().contains("a page of the file was lost"), "{what}: {error}");
+            assert!(error.to_string().contains("a mapped page of the file was lost"), "{what}: {error}");
             for refused in [file.write_at(&[1], 0), file.sync().map(drop), file.resize(1)] {
                 assert!(matches!(refused, Err(Error::Poisoned { .. })), "{what}: {refused:?}");
             }

@@ -201,7 +201,7 @@ fn the_address_stays_while_the_file_grows() {
         assert_eq!(map.as_ptr(), address);
     }
     let error = map.resize(1 << 60).unwrap_err();
-    assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains("larger maximum"), "{error}");
+    assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains("larger max_len"), "{error}");
     assert_eq!(map.len(), 1 << 30);
 }
 

@@ -77,7 +77,7 @@ fn ranges_outside_the_file() {
                 let right = matches!(&error, Error::OutOfRange { offset: at, len: asked, file_len, .. }
                     if *at == offset && *asked == n as u64 && *file_len == len);
                 assert!(right && error.path() == path, "{what}: {error}");
-                assert!(error.to_string().contains("resize it first"), "{error}");
+                assert!(error.to_string().contains("resize the file first"), "{error}");
             }
             assert!(bytes.iter().all(|&byte| byte == 9), "{what}: a refused read filled the buffer");
         }

@@ -34,7 +34,7 @@ fn assert_lost(error: &Error, operation: &str, path: &Path, page: usize) {
     assert_eq!((*found, at.as_path()), (operation, path), "{error}");
     assert_eq!(*offset, (page * PAGE) as u64, "{error}");
     assert_eq!(error.errno(), rustix::io::Errno::IO.raw_os_error(), "{error}");
-    assert!(error.to_string().contains("a page of the file was lost"), "{error}");
+    assert!(error.to_string().contains("a mapped page of the file was lost"), "{error}");
 }
 
 /// Nothing more is promised through the handle.
@@ -46,7 +46,7 @@ fn assert_poisoned(file: &AtomicFile) {
     }
     for refused in [file.write_at(&[1], 0), file.deploy(0, 1), file.sync().map(drop), file.resize(1)] {
         let Err(Error::Poisoned { cause, .. }) = &refused else { panic!("{refused:?}") };
-        assert!(cause.contains("a page of the file was lost"), "{cause}");
+        assert!(cause.contains("a mapped page of the file was lost"), "{cause}");
     }
 }
 

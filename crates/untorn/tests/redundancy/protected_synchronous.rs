@@ -305,7 +305,7 @@ fn stores_that_are_found_afterwards_cannot_be_covered_at_once() {
     let place = Place::new(4 * PAGE);
     let mapping = SharedMapping::new(&place.path);
     match at_once().mapping(mapping.address(), mapping.len()) {
-        Err(Error::Invalid { what, .. }) => assert!(what.contains("choose a period"), "{what}"),
+        Err(Error::Invalid { what, .. }) => assert!(what.contains("choose a longer period"), "{what}"),
         other => panic!("{other:?}"),
     }
     assert!(untorn::coverage(&place.path).unwrap().is_none());

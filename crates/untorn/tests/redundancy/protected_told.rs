@@ -250,15 +250,15 @@ fn damage_is_an_event_whatever_comes_upon_it() {
     place.rot(7);
     assert_eq!(told.recv().unwrap(), page(7));
     assert!(about(&place.path, &["ERROR", "damage=Page", &format!("offset: {}", 7 * PAGE)]) > 0);
-    assert_eq!(about(&place.path, &["parity cannot give it back"]), 0);
+    assert_eq!(about(&place.path, &["parity cannot rebuild it"]), 0);
     place.store(&protected, 6 * PAGE, b"beside");
     protected.sync().unwrap();
-    assert_eq!(about(&place.path, &["ERROR", "page=7", "parity cannot give it back"]), 1);
+    assert_eq!(about(&place.path, &["ERROR", "page=7", "parity cannot rebuild it"]), 1);
     drop(protected);
     let place = Place::new();
     let protected = ProtectOptions::new().period(Duration::ZERO).open(&place.path).unwrap();
     place.rot(2);
     place.store(&protected, 2 * PAGE + 100, b"stored");
-    assert_eq!(about(&place.path, &["WARN", "page=2", "a damaged page was repaired"]), 1);
+    assert_eq!(about(&place.path, &["WARN", "page=2", "repaired a damaged page"]), 1);
     protected.close().unwrap();
 }

@@ -323,7 +323,7 @@ fn what_is_no_store_or_no_longer_one_is_refused() {
     };
     let text = dir.path().join("text");
     std::fs::write(&text, pattern(20_000, 1)).unwrap();
-    assert!(refused(small().open(&text), EBADMSG).contains("no region store"));
+    assert!(refused(small().open(&text), EBADMSG).contains("not a region store"));
     std::fs::write(&text, b"").unwrap();
     refused(small().open(&text), EBADMSG);
 
@@ -341,7 +341,7 @@ fn what_is_no_store_or_no_longer_one_is_refused() {
 
     let short = fresh("short");
     OpenOptions::new().write(true).open(&short).unwrap().set_len(8 * PAGE).unwrap();
-    assert!(refused(small().open(&short), EBADMSG).contains("cut short"));
+    assert!(refused(small().open(&short), EBADMSG).contains("was truncated"));
     // After a crash the store does not know its length, but its regions know their pages.
     let short = fresh("short-open");
     drop(small().open(&short).unwrap());

@@ -360,7 +360,7 @@ fn a_killed_process_takes_what_it_alone_had() {
         first.kill();
         for words in ["read 0 8 1", "sync", "write 0 8 3"] {
             let told = second.tell(words);
-            assert!(told.contains("the writes since the last one are lost"), "{told}");
+            assert!(told.contains("the writes since the last commit are lost"), "{told}");
         }
         let mut fourth = Puppet::new(&path, Durability::PerCommit);
         assert_eq!(fourth.tell("read 0 5000 1"), "same");

@@ -61,7 +61,7 @@ pub(crate) fn scrub_and_note<S: Service + ?Sized>(service: &S, how: Scrub<'_>) -
     let report = service.scrub(how)?;
     match service.note_scrub() {
         Err(error) if !report.is_clean() => {
-            tracing::error!(path = %service.path().display(), %error, "a scrub that found damage cannot be noted");
+            tracing::error!(path = %service.path().display(), %error, "cannot record a scrub that found damage");
             Ok(report)
         }
         noted => noted.map(|()| report),

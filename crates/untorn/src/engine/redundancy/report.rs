@@ -1,93 +1,94 @@
-//! What is said of a protected file.
+//! Reports on a protected file.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::options::{Checksum, Damage, PageRange, StripeLayout};
 
-/// How much of a file is covered, now.
+/// How much of a file is covered now.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Coverage {
-    /// The companion file.
+    /// The path of the redundancy file.
     pub companion: PathBuf,
     /// Its length in bytes.
     pub bytes: u64,
-    /// Pages of the data file, of 4096 bytes.
+    /// Pages of the data file, 4096 bytes each.
     pub pages: u64,
-    /// Of these, how many were stored to since they were last covered.
+    /// Pages that were stored to since they were last covered.
     pub uncovered: u64,
-    /// Pages of which the sidecar has bytes that are not at home and not covered, as those in the log of the hybrid log are. Of
-    /// the reflection engine they are covered where they are, see [`sidecar`](Coverage::sidecar). Of a file that is not open with
-    /// an engine it is 0.
+    /// Pages whose bytes are only in the sidecar and not covered there, such as those in the log of the hybrid log. The
+    /// reflection engine's sidecar pages are covered, see [`sidecar`](Coverage::sidecar). It is 0 for a file that is
+    /// not open with an engine.
     pub in_sidecar: u64,
-    /// The same of the pages of the sidecar that may have bytes of the file, if these are covered too: page 0 is the first
-    /// of them.
+    /// The same for the sidecar pages that may have bytes of the file, if they are covered too; page 0 is the first of
+    /// them.
     pub sidecar: Option<Box<Coverage>>,
-    /// False after a crash that left stores untold, and if the file's size or time show a write that nobody told of: a page
-    /// that differs from its checksum is then unknown, and not repaired, until the file is protected again.
+    /// False after a crash that left unannounced stores, and if the file's size or time show an unannounced write. A
+    /// page that does not match its checksum is then unknown, and is not repaired until the file is protected again.
     pub believed: bool,
-    /// Pages that differed from their checksums when the file was opened, after a crash or after a write that nobody told of:
-    /// whether they are damaged cannot be said. They are covered as they are. Of a file that is not open nothing is compared, so
-    /// there are none.
+    /// Pages that did not match their checksums when the file was opened after a crash or after an unannounced write.
+    /// untorn cannot tell whether they are damaged, and computes their checksums anew. It is empty for a file that is
+    /// not open, because nothing is compared.
     pub unknown: Vec<u64>,
-    /// Damaged pages that could not be repaired when they were come upon, since the file was opened; nobody keeps note of them
-    /// beyond that, so of one that is not open there are none.
+    /// Damaged pages that could not be repaired when they were found, since the file was opened. They are not recorded
+    /// beyond that, so it is empty for a file that is not open.
     pub lost: Vec<u64>,
-    /// For how long, at most, the oldest uncovered page has been so since the file was opened; `None` if there is none. It is too
-    /// much by the time between two passes at most, or between two calls that cover. Since when a page was uncovered before,
-    /// which a crash may have left so, nobody keeps note of; so it is `None` too of a file that is not open.
+    /// An upper bound of how long the oldest uncovered page has been uncovered since the file was opened; `None` if
+    /// there is none. It exceeds the true time by at most the time between two passes, or between two calls that cover.
+    /// Times before the open are not recorded, so it is also `None` for a file that is not open.
     pub oldest_uncovered: Option<Duration>,
     /// Stripes of the file.
     pub stripes: u64,
-    /// Stripes with an uncovered page: if another page of one is damaged, it cannot be repaired.
+    /// Stripes with an uncovered page. If another page of such a stripe is damaged, it cannot be repaired.
     pub vulnerable_stripes: u64,
     /// Data pages of a stripe.
     pub stripe: u32,
-    /// Which pages are one stripe.
+    /// Which pages form a stripe.
     pub layout: StripeLayout,
     /// The checksum of a page.
     pub checksum: Checksum,
-    /// The [period](crate::ProtectOptions::keep_period) of openings that name none; `None` if none is kept, and it is a second.
+    /// The [kept period](crate::ProtectOptions::keep_period) for opens that set none; `None` if none is kept, which
+    /// means one second.
     pub period: Option<Duration>,
-    /// What was done before.
+    /// Scrubs and repairs so far.
     pub history: History,
-    /// How far the scrub is that is under way, of whatever thread; `None` if none is.
+    /// The progress of the running scrub, by any thread; `None` if none runs.
     pub scrubbing: Option<Scrubbing>,
-    /// What the last whole scrub found since the file was opened by this process; `None` if there was none.
+    /// The findings of the last whole scrub since this process opened the file; `None` if there was none.
     pub found: Option<ScrubFindings>,
 }
 
-/// What was scrubbed and repaired since the file is protected.
+/// Scrubs and repairs since the file was protected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// When the last whole scrub ended, in seconds since 1970; 0 if there was none.
+    /// The end of the last whole scrub, in seconds since 1970; 0 if there was none.
     pub scrubbed: u64,
-    /// Whole scrubs.
+    /// The number of whole scrubs.
     pub scrubs: u64,
-    /// Pages of the data file that were repaired.
+    /// The number of repaired pages of the data file.
     pub repaired: u64,
 }
 
-/// How far a scrub is.
+/// The progress of a scrub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Scrubbing {
-    /// Pages that were looked at.
+    /// Pages checked so far.
     pub looked: u64,
-    /// Pages in all.
+    /// Pages in total.
     pub pages: u64,
 }
 
-/// What a scrub found, counted.
+/// The findings of a scrub, as counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ScrubFindings {
     /// Damaged pages.
     pub damaged: u64,
-    /// Pages of which it cannot be said whether they are damaged.
+    /// Pages for which untorn cannot tell whether they are damaged.
     pub unknown: u64,
-    /// Damaged parity pages, and copies of tables and of the superblock that are not whole.
+    /// Damaged parity pages, and damaged copies of tables and of the superblock.
     pub redundancy: u64,
 }
 
@@ -106,11 +107,11 @@ impl ScrubFindings {
 }
 
 impl Coverage {
-    /// By how much the mean time to data loss is longer than without redundancy, as the Vilamb paper has it: P / (V · N) for
-    /// P pages in all, V vulnerable stripes and N pages in a stripe, parity among both; of the pages of the
-    /// [sidecar](Coverage::sidecar) too, if these are covered. `None` if no stripe is vulnerable: then damage to one more page of what
-    /// is covered loses nothing. Pages that are only [in the sidecar](Coverage::in_sidecar), and damage that there is by now, are not
-    /// counted.
+    /// The factor by which the mean time to data loss is longer than without redundancy, as in the Vilamb paper: P / (V
+    /// · N), for P pages in total, V vulnerable stripes, and N pages in a stripe; both page counts include parity. It
+    /// includes the pages of the [sidecar](Coverage::sidecar) if they are covered. `None` if no stripe is vulnerable:
+    /// then damage to one more covered page loses nothing. It does not count pages that are only [in the
+    /// sidecar](Coverage::in_sidecar), nor existing damage.
     pub fn mttdl_gain(&self) -> Option<f64> {
         let parts = || [Some(self), self.sidecar.as_deref()].into_iter().flatten();
         let pages: u64 = parts().map(|part| part.pages + part.stripes).sum();
@@ -119,59 +120,62 @@ impl Coverage {
     }
 }
 
-/// The outcome of a scrub.
+/// The result of a scrub.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ScrubReport {
-    /// Pages that were read and compared.
+    /// Pages read and compared.
     pub checked: u64,
-    /// Pages that were uncovered when it came by.
+    /// Pages skipped because they were uncovered.
     pub skipped: u64,
-    /// Pages of the sidecar that were read and compared; 0 too if its scrub failed after damage was found in the file.
+    /// Pages of the sidecar read and compared; also 0 if its scrub failed after damage was found in the file.
     pub sidecar_checked: u64,
-    /// Pages of the sidecar that were uncovered when it came by.
+    /// Pages of the sidecar skipped because they were uncovered.
     pub sidecar_skipped: u64,
-    /// What is wrong, by place.
+    /// The damage found, by place.
     pub damage: Vec<Damage>,
 }
 
 impl ScrubReport {
-    /// Whether nothing is wrong.
+    /// Whether the scrub found no damage.
     pub fn is_clean(&self) -> bool {
         self.damage.is_empty()
     }
 }
 
-/// The outcome of a repair.
+/// The result of a repair.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct RepairReport {
-    /// What was found.
+    /// The findings of its scrub.
     pub scrub: ScrubReport,
-    /// Pages that have their bytes again: read anew from the medium after they were flushed, and compared.
+    /// Repaired pages: flushed, read back from the medium, and compared.
     pub repaired: Vec<PageRange>,
-    /// Parity pages and copies of tables that were written anew, and read anew from the medium after they were flushed.
+    /// Rebuilt parity pages and copies of tables: flushed and read back from the medium.
     pub rebuilt: u64,
-    /// Of these kinds, what is damaged yet, of the file and of its sidecar: the medium does not have it although it said that it did, or
-    /// pages of the stripe could be read before and not when its parity was to be made of them. The next repair may make it.
+    /// Parity pages and copies of tables, of the file and of its sidecar, that are still damaged. Either the medium
+    /// reported success but does not have the new bytes, or pages of the stripe became unreadable when parity was to be
+    /// computed from them. The next repair may succeed.
     pub not_rebuilt: Vec<Damage>,
-    /// Pages that parity cannot give back: their stripe has lost more than one, or is not covered, save for stores that are
-    /// covered [at once](crate::ProtectOptions::period) and not made yet. While there is one, nothing is repaired. And those that the
-    /// medium did not take, or does not have although it said that it did: beside them others may have been repaired.
+    /// Pages that parity cannot rebuild. Their stripe has lost more than one page, or is not covered; announced stores
+    /// that are covered [at once](crate::ProtectOptions::period) and not made yet do not count against it. While there
+    /// is one, the repair changes nothing. Also pages that the medium refused, or does not have although it reported
+    /// success; other pages may have been repaired beside these.
     pub lost: Vec<PageRange>,
-    /// Pages of which it cannot be said whether they are damaged. They are left alone.
+    /// Pages for which untorn cannot tell whether they are damaged. They are left as they are.
     pub unknown: Vec<PageRange>,
-    /// Pages of the sidecar that have their bytes again. Where they are is counted from its start, as below.
+    /// Repaired pages of the sidecar. Here and below, offsets count from the sidecar's start.
     pub sidecar_repaired: Vec<PageRange>,
-    /// Pages of the sidecar that parity cannot give back. While there is one, nothing is repaired, here or in the file. And
-    /// those that the medium does not have after all, as above.
+    /// Pages of the sidecar that parity cannot rebuild. While there is one, the repair changes nothing, here or in the
+    /// file. Also pages that the medium does not have after all, as above.
     pub sidecar_lost: Vec<PageRange>,
-    /// Pages of the sidecar of which it cannot be said whether they are damaged.
+    /// Pages of the sidecar for which untorn cannot tell whether they are damaged.
     pub sidecar_unknown: Vec<PageRange>,
 }
 
 impl RepairReport {
-    /// Whether no page is damaged beyond repair. Of the redundancy something [may be](RepairReport::not_rebuilt) yet.
+    /// Whether no page is damaged beyond repair. Parts of the redundancy [may still be
+    /// damaged](RepairReport::not_rebuilt).
     pub fn is_whole(&self) -> bool {
         self.lost.is_empty() && self.sidecar_lost.is_empty()
     }

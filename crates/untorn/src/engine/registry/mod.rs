@@ -1,7 +1,7 @@
 //! One state for each open file of this process, found by the file's identity.
 //!
-//! A forked child has a copy of its parent's registry, with handles that mean nothing there and with locks that threads
-//! of the parent may have held at that moment, for ever. So each process has a registry of its own.
+//! A forked child has a copy of its parent's registry. Its handles are not usable there, and threads of the parent may
+//! have held its locks at the fork, forever. So each process has its own registry.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -115,13 +115,16 @@ impl Registry {
         let mut entry = lock(&place);
         if let Some(shared) = entry.shared.upgrade() {
             if options.exclusive || shared.exclusive {
-                let holder = "this process already, and a map shares its file with no other handle".to_owned();
+                let holder = "this process, and a map cannot share its file with another handle".to_owned();
                 return Err(Error::InUse { path: path.to_owned(), holder });
             }
             if options.shared != shared.several {
                 let how =
                     if shared.several { "shared with other processes" } else { "not shared with other processes" };
-                let holder = format!("this process already, {how}, and its handles are all of one kind");
+                let holder = format!(
+                    "this process, {how}, and all handles of one file in a process must be of one \
+                                      kind"
+                );
                 return Err(Error::InUse { path: path.to_owned(), holder });
             }
             let wants_it = options.redundancy.is_some() || options.verify_reads.is_some();

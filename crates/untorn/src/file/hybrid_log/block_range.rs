@@ -1,4 +1,4 @@
-//! Locking what an operation touches, cover by cover, in ascending order.
+//! Locking the blocks that an operation touches, cover by cover, in ascending order.
 
 use super::Core;
 use super::format::Kind;

@@ -1,4 +1,4 @@
-//! Checkpoints: what is committed goes home, and the log becomes free.
+//! Checkpoints: they write committed bytes to the data file, and free the log.
 
 use super::block_range::Link;
 use super::format::Kind;

@@ -1,8 +1,8 @@
-//! The space of the log: chunks of units, handed to lanes, filled in order, and free again all at once.
+//! The space of the log: chunks of units. Lanes get chunks and fill them in order; a chunk is freed as a whole.
 //!
-//! A chunk is a few pages of headers and behind them as many units of 4 KiB; a header's place says which units it speaks
-//! of. A lane fills one chunk after another. When a cut retires every epoch that a full chunk has entries of, the chunk is
-//! free: nothing is freed singly, and nothing durable has to say that an entry is free.
+//! A chunk is a few pages of headers followed by as many units of 4 KiB; a header's place tells its units. A lane fills
+//! one chunk after another. When a cut retires every epoch that a full chunk has entries of, the chunk is free: no
+//! entry is freed singly, and no durable word says that an entry is free.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -456,7 +456,7 @@ impl Chunks {
     #[cold]
     pub(super) fn full(&self, path: &Path) -> Error {
         let what = format!(
-            "the open epoch takes more than the log may: {} chunks of {} bytes; commit more often, or open the file with \
+            "the open epoch does not fit in the log ({} chunks of {} bytes); commit more often, or open the file with \
              a larger log size",
             self.most,
             self.units * PAGE

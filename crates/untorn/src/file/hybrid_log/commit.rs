@@ -1,4 +1,4 @@
-//! Committing an epoch: one record, whatever the epoch holds.
+//! Committing an epoch: one record, however much the epoch holds.
 
 use super::format::{Digest, EpochRecord};
 use super::lanes::ReadCount;
@@ -132,7 +132,8 @@ impl<M: Medium> Core<M> {
         if undo && !self.logs_undo() {
             // Recovery would lay what is left in the log over what goes to the file from now on.
             if let Err(error) = self.checkpoint() {
-                tracing::warn!(path = %self.path().display(), %error, "cannot checkpoint; redo is logged on");
+                tracing::warn!(path = %self.path().display(), %error, "cannot checkpoint before switching to undo \
+                                                                       logging; the log stays with redo");
                 undo = false;
             }
         }

@@ -1,8 +1,8 @@
-//! The bytes of the log: the header of an entry, and the record of an epoch.
+//! The layout of the log: the header of an entry, and the record of an epoch.
 //!
-//! Both are lines of 64 bytes that prove by a checksum, seeded with their place and their session, that they are whole.
-//! An entry's header carries a checksum over the entry's bytes, and an epoch's record a digest of the epoch's headers; so
-//! one fence makes data, headers and record durable together, and recovery can tell whether it was passed.
+//! Both are lines of 64 bytes. A checksum, seeded with their place and their session, proves that they are whole. An
+//! entry's header has a checksum of the entry's bytes, and an epoch's record has a digest of the epoch's headers. So
+//! one fence makes data, headers and record durable together, and recovery can tell whether the fence returned.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

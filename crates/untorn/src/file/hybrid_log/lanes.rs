@@ -1,4 +1,4 @@
-//! What each thread at work has of its own: the chunk it fills, and its part of the open epoch's digest.
+//! The state of each working thread: the chunk it fills, and its part of the open epoch's digest.
 
 use super::format::Digest;
 use crate::format::record::LINE;

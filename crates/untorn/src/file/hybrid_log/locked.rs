@@ -1,21 +1,24 @@
-//! The way out for a read that writers keep overtaking, or that is longer than what an optimistic one can keep in mind of it:
-//! it locks what it reads.
+//! The fallback for a read that writers keep overtaking, or that is too long for an optimistic read to track: it locks
+//! what it reads.
 //!
-//! # What it holds, and what it leaves free
-//! All covers of the range, locked in ascending order and let go together, so all bytes are of the instant at which the last
-//! of them is locked. Readers that take no locks go on meanwhile, and so does whoever writes elsewhere. It holds no lane: a
-//! thread that commits waits for all lanes, and a commit must not wait for a read, nor a read for a flush that a commit is
-//! about. What a lane would keep still is found out afterwards instead:
-//! - the *length*: a change of it while the read was under way shows in the count of changes;
-//! - *epochs*: they may end, and entries may go home. Of a cover whose lock is held no entry takes another's place, so the
-//!   bytes are either still in the log or at home by then.
+//! # What it locks
 //!
-//! A block that nothing was ever written near has no slot, and a read makes none. It goes by the leaves that the index had
-//! when it began, and finds out afterwards whether there is one more in its range.
+//! It locks all covers of the range in ascending order and unlocks them together, so all bytes are of the instant at
+//! which the last one is locked. Lock-free readers go on meanwhile, and so do writers elsewhere. It holds no lane: a
+//! committing thread waits for all lanes, and a commit must not wait for a read, nor a read for the flush of a commit.
+//! The read checks afterwards what a lane would have kept constant:
 //!
-//! Should either have come about, the read makes the leaves that are missing and begins anew, and now it keeps the length from
-//! changing, which takes no lane either. It does not wait for whoever is about to change it: he may wait for a flush, or for
-//! the lanes that a commit holds. Meanwhile the length stays what it is, so the read tries without.
+//! - the *length*: the count of changes shows a change during the read;
+//! - *epochs*: they may end, and entries may be checkpointed. While a cover's lock is held, no entry replaces another
+//!   in it, so the bytes are either still in the log or in the data file by then.
+//!
+//! A block that was never written near has no slot, and a read creates none. The read uses the leaves that the index
+//! had when it began, and checks afterwards whether its range has another one.
+//!
+//! If either check fails, the read creates the missing leaves and starts again, and now it prevents changes of the
+//! length, which takes no lane either. It does not wait for a thread that is about to change the length, because that
+//! thread may wait for a flush, or for the lanes that a commit holds. The length stays the same meanwhile, so the read
+//! tries without.
 
 use super::Core;
 use super::block_range::Link;

@@ -1,4 +1,4 @@
-//! What is known in memory of an entry of the log: where its bytes belong, and how far it is on its way there.
+//! The in-memory state of a log entry: where its bytes belong, and how far its checkpoint has come.
 
 use super::block_range::Link;
 use super::format::Kind;

@@ -1,40 +1,46 @@
 //! The hybrid-log engine: a log for each block, undo or redo, and epochs (the Libnvmmio paper, §3).
 //!
-//! The file is divided into blocks of 4 KiB. A write gets, for each aligned power of two of blocks it touches (a *cover*,
-//! as large as the write is), one entry in the log. Under *redo* the entry holds the new bytes; reads lay it over the
-//! file, and once its epoch has committed a checkpoint carries it home. Under *undo* the entry holds the old bytes, and
-//! the new ones go to the file at once. A commit advances the file's epoch by storing one record: what it costs does not
-//! depend on how much was written.
+//! The file is divided into blocks of 4 KiB. A write gets one log entry for each aligned power of two of blocks that it
+//! touches (a *cover*, as large as the write). Under *redo* the entry holds the new bytes. Reads lay it over the file,
+//! and a checkpoint writes it to the file (its *home*) once its epoch has committed. Under *undo* the entry holds the
+//! old bytes, and the new ones go to the file at once. A commit advances the file's epoch by storing one record: its
+//! cost does not depend on how much was written.
 //!
-//! # What makes it sound
-//! 1. An entry belongs to one epoch. It has a header that proves by checksums that header and bytes arrived; the epoch's
-//!    record has a digest of the epoch's headers. So entries and record need one fence together, by the thread that
-//!    commits; every other thread has ordered its own stores before it let go of its lane. Where an entry was written
-//!    twice within an epoch on persistent memory, its checksum is void: the epoch is *uncertain*, and a fence before the
-//!    record makes up for it.
-//! 2. Recovery believes an epoch if something stored after its fence exists, if its record says that all else was durable
-//!    before, or if everything adds up. It takes the longest run of epochs it believes, and no later one.
-//! 3. An epoch's entries are carried home only when it is durable. A chunk of the log is used again only when a durable
-//!    *cut* says that all its entries are of no more use; a crash before the cut repeats the checkpoint, a crash after it
-//!    does not need the entries.
-//! 4. A write to a block whose entry is committed, but not at home yet, takes it home first; so a block never has two
-//!    entries that a reader or a checkpoint would have to put in order. Whoever carries an entry home *claims* it before,
-//!    and everybody else waits until it is there: no old bytes are carried over new ones.
-//! 5. Undo: the bytes a write replaces are durable in the log before the first store to the file, once in an epoch.
-//!    Only on persistent memory: on a block medium the kernel would write the page back before the entry.
-//! 6. Before anything new is written after a crash, the outcome is made durable, and a new session number, which no older
+//! # Invariants
+//!
+//! 1. An entry belongs to one epoch. Its header proves by checksums that header and bytes arrived; the epoch's record
+//!    has a digest of the epoch's headers. So entries and record need one fence together, by the committing thread;
+//!    every other thread has ordered its own stores before it released its lane. If an entry was written twice within
+//!    an epoch on persistent memory, its checksum is void: the epoch is *uncertain*, and has a fence before the record
+//!    instead.
+//! 2. Recovery believes an epoch if a store after its fence exists, if its record says that everything else was durable
+//!    before, or if all checksums match. It takes the longest run of epochs that it believes, and no later one.
+//! 3. An epoch's entries are checkpointed only when it is durable. A chunk of the log is reused only when a durable
+//!    *cut* says that none of its entries is needed any more. A crash before the cut repeats the checkpoint; a crash
+//!    after it does not need the entries.
+//! 4. A write to a block whose entry is committed, but not in the file yet, first writes that entry to the file. So a
+//!    block never has two entries that a reader or a checkpoint would have to order. A thread that writes an entry to
+//!    the file *claims* it first, and all others wait until it is done: old bytes never overwrite new ones.
+//! 5. Undo: the bytes that a write replaces are durable in the log before the first store to the file, once in an
+//!    epoch. It needs persistent memory: on a block medium the kernel could write the page back before the entry.
+//! 6. Before any new write after a crash, recovery makes the outcome durable, and a new session number, which no older
 //!    header or record is sealed with, retires everything in one step.
-//! 7. The length belongs to the epoch: its record gives it.
-//! 8. A block is *calm* only while it is all at home, nothing of the open epoch, and nobody stores there, so that a reader
-//!    need look no further (`sharing::calm`). Every write has all blocks of its covers stirred, under their locks, before it
-//!    links an entry or stores to the file. A block becomes calm again under the lock that stands for its cover, when its
-//!    link names nothing that a reader, a checkpoint or the open epoch has use for.
+//! 7. The length belongs to the epoch: its record has it.
+//! 8. A block is *calm* only while the file has all of it, none of it belongs to the open epoch, and no thread stores
+//!    there. So a reader need look no further (`sync::clean_bits`). Every write stirs all blocks of its covers, under
+//!    their locks, before it links an entry or stores to the file. A block becomes calm again under the lock of its
+//!    cover, when its link names no entry that a reader, a checkpoint or the open epoch needs.
 //!
-//! # Locks, in the order in which they are taken
-//! The gate of a resize; a lane (all lanes: commit, resize); the cut gate; slots, ascending. A slot's value changes only under its own lock.
-//! Reads take no lane: a commit waits for all of them, and must not wait for a read that waits for other writers.
-//! Whoever locked a slot and finds that its value names an entry of a cover that begins elsewhere lets it go again and
-//! locks the first slot of that cover, which stands for all of them.
+//! # Lock order
+//!
+//! 1. The gate of a resize.
+//! 2. A lane (all lanes: commit, resize).
+//! 3. The cut gate.
+//! 4. Slots, ascending. A slot's value changes only under its own lock.
+//!
+//! Reads take no lane: a commit waits for all lanes, and must not wait for a read that waits for other writers. A
+//! thread that locks a slot whose value names an entry of a cover that begins elsewhere unlocks it and locks the first
+//! slot of that cover, which stands for the whole cover.
 
 mod block_range;
 mod checkpoint;
@@ -82,21 +88,21 @@ use crate::sys::sync::{AtomicU64, Ordering, Zeroed, ZeroedBox, thread_number};
 pub(crate) mod barriers {
     use crate::storage::barrier::barriers;
     barriers! {
-        /// What an epoch wrote is durable before a record speaks of it without a checksum.
+        /// An epoch's bytes are durable before a record covers them without a checksum.
         EPOCH_DATA = "hybrid-log.epoch.data";
         /// An epoch's record, and with it all that the record certifies, is durable before the commit is acknowledged.
         EPOCH_RECORD = "hybrid-log.epoch.record";
-        /// What was stored to the log through the cache is on its way before the epoch's record is.
+        /// Bytes stored to the log through the cache are being written back before the epoch's record is stored.
         LOG_LINES = "hybrid-log.lines";
         /// Undo: the bytes that a write replaces are durable in the log before the file is stored to.
         UNDO_ENTRY = "hybrid-log.undo.entry";
-        /// What was carried home is durable there before the cut says that the log is not needed for it.
+        /// Checkpointed bytes are durable in the file before the cut says that the log is not needed for them.
         CHECKPOINT_HOME = "hybrid-log.checkpoint.home";
-        /// The cut is durable before a chunk that it retires is written over.
+        /// The cut is durable before a chunk that it retires is overwritten.
         CHECKPOINT_CUT = "hybrid-log.checkpoint.cut";
         /// The log's new length is durable before an entry in it counts.
         LOG_GROW = "hybrid-log.grow";
-        /// What recovery found is at home, durably, before the log it found it in is retired.
+        /// The result of recovery is durably in the file before the log it came from is retired.
         RECOVER_HOME = "hybrid-log.recover.home";
         /// A longer data file is durable before a record gives its length.
         RESIZE_GROW = "hybrid-log.resize.grow";
@@ -361,7 +367,8 @@ impl<M: Medium> Drop for HybridLog<M> {
         self.workers.stop();
         if let Err(error) = self.core.close_clean() {
             // Nobody is left to return it to; the next open recovers.
-            tracing::warn!(path = %self.core.path().display(), %error, "not closed cleanly");
+            tracing::warn!(path = %self.core.path().display(), %error, "cannot close the file cleanly; the next open \
+                                                                        recovers it");
         }
     }
 }

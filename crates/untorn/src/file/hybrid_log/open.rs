@@ -33,8 +33,8 @@ const MAX_RECORD_AREA: u64 = 64 << 10;
 impl<M: Medium> HybridLog<M> {
     pub(crate) fn open(medium: Arc<M>, path: &Path, options: &Options) -> Result<Self> {
         if medium.class() == MediumClass::Block && options.log_policy == LogPolicy::Undo {
-            let what = "undo logging needs persistent memory: on a block medium the kernel writes pages of the file back \
-                        when it likes, and so before the log that would undo them; use redo or hybrid";
+            let what = "undo logging needs persistent memory: on a block medium the kernel may write pages of the file \
+                        back before the log that undoes them; use the logging policy redo or hybrid";
             return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
         }
         let data = open_data(&*medium, path, options)?;
@@ -95,12 +95,19 @@ impl<M: Medium> Core<M> {
         }
         let at = superblock.geometry.chunks_at();
         if side.len() < at {
-            let what = format!("it has {} bytes, its record area alone takes {at}", side.len());
+            let what = format!(
+                "the sidecar was truncated: it has {} bytes, its record area alone needs \
+                                {at}",
+                side.len()
+            );
             return Err(Error::Corrupt { path: sidecar, offset: Some(side.len()), what });
         }
         let Geometry { lanes, slots } = superblock.geometry;
         if lanes != 1 || slots > MOST_UNITS {
-            let what = format!("{lanes} areas of chunks of {slots} units; one, of at most {MOST_UNITS}, is possible");
+            let what = format!(
+                "the superblock names {lanes} chunk areas of {slots} units; it must be one area of at \
+                                most {MOST_UNITS} units"
+            );
             return Err(Error::Corrupt { path: sidecar, offset: None, what });
         }
         let (class, units) = (medium.class(), u64::from(superblock.geometry.slots));
@@ -149,7 +156,7 @@ impl<M: Medium> Core<M> {
         // Before the first store: a file that is refused stays as it is.
         if self.data.len() < len {
             if self.options.trust != Some(Trust::Sidecar) {
-                let what = format!("it has {} bytes, its last commit has {len}", self.data.len());
+                let what = format!("it has {} bytes, but its last commit has {len}", self.data.len());
                 return Err(Error::MixedUse { path: self.path().to_owned(), what });
             }
             self.data.set_len(len)?;

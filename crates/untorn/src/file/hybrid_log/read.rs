@@ -1,5 +1,5 @@
-//! Reading: the file, and over it what the log has. A read takes no fence and no memory, and waits for no lock unless
-//! writers keep overtaking it or it is longer than what it can keep in mind of it; then it is [`locked`](super::locked).
+//! Reading: the file, with the log's entries laid over it. A read takes no fence and no memory. It waits for no lock,
+//! unless writers keep overtaking it or it is too long to track optimistically; then it is [`locked`](super::locked).
 
 use super::Core;
 use super::block_range::Link;

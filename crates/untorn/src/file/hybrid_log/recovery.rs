@@ -1,4 +1,4 @@
-//! Recovery: from the records and headers that arrived to the last epoch that is whole.
+//! Recovery: it finds the last whole epoch from the records and headers that arrived.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -67,13 +67,13 @@ impl Found {
         let entries = core.read_headers(retirement.cut)?;
         found.committed = core.last_whole(retirement.cut, &records, &entries)?;
         if found.committed > MAX_NUMBER_AT_OPEN {
-            let what = format!("epoch {} is durable, to which no file comes", found.committed);
+            let what = format!("the durable epoch number {} is higher than any file can reach", found.committed);
             return Err(Error::Corrupt { path: core.sidecar.clone(), offset: None, what });
         }
         if let Some(record) = records.get(&found.committed) {
             found.len = record.len;
         } else if found.committed != retirement.cut {
-            let what = format!("epoch {} is durable, but has no record", found.committed);
+            let what = format!("epoch {} is durable, but its commit record is missing", found.committed);
             return Err(core.corrupt(record_at(found.committed), what));
         }
         for entry in entries {
@@ -217,8 +217,8 @@ impl<M: Medium> Core<M> {
             let found = found.get(&epoch).copied().unwrap_or_default();
             if found != digest {
                 let what = format!(
-                    "epoch {epoch} was durable, and of its {} entries {} are whole; they do not add up to what this record \
-                     says",
+                    "epoch {epoch} was durable with {} log entries, but the {} entries found do not match the digest \
+                     in its commit record",
                     digest.count, found.count
                 );
                 return Err(self.corrupt(record_at(epoch), what));
@@ -231,7 +231,7 @@ impl<M: Medium> Core<M> {
                 if !self.is_whole(entry, &mut image)? {
                     let at = self.chunks.bytes_at(entry.unit) + u64::from(entry.header.offset);
                     let Header { epoch, len, .. } = entry.header;
-                    let what = format!("{len} bytes of epoch {epoch}, which was durable, are not those it wrote");
+                    let what = format!("{len} bytes of the durable epoch {epoch} do not match their checksum");
                     return Err(self.corrupt(at, what));
                 }
             }
@@ -288,7 +288,7 @@ impl<M: Medium> Core<M> {
 
     /// Brings the committed bytes home, and back what was not committed.
     pub(super) fn apply(&self, found: &Found) -> Result<()> {
-        self.bring_home_in_parallel("taking back what was not committed", &found.revert)?;
+        self.bring_home_in_parallel("rolling back uncommitted writes", &found.revert)?;
         self.bring_home_in_parallel("replaying the log", &found.replay)
     }
 

@@ -17,7 +17,8 @@ impl<M: Medium> Core<M> {
         self.standing.writable()?;
         if len > self.max_len {
             let what = format!(
-                "{len} bytes are more than the {} it may grow to while open; open it with a larger maximum",
+                "cannot grow to {len} bytes: the file was opened with a maximum of {}; open it again with a larger \
+                 max_len",
                 self.max_len
             );
             return Err(Error::Invalid { path: self.path().to_owned(), what });

@@ -1,5 +1,5 @@
-//! The common write, kept short: bytes of one block that has no entry of the open epoch yet, under redo, on persistent
-//! memory.
+//! The fast path of the common write: under redo, on persistent memory, within one block that has no entry of the open
+//! epoch yet.
 
 use super::block_range::Link;
 use super::format::{Header, Kind, check_of, sum_of};

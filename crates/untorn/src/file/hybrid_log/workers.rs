@@ -1,10 +1,10 @@
-//! The threads that checkpoint while the program goes on. They start when there is first something to do, sleep when there
-//! is not, and are told to stop before the file is closed.
+//! The checkpoint threads. They start with the first work, sleep when there is none, and stop before the file is
+//! closed.
 //!
-//! A write wakes them, and so does a read that had to look into the log: after the last write of a program nobody else would
-//! bring home what its reads go the long way for. When a checkpoint fails they *give up*: nobody wakes them until somebody,
-//! a writer that ran out of room or a `reclaim`, has made a checkpoint himself. Else a disk that fails, or is full, would
-//! have them try again with every call of the program.
+//! A write wakes them. A read that had to look into the log wakes them too: otherwise, after a program's last write, no
+//! thread would checkpoint the entries that slow its reads down. When a checkpoint fails they *give up*: no call wakes
+//! them until another thread (a writer that ran out of room, or a `reclaim`) has made a checkpoint itself. Otherwise
+//! they would retry a failing or full disk at every call of the program.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -135,7 +135,7 @@ impl Workers {
                 Ok(thread) => threads.push(thread),
                 // Writers that run out of room checkpoint themselves.
                 Err(error) => {
-                    tracing::warn!(path = %core.path().display(), %error, "no thread to checkpoint with");
+                    tracing::warn!(path = %core.path().display(), %error, "cannot start a checkpoint thread");
                     if threads.is_empty() {
                         self.shared.give_up(core.head.cut.load(Ordering::Acquire));
                         self.shared.alarm.rest();
@@ -184,7 +184,7 @@ fn lead<M: Medium>(shared: &Shared, core: &Core<M>) {
         drop(state);
         if let Err(error) = round(shared, core) {
             // Whoever runs out of room meets the same error, and can be told.
-            tracing::warn!(path = %core.path().display(), %error, "cannot checkpoint");
+            tracing::warn!(path = %core.path().display(), %error, "a background checkpoint failed");
         }
         state = locked(&shared.state);
     }

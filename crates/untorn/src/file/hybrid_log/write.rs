@@ -1,4 +1,4 @@
-//! Writing: pieces to covers, and covers to the log by the policy of the epoch.
+//! Writing: it splits pieces into covers, and logs the covers by the policy of the epoch.
 
 use super::block_range::{Cover, Hindrance, Logged, class_for};
 use super::meta::Extent;
@@ -166,7 +166,7 @@ impl<M: Medium> Core<M> {
             return self.standing.hide();
         }
         if let Err(error) = self.roll_back() {
-            tracing::error!(path = %self.path().display(), %error, "a write whose commit failed cannot be taken back");
+            tracing::error!(path = %self.path().display(), %error, "cannot roll back a write whose commit failed");
             self.standing.hide();
         }
     }

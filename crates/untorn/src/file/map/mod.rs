@@ -32,15 +32,14 @@ use crate::sys::runs::Runs;
 use crate::sys::sync::Arc;
 use crate::sys::tracking::{KEPT, Tracking};
 
-/// A file as plain memory: load and store as you like, then [`commit`](AtomicMap::commit).
+/// A file as plain memory: the program loads and stores freely, then calls [`commit`](AtomicMap::commit).
 ///
-/// A commit makes every store since the last one durable together; after a crash at any instant the file holds exactly the
-/// last commit. What is not committed is discarded by a crash, by [`rollback`](AtomicMap::rollback), and by dropping the
-/// map; the kernel never writes it to the file, as it does with a shared mapping. The address stays the same when the
-/// file grows.
+/// A commit makes every store since the last one durable together. After a crash at any instant the file holds exactly
+/// the last commit. A crash, [`rollback`](AtomicMap::rollback), or dropping the map discards uncommitted stores; unlike
+/// with a shared mapping, the kernel never writes them to the file. The address stays the same when the file grows.
 ///
-/// One process has a file open as a map, through one `AtomicMap`. Slices are lent under Rust's rules, so no store can be
-/// under way during a commit; a program that stores through [`as_mut_ptr`](AtomicMap::as_mut_ptr) has to see to that
+/// Only one process has a file open as a map, through one `AtomicMap`. It lends slices under Rust's rules, so no store
+/// can run during a commit. A program that stores through [`as_mut_ptr`](AtomicMap::as_mut_ptr) must ensure that
 /// itself.
 ///
 /// ```
@@ -60,16 +59,18 @@ use crate::sys::tracking::{KEPT, Tracking};
 /// ```
 ///
 /// # How
-/// The memory is a private mapping of the data file: a page that is stored to becomes the process's own, and the page
-/// tables tell which ones those are (see [`DirtyTracking`]). A commit writes them to the log of the
-/// [hybrid-log engine](crate::EngineKind::HybridLog) as one epoch: one device flush, or on persistent memory one fence,
-/// however many pages; the file itself gets them later. Recovery is that engine's.
+/// The memory is a private mapping of the data file. A page that the program stores to becomes private to the process,
+/// and the page tables tell which pages those are (see [`DirtyTracking`]). A commit writes them to the log of the
+/// [hybrid-log engine](crate::EngineKind::HybridLog) as one epoch. It costs one device flush, or on persistent memory
+/// one fence, for any number of pages. The file itself gets the pages later. The engine does the recovery.
 ///
-/// Reading into the map with `read(2)` counts as storing to it. What a device stores through memory pinned for long (buffers
-/// registered with io_uring, RDMA) is not noticed after a commit. A forked child has a copy of the pages that were stored
-/// to and not committed, and may see what the parent commits of others; its stores never reach the file, and its calls fail
-/// with [`Error::Forked`]. A page that is lost (the file was truncated by another program, the medium failed) reads as zeros
-/// from then on, and the next call fails; see [`LostPage`](crate::LostPage).
+/// - Reading into the map with `read(2)` counts as storing to it.
+/// - After a commit, untorn does not notice stores that a device makes through pinned memory (buffers registered with
+///   io_uring, RDMA).
+/// - A forked child has a copy of the stored and uncommitted pages, and may see what the parent commits in other pages.
+///   Its stores never reach the file, and its calls fail with [`Error::Forked`].
+/// - A lost page (another program truncated the file, the medium failed) reads as zeros from then on, and the next call
+///   fails; see [`LostPage`](crate::LostPage).
 ///
 /// Source: the Region System paper, §V-C; failure-atomic msync (Park and others, EuroSys 2013).
 pub struct AtomicMap {
@@ -105,8 +106,8 @@ impl AtomicMap {
         let path = engine.path();
         let info = engine.info();
         if options.read_only && info.reflected_pages > 0 {
-            let what =
-                "committed bytes of this file live in its sidecar, where plain loads cannot find them; settle it first";
+            let what = "the sidecar holds committed bytes of this file, which plain loads cannot see; settle the file first \
+                 (`untorn settle`)";
             return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
         }
         let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
@@ -114,7 +115,7 @@ impl AtomicMap {
         let (device, inode, ..) = identity(file.as_fd()).map_err(|error| Error::io("examine", path, error))?;
         let opened = engine.identity()?;
         if (device, inode) != (opened.device, opened.inode) {
-            let holder = "another process, which has put another file in its place".to_owned();
+            let holder = "another process, which has replaced the file".to_owned();
             return Err(Error::InUse { path: path.to_owned(), holder });
         }
         let len = engine.len();
@@ -125,8 +126,9 @@ impl AtomicMap {
         let method = match options.dirty_tracking {
             DirtyTracking::Auto if is_dax => DirtyTracking::PageTable,
             DirtyTracking::WriteProtect if is_dax => {
-                let what = "on persistent memory stores are tracked by page table only: the kernel's fault handler for it \
-                            would take the mark of a write-protected page that was given back for a page, and never return";
+                let what = "on persistent memory only the page table can track stores: the kernel's DAX fault handler \
+                            never returns for a released page that is write-protected; use DirtyTracking::PageTable or \
+                            Auto";
                 return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
             }
             method => method,
@@ -161,7 +163,7 @@ impl AtomicMap {
         self.engine().path()
     }
 
-    /// Length in bytes; the slices are as long.
+    /// The length in bytes, which is also the length of the slices.
     pub fn len(&self) -> usize {
         self.len as usize
     }
@@ -171,7 +173,7 @@ impl AtomicMap {
         self.len == 0
     }
 
-    /// How stores are found out: [`WriteProtect`](DirtyTracking::WriteProtect) or
+    /// The dirty tracking in use: [`WriteProtect`](DirtyTracking::WriteProtect) or
     /// [`PageTable`](DirtyTracking::PageTable).
     pub fn dirty_tracking(&self) -> DirtyTracking {
         self.tracking.method()
@@ -182,26 +184,26 @@ impl AtomicMap {
         self.engine().info()
     }
 
-    /// The first byte, at an address that is the same until the map is dropped. A reference is safer; this is for a
-    /// program that follows pointers of its own through the memory.
+    /// A pointer to the first byte. The address is the same until the map is dropped. Prefer a reference; this is for a
+    /// program that follows its own pointers through the memory.
     pub fn as_ptr(&self) -> *const u8 {
         self.memory.address(0)
     }
 
-    /// The first byte, for stores. No store through it may be under way while a method that takes `&mut self` runs: the log
-    /// may hold other bytes than its checksum is of then, and a crash may take the commit back.
+    /// A pointer to the first byte, for stores. No store through it may run while a method that takes `&mut self` runs:
+    /// the log could then hold bytes that do not match their checksum, and recovery could drop the commit.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.memory.at(0)
     }
 
-    /// Commits: when it returns, every store since the last commit is durable, and the length with it. Returns the number
-    /// of the commit. What it costs grows with the pages that were stored to, not with the length; if there are none, and
-    /// the length is the same, nothing is written.
+    /// Commits. When it returns, every store since the last commit, and the length, is durable. Returns the number of
+    /// the commit. The cost grows with the number of stored pages, not with the length. If no page was stored to and
+    /// the length is unchanged, it writes nothing.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if what was stored does not fit into the log ([`Options::log_size`]), [`Error::Io`] where there is
-    /// no space for it: nothing is committed then, and it may be tried again. After a failed flush, or a lost page, only
-    /// reopening the file tells whether this commit is in: whole or not at all.
+    /// [`Error::Invalid`] if the stored pages do not fit into the log ([`Options::log_size`]), and [`Error::Io`] if the
+    /// log has no space on the disk: nothing is committed, and the call may be repeated. After a failed flush or a lost
+    /// page, only reopening the file tells whether this commit is durable: all of it or nothing.
     pub fn commit(&mut self) -> Result<u64> {
         self.note_stores()?;
         let engine = &*self.shared.engine;
@@ -228,16 +230,17 @@ impl AtomicMap {
         self.kept = self.kept.union(&stored);
         if let Err(error) = self.give_back(&stored) {
             // The commit is durable. What could not be given back stays in memory.
-            tracing::warn!(path = %self.path().display(), %error, "committed pages stay in memory");
+            tracing::warn!(path = %self.path().display(), %error, "cannot release committed pages; they stay in \
+                                                                   memory");
         }
         Ok(self.commit)
     }
 
-    /// Discards every store since the last commit; the length is that of the last commit again.
+    /// Discards every store since the last commit and restores the length of that commit.
     ///
     /// # Errors
-    /// [`Error::Io`] when the committed bytes can't be brought back; some stores may be discarded by then, and it may be
-    /// tried again.
+    /// [`Error::Io`] if the committed bytes cannot be read back. Some stores may already be discarded; the call may be
+    /// repeated.
     pub fn rollback(&mut self) -> Result<()> {
         self.note_stores()?;
         for run in self.stored.iter() {
@@ -255,17 +258,19 @@ impl AtomicMap {
         Ok(())
     }
 
-    /// Changes the length; it is committed, or rolled back, with the stores. New bytes are zeros. The address stays the
-    /// same.
+    /// Changes the length. The new length commits or rolls back with the stores. New bytes are zeros. The address stays
+    /// the same.
     ///
     /// # Errors
-    /// [`Error::Invalid`] beyond [`Options::max_len`]; [`Error::Io`] where there is no space. The length is as before then.
+    /// [`Error::Invalid`] beyond [`Options::max_len`]; [`Error::Io`] if there is no space. After an error the length is
+    /// unchanged.
     pub fn resize(&mut self, len: u64) -> Result<()> {
         // What was stored behind a shorter end is to be known when that is rolled back.
         self.note_stores()?;
         if len > self.memory.reserved() {
             let what = format!(
-                "{len} bytes are more than the {} of address space that it has; open it with a larger maximum",
+                "cannot grow to {len} bytes: the map has {} bytes of address space; open it again with a larger \
+                 max_len",
                 self.memory.reserved()
             );
             return Err(Error::Invalid { path: self.path().to_owned(), what });
@@ -282,8 +287,8 @@ impl AtomicMap {
         Ok(())
     }
 
-    /// Reads up to `len` bytes from where a descriptor stands, as `read(2)` does, into the map from `offset` on; they count as
-    /// stored. Returns how many there were, 0 at the end of the source.
+    /// Reads up to `len` bytes from the descriptor's position, as `read(2)` does, into the map at `offset`. They count
+    /// as stored. Returns how many bytes it read, 0 at the end of the source.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -299,8 +304,8 @@ impl AtomicMap {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless the whole range lies within the length: nothing is read then; [`Error::Io`] with what
-    /// `read(2)` says, EFAULT where a page of the map was lost.
+    /// [`Error::OutOfRange`] unless the whole range is within the length; nothing is read then. [`Error::Io`] with the
+    /// error of `read(2)`, EFAULT if a page of the map was lost.
     pub fn read_from(&mut self, source: impl AsFd, offset: u64, len: usize) -> Result<usize> {
         check_range(self.path(), offset, len as u64, self.len)?;
         let into = &mut self[offset as usize..][..len];
@@ -308,16 +313,17 @@ impl AtomicMap {
         read.map_err(|error| Error::io("read from a descriptor into", self.path(), error))
     }
 
-    /// The ranges that were stored to since the last commit, in whole pages: what the next commit writes.
+    /// The page ranges that were stored to since the last commit, in bytes: what the next commit writes.
     ///
     /// # Errors
-    /// [`Error::Io`] when the page tables can't be read; those of a handle that is of no further use.
+    /// [`Error::Io`] if the page tables cannot be read; [`Error::Poisoned`] or [`Error::Forked`] if the handle is no
+    /// longer usable.
     pub fn uncommitted(&mut self) -> Result<Vec<Range<u64>>> {
         self.note_stores()?;
         Ok(self.stored.clone().into_ranges())
     }
 
-    /// Commits, and closes the file cleanly: all its bytes are at home then, and the next open needs no recovery.
+    /// Commits, checkpoints the log and closes the file cleanly, so the next open needs no recovery.
     ///
     /// # Errors
     /// As for [`commit`](AtomicMap::commit), and [`Error::Io`] when a flush fails; the next open recovers the last commit.
@@ -328,18 +334,19 @@ impl AtomicMap {
         self.discard()
     }
 
-    /// Closes the file cleanly at the last commit: what was stored since is discarded. Dropping the map does the same, with
-    /// nobody to tell of an error.
+    /// Discards every store since the last commit and closes the file cleanly. Dropping the map does the same, but
+    /// cannot report an error.
     ///
     /// # Errors
-    /// [`Error::Io`] when a flush fails, and the next open recovers the last commit; or when a page was lost.
+    /// [`Error::Io`] if a flush fails (the next open recovers the last commit), or if a page was lost.
     pub fn discard(self) -> Result<()> {
         let whole = self.check_memory();
         let closed = self.into_sole().map_or(Ok(()), |shared| shared.engine.close());
         closed.and(whole)
     }
 
-    /// Commits, brings everything home and removes the sidecar: a plain file that any program may read and write.
+    /// Commits, checkpoints the log and removes the sidecar. The result is a plain file that any program may read and
+    /// write.
     ///
     /// # Errors
     /// As for [`close`](AtomicMap::close).
@@ -404,7 +411,7 @@ impl AtomicMap {
             let cut_off = Runs::from_iter(std::iter::once(end..self.zeros_from));
             self.memory
                 .release(end, self.zeros_from - end)
-                .map_err(|error| Error::io("give back memory of", self.path(), error))?;
+                .map_err(|error| Error::io("release memory of", self.path(), error))?;
             self.kept = self.kept.without(&cut_off);
         }
         self.zeros_from = end;
@@ -428,7 +435,7 @@ impl AtomicMap {
             self.engine().deploy(run.start, end - run.start)?;
         }
         let released = self.memory.release(run.start, run.end - run.start);
-        released.map_err(|error| Error::io("give back memory of", self.path(), error))
+        released.map_err(|error| Error::io("release memory of", self.path(), error))
     }
 
     /// Makes a range zeros, touching only pages that are not.

@@ -1,4 +1,4 @@
-//! Typed views: values made of plain bytes, where they lie in the memory.
+//! Typed views: plain-bytes values in place in the memory.
 
 use std::ops::Range;
 
@@ -9,17 +9,17 @@ use crate::engine::{check_range, misaligned};
 use crate::error::{Error, Result};
 
 impl AtomicMap {
-    /// The bytes at `offset` as a value of a type made of plain bytes.
+    /// Returns the bytes at `offset` as a value of a plain-bytes type.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless it lies within the length; [`Error::Invalid`] if the offset is not a multiple of the
-    /// type's alignment.
+    /// [`Error::OutOfRange`] unless the value is within the length; [`Error::Invalid`] if the offset is not a multiple
+    /// of the type's alignment.
     pub fn view<T: FromBytes + KnownLayout + Immutable>(&self, offset: u64) -> Result<&T> {
         let range = self.range_of(offset, size_of::<T>())?;
         T::ref_from_bytes(&self[range]).map_err(|_| self.misaligned::<T>(offset))
     }
 
-    /// [`view`](AtomicMap::view), for stores too.
+    /// Like [`view`](AtomicMap::view), for stores too.
     ///
     /// # Errors
     /// As for [`view`](AtomicMap::view).
@@ -32,7 +32,7 @@ impl AtomicMap {
         T::mut_from_bytes(&mut self[range]).map_err(|_| misaligned::<T>(&path, offset))
     }
 
-    /// `count` values of one type from `offset` on.
+    /// Returns `count` values of one type from `offset` on.
     ///
     /// # Errors
     /// As for [`view`](AtomicMap::view).
@@ -41,7 +41,7 @@ impl AtomicMap {
         <[T]>::ref_from_bytes_with_elems(&self[range], count).map_err(|_| self.misaligned::<T>(offset))
     }
 
-    /// [`slice_of`](AtomicMap::slice_of), for stores too.
+    /// Like [`slice_of`](AtomicMap::slice_of), for stores too.
     ///
     /// # Errors
     /// As for [`view`](AtomicMap::view).

@@ -101,7 +101,7 @@ impl<M: Medium> Reflection<M> {
     /// one that stays, here or at a crash, means nothing; it is removed at the next open or before the next one.
     pub(super) fn drop_spill(&self) {
         if let Err(error) = self.medium.unlink(&spill_path(&self.sidecar)) {
-            tracing::warn!(path = %self.path.display(), %error, "a spill file stays behind");
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove a spill file; the next open removes it");
         }
     }
 }

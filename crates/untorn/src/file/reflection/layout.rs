@@ -150,7 +150,7 @@ impl Places {
         // and what is left of it would be taken for slots when a sparse sidecar grows over it.
         let rest = side.len().saturating_sub(at) % chunk;
         if rest != 0 {
-            let what = format!("it has {} bytes, and the last {rest} are no whole chunk", side.len());
+            let what = format!("the sidecar has {} bytes, and its last {rest} bytes are not a whole chunk", side.len());
             return Err(Error::Corrupt { path: path.to_owned(), offset: Some(side.len() - rest), what });
         }
         match self {
@@ -295,7 +295,7 @@ impl Sparse {
         if free.next == free.total {
             if free.total == MAX_SLOTS {
                 let full = std::io::ErrorKind::StorageFull;
-                return Err(Error::io("find another reflection page in", sidecar, full));
+                return Err(Error::io("allocate another reflection page in", sidecar, full));
             }
             let end = slot_chunk(self.at, free.total) + (SPARSE_PAGES + 1) * PAGE;
             side.set_len(end)?;
@@ -332,7 +332,11 @@ impl Sparse {
     ) -> Result<()> {
         let chunks = side.len().saturating_sub(self.at) / ((SPARSE_PAGES + 1) * PAGE);
         if chunks > u64::from(MAX_SLOTS) / SPARSE_PAGES {
-            let what = format!("it has {} bytes, room for more than {MAX_SLOTS} reflection pages", side.len());
+            let what = format!(
+                "the sidecar has {} bytes, which is more than {MAX_SLOTS} reflection pages \
+                                take",
+                side.len()
+            );
             return Err(Error::Corrupt { path: path.to_owned(), offset: None, what });
         }
         // The file is being opened: nobody else can hold the lock.
@@ -349,10 +353,10 @@ impl Sparse {
                 Err(Error::Corrupt { path: path.to_owned(), offset, what })
             };
             let Some(place) = self.slot_of.get(page as usize).filter(|_| page < max_pages) else {
-                return corrupt(format!("slot {slot} names page {page}, beyond the file's end"));
+                return corrupt(format!("slot {slot} names page {page}, which is beyond the file's end"));
             };
             if place.swap(slot + 1, Ordering::Relaxed) != 0 {
-                return corrupt(format!("slot {slot} names page {page}, and so does another"));
+                return corrupt(format!("slot {slot} names page {page}, which another slot names too"));
             }
             found(page, bitmap);
             Ok(())

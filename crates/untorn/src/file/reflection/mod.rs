@@ -6,7 +6,7 @@
 //!
 //! # What makes it sound
 //! The paper orders data before bitmap with a fence and uses hardware transactional memory for several pages. Here each
-//! commit instead stores a self-certifying record ([`crate::log::record`]) and needs one fence, on any CPU, over any
+//! commit instead stores a self-certifying record ([`crate::format::record`]) and needs one fence, on any CPU, over any
 //! number of pages:
 //! 1. Under a lane and the locks of its pages (ascending), a write takes a number above those of its lane and pages,
 //!    fills the invalid copies, stores the record, fences, and only then publishes the bitmaps: durable before visible.
@@ -59,25 +59,25 @@ pub(crate) mod barriers {
     barriers! {
         /// One-fence order: data and record are durable before the write is visible or acknowledged.
         WRITE = "reflection.write";
-        /// Two-fence order: the data is durable before a record speaks of it without a checksum.
+        /// Two-fence order: the data is durable before a record covers it without a checksum.
         WRITE_DATA = "reflection.write.data";
         /// Two-fence order: the record is durable before the write is visible or acknowledged.
         WRITE_RECORD = "reflection.write.record";
-        /// An epoch's data is durable before a record speaks of it without a checksum.
+        /// An epoch's data is durable before a record covers it without a checksum.
         EPOCH_DATA = "reflection.epoch.data";
         /// An epoch's record (on a block medium, its data too) is durable before the commit is acknowledged.
         EPOCH_RECORD = "reflection.epoch.record";
-        /// The bitmaps are durable before the records that told of them are given up.
+        /// The bitmaps are durable before the records that changed them are dropped.
         CUT_BITMAPS = "reflection.cut.bitmaps";
         /// The cut is durable before the slots of retired records are used again.
         CUT_LINE = "reflection.cut.line";
-        /// What recovery found is durable before the records it found it in are retired.
+        /// The result of recovery is durable before the records it came from are retired.
         RECOVER_BITMAPS = "reflection.recover.bitmaps";
-        /// A longer data file and sidecar are durable before a record speaks of the new length.
+        /// A longer data file and sidecar are durable before a record has the new length.
         RESIZE_GROW = "reflection.resize.grow";
-        /// A longer sparse sidecar is durable before a record speaks of a slot in it.
+        /// A longer sparse sidecar is durable before a record names a slot in it.
         SPARSE_GROW = "reflection.sparse.grow";
-        /// A slot's old entry is gone before the slot, or the page, is used anew: else two slots could name one page.
+        /// A slot's old entry is gone before the slot, or the page, is reused: otherwise two slots could name one page.
         SPARSE_ERASE = "reflection.sparse.erase";
         /// The spill file's name and length are durable before a record refers to it.
         SPILL_NAME = "reflection.spill.name";
@@ -267,7 +267,7 @@ impl<M: Medium> Engine for Reflection<M> {
             reflected_slices += u64::from(bitmap.count_ones());
         });
         if let Err(error) = counted {
-            tracing::warn!(path = %self.path.display(), %error, "cannot count reflected pages");
+            tracing::warn!(path = %self.path.display(), %error, "cannot count the reflected pages");
         }
         Info {
             engine: EngineKind::Reflection,
@@ -307,7 +307,8 @@ impl<M: Medium> Drop for Reflection<M> {
     fn drop(&mut self) {
         if let Err(error) = self.close_clean() {
             // Nobody is left to return it to; the next open recovers.
-            tracing::warn!(path = %self.path.display(), %error, "not closed cleanly");
+            tracing::warn!(path = %self.path.display(), %error, "cannot close the file cleanly; the next open recovers \
+                                                                 it");
         }
     }
 }

@@ -79,7 +79,11 @@ impl<M: Medium> Reflection<M> {
         let geometry = superblock.geometry;
         let needed = geometry.chunks_at();
         if side.len() < needed {
-            let what = format!("it has {} bytes, its record area alone takes {needed}", side.len());
+            let what = format!(
+                "the sidecar was truncated: it has {} bytes, its record area alone needs \
+                                {needed}",
+                side.len()
+            );
             return Err(Error::Corrupt { path: sidecar, offset: Some(side.len()), what });
         }
         let seal = Seal::new(&superblock.uuid, retirement.session);
@@ -89,7 +93,7 @@ impl<M: Medium> Reflection<M> {
             Left::Fresh | Left::Clean | Left::Settled => Vec::new(),
         };
         if let Some((_, record)) = records.iter().find(|(_, record)| record.seq > MAX_NUMBER_AT_OPEN) {
-            let what = format!("it has a record numbered {}, which no file comes to", record.seq);
+            let what = format!("a record has the number {}, which is higher than any file can reach", record.seq);
             return Err(Error::Corrupt { path: sidecar, offset: None, what });
         }
         let longest = records.iter().map(|(_, record)| record.len).fold(retirement.len, u64::max);
@@ -135,7 +139,7 @@ impl<M: Medium> Reflection<M> {
         let len = self.state.head().len.load(Ordering::Relaxed);
         if self.data.len() < len {
             if self.options.trust != Some(Trust::Sidecar) {
-                let what = format!("it has {} bytes, its last commit has {len}", self.data.len());
+                let what = format!("it has {} bytes, but its last commit has {len}", self.data.len());
                 return Err(Error::MixedUse { path: self.path.clone(), what });
             }
             self.data.set_len(len)?;

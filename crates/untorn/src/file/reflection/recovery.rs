@@ -100,7 +100,9 @@ impl<'a, F: MediumFile> Scan<'a, F> {
                     spilled = true;
                     *spill_lines += 1;
                     if *spill_lines > self.spill_allowance {
-                        let what = "more records claim its spill file than commits can have left behind".to_owned();
+                        let what = "more records claim the spill file than unfinished commits can have \
+                                    written"
+                            .to_owned();
                         let path = self.sidecar.to_owned();
                         failed = Some(Error::Corrupt { path, offset: Some(offset), what });
                         return None;
@@ -179,7 +181,9 @@ impl<M: Medium> Reflection<M> {
                 return Err(Error::Corrupt {
                     path: self.sidecar.clone(),
                     offset: None,
-                    what: "its bitmaps or slices are not what they were when it was closed".to_owned(),
+                    what: "its bitmaps or slices do not match the checksums recorded when the file was \
+                           closed"
+                        .to_owned(),
                 });
             }
         }
@@ -261,7 +265,7 @@ impl<M: Medium> Reflection<M> {
                 return Err(Error::Corrupt {
                     path: self.sidecar.clone(),
                     offset: None,
-                    what: format!("page {page} has slices in the sidecar but no place there"),
+                    what: format!("page {page} has slices in the sidecar, but no slot holds them"),
                 });
             }
         }

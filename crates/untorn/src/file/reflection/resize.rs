@@ -17,7 +17,8 @@ impl<M: Medium> Reflection<M> {
         self.writable()?;
         if len > self.max_len {
             let what = format!(
-                "{len} bytes are more than the {} it may grow to while open; open it with a larger maximum",
+                "cannot grow to {len} bytes: the file was opened with a maximum of {}; open it again with a larger \
+                 max_len",
                 self.max_len
             );
             return Err(Error::Invalid { path: self.path.clone(), what });
@@ -39,7 +40,8 @@ impl<M: Medium> Reflection<M> {
             self.cut_holding(&lanes, &emptied)?;
             if let Err(error) = self.punch_tail(len) {
                 // The shrink is committed. Its space is given back, and its bytes made zeros, by the next growth or close.
-                tracing::warn!(path = %self.path.display(), %error, "space behind the end is not given back yet");
+                tracing::warn!(path = %self.path.display(), %error, "cannot free the space behind the new end yet; the \
+                                                                     next growth or close frees it");
             }
         }
         drop(lanes);

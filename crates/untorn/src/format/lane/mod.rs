@@ -1,8 +1,7 @@
 //! Lanes: rings of record lines, one for each thread that writes at the same time.
 //!
-//! A thread keeps to its lane, so writers of different pages share no cache line. Space in a lane is given up only by a
-//! *cut* of all lanes together (DESIGN: retiring one lane alone would let an older record of another lane roll a page
-//! back).
+//! A thread keeps its lane, so writers of different pages share no cache line. Only a *cut* of all lanes together frees
+//! space in a lane: retiring one lane alone would let an older record of another lane roll a page back.
 
 use std::io;
 

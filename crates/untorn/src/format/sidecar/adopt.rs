@@ -1,4 +1,4 @@
-//! Taking over a sidecar that stands under another name, and giving one another name.
+//! Adopting a sidecar that has another name, and renaming one.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Finding, judging and creating the sidecar of a data file.
+//! Finding, checking and creating the sidecar of a data file.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -109,7 +109,8 @@ pub(crate) fn attach<M: Medium>(
             // The file it was made for is gone and its inode number went to this one, which never had a sidecar; or the
             // user says that it does not belong here. It is kept, for its own file may be matched with it by its UUID.
             let aside = place.with_extension(format!("{}.orphan", uuid_text(&superblock.uuid)));
-            tracing::warn!(path = %path.display(), sidecar = %aside.display(), "set a stray sidecar aside");
+            tracing::warn!(path = %path.display(), sidecar = %aside.display(), "renamed a sidecar that does not belong \
+                                                                                to this file");
             relocate(medium, &directory(path), &place, &aside)?;
             continue;
         }
@@ -126,8 +127,8 @@ pub(crate) fn attach<M: Medium>(
         }
         if another {
             let what = format!(
-                "committed bytes of this file live in a sidecar of the {} engine; open it with that one, or settle it \
-                 first",
+                "a sidecar of the {} engine holds committed bytes of this file; open the file with that engine, or \
+                 settle it first (`untorn settle`)",
                 superblock.engine
             );
             return Err(Error::Invalid { path: path.to_owned(), what });
@@ -279,24 +280,28 @@ pub(crate) fn agree(
         |what: String| Err(Error::SidecarMismatch { path: path.to_owned(), sidecar: sidecar.to_owned(), what });
     let recorded = superblock.identity;
     if recorded.inode != identity.inode {
-        return mismatch(format!("it was made for inode {}, the file is inode {}", recorded.inode, identity.inode));
+        return mismatch(format!(
+            "it was created for inode {}, but the file is inode \
+                                 {}",
+            recorded.inode, identity.inode
+        ));
     }
     if orphaned(superblock, identity) {
-        return mismatch("the file was created after it, under a reused inode number".to_owned());
+        return mismatch("the file was created after the sidecar, with a reused inode number".to_owned());
     }
     match mark {
         MarkState::Present(mark) if mark == superblock.uuid => Ok(()),
         MarkState::Present(mark) => mismatch(format!(
-            "the file carries the mark of {}, the sidecar is {}",
+            "the file carries the mark {}, but the sidecar has the UUID {}",
             uuid_text(&mark),
             uuid_text(&superblock.uuid)
         )),
         // While a sidecar is being created the mark comes last, so the file may not carry it yet.
         MarkState::Absent if superblock.left == Left::Fresh => Ok(()),
-        MarkState::Absent => mismatch("the file does not carry the sidecar's mark: it was replaced".to_owned()),
+        MarkState::Absent => mismatch("the file was replaced: it does not carry the sidecar's mark".to_owned()),
         // Without a mark, the device is all that is left to compare; it is stable as long as nothing was moved.
         MarkState::Unsupported if recorded.device != identity.device => {
-            mismatch("the file is on another device than the sidecar was made for".to_owned())
+            mismatch("the file is on another device than the one the sidecar was created for".to_owned())
         }
         MarkState::Unsupported => Ok(()),
     }
@@ -305,9 +310,9 @@ pub(crate) fn agree(
 /// Whether a data file is as it was when it was closed cleanly.
 pub(crate) fn unchanged(path: &Path, recorded: Stamp, now: Stamp) -> Result<()> {
     let what = if recorded.size != now.size {
-        format!("it has {} bytes, it had {}", now.size, recorded.size)
+        format!("it has {} bytes, but had {} when untorn closed it", now.size, recorded.size)
     } else if recorded.modified != now.modified {
-        "its modification time differs from the one recorded when untorn closed it".to_owned()
+        "its modification time is not the one recorded when untorn closed it".to_owned()
     } else {
         return Ok(());
     };

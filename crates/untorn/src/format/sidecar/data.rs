@@ -1,4 +1,4 @@
-//! Opening the data file that a sidecar is attached to.
+//! Opening the data file of a sidecar.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub(crate) fn open_data<M: Medium>(medium: &M, path: &Path, options: &Options) -
 pub(crate) fn reopen_data<M: Medium>(medium: &M, path: &Path, options: &Options, data: M::File) -> Result<M::File> {
     let again = open_data(medium, path, options)?;
     if again.identity()? != data.identity()? {
-        let holder = "another process, which put another file in its place just now".to_owned();
+        let holder = "another process, which has just replaced the file".to_owned();
         return Err(Error::InUse { path: path.to_owned(), holder });
     }
     Ok(again)

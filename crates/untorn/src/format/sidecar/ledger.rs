@@ -1,4 +1,4 @@
-//! What a sidecar says of itself, as last written.
+//! What a sidecar says about itself, as last written.
 
 use super::barriers;
 use super::retirement::Retirement;

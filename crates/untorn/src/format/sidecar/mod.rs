@@ -1,7 +1,7 @@
 //! The sidecar: untorn's own file beside the data file.
 //!
 //! `DIR/.untorn/INODE` holds, in this order: two superblocks, two retirement lines, the lanes of records, and from
-//! [`Geometry::chunks_at`] on the chunks of meta pages and reflection pages. It is never trusted by its name alone:
+//! [`Geometry::chunks_at`] on the chunks of meta pages and reflection pages. untorn never trusts it by its name alone:
 //! the superblock names the data file by inode, generation and birth time, and the data file carries the sidecar's UUID
 //! as a mark.
 
@@ -48,28 +48,29 @@ pub(crate) mod barriers {
     barriers! {
         /// A new sidecar is whole before its final name points to it.
         CREATE_FILE = "sidecar.create.file";
-        /// The sidecar's name is durable before the data file says that it has one, and before any commit.
+        /// The sidecar's name is durable before the data file's mark names it, and before any commit.
         CREATE_NAME = "sidecar.create.name";
         /// The directory `.untorn` is durable, for the same reason.
         CREATE_DIRECTORY = "sidecar.create.directory";
         /// The data file's own length and the mark are durable before any commit: a file that comes back without its
         /// mark beside an active sidecar is refused.
         CREATE_MARK = "sidecar.create.mark";
-        /// What a killed process left in the page cache is durable before anything is concluded from it, and before the
-        /// older of two copies is written over because a newer one was read.
+        /// Bytes that a killed process left in the page cache are durable before the open relies on them, and before
+        /// the older of two copies is overwritten because a newer one was read.
         ATTACH_FILES = "sidecar.attach.files";
-        /// The superblocks and the retirement lines come from the medium and not from what a failed flush left of them in
-        /// the cache: they decide over everything that follows, and the older of two copies is written over.
+        /// The superblocks and the retirement lines are read from the medium, not from pages that a failed flush left
+        /// in the cache: they decide everything that follows, and the older of two copies is overwritten.
         ATTACH_LINES = "sidecar.attach.lines";
-        /// After a crash, so do both files whole: what recovery concludes is durable, and stays so when the records it
-        /// concluded it from are given up.
+        /// After a crash, both files are read from the medium as a whole: the result of recovery is durable, and stays
+        /// so when the records it came from are dropped.
         ATTACH_CACHE = "sidecar.attach.cache";
-        /// What a killed process did to names is durable too: the mark must not become durable before the sidecar's name is.
+        /// Names that a killed process changed are durable too: the mark must not become durable before the sidecar's
+        /// name is.
         ATTACH_NAMES = "sidecar.attach.names";
         /// The mark is gone before the sidecar is: a marked file without its sidecar is refused.
         REMOVE_MARK = "sidecar.remove.mark";
-        /// The superblock says "open" before the first store: else a crash would leave one that says "closed cleanly"
-        /// over bytes that changed since.
+        /// The superblock says "open" before the first store: otherwise a crash would leave one that says "closed
+        /// cleanly" over bytes that changed since.
         OPEN = "sidecar.open";
     }
 }

@@ -1,8 +1,8 @@
-//! The retirement line: up to which record everything stands in the bitmaps, and the session that may write records.
+//! The retirement line: the number up to which the bitmaps have all records, and the session that may write records.
 //!
-//! Two copies in different sectors, written alternately; the valid one with the higher sequence number counts. Writing
-//! one retires records in a single 64-byte step: every record numbered up to `cut` is dead, and so is every record
-//! sealed in another session.
+//! There are two copies in different sectors, written alternately; the valid one with the higher sequence number
+//! counts. Writing one retires records in a single 64-byte step: every record numbered up to `cut` is dead, and so is
+//! every record sealed in another session.
 
 use std::path::Path;
 
@@ -96,12 +96,17 @@ impl Retirement {
             }
         }
         let corrupt = |what: String| Error::Corrupt { path: path.to_owned(), offset: Some(AT[0]), what };
-        let best = best.ok_or_else(|| corrupt("neither retirement line is whole".to_owned()))?;
+        let best = best.ok_or_else(|| corrupt("neither retirement line is valid".to_owned()))?;
         if best.len > MAX_LEN || [best.seq, best.cut, best.session].iter().any(|&number| number > MAX_NUMBER_AT_OPEN) {
-            return Err(corrupt(format!("its numbers make no sense: {best:?}")));
+            return Err(corrupt(format!("the retirement line has impossible values: {best:?}")));
         }
         if file.len() < best.side_len {
-            return Err(corrupt(format!("it was cut off: it has {} bytes, it had {}", file.len(), best.side_len)));
+            return Err(corrupt(format!(
+                "the sidecar was truncated: it has {} bytes and had \
+                                        {}",
+                file.len(),
+                best.side_len
+            )));
         }
         Ok(best)
     }

@@ -1,4 +1,5 @@
-//! Which pages of a mapped file have space: where a store into a hole could end in a signal, it is made before the store.
+//! Which pages of a mapped file have space: where a store into a hole could raise a signal, space is allocated before
+//! the store.
 
 use super::PAGE;
 use crate::error::Result;

@@ -1,7 +1,7 @@
-//! The superblock: what a sidecar is, whose it is, and how it was left.
+//! The superblock: what the sidecar is, which file it belongs to, and how it was left.
 //!
-//! Two copies stand in the first two pages and are written alternately, so one of them is whole after any crash; the
-//! valid one with the higher sequence number counts.
+//! There are two copies in the first two pages, written alternately, so one of them is valid after any crash; the valid
+//! one with the higher sequence number counts.
 
 use std::path::Path;
 
@@ -101,7 +101,12 @@ fn pick<T>(value: u8, table: &[(u8, T)], what: &str) -> std::result::Result<T, S
 where
     T: Copy,
 {
-    table.iter().find(|(code, _)| *code == value).map(|(_, is)| *is).ok_or_else(|| format!("{what} {value} is unknown"))
+    table.iter().find(|(code, _)| *code == value).map(|(_, is)| *is).ok_or_else(|| {
+        format!(
+            "the superblock names the \
+                                                                                            unknown {what} {value}"
+        )
+    })
 }
 
 const LAYOUTS: [(u8, Layout); 2] = [(1, Layout::Dense), (2, Layout::Sparse)];
@@ -156,18 +161,20 @@ impl Superblock {
         let unsupported = |what: String| Error::Unsupported { path: path.to_owned(), what };
         if raw.version.get() != VERSION {
             return Err(unsupported(format!(
-                "it has format version {}, this untorn knows version {VERSION}",
+                "the sidecar has format version {}; this untorn knows version {VERSION}",
                 raw.version.get()
             )));
         }
         let unknown = raw.incompat.get() & !KNOWN_INCOMPAT | raw.ro_compat.get() & !KNOWN_RO_COMPAT;
         if unknown != 0 {
-            return Err(unsupported(format!("it uses features this untorn does not know (mask {unknown:#x})")));
+            return Err(unsupported(format!(
+                "the sidecar uses features this untorn does not know (mask {unknown:#x})"
+            )));
         }
         let sense = |what: String| Error::Corrupt { path: path.to_owned(), offset: None, what };
         if u64::from(raw.page_size.get()) != PAGE || raw.slice_size.get() != 64 {
             return Err(sense(format!(
-                "pages of {} and slices of {} bytes; only 4096 and 64 exist",
+                "the superblock names pages of {} and slices of {} bytes; they must be 4096 and 64",
                 raw.page_size.get(),
                 raw.slice_size.get()
             )));
@@ -175,10 +182,14 @@ impl Superblock {
         let geometry = Geometry { lanes: raw.lanes.get(), slots: raw.slots.get() };
         let sensible = |n: u32, least: u32, most: u32| (least..=most).contains(&n) && n.is_power_of_two();
         if !sensible(geometry.lanes, 1, 64) || !sensible(geometry.slots, 4, 1 << 16) {
-            return Err(sense(format!("{} lanes of {} slots", geometry.lanes, geometry.slots)));
+            return Err(sense(format!(
+                "the superblock has impossible values: {} lanes of {} \
+                                      slots",
+                geometry.lanes, geometry.slots
+            )));
         }
         if raw.seq.get() > MAX_NUMBER_AT_OPEN {
-            return Err(sense(format!("sequence number {}", raw.seq.get())));
+            return Err(sense(format!("the superblock has the impossible sequence number {}", raw.seq.get())));
         }
         let engine = pick(raw.engine, &ENGINES, "engine").map_err(unsupported)?;
         Ok(Some(Superblock {
@@ -222,7 +233,7 @@ impl Superblock {
         best.ok_or_else(|| Error::Corrupt {
             path: path.to_owned(),
             offset: Some(0),
-            what: "neither superblock is whole".to_owned(),
+            what: "neither superblock is valid".to_owned(),
         })
     }
 

@@ -1,4 +1,4 @@
-//! What stands behind a working copy.
+//! The backing of a working copy: what commits go to.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -74,7 +74,7 @@ pub(super) fn in_doubt(backing: &std::result::Result<Arc<dyn Backing>, String>, 
     }
     let backing = backing.as_ref().ok()?;
     let asked = catch_unwind(AssertUnwindSafe(|| backing.poisoned()));
-    asked.unwrap_or_else(|_| Some("the backing panicked".to_owned()))
+    asked.unwrap_or_else(|_| Some("the code that opens or commits it panicked".to_owned()))
 }
 
 /// How a process that served left what stands behind a working copy.
@@ -110,7 +110,7 @@ impl Before {
             return Err(REPLACED.to_owned());
         }
         if !self.0.sessions().contains(&session) {
-            return Err("somebody else had it open for writing while no process served it".to_owned());
+            return Err("another process opened it for writing while no process served it".to_owned());
         }
         let random = crate::sys::random().map_err(|error| error.to_string())?;
         let step = 16 + u64::from(u16::from_le_bytes([random[0], random[1]]));
@@ -150,7 +150,7 @@ impl Succession {
 }
 
 /// What is found is not what was left.
-pub(super) const REPLACED: &str = "it was replaced by another one while no process served it";
+pub(super) const REPLACED: &str = "another file replaced it while no process served it";
 
 /// Opens what stands behind a working copy. Every process that may come to serve has one.
 pub(crate) trait Opener: Send + Sync {

@@ -46,7 +46,7 @@ impl Committer {
                 #[cfg(test)]
                 super::tests::reach(super::tests::Point::Committed);
                 let result = result.unwrap_or_else(|_| {
-                    let cause = "the backing panicked".to_owned();
+                    let cause = "the code that commits it panicked".to_owned();
                     Err(Error::Poisoned { path: Default::default(), cause })
                 });
                 if committed.send((cut, result)).is_err() {

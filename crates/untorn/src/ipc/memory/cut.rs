@@ -1,4 +1,4 @@
-//! Cuts: what the serving process does to the pages of all.
+//! Cuts: what the serving process does to the pages of all processes.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -131,8 +131,8 @@ impl Server {
                     if !self.control.rolling_back() {
                         self.control.set_gate(OPEN);
                     }
-                    let reason = "a process that shares it does not get on with a store; if it is stopped let it \
-                                  continue, or kill it, and try again";
+                    let reason = "a process that shares it does not finish a store; continue the process if it is \
+                                  stopped, or kill it, and try again";
                     return Err(self.io("stop the stores to", io::Error::other(reason)));
                 }
             }
@@ -185,8 +185,8 @@ impl Server {
                 Some(Errno::NOENT) if !self.place.is_alive(slot) => break,
                 Some(Errno::NOENT) if since.elapsed() > FORSAKING => {
                     return Err(io::Error::other(
-                        "a process that shares it has lost a page of it, or touched one beyond its end; let that process \
-                         leave, and try again",
+                        "a process that shares it has lost a page of it, or touched one beyond its end; let that \
+                         process close it, and try again",
                     ));
                 }
                 Some(Errno::NOENT) => thread::sleep(Duration::from_micros(100)),
@@ -222,7 +222,7 @@ impl Server {
                     present.set(next);
                 }
                 Err(error) if next == page => {
-                    self.control.poison(&format!("there is no memory for page {page}: {error}"));
+                    self.control.poison(&format!("cannot allocate memory for page {page}: {error}"));
                     self.control.set_lost(page);
                 }
                 Err(_) => {}
@@ -241,7 +241,7 @@ impl Server {
         }
         match &self.backing {
             Ok(backing) => catch_unwind(AssertUnwindSafe(|| backing.fill(offset, inside)))
-                .unwrap_or_else(|_| Err(self.poisoned("reading it panicked".to_owned()))),
+                .unwrap_or_else(|_| Err(self.poisoned("the code that reads it panicked".to_owned()))),
             Err(cause) => Err(self.poisoned(cause.clone())),
         }
     }

@@ -1,4 +1,4 @@
-//! Becoming one of the processes that share a working copy, and staying one when the serving process changes.
+//! Joining the processes that share a working copy, and rejoining when another process takes over.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -41,7 +41,13 @@ pub(super) fn join(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) -
     let in_use = |why: String| {
         let number = place.server();
         let process = if number == 0 { "another process".to_owned() } else { format!("process {number}") };
-        Error::InUse { path: place.path().to_owned(), holder: format!("{process}, which cannot be joined ({why})") }
+        Error::InUse {
+            path: place.path().to_owned(),
+            holder: format!(
+                "{process}, and this process cannot join it \
+                                                                       ({why})"
+            ),
+        }
     };
     let (since, mut serving) = (Instant::now(), None);
     loop {
@@ -76,7 +82,7 @@ fn attempt(place: &Place, part: &str) -> std::result::Result<Parts, Trouble> {
     let hello = Message::new(Kind::Hello, place.slot() as u64, VERSION, 0).text(part);
     let (welcome, fds) = ask(&socket, &hello, &[], Kind::Welcome, None)?;
     let fatal = |error: io::Error| Trouble::here(error.to_string(), &error);
-    let missing = || Trouble::Never("the serving process gave no memory".to_owned());
+    let missing = || Trouble::Never("the process that serves it sent no shared memory".to_owned());
     let mut fds = fds.into_iter();
     let control = Control::join(fds.next().ok_or_else(missing)?, welcome.a).map_err(fatal)?;
     // What there is room for fits an address, or the control block would not have been taken.

@@ -1,4 +1,4 @@
-//! How a store to a protected page proceeds: in the thread that makes it.
+//! Handling a store to a protected page, in the thread that stores.
 //!
 //! All of this runs in a signal handler.
 

@@ -1,4 +1,4 @@
-//! A process's own part: its requests, and the thread that hears the answers and sees to it that somebody serves.
+//! A process's own part: its requests, and the thread that receives the answers and takes over when no process serves.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -210,7 +210,10 @@ impl Member {
                     Err(error) => {
                         self.place.serve_no_more();
                         if failed.is_enough() {
-                            return self.cut(format!("the process that served it ended, and this one cannot: {error}"));
+                            return self.cut(format!(
+                                "the process that served it ended, and this process cannot take \
+                                                     over: {error}"
+                            ));
                         }
                         // Another one may be able to.
                         rest = SHORTAGE;
@@ -246,7 +249,8 @@ impl Member {
         self.answered.notify_all();
         // Memory of its own in the place of that of all. There is no page table to be made for it, as for protecting each page.
         while let Err(error) = self.pages.forsake() {
-            tracing::warn!(%error, "a process that is cut off from shared memory cannot let go of it, and the others wait");
+            tracing::warn!(%error, "this process was evicted and cannot release the shared memory; the other processes \
+                                    wait for it");
             let mut stop = [PollFd::new(&self.stop, PollFlags::IN)];
             if poll(&mut stop, Some(&timespec(SHORTAGE))).is_ok_and(|ready| ready > 0) {
                 return None;

@@ -1,66 +1,78 @@
-//! A working copy that several processes share: memory that each of them loads from and stores to with plain
-//! instructions, with exact knowledge of what was changed, and with commits that are cuts through the stores of all their
-//! threads at one instant.
+//! A working copy that several processes share. Each process loads from it and stores to it with plain instructions.
+//! The changed pages are known exactly, and a commit is a cut through the stores of all threads at one instant.
 //!
 //! # How it works
-//! 1. The working copy is memory without a name (`memfd_create(2)`), mapped shared by each process. A second such file, the
-//!    *control block*, holds what all must know: which pages are dirty, and how far a commit is.
-//! 2. Each process registers its mapping with a userfaultfd of its own and write-protects all of it, pages that do not exist
-//!    yet included. So the first store of a process to a page traps, and the first load of a page that nobody had yet.
-//! 3. A trapped store is served by the thread that makes it (SIGBUS, and the handler that untorn has for lost pages): it
-//!    passes the *gate*, sets the page's dirty bit and this process's writable bit, and has the kernel let stores through.
-//! 4. One process *serves*: it alone has the file open behind the working copy ([`Backing`]), and a userfaultfd of every
-//!    process, passed over a socket. A trapped load sends it a message and waits until the page is filled.
-//! 5. A commit: the server closes the gate, waits until no thread is in the middle of 3, protects every dirty page in every
-//!    process in which it is writable, and opens the gate. From the instant when all are protected the memory is the cut.
-//!    It copies the dirty pages, each of which nobody may store to until then, and hands the copies to the backing in
-//!    another thread. Commits asked for meanwhile share the next cut.
-//! 6. Whoever serves holds a lock that the kernel releases when the process dies. The others see its end (a handle of the
-//!    process, or the end of the connection), one of them gets the lock, opens the backing, which recovers its last durable
-//!    commit, makes the pages of an unfinished commit dirty again, and is sent the userfaultfds and the unanswered
-//!    requests of all.
 //!
-//! # What the death of a process does
-//! *One that only stores*: its stores so far are in the working copy, as those of a thread that ended; if it was in the
-//! middle of 3, the page counts as dirty. *The one that serves*: stores go on, since they need no server; loads of pages
-//! that nobody had yet, and commits, wait for the next one. A store that a cut was holding up waits until then as well.
-//! Pages stay protected throughout: each process keeps its own userfaultfd open. *All of them*: the working copy is gone,
-//! and the file is at its last commit.
+//! 1. The working copy is a memory file (`memfd_create(2)`), mapped shared by each process. A second such file, the
+//!    *control block*, holds what all processes must know: which pages are dirty, and the progress of a commit.
+//! 2. Each process registers its mapping with its own userfaultfd and write-protects all of it, including pages that do
+//!    not exist yet. So the first store of a process to a page traps, and so does the first load of a page that no
+//!    process had yet.
+//! 3. The storing thread handles its own trap (SIGBUS, and untorn's handler for lost pages): it passes the *gate*, sets
+//!    the page's dirty bit and this process's writable bit, and asks the kernel to allow stores.
+//! 4. One process *serves*: it alone has the file open behind the working copy ([`Backing`]), and has a userfaultfd of
+//!    every process, passed over a socket. A trapped load sends it a message and waits until the page is filled.
+//! 5. For a commit, the server closes the gate, waits until no thread is in the middle of 3, protects every dirty page
+//!    in every process in which it is writable, and opens the gate. From the instant when all are protected, the memory
+//!    is the cut. The server copies the dirty pages, to each of which no thread may store until then. It hands the
+//!    copies to the backing in another thread. Commits requested meanwhile share the next cut.
+//! 6. The process that serves holds a lock that the kernel releases when the process dies. The others detect its end by
+//!    a handle of the process, or by the end of the connection. One of them gets the lock, opens the backing, which
+//!    recovers its last durable commit, and makes the pages of an unfinished commit dirty again. All others send it
+//!    their userfaultfds and their unanswered requests.
 //!
-//! A process that is stopped (SIGSTOP, a debugger) and not killed can be told from a dead one, and is waited for: by
-//! everybody if it serves; if not, by commits after another server has come, which need its userfaultfd. While one of its
-//! threads is stopped within 3 commits are refused, each after five seconds.
+//! # The death of a process
 //!
-//! One that was killed keeps its files as long as a child lives that it had forked and that runs no other program: the lock of
-//! what stands behind the working copy belongs to whoever has the descriptor, so to the child as well. Stores go on, and
-//! commits wait for some 30 s until the child ends; then the working copy is poisoned. Nothing is torn by it, nor committed twice.
-//! The locks that say who serves and who lives are no child's.
+//! - *One that only stores*: its stores so far are in the working copy, as those of an ended thread are. If it was in
+//!   the middle of 3, the page counts as dirty.
+//! - *The one that serves*: stores go on, since they need no server. Loads of pages that no process had yet, and
+//!   commits, wait for the next server. So does a store that a cut was holding up. Pages stay protected throughout:
+//!   each process keeps its own userfaultfd open.
+//! - *All of them*: the working copy is gone, and the file is at its last commit.
 //!
-//! # What a process does that lacks descriptors or memory
-//! One that cannot take over for want of them, or come back to the process that did, tries for a second and is then *cut off*:
-//! its calls fail, and before it gives its part up it puts memory of its own in the place of the working copy, for stores to a
-//! page that is writable there would trap no more. The others go on. One that serves and cannot let another one come back leaves
-//! the serving to others after a second. Only if the file itself cannot be opened again is the working copy poisoned for all.
+//! A stopped process (SIGSTOP, a debugger) can be told from a dead one, and the others wait for it. If it serves, all
+//! wait. If not, commits wait after another server has come, because they need its userfaultfd. While one of its
+//! threads is stopped within 3, commits are refused, each after five seconds.
+//!
+//! A killed process keeps its files while a child lives that it had forked and that runs no other program: the child
+//! has the descriptor, and so the lock of the backing. Stores go on, and commits wait up to some 30 s until the child
+//! ends. Then the working copy is poisoned. Nothing is torn by it, nor committed twice. A child does not inherit the
+//! locks that say which process serves and which processes live.
+//!
+//! # A process that lacks descriptors or memory
+//!
+//! A process that cannot take over, or cannot rejoin the one that did, tries for a second and is then *evicted*. Its
+//! calls fail. Before it gives up its slot, it replaces its mapping of the working copy by private memory, because
+//! stores to a page that is writable there would not trap any more. The others go on. A process that serves and cannot
+//! let another one rejoin leaves the serving to others after a second. The working copy is poisoned for all only if the
+//! file itself cannot be opened again.
 //!
 //! # What the kernel does (tried on Linux 6.18, as the tests here do)
-//! - Protecting a range of shared memory also marks pages that are not mapped, or do not exist, and the mark survives
-//!   MADV_DONTNEED, MADV_PAGEOUT, holes punched, and the file being made shorter and longer. A page that another process
-//!   filled, or made writable for itself, is therefore mapped read-only here, and the first store traps.
-//! - 1 GiB is protected in 4 ms when nothing is mapped; a page in 1.7 µs, each further one of a range in 0.1 µs.
-//! - A trap by signal took 5–12 µs until the store was done (the more, the longer the thread had slept before); by a thread that reads events 8–10 µs while another CPU was busy,
-//!   but 65–90 µs when it was idle, for then two CPUs have to be woken. That is why the thread that stores serves itself.
-//! - The kernel's own stores to a protected page (`read(2)` into it), and its loads from a missing one, fail with EFAULT:
-//!   [`WorkingCopy::open_range`] is for these. Memory pinned before a cut (direct I/O, registered buffers) is stored to by
-//!   devices unnoticed: do not direct such I/O into a working copy.
+//!
+//! - Protecting a range of shared memory also marks pages that are not mapped, or do not exist. The mark survives
+//!   MADV_DONTNEED, MADV_PAGEOUT, punched holes, and the file being made shorter and longer. A page that another
+//!   process filled, or made writable for itself, is therefore mapped read-only here, and the first store traps.
+//! - Protecting 1 GiB takes 4 ms when nothing is mapped; a page takes 1.7 µs, each further one of a range 0.1 µs.
+//! - A trap by signal took 5–12 µs until the store was done (longer if the thread had slept longer before). A trap by a
+//!   thread that reads events took 8–10 µs while another CPU was busy, but 65–90 µs when it was idle, because two CPUs
+//!   must wake up then. So the storing thread serves itself.
+//! - The kernel's own stores to a protected page (`read(2)` into it), and its loads from a missing one, fail with
+//!   EFAULT: use [`WorkingCopy::open_range`] for these. Devices store to memory that was pinned before a cut (direct
+//!   I/O, registered buffers) unnoticed: do not direct such I/O into a working copy.
 //!
 //! # What it costs (two busy cores, `tests/costs.rs`)
-//! The first store to a page after a commit: p50 4.9 µs, and 7–10 µs by a thread that had slept. The longest stall of a writer
-//! during a commit of 64 pages: p50 33–82 µs in most runs, of one writer and of three; where threads outnumber cores a
-//! preempted one runs again after milliseconds. From the death of the server to the next commit: p50 3.5 ms, 9 ms at most.
 //!
-//! # What it asks of the program
-//! Threads that store do not block SIGBUS, and a handler for it that the program installs later calls the one it found.
-//! Processes belong to one user and trust each other: what is shared is memory. A forked child does not have the mapping.
+//! The first store to a page after a commit: p50 4.9 µs, and 7–10 µs by a thread that had slept. The longest stall of a
+//! writer during a commit of 64 pages: p50 33–82 µs in most runs, with one writer and with three. Where threads
+//! outnumber cores, a preempted one runs again after milliseconds. From the death of the server to the next commit: p50
+//! 3.5 ms, 9 ms at most.
+//!
+//! # What it requires of the program
+//!
+//! - Threads that store do not block SIGBUS, and a SIGBUS handler that the program installs later calls the one it
+//!   replaced.
+//! - The processes belong to one user and trust each other: they share memory.
+//! - A forked child does not have the mapping.
 
 mod backing;
 mod committer;
@@ -283,7 +295,7 @@ impl WorkingCopy {
     }
 
     fn unserved(&self) -> Error {
-        let cause = "there is no process any more that serves it".to_owned();
+        let cause = "no process serves the shared file any more".to_owned();
         self.check().err().unwrap_or_else(|| Error::Poisoned { path: self.member.place.path().to_owned(), cause })
     }
 
@@ -369,7 +381,11 @@ impl WorkingCopy {
         // First, as pages that it needs from then on are lost for no other reason.
         if self.member.cut_off.load(Ordering::Relaxed) {
             let cause = lock(&self.member.asked).cut_off.clone();
-            let cause = cause.unwrap_or_else(|| "this process has lost touch with those that share it".to_owned());
+            let cause = cause.unwrap_or_else(|| {
+                "this process lost its connection to the processes that share the \
+                                                 file"
+                    .to_owned()
+            });
             return Err(Error::Poisoned { path: path(), cause });
         }
         if !none_lost()

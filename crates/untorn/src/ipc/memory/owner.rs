@@ -1,4 +1,4 @@
-//! Coming to serve: beginning a working copy, or going on where another process left it.
+//! Starting to serve: creating a working copy, or taking over where another process left it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -58,13 +58,13 @@ impl Drop for Serving {
 /// # Errors
 /// Those of the opener; [`Error::Io`], [`Error::Invalid`].
 pub(super) fn begin(place: &Arc<Place>, opener: &Arc<dyn Opener>, reserve: u64) -> Result<Serving> {
-    let failed = |error| Error::io("make a working copy of", place.path(), error);
+    let failed = |error| Error::io("create a working copy of", place.path(), error);
     let backing = open(place, opener, None, DYING)?;
     let len = backing.len();
     let reserved = reserve.max(len).max(1).div_ceil(PAGE as u64);
     let bytes = reserved.checked_mul(PAGE as u64).and_then(|bytes| usize::try_from(bytes).ok());
     let Some(bytes) = bytes.filter(|_| reserved <= 1 << 40) else {
-        let what = format!("{reserve} bytes of address space are more than there can be");
+        let what = format!("cannot reserve {reserve} bytes of address space; open it with a smaller reserve");
         return Err(Error::Invalid { path: place.path().to_owned(), what });
     };
     let control = Control::create(len, reserved).map_err(failed)?;
@@ -92,7 +92,7 @@ pub(super) fn take_over(
     let file = pages.file().try_clone_to_owned();
     let view = file.and_then(|file| SharedPages::map(file, pages.reserved()));
     let view = view.and_then(|view| note_present(control, &view).map(|()| view));
-    let view = view.map_err(|error| Error::io("take over the serving of", place.path(), error))?;
+    let view = view.map_err(|error| Error::io("take over", place.path(), error))?;
     let opened = open(place, opener, Some(&Before::new(control)), DYING_FOR_CERTAIN);
     let opened = match opened {
         // That is this process's, and says nothing of the file.
@@ -142,8 +142,8 @@ fn left_alone(control: &Control, backing: Arc<dyn Backing>) -> std::result::Resu
     }
     if found != last && found != control.committing() {
         return Err(format!(
-            "it is at commit {found}, and those who share it made commit {last}: somebody else changed it while no process \
-             served it"
+            "it is at commit {found}, but the processes that share it made commit {last}: another program changed it \
+             while no process served it"
         ));
     }
     Ok(backing)
@@ -158,7 +158,7 @@ fn open(place: &Place, opener: &Arc<dyn Opener>, before: Option<&Before>, dying:
             Ok(opened) => return opened.map(Arc::from),
             // Going on with the panic would leave the others with a process that serves and does not.
             Err(_) => {
-                let cause = "opening it panicked".to_owned();
+                let cause = "the code that opens it panicked".to_owned();
                 return Err(Error::Poisoned { path: place.path().to_owned(), cause });
             }
         }
@@ -172,7 +172,7 @@ fn start(
     backing: std::result::Result<Arc<dyn Backing>, String>,
     part: String,
 ) -> Result<Serving> {
-    let failed = |error| Error::io("serve the sharers of", place.path(), error);
+    let failed = |error| Error::io("serve the processes that share", place.path(), error);
     let stop = Arc::new(bell().map_err(failed)?);
     let resigned = Arc::new(AtomicBool::new(false));
     let server = Server::new(place, control, view, backing, part, (Arc::clone(&stop), Arc::clone(&resigned)))?;

@@ -1,8 +1,9 @@
-//! Where the processes that share a file find each other: a lock file and a socket in one directory.
+//! The rendezvous of the processes that share a file: a lock file and a socket in one directory.
 //!
-//! The lock file's bytes are locks of processes, which the kernel releases when one ends: byte 0 belongs to the one that
-//! serves; then each process has a byte for its slot, and a byte that says that it takes part. So it is known exactly and
-//! without a process number who is alive, in containers too. The file stays when all have gone.
+//! A process locks bytes of the lock file, and the kernel releases its locks when it ends. Byte 0 belongs to the
+//! process that serves. Each process also has a byte for its slot, and a byte that says that it takes part. So it is
+//! known exactly which processes live, without process numbers, in containers too. The file stays when all processes
+//! have ended.
 
 use std::fs::File;
 use std::io;
@@ -110,7 +111,7 @@ impl Place {
                 return Ok(place);
             }
         }
-        let holder = format!("{MEMBERS} processes, as many as can share a file");
+        let holder = format!("{MEMBERS} processes, the most that can share a file");
         Err(Error::InUse { path: place.path.clone(), holder })
     }
 
@@ -195,7 +196,7 @@ impl Place {
         // Whoever listened there before is gone.
         self.unlink();
         socket::listen(self.dir.as_fd(), &self.socket)
-            .map_err(|error| Error::io("listen for the sharers of", &self.path, error))
+            .map_err(|error| Error::io("listen on the socket for processes that share", &self.path, error))
     }
 
     /// Removes the socket's name.
@@ -210,7 +211,7 @@ impl Place {
     pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
         match socket::connect(self.dir.as_fd(), &self.socket) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.was_removed() => {
-                Err(io::Error::other("the directory in which its processes meet was removed"))
+                Err(io::Error::other("the directory with its lock file and socket was removed"))
             }
             result => result,
         }

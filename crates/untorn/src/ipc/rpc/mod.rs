@@ -1,17 +1,18 @@
-//! A board: memory in which processes leave calls to the one of them that has a file open, and find the answers.
+//! A board: memory in which processes leave calls for the process that has a file open, and find the answers.
 //!
 //! Each process has *channels*, each for one call at a time: a few words and room for bytes. The board outlives every
-//! process, so a call that a dead server left is found by the next one, with all that it needs.
+//! process, so the next server finds the calls that a dead server left, with everything they need.
 //!
-//! # What holds at every instant, whoever was killed in the middle
-//! - A channel is its member's while it is free or done, and the server's while it is called or begun. The member gives it
-//!   away last, with all else in place; the server gives it back last, with the answer in place.
-//! - What a call consists of stays as it is until the answer is given: the answer has words of its own, and so has its text;
-//!   its bytes take the place of the call's only if the call has none.
-//! - It is begun only while its call may have changed the file and the answer is not in place: whoever serves next does the
-//!   call again before anything else.
-//! - Changes begun that are not covered by a commit can be told from none: a change is counted before it is made, and is
-//!   covered only by a commit that began when it had ended.
+//! # Invariants at every instant, whichever process is killed
+//!
+//! - A channel belongs to its member while it is free or done, and to the server while it is called or begun. The
+//!   member hands it over last, with everything else in place; the server hands it back last, with the answer in place.
+//! - A call's content does not change until the answer is given. The answer has its own words and its own text; its
+//!   bytes replace the call's only if the call has none.
+//! - A channel is *begun* only while its call may have changed the file and the answer is not in place: the next server
+//!   repeats such a call first.
+//! - Changes that no commit covers can be told from none: a change is counted before it is made, and only a commit that
+//!   begins after its end covers it.
 
 mod slot;
 mod wait;
@@ -110,7 +111,10 @@ impl Board {
             || board.words()[WORD_MAGIC].load(Ordering::Acquire) != MAGIC
             || board.words()[WORD_VERSION].load(Ordering::Relaxed) != VERSION
         {
-            return Err(io::Error::other("what the serving process gave is no board of this version"));
+            return Err(io::Error::other(
+                "the process that serves the file sent shared memory of another version; use \
+                                         the same version of untorn in every process",
+            ));
         }
         Ok(board)
     }

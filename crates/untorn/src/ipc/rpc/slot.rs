@@ -1,4 +1,4 @@
-//! A channel of a process: one call at a time, with its answer, and the waiting for either.
+//! A request slot of a process: one call at a time, its answer, and the wait for either.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

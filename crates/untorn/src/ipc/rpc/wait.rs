@@ -1,4 +1,4 @@
-//! Waiting for a word that another process changes.
+//! Waiting for a shared word that another process changes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

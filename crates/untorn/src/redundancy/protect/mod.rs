@@ -18,9 +18,9 @@ use crate::storage::{self, Latched, Medium, PageCache};
 
 /// A file whose pages have checksums and parity, kept up to date behind the program's stores.
 ///
-/// They lie in a file beside it, in the directory `.untorn`. A page that was damaged (by a device that lost or misdirected a
-/// write, or by bit rot) is found by [`scrub`](Protected::scrub), and [`repair`](Protected::repair) gives it its bytes back,
-/// if it was covered, and with it its stripe.
+/// The checksums and parity are in a file beside it, in the directory `.untorn`. [`scrub`](Protected::scrub) finds a
+/// page that was damaged (by a device that lost or misdirected a write, or by bit rot). [`repair`](Protected::repair)
+/// rebuilds it if the page and its stripe were covered.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,13 +43,14 @@ use crate::storage::{self, Latched, Medium, PageCache};
 /// ```
 ///
 /// # After a crash
-/// Stores that were [announced](Protected::announce) before they were made leave every page either covered or known not to be.
-/// Stores to a [mapping](ProtectOptions::mapping) are known from page tables, which a crash empties: a page that then
-/// differs from its checksum is *unknown*. It is reported and never repaired, and the next time the file is
-/// protected it is covered as it is. The same happens to a file that was written to while nobody protected it.
+/// Stores that were [announced](Protected::announce) before they were made leave every page either covered or known not
+/// to be. Stores to a [mapping](ProtectOptions::mapping) are known only from page tables, which a crash empties. A page
+/// that then does not match its checksum is *unknown*: it is reported and never repaired, and the next time the file is
+/// protected its checksum is computed anew. The same happens to a file that was written to while no process protected
+/// it.
 ///
-/// Dropping a handle is like a crash of the process; [`close`](Protected::close) it. In a forked child its calls fail with
-/// [`Error::Forked`].
+/// Dropping a handle has the effect of a process crash, so [`close`](Protected::close) it. In a forked child its calls
+/// fail with [`Error::Forked`].
 pub struct Protected {
     service: Arc<dyn Told>,
     threads: Threads,
@@ -64,10 +65,10 @@ impl fmt::Debug for Protected {
 }
 
 impl Protected {
-    /// [`ProtectOptions::open`] with default options.
+    /// Protects a file with default options; see [`ProtectOptions::open`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`ProtectOptions::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         ProtectOptions::new().open(path)
     }
@@ -81,15 +82,15 @@ impl Protected {
         }
     }
 
-    /// The data file's path.
+    /// The path of the data file.
     pub fn path(&self) -> &Path {
         self.service.path()
     }
 
-    /// Tells that bytes will be stored to, before they are. Their pages are not covered before the answer is dropped: drop it
-    /// when the stores are made. The first announcement of a page since it was covered costs a flush. With a
-    /// [period](ProtectOptions::period) of 0 the pages are compared with their checksums first, and repaired if need be, and
-    /// they are covered when the answer is dropped.
+    /// Announces stores to a range of bytes, before they are made. The pages stay uncovered until the returned
+    /// [`Stores`] is dropped: drop it when the stores are made. The first announcement of a page since it was covered
+    /// costs a flush. With a [period](ProtectOptions::period) of 0 the call first compares the pages with their
+    /// checksums and repairs them if needed, and the drop covers them.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -108,8 +109,8 @@ impl Protected {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; those of writing and flushing; with a period of 0 [`Error::Corrupt`] for a page that is damaged
-    /// beyond repair, unless the whole of it is to be stored to. Nothing may be stored then.
+    /// [`Error::OutOfRange`]; errors of writing and flushing; with a period of 0, [`Error::Corrupt`] for a page that is
+    /// damaged beyond repair, unless all of it is announced. After an error the caller must not store.
     pub fn announce(&self, bytes: Range<u64>) -> Result<Stores<'_>> {
         let file_len = self.service.len();
         if bytes.start > bytes.end || bytes.end > file_len {
@@ -123,13 +124,13 @@ impl Protected {
     /// Covers everything that was stored to before the call.
     ///
     /// # Errors
-    /// Those of reading, writing and flushing, also of the thread that does it in the background; after them nothing more is
+    /// Errors of reading, writing and flushing, also of the background thread. After one of them nothing more is
     /// promised.
     pub fn sync(&self) -> Result<()> {
         self.service()?.cover().map(drop)
     }
 
-    /// What is covered now.
+    /// How much of the file is covered now.
     ///
     /// # Errors
     /// [`Error::Poisoned`] after a failure.
@@ -137,50 +138,53 @@ impl Protected {
         self.service()?.coverage()
     }
 
-    /// Reads everything as the medium holds it and compares, as fast as can be. A page that was stored to and is not covered
-    /// yet is passed over; none is accused because of stores that are made meanwhile.
+    /// Reads everything as the medium holds it and compares it with checksums and parity, at full speed. It skips pages
+    /// that were stored to and are not covered yet, and reports no page because of stores made meanwhile.
     ///
     /// # Errors
-    /// Those of reading, and of noting in the companion file that it went through. Damage is not an error: it is in the report, also
-    /// if it cannot be noted; the next call fails then.
+    /// Errors of reading, and of recording the scrub in the redundancy file. Damage is not an error: it is in the
+    /// report. If the scrub found damage and cannot be recorded, the call still returns the report, and the next call
+    /// fails.
     pub fn scrub(&self) -> Result<ScrubReport> {
         self.scrub_with(None, &mut |_, _| true)
     }
 
-    /// The same, reading at most `rate` bytes in a second, and telling now and then how many of how many were read; `false`
-    /// from `progress` ends it. It must not call back into this handle.
+    /// Like [`scrub`](Protected::scrub), but reads at most `rate` bytes per second and calls `progress` now and then
+    /// with the bytes read and the total. If `progress` returns `false`, the scrub ends. It must not call back into
+    /// this handle.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`scrub`](Protected::scrub).
     pub fn scrub_with(&self, rate: Option<u64>, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
         scrub_and_note(self.service()?, Scrub { rate, ..Scrub::telling(progress) })
     }
 
-    /// Scrubs, and repairs what can be repaired, unless some of it cannot be: then nothing is touched. A page is given back
-    /// whole, so nobody may store to a damaged page meanwhile, save who [announces](Protected::announce) it.
+    /// Scrubs, and repairs the damage. If some of it cannot be repaired, it changes nothing. A repair replaces the
+    /// whole page, so no thread may store to a damaged page meanwhile without [announcing](Protected::announce) it.
     ///
     /// # Errors
-    /// Those of reading, writing and flushing. What is lost is in the report.
+    /// Errors of reading, writing and flushing. Lost pages are in the report.
     pub fn repair(&self) -> Result<RepairReport> {
         self.repair_with(&mut |_, _| true)
     }
 
-    /// The same, telling now and then how many of how many bytes were read. `progress` must not call back into this handle: the
-    /// call may wait for ever.
+    /// Like [`repair`](Protected::repair), and calls `progress` now and then with the bytes read and the total.
+    /// `progress` must not call back into this handle: the call could wait forever.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`repair`](Protected::repair).
     pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<RepairReport> {
         let report = self.service()?.repair(Scrub::telling(progress))?;
         std::thread::sleep(self.tick);
         Ok(report)
     }
 
-    /// Covers everything and leaves the file protected: what is damaged from now on is found and can be repaired; what is
-    /// written to it by others is found too, and is not repaired. Nobody may store to it from the call on until it returns.
+    /// Covers everything and leaves the file protected. A scrub finds damage from now on, and a repair can fix it. A
+    /// scrub also finds later writes by other programs, which are not repaired. The program must not store to the file
+    /// until the call returns.
     ///
     /// # Errors
-    /// Those of [`sync`](Protected::sync).
+    /// As for [`sync`](Protected::sync).
     pub fn close(mut self) -> Result<()> {
         self.service()?;
         self.threads.stop();
@@ -191,7 +195,7 @@ impl Protected {
     }
 }
 
-/// Stores that were [announced](Protected::announce) and are being made. Drop it when they are.
+/// [Announced](Protected::announce) stores that are being made. Drop it when they are made.
 #[must_use = "the stores are to be made before this is dropped"]
 pub struct Stores<'a> {
     protected: &'a Protected,
@@ -199,10 +203,10 @@ pub struct Stores<'a> {
 }
 
 impl Stores<'_> {
-    /// The stores are made: covers them, and everything else, now.
+    /// Covers the announced stores, which are made, and all others, now.
     ///
     /// # Errors
-    /// Those of [`Protected::sync`].
+    /// As for [`Protected::sync`].
     pub fn cover(mut self) -> Result<()> {
         // Nothing is left to the drop.
         let bytes = std::mem::take(&mut self.bytes);
@@ -218,7 +222,8 @@ impl Drop for Stores<'_> {
             && let Err(error) = service.release(self.bytes.clone())
         {
             // The redundancy remembers it, and every later call fails.
-            tracing::error!(path = %self.protected.path().display(), %error, "covering failed");
+            tracing::error!(path = %self.protected.path().display(), %error, "cannot bring the redundancy up to date \
+                                                                              with the announced stores");
         }
     }
 }
@@ -229,11 +234,11 @@ impl fmt::Debug for Stores<'_> {
     }
 }
 
-/// How much of a file is covered; `None` if it is not protected. It is not read for that, so pages that are lost or unknown, and ages,
-/// are not told.
+/// How much of a file is covered; `None` if it is not protected. The call does not read the file, so the result has no
+/// lost or unknown pages and no ages.
 ///
 /// # Errors
-/// [`Error::InUse`] while it is protected by somebody who has it open, and those of [`ProtectOptions::open`].
+/// [`Error::InUse`] while another handle has the protected file open; otherwise as for [`ProtectOptions::open`].
 pub fn coverage(path: impl AsRef<Path>) -> Result<Option<Coverage>> {
     let path = &storage::resolve(path.as_ref())?;
     let inode = storage::detect(path)?.identity.inode;
@@ -244,23 +249,24 @@ pub fn coverage(path: impl AsRef<Path>) -> Result<Option<Coverage>> {
     look(path, Mode::Report)?.coverage().map(Some)
 }
 
-/// What can be told of a file whose redundancy somebody else keeps, who is not asked.
+/// The recorded state of a file whose redundancy another process may keep. That process is not asked.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Record {
-    /// What the companion file says, as of when it was last written. Pages that are announced are marked in it before they are
-    /// stored to; stores that page tables tell of are in it after the next pass only. What only the owner knows is not
-    /// told: ages, pages that are lost or unknown, what is in the sidecar of the hybrid log.
+    /// The redundancy file's content when it was last written. It marks announced pages before they are stored to.
+    /// Stores found through page tables appear only after the next pass. It does not have what only the owner knows:
+    /// ages, lost or unknown pages, bytes in the sidecar of the hybrid log.
     pub coverage: Coverage,
-    /// The process that has it open, where the kernel tells; `None` too if nobody has.
+    /// The process that has the file open, if the kernel tells; `None` also if no process has it open.
     pub holder: Option<u32>,
 }
 
-/// What the companion file of a file says, also while a process keeps it; `None` if it is not protected. Nothing is locked or
-/// changed.
+/// Reads what the redundancy file of a file says, also while a process keeps it; `None` if the file is not protected.
+/// It locks and changes nothing.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a companion that cannot be believed, [`Error::Invalid`] for that of another file; those of reading.
+/// [`Error::Corrupt`] for a redundancy file with impossible values; [`Error::Invalid`] for one that belongs to another
+/// file; errors of reading.
 pub fn recorded(path: impl AsRef<Path>) -> Result<Option<Record>> {
     let path = &storage::resolve(path.as_ref())?;
     let Some(coverage) = recorded_on(&PageCache::new(), path)? else { return Ok(None) };
@@ -268,19 +274,19 @@ pub fn recorded(path: impl AsRef<Path>) -> Result<Option<Record>> {
     Ok(Some(Record { coverage, holder }))
 }
 
-/// The same on a medium of one's own, for simulators; nothing is said of a holder.
+/// Like [`recorded`], on a custom medium; for simulators. It names no holder.
 ///
 /// # Errors
-/// As there.
+/// As for [`recorded`].
 pub fn recorded_on<M: Medium>(medium: &M, path: impl AsRef<Path>) -> Result<Option<Coverage>> {
     redundancy::recorded(medium, path.as_ref())
 }
 
-/// Compares a protected file that nobody has open with its checksums and parity; see [`Protected::scrub_with`]. If somebody writes to
-/// it meanwhile, what differs is [unknown](crate::Damage::Unknown) from then on.
+/// Compares a protected file that no process has open with its checksums and parity; see [`Protected::scrub_with`]. If
+/// a program writes to the file meanwhile, pages that do not match are [unknown](crate::Damage::Unknown) from then on.
 ///
 /// # Errors
-/// [`Error::Io`] with ENOENT if it is not protected; those of [`ProtectOptions::open`].
+/// [`Error::Io`] with ENOENT if the file is not protected; otherwise as for [`ProtectOptions::open`].
 pub fn scrub(
     path: impl AsRef<Path>,
     rate: Option<u64>,
@@ -289,10 +295,10 @@ pub fn scrub(
     look(&storage::resolve(path.as_ref())?, Mode::Look)?.scrub_with(rate, progress)
 }
 
-/// Removes the checksums and parity of a file; false if it had none. The file itself is not touched.
+/// Removes the checksums and parity of a file; returns false if it had none. The file itself is not changed.
 ///
 /// # Errors
-/// [`Error::InUse`] while somebody has them open.
+/// [`Error::InUse`] while a process has the redundancy open.
 pub fn unprotect(path: impl AsRef<Path>) -> Result<bool> {
     let path = &storage::resolve(path.as_ref())?;
     redundancy::remove(&Latched::new(PageCache::new()), path)

@@ -1,4 +1,4 @@
-//! How a file is protected, and the beginning of it.
+//! Starting to protect a file, and the checks before it.
 
 use std::ops::Range;
 use std::path::Path;
@@ -19,15 +19,16 @@ use crate::sys::{mappings, page_size};
 const PAGE: u64 = 4096;
 
 impl ProtectOptions {
-    /// Protects a file to which all stores are [announced](Protected::announce), until it is closed or dropped. What is not
-    /// covered yet will be covered by the first [`sync`](Protected::sync), or after the first period; if that is 0, before
-    /// this returns.
+    /// Protects a file until the handle is closed or dropped. All stores to the file must be
+    /// [announced](Protected::announce). Pages that are not covered yet are covered by the first
+    /// [`sync`](Protected::sync) or after the first period; with a period of 0, before this returns.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an empty file, one that has an engine (see [`Options::redundancy`](crate::Options::redundancy)) or
-    /// another length than when it was protected, a [region store](crate::RegionStore), and for
-    /// options that differ from those it is protected with; [`Error::InUse`] while it is protected by another handle or
-    /// process; [`Error::Corrupt`] if neither copy of the superblock is whole.
+    /// - [`Error::Invalid`] for an empty file, a file with a sidecar (see
+    ///   [`Options::redundancy`](crate::Options::redundancy)), a file with another length than when it was protected, a
+    ///   [region store](crate::RegionStore), and options that differ from those the file is protected with.
+    /// - [`Error::InUse`] while another handle or process protects it.
+    /// - [`Error::Corrupt`] if neither copy of the superblock is valid.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Protected> {
         let path = &storage::resolve(path.as_ref())?;
         self.start_at(on(path)?, path, self.announced())
@@ -51,20 +52,20 @@ impl ProtectOptions {
         if self.period != Some(Duration::ZERO) {
             return Ok(());
         }
-        let what = "stores to a mapping are found after they were made, so they cannot be covered at once; choose a period, or \
-                    open it with `open` and announce them";
+        let what = "a tracked mapping cannot have period 0, because untorn finds stores only after they were made; \
+                    choose a longer period, or use `open` and announce the stores";
         Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() })
     }
 
-    /// Protects the file that the program has mapped at `address`: the whole of it, shared. Stores of this process through
-    /// that mapping are found by themselves; there must be no others, neither with `write(2)` nor through another mapping.
-    /// Keep the mapping until the handle is closed or dropped: once it is unmapped or mapped over every call fails, and what was
-    /// stored last is unknown.
+    /// Protects the file that the program has mapped at `address`: the whole file, mapped shared. untorn finds the
+    /// stores that this process makes through that mapping. There must be no other stores, neither with `write(2)` nor
+    /// through another mapping. Keep the mapping until the handle is closed or dropped. If it is unmapped or mapped
+    /// over, every call fails, and the last stores are unknown.
     ///
     /// # Errors
-    /// Those of [`open`](ProtectOptions::open); [`Error::Invalid`] if there is no such mapping, with a period of 0, on persistent
-    /// memory, and where the kernel cannot track stores (it takes Linux 6.7 and a process that may use userfaultfd):
-    /// announce them there.
+    /// As for [`open`](ProtectOptions::open). [`Error::Invalid`] if there is no such mapping, with a period of 0, on
+    /// persistent memory, and if the kernel cannot track stores (this takes Linux 6.7 and a process that may use
+    /// userfaultfd). Announce the stores in these cases.
     pub fn mapping(&self, address: *const u8, len: usize) -> Result<Protected> {
         let mapped = mapped_at(address)?;
         self.check_period(&mapped.path)?;
@@ -72,18 +73,18 @@ impl ProtectOptions {
         self.start_at(place, &mapped.path, Mode::Tracked(tracker))
     }
 
-    /// [`open`](ProtectOptions::open) on a medium of one's own: for simulators.
+    /// Like [`open`](ProtectOptions::open), on a custom medium; for simulators.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`open`](ProtectOptions::open).
     pub fn open_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>) -> Result<Protected> {
         self.start(medium, path.as_ref(), self.announced())
     }
 
-    /// The same for a file whose stores this tracker finds.
+    /// Like [`open_on`](ProtectOptions::open_on), for a file whose stores this tracker finds.
     ///
     /// # Errors
-    /// As there; [`Error::Invalid`] with a period of 0.
+    /// As for [`open`](ProtectOptions::open); [`Error::Invalid`] with a period of 0.
     pub fn track_on<M: Medium>(
         &self,
         medium: M,
@@ -94,11 +95,11 @@ impl ProtectOptions {
         self.start(medium, path.as_ref(), Mode::Tracked(tracker))
     }
 
-    /// A handle to a protected file that nobody stores to, to [`scrub`](Protected::scrub) and
-    /// [`repair`](Protected::repair) it: for simulators. On real media there are [`scrub()`](super::scrub()) and [`repair()`](super::repair()).
+    /// Opens a handle to [`scrub`](Protected::scrub) and [`repair`](Protected::repair) a protected file that no process
+    /// stores to; for simulators. For real media use [`scrub()`](super::scrub()) and [`repair()`](super::repair()).
     ///
     /// # Errors
-    /// Those of [`open`](ProtectOptions::open), and ENOENT if it is not protected.
+    /// As for [`open`](ProtectOptions::open), and [`Error::Io`] with ENOENT if the file is not protected.
     pub fn look_on<M: Medium>(&self, medium: M, path: impl AsRef<Path>) -> Result<Protected> {
         self.start(medium, path.as_ref(), Mode::Look)
     }
@@ -148,7 +149,7 @@ fn refuse_own<M: Medium>(medium: &M, path: &Path) -> Result<()> {
     let is_there = there > 0 && file.read_unless_bad(0, &mut start[..there])?;
     if is_there && is_region_store(&start[..there]) {
         let what =
-            "it is a region store, and redundancy is not told of what is committed to it; a store cannot be protected";
+            "this file is a region store, and region commits do not update redundancy; a store cannot be protected";
         return Err(invalid(path, what.to_owned()));
     }
     Ok(())
@@ -168,11 +169,11 @@ pub(crate) fn look(path: &Path, mode: Mode) -> Result<Protected> {
     ProtectOptions::new().start_at(on(path)?, path, mode)
 }
 
-/// Finds stores to a file that the program has mapped at `address`, as [`ProtectOptions::mapping`] does, and covers nothing:
-/// for who wants to know what finding them costs by itself.
+/// Finds the stores to a file that the program has mapped at `address`, as [`ProtectOptions::mapping`] does, but covers
+/// nothing. It measures what finding stores costs by itself.
 ///
 /// # Errors
-/// Those of finding stores that are there.
+/// Errors of setting up the tracking; see [`ProtectOptions::mapping`].
 pub fn track(address: *const u8, len: usize) -> Result<Arc<dyn Tracker>> {
     tracked(&mapped_at(address)?, address, len).map(|(_, tracker)| tracker)
 }
@@ -185,12 +186,20 @@ fn invalid(path: &Path, what: String) -> Error {
 fn mapped_at(address: *const u8) -> Result<MappedRange> {
     let found = mappings::around(address as usize);
     let found = found.map_err(|error| Error::io("read", Path::new("/proc/self/maps"), error))?;
-    let nowhere = || invalid(Path::new("(memory)"), format!("no file is mapped at address {address:p}"));
+    let nowhere = || {
+        invalid(
+            Path::new("(memory)"),
+            format!(
+                "no file is mapped at address {address:p}; pass the first \
+                                                             address of a mapping"
+            ),
+        )
+    };
     let mapped = found.ok_or_else(nowhere)?;
     let path = &mapped.path;
     let metadata = std::fs::metadata(path).map_err(|error| Error::io("open", path, error))?;
     if std::os::unix::fs::MetadataExt::ino(&metadata) != mapped.inode {
-        return Err(invalid(path, "another file has this name by now; map it anew".to_owned()));
+        return Err(invalid(path, "another file has this name now; map the file again".to_owned()));
     }
     Ok(mapped)
 }
@@ -203,24 +212,25 @@ fn tracked(mapped: &MappedRange, address: *const u8, len: usize) -> Result<(On, 
     let whole = addresses.start == address as usize && *offset == 0 && len as u64 >= file_len;
     if !shared || !whole || rounded > addresses.len() {
         let what = format!(
-            "what is protected is a shared mapping of a whole file ({file_len} bytes), from its first address on; at \
-             {address:p} there are {len} bytes of a mapping that begins at byte {offset} of the file"
+            "only a shared mapping of the whole file ({file_len} bytes) can be protected, by its first address; the \
+             range at {address:p} has {len} bytes and its mapping starts at byte {offset} of the file"
         );
         return Err(invalid(path, what));
     }
     let place = on(path)?;
     if matches!(&place, On::Memory(_)) && storage::detect(path)?.kind == MediumKind::PersistentMemory {
-        let what =
-            "on persistent memory stores cannot be tracked by write protection; open it with `open` and announce them";
+        let what = "write protection cannot track stores on persistent memory; use `open` and announce the stores";
         return Err(invalid(path, what.to_owned()));
     }
     let tracking = SharedTracking::new(address as usize, rounded).map_err(|error| {
         if error.kind() == std::io::ErrorKind::ResourceBusy {
-            let holder = "this process, which has this very mapping protected or watched by userfaultfd".to_owned();
+            let holder = "this process, which already protects this mapping or watches it with \
+                          userfaultfd(2)"
+                .to_owned();
             return Error::InUse { path: path.clone(), holder };
         }
         let what =
-            format!("stores to its mapping cannot be tracked here ({error}); open it with `open` and announce them");
+            format!("stores to the mapping cannot be tracked here ({error}); use `open` and announce the stores");
         invalid(path, what)
     })?;
     Ok((place, Arc::new(PageTables { tracking, path: path.clone() })))
@@ -248,7 +258,7 @@ struct PageTables {
 
 impl PageTables {
     fn pages(&self, found: std::io::Result<crate::sys::runs::Runs>) -> Result<Vec<Range<u64>>> {
-        let runs = found.map_err(|error| Error::io("find out what was stored to the mapping of", &self.path, error))?;
+        let runs = found.map_err(|error| Error::io("find the stores to the mapping of", &self.path, error))?;
         Ok(runs.into_ranges().into_iter().map(|run| run.start / PAGE..run.end.div_ceil(PAGE)).collect())
     }
 }

@@ -1,4 +1,4 @@
-//! Looking at all of a store: whether every page belongs to one owner, and holds what its commit wrote.
+//! Audit of a whole store: each page must have one owner and the bytes of its commit.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use super::{Core, Slot, locked};
 use crate::error::Result;
 use crate::storage::{Medium, MediumFile};
 
-/// What was found in a store.
+/// The result of an audit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Audit {
@@ -15,11 +15,11 @@ pub struct Audit {
     pub data_pages: u64,
     /// Pages of page tables.
     pub table_pages: u64,
-    /// Pages called used that nothing owns: lost until the store is scanned anew.
+    /// Used pages without an owner: lost until the store is scanned again.
     pub lost_pages: u64,
-    /// Pages whose bytes have a digest, and agree with it.
+    /// Pages with a digest that matches their bytes.
     pub verified_pages: u64,
-    /// What is wrong, in sentences; nothing in a store that is whole.
+    /// What is wrong, in sentences; empty for an intact store.
     pub findings: Vec<String>,
 }
 
@@ -49,7 +49,11 @@ impl<M: Medium> Core<M> {
             let Some(loaded) = &state.loaded else { continue };
             let mut own = |page: u64, audit: &mut Audit| {
                 if let Some(other) = owners.insert(page, &region.name) {
-                    audit.findings.push(format!("page {page} is owned by regions {other:?} and {:?}", region.name));
+                    audit.findings.push(format!(
+                        "page {page} is claimed by two regions, {other:?} and \
+                                                 {:?}",
+                        region.name
+                    ));
                 }
             };
             for page in loaded.table.own_pages() {
@@ -79,7 +83,7 @@ impl<M: Medium> Core<M> {
         let space = locked(&self.space);
         audit.lost_pages = space.used().saturating_sub(owners.len() as u64);
         for (page, name) in owners.iter().filter(|(page, _)| !space.is_used(**page)) {
-            audit.findings.push(format!("page {page} of region {name:?} is called free"));
+            audit.findings.push(format!("page {page} is in use by region {name:?}, but the free map marks it free"));
         }
         Ok(audit)
     }

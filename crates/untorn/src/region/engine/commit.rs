@@ -111,7 +111,7 @@ impl<M: Medium> Core<M> {
         if sound {
             return Ok(entries);
         }
-        let what = format!("changes that contradict the pages of region {:?}", region.name);
+        let what = format!("cannot commit: the changes contradict the page table of region {:?}", region.name);
         Err(Error::Invalid { path: self.path().to_owned(), what })
     }
 

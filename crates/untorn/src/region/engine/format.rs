@@ -1,6 +1,6 @@
-//! The bytes of a store: superblock, region nodes, records, page-table pages. `docs/format.md` gives the reasons.
+//! The layout of a store: superblock, region nodes, records, page-table pages. `docs/format.md` gives the reasons.
 //!
-//! Every number is little-endian. What is read here was written by anybody: a number is checked before it is used.
+//! Every number is little-endian. Any program may have written the file, so each number is checked before use.
 
 use std::path::Path;
 
@@ -153,7 +153,7 @@ impl Superblock {
         let unsupported = |what: String| Error::Unsupported { path: path.to_owned(), what };
         if raw.version.get() != VERSION {
             return Err(unsupported(format!(
-                "the store has format version {}, this untorn knows version {VERSION}",
+                "the store has format version {}; this untorn knows version {VERSION}",
                 raw.version.get()
             )));
         }
@@ -165,7 +165,7 @@ impl Superblock {
         let nodes = raw.nodes.get();
         if u64::from(raw.page_size.get()) != PAGE || nodes == 0 || nodes > MAX_NODES || raw.seq.get() > MAX_NUMBER {
             return Err(nonsense(format!(
-                "pages of {} bytes, {nodes} region nodes, sequence number {}",
+                "the superblock has impossible values: pages of {} bytes, {nodes} region nodes, sequence number {}",
                 raw.page_size.get(),
                 raw.seq.get()
             )));
@@ -173,7 +173,7 @@ impl Superblock {
         let map = match raw.left.get() {
             OPEN => None,
             CLEAN => Some(MapPlace { pages: raw.pages.get(), at: raw.map_at.get(), sum: raw.map_sum.get() }),
-            other => return Err(nonsense(format!("state {other} is unknown"))),
+            other => return Err(nonsense(format!("the superblock has the unknown state {other}"))),
         };
         Ok(Some(Superblock { uuid: raw.uuid, seq: raw.seq.get(), nodes, session: raw.session.get(), map }))
     }
@@ -199,7 +199,7 @@ impl Superblock {
         best.ok_or_else(|| Error::Corrupt {
             path: path.to_owned(),
             offset: Some(0),
-            what: "it has no whole superblock, so it is no region store".to_owned(),
+            what: "neither superblock is valid, or this is not a region store".to_owned(),
         })
     }
 
@@ -276,17 +276,23 @@ impl Node {
         match raw.status.get() {
             0 => return Ok(None),
             VALID => {}
-            other => return Err(format!("region node with status {other:#x}")),
+            other => return Err(format!("region node with the unknown status {other:#x}")),
         }
         let max_pages = raw.max_pages.get();
         let len = raw.name_len.get() as usize;
         if XxHash3_64::oneshot(&page[16..504]) != raw.check.get() || raw.flags.get() != 0 {
-            return Err("region node whose checksum is wrong".to_owned());
+            return Err("region node with a wrong checksum".to_owned());
         }
         if len == 0 || len > MAX_NAME || max_pages == 0 || max_pages > MAX_PAGES {
-            return Err(format!("region node with a name of {len} bytes and at most {max_pages} pages"));
+            return Err(format!(
+                "region node with an impossible name length ({len} bytes) or page limit ({max_pages})"
+            ));
         }
-        let name = std::str::from_utf8(&raw.name[..len]).map_err(|_| "region node whose name is no text".to_owned())?;
+        let name = std::str::from_utf8(&raw.name[..len]).map_err(|_| {
+            "region node with a name that is not \
+                                                                      UTF-8"
+                .to_owned()
+        })?;
         Ok(Some((Node { name: name.to_owned(), uid: raw.uid, max_pages }, raw.root.get())))
     }
 

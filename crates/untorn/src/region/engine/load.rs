@@ -1,5 +1,5 @@
-//! Reading a region: its page table, which of its two records counts, and what it has of the store's space. This is also
-//! the recovery of a region, and the scan for free space after a crash.
+//! Loading a region: its page table, the record that counts, and the pages that it uses. This is also the recovery of a
+//! region, and the scan for free space after a crash.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -54,7 +54,7 @@ impl<M: Medium> Core<M> {
         let damaged = |what: &str| region.damaged(self.path(), region.node, what);
         let root = match Node::decode(&page) {
             Ok(Some((node, root))) if node.uid == region.uid => root,
-            Ok(_) => return Err(damaged("its node has changed since the store was opened")),
+            Ok(_) => return Err(damaged("its region node has changed since the store was opened")),
             Err(what) => return Err(damaged(&what)),
         };
         let mut walk =
@@ -77,7 +77,7 @@ impl<M: Medium> Core<M> {
         let (level, index) = place;
         let first = index.checked_mul(LEAF * FANOUT.pow(level));
         if first.is_none_or(|first| first >= region.max_pages) {
-            return Err(damaged("its page table goes beyond its highest page"));
+            return Err(damaged("its page table reaches beyond its highest page"));
         }
         if !locked(&self.space).holds(page) || !walk.visited.insert(page) {
             return Err(damaged("its page table names a page outside the file, or one page twice"));
@@ -104,14 +104,14 @@ impl<M: Medium> Core<M> {
     fn choose(&self, region: &Region<M>, walk: &Walk, node: &Page) -> Result<Record> {
         let damaged = |what: &str| region.damaged(self.path(), region.node, what);
         let records = Record::both(node, &region.uid);
-        let Some(newest) = records.first() else { return Err(damaged("no commit record is whole")) };
+        let Some(newest) = records.first() else { return Err(damaged("neither commit record is valid")) };
         // In a store that was closed cleanly, and in a region looked at before, no commit is in flight; unless who looked at it
         // only reads, and had to leave it there.
         let looked_at = region.counted.load(Ordering::Acquire) && !self.settings.read_only;
         let certain = newest.ordered || self.was_clean || looked_at;
         let counts = walk.agrees(newest) && (certain || self.arrived(walk, newest.commit)?);
         if !counts && certain {
-            return Err(damaged("its page table does not agree with its last commit"));
+            return Err(damaged("its page table does not match its last commit record"));
         }
         let chosen = match records.get(1) {
             _ if counts => newest,
@@ -124,7 +124,7 @@ impl<M: Medium> Core<M> {
             {
                 before
             }
-            _ => return Err(damaged("its last commit did not arrive whole, and the one before it is not there")),
+            _ => return Err(damaged("its last commit is incomplete, and the commit before it is missing")),
         };
         let other = Record::at(chosen.commit + 1);
         let left = &node[other as usize..][..Record::LEN];
@@ -175,7 +175,11 @@ impl<M: Medium> Core<M> {
                 }
                 let logical = leaf.index * LEAF + place as u64;
                 if entry.is_allocated() && !self.is_sensible(*entry, logical, region.max_pages) {
-                    let what = format!("its page {logical} is said to be page {} of the store", entry.page.get());
+                    let what = format!(
+                        "the entry of its page {logical} is invalid: it names page {} of the \
+                                        store",
+                        entry.page.get()
+                    );
                     return Err(region.damaged(self.path(), leaf.page, &what));
                 }
             }
@@ -198,7 +202,7 @@ impl<M: Medium> Core<M> {
         if region.counted.load(Ordering::Acquire) {
             // The free map knows of this region; it may still be wrong about it.
             return match owned().find(|&page| !space.is_used(page)) {
-                Some(page) => Err(region.damaged(self.path(), page, "it has a page that the free map calls free")),
+                Some(page) => Err(region.damaged(self.path(), page, "it uses a page that the free map marks free")),
                 None => Ok(()),
             };
         }
@@ -206,7 +210,7 @@ impl<M: Medium> Core<M> {
         for page in owned() {
             if !space.mark(page) {
                 marked.into_iter().for_each(|page| space.release(page));
-                return Err(region.damaged(self.path(), page, "it has a page that is another's too"));
+                return Err(region.damaged(self.path(), page, "it uses a page that it or another region already uses"));
             }
             marked.push(page);
         }

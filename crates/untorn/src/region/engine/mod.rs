@@ -1,47 +1,54 @@
 //! The snapshot engine: named regions of pages in one file, and `pmsync`, which commits a region as a whole (the Region
 //! System paper, §V).
 //!
-//! A region's page table is a tree of inner nodes over *leaves*. A leaf has, for each of its logical pages, *two* pointers
-//! with digests, in two halves: one half for even commits, one for odd ones. After commit *k* the half of *k*'s parity is the
-//! snapshot, for every entry; the other half belongs to the commit to come. So these are the paper's dual pointers, current
-//! and snapshot, which change roles at each commit: what it calls completing a `pmsync`, bringing the snapshot pointers up to
-//! date, is done by the next one on its way, and never costs a fence of its own.
+//! A region's page table is a tree of inner nodes over *leaves*. A leaf has, for each of its logical pages, *two*
+//! pointers with digests, in two halves: one half for even commits, one for odd ones. After commit *k* the half of
+//! *k*'s parity is the snapshot, for every entry; the other half belongs to the next commit. So these are the paper's
+//! dual pointers, current and snapshot, which change roles at each commit. The paper completes a `pmsync` by bringing
+//! the snapshot pointers up to date; here the next commit does that in passing, and it never costs a fence of its own.
 //!
 //! # The protocol
 //! Commit *k*+1 of a region, under the region's lock:
-//! 1. Fresh pages are taken from the free map. If leaves are missing, they are written empty; **fence**
+//!
+//! 1. The commit takes fresh pages from the free map. If leaves are missing, it writes them empty; **fence**
 //!    (`snapshot.table`); one 8-byte store links each new subtree. This happens once in 128 new pages.
-//! 2. The new contents go to fresh pages. In the half of *k*+1 of each leaf go the entries that change, and those that
-//!    commit *k* changed and *k*+1 does not.
-//! 3. The record of *k*+1, one line, is stored over the record of *k*-1: commit number, and the sum of a digest of each
+//! 2. It writes the new contents to fresh pages. In the half of *k*+1 of each leaf it writes the entries that change,
+//!    and those that commit *k* changed and *k*+1 does not.
+//! 3. It stores the record of *k*+1, one line, over the record of *k*-1: commit number, and the sum of a digest of each
 //!    entry of the whole region. **Fence** (`snapshot.record`), and the commit is acknowledged.
 //!
-//! So a commit costs one fence on persistent memory, and one flush on a disk. It is certified: each entry has the digest of
-//! its page, the record has the sum of the entries. Where the digests cost more than a fence (persistent memory), the record
-//! is *ordered* instead: a fence (`snapshot.data`) before step 3, and digests are not taken.
+//! So a commit costs one fence on persistent memory, and one flush on a disk. It is certified: each entry has the
+//! digest of its page, the record has the sum of the entries. If the digests cost more than a fence (persistent
+//! memory), the record is *ordered* instead: a fence (`snapshot.data`) precedes step 3, and no digests are computed.
 //!
-//! # What makes it sound
-//! 1. Before the record of *k*+1 is durable, nothing that commit *k* needs is written to: its half of every leaf, its pages,
-//!    its record. Pages that *k*+1 gives up are free only when its fence has returned.
-//! 2. A record is stored only when the one before it is durable with all it speaks of. So of a region's two records the
-//!    older one is certain, and the newer one is if it is ordered. Otherwise it counts if the sum of its half agrees and so
-//!    does every page that the two halves name differently, which are all that it wrote. Nothing of what it wrote is written
-//!    again before a later record is durable, so what was acknowledged always adds up. If it does not count, the older one's
-//!    pages that the two name differently are whole, by 1; where they are not, the newer one was durable and has rotted, and
-//!    the region is damaged.
-//! 3. What is left of a record that does not count, whole or torn, is durably erased (`snapshot.recover.discard`) before the
-//!    region is written to again: what is missing of it might otherwise arrive later, as part of something else.
-//! 4. Recovery of a region changes nothing but that: which half counts follows from the record, and what the other one has
-//!    instead is overwritten by the next commit, as after any commit. So it is idempotent, and each region can have it when
-//!    it is first needed.
-//! 5. The tree above the leaves says only where leaves are; an empty leaf means nothing. So it changes outside of commits,
-//!    by 8-byte stores, and no copy on write goes up the tree.
-//! 6. The free map is not durable while the store is open. After a crash pages are given out only beyond what the file had at
-//!    the open, which nothing can name, until every region has been looked at; then all that no region names is free. What
-//!    a clean close leaves counts only if its digest agrees, and the superblock says "open" before anything changes.
+//! # Invariants
 //!
-//! # Locks, in the order in which they are taken
-//! Naming (create, open and delete a region); a region's state; the directory; the free map.
+//! 1. Before the record of *k*+1 is durable, the engine writes to nothing that commit *k* needs: its half of every
+//!    leaf, its pages, its record. Pages that *k*+1 frees are free only when its fence has returned.
+//! 2. A record is stored only when the one before it is durable with everything it covers. So of a region's two records
+//!    the older one is certain, and the newer one is certain if it is *ordered*. Otherwise the newer one counts if two
+//!    checks pass: the sum of its half matches, and so does every page that the two halves name differently, which are
+//!    all that it wrote. None of these is overwritten before a later record is durable, so an acknowledged commit
+//!    always passes. If the newer record does not count, the older one's pages that the halves name differently are
+//!    whole, by 1. If they are not, the newer commit was durable and was damaged later, and the region is damaged.
+//! 3. The remains of a record that does not count, whole or torn, are durably erased (`snapshot.recover.discard`)
+//!    before the region is written to again: the missing part might otherwise arrive later, as part of another commit.
+//! 4. Recovery of a region changes nothing else. The record decides which half counts, and the next commit overwrites
+//!    the other half, as after any commit. So recovery is idempotent, and each region can be recovered when it is first
+//!    needed.
+//! 5. The tree above the leaves only locates leaves; an empty leaf means nothing. So it changes outside of commits, by
+//!    8-byte stores, and no copy-on-write goes up the tree.
+//! 6. The free map is not durable while the store is open. After a crash, pages are allocated only beyond the file's
+//!    end at the open, where no region can name a page, until every region was scanned. Then every page that no region
+//!    names is free. The free map of a clean close counts only if its digest matches, and the superblock says "open"
+//!    before anything changes.
+//!
+//! # Lock order
+//!
+//! 1. Naming (create, open and delete a region).
+//! 2. A region's state.
+//! 3. The directory.
+//! 4. The free map.
 
 mod audit;
 mod commit;
@@ -81,30 +88,30 @@ pub(crate) mod barriers {
     barriers! {
         /// A new store is whole before its name points to it.
         CREATE_FILE = "snapshot.create.file";
-        /// What a killed process left in the page cache is durable before anything is concluded from it.
+        /// Bytes that a killed process left in the page cache are durable before the open relies on them.
         ATTACH_FILE = "snapshot.attach.file";
-        /// The store's name is durable before anything in it is acknowledged, whoever created it.
+        /// The store's name is durable before anything in it is acknowledged, whichever process created it.
         ATTACH_NAME = "snapshot.attach.name";
-        /// What is concluded at an open comes from the medium and not from what a failed flush left in the cache.
+        /// An open reads from the medium, not from pages that a failed flush left in the cache.
         ATTACH_CACHE = "snapshot.attach.cache";
-        /// The superblock says "open" before the first change: else a crash would leave a free map that is out of date. And it
-        /// has the number of this session, so that nothing changes in one that somebody takes for another.
+        /// The superblock says "open" before the first change: otherwise a crash would leave an outdated free map. It
+        /// also has the number of this session, so that no other session is mistaken for this one.
         OPEN = "snapshot.open";
         /// A region node is whole before its status says that it has a region.
         NODE = "snapshot.node";
-        /// A region that was created is there after a crash.
+        /// A created region exists after a crash.
         CREATED = "snapshot.created";
-        /// A region that was deleted is gone, before its pages go to another one.
+        /// A deleted region is durably gone before its pages go to another one.
         DELETED = "snapshot.deleted";
         /// The file's new length is durable before anything in it counts.
         GROW = "snapshot.grow";
         /// New pages of a page table are empty before something links to them.
         TABLE = "snapshot.table";
-        /// Without digests: all that a record speaks of is durable before it is stored.
+        /// Without digests: everything that a record covers is durable before the record is stored.
         DATA = "snapshot.data";
-        /// A commit is durable before it is acknowledged, and before the pages it gave up are used again.
+        /// A commit is durable before it is acknowledged, and before the pages it freed are reused.
         RECORD = "snapshot.record";
-        /// What is left of a record that does not count is gone before the region is written to again.
+        /// The remains of a record that does not count are erased before the region is written to again.
         DISCARD = "snapshot.recover.discard";
     }
 }
@@ -126,13 +133,13 @@ pub(crate) struct Settings {
     pub(crate) read_only: bool,
 }
 
-/// What is known of a region without opening it.
+/// The state of a region, without opening it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RegionInfo {
     /// Its name.
     pub name: String,
-    /// Logical page numbers are below this.
+    /// The limit of logical page numbers; all are below it.
     pub max_pages: u64,
     /// Pages allocated at the last commit.
     pub pages: u64,
@@ -140,11 +147,11 @@ pub struct RegionInfo {
     pub commit: u64,
     /// Pages changed, allocated or freed since the last commit.
     pub pending: u64,
-    /// Whether a handle of this process has it open.
+    /// Whether this process has an open handle to it.
     pub open: bool,
-    /// Whether this process has it mapped; stores to its memory are not in `pending` then.
+    /// Whether this process has it mapped; `pending` then does not count stores to its memory.
     pub mapped: bool,
-    /// What is wrong with it, if something is; the numbers are 0 then.
+    /// What is wrong with the region, if it is damaged; the numbers are then 0.
     pub damage: Option<String>,
 }
 
@@ -152,24 +159,24 @@ pub struct RegionInfo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreInfo {
-    /// The file.
+    /// The path of the store's file.
     pub path: PathBuf,
     /// Its length in bytes.
     pub len: u64,
-    /// The most regions it may have.
+    /// The maximum number of regions.
     pub max_regions: u32,
-    /// Regions it has.
+    /// The current number of regions.
     pub regions: u32,
-    /// Pages that can be given out without growing the file. After a crash, as long as `scanning`, only those that the file
+    /// Pages that can be allocated without growing the file. After a crash, while `scanning`, only those that the file
     /// grew by since.
     pub free_pages: u64,
-    /// Pages of the file that regions, their page tables, region nodes and superblocks are known to have.
+    /// Pages in use, as far as known: by regions, their page tables, region nodes and superblocks.
     pub used_pages: u64,
-    /// Whether free space is still being looked for.
+    /// Whether the scan for free space still runs.
     pub scanning: bool,
-    /// Whether the store had been left by a crash, or by closing without [`close`](crate::RegionStore::close).
+    /// Whether the store was left by a crash, or dropped without [`close`](crate::RegionStore::close).
     pub recovered: bool,
-    /// Fences, on a disk flushes, of a commit that needs no new page of a page table.
+    /// Fences (on a disk, flushes) of a commit that needs no new page-table page.
     pub order: Order,
     /// What is wrong with region nodes, in sentences.
     pub damage: Vec<String>,
@@ -353,7 +360,7 @@ impl<M: Medium> Core<M> {
     fn grow_to(&self, space: &mut Space, pages: u64) -> Result<()> {
         let (from, to) = (space.pages() * PAGE, pages * PAGE);
         if to > self.settings.max_len {
-            return Err(Error::io("grow beyond the length it was opened for", self.path(), Errno::NOSPC));
+            return Err(Error::io("allocate space within max_len in", self.path(), Errno::NOSPC));
         }
         self.file.set_len(to)?;
         if self.class == MediumClass::PersistentMemory {
@@ -415,7 +422,14 @@ impl<M: Medium> Core<M> {
             let mut page = [0; PAGE as usize];
             self.file.read(region.node * PAGE, &mut page)?;
             let newest = Record::both(&page, &region.uid).into_iter().next();
-            let newest = newest.ok_or_else(|| region.damaged(self.path(), region.node, "no commit record is whole"))?;
+            let newest = newest.ok_or_else(|| {
+                region.damaged(
+                    self.path(),
+                    region.node,
+                    "neither commit record is \
+                                                                                        valid",
+                )
+            })?;
             return Ok(*state.summary.insert((newest.commit, newest.pages)));
         }
         self.load(region, state)?;

@@ -1,4 +1,4 @@
-//! Making a store and opening one.
+//! Creating a store and opening one.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -71,13 +71,16 @@ impl<M: Medium> Store<M> {
         let pages = file.len() / PAGE;
         if file.len() > settings.max_len {
             let (len, most) = (file.len(), settings.max_len);
-            let what = format!("it has {len} bytes and was opened to have {most} at most; open it for more");
+            let what = format!(
+                "the store has {len} bytes, more than the maximum of {most} it was opened with; open it \
+                                with a larger max_len"
+            );
             return Err(Error::Invalid { path: path.to_owned(), what });
         }
         let least = superblock.map.map_or(0, |map| map.pages).max(superblock.first());
         if pages < least {
             let what = format!(
-                "it has {} bytes and should have {} at least: it was cut short",
+                "the store was truncated: it has {} bytes and should have at least {}",
                 file.len(),
                 least.saturating_mul(PAGE)
             );
@@ -167,15 +170,15 @@ fn read_directory<M: Medium>(
             Ok(None) => Slot::Free,
             Ok(Some((Node { name, uid, max_pages }, _))) => {
                 if directory.iter().filter_map(Slot::region).any(|other| other.name == name) {
-                    Slot::Broken(format!("two region nodes have the name {name:?}, the second at page {node}"))
+                    Slot::Broken(format!("two region nodes have the name {name:?}; the second is at page {node}"))
                 } else {
                     Slot::Region(Arc::new(Region::new(node, name, uid, max_pages, counted)))
                 }
             }
-            Err(what) => Slot::Broken(format!("page {node} is a {what}")),
+            Err(what) => Slot::Broken(format!("page {node} holds a {what}")),
         };
         if let Slot::Broken(what) = &slot {
-            tracing::warn!(store = %path.display(), what, "a damaged region node");
+            tracing::warn!(store = %path.display(), what, "found a damaged region node");
         }
         directory.push(slot);
     }

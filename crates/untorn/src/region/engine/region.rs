@@ -1,4 +1,4 @@
-//! An open region: what a program sees of it, and what it changes before it commits.
+//! An open region: its pages, and the uncommitted changes of the program.
 
 use std::path::Path;
 use std::sync::{Arc, MutexGuard};
@@ -88,7 +88,7 @@ impl<M: Medium> Access<M> {
             self.core().load(self.region(), &mut state)?;
         }
         let State { loaded: Some(loaded), working, .. } = &mut *state else {
-            return Err(self.invalid("it was deleted"));
+            return Err(self.invalid("the region was deleted; open or create another one"));
         };
         act(loaded, working).map_err(|error| self.core().standing.unless_lost(error))
     }
@@ -141,19 +141,20 @@ impl<M: Medium> AnyRegion for Access<M> {
         let max_pages = self.region().max_pages;
         self.with(|Loaded { table, .. }, working| {
             if count == 0 || count > max_pages {
-                return Err(self.invalid(&format!("{count} pages cannot be allocated; it may have 1 to {max_pages}")));
+                return Err(self.invalid(&format!("cannot allocate {count} pages; pass 1 to {max_pages}")));
             }
             let first = match at {
                 None => {
-                    let full = || self.invalid(&format!("no {count} of its {max_pages} pages in a row are free"));
+                    let full = || self.invalid(&format!("no {count} consecutive pages of its {max_pages} are free"));
                     working.vacancy(table, count, max_pages).ok_or_else(full)?
                 }
                 Some(first) => {
                     let end = first.checked_add(count).filter(|&end| end <= max_pages);
-                    let end = end.ok_or_else(|| self.invalid(&format!("its pages are numbered below {max_pages}")))?;
+                    let end = end.ok_or_else(|| self.invalid(&format!("its page numbers are 0 to {max_pages} - 1")))?;
                     if let Some(taken) = (first..end).find(|&page| !working.is_vacant(table, page)) {
                         return Err(self.invalid(&format!(
-                            "page {taken} is allocated, or was before the last pmsync; a freed page is free after the next"
+                            "page {taken} is allocated, or was freed since the last pmsync; a freed page becomes free \
+                             with the next pmsync"
                         )));
                     }
                     first
@@ -245,7 +246,7 @@ impl<M: Medium> AnyRegion for Access<M> {
     fn pmsync(&self, stored: &Stored<'_>) -> Result<u64> {
         let mut state = self.state()?;
         let State { loaded: Some(loaded), working, summary, .. } = &mut *state else {
-            return Err(self.invalid("it was deleted"));
+            return Err(self.invalid("the region was deleted; open or create another one"));
         };
         let mut changes = working.changes();
         changes.add(stored);
@@ -279,7 +280,7 @@ impl<M: Medium> AnyRegion for Access<M> {
         self.core().standing.writable()?;
         let mut state = self.state()?;
         if state.working.len() > 0 {
-            return Err(self.invalid("it has changes; map it after a pmsync or rollback"));
+            return Err(self.invalid("it has uncommitted changes; map it after a pmsync or rollback"));
         }
         state.mapped = true;
         Ok(Arc::new(Access { handle: Arc::clone(&self.handle), through_mapping: true }))

@@ -1,5 +1,5 @@
-//! Which pages of the store are in use. The map lives in memory; a clean close writes it out, and after a crash it is put
-//! together again by looking at every region.
+//! The free map: which pages of the store are in use. It lives in memory; a clean close writes it out, and after a
+//! crash a scan of every region rebuilds it.
 
 /// One bit a page, set where the page is in use.
 pub(super) struct Space {

@@ -39,14 +39,17 @@ impl<M: Medium> Store<M> {
         let theirs = Arc::clone(core);
         let scan = move || {
             if let Err(error) = theirs.scan() {
-                tracing::warn!(store = %theirs.path().display(), %error, "its free space is not known");
+                tracing::warn!(store = %theirs.path().display(), %error, "cannot scan the store for free pages; the \
+                                                                          store may grow more than it needs to");
             }
         };
         match std::thread::Builder::new().name("untorn-scan".to_owned()).spawn(scan) {
             Ok(thread) => Some(thread),
             Err(error) => {
                 // The file only grows more than it need.
-                tracing::warn!(store = %core.path().display(), %error, "no thread to scan with");
+                tracing::warn!(store = %core.path().display(), %error, "cannot start the thread that scans for free \
+                                                                        pages; the store may grow more than it needs \
+                                                                        to");
                 None
             }
         }
@@ -99,7 +102,10 @@ impl<M: Medium> AnyStore for Store<M> {
             (directory.iter().position(|slot| matches!(slot, Slot::Free)), directory.len())
         };
         let slot = free.ok_or_else(|| {
-            let what = format!("it has the {slots} regions it was made for; make a store for more");
+            let what = format!(
+                "the store already has the {slots} regions it was created for; create a store with more \
+                                regions"
+            );
             Error::Invalid { path: core.path().to_owned(), what }
         })?;
         let node = Node { name: name.to_owned(), uid: core.medium.unique()?, max_pages };
@@ -207,7 +213,8 @@ impl<M: Medium> AnyStore for Store<M> {
         core.standing.writable()?;
         if let Err(error) = core.scan() {
             // Every commit is as durable as it was; only what is free is not known, and the next open looks again.
-            tracing::warn!(store = %core.path().display(), %error, "closed without a free map");
+            tracing::warn!(store = %core.path().display(), %error, "cannot write the free map at close; the next open \
+                                                                    scans the store");
             return Ok(());
         }
         core.leave_map()

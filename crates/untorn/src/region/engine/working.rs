@@ -1,4 +1,4 @@
-//! What a program has changed in a region since the last commit: a copy in memory of each page it wrote.
+//! The uncommitted changes of a region: an in-memory copy of each page that the program wrote.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,14 +1,15 @@
 //! [`RegionMap`]: a region's pages as plain memory.
 //!
-//! Page *n* is 4096·*n* bytes from the start of one reservation, whatever is allocated and freed. A page comes into memory
-//! when it is first asked for; those that did not, and those that are not there, cannot be touched.
+//! Page *n* is at byte 4096·*n* of one address reservation, whatever pages are allocated and freed. A page is loaded
+//! into memory when the program first asks for it. The program cannot touch pages that are not loaded or not allocated.
 //!
-//! # What makes it sound
-//! 1. An open page holds what the region has for it (the last commit, or what was parked since), and stores since. Nobody
-//!    has a slice of a page while it is closed, freed or rolled back, for that takes `&mut self`.
-//! 2. A page that was stored to is found by the page tables and is in `stored` from then until it is committed, rolled back,
-//!    freed or parked. So a commit has every store; a page in it without one costs only its bytes.
-//! 3. What the pages are, which are allocated and which freed, only the engine knows: of memory a commit has contents alone.
+//! # Invariants
+//!
+//! 1. An open page holds the region's bytes for it (the last commit, or what was parked since), and stores since. No
+//!    slice of a page exists while it is closed, freed or rolled back, because that takes `&mut self`.
+//! 2. The page tables find a page that was stored to, and it is in `stored` from then until it is committed, rolled
+//!    back, freed or parked. So a commit has every store; a page in `stored` without a store costs only its bytes.
+//! 3. Only the engine knows which pages are allocated and which are freed; a commit takes only contents from memory.
 
 mod options;
 
@@ -35,14 +36,14 @@ use crate::sys::tracking::KEPT;
 /// Pages that are brought into memory at once.
 const BATCH: u64 = 64;
 
-/// A region as plain memory: load and store as you like, then [`pmsync`](RegionMap::pmsync).
+/// A region as plain memory: the program loads and stores freely, then calls [`pmsync`](RegionMap::pmsync).
 ///
-/// A commit makes every store since the last one durable, together with the pages allocated and freed since. What is not
-/// committed is discarded by a crash, by [`rollback`](RegionMap::rollback), and by dropping the map.
+/// A commit makes every store since the last one durable, together with the pages allocated and freed since. A crash,
+/// [`rollback`](RegionMap::rollback), or dropping the map discards what is not committed.
 ///
-/// Page *n* is always 4096·*n* bytes from the start, in an address range that is reserved once. Pages are brought into memory
-/// when they are first asked for. A pointer to one that was not, or that is not allocated, is of no use: touching it is a
-/// SIGSEGV. As long as a region is mapped, its [`Region`](crate::Region) handles refuse to read and change it.
+/// Page *n* is always at byte 4096·*n* of an address range that is reserved once. A page is loaded into memory when the
+/// program first asks for it. Touching a page that was not loaded, or is not allocated, is a SIGSEGV. While a region is
+/// mapped, its [`Region`](crate::Region) handles refuse to read and change it.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -62,17 +63,19 @@ const BATCH: u64 = 64;
 /// ```
 ///
 /// # How
-/// The pages brought in are in a file in memory, of which this is a private mapping; so the page tables tell which of them
-/// were stored to (see [`DirtyTracking`]). A commit copies those to the store, in place of which it does not write. They take
-/// as much memory as what is brought in, and once more what is stored to, up to 64 MiB of it also after the commit.
+/// The loaded pages are in a memory file, and the map is a private mapping of it, so the page tables tell which pages
+/// were stored to (see [`DirtyTracking`]). A commit copies those pages to free pages of the store and never overwrites
+/// committed ones. The map takes as much memory as the loaded pages, and once more the stored pages, of which up to 64
+/// MiB stay in memory after the commit.
 ///
-/// Reading into the map with `read(2)` counts as storing to it. A forked child has a copy of the pages that were stored to and
-/// not committed; what the parent does to other pages may show there. Its stores never reach the store, and its calls fail with
-/// [`Error::Forked`]. A page whose memory is lost reads as zeros from then on, and the next commit fails; see
-/// [`LostPage`](crate::LostPage).
+/// - Reading into the map with `read(2)` counts as storing to it.
+/// - A forked child has a copy of the stored and uncommitted pages, and may see what the parent does in other pages.
+///   Its stores never reach the store file, and its calls fail with [`Error::Forked`].
+/// - A page whose memory is lost reads as zeros from then on, and the next commit fails; see
+///   [`LostPage`](crate::LostPage).
 ///
-/// Before Linux 6.15 each row of pages in memory takes a mapping, of which a process has 65,530: bringing in a page beyond
-/// that fails with ENOMEM.
+/// Before Linux 6.15 each run of consecutive loaded pages takes one mapping. A process can have 65,530 of them; loading
+/// a page beyond that fails with ENOMEM.
 ///
 /// Source: the Region System paper, §V; `pmmap` is [`pin`](RegionMap::pin).
 pub struct RegionMap {
@@ -102,13 +105,13 @@ impl RegionMap {
         self.region.name()
     }
 
-    /// How stores are found out: [`WriteProtect`](DirtyTracking::WriteProtect) or
+    /// The dirty tracking in use: [`WriteProtect`](DirtyTracking::WriteProtect) or
     /// [`PageTable`](DirtyTracking::PageTable).
     pub fn dirty_tracking(&self) -> DirtyTracking {
         self.memory.tracking().method()
     }
 
-    /// What is known of the region.
+    /// The region's name, size and last commit.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
@@ -116,7 +119,7 @@ impl RegionMap {
         self.region.info()
     }
 
-    /// Every page that is allocated, ascending, changes that are not committed included.
+    /// All allocated pages in ascending order, including uncommitted changes.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
@@ -124,36 +127,36 @@ impl RegionMap {
         self.region.pages()
     }
 
-    /// Allocates a page: the lowest number that is free. It holds zeros.
+    /// Allocates the free page with the lowest number. It holds zeros.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the region has all its pages.
+    /// [`Error::Invalid`] if the region has no free page.
     pub fn alloc_page(&mut self) -> Result<u64> {
         self.region.alloc(None, 1)
     }
 
-    /// Allocates `count` pages in a row and returns the first: the lowest where they fit.
+    /// Allocates `count` consecutive pages at the lowest free place and returns the first page number.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if they fit nowhere.
+    /// [`Error::Invalid`] if no `count` consecutive pages are free.
     pub fn alloc_pages(&mut self, count: u64) -> Result<u64> {
         self.region.alloc(None, count)
     }
 
-    /// Allocates these `count` pages.
+    /// Allocates exactly the `count` pages from `page` on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if one of them is allocated, was freed since the last commit, or is beyond what the region was
-    /// created for.
+    /// [`Error::Invalid`] if one of them is allocated, was freed since the last commit, or is beyond the region's
+    /// maximum.
     pub fn alloc_at(&mut self, page: u64, count: u64) -> Result<()> {
         self.region.alloc(Some(page), count).map(drop)
     }
 
-    /// Frees a page: it cannot be touched any more, and is gone from the region at the next commit. Neither its number nor
-    /// its space is used again before.
+    /// Frees a page. The program cannot touch it any more, and the next commit removes it from the region. Neither its
+    /// number nor its space is reused before that.
     ///
     /// # Errors
-    /// [`Error::InUse`] if it is [pinned](RegionMap::pin); [`Error::Invalid`] if it is not allocated.
+    /// [`Error::InUse`] if the page is [pinned](RegionMap::pin); [`Error::Invalid`] if it is not allocated.
     pub fn free_page(&mut self, page: u64) -> Result<()> {
         self.region.writable()?;
         if self.pinned.contains_key(&page) {
@@ -167,17 +170,17 @@ impl RegionMap {
         self.region.free(page)
     }
 
-    /// A range of bytes, brought into memory where it is not. It may span pages that follow each other.
+    /// Returns a range of bytes, and loads its pages if needed. The range may span consecutive pages.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] beyond what the region was created for, or what is reserved for it; [`Error::Invalid`] where a
-    /// page is not allocated; [`Error::Io`] if it cannot be read or there is no memory for it.
+    /// [`Error::OutOfRange`] beyond the region's maximum or the reserved address range; [`Error::Invalid`] if a page is
+    /// not allocated; [`Error::Io`] if a page cannot be read or there is no memory for it.
     pub fn bytes(&self, offset: u64, len: usize) -> Result<&[u8]> {
         let range = self.bring_in(offset, len)?;
         self.memory.bytes(&range).ok_or_else(|| gone(self.path()))
     }
 
-    /// The same, for stores too.
+    /// Like [`bytes`](RegionMap::bytes), for stores too.
     ///
     /// # Errors
     /// As for [`bytes`](RegionMap::bytes).
@@ -187,7 +190,7 @@ impl RegionMap {
         self.memory.bytes_mut(&range).ok_or_else(|| gone(region.path()))
     }
 
-    /// One page.
+    /// Returns one page.
     ///
     /// # Errors
     /// As for [`bytes`](RegionMap::bytes).
@@ -195,7 +198,7 @@ impl RegionMap {
         self.view(page.saturating_mul(PAGE))
     }
 
-    /// One page, for stores too.
+    /// Returns one page, for stores too.
     ///
     /// # Errors
     /// As for [`bytes`](RegionMap::bytes).
@@ -203,7 +206,7 @@ impl RegionMap {
         self.view_mut(page.saturating_mul(PAGE))
     }
 
-    /// The bytes at an offset as a value of a type made of plain bytes.
+    /// Returns the bytes at an offset as a value of a plain-bytes type.
     ///
     /// # Errors
     /// As for [`bytes`](RegionMap::bytes), and [`Error::Invalid`] if the offset is not a multiple of the type's alignment.
@@ -212,7 +215,7 @@ impl RegionMap {
         T::ref_from_bytes(bytes).map_err(|_| misaligned::<T>(self.path(), offset))
     }
 
-    /// [`view`](RegionMap::view), for stores too.
+    /// Like [`view`](RegionMap::view), for stores too.
     ///
     /// # Errors
     /// As for [`view`](RegionMap::view).
@@ -222,7 +225,7 @@ impl RegionMap {
         T::mut_from_bytes(bytes).map_err(|_| misaligned::<T>(region.path(), offset))
     }
 
-    /// `count` values of one type from an offset on.
+    /// Returns `count` values of one type from an offset on.
     ///
     /// # Errors
     /// As for [`view`](RegionMap::view).
@@ -231,7 +234,7 @@ impl RegionMap {
         <[T]>::ref_from_bytes_with_elems(bytes, count).map_err(|_| misaligned::<T>(self.path(), offset))
     }
 
-    /// [`slice_of`](RegionMap::slice_of), for stores too.
+    /// Like [`slice_of`](RegionMap::slice_of), for stores too.
     ///
     /// # Errors
     /// As for [`view`](RegionMap::view).
@@ -245,16 +248,16 @@ impl RegionMap {
         <[T]>::mut_from_bytes_with_elems(bytes, count).map_err(|_| misaligned::<T>(region.path(), offset))
     }
 
-    /// Brings `count` pages into memory and keeps them there, for pointers: until as many calls of
-    /// [`unpin`](RegionMap::unpin) they can be loaded from and stored to, and cannot be freed. Returns where the first one
-    /// is, which is the same whenever it is pinned.
+    /// Loads `count` pages and keeps them in memory for access through pointers. Until as many calls of
+    /// [`unpin`](RegionMap::unpin), the program can load from and store to them, and cannot free them. Returns the
+    /// address of the first page, which is the same each time it is pinned.
     ///
-    /// No store through the pointer may be under way while a method that takes `&mut self` runs, or a slice of the page is
-    /// lent: a commit or a rollback may have half of it then or lose it, and a commit, with a digest that it does not agree
-    /// with, be taken back by a crash.
+    /// No store through the pointer may run while a method that takes `&mut self` runs, or while a slice of the page is
+    /// lent. Otherwise a commit or rollback may get half of the store or lose it, and recovery may drop a commit whose
+    /// bytes do not match its digest.
     ///
     /// # Errors
-    /// As for [`bytes`](RegionMap::bytes); nothing is pinned then.
+    /// As for [`bytes`](RegionMap::bytes); after an error nothing is pinned.
     pub fn pin(&mut self, page: u64, count: u64) -> Result<*mut u8> {
         let len = count.saturating_mul(PAGE);
         let len = usize::try_from(len).unwrap_or(usize::MAX);
@@ -265,18 +268,18 @@ impl RegionMap {
         Ok(self.memory.address(page))
     }
 
-    /// Takes back one [`pin`](RegionMap::pin). A page that nobody has pinned any more cannot be touched through pointers;
-    /// what was stored to it is part of the next commit all the same. Where the system has no means left to keep accesses
-    /// from a page, and in a map that can commit no more, it stays in memory.
+    /// Undoes one [`pin`](RegionMap::pin). After the last `unpin` of a page, pointers cannot touch it any more. The
+    /// stores made to it are still part of the next commit. The page stays accessible if the system runs out of
+    /// resources to close it, or if the map can no longer commit.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if one of the pages is not pinned. [`Error::Io`] if the page tables can't be read: it may be tried
-    /// again. All are pinned as before then.
+    /// [`Error::Invalid`] if one of the pages is not pinned. [`Error::Io`] if the page tables cannot be read; the call
+    /// may be repeated. After an error all pages are pinned as before.
     pub fn unpin(&mut self, page: u64, count: u64) -> Result<()> {
         self.region.ours()?;
         let pages = page..page.saturating_add(count);
         if let Some(loose) = pages.clone().find(|page| !self.pinned.contains_key(page)) {
-            return Err(self.invalid(format!("page {loose} is not mapped")));
+            return Err(self.invalid(format!("page {loose} is not pinned")));
         }
         // A map that commits no more keeps its pages as they are; else no pointer to them could ever be taken back.
         if self.region.writable().is_ok() && self.check_memory().is_ok() {
@@ -294,14 +297,14 @@ impl RegionMap {
         Ok(())
     }
 
-    /// Commits: when it returns, every store since the last commit is durable, and with it the pages allocated and freed.
-    /// Returns the number of the commit; if nothing changed, that of the last one. What it costs grows with the pages that
-    /// were stored to.
+    /// Commits. When it returns, every store since the last commit is durable, together with the pages allocated and
+    /// freed. Returns the number of the commit; if nothing changed, that of the last one. The cost grows with the
+    /// number of stored pages.
     ///
     /// # Errors
-    /// [`Error::Io`] when the disk is full or a write fails: nothing was committed, nothing that changed is lost, and a later
-    /// call may succeed. A failed flush poisons the store, and a lost page the map: only opening the store anew tells whether
-    /// this commit is there, whole.
+    /// [`Error::Io`] when the disk is full or a write fails: nothing was committed, no change is lost, and a later call
+    /// may succeed. A failed flush poisons the store, and a lost page poisons the map; then only opening the store
+    /// again tells whether the whole commit is durable.
     pub fn pmsync(&mut self) -> Result<u64> {
         self.note_all_stores()?;
         let page_of = |page: u64| -> Option<(u64, &Page)> {
@@ -315,17 +318,18 @@ impl RegionMap {
         self.kept = self.kept.union(&stored);
         if let Err(error) = self.give_back(&stored) {
             // The commit is durable. What could not be given back stays in memory.
-            tracing::warn!(path = %self.path().display(), %error, "committed pages stay in memory");
+            tracing::warn!(path = %self.path().display(), %error, "cannot release committed pages; they stay in \
+                                                                   memory");
         }
         Ok(commit)
     }
 
-    /// Discards every store since the last commit, and the pages allocated and freed since. A pin of a page that is gone
-    /// with this ends.
+    /// Discards every store since the last commit, and the pages allocated and freed since. This also ends the pins of
+    /// pages that no longer exist.
     ///
     /// # Errors
-    /// [`Error::Io`] when the committed bytes can't be brought back; some stores may be discarded by then, and it may be
-    /// tried again.
+    /// [`Error::Io`] if the committed bytes cannot be read back. Some stores may already be discarded; the call may be
+    /// repeated.
     pub fn rollback(&mut self) -> Result<()> {
         self.note_all_stores()?;
         for page in self.region.fresh()? {
@@ -340,7 +344,7 @@ impl RegionMap {
         for page in self.stored_pages().into_iter().chain(parked) {
             self.region.read(page * PAGE, &mut committed)?;
             let restored = self.memory.restore(page, &committed);
-            restored.map_err(|error| self.failed("bring back a page of", error))?;
+            restored.map_err(|error| self.failed("restore a page of", error))?;
         }
         let stored = std::mem::take(&mut self.stored);
         self.kept = self.kept.without(&stored);
@@ -382,7 +386,7 @@ impl RegionMap {
             for run in opening.closed(first..pages.end.min(first + BATCH)) {
                 let mut bytes = vec![0; ((run.end - run.start) * PAGE) as usize];
                 self.region.read(run.start * PAGE, &mut bytes)?;
-                opening.admit(run.start, &bytes).map_err(|error| self.failed("bring into memory a page of", error))?;
+                opening.admit(run.start, &bytes).map_err(|error| self.failed("load a page of", error))?;
             }
         }
         Ok(offset..end)
@@ -412,7 +416,8 @@ impl RegionMap {
         for page in pages {
             if let Err(error) = self.close(*page..page + 1) {
                 // What it holds is what the engine has. Those before it are closed, so this is too late to give up.
-                tracing::warn!(path = %self.path().display(), page, %error, "a page stays in memory");
+                tracing::warn!(path = %self.path().display(), page, %error, "cannot release a page; it stays in \
+                                                                             memory");
             }
         }
         Ok(())
@@ -471,7 +476,7 @@ impl RegionMap {
 /// A page that was open just now is not.
 #[cold]
 fn gone(path: &Path) -> Error {
-    Error::io("bring into memory a page of", path, io::Error::from_raw_os_error(libc::EFAULT))
+    Error::io("load a page of", path, io::Error::from_raw_os_error(libc::EFAULT))
 }
 
 fn pages_of(runs: &Runs) -> impl Iterator<Item = u64> {

@@ -1,4 +1,4 @@
-//! How a region is mapped: [`RegionMapOptions`].
+//! [`RegionMapOptions`]: how to map a region.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ const RESERVE: u64 = 1 << 36;
 /// The same of a region that is shared, all of which is protected page by page.
 const RESERVE_TO_SHARE: u64 = 1 << 32;
 
-/// How a region is mapped.
+/// How to map a region.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -49,9 +49,9 @@ impl RegionMapOptions {
         Self::default()
     }
 
-    /// Bytes of address space, and so of the region's pages that can be in memory: those with a number below a 4096th of it.
-    /// It is as many as the region can have, if that is fewer, and half as many where the system has no room for them, and so
-    /// on. 64 GiB without it: a process has 128 TiB, and a store may have a thousand regions.
+    /// Sets the reserved address space in bytes. It limits the pages that can be in memory to those with a number below
+    /// a 4096th of it. The reservation is no larger than the region's maximum; if the system has no room for it, it is
+    /// halved until it fits. The default is 64 GiB: a process has 128 TiB, and a store may have a thousand regions.
     #[must_use]
     pub fn reserve(mut self, bytes: u64) -> Self {
         self.reserve = Some(bytes);
@@ -62,14 +62,14 @@ impl RegionMapOptions {
         self.reserve.unwrap_or(RESERVE_TO_SHARE)
     }
 
-    /// How stores are found out; the best way there is without it.
+    /// Sets how stores are found. The default is the best method available.
     #[must_use]
     pub fn dirty_tracking(mut self, method: DirtyTracking) -> Self {
         self.dirty_tracking = method;
         self
     }
 
-    /// What happens when the memory of a page is lost; [`LostPage::Fail`] without it.
+    /// Sets what happens when the memory of a page is lost. The default is [`LostPage::Fail`].
     #[must_use]
     pub fn on_lost_page(mut self, lost_page: LostPage) -> Self {
         self.lost_page = lost_page;
@@ -79,8 +79,9 @@ impl RegionMapOptions {
     /// Maps a region.
     ///
     /// # Errors
-    /// [`Error::InUse`] if it is mapped; [`Error::Invalid`] if it has changes that are not committed; [`Error::Io`] where
-    /// there is no address space, a way of tracking that was asked for is not to be had, or pages of memory are not 4 KiB.
+    /// [`Error::InUse`] if the region is already mapped. [`Error::Invalid`] if it has uncommitted changes.
+    /// [`Error::Io`] if there is no address space, the requested tracking is not available, or memory pages are not 4
+    /// KiB.
     pub fn map(&self, region: &Region) -> Result<RegionMap> {
         let region = region.region.map()?;
         let len = region.info()?.max_pages.saturating_mul(PAGE);
@@ -95,8 +96,8 @@ impl RegionMapOptions {
 }
 
 impl Region {
-    /// Maps the region, with default [`RegionMapOptions`]: its pages as plain memory. Until the map is dropped, the handles of
-    /// the region refuse to read and change it.
+    /// Maps the region with default [`RegionMapOptions`]: its pages as plain memory. Until the map is dropped, the
+    /// region's handles refuse to read and change it.
     ///
     /// # Errors
     /// See [`RegionMapOptions::map`].

@@ -1,4 +1,4 @@
-//! What stands behind a shared region: the store, which the process that serves has open.
+//! The backing of a shared region: the store, which the process that serves has open.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -33,7 +33,11 @@ impl Committed {
 
     pub(super) fn open_region(&self, before: Option<&Before>) -> Result<Mapped> {
         if detect(&self.store)?.identity != self.identity {
-            return Err(self.invalid("it is another file than the store whose region is shared".to_owned()));
+            return Err(self.invalid(
+                "another file has replaced the store of the shared region at this \
+                                     path"
+                    .to_owned(),
+            ));
         }
         let heir = Heir { opener: self, succession: Succession::of(before) };
         let store = StoreOptions::new().open_admitted(&self.store, &heir)?;
@@ -50,7 +54,11 @@ impl Committed {
             None => Layout { pages: info.max_pages.min(self.reserve.div_ceil(PAGE)).max(1) },
         };
         if layout.pages > info.max_pages {
-            return Err(self.invalid(format!("its region {:?} is another one than that which is shared", self.name)));
+            return Err(self.invalid(format!(
+                "its region {:?} is not the shared one; it was deleted and created \
+                                             again",
+                self.name
+            )));
         }
         let mut shown = Shown { allocated: vec![0; layout.pages.div_ceil(IN_WORD) as usize], stored: BTreeMap::new() };
         let mut pages = region.pages()?;
@@ -305,7 +313,7 @@ impl Drop for Mapped {
         if !scanning && let Err(error) = store.close() {
             // Every commit is as durable as it was; the next open looks for free space itself. If that is still under way
             // here, nobody is to wait for it.
-            tracing::warn!(%error, "a store was left without its free map");
+            tracing::warn!(%error, "cannot write the free map at close; the next open scans the store");
         }
     }
 }

@@ -1,18 +1,19 @@
 //! [`SharedRegion`]: a region's pages as plain memory of several processes, committed together.
 //!
-//! # What makes it sound
-//! 1. The pages and the states that say which of them are allocated ([`pages`]) lie in one working copy. So a cut has both of
-//!    one instant, a rollback takes both back, and both outlive the process that changed them.
-//! 2. A commit of the store ([`backing`]) is what the cut says: it allocates and frees where the states differ from the last
-//!    commit, and has the contents of those pages of the cut that are allocated in it. If it fails the store is at the commit
-//!    before, and the next cut has all of it again.
-//! 3. What an allocated page holds is its last commit, or the page is in the next cut. What another page holds means
-//!    nothing: it becomes allocated only once it is zeros.
-//! 4. Whoever comes to serve opens the store at its last commit, whose pages say what waited for that commit alone: no state
-//!    of the process that served before is needed.
-//! 5. Processes meet at a place of the store's file, where they say which region they mean, and who comes to serve looks
-//!    whether it finds that file, that region and its last commit. So no page ever goes to another region or store, and
-//!    nothing is ever mixed with what somebody else has committed.
+//! # Invariants
+//!
+//! 1. One working copy holds the pages and the states that say which of them are allocated ([`pages`]). So a cut has
+//!    both at one instant, a rollback restores both, and both outlive the process that changed them.
+//! 2. A commit of the store ([`backing`]) follows the cut. It allocates and frees pages where the states differ from
+//!    the last commit, and has the contents of the cut's changed pages that are allocated. If it fails, the store is at
+//!    the commit before, and the next cut includes all of it again.
+//! 3. An allocated page holds its last commit, or is in the next cut. Any other page holds nothing of meaning: it
+//!    becomes allocated only after it was cleared to zeros.
+//! 4. The process that takes over opens the store at its last commit, whose pages tell what waited for that commit
+//!    alone. It needs no state of the process that served before.
+//! 5. The processes meet at a rendezvous of the store's file, and name their region there. The process that takes over
+//!    checks that it finds the same file, region and last commit. So no page ever goes to another region or store, and
+//!    no commit mixes with a commit of a process that does not share the region.
 
 mod backing;
 mod pages;
@@ -42,19 +43,20 @@ use crate::storage::{self, detect};
 /// How long another process may take to make a store.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A region as plain memory that several processes store to at once, each seeing the others' stores and allocations.
+/// A region as plain memory that several processes store to at once. Each process sees the others' stores and
+/// allocations.
 ///
-/// A [`pmsync`](SharedRegion::pmsync) by any of them makes *all* processes' stores up to one instant durable together, with the
-/// pages allocated and freed until that instant; a store is in it whole or not at all, and so is everything that happened
-/// before it. Threads go on storing meanwhile. After a crash of the machine, or when the last process ends, the region is as
-/// the last commit left it.
+/// A [`pmsync`](SharedRegion::pmsync) by any process makes the stores of *all* processes, up to one instant, durable
+/// together with the pages allocated and freed until then. The commit has a store whole or not at all, together with
+/// everything that happened before it. Threads go on storing meanwhile. After a crash of the machine, or when the last
+/// process ends, the region is at its last commit.
 ///
-/// A process may come and go at any time, and be killed at any instruction: what it stored, allocated and freed stays, and is
-/// committed with the next commit or rolled back. One of the processes has the store open and serves the others; when it dies,
-/// another one takes its place. See [`SharedMap`](crate::SharedMap), which does the same for a file.
+/// A process may join and leave at any time, and may be killed at any instruction. Its stores, allocations and frees
+/// stay; the next commit includes them, or a rollback discards them. One process has the store open and serves the
+/// others. When it dies, another one takes over. See [`SharedMap`](crate::SharedMap), which does the same for a file.
 ///
-/// Page *n* is always 4096·*n* bytes from [`as_ptr`](SharedRegion::as_ptr). There are no slices: other processes store at any
-/// time.
+/// Page *n* is always at byte 4096·*n* from [`as_ptr`](SharedRegion::as_ptr). There are no slices, because other
+/// processes store at any time.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -76,18 +78,24 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Ok(()) }
 /// ```
 ///
-/// One region of a store is shared at a time: as long as it is, nobody opens the store otherwise ([`Error::InUse`]).
+/// Processes share one region of a store at a time. While they do, no process can open the store in another way
+/// ([`Error::InUse`]).
 ///
-/// What is stored to a page that is not allocated is in no commit. A page that was freed stays in memory, for those who still
-/// look at it, until it is allocated again. An allocation of several pages, as several stores, may be in a commit of another
-/// process in part. A commit or a rollback waits for the allocations under way: one of very many pages, which clears those of
-/// them that are in memory, takes milliseconds. Of a process that is killed in the middle of an allocation the pages may be lost to the others until a
-/// rollback, or until all have left. A rollback takes back what all processes did, so they have to agree when.
+/// - No commit has a store to a page that is not allocated.
+/// - A freed page stays in memory, for readers that still look at it, until it is allocated again.
+/// - A commit by another process may have a part of an allocation of several pages, as of several stores.
+/// - A commit or a rollback waits for allocations in progress. An allocation of very many pages clears those that are
+///   in memory and takes milliseconds.
+/// - If a process is killed in the middle of an allocation, its pages may be unusable for the others until a rollback,
+///   or until all processes have left.
+/// - A rollback discards the changes of all processes, so they must agree on when to call it.
 ///
-/// The processes are one user's and trust each other. SIGBUS must not be blocked in a thread that stores, and a handler for
-/// it that the program installs later has to call the one it replaces. A forked child does not have the memory.
+/// - The processes must run as one user and trust each other.
+/// - SIGBUS must not be blocked in a thread that stores. A SIGBUS handler that the program installs later must call the
+///   one it replaces.
+/// - A forked child does not have the memory.
 ///
-/// Source: the Region System paper, §II-C and §V-C, whose interrupts to all processors are replaced by write protection.
+/// Source: the Region System paper, §II-C and §V-C; write protection replaces its interrupts to all processors.
 pub struct SharedRegion {
     copy: WorkingCopy,
     states: States,
@@ -110,7 +118,7 @@ impl SharedRegion {
         RegionMapOptions::new().share(store, name)
     }
 
-    /// The same, with the store made if there is none, and the region.
+    /// Like [`open`](SharedRegion::open), and creates the store and the region if they do not exist.
     ///
     /// # Errors
     /// As for [`open`](SharedRegion::open), and those of [`RegionStore::create`] and [`RegionStore::create_region`].
@@ -141,8 +149,8 @@ impl SharedRegion {
         &self.name
     }
 
-    /// Pages that can be in memory: those with lower numbers. As the process that came first said
-    /// ([`RegionMapOptions::reserve`]), and no more than the region can have.
+    /// The number of pages that can be in memory: those with lower page numbers. The first process sets it
+    /// ([`RegionMapOptions::reserve`]); it is at most the region's maximum.
     pub fn max_pages(&self) -> u64 {
         self.states.layout.pages
     }
@@ -152,47 +160,50 @@ impl SharedRegion {
         self.copy.last_commit()
     }
 
-    /// Whether this process is the one that has the store open and serves the others, at this moment.
+    /// Whether this process currently has the store open and serves the others.
     pub fn is_serving(&self) -> bool {
         self.copy.is_serving()
     }
 
-    /// The first byte of page 0, at an address of this process that stays the same.
+    /// A pointer to the first byte of page 0. Its address in this process stays the same.
     pub fn as_ptr(&self) -> *mut u8 {
         self.copy.address()
     }
 
-    /// Allocates a page that is free, as a rule the lowest. It holds zeros.
+    /// Allocates a free page, usually the one with the lowest number. It holds zeros.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is none; [`Error::Forked`]; [`Error::Io`] once a page of the memory was lost, and
-    /// [`Error::Poisoned`] once nothing more is promised, or the process has lost touch with the others.
+    /// - [`Error::Invalid`] if no page is free.
+    /// - [`Error::Io`] after a page of the memory was lost.
+    /// - [`Error::Poisoned`] after a failure that ends all promises, or if this process was evicted.
+    /// - [`Error::Forked`].
     pub fn alloc_page(&self) -> Result<u64> {
         self.alloc_pages(1)
     }
 
-    /// Allocates `count` pages in a row and returns the first.
+    /// Allocates `count` consecutive pages and returns the first page number.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if they fit nowhere; otherwise as for [`alloc_page`](SharedRegion::alloc_page).
+    /// [`Error::Invalid`] if no `count` consecutive pages are free; otherwise as for
+    /// [`alloc_page`](SharedRegion::alloc_page).
     pub fn alloc_pages(&self, count: u64) -> Result<u64> {
         self.copy.check()?;
         let found = match count {
             0 => None,
             _ => self.states.allocate(&self.copy, None, count).map_err(|refused| self.refusal(refused))?,
         };
-        found.ok_or_else(|| self.invalid(format!("no {count} of its {} pages in a row are free", self.max_pages())))
+        found.ok_or_else(|| self.invalid(format!("no {count} consecutive pages of its {} are free", self.max_pages())))
     }
 
-    /// Allocates these `count` pages.
+    /// Allocates exactly the `count` pages from `page` on.
     ///
     /// # Errors
     /// [`Error::Invalid`] if one of them is allocated, was freed since the last commit, or is beyond
-    /// [`max_pages`](SharedRegion::max_pages): nothing is allocated then. [`Error::Forked`].
+    /// [`max_pages`](SharedRegion::max_pages); then nothing is allocated. [`Error::Forked`].
     pub fn alloc_at(&self, page: u64, count: u64) -> Result<()> {
         self.copy.check()?;
         if count == 0 || page.checked_add(count).is_none_or(|end| end > self.max_pages()) {
-            return Err(self.invalid(format!("its pages in memory are numbered below {}", self.max_pages())));
+            return Err(self.invalid(format!("its page numbers in memory are 0 to {} - 1", self.max_pages())));
         }
         self.states.allocate(&self.copy, Some(page), count).map(drop).map_err(|refused| self.refusal(refused))
     }
@@ -200,17 +211,18 @@ impl SharedRegion {
     fn refusal(&self, refused: Refused) -> Error {
         match refused {
             Refused::Taken(page) => self.invalid(format!(
-                "page {page} is allocated, or was before the last commit; a freed page is free after the next"
+                "page {page} is allocated, or was freed since the last commit; a freed page becomes free with the next \
+                 commit"
             )),
             Refused::Lost(error) => error,
         }
     }
 
-    /// Frees a page, which leaves the region with the next commit: its number is not given out before. That no other process
-    /// still uses it is for the processes to agree on.
+    /// Frees a page. It leaves the region with the next commit, and its number is not reused before. The processes must
+    /// agree among themselves that none of them still uses it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is not allocated; [`Error::Forked`].
+    /// [`Error::Invalid`] if the page is not allocated; [`Error::Forked`].
     pub fn free_page(&self, page: u64) -> Result<()> {
         self.copy.check()?;
         let freed = self.states.free(&self.copy, page);
@@ -230,7 +242,7 @@ impl SharedRegion {
         Ok(state == ALLOCATED)
     }
 
-    /// Every page that is allocated, ascending; others may allocate and free meanwhile.
+    /// All allocated pages in ascending order; other processes may allocate and free meanwhile.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -241,11 +253,11 @@ impl SharedRegion {
         Ok(pages)
     }
 
-    /// `count` words of 64 bits from `offset` on, which all processes load and store whole.
+    /// Returns `count` words of 64 bits from `offset` on. All processes load and store each word whole.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] beyond [`max_pages`](SharedRegion::max_pages); [`Error::Invalid`] where a page is not allocated,
-    /// and unless `offset` is a multiple of 8; [`Error::Forked`].
+    /// [`Error::OutOfRange`] beyond [`max_pages`](SharedRegion::max_pages). [`Error::Invalid`] if a page is not
+    /// allocated, or `offset` is not a multiple of 8. [`Error::Forked`].
     pub fn words(&self, offset: u64, count: usize) -> Result<&[AtomicU64]> {
         self.check(offset, count.saturating_mul(8))?;
         if !offset.is_multiple_of(8) {
@@ -254,7 +266,7 @@ impl SharedRegion {
         Ok(self.copy.words(offset as usize, count))
     }
 
-    /// Copies bytes out. A store of another thread or process meanwhile may be in the copy in part.
+    /// Copies bytes out. The copy may have a part of a store that another thread or process makes meanwhile.
     ///
     /// # Errors
     /// As for [`words`](SharedRegion::words).
@@ -263,7 +275,7 @@ impl SharedRegion {
         self.copy.load(offset as usize, buf)
     }
 
-    /// Copies bytes in: stores like any other, of which a commit meanwhile may hold the first ones only.
+    /// Copies bytes in. They are ordinary stores: a commit meanwhile may have only the first of them.
     ///
     /// # Errors
     /// As for [`words`](SharedRegion::words).
@@ -272,18 +284,18 @@ impl SharedRegion {
         self.copy.store(offset as usize, buf)
     }
 
-    /// Reads up to `len` bytes from where a descriptor stands and stores them from `offset` on: see
+    /// Reads up to `len` bytes from the descriptor's position and stores them from `offset` on: see
     /// [`SharedMap::read_from`](crate::SharedMap::read_from).
     ///
     /// # Errors
-    /// As for [`words`](SharedRegion::words), and [`Error::Io`] with what `read(2)` says.
+    /// As for [`words`](SharedRegion::words), and [`Error::Io`] with the error of `read(2)`.
     pub fn read_from(&self, source: impl AsFd, offset: u64, len: usize) -> Result<usize> {
         self.check(offset, len)?;
         self.copy.read_from(source.as_fd(), offset as usize, len)
     }
 
-    /// Lets system calls, of any of the processes, load from a range of bytes and store to it until the next commit, by
-    /// whomever, of which it is part.
+    /// Allows system calls of any of the processes to load from and store to a range of bytes until the next commit by
+    /// any process. The range is part of that commit.
     ///
     /// # Errors
     /// As for [`words`](SharedRegion::words); [`Error::Poisoned`].
@@ -293,22 +305,24 @@ impl SharedRegion {
         self.copy.open_range(range)
     }
 
-    /// Makes all stores of all processes, up to one instant after this call began, durable together, among them this thread's
-    /// before the call, and with them the pages allocated and freed. Returns the number of the commit; processes that commit at
-    /// once may share one.
+    /// Makes all stores of all processes, up to one instant after this call began, durable together with the pages
+    /// allocated and freed. This includes the stores that this thread made before the call. Returns the number of the
+    /// commit; processes that commit at once may share one.
     ///
     /// # Errors
-    /// [`Error::Io`] with the reason of the process that serves: nothing is committed then, unless the flush failed:
-    /// every call of every process is refused after that, until all have left, for nobody knows which commit the
-    /// store is at. [`Error::Poisoned`] when nothing more is promised, as then, and when somebody who does not share the
-    /// region changed it while no process served it; [`Error::Io`] once a page of the memory was lost; [`Error::Forked`].
+    /// - [`Error::Io`] with the error of the process that serves: nothing is committed. After a failed flush, however,
+    ///   no process can tell which commit the store is at, so every call of every process fails until all have left.
+    /// - [`Error::Poisoned`] after such a failure, and if another program changed the region while no process served
+    ///   it.
+    /// - [`Error::Io`] after a page of the memory was lost.
+    /// - [`Error::Forked`].
     pub fn pmsync(&self) -> Result<u64> {
         let done = self.copy.commit();
         self.states.look_again();
         done
     }
 
-    /// Takes back what all processes stored, allocated and freed since the last commit.
+    /// Discards what all processes stored, allocated and freed since the last commit.
     ///
     /// # Errors
     /// As for [`pmsync`](SharedRegion::pmsync).
@@ -318,10 +332,11 @@ impl SharedRegion {
         done
     }
 
-    /// Leaves. What this process did and nobody committed stays in the memory; it goes when the last process has left.
+    /// Leaves the shared region. Uncommitted changes of this process stay in the memory, until the last process has
+    /// left.
     ///
     /// # Errors
-    /// [`Error::Poisoned`] if this process had lost touch with the others; [`Error::Forked`].
+    /// [`Error::Poisoned`] if this process was evicted; [`Error::Forked`].
     pub fn close(self) -> Result<()> {
         self.copy.leave()
     }
@@ -348,18 +363,21 @@ impl SharedRegion {
 }
 
 impl RegionMapOptions {
-    /// Maps a region of a store that this process does not have open, together with other processes that do the same. The
-    /// region is there already; [`SharedRegion::open_or_create`] makes it. Of the options only
-    /// [`reserve`](RegionMapOptions::reserve) counts, as the process that came first gave it: 4 GiB without it. Each process
-    /// has page tables for all of it, 2 MiB for 1 GiB.
+    /// Maps a region of a store that this process does not have open, together with other processes that do the same.
+    /// The region must exist; [`SharedRegion::open_or_create`] creates it. Only the option
+    /// [`reserve`](RegionMapOptions::reserve) has an effect, with the value of the first process; its default here is 4
+    /// GiB. Each process has page tables for all of it, 2 MiB for 1 GiB.
     ///
-    /// They meet in the directory of sidecars beside the store, so all of them have to see that and be allowed to write to it.
+    /// The processes meet in the directory of sidecars beside the store, so each must be able to see it and write to
+    /// it.
     ///
     /// # Errors
-    /// ENOENT if there is no such store or region; [`Error::InUse`] if the store is open otherwise in any process, or another
-    /// region of it is shared, or this process shares this one already; [`Error::Io`] with what is missing where the kernel or
-    /// the process's rights do not allow it (userfaultfd, Linux 5.19); those of [`RegionStore::open`] and
-    /// [`RegionStore::open_region`].
+    /// - [`Error::Io`] with ENOENT if there is no such store or region.
+    /// - [`Error::InUse`] if any process has the store open in another way, if another region of it is shared, or if
+    ///   this process already shares this one.
+    /// - [`Error::Io`], which names what is missing, if the kernel or the process's rights do not allow it
+    ///   (userfaultfd, Linux 5.19).
+    /// - Those of [`RegionStore::open`] and [`RegionStore::open_region`].
     pub fn share(&self, store: impl AsRef<Path>, name: &str) -> Result<SharedRegion> {
         self.shared_region(store.as_ref(), name, false, |opener| Arc::new(opener))
     }

@@ -1,12 +1,13 @@
-//! Which pages of a shared region are there: two bits for each page, in memory that the cuts cover as they cover the pages.
+//! The page states of a shared region: two bits for each page, in memory that the cuts cover like the pages.
 //!
-//! # What holds, whoever was killed in the middle
-//! - A page is in a commit if it is *allocated* in the cut. So stores and allocations are of the same instant, a rollback
-//!   takes both back, and what a killed process allocated is there as what it stored.
-//! - One process at a time has a page: from *free* it becomes *claimed* by one compare-and-exchange, of which one succeeds.
-//!   Only once it holds zeros does it become *allocated*. No commit and no rollback comes in between.
-//! - A page that was *freed* is not given out before a commit without it is durable: only the process that serves makes it
-//!   *free*, after that.
+//! # Invariants, whichever process is killed at whatever instruction
+//!
+//! - A commit has a page if the page is *allocated* in the cut. So stores and allocations are of the same instant, a
+//!   rollback restores both, and the allocations of a killed process stay like its stores.
+//! - One process at a time owns a page: one compare-and-exchange changes it from *free* to *claimed*, and only one
+//!   succeeds. It becomes *allocated* only after it was cleared to zeros. No commit and no rollback comes in between.
+//! - No process allocates a *freed* page before a commit without it is durable: only the process that serves makes it
+//!   *free*, after that commit.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -121,9 +122,9 @@ pub(super) fn let_go(memory: &SharedPages, layout: Layout, committed: &[u64], st
 
 /// Why pages are not allocated.
 pub(super) enum Refused {
-    /// This one is not free.
+    /// The page is not free.
     Taken(u64),
-    /// Nothing can be done any more.
+    /// The memory is lost or the map is poisoned.
     Lost(Error),
 }
 

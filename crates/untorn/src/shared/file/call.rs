@@ -1,4 +1,4 @@
-//! Calls and their answers, as they stand on the board.
+//! The layout of calls and answers on the board.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -1,39 +1,45 @@
-//! One file open in several processes: one of them has it open with its engine, and does the calls of the others.
+//! One file open in several processes: one of them has it open with its engine, and executes the calls of the others.
 //!
 //! # How it works
-//! 1. The processes meet in the directory of sidecars ([`Place`]): whoever has the lock of the one that *serves* opens the
-//!    file with its engine. The kernel releases that lock when the process ends, however it ends.
-//! 2. It makes a *board* ([`board`](crate::ipc::rpc)), memory without a name that all of them map. A call of another
-//!    process is put there, with its bytes, and a thread of the serving process does it: two copies more than a call of its
-//!    own, and two wake-ups unless both are awake.
-//! 3. Each of the others watches the serving process. When it is gone, one gets the lock and opens the file, which recovers
-//!    it; the calls that stand on the board are done by it, and nobody who waits for one need know.
 //!
-//! # Why no call is done twice for anybody who looks
-//! The server may be killed when it has done a change and not yet answered. So a change is marked as *begun* on the board, and
-//! from before that until its answer is in place no other change of the same pages is let through ([`ranges`]): whoever
-//! serves next does what was begun once more before all else, and finds the pages as that change left them, or as it found
-//! them. Changes begun at once are of different pages. What a dead process had begun is not done again: it is in, whole, or
-//! not.
+//! 1. The processes meet in the directory of sidecars ([`Place`]). The process that holds the lock for *serving* opens
+//!    the file with its engine. The kernel releases that lock when the process ends, however it ends.
+//! 2. It creates a *board* ([`rpc`](crate::ipc::rpc)), a memory file that all of them map. Another process puts
+//!    its call there, with its bytes, and a thread of the serving process executes it. This costs two more copies than
+//!    a call of the serving process, and two wake-ups unless both are awake.
+//! 3. Each of the others watches the serving process. When it ends, one of them gets the lock and opens the file, which
+//!    recovers it. It executes the calls that are on the board, and their callers notice nothing.
 //!
-//! # What is lost with the process that serves
-//! Under durability per write, nothing: what was answered is durable. Under durability per commit, the open epoch, which is
-//! in its memory. The board counts the changes that no commit covers. If there are any when a process takes over, it begins a
-//! new *generation*: the calls of all that took part before fail with [`Error::Poisoned`], those under way too, until the
-//! program closes its handles and opens the file again. A process that leaves commits the epoch for the others first.
+//! # Why no call takes effect twice
 //!
-//! # What a failure ends, and for whom
-//! A failure that poisons the file in the process that serves is noted on the board before anybody is told: the next to take
-//! over begins a new generation then too, or a handle that was told so would work again.
+//! The server may be killed after it made a change and before it answered. So the server marks a change as *begun* on
+//! the board. From before that until its answer is in place, it lets no other change of the same pages through
+//! ([`ranges`]). The next server first repeats what was begun, and finds the pages either as that change left them or
+//! as it found them. Changes that are begun at the same time are of different pages. A change that a dead process had
+//! begun for itself is not repeated: the file has it whole or not at all.
 //!
-//! A process that cannot take over (no descriptors, no memory, no permission, another file at the path, a bug) says nothing of
-//! the others, and no more does one that cannot come back to the process that did. It tries for a second, or not at all where trying again is no use, and then is *cut off*: its calls fail, and it
-//! gives its part up, so nobody waits for it to serve. Each of the others tries for itself.
+//! # What a takeover loses
 //!
-//! A process that is stopped (SIGSTOP, a debugger) and not killed keeps its part: if it serves, the others wait for it. One
-//! that was killed keeps the files as long as a child that it forked lives, for the lock of the sidecar is the child's too; the
-//! others wait for some 30 s, and are cut off then. One that leaves unlocks the sidecar and shuts its connections down, whoever
-//! inherited the descriptors.
+//! Under durability per write it loses nothing: every answered change is durable. Under durability per commit it loses
+//! the open epoch, which is in the dead server's memory. The board counts the changes that no commit covers. If there
+//! are any when a process takes over, it begins a new *generation*: all calls of the processes that took part before,
+//! including the unfinished ones, fail with [`Error::Poisoned`], until the program closes its handles and opens the
+//! file again. A process that leaves first commits the epoch for the others.
+//!
+//! # Which processes a failure affects
+//!
+//! A failure that poisons the file in the process that serves is recorded on the board before it is reported. So the
+//! next server begins a new generation then too; otherwise a handle that was told of the failure would work again.
+//!
+//! A process may be unable to take over: it lacks descriptors, memory or permission, finds another file at the path, or
+//! has a bug. This says nothing about the others. The same goes for a process that cannot rejoin the one that took
+//! over. It tries for a second, or not at all if a retry cannot help, and is then *evicted*: its calls fail, and it
+//! gives up its slot, so that no other process waits for it to serve. Each of the others tries for itself.
+//!
+//! A stopped process (SIGSTOP, a debugger) keeps its slot; if it serves, the others wait for it. A killed process keeps
+//! its files while a child that it forked lives, because the child also holds the lock of the sidecar. The others wait
+//! for some 30 s, and are evicted then. A process that leaves unlocks the sidecar and shuts its connections down,
+//! whichever process inherited the descriptors.
 
 mod call;
 mod member;
@@ -84,10 +90,10 @@ pub(crate) struct Together {
 pub(crate) fn open(path: &Path, identity: Identity, options: &Options, opener: Opener) -> Result<Box<dyn Engine>> {
     let refuse = |what: &str| Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
     if options.read_only {
-        return refuse("processes that share a file may all write to it; open it for writing, or without sharing");
+        return refuse("a shared file cannot be opened read-only; open it for writing, or without `Options::shared`");
     }
     if options.engine == EngineKind::Passthrough {
-        return refuse("the passthrough engine keeps no promise that processes could share");
+        return refuse("the passthrough engine cannot share a file between processes; choose another engine");
     }
     let dir = sidecar::directory(path);
     match std::fs::create_dir(&dir) {
@@ -185,7 +191,11 @@ impl Together {
                 call::to_info(&bytes)
             };
             if let Some(info) = self.member.call((Kind::Info, "examine"), (0, 0), 0, |_| 0, take)? {
-                let what = || "the state that another process told of makes no sense".to_owned();
+                let what = || {
+                    "the process that serves the file sent an invalid state; close the file in all processes \
+                               and open it again"
+                        .to_owned()
+                };
                 return info.ok_or_else(|| Error::Invalid { path: self.path.clone(), what: what() });
             }
         }
@@ -329,7 +339,8 @@ impl Drop for Together {
             && let Err(error) = service.sync()
         {
             // The others find their epoch lost.
-            tracing::warn!(path = %self.path.display(), %error, "what other processes wrote is not committed");
+            tracing::warn!(path = %self.path.display(), %error, "cannot commit the writes of other processes at close; \
+                                                                 their open epoch is lost");
         }
         // The file first: whoever serves next opens it.
         drop(Arc::get_mut(&mut self.member).map(Member::take_service));

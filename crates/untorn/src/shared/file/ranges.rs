@@ -1,4 +1,4 @@
-//! Which changes wait for each other: those of the same pages, until the answer to the earlier one is in place.
+//! Ordering of changes: a change waits for an earlier one of the same pages until that one's answer is in place.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,4 +1,4 @@
-//! Serving: the process that has the file open listens for those that come, and has a thread for each channel of each.
+//! The process that serves: it accepts the others' connections, and has a thread for each channel of each.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -205,7 +205,7 @@ impl Server {
                     self.peers.push(Peer { socket, token: self.next_token, slot: None, ended: false });
                 }
                 _ => {
-                    let why = format!("it is shared by processes of user {mine}, and only of that user");
+                    let why = format!("user {mine} shares it, and only processes of that user can join");
                     let _ = refusal(why).send(socket.as_fd(), &[]);
                 }
             }
@@ -251,7 +251,10 @@ impl Server {
         let refused = if message.a == VERSION {
             self.service.engine().writable().err().map(|error| error.to_string())
         } else {
-            Some(format!("it is shared by processes with version {VERSION} of sharing"))
+            Some(format!(
+                "it is shared with protocol version {VERSION}; use the same version of untorn in every \
+                          process"
+            ))
         };
         if let Some(why) = refused {
             return self.say(token, &refusal(why), false);
@@ -270,17 +273,17 @@ impl Server {
     /// Gives a process its seat, or says why not.
     fn seat(&mut self, token: u64, message: &Message, slot: usize) -> std::result::Result<(), String> {
         if message.text != self.board.name() {
-            return Err("others have begun to share it meanwhile".to_owned());
+            return Err("other processes have started to share it anew".to_owned());
         }
         if message.kind == Kind::Attach {
             self.board.set_attached(slot, true);
         } else if !self.board.is_attached(slot) {
-            return Err("it was given up".to_owned());
+            return Err("this process was evicted".to_owned());
         }
         if let Some(peer) = self.peer(token) {
             peer.slot = Some(slot);
         }
-        self.attend(slot).map_err(|error| format!("no thread can be started for it: {error}"))
+        self.attend(slot).map_err(|error| format!("cannot start a thread for it: {error}"))
     }
 
     /// Gives up what a process had that is gone.

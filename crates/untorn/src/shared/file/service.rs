@@ -1,4 +1,4 @@
-//! The open file in the process that serves, for its own threads and for the calls of the others.
+//! The open file in the process that serves, for its own threads and for the others' calls.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -16,10 +16,11 @@ use crate::options::Durability;
 const KEPT: usize = 1 << 20;
 
 /// Why the handles of a process are poisoned after an epoch was lost, or after a failure that poisoned the file.
-const LOST: &str = "the process that had the file open for all ended before a commit, and the writes since the last one are lost with it";
+const LOST: &str = "the process that served the shared file ended before a commit, and the writes since the last \
+                    commit are lost";
 const SPOILED: &str =
-    "a flush of the file failed, or a page of it was lost, in the process that had it open for all until then";
-const PANICKED: &str = "a call panicked in the process that has the file open for all";
+    "a flush of the file failed, or a page of it was lost, in the process that served the shared file";
+const PANICKED: &str = "a call panicked in the process that serves the shared file";
 
 /// Why those are poisoned that joined before the present generation.
 pub(super) fn why_new_generation(board: &Board) -> String {
@@ -222,7 +223,7 @@ fn answer<'a>(
 }
 
 fn nonsense(path: &Path) -> Error {
-    Error::Invalid { path: path.to_owned(), what: "a call of another process made no sense".to_owned() }
+    Error::Invalid { path: path.to_owned(), what: "another process sent an invalid call".to_owned() }
 }
 
 /// Makes room for the bytes of a call.
@@ -230,7 +231,7 @@ fn take(bytes: &mut Vec<u8>, len: u64, path: &Path) -> Result<()> {
     let len = usize::try_from(len).ok().filter(|len| *len <= MOST).ok_or_else(|| nonsense(path))?;
     bytes.clear();
     let room = bytes.try_reserve(len);
-    room.map_err(|_| Error::io("find memory for a call to", path, rustix::io::Errno::NOMEM))?;
+    room.map_err(|_| Error::io("allocate memory for a call on", path, rustix::io::Errno::NOMEM))?;
     bytes.resize(len, 0);
     Ok(())
 }

@@ -20,24 +20,27 @@ use crate::sys::sync;
 /// Address space of a shared map of which no maximum was given: 64 GiB, or twice the length.
 const RESERVE: u64 = 1 << 36;
 
-/// A file as plain memory that several processes store to at once, each seeing the others' stores.
+/// A file as plain memory that several processes store to at once. Each process sees the others' stores.
 ///
-/// A [`commit`](SharedMap::commit) by any of them makes *all* processes' stores up to one instant durable together; a store
-/// is in it whole or not at all, and so is everything that happened before it. Threads go on storing meanwhile: a page that
-/// is being copied for the commit holds a store to it up for some ten microseconds. After a crash of the machine, or when
-/// the last process ends, the file holds the last commit.
+/// A [`commit`](SharedMap::commit) by any process makes the stores of *all* processes, up to one instant, durable
+/// together. The commit has a store whole or not at all, together with everything that happened before it. Threads go
+/// on storing meanwhile; a store to a page that is being copied for the commit waits about ten microseconds. After a
+/// crash of the machine, or when the last process ends, the file holds the last commit.
 ///
-/// A process may come and go at any time, and be killed at any instruction: what it stored stays in the memory, as the
-/// stores of a thread that ended, and is committed with the next commit or rolled back. One of the processes has the file
-/// open and serves the others; when it dies, another one takes its place within milliseconds, in which commits, and loads
-/// of pages that nobody had loaded before, wait: for as long as a child lives that the dead one had forked and that runs no
-/// other program, since it has the file open too, but not beyond 30 seconds, after which every call fails with
-/// [`Error::Poisoned`] until all have left. One that lacks descriptors or memory to come back, for a second, is cut off:
-/// its calls fail with [`Error::Poisoned`], and its memory is its own from then on, zeros to begin with.
+/// A process may join and leave at any time, and may be killed at any instruction. Its stores stay in the memory, as
+/// those of an ended thread do; the next commit includes them, or a rollback discards them. One process has the file
+/// open and serves the others. When it dies, another process takes over within milliseconds:
 ///
-/// There are no slices: other processes store at any time. Load and store through [`as_ptr`](SharedMap::as_ptr) with what
-/// discipline the processes agree on, as [`words`](SharedMap::words), or copy with [`read_at`](SharedMap::read_at) and
-/// [`write_at`](SharedMap::write_at).
+/// - Meanwhile commits wait, and so do loads of pages that no process had loaded before.
+/// - If the dead process left a forked child that runs no other program, the child still has the file open. The others
+///   then wait for its end, but at most 30 seconds. After that every call fails with [`Error::Poisoned`] until all
+///   processes have left.
+/// - A process that lacks descriptors or memory to reconnect for a second is evicted. Its calls fail with
+///   [`Error::Poisoned`], and its memory is private from then on and starts as zeros.
+///
+/// There are no slices, because other processes store at any time. Load and store through [`as_ptr`](SharedMap::as_ptr)
+/// with a protocol that the processes agree on, as [`words`](SharedMap::words), or copy with
+/// [`read_at`](SharedMap::read_at) and [`write_at`](SharedMap::write_at).
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -57,12 +60,14 @@ const RESERVE: u64 = 1 << 36;
 /// # Ok(()) }
 /// ```
 ///
-/// The processes are one user's and trust each other. SIGBUS must not be blocked in a thread that stores, and a handler for
-/// it that the program installs later has to call the one it replaces. A forked child does not have the memory. `read(2)`
-/// into it fails with EFAULT unless [`open_to_kernel`](SharedMap::open_to_kernel) was called for the range, and nobody has
-/// committed since; [`read_from`](SharedMap::read_from) always gets through.
+/// - The processes must run as one user and trust each other.
+/// - SIGBUS must not be blocked in a thread that stores. A SIGBUS handler that the program installs later must call the
+///   one it replaces.
+/// - A forked child does not have the memory.
+/// - `read(2)` into the memory fails with EFAULT unless [`open_to_kernel`](SharedMap::open_to_kernel) was called for
+///   the range since the last commit; [`read_from`](SharedMap::read_from) always works.
 ///
-/// Source: the Region System paper, §V-C, whose interrupts to all processors are replaced by write protection.
+/// Source: the Region System paper, §V-C; write protection replaces its interrupts to all processors.
 pub struct SharedMap {
     copy: WorkingCopy,
     path: PathBuf,
@@ -80,7 +85,7 @@ impl SharedMap {
         &self.path
     }
 
-    /// Length in bytes, the same in all processes; 0 in a forked child, which does not have the memory.
+    /// The length in bytes, the same in all processes; 0 in a forked child, which does not have the memory.
     pub fn len(&self) -> usize {
         self.copy.len() as usize
     }
@@ -90,7 +95,7 @@ impl SharedMap {
         self.len() == 0
     }
 
-    /// Bytes that the file can grow to while it is shared.
+    /// The length in bytes that the file can grow to while it is shared.
     pub fn max_len(&self) -> u64 {
         self.copy.reserved()
     }
@@ -100,18 +105,20 @@ impl SharedMap {
         self.copy.last_commit()
     }
 
-    /// The first byte, at an address of this process that stays the same until the map is closed. Bytes beyond the length
-    /// are not to be touched.
+    /// A pointer to the first byte. Its address in this process stays the same until the map is closed. The program
+    /// must not touch bytes beyond the length.
     pub fn as_ptr(&self) -> *mut u8 {
         self.copy.address()
     }
 
-    /// `count` words of 64 bits from `offset` on, which all processes load and store whole.
+    /// Returns `count` words of 64 bits from `offset` on. All processes load and store each word whole.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless they lie within the length; [`Error::Invalid`] unless `offset` is a multiple of 8;
-    /// [`Error::Forked`]; [`Error::Io`] once a page was lost, [`Error::Poisoned`] once nothing more is promised, or the process
-    /// has lost touch with the others.
+    /// - [`Error::OutOfRange`] unless the words are within the length.
+    /// - [`Error::Invalid`] unless `offset` is a multiple of 8.
+    /// - [`Error::Io`] after a page was lost.
+    /// - [`Error::Poisoned`] after a failure that ends all promises, or if this process was evicted.
+    /// - [`Error::Forked`].
     pub fn words(&self, offset: u64, count: usize) -> Result<&[AtomicU64]> {
         self.check(offset, count.saturating_mul(8))?;
         if !offset.is_multiple_of(8) {
@@ -120,27 +127,28 @@ impl SharedMap {
         Ok(self.copy.words(offset as usize, count))
     }
 
-    /// Copies bytes out. A store of another thread or process meanwhile may be in the copy in part.
+    /// Copies bytes out. The copy may have a part of a store that another thread or process makes meanwhile.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless the whole range lies within the length; otherwise as for [`words`](SharedMap::words).
+    /// [`Error::OutOfRange`] unless the whole range is within the length; otherwise as for [`words`](SharedMap::words).
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.check(offset, buf.len())?;
         self.copy.load(offset as usize, buf)
     }
 
-    /// Copies bytes in: stores like any other, of which a commit meanwhile may hold the first ones only.
+    /// Copies bytes in. They are ordinary stores: a commit meanwhile may have only the first of them.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless the whole range lies within the length; otherwise as for [`words`](SharedMap::words).
+    /// [`Error::OutOfRange`] unless the whole range is within the length; otherwise as for [`words`](SharedMap::words).
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check(offset, buf.len())?;
         self.copy.store(offset as usize, buf)
     }
 
-    /// Reads up to `len` bytes from where a descriptor stands, as `read(2)` does, and stores them from `offset` on. Returns how
-    /// many there were, 0 at the end of the source; of a longer source it reads 1 MiB at once. Unlike `read(2)` into the memory it
-    /// needs no [`open_to_kernel`](SharedMap::open_to_kernel), and commits meanwhile do it no harm.
+    /// Reads up to `len` bytes from the descriptor's position, as `read(2)` does, and stores them from `offset` on.
+    /// Returns how many bytes it read, 0 at the end of the source. It reads at most 1 MiB per call. Unlike `read(2)`
+    /// into the memory it needs no [`open_to_kernel`](SharedMap::open_to_kernel), and works while other processes
+    /// commit.
     ///
     /// ```
     /// # fn main() -> untorn::Result<()> {
@@ -165,8 +173,8 @@ impl SharedMap {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] unless the whole range lies within the length: nothing is read then; [`Error::Io`] with what
-    /// `read(2)` says; otherwise as for [`words`](SharedMap::words).
+    /// [`Error::OutOfRange`] unless the whole range is within the length; nothing is read then. [`Error::Io`] with the
+    /// error of `read(2)`. Otherwise as for [`words`](SharedMap::words).
     pub fn read_from(&self, source: impl AsFd, offset: u64, len: usize) -> Result<usize> {
         self.check(offset, len)?;
         self.copy.read_from(source.as_fd(), offset as usize, len)
@@ -177,20 +185,23 @@ impl SharedMap {
         engine::check_range(&self.path, offset, len as u64, self.copy.len())
     }
 
-    /// Makes all stores of all processes, up to one instant after this call began, durable together, among them this
-    /// thread's before the call. Returns the number of the commit; processes that commit at once may share one.
+    /// Makes all stores of all processes, up to one instant after this call began, durable together. This includes the
+    /// stores that this thread made before the call. Returns the number of the commit; processes that commit at once
+    /// may share one.
     ///
     /// # Errors
-    /// [`Error::Io`] with the reason of the process that serves, [`Error::Invalid`] if what was stored does not fit into the
-    /// log: nothing is committed then, unless the flush failed: every call of every process is refused after that, until all
-    /// have left, for nobody knows which commit the file is at. So it is when somebody who does not share the file had it open
-    /// for writing while no process served it, which takes one that does not see where those meet who share it.
-    /// [`Error::Poisoned`] when nothing more is promised; [`Error::Forked`].
+    /// - [`Error::Io`] with the error of the process that serves, or [`Error::Invalid`] if the stores do not fit into
+    ///   the log: nothing is committed. After a failed flush, however, no process can tell which commit the file is at,
+    ///   so every call of every process fails until all have left. The same happens if a process that does not share
+    ///   the file opened it for writing while no process served it. This is possible only for a process that cannot see
+    ///   the directory where the sharing processes meet.
+    /// - [`Error::Poisoned`] after a failure that ends all promises.
+    /// - [`Error::Forked`].
     pub fn commit(&self) -> Result<u64> {
         self.copy.commit()
     }
 
-    /// Takes back the stores of all processes since the last commit.
+    /// Discards the stores of all processes since the last commit.
     ///
     /// # Errors
     /// As for [`commit`](SharedMap::commit).
@@ -198,18 +209,19 @@ impl SharedMap {
         self.copy.roll_back().map(drop)
     }
 
-    /// Makes the file `len` bytes long for all processes, and commits. New bytes are zeros; it cannot be made shorter. All see
-    /// the new length when it is durable; if it fails none does, and commits go on without it.
+    /// Grows the file to `len` bytes for all processes, and commits. New bytes are zeros. A shared file cannot shrink.
+    /// All processes see the new length when it is durable. If it fails, none sees it, and later commits go on without
+    /// it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if that is shorter than it is, or longer than the process that came first reserved address space
-    /// for ([`Options::max_len`]); those of [`commit`](SharedMap::commit).
+    /// [`Error::Invalid`] if `len` is less than the current length, or more than the address space that the first
+    /// process reserved ([`Options::max_len`]); otherwise as for [`commit`](SharedMap::commit).
     pub fn grow(&self, len: u64) -> Result<u64> {
         self.copy.grow(len)
     }
 
-    /// Lets system calls, of any of the processes, load from a range of bytes and store to it until the next commit, by
-    /// whomever, after which their stores fail with EFAULT again. The range is part of that commit.
+    /// Allows system calls of any of the processes to load from and store to a range of bytes until the next commit by
+    /// any process. After that their stores fail with EFAULT again. The range is part of that commit.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Poisoned`], [`Error::Forked`].
@@ -217,15 +229,15 @@ impl SharedMap {
         self.copy.open_range(range)
     }
 
-    /// Whether this process is the one that has the file open and serves the others, at this moment.
+    /// Whether this process currently has the file open and serves the others.
     pub fn is_serving(&self) -> bool {
         self.copy.is_serving()
     }
 
-    /// Leaves. Stores of this process that are not committed stay in the memory; they go when the last process has left.
+    /// Leaves the shared file. Uncommitted stores of this process stay in the memory, until the last process has left.
     ///
     /// # Errors
-    /// [`Error::Poisoned`] if this process had lost touch with the others; [`Error::Forked`].
+    /// [`Error::Poisoned`] if this process was evicted; [`Error::Forked`].
     pub fn close(self) -> Result<()> {
         self.copy.leave()
     }
@@ -246,7 +258,8 @@ pub(crate) fn open(
 ) -> Result<SharedMap> {
     let options = options.clone().shared(false).for_map(path)?;
     if options.read_only {
-        let what = "a shared map is for storing; AtomicMap and AtomicFile read a file that nobody writes";
+        let what = "a SharedMap cannot be read-only; open it for writing, or read the file with AtomicMap or \
+                    AtomicFile";
         return Err(Error::Invalid { path: path.to_owned(), what: what.to_owned() });
     }
     options.validate(path)?;
@@ -283,7 +296,7 @@ pub(crate) struct Committed {
 impl Opener for Committed {
     fn open(&self, before: Option<&Before>) -> Result<Box<dyn Backing>> {
         let another = || {
-            let what = "it is another file than the one that is shared".to_owned();
+            let what = "another file has replaced the shared one at this path".to_owned();
             Error::Invalid { path: self.path.clone(), what }
         };
         if detect(&self.path)?.identity != self.identity {

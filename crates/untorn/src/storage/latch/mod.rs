@@ -1,7 +1,7 @@
-//! The first failed flush latches.
+//! Latches the first failed flush.
 //!
 //! After a failed `fsync(2)` the kernel may mark the lost pages clean and report success the next time, so a retry
-//! would acknowledge what is gone. From the first failure on, everything that could change or promise anything fails.
+//! would acknowledge lost bytes. From the first failure on, every call that could change or promise anything fails.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use super::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
 use crate::error::{Error, Result};
 
-/// Any medium, made to remember its first failed flush.
+/// Any medium, with a latch for its first failed flush.
 ///
-/// The latch belongs to the medium and all its files, so one instance serves one data file and its sidecar: when either
-/// can't be flushed, no commit over both can be promised. Reads go on; everything else fails with
-/// [`Error::Poisoned`] until the file is opened anew, through a new instance.
+/// The latch belongs to the medium and all its files, so one instance serves one data file and its sidecar. If either
+/// cannot be flushed, no commit over both can be promised. Reads go on; everything else fails with [`Error::Poisoned`]
+/// until the file is opened again through a new instance.
 #[derive(Debug)]
 pub struct Latched<M> {
     inner: Arc<M>,
@@ -43,7 +43,11 @@ impl Latch {
     #[cold]
     fn poisoned(&self, path: &Path) -> Error {
         // `failed` is read without ordering, so a thread that sees it can come before `cause` in theory.
-        let cause = self.cause.get().cloned().unwrap_or_else(|| "in another thread, just now".to_owned());
+        let cause = self.cause.get().cloned().unwrap_or_else(|| {
+            "another thread has just seen the first \
+                                                                 failure"
+                .to_owned()
+        });
         Error::Poisoned { path: path.to_owned(), cause }
     }
 
@@ -84,7 +88,7 @@ impl Latch {
 }
 
 impl<M: Medium> Latched<M> {
-    /// Wraps a medium, unlatched.
+    /// Wraps a medium; the latch is open.
     pub fn new(inner: M) -> Self {
         Latched { inner: Arc::new(inner), latch: Arc::default() }
     }

@@ -220,8 +220,8 @@ impl MappedFile {
         if len > self.map.reserved() {
             let reserved = self.map.reserved();
             let what = format!(
-                "cannot grow to {len} bytes: address space for {reserved} was reserved when it was opened; open it \
-                 again with a larger max_len"
+                "cannot grow to {len} bytes: the open reserved address space for {reserved}; open the file again with \
+                 a larger max_len"
             );
             return Err(Error::Invalid { path: self.path.clone(), what });
         }
@@ -405,7 +405,7 @@ impl MappedFile {
             Ok(RawMark::Present(mark)) => Ok(MarkState::Present(mark)),
             Ok(RawMark::Malformed(len)) => {
                 let what = format!(
-                    "its extended attribute {} is {len} bytes long and not a mark of 16",
+                    "its extended attribute {} has {len} bytes, but an untorn mark has 16",
                     sys::file::MARK_ATTRIBUTE
                 );
                 Err(Error::Corrupt { path: self.path.clone(), offset: None, what })
@@ -416,7 +416,7 @@ impl MappedFile {
 
     pub(super) fn set_mark(&self, mark: Option<Mark>) -> Result<()> {
         self.writable()?;
-        let operation = if mark.is_some() { "mark" } else { "remove the mark of" };
+        let operation = if mark.is_some() { "write the mark of" } else { "remove the mark of" };
         sys::file::set_mark(self.fd(), mark).map_err(|error| Error::io(operation, &self.path, error))
     }
 

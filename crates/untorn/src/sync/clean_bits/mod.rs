@@ -1,20 +1,23 @@
-//! Calm blocks: those that a reader may copy from the data file after a look at one bit.
+//! Calm blocks: blocks that a reader may copy from the data file after it checks one bit.
 //!
-//! # What holds
-//! While a block is *calm*, all of it that anybody may see is in the data file, of no open epoch, and nobody stores there.
-//! So a reader who finds a block calm before its copy and after it, and finds that it never was anything else in between,
-//! has read what stood there: whole, of one instant, and no older than what any write had left that had returned.
+//! # Invariant
+//!
+//! While a block is *calm*, the data file has all of its visible bytes, none of an open epoch, and no thread stores
+//! there. So if a reader finds a block calm before and after its copy, and never anything else in between, it has read
+//! one state of the block, whole, and no older than any write that had returned.
 //!
 //! # Protocol
-//! - Who is about to change a block has its lock, and *stirs* it before anything of the change is published and before the
-//!   first store to the data file. Of several blocks that change together all are stirred before the first is published.
-//! - A block becomes calm again by somebody who has its lock, and has seen that all its bytes are at home and that nobody is
-//!   about to store there. Before the bit is cleared, [`Moves`] grows, so that a reader who saw the block calm before it was
-//!   stirred, and sees it calm after its copy, is not deceived.
-//! - A change of length makes [`Moves`] odd before it begins and even when it is done. Readers believe nothing meanwhile.
 //!
-//! A bit is near where a block's own state would be far: the bits of a file of 1 GiB take 32 KiB, its states 4 MiB. So to
-//! wait for a block's state would take as long as to wait for its bytes.
+//! - A thread that is about to change a block holds its lock. It *stirs* the block before it publishes any part of the
+//!   change and before the first store to the data file. If several blocks change together, all are stirred before the
+//!   first is published.
+//! - A thread makes a block calm again while it holds the block's lock, when all the block's bytes are in the data file
+//!   and no thread is about to store there. Before it clears the bit, it increments [`Moves`]. So a reader that saw the
+//!   block calm before it was stirred, and sees it calm after its copy, is not deceived.
+//! - A change of length makes [`Moves`] odd before it begins and even when it is done. Readers trust nothing meanwhile.
+//!
+//! A bit is close in memory where a block's own state would be far away: the bits of a 1 GiB file take 32 KiB, its
+//! states 4 MiB. Waiting for a block's state would take as long as waiting for its bytes.
 
 use std::io;
 use std::ops::Range;

@@ -1,11 +1,12 @@
-//! The volatile state of one page: a lock, a version and the bitmap readers go by.
+//! The volatile state of one page: a lock, a version, and the bitmap that readers use.
 //!
 //! # Protocol
 //! The word holds LOCKED (a writer owns the page), PUBLISHING (its bitmap or its visible bytes are changing) and a
-//! version that grows with every publication. Readers take no lock: they load the word, load the bitmap, copy, and
-//! load the word again; if the version moved or PUBLISHING was set, they try again. That is sound because
-//! - a writer stores only into copies the published bitmap calls invalid, or sets PUBLISHING first;
-//! - a writer that changes several pages sets PUBLISHING on all of them before it publishes the first, so a reader of
+//! version that grows with every publication. Readers take no lock: they load the word, load the bitmap, copy, and load
+//! the word again. If the version moved or PUBLISHING was set, they try again. That is sound for two reasons:
+//!
+//! - A writer stores only into copies that the published bitmap calls invalid, or sets PUBLISHING first.
+//! - A writer that changes several pages sets PUBLISHING on all of them before it publishes the first, so a reader of
 //!   several pages cannot see one changed and the other not.
 
 use std::ptr;

@@ -1,7 +1,7 @@
-//! Berths: places from which threads change a file, each taken by one thread at a time and all of them together by one
-//! that needs everybody else to be still.
+//! Berths: slots from which threads change a file. One thread at a time takes a berth. A thread that needs all others
+//! to be idle takes all berths together.
 //!
-//! A thread keeps to its berth, so threads that have nothing to do with each other share no cache line.
+//! A thread keeps its berth, so unrelated threads share no cache line.
 
 use std::io;
 use std::ops::Deref;

@@ -1,10 +1,12 @@
-//! A word that tells whether somebody who sleeps has to be woken, so that whoever finds work for it mostly need not.
+//! A word that tells whether a sleeping thread must be woken, so that a thread with work for it usually need not make a
+//! system call.
 //!
 //! # Protocol
-//! Whoever makes something due [rings](Alarm::ring) afterwards, and wakes the sleeper only if the alarm says so: else the
-//! sleeper is up, and looks once more before it lies down. The sleeper [rests](Alarm::rest) first, then looks whether anything
-//! is due, and sleeps only if nothing is. Both exchange the word, so of the two one sees what the other did before: either
-//! the sleeper finds what is due, or whoever made it due finds that it rests.
+//!
+//! A thread that creates work [rings](Alarm::ring) afterwards, and wakes the sleeper only if the alarm says so.
+//! Otherwise the sleeper is awake, and looks once more before it sleeps. The sleeper first [rests](Alarm::rest), then
+//! looks for work, and sleeps only if there is none. Both exchange the word, so one of the two sees what the other did
+//! before: either the sleeper finds the work, or the thread that created it finds that the sleeper rests.
 
 use crate::sys::sync::{AtomicU64, Ordering};
 

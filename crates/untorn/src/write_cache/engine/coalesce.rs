@@ -1,4 +1,4 @@
-//! Of many writes to one file, what is left to write: the last of what each byte was given.
+//! Coalesces many writes to one file: for each byte, only the last write remains.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,9 @@
-//! From the log to the files: entries are *delivered* to the kernel in order, many at a time, and *settled* once their
-//! files are synced. Only then does the tail pass them, durably, and only then are they free.
+//! Draining brings entries from the log to the files. The drain *delivers* entries to the kernel in order, many at a
+//! time, and *settles* them once their files are synced. Only then does the tail pass them, durably, and only then are
+//! they free.
 //!
-//! Entries of a file that fails stay as they are. Where they are in the way of others they are written once more at the
-//! head, with the place in the order that they had, so that a replay comes upon them as before.
+//! Entries of a failed file stay as they are. If they are in the way of others, they are written again at the head,
+//! with their old place in the order, so that a replay finds them as before.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -273,7 +274,7 @@ impl<M: Medium> Cache<M> {
     fn file_of(&self, uid: u64) -> Result<Arc<Managed>> {
         let found = locked(&self.registry).of(uid);
         found.ok_or_else(|| {
-            let what = format!("an entry names the file {uid}, which nobody opened");
+            let what = format!("a log entry names file number {uid}, which is not open");
             let path = self.standing.path().to_owned();
             self.poison(Error::Corrupt { path, offset: None, what })
         })

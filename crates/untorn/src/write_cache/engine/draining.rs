@@ -1,5 +1,6 @@
-//! Who drains: one thread at a time. Who wants no more than room in the log waits for the end of any drain, and not until he could
-//! drain himself: a thread that goes on to its next batch at once often has the lock again before whoever sleeps for it.
+//! The lock for draining: one thread drains at a time. A thread that only needs room in the log waits for the end of
+//! any drain, not for the lock: a thread that goes on to its next batch often gets the lock back before the sleeping
+//! one.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};

@@ -1,4 +1,4 @@
-//! A file behind the log, and what is done with it: read, write, resize.
+//! A file behind the log, and its operations: read, write, resize.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -115,7 +115,8 @@ impl Managed {
     /// Ends all draining of this file: what it has in the log stays there, for a replay.
     #[cold]
     pub(super) fn fail(&self, error: &Error) {
-        tracing::error!(path = %self.path().display(), %error, "its writes stay in the log");
+        tracing::error!(path = %self.path().display(), %error, "draining this file failed; its writes stay in the log \
+                                                                until a replay");
         // The first cause is the one to report.
         let _ = self.failed.set(error.to_string());
     }
@@ -159,7 +160,7 @@ impl Managed {
         // What a file's length may be, so that no sum overflows from here on.
         let end = offset.checked_add(len as u64).filter(|&end| end <= i64::MAX as u64);
         end.ok_or_else(|| {
-            let what = format!("{len} bytes at offset {offset} go beyond what a file can have");
+            let what = format!("{len} bytes at offset {offset} end beyond the largest file offset, 2^63 - 1");
             Error::Invalid { path: self.path().to_path_buf(), what }
         })
     }

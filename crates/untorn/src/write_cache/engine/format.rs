@@ -1,7 +1,7 @@
-//! The bytes of a log: superblock, tail, file table; entries, which processes append too, are in `untorn-ring`. `docs/format.md` gives
-//! the reasons.
+//! The layout of a log: superblock, tail, file table. Entries, which other processes append too, are in `untorn-ring`.
+//! `docs/format.md` gives the reasons.
 //!
-//! Every number is little-endian. What is read here was written by anybody: a number is checked before it is used.
+//! Every number is little-endian. Any program may have written the file, so each number is checked before use.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -163,7 +163,10 @@ impl Superblock {
             }
             if raw.version.get() != VERSION || raw.incompat.get() & !KNOWN_INCOMPAT != 0 {
                 let (version, features) = (raw.version.get(), raw.incompat.get());
-                unsupported = Some(format!("a write-cache log of version {version} with the features {features:#x}"));
+                unsupported = Some(format!(
+                    "the write-cache log has format version {version} and features \
+                                            {features:#x}, which this untorn does not support"
+                ));
                 continue;
             }
             let geometry = Geometry { entry: raw.entry.get(), files: raw.files.get(), slots: raw.slots.get() };
@@ -178,12 +181,12 @@ impl Superblock {
         let Some(superblock) = found else {
             return match unsupported {
                 Some(what) => Err(Error::Unsupported { path: path.to_owned(), what }),
-                None => corrupt(Some(0), "neither superblock is that of a write-cache log".to_owned()),
+                None => corrupt(Some(0), "neither superblock is valid, or this is not a write-cache log".to_owned()),
             };
         };
         let (has, should) = (file.len(), superblock.geometry.len().unwrap_or(u64::MAX));
         if has < should {
-            return corrupt(Some(has), format!("it has {has} bytes and should have {should}: it was cut short"));
+            return corrupt(Some(has), format!("the log was truncated: it has {has} bytes and should have {should}"));
         }
         Ok(superblock)
     }

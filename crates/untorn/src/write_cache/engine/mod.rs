@@ -1,7 +1,7 @@
 //! The write cache: a log on a fast medium in front of any number of files on slow ones (the NVCache paper, §II and III).
 //!
-//! A write becomes one or more *entries* of the log and is then durable; a thread brings entries to their files later, many at
-//! a time, and frees them once the files are synced. Reads see the slow file with the entries laid over it.
+//! A write becomes one or more *entries* of the log and is then durable. A thread later brings entries to their files,
+//! many at a time, and frees them once the files are synced. Reads see the slow file with the entries laid over it.
 //!
 //! ```text
 //!  write ─► claim room ─► locks of its pages ─► entries, each certified ─► one fence ─► laid over the pages: seen by reads
@@ -10,47 +10,60 @@
 //!       └─► the tail, durably ─► entries are free
 //! ```
 //!
-//! # What makes it sound
+//! # Invariants
+//!
 //! 1. An entry proves by itself that all of it arrived: its checksum is over header and data, seeded with the log, the
-//!    session and the place. So it needs no order between its own stores, and one fence makes it durable. An operation of
-//!    several entries counts if each of them does.
-//! 2. An entry is laid over its pages after its fence, under locks that were taken before its place in the order was decided.
-//!    So nothing is seen that a crash could take back, and of two writes to one page the later in the log is the later one.
-//!    Where durability is left to a sync, entries are seen before: like any file, then.
-//! 3. The tail passes an entry when its file was synced after it was written to, or was removed, durably, and nothing is stored over an entry before
-//!    the tail beyond it is durable. So a replay finds every entry that matters, and before it none that is older than one
-//!    it does not find: replaying is idempotent, over what was drained already too.
-//! 4. An operation that is in the file by halves, because the drain or its sync was interrupted, is whole in the log. (Where
-//!    durability is left to a sync, the log is flushed before a batch is drained.)
-//! 5. A session's entries, tails and table lines carry its seal. A new session begins, durably, only when all that the log had
-//!    is durable in its files; and what is damaged later is not taken for an older state, for both copies of superblock, tail
-//!    and line say the same but for an instant.
-//! 6. Entries name files by a number, and the file table gives each number an identity, before the first entry has it; and
-//!    before that the file has its name, and what it held, durably: or it held nothing, its line says that it is *new*, and its
-//!    directory is there durably. A new file's name becomes durable, and its line says no more that it is new, before the tail passes
-//!    the first of its entries; until then a replay empties it before all else, or makes it again. A replay writes to no file of another identity, whatever its
-//!    name. Who renames or removes a file of which the log is not told has it demoted before, which leaves no entries of it.
-//!    Or, before the last name of a file is removed, the log notes that it is *leaving*. Its entries stay: until the removal is
-//!    durable the file may be back after a crash, and has to hold what was acknowledged then. A replay that does not find it
-//!    makes it durable that it is gone, before it gives its entries up.
-//! 7. Before a file is renamed its line has *both names*, durably, and an entry says that it was renamed. The tail passes that entry when
-//!    the rename is durable. So a replay finds the file wherever a crash leaves it, and repeats what it undid. What the file is put over is
-//!    leaving, if the log had something of it, and is named by the line in any case: a replay puts the file over that one alone, and it is
-//!    missed by nobody if the rename was done, and only then. Nothing else of which the log is not told can be there after a crash:
-//!    its directory was synced with what is there now. Who has a name by right is who got it last, counted as numbers are given.
-//! 8. Who goes past the log, with a write larger than it, one for which the entries of files that failed leave no room, or a file
-//!    that others use too, does so when the tail has passed every entry of the file, so that no replay ever writes over it.
-//! 9. A file that fails is drained no more: its calls fail, its entries stay. If they are in the way, they are written once
-//!    more at the head, durably, before the tail passes them, and keep their place in the order.
+//!    session and the place. So its own stores need no order, and one fence makes it durable. An operation of several
+//!    entries counts if each of them does.
+//! 2. An entry is laid over its pages after its fence, under locks that were taken before its place in the order was
+//!    decided. So no read sees bytes that a crash could take back, and of two writes to one page the later in the log
+//!    is the later one. With durability per commit, entries are visible before they are durable, as for any file.
+//! 3. The tail passes an entry when its file was synced after the entry's write, or was durably removed. No entry is
+//!    stored over an old one before the tail beyond the old one is durable. So a replay finds every entry that matters,
+//!    and before it none that is older than one it does not find: replaying is idempotent, also over what was already
+//!    drained.
+//! 4. If the drain or its sync is interrupted, an operation may be half in the file, but it is whole in the log. (With
+//!    durability per commit, the log is flushed before a batch is drained.)
+//! 5. A session's entries, tails and table lines carry its seal. A new session begins, durably, only when the files
+//!    durably have everything that the log had. Later damage is not taken for an older state: except for an instant,
+//!    both copies of superblock, tail and line say the same.
+//! 6. Entries name files by a number, and the file table gives each number an identity before the first entry has it.
+//!    Three cases follow:
+//!    - Before that, the file's name and contents are durable. Or the file was empty, its line says that it is *new*,
+//!      and its directory is durable. The name of a new file becomes durable, and its line loses the mark *new*, before
+//!      the tail passes the first of its entries. Until then a replay first empties the file, or creates it again.
+//!    - A replay writes to no file of another identity, whatever its name. A program that renames or removes a file
+//!      without telling the log has it demoted first, which leaves no entries of it.
+//!    - Before the last name of a file is removed, the log may record that it is *leaving*. Its entries stay: until the
+//!      removal is durable, a crash may bring the file back, and it must then hold what was acknowledged. A replay that
+//!      does not find the file makes its removal durable before it drops the entries.
+//! 7. Before a file is renamed, its line durably has *both names*, and afterwards an entry says that it was renamed.
+//!    The tail passes that entry when the rename is durable. So a replay finds the file wherever a crash leaves it, and
+//!    repeats the rename if the crash undid it. The replaced file is leaving, if the log had an entry of it; the line
+//!    names it in any case. A replay puts the renamed file over that one alone. It reports the replaced file as missing
+//!    only if the rename was not done. No other file unknown to the log can be there after a crash: the directory was
+//!    synced with what is there now. Of several files, the last one that got a name, by number, has it rightfully.
+//! 8. Some writes go past the log: a write larger than the log, one for which the entries of failed files leave no
+//!    room, or a file that others use too. They do so only when the tail has passed every entry of the file, so that no
+//!    replay ever writes over them.
+//! 9. A failed file is not drained any more: its calls fail, its entries stay. If they are in the way, they are written
+//!    again at the head, durably, before the tail passes them, and keep their place in the order.
 //!
-//! A file may instead be written *through*, to log and kernel in one call, and be read without the log: see [`write_through`].
+//! A file may instead be written *through*, to log and kernel in one call, and be read without the log: see
+//! [`write_through`].
 //!
-//! # Locks, in the order in which they are taken
-//! Claims on entries (the only wait for room, with nothing held: for the end of a drain, whoever drains); a file's gate; its line in the table; its length; its turn, where
-//! other processes append for it, or else its stripes, ascending; or instead of stripes: the drain; the registry; a stripe. Who has the
-//! gate to himself may take the turn before line and length. The drain takes no gate, and of a file that is written through neither
-//! length nor turn, so who waits for it with them does not wait for itself; and before it waits for a process it takes only turns that
-//! nobody has.
+//! # Lock order
+//!
+//! 1. Claims on entries. This is the only wait for room, with no lock held: for the end of a drain by any thread.
+//! 2. A file's gate.
+//! 3. Its line in the table.
+//! 4. Its length.
+//! 5. Its turn, if other processes append to it; else its stripes, ascending; or instead of stripes: the drain, the
+//!    registry, a stripe.
+//!
+//! A thread that holds the gate exclusively may take the turn before line and length. The drain takes no gate, and for
+//! a write-through file neither length nor turn, so a thread that holds them and waits for the drain does not wait for
+//! itself. Before the drain waits for a process, it takes only free turns.
 
 mod coalesce;
 mod drain;
@@ -102,76 +115,79 @@ pub(crate) mod barriers {
     barriers! {
         /// A new log is whole before its name points to it.
         CREATE = "cache.create";
-        /// What a killed process left in the log is durable before anything is concluded from it.
+        /// Bytes that a killed process left in the log are durable before the open relies on them.
         ATTACH_LOG = "cache.attach.log";
-        /// The log's name is durable before anything in it is acknowledged, whoever created it.
+        /// The log's name is durable before anything in it is acknowledged, whichever process created it.
         ATTACH_NAME = "cache.attach.name";
-        /// What is concluded at an open comes from the medium and not from what a failed flush left in the cache.
+        /// An open reads from the medium, not from pages that a failed flush left in the cache.
         ATTACH_CACHE = "cache.attach.cache";
         /// A session is durable before the first entry that only counts in it.
         SESSION = "cache.session";
-        /// What a file had before the log was put in front of it is durable before the log has more.
+        /// The file's contents from before the attach are durable before the log has its first entry.
         BEFORE = "cache.before.file";
-        /// A file has its name durably before the log has anything of it, or its directory has if a replay can make it again: a replay
-        /// finds files by name.
+        /// The file's name is durable before the log has its first entry; or its directory is, if a replay can create
+        /// the file again. A replay finds files by name.
         NAME = "cache.before.name";
-        /// What an entry's number means is durable before the entry is.
+        /// The file table's line for a file number is durable before an entry has that number.
         TABLE = "cache.table";
-        /// An entry is durable before it is seen and before its write returns.
+        /// An entry is durable before it is visible and before its write returns.
         ENTRY = "cache.entry";
-        /// The log does without a file before that can be gone.
+        /// The log has no more need of a file before the file can be gone.
         LEAVING = "cache.leaving";
-        /// No crash leaves a file of which the log knows nothing where one is to be that is renamed.
+        /// No crash leaves a file that the log does not know at the target of a rename.
         TARGET = "cache.moving.target";
-        /// The log has both names of a file before it is renamed, wherever a crash leaves it.
+        /// The log has both names of a file before its rename, wherever a crash leaves the file.
         MOVING = "cache.moving";
-        /// A file that was not replaced after all is to be made again if a crash takes it, before the log forgets what was to replace it.
+        /// A file that was not replaced after all can be created again after a crash, before the log forgets the file
+        /// that was to replace it.
         STAYED = "cache.moving.stayed";
-        /// What another process appended is durable before the kernel has it.
+        /// An entry of another process is durable before the kernel has the bytes.
         BESIDE = "cache.beside.entry";
-        /// All that other processes appended is durable when a sync of theirs returns.
+        /// All entries that other processes appended are durable when a sync of theirs returns.
         BESIDE_SYNC = "cache.beside.sync";
-        /// What a killed process left is durable before the kernel is given it once more.
+        /// Entries that a killed process left are durable before the kernel gets the bytes again.
         MENDED = "cache.beside.mended";
         /// All entries written before a sync are durable when it returns.
         SYNC = "cache.sync";
-        /// Where durability is left to a sync: what the log has of names is durable when it is relied on instead of a sync of their directory.
+        /// With durability per sync: the log's names are durable before they replace a sync of the directory.
         NAMES = "cache.names";
-        /// Where durability is left to a sync: an operation is whole in the log before half of it can be in the file.
+        /// With durability per sync: the log has a whole operation before the file can have a part of it.
         AHEAD = "cache.drain.ahead";
-        /// Where durability is left to a sync: the log has it that a file is to be shorter, and all before, before it is.
+        /// With durability per sync: the log durably has a shrink, and everything before it, before the file is made
+        /// shorter.
         CUT = "cache.through.cut";
-        /// What was drained is durable in the file before its entries are free.
+        /// Drained bytes are durable in the file before their entries are free.
         FILE = "cache.drain.file";
-        /// A new file has its name durably before the log can no more make it again.
+        /// The name of a new file is durable before the log can no longer create the file again.
         NAMED = "cache.drain.named";
-        /// The log says that a file is not to be made again before entries are free without which it could not be.
+        /// The log says that a file must not be created again before the entries needed for that are free.
         NEW_NO_MORE = "cache.drain.new-no-more";
-        /// A file that was renamed is to be found by its new name for good before the entry is free that has the rename repeated.
+        /// A renamed file durably has its new name before the entry that repeats the rename is free.
         MOVED_TO = "cache.drain.moved-to";
-        /// It is so, too, that the other directory has it no more: a rename from one to the other is durable when both are.
+        /// The old directory durably lacks the file too: a rename between two directories is durable when both are.
         MOVED_FROM = "cache.drain.moved-from";
-        /// A file that was removed stays so before entries that were not brought to it are free.
+        /// The removal of a file is durable before entries that were not brought to it are free.
         REMOVED = "cache.drain.removed";
-        /// The log says what is free before it is written over.
+        /// The log durably says that entries are free before they are overwritten.
         TAIL = "cache.drain.tail";
-        /// An entry that was moved is durable before the tail passes the one it was.
+        /// A moved entry is durable before the tail passes its old place.
         MOVED = "cache.drain.moved";
-        /// What goes past the log is durable when the call returns.
+        /// A write past the log is durable when the call returns.
         PAST = "cache.past";
-        /// What was replayed is durable in its file before the log is given up.
+        /// Replayed bytes are durable in their file before the log drops the entries.
         REPLAYED_FILE = "cache.replay.file";
-        /// A file that was made again is whole, and to be found, before the log takes it for the one that a crash took.
+        /// A file that was created again is durably whole and findable before the log accepts it in place of the lost
+        /// file.
         AGAIN = "cache.replay.again";
-        /// The log takes it for that one before it gets its name.
+        /// The log accepts it in place of the lost file before it gets its name.
         KNOWN_AGAIN = "cache.replay.known-again";
-        /// It has its name durably before the log is given up.
+        /// Its name is durable before the log drops the entries.
         NAMED_AGAIN = "cache.replay.named-again";
-        /// A rename is durable, repeated or not, before the log is given up.
+        /// A rename, repeated or not, is durable before the log drops the entries.
         RENAMED_AGAIN = "cache.replay.renamed-again";
-        /// A file that was removed stays so before the log has nothing more of it.
+        /// The removal of a file is durable before the log drops the file's last entry.
         GONE = "cache.replay.gone";
-        /// A log that is kept says which files have their entries, before these are used again.
+        /// A kept log durably says which files have their entries before those entries are reused.
         KEPT = "cache.replay.kept";
     }
 }
@@ -213,7 +229,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is known of an open log now.
+/// The current state of an open log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheInfo {
@@ -221,7 +237,7 @@ pub struct CacheInfo {
     pub durability: Durability,
     /// Entries that the log has room for.
     pub capacity: u64,
-    /// Bytes of data in an entry.
+    /// Data bytes of an entry.
     pub entry_size: u32,
     /// Entries in use: not yet durable in their files.
     pub used: u64,

@@ -1,18 +1,20 @@
-//! Other processes that append to the log themselves, for files that are written through: the server's side of it. What they do is
-//! [`untorn_ring::append()`].
+//! The server's side of other processes that append to the log themselves, for files that are written through. The
+//! processes' side is [`untorn_ring::append()`].
 //!
-//! # What makes it sound
-//! 1. Who changes a file has its turn, here as there: from its place in the log until the kernel has it. So it is with those as with
-//!    the threads of this process (`through`, 1).
-//! 2. A file has a turn only while its number means something, and it is neither demoted nor failed. Before it is demoted its turn
-//!    is taken away; who has it then has finished.
-//! 3. What a process that died left under way is done once more or declared void before anybody else has the turn. All of it
-//!    is made durable once more first: who died between a store and its fence promised nothing, but what the kernel has must be
-//!    in the log.
-//! 4. Of what the kernel appends, whatever the offset, only what it has not yet is done once more: the file's end says how much that is,
-//!    for nobody else changed it since.
-//! 5. If the kernel takes less than the log has, of a write that is done once more or of one that a process was told of, the tail passes it
-//!    before anybody else has the turn. So nobody builds on an end of the file that a replay would not leave.
+//! # Invariants
+//!
+//! 1. The process that changes a file holds its turn, from the entry's place in the log until the kernel has the
+//!    change. So these processes are ordered like the threads of this process (`through`, 1).
+//! 2. A file has a turn only while its number means something, and it is neither demoted nor failed. Before a file is
+//!    demoted, the server takes its turn away; the last holder has finished then.
+//! 3. The server completes or voids the unfinished change of a dead process before any other process gets the turn. It
+//!    first makes the entries durable again: a process that died between a store and its fence promised nothing, but
+//!    the log must have what the kernel has.
+//! 4. For an append by the kernel, whatever the offset, the server repeats only the bytes that the kernel does not have
+//!    yet. The file's end tells how many: no other process changed it since.
+//! 5. If the kernel takes less than the log has, of a repeated write or of one that a process was told of, the tail
+//!    passes the entry before any other process gets the turn. So no process builds on an end of the file that a replay
+//!    would not leave.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -52,7 +54,9 @@ impl<M: Medium> Cache<M> {
     pub(super) fn hold(&self, file: &Managed) -> Result<Option<Locked<'_>>> {
         while let Some(number) = file.turn() {
             let Some(turn) = self.ring.ledger().turn(number).lock() else {
-                let what = "the lock of a file that processes share is of no more use".to_owned();
+                let what = "the lock that several processes share for this file is in an unrecoverable \
+                            state"
+                    .to_owned();
                 return Err(self.poison(Error::Corrupt { path: file.path().to_path_buf(), offset: None, what }));
             };
             // It may have been taken away meanwhile, and another given.
@@ -103,7 +107,7 @@ impl<M: Medium> Cache<M> {
                 if !matches!(done, Ok(true)) {
                     let path = file.path();
                     let path = path.display();
-                    tracing::debug!(%path, ?done, "what a killed process was doing is not all done");
+                    tracing::debug!(%path, ?done, "a killed process left an unfinished change; taking it back");
                     self.take_back(file, first + parts)?;
                 }
                 first + parts
@@ -182,7 +186,7 @@ impl<M: Medium> Cache<M> {
         file.last.load(Ordering::Acquire).max(beside.min(ledger.head()))
     }
 
-    /// Writes, bytes and syncs of other processes since the last call.
+    /// The writes, bytes and syncs of other processes since the last call.
     pub(crate) fn counts_beside(&self, file: &Managed) -> [u64; 3] {
         if let Some(number) = file.turn() {
             file.add_counts(self.ring.ledger().turn(number).take_counts());

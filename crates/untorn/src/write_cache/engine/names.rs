@@ -1,4 +1,5 @@
-//! What a file is called: its name, and while a rename is not durable the other one too, by either of which a crash may leave it.
+//! The names of a file: its name, and, until a rename is durable, its other name; a crash may leave the file under
+//! either.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

@@ -1,4 +1,4 @@
-//! Making a log and opening one; each opening begins with a replay.
+//! Creating a log and opening one; each open begins with a replay.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};

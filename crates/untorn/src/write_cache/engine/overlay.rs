@@ -1,9 +1,9 @@
-//! What lies over a slow file: for each page the entries that change it, in locks that also make reads and writes atomic
-//! towards each other.
+//! The overlay of a slow file: for each page the entries that change it, under locks that also make reads and writes
+//! atomic with respect to each other.
 //!
-//! Pages go by their number to one of a few *stripes*. A write holds the stripes of its pages, each exclusively and in
-//! ascending order, from before its entries are placed until they are durable and to be seen here; a read holds those of its
-//! pages shared. This is the paper's lock of each page, of which there are as many as threads can make use of.
+//! A page's number assigns it to one of a few *stripes*. A write holds the stripes of its pages, exclusively and in
+//! ascending order, from before its entries are placed until they are durable and visible here. A read holds the
+//! stripes of its pages shared. These are the paper's page locks, as many as threads can use.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,12 +1,19 @@
-//! New files that a crash took with their names: a replay makes them again, from the log, which has all that was ever in them.
+//! Creating new files again that a crash took together with their names. A replay creates them from the log, which has
+//! all that was ever in them.
 //!
-//! What is made goes by another name in the same directory until it is whole, durably, and the log takes it for the file that is
-//! gone; so a replay that is cut short is repeated, and whoever looks for the file finds none, or all of it.
+//! The new file has a temporary name in the same directory until it is whole, durably, and the log has accepted it in
+//! place of the lost file. So an interrupted replay can be repeated, and a program that looks for the file finds none
+//! or all of it.
 //!
-//! Something else may have the file's name then. If it is what had the name before, and was removed only a moment before the
-//! crash, it goes again: it is one that the log let leave, or it is older than the new file was. That of which the log knows nothing
-//! is not removed but gets a name beside. Something younger is somebody else's; it stays, and the log is kept. So of several files
-//! that had one name, each let leave before the next was made, none but the last is ever back.
+//! Another file may have the name at that time:
+//!
+//! - A file that had the name before and was removed just before the crash is removed again: the log let it leave, or
+//!   it is older than the new file.
+//! - A file that the log knows nothing of is not removed; it gets another name in the same directory.
+//! - A younger file belongs to another program. It stays, and the log is kept.
+//!
+//! So of several files that had one name in turn, each let leave before the next was created, only the last ever comes
+//! back.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -34,9 +41,10 @@ pub(super) enum InTheWay<'a> {
 }
 
 /// What a replay says of a directory that it does not find.
-pub(super) const NO_DIRECTORY: &str = "its directory is not there, or is another: is its file system mounted?";
+pub(super) const NO_DIRECTORY: &str = "its directory is missing or is a different one; check that its file system is \
+                                       mounted";
 /// What it says of a name that somebody else has.
-pub(super) const ANOTHER: &str = "what has its name now is another file";
+pub(super) const ANOTHER: &str = "another file has its name now";
 
 /// The name by which a file is made, which no other log gives.
 pub(super) fn temporary(seal: Seal, line: &TableLine) -> PathBuf {
@@ -99,7 +107,7 @@ pub(super) fn make(
         // A replay was cut short before the log knew of it.
         place.remove(temporary)?;
     }
-    tracing::debug!(path = %line.path.display(), "made again");
+    tracing::debug!(path = %line.path.display(), "created the file again");
     place.make(temporary, like)
 }
 

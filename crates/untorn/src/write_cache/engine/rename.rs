@@ -1,8 +1,8 @@
-//! Files that get other names. The log has both names before the rename is done, and an entry of it afterwards, so that a replay
-//! repeats a rename which the file system lost. The tail passes that entry when the rename is durable.
+//! Renames. The log has both names before the rename, and an entry of it afterwards, so that a replay repeats a rename
+//! that the file system lost. The tail passes that entry when the rename is durable.
 //!
-//! The file that had the new name, if there was one, is *leaving*, as one that is about to be removed. The log says which one it is
-//! also where it knows nothing else of it: a replay puts the renamed file over that one, and over no other.
+//! The replaced file, if there was one, is *leaving*, like a file that is about to be removed. The log names it even if
+//! it knows nothing else of it: a replay puts the renamed file over that one, and over no other.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,8 @@ impl<M: Medium> Cache<M> {
             Ok(None) => return Ok(false),
             // The kernel may say the same of the rename, or something else.
             Err(error) => {
-                tracing::debug!(to = %to.display(), %error, "a rename is not followed");
+                tracing::debug!(to = %to.display(), %error, "cannot examine the target of a rename; the log does not \
+                                                             follow it");
                 return Ok(false);
             }
         };

@@ -1,10 +1,10 @@
-//! The names of files after a replay: renames that were done and that the file system lost are repeated, in their order, and files
-//! that were made again get theirs.
+//! File names after a replay: it repeats the renames that the file system lost, in their order, and gives files that
+//! were created again their names.
 //!
-//! Whether a rename was done the log says, by an entry; or the file itself, where it has the new name; or a later file, which could
-//! not have the old one otherwise, or be put over this one. Else the file has its old name.
+//! One of these shows that a rename was done: an entry in the log; the file itself, under the new name; or a later file
+//! that could not otherwise have the old name, or replace this one. Otherwise the file has its old name.
 //!
-//! A file is renamed when it has everything that the log has of it, durably: what it is put over goes last.
+//! A file is renamed when it durably has all its operations in the log, because the file that it replaces goes last.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};

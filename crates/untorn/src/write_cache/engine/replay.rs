@@ -1,7 +1,8 @@
-//! After a crash: what the log has goes to its files, in order, once or as often as it takes.
+//! Replay after a crash: it brings the log's entries to their files in order, and may run any number of times.
 //!
-//! A file is known by its identity. Its path is a hint: it is looked for there, and then under the other names in that
-//! directory. What is not found is made again if the log has all of it ([`recreate`]); else it is not replayed, and the log is kept.
+//! A file is identified by its identity. Its path is a hint: a replay looks there, and then under the other names in
+//! that directory. If it does not find a file, it creates the file again if the log has all of it ([`recreate`]).
+//! Otherwise it does not replay the file, and keeps the log.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -17,19 +18,19 @@ use crate::options::{Progress, ProgressFn};
 use crate::storage::{Identity, Medium, MediumFile};
 use crate::write_cache::backing::{SlowFile, SlowPlace};
 
-/// What became of the entries of one file.
+/// What happened to the entries of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fate {
-    /// They are in the file, durably; or would be, if the log was only looked at.
+    /// The file durably has them; or would have them, if the log was only inspected.
     Replayed,
-    /// They are in the file since an earlier replay, which could not bring all others to theirs.
+    /// An earlier replay brought them to the file, but could not replay all other files.
     Already,
-    /// The file was about to be removed, and is not there any more: nobody will miss them.
+    /// The file was about to be removed and no longer exists, so its entries are dropped.
     Removed,
-    /// The file was not found, or what has its name is another file. They are kept.
+    /// The file was not found, or another file has its name. The log keeps its entries.
     Missing(String),
-    /// The file could not be written to. They are kept.
+    /// The file could not be written to. The log keeps its entries.
     Failed(String),
 }
 
@@ -40,43 +41,44 @@ impl Fate {
     }
 }
 
-/// What a replay found for one file.
+/// The result of a replay for one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReplayedFile {
-    /// Where the file is, or was last known to be.
+    /// The file's path, or its last known path.
     pub path: PathBuf,
     /// Its inode number when its entries were written.
     pub inode: u64,
-    /// Operations that the log has of it.
+    /// The number of its operations in the log.
     pub operations: u64,
-    /// Bytes that these write.
+    /// The bytes that these operations write.
     pub bytes: u64,
-    /// What became of them.
+    /// What happened to them.
     pub fate: Fate,
-    /// The file was new, and a crash took it: it was made again. What had its name, and is older, was given this one.
+    /// The new name of an older file. It is set if the file was new, a crash took it, and the replay created it again
+    /// under a name that the older file had.
     pub moved_aside: Option<PathBuf>,
 }
 
-/// What a replay found and did.
+/// The result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Replay {
-    /// Each file that the log had operations of, by path.
+    /// Each file with operations in the log, by path.
     pub files: Vec<ReplayedFile>,
-    /// Operations that were in the log.
+    /// Operations in the log.
     pub operations: u64,
-    /// Entries of operations that did not arrive whole: in flight at the crash, or damaged since. Of the last in the log it is not
-    /// known that they were.
+    /// Entries of incomplete operations: in flight at the crash, or damaged since. The last incomplete operation in the
+    /// log may be missing from this count.
     pub incomplete: u64,
     /// Entries that the log has room for.
     pub capacity: u64,
-    /// Bytes of data in an entry.
+    /// Data bytes of an entry.
     pub entry_size: u32,
 }
 
 impl Replay {
-    /// Whether nothing is left that is in no file.
+    /// Whether every operation is in its file.
     pub fn is_complete(&self) -> bool {
         self.files.iter().all(|file| file.fate.is_final())
     }
@@ -92,9 +94,9 @@ impl Replay {
         let operations = first.operations;
         let more = match left.count() {
             0 => String::new(),
-            more => format!(", and those of {more} more"),
+            more => format!(", and operations of {more} more files"),
         };
-        format!("{operations} of {} ({why}){more}", first.path.display())
+        format!("{operations} operations of {} ({why}){more}", first.path.display())
     }
 }
 
@@ -342,7 +344,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
     fn missing(&self, path: &Path) -> Fate {
         match self.place.exists(path) {
             Ok(true) => Fate::Missing(ANOTHER.to_owned()),
-            Ok(false) => Fate::Missing("it is not where it was, and not beside".to_owned()),
+            Ok(false) => Fate::Missing("it is neither at its path nor elsewhere in that directory".to_owned()),
             Err(error) => Fate::Failed(error.to_string()),
         }
     }
@@ -418,7 +420,7 @@ impl<'a, M: Medium> Replayer<'a, M> {
             self.log.read(self.scan.geometry.entry_at(operation.position + part) + HEADER, data)?;
             let at = operation.value.checked_add(done).filter(|&at| at <= i64::MAX as u64 - entry);
             let at = at.ok_or_else(|| {
-                let what = format!("an entry is for the byte {}, which no file can have", operation.value);
+                let what = format!("a log entry has offset {}, beyond the largest file offset", operation.value);
                 Error::Corrupt { path: self.path.to_owned(), offset: None, what }
             })?;
             file.write(at, data)?;

@@ -1,8 +1,8 @@
-//! The ring of entries: who may write where, what is durable, what is complete.
+//! The ring of entries: the allocation of places, and which entries are durable and which are complete.
 //!
-//! A writer first *claims* entries, which is a count and may mean waiting; later, holding the locks of what it writes,
-//! it *places* them, which cannot fail and decides the order. So no thread waits for room while another waits for its
-//! locks, and positions of one page ascend in the order in which its writes are seen.
+//! A writer first *claims* entries, which is a count and may wait. Later, holding the locks of what it writes, it
+//! *places* them, which cannot fail and decides the order. So no thread waits for room while another waits for its
+//! locks, and positions of one page ascend in the order in which its writes become visible.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -214,7 +214,7 @@ impl<M: Medium> Ring<M> {
     /// An entry that is none.
     #[cold]
     pub(super) fn odd(&self, position: u64) -> Error {
-        let what = "an entry is not what was written".to_owned();
+        let what = "a log entry does not match its checksum or position".to_owned();
         Error::Corrupt { path: self.path.clone(), offset: Some(self.geometry.entry_at(position)), what }
     }
 

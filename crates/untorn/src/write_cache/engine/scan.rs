@@ -1,4 +1,4 @@
-//! Reading a log through: which operations arrived whole, in which order, and which files they are about.
+//! Scanning a log: which operations are whole, in which order, and which files they belong to.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -87,7 +87,7 @@ pub(super) fn scan<F: MediumFile>(file: &F, path: &Path, superblock: &Superblock
         });
     }
     if let Some(stray) = operations.iter().find(|operation| !table.contains_key(&operation.uid)) {
-        let what = format!("an entry names the file {}, of which the file table has nothing", stray.uid);
+        let what = format!("a log entry names file number {}, which is not in the file table", stray.uid);
         let offset = Some(geometry.entry_at(stray.position));
         return Err(Error::Corrupt { path: path.to_owned(), offset, what });
     }

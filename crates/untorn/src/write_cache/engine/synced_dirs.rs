@@ -1,5 +1,5 @@
-//! In which directories a new file needs no sync of its own: they are there durably themselves, and nothing else can have the file's
-//! name after a crash.
+//! The directories in which a new file needs no directory sync: they are durable themselves, and no other file can have
+//! the new file's name after a crash.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};

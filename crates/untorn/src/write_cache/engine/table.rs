@@ -1,4 +1,5 @@
-//! The files that the log knows: which are open, and the lines of the file table that say what an entry's number means.
+//! The files that the log knows: the open ones, and the lines of the file table that give an entry's file number its
+//! meaning.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -69,12 +70,15 @@ impl<M: Medium> Cache<M> {
     pub(crate) fn attach(&self, slow: Arc<dyn SlowFile>, path: &Path, through: bool) -> Result<Arc<Managed>> {
         self.standing.writable()?;
         if path.as_os_str().len() > MAX_PATH || !path.is_absolute() {
-            let what = format!("the log takes absolute paths of up to {MAX_PATH} bytes; use the file without it");
+            let what = format!(
+                "the log takes only absolute paths of at most {MAX_PATH} bytes; open this file without \
+                                the write cache"
+            );
             return Err(Error::Invalid { path: path.to_owned(), what });
         }
         let identity = slow.identity()?;
         if identity == self.identity {
-            let what = "it is the log itself".to_owned();
+            let what = "this file is the write-cache log itself; pass another file".to_owned();
             return Err(Error::Invalid { path: path.to_owned(), what });
         }
         // A replay would find nothing, or another file, and there would be no way to make its name durable.
@@ -83,12 +87,14 @@ impl<M: Medium> Cache<M> {
             let mut registry = locked(&self.registry);
             let known = registry.files.get(&key(&identity)).cloned();
             if known.is_none() && !is_there {
-                let what = "what is there is not the file that is open".to_owned();
+                let what = "the path no longer names the open file; open the file again by its path".to_owned();
                 return Err(Error::Invalid { path: path.to_owned(), what });
             }
             let file = match &known {
                 Some(file) if file.through != through => {
-                    let what = "it is attached already, and for being written to the other way".to_owned();
+                    let what = "it is already attached with the other write mode (cached or write-through); use one \
+                                mode for all handles of a file"
+                        .to_owned();
                     return Err(Error::Invalid { path: path.to_owned(), what });
                 }
                 Some(file) => file,
@@ -118,7 +124,8 @@ impl<M: Medium> Cache<M> {
         // Without the lock, for what a process left may have to be mended; until then the file is not forgotten. A handle that comes
         // meanwhile lets them in again.
         if let Err(error) = self.keep_out(file) {
-            tracing::error!(path = %file.path().display(), %error, "its last writes stay in the log");
+            tracing::error!(path = %file.path().display(), %error, "cannot finish the writes of other processes; they \
+                                                                    stay in the log until a replay");
         }
         self.see_off(file);
         self.forget_if_done(&mut locked(&self.registry), file);
@@ -138,7 +145,9 @@ impl<M: Medium> Cache<M> {
         match file.dirs().iter().try_for_each(|dir| self.place.sync_dir(barriers::REMOVED, dir)) {
             Ok(()) => file.gone.store(true, Ordering::Release),
             // The next new file there is told.
-            Err(error) => tracing::warn!(path = %file.path().display(), %error, "a removal is not durable"),
+            Err(error) => tracing::warn!(path = %file.path().display(), %error, "cannot sync the directory of a \
+                                                                                 removed file; the removal is not \
+                                                                                 durable yet"),
         }
     }
 
@@ -192,7 +201,7 @@ impl<M: Medium> Cache<M> {
             let mut registry = locked(&self.registry);
             let line = registry.free.pop().ok_or_else(|| {
                 // Like a process that has all its descriptors open.
-                Error::io("make room in the log for", &file.path(), Errno::NFILE)
+                Error::io("find a free line in the log's file table for", &file.path(), Errno::NFILE)
             })?;
             registry.last_uid += 1;
             (line, registry.last_uid)

@@ -1,4 +1,4 @@
-//! The thread by which other processes know that somebody drains, and which wakes the draining thread for them.
+//! The thread that other processes notify when they need a drain; it wakes the draining thread for them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};

@@ -1,5 +1,5 @@
-//! The thread that drains: asleep while there is nothing to drain, awake when a batch has come together or the oldest entry
-//! has waited long enough.
+//! The draining thread: it sleeps while there is nothing to drain, and wakes when a batch is complete or the oldest
+//! entry has waited long enough.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -87,7 +87,8 @@ impl<M: Medium> Cache<M> {
             in_vain = ledger.settled() == before;
             if let Err(error) = drained {
                 // Poisoned: every call says so, and the log is left to a replay.
-                tracing::error!(path = %self.standing.path().display(), %error, "draining ended");
+                tracing::error!(path = %self.standing.path().display(), %error, "draining failed and has ended; the \
+                                                                                 log keeps its writes until a replay");
                 return;
             }
         }

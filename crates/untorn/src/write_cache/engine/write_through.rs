@@ -1,20 +1,22 @@
-//! Files that are written *through*: an operation is in the log, as durable as it has to be, and then with the kernel, before its
-//! call returns. The kernel's page cache shows everything, in order, to whoever reads; the log is there for durability only, and
-//! there is no overlay. The drain has nothing to deliver: it syncs the files of a batch and moves the tail.
+//! Files that are written *through*: before its call returns, an operation is in the log, as durable as it has to be,
+//! and then with the kernel. The kernel's page cache shows every reader all operations in order. The log only provides
+//! durability, and there is no overlay. The drain delivers nothing: it syncs the files of a batch and moves the tail.
 //!
-//! # What makes it sound
-//! 1. One operation of a file at a time, of this process or another ([`multi_process`](super::multi_process)), from its place in the log until the kernel has it. So the kernel has them in the order of
-//!    the log, and a replay of any end of the log, over whatever of them reached the device, leaves what the last of them left.
-//! 2. An entry is complete when the kernel has its bytes, and only what is complete is drained. So the sync before the tail passes
-//!    an entry is one of its bytes.
-//! 3. How much is written the kernel decides: a full device, a quota. If it takes less than the log has, the file is synced and the
-//!    tail passes the entry, durably, before the call returns, and before the next operation of the file: so no replay ever writes what a
-//!    program was told is not written, nor a file longer than others found it.
-//!    What a crash finds before that is an operation of which nobody was told anything.
-//! 4. Where durability is left to a sync, the kernel may bring to the device what the log does not have durably yet, and of a write
-//!    that nobody synced a crash may leave a part, as of any file. What it must not take is what was synced: so a file is made
-//!    shorter when the log has that, and all before it, durably. Otherwise a replay of an older write beyond that length would leave
-//!    zeros where older bytes were.
+//! # Invariants
+//!
+//! 1. One operation of a file runs at a time, by this process or another ([`multi_process`](super::multi_process)),
+//!    from its place in the log until the kernel has it. So the kernel has the operations in log order. A replay of any
+//!    end of the log, over whatever part of them reached the device, leaves what the last of them left.
+//! 2. An entry is complete when the kernel has its bytes, and only complete entries are drained. So the sync before the
+//!    tail passes an entry is a sync of its bytes.
+//! 3. The kernel decides how much is written (full device, quota). If it takes less than the log has, the file is
+//!    synced and the tail passes the entry, durably, before the call returns and before the next operation of the file.
+//!    So no replay ever writes bytes that a program was told are not written, or makes a file longer than others saw
+//!    it. A crash before that finds an operation whose result was reported to no program.
+//! 4. With durability per commit, the kernel may bring bytes to the device that the log does not have durably yet, and
+//!    a crash may leave a part of an unsynced write, as for any file. It must not lose synced bytes: so a file is made
+//!    shorter only when the log durably has that, and everything before it. Otherwise a replay of an older write beyond
+//!    that length would leave zeros in place of older bytes.
 
 use super::file::{At, Claim, Managed, exclusive};
 use super::format::Kind;

@@ -1,10 +1,10 @@
-//! From a block of the file to its slot: a radix tree of two levels in memory (the Libnvmmio paper, §3.2.2).
+//! The index from a block of the file to its slot: a two-level radix tree in memory (the Libnvmmio paper, §3.2.2).
 //!
-//! The paper's tree has four levels and a pointer that skips those which a short file does not need. Here the levels above
-//! the last are one table in address space reserved for the longest file, of which only what is touched takes memory: the
-//! processor's own page tables are its upper levels, so they are always skipped, and nothing moves when the file grows.
-//! Leaves are made where something is first written and neither freed nor moved while the file is open, so a look-up takes
-//! two loads, no lock and no memory.
+//! The paper's tree has four levels, and a pointer that skips the levels that a short file does not need. Here one
+//! table in reserved address space replaces the levels above the last. It is large enough for the longest file, and
+//! only touched parts take memory. The processor's own page tables are its upper levels, so they are always skipped,
+//! and nothing moves when the file grows. The first write to a leaf's range creates the leaf; it is neither freed nor
+//! moved while the file is open. So a look-up takes two loads, no lock and no memory.
 
 use std::io;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! A bit for each page, in words that the processes share.
+//! One bit for each page, in words that the processes share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,8 +1,9 @@
-//! The dirty pages: found, taken by a commit, and dirty again if nobody completes it.
+//! The dirty pages: how they are found, taken by a commit, and made dirty again if no process completes the commit.
 //!
-//! # What holds at every instant, whoever was killed in the middle
-//! A page that is neither dirty nor in flight equals the last commit: a page goes from dirty to in flight by setting the one
-//! bit before resetting the other, and leaves in flight when the backing has said that the commit is durable.
+//! # Invariant at every instant, whichever process is killed
+//!
+//! A page that is neither dirty nor in flight equals the last commit. A page goes from dirty to in flight by setting
+//! the one bit before clearing the other. It leaves in flight when the backing has reported that the commit is durable.
 
 use std::sync::atomic::Ordering;
 

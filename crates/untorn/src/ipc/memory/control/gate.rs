@@ -1,7 +1,7 @@
-//! The gate: where whoever makes a page writable gives way to cuts.
+//! The gate: a thread that makes a page writable gives way to cuts here.
 //!
-//! A thread says that it is in before it looks at the gate, and a cut closes the gate before it looks who is in, all of it
-//! sequentially consistent: one of the two sees the other.
+//! A thread announces that it is inside before it looks at the gate. A cut closes the gate before it looks which
+//! threads are inside. All four steps are sequentially consistent, so one of the two sees the other.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -1,17 +1,19 @@
-//! What the processes know in common: a block of shared words that outlives each of them.
+//! The control block: shared words that all processes use, and that outlive each of them.
 //!
-//! Per page there are bits. *Dirty*: it may differ from the last commit. *In flight*: a commit under way has a copy of it.
-//! *Pending*: that copy is yet to be made, so nobody may store to the page. *Present*: the working copy has the page. And
-//! for each process, *writable*: stores of that process to the page do not fault.
+//! Each page has these bits. *Dirty*: it may differ from the last commit. *In flight*: a running commit has a copy of
+//! it. *Pending*: that copy is not made yet, so no thread may store to the page. *Present*: the working copy has the
+//! page. And for each process, *writable*: stores of that process to the page do not fault.
 //!
-//! # What holds at every instant, whoever was killed in the middle
-//! - A page that is writable in some process is dirty, and its writable bit is set: both are set before the kernel is asked
-//!   to let stores through, and reset after it was asked to stop them.
-//! - A page that is neither dirty nor in flight equals the last commit: [`dirty`] has how.
+//! # Invariants at every instant, whichever process is killed
+//!
+//! - A page that is writable in some process is dirty, and its writable bit is set. Both are set before the kernel is
+//!   asked to allow stores, and cleared after it was asked to stop them.
+//! - A page that is neither dirty nor in flight equals the last commit: see [`dirty`].
 //!
 //! # Why there is no model of it
-//! Words are set by whoever stores to a page (bits, under the gate) and otherwise changed by the one process that serves.
-//! The only protocol without a lock is the [`gate`]'s.
+//!
+//! A process that stores to a page sets bits under the gate. Only the process that serves changes the words otherwise.
+//! The only lock-free protocol is the [`gate`]'s.
 
 mod bits;
 mod dirty;
@@ -126,7 +128,7 @@ impl Control {
     /// Text if it isn't one; those of `mmap(2)`.
     pub(super) fn join(file: OwnedFd, reserved: u64) -> io::Result<Self> {
         if reserved == 0 || reserved > 1 << 40 {
-            return Err(io::Error::other("the working copy has no such size"));
+            return Err(io::Error::other("the process that serves it sent an impossible size of the working copy"));
         }
         let total = Layout::new(reserved).total();
         let control = Control { memory: SharedPages::map(file, total)?, reserved };
@@ -136,7 +138,10 @@ impl Control {
             || control.words()[WORD_VERSION].load(Ordering::Relaxed) != VERSION
             || control.words()[WORD_RESERVED].load(Ordering::Relaxed) != reserved
         {
-            return Err(io::Error::other("what the serving process gave is no working copy of this version"));
+            return Err(io::Error::other(
+                "the process that serves it sent a working copy of another version; use the \
+                                         same version of untorn in every process",
+            ));
         }
         Ok(control)
     }

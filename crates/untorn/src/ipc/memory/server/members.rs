@@ -1,7 +1,7 @@
-//! Seats: which processes take part, and by which connection each is heard.
+//! Seats: the processes that take part, and their connections.
 //!
-//! A process is given its seat when it attaches, and by another server when it returns. It loses it when it leaves, or is
-//! dead and its connection has ended.
+//! A process gets its seat when it attaches, and again from another server when it returns. It loses the seat when it
+//! leaves, or when it is dead and its connection has ended.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -25,10 +25,15 @@ pub(in super::super) struct Seat {
 impl Server {
     pub(super) fn welcome(&mut self, token: u64, message: &Message) {
         let refused = match self.control.poisoned() {
-            _ if message.a != VERSION => Some(format!("it is shared by processes with version {VERSION} of sharing")),
-            _ if message.text != self.part => {
-                Some(format!("{} is shared, and nothing else of it meanwhile", self.part))
-            }
+            _ if message.a != VERSION => Some(format!(
+                "it is shared with protocol version {VERSION}; use the same \
+                                                       version of untorn in every process"
+            )),
+            _ if message.text != self.part => Some(format!(
+                "the other processes share {} of this file; only one region of a store can be shared at a \
+                              time",
+                self.part
+            )),
             Some(cause) => Some(self.poisoned(cause).to_string()),
             None => None,
         };
@@ -54,23 +59,31 @@ impl Server {
         mut fds: Vec<OwnedFd>,
     ) -> std::result::Result<(), String> {
         if message.text != name(&self.control) {
-            return Err("another working copy of the file has been begun".to_owned());
+            return Err("other processes have started to share it anew".to_owned());
         }
-        let slot = usize::try_from(message.id).ok().filter(|slot| *slot < MEMBERS).ok_or("there is no such slot")?;
-        let tracker = Userfault::from_fd(fds.pop().ok_or("a descriptor is missing")?);
+        let slot = usize::try_from(message.id).ok().filter(|slot| *slot < MEMBERS).ok_or(
+            "the message names an \
+                                                                                          impossible slot",
+        )?;
+        let tracker = Userfault::from_fd(fds.pop().ok_or("the message carries no file descriptor")?);
         let base = message.a as usize;
         if message.kind == Kind::Return {
             if !self.control.attached(slot) {
-                return Err("it was given up".to_owned());
+                return Err("this process was evicted".to_owned());
             }
         } else {
             let pages = self.cut_len().div_ceil(PAGE as u64);
             self.control.reset_member(slot);
-            self.control.allocate_member(slot, pages).map_err(|error| format!("there is no memory: {error}"))?;
+            self.control.allocate_member(slot, pages).map_err(|error| {
+                format!(
+                    "cannot allocate memory for it: \
+                                                                               {error}"
+                )
+            })?;
             if message.b < pages {
                 // It has grown since the process had a look.
                 protect_pages(&tracker, base, message.b, pages)
-                    .map_err(|error| format!("protecting it failed: {error}"))?;
+                    .map_err(|error| format!("cannot write-protect its pages: {error}"))?;
             }
             self.control.set_attached(slot, true);
         }

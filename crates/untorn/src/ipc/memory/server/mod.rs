@@ -1,6 +1,6 @@
-//! The serving thread: of all the processes that share a working copy, one has it. It fills pages, makes cuts, and hands
-//! them to the backing, which a second thread calls so that nobody waits for a device. Here are its state, its loop and its
-//! connections; [`requests`] has what is asked for over them, [`members`] who takes part.
+//! The serving thread: exactly one of the processes that share a working copy has it. It fills pages, makes cuts, and
+//! hands them to the backing. A second thread calls the backing, so that no process waits for a device. This file has
+//! its state, its loop and its connections; [`requests`] has the requests, [`members`] the members.
 
 mod members;
 mod requests;
@@ -106,7 +106,7 @@ impl Server {
         part: String,
         (stop, resigned): (Arc<OwnedFd>, Arc<AtomicBool>),
     ) -> Result<Self> {
-        let failed = |error| Error::io("serve the sharers of", place.path(), error);
+        let failed = |error| Error::io("serve the processes that share", place.path(), error);
         let filler = Userfault::filling().map_err(failed)?;
         filler.register_missing(view.address(), view.reserved()).map_err(failed)?;
         let committer = match &backing {
@@ -144,7 +144,7 @@ impl Server {
     pub(super) fn serve(mut self) {
         let (place, control) = (Arc::clone(&self.place), Arc::clone(&self.control));
         if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
-            control.poison("the serving thread panicked");
+            control.poison("the thread that serves the shared file panicked");
         }
         // In this order: who takes over listens at the same name, and opens the same backing.
         drop(self);
@@ -236,7 +236,7 @@ impl Server {
             match socket::peer(socket.as_fd()) {
                 Ok((user, _)) if user == mine => self.peers.push(Peer { socket, token: self.next_token, ended: false }),
                 _ => {
-                    let why = format!("it is shared by processes of user {mine}, and only of that user");
+                    let why = format!("user {mine} shares it, and only processes of that user can join");
                     let _ = Message::new(Kind::Refused, 0, 1, 0).text(why).send(socket.as_fd(), &[]);
                 }
             }

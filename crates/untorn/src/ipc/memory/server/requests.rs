@@ -1,6 +1,6 @@
-//! Requests: what the processes ask for, begun as soon as it can be, and answered when it is done.
+//! Requests of the processes: each begins as soon as it can, and is answered when it is done.
 //!
-//! One commit is under way at a time. Those asked for meanwhile wait, and share the next cut.
+//! One commit runs at a time. Commits requested meanwhile wait, and share the next cut.
 
 use super::super::backing::{Cut, in_doubt};
 use super::super::committer::Committer;
@@ -60,7 +60,7 @@ impl Server {
                     self.control.set_committing(self.control.commit() + 1);
                     if !self.committer.as_ref().is_some_and(|committer| committer.commit(cut)) {
                         // Its thread is gone, which a panic in the backing does not lead to.
-                        let failed = Err(self.poisoned("the committing thread is gone".to_owned()));
+                        let failed = Err(self.poisoned("the thread that commits has ended".to_owned()));
                         self.finish(Cut::default(), failed);
                     }
                 }
@@ -81,8 +81,10 @@ impl Server {
         let (before, old) = (self.control.len(), self.control.pages());
         let room = self.control.reserved() * PAGE as u64;
         if !(before..=room).contains(&len) {
-            let what =
-                format!("{len} bytes: while it is shared it can have from {before}, its length, to {room} bytes");
+            let what = format!(
+                "cannot resize to {len} bytes: a shared map can only grow, from its {before} bytes to the \
+                         {room} bytes of address space reserved for it"
+            );
             return Err(Error::Invalid { path: self.place.path().to_owned(), what });
         }
         let pages = len.div_ceil(PAGE as u64);

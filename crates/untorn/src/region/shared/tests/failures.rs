@@ -110,7 +110,7 @@ fn what_somebody_else_did_while_nobody_served_is_not_mixed_with_the_stores() {
         go.store(true, SeqCst);
         let error = region.pmsync().unwrap_err();
         assert!(
-            matches!(&error, Error::Poisoned { cause, .. } if cause.contains("somebody else had it open")),
+            matches!(&error, Error::Poisoned { cause, .. } if cause.contains("another process opened it for writing")),
             "{error}"
         );
         drop(region);
@@ -147,7 +147,7 @@ fn one_region_of_a_store_is_shared_at_a_time() {
     children.0.push(start(1));
     assert!(children.0[1].wait().unwrap().success());
     let said = std::fs::read_to_string(dir.path().join("said")).unwrap();
-    assert!(said.contains("region \"r\" is shared"), "{said}");
+    assert!(said.contains("processes share region \"r\""), "{said}");
     word(&region, 0).store(5, SeqCst);
     children.0[0].kill().unwrap();
     children.0[0].wait().unwrap();
@@ -260,7 +260,7 @@ fn nothing_is_rolled_back_in_the_middle_of_an_allocation() {
         *heard.lock().unwrap() = refused.to_string();
     })));
     assert_eq!(region.alloc_page().unwrap(), 1);
-    assert!(said.lock().unwrap().contains("does not get on"), "{said:?}");
+    assert!(said.lock().unwrap().contains("does not finish a store"), "{said:?}");
     word(&region, 1).store(2, SeqCst);
     assert_eq!(region.pmsync().unwrap(), 2);
     region.free_page(0).unwrap();

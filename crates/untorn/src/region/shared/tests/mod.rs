@@ -80,7 +80,7 @@ fn a_freed_page_is_given_out_after_the_commit_and_as_zeros() {
     region.free_page(1).unwrap();
     assert!(!region.is_allocated(1).unwrap());
     assert_eq!(region.alloc_page().unwrap(), 3, "a page was given out that the last commit has");
-    assert!(region.alloc_at(1, 1).unwrap_err().to_string().contains("a freed page is free after the next"));
+    assert!(region.alloc_at(1, 1).unwrap_err().to_string().contains("a freed page becomes free with the next commit"));
     assert_eq!(region.pmsync().unwrap(), 2);
     assert_eq!(region.alloc_page().unwrap(), 1);
     assert_eq!(word(&region, 1).load(SeqCst), 0, "a page came back with what was on it");

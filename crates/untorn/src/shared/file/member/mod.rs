@@ -1,4 +1,4 @@
-//! A process's own part: how it comes to take part, its calls, and how it leaves.
+//! A process's own part: joining, calls, and leaving.
 
 mod takeover;
 
@@ -79,7 +79,7 @@ pub(super) fn join(path: PathBuf, place: Arc<Place>, options: &Options, opener: 
     let in_use = |why: String| {
         let number = place.server();
         let process = if number == 0 { "another process".to_owned() } else { format!("process {number}") };
-        Error::InUse { path: path.clone(), holder: format!("{process}, which cannot be joined ({why})") }
+        Error::InUse { path: path.clone(), holder: format!("{process}, and this process cannot join it ({why})") }
     };
     let since = Instant::now();
     loop {
@@ -133,7 +133,13 @@ fn attempt(
     let socket = connect(place)?;
     let hello = Message::new(Says::Hello, place.slot() as u64, VERSION, 0);
     let (_, fds) = ask(&socket, &hello, &[], Says::Welcome, None)?;
-    let file = fds.into_iter().next().ok_or_else(|| Trouble::Never("the serving process gave no memory".to_owned()))?;
+    let file = fds.into_iter().next().ok_or_else(|| {
+        Trouble::Never(
+            "the process that serves the file sent no shared \
+                                                                    memory"
+                .to_owned(),
+        )
+    })?;
     let board = Arc::new(Board::join(file).map_err(fatal)?);
     let agreed = negotiated::agree(&board.terms(), options).map_err(Trouble::Never)?;
     let name = board.name();
@@ -220,8 +226,10 @@ impl Member {
         take: impl FnOnce(Channel<'_>, Words) -> R,
     ) -> Result<Option<R>> {
         if bytes > MOST {
-            let what =
-                format!("{bytes} bytes in one call: processes that share a file pass at most {MOST} to each other");
+            let what = format!(
+                "one call on a shared file passes at most {MOST} bytes, not {bytes}; split it into smaller \
+                         calls"
+            );
             return Err(Error::Invalid { path: self.path.clone(), what });
         }
         let Some(index) = self.acquire()? else { return Ok(None) };
@@ -231,7 +239,7 @@ impl Member {
         if wanted > allocated {
             if let Err(error) = channel.allocate(wanted) {
                 self.give_back(index, allocated);
-                return Err(Error::io("find shared memory for a call to", &self.path, error));
+                return Err(Error::io("allocate shared memory for a call on", &self.path, error));
             }
             allocated = wanted;
         }

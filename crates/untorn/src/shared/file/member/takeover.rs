@@ -1,4 +1,4 @@
-//! Who serves next: the thread of each process that watches the one that serves, and takes its place.
+//! Takeover: each process has a thread that watches the process that serves, and takes its place when it ends.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_micros(500);
 const REST: Duration = Duration::from_millis(100);
 
 /// Why this process is cut off from the others when its thread came upon a bug.
-const PANICKED: &str = "the thread panicked that keeps this process in touch with those that share the file";
+const PANICKED: &str = "the thread that connects this process to the others that share the file panicked";
 
 /// Why this process could not take the place of the one that served. It says nothing of the others: each tries for itself.
 struct Failure {
@@ -173,7 +173,10 @@ impl Member {
                     Err(Failure { why, hope }) => {
                         let enough = failed.is_enough(hope);
                         if enough {
-                            self.cut(format!("the process that had it open ended, and this one cannot open it: {why}"));
+                            self.cut(format!(
+                                "the process that served the file ended, and this process cannot take \
+                                              over: {why}"
+                            ));
                         }
                         self.place.serve_no_more();
                         if enough {
@@ -234,7 +237,7 @@ impl Member {
         #[cfg(test)]
         tests::reach(tests::Point::Reopened);
         if self.is_leaving(Duration::ZERO) {
-            return Err(Failure::shortage("it is being left"));
+            return Err(Failure::shortage("this process is leaving the shared file"));
         }
         let mut server = Server::new(listener, &self.place, &self.board, Arc::clone(&service));
         server.finish_begun();
@@ -245,7 +248,7 @@ impl Member {
         if let Err(error) = server.attend(self.place.slot()) {
             // What was begun has been answered, and is for the next one to find.
             drop((pool, service.sync()));
-            return Err(Failure::shortage(format!("no thread can be started: {error}")));
+            return Err(Failure::shortage(format!("cannot start a thread: {error}")));
         }
         let _ = self.service.set(service);
         drop(pool);
@@ -268,7 +271,7 @@ impl Member {
     fn reopen(&self) -> std::result::Result<Arc<Service>, Failure> {
         let failed = |error: Error| Failure::of_opening(&error);
         let is_it = |found: Identity| {
-            let why = || "another file was put in its place".to_owned();
+            let why = || "another file has replaced it".to_owned();
             let same = words_of(found) == self.board.identity();
             if same { Ok(()) } else { Err(Failure { why: why(), hope: Duration::ZERO }) }
         };

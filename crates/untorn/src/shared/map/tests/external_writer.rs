@@ -82,9 +82,11 @@ fn what_somebody_else_did_while_nobody_served_is_not_mixed_with_the_stores() {
     if let Some((dir, _)) = child_of(TEST) {
         return serve(&dir);
     }
-    for (commits, settles, why) in
-        [(1, false, "somebody else had it open"), (0, false, "somebody else had it open"), (1, true, "replaced")]
-    {
+    for (commits, settles, why) in [
+        (1, false, "another process opened it for writing"),
+        (0, false, "another process opened it for writing"),
+        (1, true, "replaced"),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let (map, go) = without_a_server(TEST, dir.path(), &Options::new());
@@ -199,7 +201,7 @@ fn sessions_that_heirs_began_are_no_strangers() {
     let after = again + copy.succeed([7, 8], again).unwrap();
     assert!(begun > 6 && again > 6 && after > again + 1);
     for stranger in [4, 6, 7, again + 1, after + 1] {
-        assert!(copy.succeed([7, 8], stranger).unwrap_err().contains("somebody else"), "{stranger}");
+        assert!(copy.succeed([7, 8], stranger).unwrap_err().contains("another process opened it"), "{stranger}");
     }
     assert!(copy.succeed([7, 8], after).is_ok());
 }
