@@ -27,8 +27,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t = Media::Both)]
     medium: Media,
     /// Engine: a file engine; `snapshot`, for region stores; `cache`, the write cache; `redundancy`, for plain files;
-    /// or
-    /// `covered`, redundancy of files with an engine
+    /// or `covered`, redundancy of files with an engine
     #[arg(long, value_name = "ENGINE", default_value_t = Engine::Files(EngineKind::Reflection))]
     engine: Engine,
     /// Run only the mutants and the canary

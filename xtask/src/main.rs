@@ -32,7 +32,8 @@ struct Arguments {
 }
 
 const AFTER: &str = "\
-Exit codes: 0 every check passed; 1 a check failed or a violation was found; 2 wrong arguments or log filter; 64 usage; \
+Exit codes: 0 every check passed; 1 a check failed or a violation was found; 2 wrong arguments or log filter; 64 \
+usage; \
 69 a tool is missing; 74 I/O error
 
 Environment: UNTORN_LOG is a log filter for standard error, for example UNTORN_LOG=debug

@@ -114,8 +114,7 @@ pub struct Args {
     /// Accesses per commit in `atomic-commit` and `hybrid-policy`.
     pub commit_every: u32,
     /// Amounts of dirty data per commit: blocks in `commit-time`, default 10, 1000 and 100000; pages in `map-commit`
-    /// and
-    /// `region-flush`, default 1, 10, 100 and 1000; pages per region in `region-ops`, default 1 and 64.
+    /// and `region-flush`, default 1, 10, 100 and 1000; pages per region in `region-ops`, default 1 and 64.
     pub dirty: Vec<u64>,
     /// Percentages of reads: in `hybrid-policy`, default 0, 20, 40, 60, 80 and 100; in the key-value workload of
     /// `redundancy`, default 50.
@@ -127,15 +126,13 @@ pub struct Args {
     /// Which pages share a parity page in `redundancy`. Default: consecutive ones.
     pub stripe_layout: untorn::StripeLayout,
     /// Operations per second at which the processors are saturated in `redundancy`'s key-value workload; 0 means no
-    /// work
-    /// besides the accesses. Default 20000.
+    /// work besides the accesses. Default 20000.
     pub rate: Option<u64>,
     /// Length of the file in bytes. Default 1 GiB on persistent memory and 64 MiB on a block medium. On both, 1 GiB for
     /// `redundancy`, 4 GiB for `redundancy-pass`, and 256 MiB of memory for `redundancy-kernels`.
     pub file_len: Option<u64>,
     /// Seconds to measure each row for. It sets the number of slices, at least 15 per arm. In `idle`, the seconds to
-    /// stay
-    /// idle, default 3; in `redundancy`, the minimum seconds per row, default the longest period.
+    /// stay idle, default 3; in `redundancy`, the minimum seconds per row, default the longest period.
     pub seconds: Option<f64>,
     /// Maximum number of accesses per slice and thread, to run a fixed amount of work instead of a fixed time.
     pub ops: Option<u64>,

@@ -1,4 +1,4 @@
-//! [`Counting`]: a medium that counts what an engine asks of it.
+//! [`Counting`]: a medium that counts an engine's fences, flushes and bytes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,20 +10,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use untorn::Result;
 use untorn::storage::{Access, Barrier, Identity, LockKind, Mark, MarkState, Medium, MediumClass, MediumFile, Stamp};
 
-/// Bytes of a cache line, what one flush instruction writes back.
+/// Bytes of a cache line, the unit of a flush instruction.
 const LINE: u64 = 64;
 
-/// Counts at one instant. Subtract an earlier one to see what happened between.
+/// Counts at one instant. Subtract an earlier one to get the counts in between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Calls of [`Medium::fence`]: fences on persistent memory, flush rounds on a block medium.
     pub fences: u64,
-    /// Calls of [`MediumFile::sync`] and [`Medium::sync_dir`], each of which is a flush round of its own.
+    /// Calls of [`MediumFile::sync`] and [`Medium::sync_dir`]; each is a separate flush round.
     pub syncs: u64,
     /// On persistent memory the cache lines written back by [`MediumFile::flush`]; on a block medium the files flushed
     /// by fences and syncs.
     pub flushes: u64,
-    /// Bytes stored, through the cache or past it.
+    /// Bytes stored, through the cache or non-temporally.
     pub bytes: u64,
 }
 
@@ -59,7 +59,7 @@ fn add(cell: &AtomicU64, n: u64) {
 }
 
 impl Counters {
-    /// The counts now. Exact while no other thread uses the medium.
+    /// The current counts. They are exact if no other thread uses the medium.
     pub fn counts(&self) -> Counts {
         let Cells { fences, syncs, flushes, bytes, .. } = &*self.0;
         Counts {
@@ -80,7 +80,7 @@ impl Counters {
     }
 }
 
-/// A medium that passes everything on to another and counts fences, flushes and bytes.
+/// A medium that forwards all calls to another one and counts fences, flushes and bytes.
 ///
 /// ```
 /// # fn main() -> untorn::Result<()> {
@@ -104,12 +104,12 @@ pub struct Counting<M> {
 }
 
 impl<M: Medium> Counting<M> {
-    /// Counts what is asked of `inner`.
+    /// Counts the calls to `inner`.
     pub fn new(inner: M) -> Self {
         Counting { inner, counters: Counters::default() }
     }
 
-    /// The counters, to be kept when the medium is given away.
+    /// The counters; keep them when giving the medium away.
     pub fn counters(&self) -> Counters {
         self.counters.clone()
     }

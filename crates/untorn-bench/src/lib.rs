@@ -1,26 +1,25 @@
-//! Side-by-side benchmarks: what failure atomicity costs against the raw limit of the same medium.
+//! Side-by-side benchmarks: the cost of failure atomicity compared with the raw limit of the same medium.
 //!
-//! A number alone says little on a machine shared with others, so every benchmark here measures two or three *arms*
-//! interleaved in short slices and reports the median of the ratios of neighbouring slices. Fences, flushes and bytes
-//! are counted, not guessed: a separate pass runs the same workload over [`Counting`], a medium that counts what an
-//! engine asks of it, so that counting costs the timed pass nothing.
+//! A single number says little on a shared machine. So every benchmark measures two or three *arms* interleaved in
+//! short slices, and reports the median of the ratios of neighbouring slices. A separate pass runs the same workload on
+//! [`Counting`], a medium that counts fences, flushes and bytes, so that counting does not slow the timed pass.
 //!
 //! | benchmark | compares | with |
 //! |---|---|---|
 //! | `atomic-write` | [`AtomicFile::write_at`](untorn::AtomicFile::write_at) | a non-atomic copy and a fence |
-//! | `atomic-commit` | the same, a commit every so many writes | copies with a locked instruction each, and a fence |
+//! | `atomic-commit` | the same, with a commit every N writes | copies with a locked instruction each, and a fence |
 //! | `atomic-read` | [`AtomicFile::read_at`](untorn::AtomicFile::read_at) | memcpy from an identical mapping |
-//! | `commit-time` | one commit after 10 to 100,000 written blocks | a fence after as many raw copies |
+//! | `commit-time` | one commit after 10 to 100,000 written blocks | a fence after the same number of raw copies |
 //! | `map-commit` | plain stores and [`AtomicMap::commit`](untorn::AtomicMap::commit) | the same and `msync`, or a flush of the pages' lines |
 //! | `hybrid-policy` | reads and writes under undo, redo and hybrid logging | each other, and raw copies |
-//! | `idle` | a file that is open and left alone | a processor's time |
-//! | `redundancy` | a mapping, or a map, that is protected | the same that nobody protects |
-//! | `redundancy-pass` | a pass over a file that nobody stored to | a processor's time |
-//! | `redundancy-kernels` | checksums and parity of memory out of the caches | a read of it |
+//! | `idle` | an open but unused file | a processor's time |
+//! | `redundancy` | a protected mapping or map | the same without protection |
+//! | `redundancy-pass` | a pass over an unmodified file | a processor's time |
+//! | `redundancy-kernels` | checksums and parity of uncached memory | a read of it |
 //! | `group-commit` | threads that write and sync one file on a disk | `pwrite` and `fdatasync` by each |
 //!
-//! Some engines go on working when a call has returned. Between two slices the run waits for that work to end, so no arm
-//! pays for another's, and `cpu_ratio` compares accesses to all the processor time that they cost in the end.
+//! Some engines continue to work after a call has returned. Between two slices the run waits for that work to end, so
+//! no arm pays for another's work, and `cpu_ratio` includes all processor time that the accesses cost.
 //!
 //! On persistent memory the raw arm is a non-temporal copy and a store fence; on a block medium it is `pwrite` and
 //! `fdatasync`.

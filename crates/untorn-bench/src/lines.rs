@@ -1,4 +1,4 @@
-//! Lines over time, drawn as SVG, and what all plots have in common.
+//! Line plots over time as SVG, and the common parts of all plots.
 
 use std::error::Error;
 
@@ -8,16 +8,16 @@ use plotters::prelude::*;
 pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub(crate) type Drawn = Result<(), Box<dyn Error>>;
 
-/// One plot: lines over the same axes, both from 0 on.
+/// One plot: lines over the same axes, both starting at 0.
 #[derive(Clone, Debug, Default)]
 pub struct Lines {
-    /// What stands above.
+    /// The title.
     pub caption: String,
-    /// What the horizontal axis counts, with its unit.
+    /// The label of the horizontal axis, with its unit.
     pub x: String,
-    /// What the vertical axis counts, with its unit.
+    /// The label of the vertical axis, with its unit.
     pub y: String,
-    /// What the two axes reach at least.
+    /// The minimum extent of the two axes.
     pub least: (f64, f64),
     /// The lines, in the order of the legend.
     pub lines: Vec<Line>,
@@ -26,9 +26,9 @@ pub struct Lines {
 /// A line and its name.
 #[derive(Clone, Debug, Default)]
 pub struct Line {
-    /// As the legend has it.
+    /// Its name in the legend.
     pub name: String,
-    /// From left to right; where one is no number, the line is interrupted.
+    /// Its points from left to right; a NaN interrupts the line.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -47,7 +47,7 @@ pub fn svg_of_lines(plots: &[Lines]) -> String {
     drawn(document, result)
 }
 
-/// What was drawn. Drawing into memory has no way to fail; should it ever, the document says why.
+/// The document. Drawing into memory cannot fail; if it does anyway, the document contains the error.
 pub(crate) fn drawn(document: String, result: Drawn) -> String {
     match result {
         Ok(()) => document,
@@ -96,7 +96,7 @@ pub(crate) fn draw_legend(legend: &Area<'_>, series: &[&str]) -> Drawn {
     Ok(())
 }
 
-/// Colours that keep apart for most kinds of colour blindness (Okabe and Ito), then the same again, darker.
+/// Colours that are distinguishable with most kinds of colour blindness (Okabe and Ito), then the same colours darker.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),

@@ -1,4 +1,4 @@
-//! The machine a report was made on: without it a number means nothing.
+//! The machine of a report: without it the numbers are meaningless.
 
 use std::fs;
 use std::path::Path;
@@ -12,15 +12,15 @@ use untorn::storage::Detected;
 pub struct Machine {
     /// The processor's name.
     pub cpu: String,
-    /// Threads of execution it offers this process.
+    /// The number of hardware threads available to this process.
     pub cores: usize,
     /// The kernel's release.
     pub kernel: String,
-    /// The best instruction it has to write a cache line back, "none" where it is unknown.
+    /// Its best instruction for writing back a cache line; "none" if unknown.
     pub flush: &'static str,
-    /// The widest vector instructions it has.
+    /// Its widest vector instructions.
     pub simd: &'static str,
-    /// What the directory is on: "pmem", "assumed-pmem", "block" or "volatile".
+    /// The medium of the directory: "pmem", "assumed-pmem", "block" or "volatile".
     pub medium: &'static str,
     /// Whether a commit there survives a power cut.
     pub durable: bool,
@@ -31,7 +31,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Looks at this machine and at `dir`.
+    /// Describes this machine and `dir`.
     pub(crate) fn look(dir: &Path, detected: &Detected) -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let flags = field(&cpuinfo, &["flags", "Features"]).unwrap_or_default();
@@ -52,7 +52,7 @@ impl Machine {
     }
 }
 
-/// The value of the first of `names` that /proc/cpuinfo has.
+/// The value of the first of `names` in /proc/cpuinfo.
 fn field<'a>(cpuinfo: &'a str, names: &[&str]) -> Option<&'a str> {
     cpuinfo
         .lines()
@@ -66,7 +66,7 @@ fn first_of(flags: &str, wanted: &[&'static str]) -> &'static str {
     wanted.iter().find(|wanted| flags.contains(wanted)).copied().unwrap_or("none")
 }
 
-/// The type of the file system that holds `dir`: that of the longest mount point above it, the last mounted of equals.
+/// The type of the file system with `dir`: that of the longest mount point above it, or the last mounted of equals.
 fn file_system<'a>(mountinfo: &'a str, dir: &Path) -> Option<&'a str> {
     mountinfo
         .lines()

@@ -1,4 +1,4 @@
-//! Measuring arms interleaved, in short slices.
+//! Measures arms interleaved, in short slices.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use crate::cpu::{process_time, quiesce};
 use crate::offsets::Offsets;
 
-/// What ends a slice, whichever comes first.
+/// The limits of a slice; the first one reached ends it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     pub(crate) time: Duration,
     pub(crate) ops: u64,
 }
 
-/// What a slice did.
+/// The result of a slice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tally {
     pub(crate) ops: u64,
@@ -29,8 +29,8 @@ type Slice<'a> = dyn Fn(Offsets, &mut [u8], Limit) -> untorn::Result<Tally> + Sy
 pub(crate) struct Arm<'a>(Box<Slice<'a>>);
 
 impl<'a> Arm<'a> {
-    /// Repeats `batch` times `op`, once `end`. The clock is read once in a batch: where an operation takes a tenth of a
-    /// microsecond, reading it each time would be a large part of what is measured.
+    /// Repeats `batch` times `op`, then `end` once. It reads the clock once per batch: for operations of a tenth of a
+    /// microsecond, reading it each time would be a large part of the result.
     pub(crate) fn new(
         batch: u32,
         op: impl Fn(&mut [u8], u64) -> untorn::Result<()> + Sync + 'a,
@@ -39,7 +39,7 @@ impl<'a> Arm<'a> {
         Self::numbered(batch, move |buf, offset, _| op(buf, offset), end)
     }
 
-    /// The same with an `op` that is told which of its batch it is, from 0.
+    /// The same, with the index of the operation within its batch passed to `op`.
     pub(crate) fn numbered(
         batch: u32,
         op: impl Fn(&mut [u8], u64, u32) -> untorn::Result<()> + Sync + 'a,
@@ -74,14 +74,14 @@ pub(crate) struct Plan {
     pub(crate) threads: usize,
     /// Bytes of each thread's buffer.
     pub(crate) size: usize,
-    /// Slices of each arm that count. One more before them warms the caches and the branch predictor.
+    /// Counted slices per arm. One more slice before them warms the caches and the branch predictor.
     pub(crate) rounds: usize,
     pub(crate) limit: Limit,
-    /// Whether an arm leaves work to threads in the background, which a slice that follows must not pay for.
+    /// Whether an arm leaves work to background threads, for which the next slice must not pay.
     pub(crate) background: bool,
 }
 
-/// A buffer whose first byte lies on a cache line, filled with bytes that are not all alike.
+/// A buffer aligned to a cache line, filled with varying bytes.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     bytes: Vec<u8>,
@@ -101,12 +101,12 @@ impl Buffer {
     }
 }
 
-/// What an arm did in each round, all threads together.
+/// The rates of an arm in each round, all threads together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Series {
     /// Operations per second.
     pub(crate) per_s: Vec<f64>,
-    /// Operations per second of processor time, with that of what went on in the background until it was done.
+    /// Operations per second of processor time, including background work until it was done.
     pub(crate) per_cpu_s: Vec<f64>,
 }
 
@@ -119,8 +119,9 @@ struct Cell {
 
 /// Runs each arm in each round.
 ///
-/// The threads start each slice together, and no slice starts before the last one's background work is done. Every other
-/// round runs the arms in reverse, so that a drift of the machine favours none. `offsets` gives the walk of a thread in a round, the same for all arms.
+/// The threads start each slice together, and no slice starts before the last one's background work is done. Every
+/// other round runs the arms in reverse, so that a drift of the machine favours none. `offsets` gives a thread's walk
+/// in a round, the same for all arms.
 pub(crate) fn interleave(
     plan: &Plan,
     arms: &[Arm<'_>],
@@ -136,10 +137,10 @@ pub(crate) fn interleave(
             for turn in 0..arms.len() {
                 let arm = if round % 2 == 0 { turn } else { arms.len() - 1 - turn };
                 let walk = offsets(thread, round);
-                // The others are asleep at the barrier then.
+                // The other threads are then asleep at the barrier.
                 let cpu = (thread == 0).then(process_time);
                 together.wait();
-                // A thread that failed keeps coming to the barriers, else the others would wait there for ever.
+                // A failed thread keeps arriving at the barriers; otherwise the others would wait there forever.
                 if !failed.load(Ordering::Relaxed) {
                     match arms[arm].run(walk, buffer.bytes(), plan.limit) {
                         Ok(tally) if round > 0 => {
@@ -193,7 +194,7 @@ impl Series {
     }
 }
 
-/// Runs one arm for a fixed number of operations a thread and returns how many that were in all.
+/// Runs one arm for a fixed number of operations per thread. Returns the total.
 pub(crate) fn run_once(plan: &Plan, arm: &Arm<'_>, offsets: impl Fn(usize) -> Offsets + Sync) -> untorn::Result<u64> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..plan.threads)

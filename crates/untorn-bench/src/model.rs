@@ -1,8 +1,10 @@
-//! What an engine's protocol stores, with nothing around it: the bound of what the engine can reach on this machine.
+//! Models of the engines' protocols: only their stores and fences, which bound what an engine can reach on this
+//! machine.
 //!
-//! A model keeps no promise. It looks nothing up, takes no lock beside the one instruction that any scheme with a lock has, sums
-//! nothing, and never runs out of log; but it stores the same bytes to places as far apart, and fences as often. What untorn
-//! is slower than its model, untorn's code costs; what the model is slower than raw copies, atomicity costs.
+//! A model keeps no promise. It makes no lookups, takes no lock besides the one instruction of any scheme with a lock,
+//! computes no checksums, and never runs out of log. It stores the same bytes, to places equally far apart, and fences
+//! as often. The gap between untorn and its model is the cost of untorn's code; the gap between the model and raw
+//! copies is the cost of atomicity.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -15,26 +17,26 @@ use crate::rig::Rig;
 
 const PAGE: u64 = 4096;
 const SLICE: u64 = 64;
-/// Bytes of the records of one thread, which are written over again and again, as those of a lane are.
+/// Bytes of one thread's records, which are overwritten repeatedly, as in a lane.
 const LANE: u64 = 64 << 10;
-/// Threads with records of their own.
+/// The number of threads with separate records.
 const LANES: u64 = 16;
 
 static THREADS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// The number of this thread among those that ever asked.
+    /// This thread's number, in the order of first use.
     static NUMBER: u64 = THREADS.fetch_add(1, Ordering::Relaxed) % LANES;
-    /// Bytes of records, and of log, that this thread has written.
+    /// Bytes of records and of log written by this thread.
     static WRITTEN: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// The model of an engine beside the raw file.
+/// The model of an engine, next to the raw file.
 pub(crate) struct Model<R> {
     /// The second place of each byte, or the log.
     beside: R,
     lanes: R,
-    /// A word for each page: which of its slices lie beside, or where in the log it is.
+    /// A word for each page: which of its slices are in the second place, or its position in the log.
     words: Vec<AtomicU64>,
     len: u64,
 }
@@ -48,7 +50,7 @@ impl<R: Raw> Model<R> {
         Ok(Model { beside, lanes, words: words(len), len })
     }
 
-    /// Whether writes of so many bytes at multiples of as many have a model: whole slices within one page.
+    /// Whether aligned writes of `size` bytes have a model: whole slices within one page.
     pub(crate) fn fits(size: usize) -> bool {
         let size = size as u64;
         size.is_multiple_of(SLICE) && PAGE.is_multiple_of(size)
@@ -78,7 +80,7 @@ impl<R: Raw> Model<R> {
     }
 
     /// A write of the hybrid log under redo: bytes and a header into the log, its place into the index under the block's lock.
-    /// The checkpoint that carries the bytes home is another thread's.
+    /// Another thread runs the checkpoint.
     #[inline]
     pub(crate) fn log(&self, bytes: &[u8], offset: u64) -> untorn::Result<()> {
         let share = self.len / LANES;
@@ -138,7 +140,7 @@ impl<R: Raw> Model<R> {
     }
 }
 
-/// The model of a read that no writer can tear: a copy between two looks at the page's word.
+/// The model of an atomic read: a copy between two reads of the page's word.
 pub(crate) struct Looks(Vec<AtomicU64>);
 
 impl Looks {
@@ -147,7 +149,7 @@ impl Looks {
         Looks(words(len))
     }
 
-    /// Copies, and again if the word has changed meanwhile, which it never does.
+    /// Copies, and retries if the word has changed, which never happens here.
     #[inline]
     pub(crate) fn read(&self, home: &impl Raw, bytes: &mut [u8], offset: u64) -> untorn::Result<()> {
         let word = &self.0[(offset / PAGE) as usize];

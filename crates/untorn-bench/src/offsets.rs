@@ -1,7 +1,7 @@
 //! The offsets a workload visits, generated as it runs.
 //!
-//! All arms draw from the same generator with the same seed, so that what it costs, and what it does to the caches, is
-//! the same on both sides of a ratio.
+//! All arms draw from the same generator with the same seed, so that its cost and its cache effects are the same on
+//! both sides of a ratio.
 
 use crate::args::Pattern;
 
@@ -18,8 +18,8 @@ pub(crate) struct Offsets {
 enum Walk {
     /// The state of a xorshift generator, never 0.
     Random(u64),
-    /// The next place, and how far it is to the one after. With a stride coprime to the number of places it visits
-    /// each once before it comes back.
+    /// The next place, and the stride to the one after. The stride is coprime to the number of places, so the walk
+    /// visits each place once before it repeats.
     Stride { next: u64, stride: u64 },
 }
 
@@ -50,7 +50,7 @@ impl Offsets {
         Offsets { base: region.base, step, count, walk }
     }
 
-    /// Places of `size` bytes that share no page with each other, each visited once, from the `skip`th on.
+    /// Places of `size` bytes on separate pages, each visited once, starting with the `skip`th.
     pub(crate) fn each_page(pattern: Pattern, region: Region, size: usize, skip: u64) -> Self {
         let step = size.next_multiple_of(4096) as u64;
         let count = region.len / step;
@@ -86,7 +86,7 @@ impl Offsets {
     }
 }
 
-/// A stride coprime to `count` and near the golden section of it: neighbours in time are far apart in the file.
+/// A stride coprime to `count` and near its golden section, so that consecutive accesses are far apart in the file.
 fn scattered_stride(count: u64) -> u64 {
     let golden = (count as f64 * 0.618_033_988_749_895) as u64;
     (golden.max(1)..).find(|&stride| gcd(stride, count) == 1).unwrap_or(1) % count.max(2)
@@ -96,7 +96,7 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Spreads the bits of a small number (SplitMix64's finaliser), so that neighbouring seeds give unrelated walks.
+/// Mixes the bits of a small number (SplitMix64's finaliser), so that neighbouring seeds give unrelated walks.
 pub(crate) fn mix(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! Reports drawn as SVG: grouped bars, and lines over time.
+//! Plots of reports as SVG: grouped bars, and lines over time.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -6,7 +6,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use crate::lines::{self, Area, Drawn, Line, Lines, colour, draw_legend};
 use crate::report::{RedundancyRow, Report, Row, Vulnerable};
 
-/// One bar: the group it stands in, the series that gives its colour, and its height.
+/// One bar: its group, its series (which selects the colour), and its height.
 struct Bar {
     group: String,
     series: String,
@@ -60,14 +60,14 @@ fn bar(row: &Row) -> Bar {
     }
 }
 
-/// Where a row about redundancy stands.
+/// The group and series of a redundancy row.
 fn bar_of(row: &RedundancyRow) -> Bar {
     let on = if row.system == "atomic-map" { " over a map" } else { "" };
     let series = format!("{}{on} {}", row.workload, row.redundancy);
     Bar { group: row.period_s.map_or("off".to_owned(), |period| format!("{period} s")), series, height: 0.0 }
 }
 
-/// The distinct values, in the order they come.
+/// The distinct values, in order of first occurrence.
 fn distinct<'a>(bars: &'a [Bar], of: impl Fn(&'a Bar) -> &'a str) -> Vec<&'a str> {
     let mut seen = Vec::new();
     for name in bars.iter().map(of) {
@@ -125,7 +125,7 @@ fn draw(report: &Report, document: &mut String) -> Drawn {
     Ok(())
 }
 
-/// Bars in groups, with a line at 1 where that is the rival.
+/// Draws bars in groups, with a line at 1 if the bars are ratios.
 fn draw_bars(area: &Area<'_>, caption: &str, label: &str, bars: &[Bar], has_one: bool) -> Drawn {
     let groups = distinct(bars, |bar| &bar.group);
     let series = distinct(bars, |bar| &bar.series);
@@ -170,7 +170,7 @@ fn draw_bars(area: &Area<'_>, caption: &str, label: &str, bars: &[Bar], has_one:
     draw_legend(&legend, &series)
 }
 
-/// The share of stripes that is vulnerable, over two periods.
+/// Draws the share of vulnerable stripes over two periods.
 fn draw_exposure(area: &Area<'_>, rows: &[&RedundancyRow]) -> Drawn {
     let line = |row: &&RedundancyRow| {
         let (period, stripes) = (row.period_s.unwrap_or(1.0), row.stripes.unwrap_or(1).max(1) as f64);

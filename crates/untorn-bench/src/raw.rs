@@ -1,4 +1,4 @@
-//! The raw arm: what the medium does with no atomicity at all.
+//! The raw arm: the medium without any atomicity.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,11 +8,11 @@ use untorn::storage::{Access, Barrier, Dax, Medium, MediumFile, MediumKind, Page
 
 const FENCE: Barrier = Barrier::new("bench.raw.fence");
 
-/// The kinds of media a benchmark runs on: which medium the engine gets, and what it is measured against.
+/// A kind of medium for a benchmark: the engine's medium, and the raw file for comparison.
 pub(crate) trait Target: Copy + Sync {
-    /// What the counting pass wraps.
+    /// The medium that the counting pass wraps.
     type Medium: Medium;
-    /// What untorn is measured against.
+    /// The raw file for comparison.
     type Raw: Raw;
 
     fn kind(self) -> MediumKind;
@@ -21,11 +21,11 @@ pub(crate) trait Target: Copy + Sync {
     fn raw(self, path: &Path, len: u64) -> untorn::Result<Self::Raw>;
 }
 
-/// A file written with no atomicity.
+/// A file written without atomicity.
 pub(crate) trait Raw: Sync {
     fn write(&self, bytes: &[u8], offset: u64) -> untorn::Result<()>;
     fn read(&self, bytes: &mut [u8], offset: u64) -> untorn::Result<()>;
-    /// Makes what this thread wrote durable.
+    /// Makes this thread's writes durable.
     fn fence(&self) -> untorn::Result<()>;
 }
 
@@ -33,9 +33,9 @@ pub(crate) trait Raw: Sync {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pmem(pub(crate) MediumKind);
 
-/// A mapping written by non-temporal stores and a store fence, and read by `memcpy`: the medium's own file, so that both
-/// arms write with the same instructions and the ratio shows the protocol alone. Reads of up to 256 bytes the engines
-/// copy by themselves.
+/// A mapping written by non-temporal stores and a store fence, and read by `memcpy`. It is the medium's own file, so
+/// that both arms write with the same instructions and the ratio shows the protocol alone. For reads of up to 256
+/// bytes, the engines use their own copy.
 pub(crate) struct RawPmem {
     medium: Dax,
     file: <Dax as Medium>::File,
@@ -82,7 +82,7 @@ impl Raw for RawPmem {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block(pub(crate) MediumKind);
 
-/// A file written by `pwrite` and flushed by `fdatasync`, read the way the medium reads.
+/// A file written by `pwrite` and flushed by `fdatasync`, and read as the medium reads.
 pub(crate) struct RawBlock {
     path: PathBuf,
     calls: File,

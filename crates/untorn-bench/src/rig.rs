@@ -17,10 +17,10 @@ const PAGE: u64 = 4096;
 
 const WRITTEN: Barrier = Barrier::new("bench.plain.written");
 
-/// Slices of each arm that a median needs at least.
+/// The minimum number of slices per arm for a median.
 const FEWEST_ROUNDS: usize = 15;
 
-/// The directory of a run with the raw file in it; everything goes when it is dropped.
+/// The directory of a run with the raw file in it. Dropping it removes everything.
 pub(crate) struct Rig<'a, T: Target> {
     pub(crate) target: T,
     pub(crate) args: &'a Args,
@@ -29,12 +29,12 @@ pub(crate) struct Rig<'a, T: Target> {
     dir: TempDir,
 }
 
-/// Whether a fence takes less than a microsecond, so that a slice of some milliseconds holds thousands of operations.
+/// Whether a fence takes less than a microsecond. Then a slice of some milliseconds holds thousands of operations.
 pub(crate) fn is_fast(kind: MediumKind) -> bool {
     kind != MediumKind::Block
 }
 
-/// The length of the file where the arguments give none.
+/// The length of the file, by default depending on the medium.
 pub(crate) fn file_len(args: &Args, kind: MediumKind) -> u64 {
     let default = match kind {
         MediumKind::PersistentMemory | MediumKind::AssumedPmem => 1 << 30,
@@ -52,12 +52,11 @@ fn write_raw(file: &impl Raw, len: u64) -> Result<()> {
 }
 
 impl<'a, T: Target> Rig<'a, T> {
-    /// Makes the directory and the raw file and writes every page of it. There is to be room for so many files beside it, and for
-    /// so many raw ones.
+    /// Creates the directory and the raw file, and writes every page of it. Checks that there is space for `files`
+    /// files under test and `raws` more raw ones.
     pub(crate) fn new(target: T, args: &'a Args, dir: &Path, files: u64, raws: u64) -> Result<Self> {
         let file_len = file_len(args, target.kind());
-        // The raw files, and for each file under test the file, a reflection page for each of its pages, or as much log,
-        // and some room to spare.
+        // The raw files; for each file under test its pages, a reflection page per page or as much log, and a reserve.
         let need = (1 + raws) * file_len + files * (2 * file_len + file_len / 16 + (32 << 20));
         let space = rustix::fs::statvfs(dir).map_err(|source| Error::io("read the free space of", dir, source))?;
         let free = space.f_bavail * space.f_frsize;
@@ -71,19 +70,19 @@ impl<'a, T: Target> Rig<'a, T> {
         Ok(Rig { target, args, raw, file_len, dir: made })
     }
 
-    /// One more raw file, every page of which is in memory.
+    /// Another raw file, with every page in memory.
     pub(crate) fn beside(&self, name: &str, len: u64) -> Result<T::Raw> {
         let file = self.target.raw(&self.place(name), len)?;
         write_raw(&file, len)?;
         Ok(file)
     }
 
-    /// Where a file of this name would be.
+    /// The path of a file with this name.
     pub(crate) fn place(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// A file of the run's length, every page of which is in memory, with no engine.
+    /// A file of the run's length without an engine, with every page in memory.
     pub(crate) fn plain(&self, name: &str) -> Result<<T::Medium as Medium>::File> {
         let file = self.target.medium().create(&self.place(name), self.file_len, self.file_len)?;
         file.allocate(0, self.file_len)?;
@@ -97,22 +96,22 @@ impl<'a, T: Target> Rig<'a, T> {
         self.dir.path().join(name)
     }
 
-    /// A new file, open as a user opens it, in place of an earlier one of this name. Every page has been written twice: a page has two
-    /// places, used in turn, and both must be in memory before the first write that counts.
+    /// A new file, opened as a user opens it, replacing an earlier one with this name. Every page has been written
+    /// twice: a page has two places, used in turn, and both must be in memory before the first counted write.
     pub(crate) fn fresh(&self, name: &str, options: &Options) -> Result<AtomicFile> {
         let home = self.home(name);
         if home.exists() {
             std::fs::remove_dir_all(&home).map_err(|source| Error::io("remove", &home, source))?;
         }
         std::fs::create_dir(&home).map_err(|source| Error::io("create", &home, source))?;
-        // What `Options::create` does once it has found out what the medium is.
+        // As `Options::create` does after detecting the medium.
         let file = options.create_on(self.target.medium(), home.join("data"), self.file_len)?;
         self.write_through(&file)?;
         self.write_through(&file)?;
         Ok(file)
     }
 
-    /// The file again, closed before, over a medium that counts.
+    /// Opens the closed file again, on a counting medium.
     pub(crate) fn counted(&self, name: &str, options: &Options) -> Result<(AtomicFile, Counters)> {
         let medium = Counting::new(self.target.medium());
         let counters = medium.counters();
@@ -124,7 +123,7 @@ impl<'a, T: Target> Rig<'a, T> {
         let page = [0x5a; PAGE as usize];
         for (index, offset) in (0..self.file_len).step_by(PAGE as usize).enumerate() {
             file.write_at(&page, offset)?;
-            // An epoch of a whole file would need a record of every page at once.
+            // One epoch for the whole file would need a record of every page at once.
             if index % 256 == 255 {
                 file.sync()?;
             }
@@ -133,7 +132,7 @@ impl<'a, T: Target> Rig<'a, T> {
         Ok(())
     }
 
-    /// Brings every slice home, so that reads are plain copies.
+    /// Deploys every slice, so that reads are plain copies.
     pub(crate) fn settle(&self, file: &AtomicFile) -> Result<()> {
         const STEP: u64 = 1 << 20;
         for offset in (0..self.file_len).step_by(STEP as usize) {
@@ -149,17 +148,17 @@ impl<'a, T: Target> Rig<'a, T> {
         self.write_through(file)
     }
 
-    /// Operations between two looks at the clock: many where one takes a tenth of a microsecond.
+    /// Operations between two clock reads: many if one takes a tenth of a microsecond.
     pub(crate) fn batch(&self) -> u32 {
         let most = if is_fast(self.target.kind()) { 64 } else { 1 };
         self.args.ops.map_or(most, |ops| ops.min(u64::from(most)) as u32)
     }
 
-    /// How to time a row of `arms` arms, one of which may leave work for the `background`. What is left when a slice ends
-    /// is not in its rate, so a slice is long then: it writes a log's length several times over.
+    /// How to time a row of `arms` arms, one of which may leave work for the `background`. A slice's rate does not
+    /// include the work left at its end, so such a slice is long: it writes the log's length several times.
     pub(crate) fn timed(&self, threads: usize, size: usize, arms: usize, background: bool) -> Plan {
-        // A slice is long enough for a batch to be a small part of it, and short enough for two neighbours to see the
-        // same machine.
+        // A slice is long enough that a batch is a small part of it, and short enough that two neighbouring slices see
+        // the same conditions.
         let (slice, rounds) = match is_fast(self.target.kind()) {
             true if background => (Duration::from_millis(75), 15),
             true => (Duration::from_millis(15), 21),
@@ -170,7 +169,7 @@ impl<'a, T: Target> Rig<'a, T> {
         Plan { threads, size, rounds: rounds.max(FEWEST_ROUNDS), limit, background }
     }
 
-    /// How to count a row: enough operations for a cost paid once in hundreds of them to show as an average.
+    /// How to count a row: enough operations to average a cost that occurs once in hundreds of them.
     pub(crate) fn counting(&self, threads: usize, size: usize) -> Plan {
         let most = if is_fast(self.target.kind()) { 20_000 } else { 50 };
         let ops = self.args.ops.map_or(most, |ops| (ops * FEWEST_ROUNDS as u64).min(most));

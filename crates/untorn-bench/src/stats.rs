@@ -1,4 +1,4 @@
-//! Medians and quartiles: what is left of a measurement once the neighbours' noise is cut away.
+//! Medians and quartiles, which are robust against noise from other programs.
 
 /// The value below which the share `q` of the values lies, interpolated. 0 for none.
 pub(crate) fn quantile(values: &[f64], q: f64) -> f64 {
@@ -23,8 +23,8 @@ pub(crate) struct Ratio {
     pub(crate) high: f64,
 }
 
-/// The ratios of two arms, round by round: both sides of each were measured within the same few milliseconds, so a
-/// machine that turns slow for a second moves none of them.
+/// The ratios of two arms, round by round. Both sides of a ratio are measured within a few milliseconds, so a temporary
+/// slowdown of the machine changes none of them.
 pub(crate) fn pairwise(numerators: &[f64], denominators: &[f64]) -> Ratio {
     let ratios: Vec<f64> = numerators.iter().zip(denominators).map(|(a, b)| a / b).collect();
     Ratio { median: median(&ratios), low: quantile(&ratios, 0.25), high: quantile(&ratios, 0.75) }

@@ -1,9 +1,12 @@
-//! Rigs that cut the power under real kernels and real file systems and let their calls fail, where the simulated medium of
-//! `untorn-sim` stops.
+//! Rigs that cut the power under real kernels and file systems, and make their calls fail. They cover what the
+//! simulated medium of `untorn-sim` cannot.
 //!
-//! [`block`] records what a file system writes to its disk and builds the disks that a power cut may leave. [`dax`] kills
-//! emulated machines whose memory is persistent. `faults`, on x86-64, lets system calls fail. [`injection`] damages
-//! protected files. A rig needs what not every machine has; each says exactly what is missing and how to get it
+//! - [`block`] records a file system's writes to its disk, and builds the disks that a power cut may leave.
+//! - [`dax`] kills emulated machines with persistent memory.
+//! - `faults`, on x86-64, makes system calls fail.
+//! - [`injection`] damages protected files.
+//!
+//! A rig needs tools and privileges that not every machine has. It reports exactly what is missing and how to get it
 //! ([`Error::Missing`]).
 #![forbid(unsafe_code)]
 

@@ -100,7 +100,8 @@ impl fmt::Display for NotRun {
             NotRun::NoLayer(layer, why) => write!(f, "cannot preload {}: {why}", layer.display()),
             NotRun::Glob(glob) => write!(
                 f,
-                "{glob:?} is not a valid glob: it must not be empty or contain a newline, and brackets and braces must be closed"
+                "{glob:?} is not a valid glob: it must not be empty or contain a newline, and brackets and braces \
+                 must be closed"
             ),
             NotRun::Io(what, error) => write!(f, "cannot {what}: {error}"),
         }

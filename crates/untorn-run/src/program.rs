@@ -39,7 +39,8 @@ impl fmt::Display for Refusal {
             Refusal::Unreadable(path, error) => write!(f, "cannot run {}: {error}", path.display()),
             Refusal::Static(path) => write!(
                 f,
-                "{} is statically linked, so the preload layer cannot be loaded into it; use a dynamically linked build",
+                "{} is statically linked, so the preload layer cannot be loaded into it; use a dynamically linked \
+                 build",
                 path.display()
             ),
             Refusal::OtherLibrary(path, linker) => write!(
@@ -50,7 +51,8 @@ impl fmt::Display for Refusal {
             ),
             Refusal::Go(path) => write!(
                 f,
-                "{} is a Go program: it calls the kernel without the C library, so the preload layer cannot see its calls",
+                "{} is a Go program: it calls the kernel without the C library, so the preload layer cannot see its \
+                 calls",
                 path.display()
             ),
             Refusal::Privileged(path) => write!(
@@ -61,7 +63,8 @@ impl fmt::Display for Refusal {
             ),
             Refusal::Foreign(path) => write!(
                 f,
-                "{} is neither a script nor a 64-bit ELF program for this machine, so the preload layer cannot be loaded into it",
+                "{} is neither a script nor a 64-bit ELF program for this machine, so the preload layer cannot be \
+                 loaded into it",
                 path.display()
             ),
         }

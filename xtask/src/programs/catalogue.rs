@@ -10,8 +10,7 @@ pub(super) struct Program {
     /// The programs it needs: a shell command that succeeds if the program is installed, and its package.
     pub(super) needs: &'static [(&'static str, &'static str)],
     /// The calls that mode atomic refuses, as the report names them. The program must handle the refusal, or report it
-    /// in a
-    /// line that ends in `: told no`.
+    /// in a line that ends in `: told no`.
     pub(super) told_no: &'static [&'static str],
     /// Whether all its files must be identical byte for byte. Some programs write times or paths into their files.
     pub(super) files: bool,

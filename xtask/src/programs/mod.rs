@@ -29,16 +29,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 2)]
     jobs: usize,
     /// Also kill programs that report their acknowledged steps, this many times in total, spread over SQLite, RocksDB
-    /// and
-    /// file-writing programs in both modes; the second-to-last line has the tally of each mode
+    /// and file-writing programs in both modes; the second-to-last line has the tally of each mode
     #[arg(long, value_name = "N", default_value_t = 0)]
     kills: u32,
     /// Also cut the power of the same programs' disk, this many times in total; needs root. Each program runs on ext4
-    /// on a
-    /// recorded disk, boosted ones with the log in memory and on that disk, and is checked on disks that a power cut
-    /// may
-    /// leave. Canary disks (a lying disk, one without replay, one of a program without syncs) must be convicted. The
-    /// second-to-last line has the tally
+    /// on a recorded disk, boosted ones with the log in memory and on that disk, and is checked on disks that a power
+    /// cut may leave. Canary disks (a lying disk, one without replay, one of a program without syncs) must be
+    /// convicted. The second-to-last line has the tally
     #[arg(long, value_name = "N", default_value_t = 0)]
     power_cuts: u32,
     /// Seed for the instants of the power cuts and the surviving writes

@@ -5,8 +5,7 @@ use std::process::Output;
 use super::outcome::Mode;
 
 /// A program that prints its process number, then the number of each acknowledged step; and a judge that prints the
-/// last
-/// number in the files, or fails.
+/// last number in the files, or fails.
 pub(super) struct Victim {
     pub(super) name: &'static str,
     pub(super) mode: Mode,

@@ -34,7 +34,8 @@ pub(crate) struct Arguments {
     /// Additional milliseconds per flush of the disk
     #[arg(long, value_name = "MS", default_value_t = 0)]
     flush_ms: u64,
-    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = size, help = "Size of the log in bytes; suffixes as for --device-rate")]
+    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = size, help = "Size of the log in bytes; \
+     suffixes as for --device-rate")]
     log_size: u64,
     /// Number of bytes to write; suffixes as for --device-rate
     #[arg(long, value_name = "SIZE", default_value = "96M", value_parser = size)]

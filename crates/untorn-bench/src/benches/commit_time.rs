@@ -1,4 +1,4 @@
-//! `commit-time`: what one commit takes, by how much was written before it.
+//! `commit-time`: the time of one commit, by the number of blocks written before it.
 
 use std::time::{Duration, Instant};
 
@@ -17,10 +17,10 @@ use crate::stats::{median, pairwise, quantile};
 
 const DIRTY: [u64; 3] = [10, 1000, 100_000];
 
-/// Commits counted for each row. What they cost may depend on where the file is in its cycle of cuts.
+/// Commits counted per row. Their cost may depend on the file's position in its checkpoint cycle.
 const COUNTED: u64 = 5;
 
-/// How often each number of dirty blocks was committed, so that no two commits in a row write the same blocks.
+/// The number of commits for each number of dirty blocks, so that two consecutive commits never write the same blocks.
 struct Walks<'r, 'a, T: Target> {
     rig: &'r Rig<'a, T>,
     case: Case,
@@ -28,7 +28,7 @@ struct Walks<'r, 'a, T: Target> {
 }
 
 impl<T: Target> Walks<'_, '_, T> {
-    /// Writes a place in each of `dirty` blocks.
+    /// Writes one place in each of `dirty` blocks.
     fn write(&mut self, dirty: u64, mut write: impl FnMut(u64) -> untorn::Result<()>) -> Result<()> {
         let region = Region::of_thread(self.rig.file_len, 0, 1);
         let mut offsets = Offsets::each_page(self.case.pattern, region, self.case.size, self.done);
@@ -89,7 +89,7 @@ fn time<T: Target>(
             let which = if round % 2 == 0 { turn } else { dirty.len() - 1 - turn };
             walks.write(dirty[which], |offset| file.write_at(bytes, offset))?;
             let commit = clock(&|| Ok(file.sync().map(drop)?))?;
-            // What a checkpoint does after it must not disturb what comes next.
+            // A following checkpoint must not disturb the next measurement.
             quiesce();
             walks.write(dirty[which], |offset| rig.raw.write(bytes, offset))?;
             let fence = clock(&|| Ok(rig.raw.fence()?))?;
@@ -119,7 +119,7 @@ fn time<T: Target>(
     Ok((0..dirty.len()).map(row).collect())
 }
 
-/// Counts what the commits alone do, with nothing at work beside them.
+/// Counts the work of the commits alone, without background work.
 fn count<T: Target>(rig: &Rig<'_, T>, setup: &Setup, case: &Case, rows: &mut [CommitTimeRow]) -> Result<()> {
     let (file, counters) = rig.counted(FILE, &setup.options(rig.args).checkpointers(0))?;
     let mut buffer = Buffer::new(case.size);

@@ -63,7 +63,7 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, progress: &mut Progress<'_>) -> R
     Ok(rows)
 }
 
-/// The threads of this process, and how often they went to sleep.
+/// The threads of this process, and their number of voluntary context switches.
 struct Sleeps {
     threads: usize,
     sleeps: u64,
@@ -75,7 +75,7 @@ fn sleeps() -> Result<Sleeps> {
     let mut sum = Sleeps { threads: 0, sleeps: 0 };
     for entry in entries {
         let entry = entry.map_err(|source| Error::io("list", tasks, source))?;
-        // A thread that has ended meanwhile is none.
+        // Skip a thread that has ended meanwhile.
         let Ok(status) = fs::read_to_string(entry.path().join("status")) else { continue };
         sum.threads += 1;
         sum.sleeps += voluntary_switches(&status);

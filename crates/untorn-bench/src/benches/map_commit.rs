@@ -1,6 +1,6 @@
-//! `map-commit` and `region-flush`: plain stores into a map of a file, or of a region, and their commit, against plain stores
-//! into a shared mapping and its flush. With one byte a page this is libpmem's benchmark `pmem_flush`, which the Region System
-//! paper ported (Fig. 5).
+//! `map-commit` and `region-flush`: plain stores into a map of a file or region and their commit, compared with plain
+//! stores into a shared mapping and its flush. With one byte per page this is libpmem's benchmark `pmem_flush`, which
+//! the Region System paper ported (Fig. 5).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ const PAGE: u64 = 4096;
 
 const FLUSH: Barrier = Barrier::new("bench.map-commit.flush");
 
-/// A file mapped and stored to with no atomicity.
+/// A file mapped and stored to without atomicity.
 struct Plain<M: Medium> {
     medium: M,
     file: M::File,
@@ -35,8 +35,8 @@ impl<M: Medium> Plain<M> {
         Ok(pages.iter().try_for_each(|&offset| self.file.store(offset, bytes))?)
     }
 
-    /// What a program without untorn does: `msync(MS_SYNC)`, which to the kernel is the `fsync` that is called here; on
-    /// persistent memory what libpmem's `pmem_flush` of the pages does, every line of each, and one fence.
+    /// Flushes as a program without untorn does: `msync(MS_SYNC)`, which the kernel treats as the `fsync` called here.
+    /// On persistent memory it flushes every line of the pages, as libpmem's `pmem_flush` does, and fences once.
     fn flush(&self, pages: &[u64]) -> Result<()> {
         if self.medium.class() == MediumClass::Block {
             return Ok(self.file.sync(FLUSH)?);
@@ -46,14 +46,14 @@ impl<M: Medium> Plain<M> {
     }
 }
 
-/// Memory that is stored to and committed.
+/// Memory to store to and commit.
 pub(super) trait Mapped: Sized {
-    /// Maps a new file of so many bytes.
+    /// Maps a new file of `len` bytes.
     fn create<M: Medium>(medium: M, path: &Path, len: u64, method: DirtyTracking) -> Result<Self>;
     fn method(&self) -> DirtyTracking;
     fn memory(&mut self) -> Result<&mut [u8]>;
     fn commit(&mut self) -> Result<()>;
-    /// Closes it; nothing but the file is left.
+    /// Closes it, and leaves only the file.
     fn close(self) -> Result<()>;
 }
 
@@ -80,7 +80,7 @@ impl Mapped for AtomicMap {
     }
 }
 
-/// A region that is all of its store.
+/// A region that fills its store.
 pub(super) struct Whole {
     store: RegionStore,
     map: RegionMap,
@@ -212,10 +212,10 @@ fn time<T: Target, A: Mapped>(
         let plain_first = round % 2 == 0;
         let before = plain_first.then(|| arms.run_plain(&pages)).transpose()?;
         let map = arms.run_map(&pages)?;
-        // What goes home after a commit must not disturb what comes next.
+        // The deferred writes of a commit must not disturb the next measurement.
         quiesce();
         let plain = before.map_or_else(|| arms.run_plain(&pages), Ok)?;
-        // The first round of a row may find what the row before left.
+        // The first round of a row may be affected by the previous row.
         if round > 0 {
             ours.0.push(map.0 / dirty as f64);
             ours.1.push(map.1);
@@ -223,7 +223,7 @@ fn time<T: Target, A: Mapped>(
             raw.1.push(plain.1);
         }
     }
-    // One after the other, with all that a commit leaves to be done later.
+    // Back to back, including the deferred work of each commit.
     let walks: Vec<Vec<u64>> = (0..rounds).map(|_| arms.next(dirty)).collect();
     let start = Instant::now();
     walks.iter().try_for_each(|pages| arms.run_map(pages).map(drop))?;

@@ -189,16 +189,20 @@ fn notes(bench: &str, kind: MediumKind, rows: &[Row]) -> Vec<String> {
     }
     if rows.iter().filter_map(Row::as_copy).any(|row| row.bare_ratio.is_some()) {
         notes.push(
-            "ratio: compared with raw copies with one locked instruction each, the minimum of any scheme with a lock; bare \
+            "ratio: compared with raw copies with one locked instruction each, the minimum of any scheme with a lock; \
+             bare \
              ratio: compared with raw copies without it; both with a fence at each commit"
                 .to_owned(),
         );
     }
     if rows.iter().filter_map(Row::as_copy).any(|row| row.model_ratio.is_some()) {
         notes.push(
-            "model: for a write, a loop that stores the bytes of the engine's protocol and fences as often, without lookups, \
-             checksums and checkpoints, and with at most one locked instruction; for a read, a copy between two reads of a \
-             word; model ratio: the model compared with raw copies, the upper bound of ratio on this machine; of model: \
+            "model: for a write, a loop that stores the bytes of the engine's protocol and fences as often, without \
+             lookups, \
+             checksums and checkpoints, and with at most one locked instruction; for a read, a copy between two reads \
+             of a \
+             word; model ratio: the model compared with raw copies, the upper bound of ratio on this machine; of \
+             model: \
              untorn compared with the model"
                 .to_owned(),
         );
@@ -212,9 +216,12 @@ fn notes(bench: &str, kind: MediumKind, rows: &[Row]) -> Vec<String> {
     }
     if bench == "redundancy" {
         notes.push(
-            "overhead: the loss in operations per second compared with redundancy off; cpu overhead: the loss in operations \
-             per second of processor time, which other programs disturb less; tracking: stores are detected, but nothing \
-             is covered; vulnerable: mean number of stripes over two periods; covered after: time from the last store, if a \
+            "overhead: the loss in operations per second compared with redundancy off; cpu overhead: the loss in \
+             operations \
+             per second of processor time, which other programs disturb less; tracking: stores are detected, but \
+             nothing \
+             is covered; vulnerable: mean number of stripes over two periods; covered after: time from the last \
+             store, if a \
              pass begins at that moment"
                 .to_owned(),
         );
@@ -225,8 +232,10 @@ fn notes(bench: &str, kind: MediumKind, rows: &[Row]) -> Vec<String> {
     }
     if bench == "region-ops" {
         notes.push(
-            "ratio: the file system's rate compared with untorn's; 1 or less if untorn is at least as fast. Each file step \
-             ends with fsync, and with fsync of the directory if a name changes; map opens the file and loads from each \
+            "ratio: the file system's rate compared with untorn's; 1 or less if untorn is at least as fast. Each file \
+             step \
+             ends with fsync, and with fsync of the directory if a name changes; map opens the file and loads from \
+             each \
              page"
                 .to_owned(),
         );
@@ -234,8 +243,10 @@ fn notes(bench: &str, kind: MediumKind, rows: &[Row]) -> Vec<String> {
     }
     if is_of_pages(bench) {
         notes.push(
-            "time ratio: the commit's time compared with that of msync(MS_SYNC), or on persistent memory of a flush of every \
-             cache line of the pages and a fence, after the same stores; pages/s: stores and commits back to back, including \
+            "time ratio: the commit's time compared with that of msync(MS_SYNC), or on persistent memory of a flush \
+             of every \
+             cache line of the pages and a fence, after the same stores; pages/s: stores and commits back to back, \
+             including \
              deferred writes to the file"
                 .to_owned(),
         );

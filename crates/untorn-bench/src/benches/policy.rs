@@ -12,7 +12,7 @@ use crate::report::{CopyRow, Row};
 use crate::rig::Rig;
 use crate::stats::median;
 
-/// The policies compared, each on a file of its own.
+/// The policies compared, each on its own file.
 pub(super) const ALL: [LogPolicy; 3] = [LogPolicy::Undo, LogPolicy::Redo, LogPolicy::Hybrid];
 
 const READS: [u32; 6] = [0, 20, 40, 60, 80, 100];
@@ -72,7 +72,7 @@ fn time<T: Target>(
     case: &Case,
     reads: u32,
 ) -> Result<Vec<(Case, CopyRow)>> {
-    // Every mix begins after nothing but writes, so a policy that adapts has to.
+    // Start every mix after a phase of only writes, so that an adaptive policy has to adapt.
     files.iter().try_for_each(|(_, file)| rig.write_through(file))?;
     let raw = &rig.raw;
     let mut arms: Vec<Arm<'_>> = files.iter().map(|(_, file)| arm(rig, file, reads)).collect();
@@ -95,7 +95,8 @@ fn time<T: Target>(
     Ok(files.iter().zip(series).map(row).collect())
 }
 
-/// Hybrid to the better of the two others: the one with the higher median over all rounds, compared round by round.
+/// The ratio of hybrid to the better of the two others (the one with the higher median over all rounds), round by
+/// round.
 fn share_of_better(files: &[(Setup, AtomicFile)], series: &[Series]) -> Option<f64> {
     let of = |policy| {
         let at = files.iter().position(|(setup, _)| setup.log_policy == Some(policy))?;

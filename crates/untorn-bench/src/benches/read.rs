@@ -1,4 +1,4 @@
-//! `atomic-read`: reads of settled and of reflected pages against memcpy.
+//! `atomic-read`: reads of settled and reflected pages, compared with memcpy.
 
 use untorn::{AtomicFile, Durability, EngineKind, ReadPolicy};
 
@@ -11,19 +11,19 @@ use crate::raw::{Raw, Target};
 use crate::report::{CopyRow, Row};
 use crate::rig::Rig;
 
-/// Where the bytes are that a row reads, and what the reads do with them.
+/// The place of the bytes that a row reads, and whether reads deploy them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// All in the data file.
     Settled,
-    /// All in the sidecar, gathered from there.
+    /// All in the sidecar; reads gather them.
     Gathered,
-    /// All in the sidecar, deployed by the read: each page is read once, because the next read finds it settled.
+    /// All in the sidecar; the read deploys them. Each page is read once, because the next read finds it settled.
     Deployed,
 }
 
 impl State {
-    /// Those of an engine. Reads of the hybrid-log engine never deploy.
+    /// The variants of an engine. Reads of the hybrid-log engine never deploy.
     fn of(engine: EngineKind) -> &'static [State] {
         match engine {
             EngineKind::HybridLog => &[State::Settled, State::Gathered],
@@ -46,7 +46,7 @@ impl State {
 
 pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
     let durability = if is_pmem(rig.target) { Durability::PerWrite } else { Durability::PerCommit };
-    // The order of fences is the writers' affair; rows of one order say all there is to say, unless more are wanted.
+    // The fence order concerns writers only, so measure one order unless more are requested.
     let mut setups = Setup::all(rig, durability);
     if rig.args.orders.is_empty() {
         setups.dedup_by_key(|setup| (setup.engine, setup.log_policy));
@@ -109,7 +109,7 @@ fn time<T: Target>(
             Arm::new(batch, |buf, offset| file.read_at(buf, offset), || Ok(())),
             Arm::new(batch, |buf, offset| rig.raw.read(buf, offset), || Ok(())),
         ];
-        // A model of gathering would be the engine.
+        // A model of gathering would be the engine itself.
         if state == State::Settled {
             arms.push(Arm::new(batch, |buf, offset| looks.read(&rig.raw, buf, offset), || Ok(())));
         }
@@ -126,11 +126,11 @@ fn time<T: Target>(
 }
 
 impl State {
-    /// Cuts a plan down to the pages there are, where each may be read only once.
+    /// Limits a plan to the existing pages if each may be read only once.
     fn fit<T: Target>(self, rig: &Rig<'_, T>, case: &Case, mut plan: Plan) -> Plan {
         if self == State::Deployed {
             let places = Region::of_thread(rig.file_len, 0, case.threads).len / case.size.next_multiple_of(4096) as u64;
-            // One round more than counts: the warm-up reads pages too.
+            // One extra round, because the warm-up reads pages too.
             let share = places / (plan.rounds as u64 + 1);
             plan.limit.ops = plan.limit.ops.min(share).max(1);
             let batch = u64::from(self.batch(rig, &plan));

@@ -1,8 +1,9 @@
-//! `redundancy`: what it costs a program to have its stores found and covered now and then, against the same program on a
-//! mapping that nobody watches, in turns. The workloads of the Vilamb paper (§4.2, §4.5).
+//! `redundancy`: the cost of detecting and periodically covering a program's stores, compared with the same program on
+//! an unwatched mapping, in turns. The workloads are those of the Vilamb paper (§4.2, §4.5).
 //!
-//! An arm that covers every 30 seconds has its turn in slices of a second like the others; its period is of the time that it
-//! ran. What a pass costs is in one slice of thirty then, so what counts are sums over whole periods, not medians of slices.
+//! An arm that covers every 30 seconds runs in slices of a second like the others; its period counts its own running
+//! time. The cost of a pass is then in one slice of thirty, so the results are sums over whole periods, not medians of
+//! slices.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -25,17 +26,17 @@ use crate::stats::median;
 use crate::zipf::Zipf;
 
 const PAGE: u64 = 4096;
-/// Bytes of a record of the key-value workload, and of the field of it that an update stores: YCSB's.
+/// Bytes of a record of the key-value workload, and of the field that an update stores, as in YCSB.
 pub(super) const RECORD: u64 = 1024;
 pub(super) const FIELD: usize = 100;
 const RATE: u64 = 20_000;
 const READS: u32 = 50;
-/// Looks at what is vulnerable in one period.
+/// The number of samples of vulnerable stripes per period.
 const LOOKS: u32 = 20;
-/// Random stores between two looks at whether the slice has ended.
+/// Random stores between two checks for the end of the slice.
 const BATCH: usize = 64;
 
-/// The periods of a workload where nobody says otherwise, in seconds: those that are promised something for.
+/// The default periods of a workload in seconds: those with documented figures.
 pub(super) fn periods(workload: Workload) -> &'static [f64] {
     match workload {
         Workload::KeyValue => &[1.0, 30.0],
@@ -48,7 +49,7 @@ pub(super) fn touch(memory: &DaxFile, len: u64) -> Result<()> {
     Ok((0..len).step_by(PAGE as usize).try_for_each(|offset| memory.store(offset, &[0x5a; 64]))?)
 }
 
-/// What the program does.
+/// The program's workload.
 pub(super) struct Load {
     pub(super) workload: Workload,
     pub(super) threads: usize,
@@ -56,21 +57,21 @@ pub(super) struct Load {
     size: usize,
     pub(super) len: u64,
     pub(super) zipf: Zipf,
-    /// Reads of 100 operations.
+    /// Reads per 100 operations.
     pub(super) reads: u64,
-    /// Turns of [`work`] in each operation.
+    /// Rounds of [`work`] per operation.
     pub(super) turns: u64,
     pub(super) seed: u64,
     /// Which pages share a parity page.
     pub(super) layout: StripeLayout,
 }
 
-/// What a server does with a request beside looking at its data.
+/// The work of a server per request, besides its data accesses.
 pub(super) fn work(turns: u64) {
     black_box((0..black_box(turns)).fold(turns, |sum, _| mix(sum)));
 }
 
-/// Turns of [`work`] that take this long.
+/// The number of rounds of [`work`] that take this long.
 fn turns_in(time: Duration) -> u64 {
     const TURNS: u64 = 200_000;
     let once = |_| {
@@ -78,13 +79,13 @@ fn turns_in(time: Duration) -> u64 {
         work(TURNS);
         thread_time() - before
     };
-    // The fastest is the one that was disturbed least.
+    // The fastest run was disturbed least.
     let fastest = (0..9).map(once).min().unwrap_or_default().as_secs_f64().max(1e-9);
     (time.as_secs_f64() / fastest * TURNS as f64) as u64
 }
 
 impl Load {
-    /// Runs one thread until it is to stop. Returns how many operations that were.
+    /// Runs one thread until it has to stop. Returns its number of operations.
     fn run(&self, memory: &DaxFile, thread: usize, slice: u64, stop: &AtomicBool) -> untorn::Result<u64> {
         let seed = mix(self.seed) ^ mix(slice * 1024 + thread as u64);
         match self.workload {
@@ -125,7 +126,7 @@ impl Load {
         Ok(ops)
     }
 
-    /// Has all threads at work while `meanwhile` runs. Returns their operations and what it returned.
+    /// Runs all threads while `meanwhile` runs. Returns their number of operations and its result.
     fn beside<R>(
         &self,
         memory: &DaxFile,
@@ -150,7 +151,7 @@ impl Load {
     }
 }
 
-/// What becomes of the stores.
+/// How stores are handled.
 enum Watch {
     Off,
     Tracking(Arc<dyn Tracker>),
@@ -173,11 +174,11 @@ struct Arm {
     watch: Watch,
     memory: DaxFile,
     period: Option<Duration>,
-    /// How long it ran.
+    /// Its running time.
     clock: Duration,
     cpu: Duration,
     ops: u64,
-    /// When the next pass is due, by that clock.
+    /// When the next pass is due, in that time.
     due: Duration,
     passes: Vec<f64>,
     slices: usize,
@@ -193,7 +194,8 @@ impl Arm {
         Ok(Arm { watch, memory, period, clock, cpu, ops: 0, due, passes: Vec::new(), slices: 0, done: false })
     }
 
-    /// Runs a slice. It ends after `limit`, after a pass that was under way then, or with the first pass after `least` in all.
+    /// Runs a slice. It ends after `limit` (or after the pass in progress then), or with the first pass after `least`
+    /// in total.
     fn slice(&mut self, load: &Load, number: u64, limit: Duration, least: Duration) -> untorn::Result<()> {
         let (before, start, clock) = (process_time(), Instant::now(), self.clock);
         let Arm { watch, memory, period, due, passes, done, .. } = self;
@@ -232,7 +234,7 @@ impl Arm {
         self.ops as f64 / self.cpu.as_secs_f64().max(1e-9)
     }
 
-    /// What is vulnerable over two periods, and how long it takes to cover everything after them.
+    /// Samples the vulnerable stripes over two periods, and measures the time to cover everything afterwards.
     fn over_time(&self, load: &Load, number: u64) -> untorn::Result<Option<Exposure>> {
         let (Watch::On(protected), Some(period)) = (&self.watch, self.period) else { return Ok(None) };
         protected.sync()?;
@@ -274,7 +276,7 @@ impl Arm {
 
 struct Exposure {
     stripes: u64,
-    /// Vulnerable stripes.
+    /// The number of vulnerable stripes.
     mean: f64,
     gain: f64,
     full_coverage_s: f64,
@@ -376,7 +378,7 @@ fn compare<T: Target>(
     Ok(rows)
 }
 
-/// A shared mapping of a file, every page of it in memory.
+/// A shared mapping of a file with every page in memory.
 fn map<T: Target>(rig: &Rig<'_, T>, name: &str) -> Result<DaxFile> {
     // On a disk too: it stores to a mapping as the program does.
     let memory = Dax::new(MediumKind::AssumedPmem).open(&rig.place(name), Access::ReadWrite, rig.file_len)?;

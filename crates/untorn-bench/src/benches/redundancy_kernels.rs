@@ -1,5 +1,5 @@
-//! `redundancy-kernels`: the checksum of a page and the parity of four, against a read of the same memory and nothing else,
-//! all of it out of the caches: one page after the other, as a scrub has them, and pages anywhere, as a program stores to them.
+//! `redundancy-kernels`: the checksum of a page and the parity of four pages, compared with a plain read of the same
+//! uncached memory: sequentially, as a scrub reads, and at random, as a program stores.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -14,16 +14,16 @@ use crate::report::{KernelRow, Row};
 use crate::stats::{median, pairwise};
 
 const PAGE: usize = 4096;
-/// Pages of a stripe where nobody says how many.
+/// The default number of pages per stripe.
 const STRIPE: usize = 4;
 
-/// Bytes of a slice where nobody says otherwise: long to the clock, short to a neighbour on the processor.
+/// The default bytes per slice: long for the clock, short for other programs on the processor.
 const SLICE: usize = 2 << 20;
-/// Rounds where nobody says for how long.
+/// The default number of rounds.
 const ROUNDS: usize = 201;
 const FEWEST_ROUNDS: usize = 15;
 
-/// What is done with a block of memory, and where its parity goes.
+/// The kernel for a block of memory, and the place of its parity.
 type Kernel = dyn Fn(&[u8], &mut [u8]);
 
 struct Arm {
@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args, len: u64, progress: &mut Progress<'_>) -> Result<
     let memory: Vec<u8> = (0..len as usize + PAGE).map(|at| (at / 7) as u8).collect();
     let start = memory.as_ptr().align_offset(PAGE).min(PAGE);
     let memory = &memory[start..start + len as usize];
-    // The widest: what the others have to reach.
+    // The widest read, as the reference for the others.
     let widest = read_ways()[0];
     let read = Arm {
         way: widest.name,
@@ -94,7 +94,7 @@ fn time(args: &Args, seconds: Option<f64>, memory: &[u8], case: &Case<'_>) -> Ve
     let blocks = memory.len() / size;
     let slice = args.ops.unwrap_or((SLICE / size) as u64).min(blocks as u64);
     let region = Region { base: 0, len: (blocks * size) as u64 };
-    // Every block comes once before the first comes again, whoever's turn it is: by then it has left the caches.
+    // Use every block once before repeating one, across all arms: by then it has left the caches.
     let mut walk = Offsets::each_page(pattern, region, size, 0);
     let mut parity = vec![0; PAGE];
     let arms: Vec<&Arm> = std::iter::once(read).chain(ways).collect();

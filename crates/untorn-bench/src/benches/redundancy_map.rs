@@ -1,8 +1,8 @@
-//! The key-value workload of `redundancy` over an [`AtomicMap`]: what it costs a program whose stores are committed now and then
-//! that they are covered too, every so many seconds, against the same program without redundancy, in turns.
+//! The key-value workload of `redundancy` over an [`AtomicMap`]: the cost of periodic redundancy for a program that
+//! commits its stores, compared with the same program without redundancy, in turns.
 //!
-//! Each thread has a map of its own, commits it, and when a pass is due does that itself: what a pass costs is then lost to the
-//! program, whatever threads it has, and an arm that is not at its turn does nothing.
+//! Each thread has its own map, commits it, and runs a due pass itself. So the program pays the whole cost of a pass,
+//! whatever its number of threads, and an arm does nothing outside its turn.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -19,13 +19,13 @@ use crate::report::{RedundancyRow, Row};
 use crate::rig::Rig;
 use crate::stats::median;
 
-/// Operations of a thread from one commit to the next.
+/// Operations of a thread per commit.
 const COMMIT: u64 = 1000;
 
-/// What one thread has.
+/// The state of one thread.
 struct Shard {
     map: AtomicMap,
-    /// When its next pass is due, by the clock of its arm.
+    /// When its next pass is due, on its arm's clock.
     due: Duration,
     passes: Vec<f64>,
 }
@@ -34,9 +34,9 @@ struct Shard {
 struct Arm {
     shards: Vec<Shard>,
     period: Option<Duration>,
-    /// Passes that each thread is to do.
+    /// The number of passes per thread.
     needed: usize,
-    /// How long it ran.
+    /// Its running time.
     clock: Duration,
     cpu: Duration,
     ops: u64,
@@ -47,7 +47,7 @@ struct Arm {
 struct Turn {
     number: u64,
     start: Instant,
-    /// What its clock said before.
+    /// Its clock at the start of the turn.
     clock: Duration,
     limit: Duration,
 }

@@ -1,4 +1,4 @@
-//! `redundancy-pass`: what it costs to find out that nothing was stored to.
+//! `redundancy-pass`: the cost of finding out that no page was stored to.
 
 use std::time::{Duration, Instant};
 
@@ -57,7 +57,7 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, progress: &mut Progress<'_>) -> R
     Ok(rows)
 }
 
-/// Milliseconds of processor time and of time that each takes.
+/// Milliseconds of processor time and of elapsed time of each pass.
 fn time(seconds: Option<f64>, pass: impl Fn() -> untorn::Result<()>) -> Result<Vec<(f64, f64)>> {
     let mut times = Vec::new();
     let start = Instant::now();

@@ -1,5 +1,5 @@
-//! `region-ops`: what one does with regions, against what one does with files of the same file system: the Region System
-//! paper's Fig. 4.
+//! `region-ops`: operations on regions, compared with the same operations on files of the same file system, as in Fig.
+//! 4 of the Region System paper.
 
 use std::time::Instant;
 
@@ -20,20 +20,21 @@ const PAGES: [u64; 2] = [1, 64];
 const FILE: Barrier = Barrier::new("bench.region-ops.file");
 const NAME: Barrier = Barrier::new("bench.region-ops.name");
 
-/// What is timed, in the order in which a region or file goes through it. Each ends durable.
+/// The timed steps, in the order in which a region or file goes through them. Each ends durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// A new region; a new file, with an fsync of it and of its directory.
     Create,
-    /// Pages in a row; `fallocate` and fsync.
+    /// Allocating consecutive pages; `fallocate` and fsync.
     Allocate,
-    /// Opening it, and a load from each page; the same and fsync, which a program cannot know to have nothing to do.
+    /// Opening it and loading from each page; the same plus fsync, because a program cannot know that it is
+    /// unnecessary.
     Map,
     /// A commit of a byte stored to each page, and closing it; fsync and closing it.
     Unmap,
-    /// Every second page, one by one; as many holes and fsync.
+    /// Freeing every second page, one by one; as many holes and fsync.
     FreeAlternate,
-    /// All pages; one hole and fsync.
+    /// Freeing all pages; one hole and fsync.
     Free,
     /// unlink and an fsync of the directory.
     Delete,
@@ -72,7 +73,7 @@ impl Regions {
         Ok(self.region.as_ref().expect("it was opened just now"))
     }
 
-    /// Gets ready, and times a step in nanoseconds.
+    /// Prepares a step, and times it in nanoseconds.
     fn step(&mut self, step: Step, name: &str) -> Result<f64> {
         let pages = self.pages;
         match step {
@@ -159,7 +160,7 @@ impl<T: Target> Files<'_, T> {
             Step::Unmap => {
                 let file = self.file(name)?;
                 (0..pages).try_for_each(|page| file.store(page * PAGE, &[2]))?;
-                // On persistent memory no file system does it for the program.
+                // On persistent memory the program has to do it.
                 file.flush(FILE, 0, pages * PAGE);
             }
             Step::FreeAlternate => drop(self.file(name)?),
@@ -249,7 +250,7 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, system: &str, progress: &mut Prog
                 pages,
                 ops_per_s: 1e9 / median(&their),
                 untorn_ops_per_s: 1e9 / median(&our),
-                // The rate of the one to that of the other is the time of the other to that of the one.
+                // The ratio of rates is the inverse ratio of times.
                 ratio_to_untorn: ratio.median,
                 ratio_low: ratio.low,
                 ratio_high: ratio.high,

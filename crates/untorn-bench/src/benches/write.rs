@@ -1,4 +1,4 @@
-//! `atomic-write` and `atomic-commit`: writes against raw copies.
+//! `atomic-write` and `atomic-commit`: writes, compared with raw copies.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,13 +14,13 @@ use crate::report::{CopyRow, Row};
 use crate::rig::Rig;
 use crate::stats::{median, pairwise};
 
-/// `atomic-write`: each write durable before the next.
+/// `atomic-write`: each write is durable before the next.
 pub(super) fn each<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
     let default = if is_pmem(rig.target) { Durability::PerWrite } else { Durability::PerCommit };
     run(rig, cases, rig.args.durability.unwrap_or(default), None, progress)
 }
 
-/// `atomic-commit`: a commit after some writes.
+/// `atomic-commit`: a commit after every few writes.
 pub(super) fn epochs<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Progress<'_>) -> Result<Vec<Row>> {
     run(rig, cases, Durability::PerCommit, Some(rig.args.commit_every), progress)
 }
@@ -80,8 +80,8 @@ fn run<T: Target>(
     Ok(rows)
 }
 
-/// Has what stands in a log carried home, so that counts of a window have all that its writes cost. Every batch of an arm
-/// ends with a commit where one is needed, so other engines have nothing left to do.
+/// Checkpoints the log, so that the counts of a window include the whole cost of its writes. Every batch of an arm ends
+/// with a commit if one is needed, so other engines have nothing left to do.
 pub(super) fn carry_home(file: &AtomicFile) -> Result<()> {
     if file.info().engine == EngineKind::HybridLog {
         file.sync()?;
@@ -90,7 +90,7 @@ pub(super) fn carry_home(file: &AtomicFile) -> Result<()> {
     Ok(())
 }
 
-/// untorn, raw and, where epochs are measured, bare.
+/// The arms: untorn, raw and, for epochs, bare.
 fn arms<'a, T: Target>(
     rig: &'a Rig<'_, T>,
     file: &'a AtomicFile,
@@ -131,7 +131,7 @@ fn arms<'a, T: Target>(
     }
 }
 
-/// The model of what an engine stores, where there is one.
+/// The model of the engine's stores, if there is one.
 fn protocol<'a, T: Target>(
     rig: &'a Rig<'_, T>,
     model: &'a Model<T::Raw>,
@@ -157,7 +157,7 @@ fn protocol<'a, T: Target>(
     }
 }
 
-/// Adds to a row what the arms behind the first two say.
+/// Adds the results of the arms after the first two to a row.
 fn compare(row: &mut CopyRow, series: &[Series], has_model: bool) {
     let (ours, raw) = (&series[0], &series[1]);
     let (bare, model) = match &series[2..] {
@@ -171,8 +171,8 @@ fn compare(row: &mut CopyRow, series: &[Series], has_model: bool) {
     }
 }
 
-/// One locked instruction on a line no other thread has: what any scheme with a lock pays at each write. It drains the
-/// non-temporal stores before it, which is most of its cost.
+/// One locked instruction on a line that no other thread uses: the minimum cost per write of any scheme with a lock. It
+/// drains the preceding non-temporal stores, which is most of its cost.
 #[inline(always)]
 fn lock_once() {
     let cell = AtomicU64::new(0);

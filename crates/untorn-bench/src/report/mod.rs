@@ -1,4 +1,4 @@
-//! What a run found: as JSON for programs, as a table for people, as a plot.
+//! The results of a run: as JSON for programs, as a table for people, and as a plot.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +16,11 @@ pub use redundancy::{KernelRow, PassRow, RedundancyRow, Vulnerable};
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// Its name.
+    /// The benchmark's name.
     pub bench: &'static str,
-    /// Where it ran.
+    /// The machine it ran on.
     pub machine: Machine,
-    /// What a reader of the numbers must know, in sentences.
+    /// Notes that a reader of the numbers needs.
     pub notes: Vec<String>,
     /// The measurements.
     pub rows: Vec<Row>,
@@ -31,28 +31,28 @@ pub struct Report {
 #[serde(untagged)]
 #[non_exhaustive]
 pub enum Row {
-    /// Of copies into or out of a file.
+    /// Copies into or out of a file.
     Copy(Box<CopyRow>),
-    /// Of commits by many threads.
+    /// Commits by many threads.
     Commit(CommitRow),
-    /// Of the time one commit takes.
+    /// The time of one commit.
     CommitTime(CommitTimeRow),
-    /// Of plain stores and their commit.
+    /// Plain stores and their commit.
     MapCommit(MapCommitRow),
-    /// Of what is done with a region, and with a file.
+    /// Operations on a region, and on a file.
     Region(RegionRow),
-    /// Of a file that nobody uses.
+    /// An open but unused file.
     Idle(IdleRow),
-    /// Of a workload beside redundancy.
+    /// A workload with redundancy.
     Redundancy(Box<RedundancyRow>),
-    /// Of a pass over what nobody stored to.
+    /// A redundancy pass over an unmodified file.
     Pass(PassRow),
-    /// Of what is computed of pages.
+    /// Checksums and parity of pages.
     Kernel(KernelRow),
 }
 
-/// Copies into or out of a file, against raw ones. Rates are medians over slices; a ratio is the median of the ratios
-/// of slices measured side by side, so it is not exactly the ratio of the rates.
+/// Copies into or out of a file, compared with raw ones. Rates are medians over slices. A ratio is the median of the
+/// ratios of neighbouring slices, so it is not exactly the ratio of the rates.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct CopyRow {
@@ -60,90 +60,90 @@ pub struct CopyRow {
     pub engine: &'static str,
     /// "one-fence" or "two-fence".
     pub order: &'static str,
-    /// Bytes of one access.
+    /// Bytes per access.
     pub size: usize,
-    /// Threads, each on pages of its own.
+    /// Number of threads, each on its own pages.
     pub threads: usize,
     /// "random" or "sequential".
     pub pattern: &'static str,
     /// "write" or "commit".
     pub durability: &'static str,
-    /// Writes to one commit, where they are durable per commit.
+    /// Writes per commit, with per-commit durability.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit_every: Option<u32>,
-    /// Of reads: "settled" or "reflected" pages.
+    /// For reads: "settled" or "reflected" pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<&'static str>,
-    /// Of reads: "gather" or "deploy".
+    /// For reads: "gather" or "deploy".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_policy: Option<&'static str>,
-    /// Of the hybrid-log engine: "hybrid", "undo" or "redo".
+    /// For the hybrid-log engine: "hybrid", "undo" or "redo".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_policy: Option<&'static str>,
-    /// Of reads and writes mixed: reads among a hundred accesses.
+    /// For mixed reads and writes: the percentage of reads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reads_percent: Option<u32>,
-    /// Of hybrid logging: its rate to that of the better of undo and redo, the median over rounds.
+    /// For hybrid logging: the ratio of its rate to the better of undo and redo, the median over rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_of_better: Option<f64>,
-    /// Accesses a second, all threads together.
+    /// Accesses per second, all threads together.
     pub ops_per_s: f64,
-    /// Those of the raw arm.
+    /// The same for the raw arm.
     pub raw_ops_per_s: f64,
-    /// untorn to raw.
+    /// The ratio of untorn to raw.
     pub ratio: f64,
     /// Lower quartile of the ratio.
     pub ratio_low: f64,
     /// Upper quartile of the ratio.
     pub ratio_high: f64,
-    /// untorn to raw in accesses for each second of processor time, all threads together, with those in the background.
+    /// The ratio of untorn to raw in accesses per second of processor time, of all threads including background ones.
     pub cpu_ratio: f64,
-    /// Accesses a second of raw copies without the locked instruction, where the raw arm has one.
+    /// Accesses per second of raw copies without the locked instruction, if the raw arm has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bare_ops_per_s: Option<f64>,
-    /// untorn to those.
+    /// The ratio of untorn to those.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bare_ratio: Option<f64>,
-    /// Accesses a second of a model of the engine's protocol: of writes the same bytes and fences with no code around
-    /// them, of reads a copy between two looks at a word of the page.
+    /// Accesses per second of a model of the engine's protocol: for writes the same bytes and fences without other
+    /// code, for reads a copy between two reads of the page's word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_ops_per_s: Option<f64>,
-    /// The model to raw: what the protocol allows on this machine.
+    /// The ratio of the model to raw: the protocol's limit on this machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_ratio: Option<f64>,
-    /// untorn to the model.
+    /// The ratio of untorn to the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_of_model: Option<f64>,
-    /// Of several threads: untorn's gain over one thread, to raw's gain.
+    /// For several threads: the ratio of untorn's gain over one thread to raw's gain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scaling_vs_raw: Option<f64>,
-    /// The same to the gain of raw copies without the locked instruction.
+    /// The same, relative to the gain of raw copies without the locked instruction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scaling_vs_bare: Option<f64>,
-    /// Of several threads: untorn's change of the accesses for each second of processor time, to raw's change. Unlike
-    /// `scaling_vs_raw` it does not give one thread the processors that it leaves to threads in the background.
+    /// For several threads: the ratio of untorn's change in accesses per second of processor time to raw's change.
+    /// Unlike `scaling_vs_raw`, it does not credit one thread with the processors used by its background threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_scaling_vs_raw: Option<f64>,
-    /// Fences of one access; on a block medium flush rounds.
+    /// Fences per access; on a block medium, flush rounds.
     pub fences_per_op: f64,
-    /// Cache lines written back by one access; on a block medium files flushed.
+    /// Cache lines written back per access; on a block medium, files flushed.
     pub flushes_per_op: f64,
-    /// Bytes stored by one access.
+    /// Bytes stored per access.
     pub bytes_per_op: f64,
-    /// Of writes: bytes stored for each byte the program wrote.
+    /// For writes: bytes stored per byte written by the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_user_byte: Option<f64>,
-    /// Of commits: fences of one, with those of the checkpoints in between.
+    /// For commits: fences per commit, including those of checkpoints in between.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fences_per_commit: Option<f64>,
-    /// Fences of one access by the name of their barrier.
+    /// Fences per access, by barrier name.
     pub barriers_per_op: BTreeMap<&'static str, f64>,
-    /// Pairs of slices the ratio is the median of.
+    /// The number of pairs of slices in the ratio's median.
     pub pairs: usize,
 }
 
 impl CopyRow {
-    /// Whether the two differ in nothing but the number of threads.
+    /// Whether the two differ only in the number of threads.
     pub(crate) fn same_but_threads(&self, other: &CopyRow) -> bool {
         let key = |row: &CopyRow| {
             let how = (row.engine, row.order, row.durability, row.read_policy, row.log_policy);
@@ -153,39 +153,39 @@ impl CopyRow {
     }
 }
 
-/// Commits of many threads that each write and sync, against `pwrite` and `fdatasync` by each.
+/// Commits of many threads that each write and sync, compared with `pwrite` and `fdatasync` by each.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct CommitRow {
     /// The engine that served the file.
     pub engine: &'static str,
-    /// Bytes of one write.
+    /// Bytes per write.
     pub size: usize,
-    /// Threads that commit at once.
+    /// Number of threads that commit concurrently.
     pub threads: usize,
     /// "random" or "sequential".
     pub pattern: &'static str,
-    /// Commits a second, all threads together.
+    /// Commits per second, all threads together.
     pub commits_per_s: f64,
-    /// Rounds of `pwrite` and `fdatasync` a second, all threads together.
+    /// Rounds of `pwrite` and `fdatasync` per second, all threads together.
     pub raw_commits_per_s: f64,
-    /// untorn to raw.
+    /// The ratio of untorn to raw.
     pub ratio: f64,
     /// Lower quartile of the ratio.
     pub ratio_low: f64,
     /// Upper quartile of the ratio.
     pub ratio_high: f64,
-    /// Flush rounds of one commit; below 1 where threads share them.
+    /// Flush rounds per commit; below 1 if threads share them.
     pub flush_rounds_per_commit: f64,
-    /// Files flushed for one commit.
+    /// Files flushed per commit.
     pub flushes_per_commit: f64,
-    /// Bytes stored for one commit.
+    /// Bytes stored per commit.
     pub bytes_per_commit: f64,
-    /// Pairs of slices the ratio is the median of.
+    /// The number of pairs of slices in the ratio's median.
     pub pairs: usize,
 }
 
-/// The time of one commit after so many blocks were written, against a fence after as many raw copies.
+/// The time of one commit by the number of written blocks, compared with a fence after the same number of raw copies.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct CommitTimeRow {
@@ -193,12 +193,12 @@ pub struct CommitTimeRow {
     pub engine: &'static str,
     /// "one-fence" or "two-fence".
     pub order: &'static str,
-    /// Of the hybrid-log engine: "hybrid", "undo" or "redo".
+    /// For the hybrid-log engine: "hybrid", "undo" or "redo".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_policy: Option<&'static str>,
     /// Bytes written into each block.
     pub size: usize,
-    /// Blocks written since the commit before, each once.
+    /// Blocks written since the previous commit, each once.
     pub dirty_blocks: u64,
     /// Nanoseconds of the commit, the median.
     pub commit_ns: f64,
@@ -208,11 +208,11 @@ pub struct CommitTimeRow {
     pub commit_ns_high: f64,
     /// Nanoseconds of the fence after raw copies, the median.
     pub raw_ns: f64,
-    /// The commit's time to that after the fewest blocks of the run, the median over rounds.
+    /// The ratio of the commit's time to that after the fewest blocks of the run, the median over rounds.
     pub to_fewest: f64,
-    /// Fences of the commit; on a block medium flush rounds.
+    /// Fences of the commit; on a block medium, flush rounds.
     pub fences_per_commit: f64,
-    /// Cache lines written back by the commit; on a block medium files flushed.
+    /// Cache lines written back by the commit; on a block medium, files flushed.
     pub flushes_per_commit: f64,
     /// Bytes stored by the commit.
     pub bytes_per_commit: f64,
@@ -220,13 +220,13 @@ pub struct CommitTimeRow {
     pub pairs: usize,
 }
 
-/// Plain stores into a map and their commit, against plain stores into a shared mapping and its flush.
+/// Plain stores into a map and their commit, compared with plain stores into a shared mapping and its flush.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct MapCommitRow {
-    /// How stores are found out: "write-protect" or "page-table".
+    /// How stores are detected: "write-protect" or "page-table".
     pub tracking: &'static str,
-    /// Bytes stored to each page.
+    /// Bytes stored per page.
     pub size: usize,
     /// "random" or "sequential": which pages.
     pub pattern: &'static str,
@@ -240,13 +240,13 @@ pub struct MapCommitRow {
     pub commit_ns_high: f64,
     /// Nanoseconds of the flush, the median.
     pub raw_ns: f64,
-    /// The commit's time to the flush's, the median over rounds.
+    /// The ratio of the commit's time to the flush's, the median over rounds.
     pub time_to_raw: f64,
     /// Nanoseconds of the stores to one page, the first after a commit, the median.
     pub store_ns: f64,
     /// The same for the shared mapping.
     pub raw_store_ns: f64,
-    /// Pages stored to and committed in a second, one commit after the other, until everything is in the file.
+    /// Pages stored to and committed per second, back to back, until everything is in the file.
     pub pages_per_s: f64,
     /// The same for the shared mapping.
     pub raw_pages_per_s: f64,
@@ -254,52 +254,52 @@ pub struct MapCommitRow {
     pub pairs: usize,
 }
 
-/// What is done with a region, against the same done with a file of the same file system.
+/// An operation on a region, compared with the same operation on a file of the same file system.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct RegionRow {
-    /// What is done.
+    /// The operation.
     pub workload: &'static str,
     /// The file system.
     pub system: String,
     /// Pages of the region and of the file.
     pub pages: u64,
-    /// How often the file system does it in a second, by the median time.
+    /// Operations per second of the file system, by the median time.
     pub ops_per_s: f64,
-    /// How often untorn does.
+    /// Operations per second of untorn.
     pub untorn_ops_per_s: f64,
-    /// The file system's rate to untorn's, the median over rounds.
+    /// The ratio of the file system's rate to untorn's, the median over rounds.
     pub ratio_to_untorn: f64,
     /// Its lower quartile.
     pub ratio_low: f64,
     /// Its upper quartile.
     pub ratio_high: f64,
-    /// Rounds.
+    /// Number of rounds.
     pub pairs: usize,
 }
 
-/// What an open file takes of a processor while nobody uses it.
+/// The processor time of an open but unused file.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct IdleRow {
     /// The engine that served the file.
     pub engine: &'static str,
-    /// Of the hybrid-log engine: "hybrid", "undo" or "redo".
+    /// For the hybrid-log engine: "hybrid", "undo" or "redo".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_policy: Option<&'static str>,
     /// Length of the file in bytes.
     pub file_len: u64,
-    /// Bytes written before, in commits.
+    /// Bytes written and committed before.
     pub written: u64,
-    /// Threads of the process.
+    /// Number of threads of the process.
     pub threads: usize,
-    /// Seconds it lay idle.
+    /// Seconds of idle time.
     pub seconds: f64,
-    /// Processor time in them, of all threads, in seconds.
+    /// Processor time of all threads in that time, in seconds.
     pub cpu_seconds: f64,
-    /// Processor time to time; 1 is a whole core.
+    /// The ratio of processor time to elapsed time; 1 is a whole core.
     pub cpu_share: f64,
-    /// Times that a thread went to sleep in them: once for each time that it had been woken.
+    /// Number of times that a thread went to sleep in that time: once per wakeup.
     pub wakeups: u64,
 }
 
@@ -324,7 +324,7 @@ impl Row {
         }
     }
 
-    /// The cells of the table with their headings; a heading without a value in any row is left out.
+    /// The cells of the table with their headings; a heading without a value in any row is omitted.
     fn cells(&self) -> Vec<(&'static str, Option<String>)> {
         let two = |value: f64| format!("{value:.2}");
         match self {
@@ -423,7 +423,7 @@ impl Row {
     }
 }
 
-/// A rate with three digits that mean something.
+/// A rate with three significant digits.
 fn rate(per_s: f64) -> String {
     match per_s {
         1e6.. => format!("{:.2}M", per_s / 1e6),
@@ -455,7 +455,7 @@ impl Report {
         let widths: Vec<usize> =
             (0..shown.len()).map(|at| lines.iter().map(|line| line[at].len()).max().unwrap_or(0)).collect();
         for line in &lines {
-            // Words to the left, numbers to the right.
+            // Align text left and numbers right.
             let cells: Vec<String> = line
                 .iter()
                 .zip(&widths)
@@ -477,7 +477,7 @@ impl Report {
         text
     }
 
-    /// A plot as an SVG document: a group of bars for each size or number of threads, a colour for each series.
+    /// A plot as an SVG document: a group of bars per size or number of threads, a colour per series.
     pub fn to_svg(&self) -> String {
         plot::svg(self)
     }

@@ -1,126 +1,128 @@
-//! What the benchmarks of redundancy found.
+//! The results of the redundancy benchmarks.
 
 use serde::Serialize;
 
 use super::rate;
 
-/// A workload on a mapping whose stores are found, and covered now and then, against the same on one that nobody watches.
+/// A workload on a mapping with detected and periodically covered stores, compared with the same on an unwatched
+/// mapping.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct RedundancyRow {
     /// "key-value" or "random-stores".
     pub workload: &'static str,
-    /// What is stored to: "plain-mapping", or "atomic-map", which is committed now and then.
+    /// The target of the stores: "plain-mapping", or "atomic-map", which is committed periodically.
     pub system: &'static str,
-    /// "off"; "tracking", where stores are found and nothing is covered; or "on".
+    /// "off"; "tracking" (stores are detected, but nothing is covered); or "on".
     pub redundancy: &'static str,
-    /// Seconds from one pass to the next, unless it is off.
+    /// Seconds between passes, unless it is off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period_s: Option<f64>,
     /// Length of the file in bytes.
     pub file_len: u64,
-    /// Threads of the program.
+    /// Number of threads of the program.
     pub threads: usize,
-    /// Operations a second that take the processors whole, by the work that each has beside its accesses; `None` if it has
-    /// none.
+    /// Operations per second at which the processors are saturated, through the extra work per operation; `None`
+    /// without extra work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offered_per_s: Option<u64>,
-    /// Operations a second, all threads together.
+    /// Operations per second, all threads together.
     pub ops_per_s: f64,
-    /// Microseconds of processor time of an operation, with that of the passes.
+    /// Microseconds of processor time per operation, including the passes.
     pub cpu_us_per_op: f64,
-    /// The share of operations a second that is lost to what runs when it is off; 0 for that itself.
+    /// The loss in operations per second compared with redundancy off; 0 for off itself.
     pub overhead: f64,
-    /// The share of operations for each second of processor time that is lost.
+    /// The loss in operations per second of processor time.
     pub cpu_overhead: f64,
-    /// Seconds that it ran, with whole passes.
+    /// Seconds of running time, with whole passes.
     pub seconds: f64,
-    /// Passes in them.
+    /// Number of passes in that time.
     pub passes: usize,
-    /// Seconds of a pass, the median.
+    /// Median seconds of a pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pass_s: Option<f64>,
-    /// Stripes of the file.
+    /// Number of stripes of the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stripes: Option<u64>,
-    /// Vulnerable stripes, the mean over two periods.
+    /// Mean number of vulnerable stripes over two periods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vulnerable_stripes: Option<f64>,
-    /// The gain in mean time to data loss with so many: P / (V · N) of the Vilamb paper.
+    /// The gain in mean time to data loss with that number: P / (V · N) of the Vilamb paper.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mttdl_gain: Option<f64>,
-    /// Seconds from the program's last store until everything is covered, when a pass begins right after it. One that begins
-    /// by itself begins a period later at most.
+    /// Seconds from the program's last store until everything is covered, if a pass begins right after it. A pass
+    /// begins by itself at most one period later.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_coverage_s: Option<f64>,
-    /// What was vulnerable over two periods, and when everything was covered.
+    /// The vulnerable stripes over two periods, and the time until everything was covered.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub over_time: Vec<Vulnerable>,
-    /// Slices that it ran in, in turns with the others.
+    /// Number of slices, in turns with the other rows.
     pub slices: usize,
 }
 
-/// What is not covered at one time.
+/// The uncovered pages and stripes at one time.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Vulnerable {
-    /// Seconds since the program began to store.
+    /// Seconds since the program's first store.
     pub seconds: f64,
-    /// Pages.
+    /// Number of uncovered pages.
     pub uncovered_pages: u64,
-    /// Stripes with such a page.
+    /// Number of stripes with such a page.
     pub vulnerable_stripes: u64,
 }
 
-/// A pass over a file that nobody stored to.
+/// A pass over an unmodified file.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct PassRow {
-    /// How stores are found: "page-tables", or "announced".
+    /// How stores are detected: "page-tables", or "announced".
     pub tracking: &'static str,
-    /// "look" at what was stored to, or a whole "pass".
+    /// "look" for modified pages, or a whole "pass".
     pub what: &'static str,
     /// Length of the file in bytes.
     pub file_len: u64,
-    /// Milliseconds of processor time, the median.
+    /// Median milliseconds of processor time.
     pub cpu_ms: f64,
     /// Their lower quartile.
     pub cpu_ms_low: f64,
     /// Their upper quartile.
     pub cpu_ms_high: f64,
-    /// Milliseconds, the median.
+    /// Median milliseconds of elapsed time.
     pub wall_ms: f64,
-    /// Milliseconds of processor time for each GiB.
+    /// Milliseconds of processor time per GiB.
     pub cpu_ms_per_gib: f64,
-    /// Passes timed.
+    /// Number of timed passes.
     pub passes: usize,
 }
 
-/// What is computed of memory out of the caches, against a read of it.
+/// A computation over uncached memory, compared with a read of it.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct KernelRow {
     /// "crc32c" or "parity".
     pub kernel: &'static str,
-    /// "sequential", each place after the one before, or "random".
+    /// "sequential" or "random".
     pub pattern: &'static str,
-    /// What it uses: "x86_64-avx512-vpclmulqdq", "avx2", "portable" and the like. The first of each kernel is what redundancy uses here.
+    /// Its instructions: "x86_64-avx512-vpclmulqdq", "avx2", "portable" and so on. Redundancy uses the first one of
+    /// each kernel on this machine.
     pub way: &'static str,
-    /// What the read uses.
+    /// The instructions of the read.
     pub read: &'static str,
-    /// Bytes read for one result.
+    /// Bytes read per result.
     pub size: usize,
-    /// Nanoseconds for one result, the median.
+    /// Median nanoseconds per result.
     pub ns: f64,
     /// Nanoseconds of the read.
     pub read_ns: f64,
-    /// The time to the read's, the median over rounds.
+    /// The ratio of its time to the read's, the median over rounds.
     pub ratio: f64,
     /// Its lower quartile.
     pub ratio_low: f64,
     /// Its upper quartile.
     pub ratio_high: f64,
-    /// Pairs of slices the ratio is the median of.
+    /// The number of pairs of slices in the ratio's median.
     pub pairs: usize,
 }
 

@@ -58,8 +58,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     pub(crate) dirty: Vec<u64>,
     /// Percentages of reads, comma-separated: in hybrid-policy [default: 0,20,40,60,80,100]; in the key-value workload
-    /// of
-    /// redundancy, one value [default: 50].
+    /// of redundancy, one value [default: 50].
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',')]
     pub(crate) reads: Vec<u32>,
     /// Workloads of redundancy, comma-separated [default: both].

@@ -163,9 +163,8 @@ pub(crate) enum Verb {
     /// Run an unmodified program with atomic file updates, or with a fast log in front of its files.
     ///
     /// With `--mode atomic`, all writes to a managed file since its last sync become durable together, or not at all.
-    /// They
-    /// become durable at the program's next fsync, or at the file's last close. Calls that untorn cannot serve this way
-    /// fail with ENOTSUP.
+    /// They become durable at the program's next fsync, or at the file's last close. Calls that untorn cannot serve
+    /// this way fail with ENOTSUP.
     ///
     /// With `--mode boost`, writes go to the log and to the files. A write is durable in the log when its call returns,
     /// or at the next fsync (`--durability`); the files are synced later. The kernel serves files that untorn cannot

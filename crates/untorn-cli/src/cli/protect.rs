@@ -21,16 +21,14 @@ pub(crate) struct Protect {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) stripe: Option<u32>,
     /// Which pages share a parity page: neighbours, or pages as far apart as possible [default: the file's current
-    /// value,
-    /// or consecutive].
+    /// value, or consecutive].
     #[arg(long, value_parser = words::<StripeLayout>(STRIPE_LAYOUTS))]
     pub(crate) layout: Option<StripeLayout>,
     /// Checksum algorithm for a page [default: the file's current value, or crc32c].
     #[arg(long, value_parser = words::<Checksum>(CHECKSUMS))]
     pub(crate) checksum: Option<Checksum>,
     /// Seconds until checksums and parity follow a change: 0 updates them with each change, otherwise at least 0.001.
-    /// The
-    /// file stores this value for programs that open it without one [default: the file's current value, or 1].
+    /// The file stores this value for programs that open it without one [default: the file's current value, or 1].
     #[arg(long, value_name = "S", value_parser = period)]
     pub(crate) period: Option<Duration>,
     /// Number of pages to cover at a time.

@@ -100,8 +100,8 @@ pub(crate) struct Run {
     #[arg(long, value_enum, default_value = "atomic")]
     pub(crate) mode: Mode,
     /// Manage the files whose path matches; may be repeated. `*.db` matches in any directory, `data/*.db` below the
-    /// working
-    /// directory, and `**` any number of directories [default: files opened with O_ATOMIC; with `--mode boost`, all].
+    /// working directory, and `**` any number of directories [default: files opened with O_ATOMIC; with `--mode boost`,
+    /// all].
     #[arg(long = "match", value_name = "GLOB")]
     pub(crate) globs: Vec<String>,
     /// Don't manage the files whose path matches, even if --match matches them; may be repeated. Exclude files that

@@ -28,8 +28,7 @@ pub(crate) struct Torture {
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
     /// With `--medium block`, the number of disk images to check [default: 100]; with `--medium dax`, the number of
-    /// power
-    /// cuts [default: 10].
+    /// power cuts [default: 10].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) images: Option<u64>,
     /// With `--medium block` or `dax`, the file systems, comma-separated: ext4, xfs and, with `block` only, btrfs.
@@ -51,16 +50,14 @@ pub(crate) struct Torture {
     #[arg(long, value_name = "DIR")]
     pub(crate) replay: Option<PathBuf>,
     /// Let the writer store into a mapping of the file and commit, instead of calling write. Needs `--engine
-    /// hybrid-log`,
-    /// which is then the default.
+    /// hybrid-log`, which is then the default.
     #[arg(long)]
     pub(crate) map: bool,
     /// Let the writer map a region of a store, store into it, allocate and free pages, and commit with pmsync.
     #[arg(long, conflicts_with = "map")]
     pub(crate) region: bool,
     /// Protect the file with redundancy, which is updated, scrubbed and repaired during the writes. The test damages
-    /// pages
-    /// between two runs of the writer, and repair must restore them.
+    /// pages between two runs of the writer, and repair must restore them.
     #[arg(long, conflicts_with_all = ["map", "region"])]
     pub(crate) redundancy: bool,
     /// Number of writer threads in the process that is killed.

@@ -203,7 +203,8 @@ fn words(setting: &Setting, outcome: &Outcome) -> String {
         if let Some(kept) = &outcome.kept {
             let _ = writeln!(
                 text,
-                "The files are kept in {}; the state between the kill and the recovery is in its subdirectory `crashed`.\n\
+                "The files are kept in {}; the state between the kill and the recovery is in its subdirectory \
+                 `crashed`.\n\
                  `untorn torture --seed {}` repeats the operations, but not the instant of the kill.",
                 kept.display(),
                 setting.seed
@@ -211,7 +212,8 @@ fn words(setting: &Setting, outcome: &Outcome) -> String {
         }
     }
     text += &output::fold(
-        "Checked after each kill: every operation is atomic, also across several blocks (C1); no operation acknowledged \
+        "Checked after each kill: every operation is atomic, also across several blocks (C1); no operation \
+         acknowledged \
          as durable is lost (C2); with per-write durability, no data that a read returned is lost (C3). Not checked: \
          flush order. A killed process leaves the page cache intact, so kills cannot expose a missing flush; \
          `--medium block` cuts the power of a disk and needs root.",

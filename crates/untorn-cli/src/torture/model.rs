@@ -120,8 +120,7 @@ impl Model {
     }
 
     /// Checks the state after a crash against the reports, and adopts it. `read` reads one block. Returns the
-    /// violations;
-    /// `Err` is an error of `read`.
+    /// violations; `Err` is an error of `read`.
     pub(crate) fn verify<E>(
         &mut self,
         heard: &Heard,
@@ -207,7 +206,8 @@ impl Model {
             for (other, &before) in heard.before[thread].get(&survived).into_iter().flatten().enumerate() {
                 if survived >= self.next[thread] && other != thread && survivors[other] < before {
                     wrong.push(format!(
-                        "operation {survived} of thread {thread} survived, but not operation {before} of thread {other}, \
+                        "operation {survived} of thread {thread} survived, but not operation {before} of thread \
+                         {other}, \
                          which had returned before it began (C1)"
                     ));
                 }
@@ -272,8 +272,7 @@ fn describe(stamp: Stamp) -> String {
 }
 
 /// Finds two contradicting orders: `a < b` and `c < d`, where `d` is `a` or an earlier operation of the same thread,
-/// and
-/// `b` is `c` or an earlier one.
+/// and `b` is `c` or an earlier one.
 fn contradiction(order: &[(Stamp, Stamp)]) -> Option<(Stamp, Stamp)> {
     let not_after = |x: Stamp, y: Stamp| x.thread() == y.thread() && x.operation() <= y.operation();
     for &(a, b) in order {

@@ -2,8 +2,7 @@
 //!
 //! The file is divided into blocks of 16 bytes to several pages, back to back and at odd offsets, so that neighbours
 //! share pages and slices. Each thread owns some blocks; all threads share the rest. A write fills whole blocks with
-//! the
-//! stamp of its operation and with bytes derived from stamp and block, so that any mixture is detected.
+//! the stamp of its operation and with bytes derived from stamp and block, so that any mixture is detected.
 
 use crate::rng::Rng;
 

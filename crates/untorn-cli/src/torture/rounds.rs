@@ -148,8 +148,7 @@ impl Rounds<'_> {
     }
 
     /// Damages pages of a file with redundancy while no process has it open: any page, or only those that are covered
-    /// at
-    /// every instant.
+    /// at every instant.
     fn damage(&mut self, any: bool) -> Result<BTreeSet<u64>> {
         if self.setting.face != Face::Healed {
             return Ok(BTreeSet::new());
@@ -202,8 +201,7 @@ impl Rounds<'_> {
     }
 
     /// Leaves the file closed, dropped or settled, as a program may. A settled file is read without untorn and must
-    /// hold
-    /// the same bytes.
+    /// hold the same bytes.
     fn leave(&mut self, file: Target, plan: &Plan) -> Result<()> {
         match self.rng.below(8) {
             0 => {

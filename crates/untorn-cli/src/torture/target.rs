@@ -68,8 +68,7 @@ pub(super) enum Target {
     /// Reads and writes.
     File(AtomicFile),
     /// Plain loads and stores. The lock lets one thread at a time store or commit, as a program's own lock would, so
-    /// that
-    /// each operation is in one commit.
+    /// that each operation is in one commit.
     Map(Mutex<AtomicMap>),
     /// The same for a region, and its store.
     Region(Mutex<RegionMap>, RegionStore),

@@ -132,7 +132,8 @@ fn medium(path: &Path) -> Result<Diagnosis> {
     if found.durable || found.medium == MediumKind::AssumedPmem {
         return Ok(found);
     }
-    let what = "a log on this medium does not survive a power cut, so the program's synced writes would be lost (`untorn \
+    let what = "a log on this medium does not survive a power cut, so the program's synced writes would be lost \
+                (`untorn \
                 doctor` shows the reasons); put the log on a disk or on persistent memory, or set \
                 UNTORN_ASSUME_PMEM=1 for tests and benchmarks";
     Err(Failure::usage_at(path, what))

@@ -15,7 +15,8 @@ use crate::{progress, size};
 const CHUNK: u64 = 1 << 20;
 
 /// What this verb cannot verify.
-const NOT_VERIFIED: &str = "that the data file's bytes are unchanged since they were written: only a protected file has \
+const NOT_VERIFIED: &str = "that the data file's bytes are unchanged since they were written: only a protected file \
+                    has \
                             checksums for that, and `untorn scrub` compares them";
 
 /// Verifies a file and reports what was verified.
@@ -78,11 +79,13 @@ fn read_all(args: &Look, verified: &mut Vec<String>) -> Result<()> {
     if info.sidecar.is_some() {
         let what = match info.engine {
             EngineKind::HybridLog => {
-                "the sidecar belongs to this file; its superblock and retirement line match their checksums; the file was \
+                "the sidecar belongs to this file; its superblock and retirement line match their checksums; the file \
+                 was \
                  closed cleanly, so the log holds no undeployed data"
             }
             _ => {
-                "the sidecar belongs to this file; its superblock and bitmaps match their checksums; the slices that only \
+                "the sidecar belongs to this file; its superblock and bitmaps match their checksums; the slices that \
+                 only \
                  the sidecar holds match the digest of the last clean close"
             }
         };

@@ -140,7 +140,8 @@ fn mend(path: &Path, as_json: bool) -> Result<Exit> {
             let _ = match repaired {
                 0 => writeln!(
                     text,
-                    "  {word}: parity cannot restore these pages, or the device does not store what was written; nothing was changed:"
+                    "  {word}: parity cannot restore these pages, or the device does not store what was written; \
+                     nothing was changed:"
                 ),
                 many => {
                     let pages = count(many, "page was", "pages were");
@@ -306,8 +307,7 @@ fn in_use(path: &Path) -> Value {
 }
 
 /// The state recorded in the redundancy file, without looking at any page. Only the process that has the file open
-/// knows
-/// how long pages have been uncovered, which pages are lost, and what the log holds.
+/// knows how long pages have been uncovered, which pages are lost, and what the log holds.
 fn recorded(coverage: &Coverage) -> Value {
     let mut object = object(coverage);
     for unknown in ["in_sidecar", "unknown", "lost", "oldest_uncovered_seconds"] {

@@ -118,7 +118,8 @@ fn layer(told: Option<&Path>) -> Result<PathBuf> {
     let candidates = [beside.join(LAYER), beside.join("../lib").join(LAYER)];
     candidates.iter().find_map(|candidate| candidate.canonicalize().ok()).ok_or_else(|| {
         Failure::usage(format!(
-            "{LAYER} is neither in {} nor in ../lib; build it with `cargo build --release`, or give its path with --layer \
+            "{LAYER} is neither in {} nor in ../lib; build it with `cargo build --release`, or give its path with \
+             --layer \
              or UNTORN_PRELOAD_LIBRARY",
             beside.display()
         ))

@@ -1,4 +1,4 @@
-//! Which disks a power cut may leave: the block part of the fault model, over a log.
+//! The disks that a power cut may leave: the block part of the fault model, applied to a log.
 
 use std::fmt;
 
@@ -10,18 +10,18 @@ use super::log::{Entry, Log, Position, Request};
 /// Sectors of a page, the unit in which file systems write.
 const PAGE_SECTORS: u64 = 8;
 
-/// What stands fixed at an instant and what doesn't.
+/// The durable and the pending requests at an instant.
 ///
-/// A flush makes durable what the disk had completed when the flush began, and only once the flush has ended. Everything
-/// else that had begun by then is pending: of each request, any subset of its sectors may have reached the disk, in any
-/// order with respect to other requests. A sector is whole (fault model, block devices 1 and 2).
+/// When a flush has ended, everything that the disk had completed before the flush began is durable. All other requests
+/// that had begun by then are pending: any subset of a request's sectors may have reached the disk, in any order
+/// relative to other requests. A sector is atomic (fault model, block devices 1 and 2).
 #[derive(Debug)]
 pub struct Cut<'a> {
     durable: Vec<&'a Request>,
     pending: Vec<&'a Request>,
 }
 
-/// A stretch of the disk to write over.
+/// A range of the disk to overwrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patch<'a> {
     /// These bytes, from this offset on.
@@ -30,28 +30,28 @@ pub enum Patch<'a> {
     Zeros(u64, u64),
 }
 
-/// What became of the pending requests. Displayed as a sentence without a subject.
+/// What happened to the pending requests. Its text is a sentence without a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// None reached the disk.
     Lost,
     /// All did.
     Kept,
-    /// The disk kept order: so many whole requests, and the first sectors of the next.
+    /// The disk kept the order: some whole requests, and the first sectors of the next one.
     Prefix {
         /// Whole requests.
         requests: usize,
-        /// Sectors of the one after them.
+        /// Sectors of the request after them.
         sectors: u64,
     },
     /// Each request was kept whole or lost, at random.
     Requests {
-        /// How likely it was kept.
+        /// The probability of being kept.
         percent: u64,
     },
     /// Each sector of each request was kept or lost, at random.
     Sectors {
-        /// How likely it was kept.
+        /// The probability of being kept.
         percent: u64,
     },
     /// Requests were kept or lost at random, but one page of one request was torn.
@@ -62,24 +62,23 @@ pub enum Fate {
         page: u64,
         /// The sector of the page where the tear is.
         sector: u64,
-        /// Whether the sectors before the tear are the new ones, or those after it.
+        /// Whether the new sectors are those before the tear, or those after it.
         head: bool,
     },
 }
 
 impl Log {
-    /// What a power cut at an instant would find.
+    /// The state of the disk at a power cut at this instant.
     pub fn cut(&self, at: Position) -> Cut<'_> {
         self.cut_without(0, at)
     }
 
-    /// What it would find if the disk had acknowledged its latest flush and not carried it out: a disk that must not be
-    /// trusted, for tests of tests.
+    /// The same for a lying disk, which acknowledged its latest flush without executing it; for tests of the tests.
     pub fn cut_lying(&self, at: Position) -> Cut<'_> {
         self.cut_without(1, at)
     }
 
-    /// What it would find if the disk had carried out no flush that began at `since` or later, though it acknowledged them.
+    /// The same for a disk that acknowledged the flushes since `since` without executing them.
     pub fn cut_lying_since(&self, since: Position, at: Position) -> Cut<'_> {
         let lies = |entry: &&Entry| {
             entry.request == Request::Flush && entry.begin >= since && entry.end.is_some_and(|end| end < at)
@@ -87,7 +86,7 @@ impl Log {
         self.cut_without(self.before(at).iter().filter(lies).count(), at)
     }
 
-    /// Leaves out so many of the latest flushes.
+    /// Ignores this many of the latest flushes.
     fn cut_without(&self, lies: usize, at: Position) -> Cut<'_> {
         let begun = self.before(at);
         let ended = |entry: &Entry, before: Position| entry.end.is_some_and(|end| end < before);
@@ -105,13 +104,13 @@ fn requests(entries: Vec<&Entry>) -> Vec<&Request> {
 }
 
 impl<'a> Cut<'a> {
-    /// How many requests may be lost.
+    /// The number of pending requests, which may be lost.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// Picks one of the disks that the power cut may leave: what happened, and what to write in this order over the disk
-    /// as it was when the log began.
+    /// Picks one of the disks that the power cut may leave. Returns what happened, and the patches to apply in order to
+    /// the disk as it was at the beginning of the log.
     pub fn draw(&self, rng: &mut Rng) -> (Fate, Vec<Patch<'a>>) {
         let fate = self.fate(rng);
         let mut patches: Vec<Patch<'a>> =

@@ -1,6 +1,6 @@
-//! Mounts that always end.
+//! Mounts that never outlive the rig.
 //!
-//! `mount` sets up the loop device, so that the kernel frees it with the mount, whatever becomes of this process.
+//! `mount` sets up the loop device, so that the kernel frees it with the mount, even if this process is killed.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -11,15 +11,16 @@ use nix::mount::{MntFlags, umount2};
 use super::filesystem::{FileSystem, program, run};
 use crate::error::{Error, Result};
 
-/// How long an unmount waits for somebody to let go. The kernel closes a loop device a moment after its last user, which on a
-/// busy machine may be a long one; given up too early, the disk is still written to when the next one is made in its place.
+/// How long an unmount waits for other users. The kernel closes a loop device some time after its last user, on a busy
+/// machine a long time. If the rig gave up too early, the old disk would still be written to when the next one replaces
+/// it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A file system mounted from an image. Dropping it unmounts it and frees the loop device below.
 ///
-/// Other processes do the mounting and unmounting, for the image may be served by this very process. A thread of it that
-/// waited for the disk could not be killed, and while it is there, the kernel would not notice that nobody serves the disk
-/// any more: it would wait forever.
+/// Other processes mount and unmount it, because this process may serve the image. A thread of this process that waits
+/// for the disk cannot be killed. While it exists, the kernel would not notice that the disk is no longer served, and
+/// would wait forever.
 #[derive(Debug)]
 pub struct Mounted {
     at: PathBuf,
@@ -37,7 +38,7 @@ impl Mounted {
         }
     }
 
-    /// Has the loop device hand on requests as they come, several at once, instead of one after the other.
+    /// Makes the loop device pass on several requests at once instead of one after the other.
     pub(super) fn let_requests_overlap(&self, image: &Path) -> Result<()> {
         let devices = run(program("losetup")?.args(["-n", "-O", "NAME", "-j"]).arg(image))?;
         run(program("losetup")?.arg("--direct-io=on").args(devices.lines())).map(drop)
@@ -64,8 +65,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Unmounts what is no file system on a disk, waiting for whoever still uses it. Says whether it is gone; if not, it goes
-/// with its last user.
+/// Unmounts a mount without a disk, waiting for its users. Returns whether it is unmounted; if not, it disappears with
+/// its last user.
 pub(super) fn unmount(at: &Path) -> bool {
     let start = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! A disk that this process serves: a FUSE file system with one file, and a loop device on that.
+//! A disk that this process serves: a FUSE file system with one file, and a loop device on that file.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -47,10 +47,10 @@ impl Image {
     }
 }
 
-/// Who carries out what a disk is asked, by several threads at once. What is read comes from the image.
+/// Executes a disk's requests, on several threads at once. Reads come from the image.
 pub(super) trait Serve: Send + Sync + 'static {
-    /// Requests that the kernel hands on without waiting for the one before; without it, one after the other, and then a disk of small
-    /// writes is as fast as threads take turns.
+    /// The number of requests that the kernel passes on concurrently. Without it, requests come one after the other,
+    /// and thread switches limit the speed of small writes.
     const QUEUE: Option<u16> = None;
 
     fn image(&self) -> &Image;
@@ -58,11 +58,11 @@ pub(super) trait Serve: Send + Sync + 'static {
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Makes a range of the image read as zeros.
     fn zero(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// Makes durable what was completed.
+    /// Makes completed requests durable.
     fn flush(&self) -> io::Result<()>;
 }
 
-/// A file system mounted from a disk that is being served.
+/// A file system mounted from a served disk.
 ///
 /// Let other processes use it, not this one. A thread that waits for a disk served by its own process can't be killed: if
 /// the process were, it would wait forever.
@@ -70,15 +70,15 @@ pub(super) trait Serve: Send + Sync + 'static {
 /// Dropping it unmounts the file system, then the disk's own.
 #[derive(Debug)]
 pub(super) struct Exposed {
-    /// Dropped first: the file system must let go of its disk before the disk may go.
+    /// Dropped first, because the file system must be unmounted before its disk disappears.
     mounted: Option<Mounted>,
     session: Option<BackgroundSession>,
     fuse: PathBuf,
 }
 
 impl Exposed {
-    /// Serves the image and mounts the file system in it. `dir` is an existing directory for the mount points, of which the second
-    /// is called `name`.
+    /// Serves the image and mounts the file system in it. `dir` is an existing directory for the two mount points; the
+    /// second one is called `name`.
     pub(super) fn start(kind: FileSystem, serve: Arc<impl Serve>, dir: &Path, name: &str) -> Result<Self> {
         let (fuse, at) = (dir.join("fuse"), dir.join(name));
         for path in [&fuse, &at] {
@@ -90,7 +90,7 @@ impl Exposed {
         let session = fuser::spawn_mount(Disk(serve), &fuse, &config);
         let session = session.map_err(|error| Error::io("mount the rig's disk at", &fuse, error))?;
         let mut exposed = Exposed { mounted: None, session: Some(session), fuse };
-        // On an error the half that is there is taken down by Drop.
+        // On an error, Drop removes the part that exists.
         let disk = exposed.fuse.join(DISK);
         let mounted = exposed.mounted.insert(Mounted::new(kind, &disk, &at)?);
         mounted.let_requests_overlap(&disk)?;

@@ -1,4 +1,4 @@
-//! The file systems under test: how each is made and mounted so that much is in flight.
+//! The file systems under test, created and mounted so that many requests are in flight.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ impl FileSystem {
     /// All of them.
     pub const ALL: [FileSystem; 3] = [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs];
 
-    /// As the kernel and mkfs call it.
+    /// Its name for the kernel and mkfs.
     pub fn as_str(self) -> &'static str {
         match self {
             FileSystem::Ext4 => "ext4",
@@ -33,7 +33,7 @@ impl FileSystem {
         }
     }
 
-    /// Length of its image in bytes: little more than the least that its mkfs accepts. Most of it stays a hole.
+    /// Length of its image in bytes: slightly more than its mkfs's minimum. Most of it stays a hole.
     fn image_len(self) -> u64 {
         match self {
             FileSystem::Ext4 => 64 << 20,
@@ -42,7 +42,7 @@ impl FileSystem {
         }
     }
 
-    /// The program that makes one, and the Debian package it is in.
+    /// Its mkfs program, and the Debian package of that.
     fn maker(self) -> (&'static str, &'static str) {
         match self {
             FileSystem::Ext4 => ("mkfs.ext4", "e2fsprogs"),
@@ -51,7 +51,7 @@ impl FileSystem {
         }
     }
 
-    /// What mount is told. Short commit intervals keep metadata in flight.
+    /// The mount options. Short commit intervals keep metadata in flight.
     pub(super) fn mount_options(self) -> &'static str {
         match self {
             FileSystem::Ext4 | FileSystem::Btrfs => "commit=1",
@@ -60,17 +60,17 @@ impl FileSystem {
         }
     }
 
-    /// Makes `image`, which must not exist, an empty file system, hardly larger than it has to be.
+    /// Creates `image`, which must not exist, as an empty file system of about the minimum size.
     pub fn make(self, image: &Path) -> Result<()> {
         self.make_of(self.image_len(), image)
     }
 
-    /// Makes `image`, which must not exist, an empty file system of so many bytes.
+    /// Creates `image`, which must not exist, as an empty file system of `len` bytes.
     pub fn make_of(self, len: u64, image: &Path) -> Result<()> {
         let file = File::create_new(image).map_err(|error| Error::io("create", image, error))?;
         file.set_len(len).map_err(|error| Error::io("grow", image, error))?;
         let arguments: &[&str] = match self {
-            // Nothing lazy: a kernel thread that writes zeros would fill the log.
+            // No lazy initialization: a kernel thread that writes zeros would fill the log.
             FileSystem::Ext4 => {
                 &["-q", "-F", "-b", "4096", "-J", "size=4", "-E", "lazy_itable_init=0,lazy_journal_init=0"]
             }
@@ -79,7 +79,7 @@ impl FileSystem {
         run(program(self.maker().0)?.args(arguments).arg(image)).map(drop)
     }
 
-    /// Says what this machine lacks for the rig on this file system, the first thing it finds.
+    /// Fails with the first tool or privilege that this machine lacks for the rig on this file system.
     pub fn require(self) -> Result<()> {
         if !rustix::process::geteuid().is_root() {
             return Err(Error::missing("root", "only root may use loop devices and mounts; run it with sudo"));
@@ -95,7 +95,7 @@ impl FileSystem {
         }
         program(self.maker().0).map(drop)?;
         if !self.is_known_to_kernel() {
-            // It may be a module that nobody has asked for yet.
+            // It may be a module that is not loaded yet.
             let _ = program("modprobe").and_then(|mut modprobe| run(modprobe.arg(self.as_str())));
         }
         if self.is_known_to_kernel() {
@@ -128,7 +128,7 @@ impl FromStr for FileSystem {
     }
 }
 
-/// A command for a system program. Those of the administrator are found also where PATH doesn't name their directories.
+/// A command for a system program. It also searches the sbin directories, which PATH may lack.
 pub(super) fn program(name: &str) -> Result<Command> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));

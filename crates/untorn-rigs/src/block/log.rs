@@ -1,27 +1,27 @@
-//! What reached the disk, in order.
+//! The disk's requests, in order.
 
-/// An instant in a log: the number of events before it. Each write, discard and flush is two events, its begin and its
-/// end, since a device may be at several at once.
+/// An instant in a log: the number of events before it. Each write, discard and flush has two events, its begin and its
+/// end, because a device may execute several at once.
 pub type Position = u64;
 
-/// What the disk was asked to do.
+/// A kind of request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// To store bytes.
+    /// Store bytes.
     Write {
         /// Where, in bytes from the start of the disk.
         offset: u64,
         /// What.
         bytes: Box<[u8]>,
     },
-    /// To make a range read as zeros: a discard or "write zeroes".
+    /// Make a range read as zeros: a discard or "write zeroes".
     Zero {
         /// Where, in bytes from the start of the disk.
         offset: u64,
         /// How many bytes.
         len: u64,
     },
-    /// To make durable what it had completed.
+    /// Make completed requests durable.
     Flush,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Entry {
     pub(crate) request: Request,
     /// The number of the event with which it began.
     pub(crate) begin: Position,
-    /// The number of the event with which it ended; none yet if it was still being served.
+    /// The number of the event with which it ended; `None` if it was still in progress.
     pub(crate) end: Option<Position>,
 }
 
@@ -50,8 +50,8 @@ impl Log {
         self.entries.len() - 1
     }
 
-    /// Notes that request `number` has been served. To be called before the kernel is told: what the kernel knows to be
-    /// done must be done in the log, or the log would let a crash take it back.
+    /// Notes that request `number` is complete. Call it before replying to the kernel: a request that the kernel knows
+    /// to be complete must be complete in the log, or the log would let a crash undo it.
     pub(crate) fn end(&mut self, number: usize) {
         if let Some(entry) = self.entries.get_mut(number) {
             entry.end = Some(self.events);
@@ -64,12 +64,12 @@ impl Log {
         self.events
     }
 
-    /// How many flushes there are.
+    /// The number of flushes.
     pub fn flushes(&self) -> usize {
         self.entries.iter().filter(|entry| entry.request == Request::Flush).count()
     }
 
-    /// How many writes and discards there are.
+    /// The number of writes and discards.
     pub fn writes(&self) -> usize {
         self.entries.len() - self.flushes()
     }

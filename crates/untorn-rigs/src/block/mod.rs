@@ -1,15 +1,16 @@
 //! Power cuts under a real file system on a disk.
 //!
-//! A [`Recorder`] is a FUSE file system that exposes one file. A loop device makes a disk of it, a real file system is
-//! mounted there, and the program under test runs on that. Every write and every flush that reaches the disk is in the
-//! [`Log`]. From it [`Log::cut`] tells for any instant what the disk was bound to keep and what it was free to lose, and
-//! [`Cut::draw`] picks one of the disks that a power cut at that instant may leave. [`write_image`] makes a file of it,
-//! [`Mounted`] mounts it: the file system replays its own journal first, as it would after a real power cut.
+//! 1. A [`Recorder`] is a FUSE file system that exposes one file. A loop device turns it into a disk with a real file
+//!    system, and the program under test runs on that. The [`Log`] has every write and flush that reaches the disk.
+//! 2. [`Log::cut`] tells for any instant what the disk had to keep and what it could lose.
+//! 3. [`Cut::draw`] picks one of the disks that a power cut at that instant may leave.
+//! 4. [`write_image`] writes that disk to a file, and [`Mounted`] mounts it. The file system first replays its own
+//!    journal, as after a real power cut.
 //!
-//! A [`SlowDisk`] is served in the same way, but keeps no log: it is as slow as a benchmark wants it to be.
+//! A [`SlowDisk`] is served in the same way, but keeps no log: its speed is limited, for benchmarks.
 //!
-//! All of this needs root, `/dev/fuse`, loop devices and the file system's mkfs; [`FileSystem::require`] says what is
-//! missing. Mounts are made in a mount namespace of their own ([`isolated`]), so even a killed rig leaves none behind.
+//! All of this needs root, `/dev/fuse`, loop devices and the file system's mkfs; [`FileSystem::require`] reports what
+//! is missing. The mounts are in a separate mount namespace ([`isolated`]), so even a killed rig leaves none behind.
 
 mod crash;
 mod device;
@@ -30,5 +31,5 @@ pub use recorder::{Clock, Recorder};
 pub use slow::{Asked, SlowDisk, Speed};
 pub use sparse::{copy_image, write_image};
 
-/// What a disk writes whole or not at all, in bytes.
+/// The bytes of a sector, which a disk writes atomically.
 pub const SECTOR: u64 = 512;

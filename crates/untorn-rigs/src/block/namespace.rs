@@ -1,4 +1,4 @@
-//! Mounts that nobody else sees, and that end with the process.
+//! Mounts that only this process and its children see, and that end with them.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -12,9 +12,9 @@ use nix::sched::{CloneFlags, unshare};
 use super::filesystem::program;
 use crate::error::{Error, Result};
 
-/// Runs `work` on a thread with a mount namespace of its own. Processes and threads that it starts share the namespace;
-/// the rest of this process does not. When the last of them ends, by whatever signal, the kernel unmounts all that was
-/// mounted there.
+/// Runs `work` on a thread with its own mount namespace. Processes and threads that it starts share the namespace; the
+/// rest of this process does not. When the last of them ends, even by SIGKILL, the kernel unmounts everything mounted
+/// there.
 pub fn isolated<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -26,10 +26,10 @@ pub fn isolated<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
     })
 }
 
-/// A process that keeps the namespace until after this one has ended.
+/// A process that holds the namespace until this process has ended.
 ///
-/// A killed process unmounts what only it could see before it closes its files. If one of them served the disk below such
-/// a mount, it would wait for itself, forever.
+/// The kernel unmounts a killed process's private mounts before it closes its files. If one of those files served the
+/// disk below such a mount, the process would wait for itself forever.
 struct Holder(Child);
 
 impl Holder {

@@ -1,4 +1,4 @@
-//! A disk that remembers what it was asked.
+//! A disk that records its requests.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -28,15 +28,16 @@ pub struct Recorder {
 pub struct Clock(Arc<Record>);
 
 impl Clock {
-    /// The instant after everything that has reached the disk so far; no instant of the log once it was taken.
+    /// The instant after everything that has reached the disk so far. Once the log was taken, it is not an instant of
+    /// it.
     pub fn now(&self) -> Position {
         self.0.log().as_ref().map_or(Position::MAX, Log::position)
     }
 }
 
 impl Recorder {
-    /// Mounts the file system in `image` and records what it does to its disk, from the mount on. The image changes as a
-    /// disk does. `dir` is an existing directory for the mount points.
+    /// Mounts the file system in `image` and records its requests to the disk, including those of the mount. The image
+    /// changes as a disk does. `dir` is an existing directory for the mount points.
     pub fn start(kind: FileSystem, image: &Path, dir: &Path) -> Result<Self> {
         let record = Arc::new(Record { image: Image::open(image)?, log: Mutex::new(Some(Log::default())) });
         let disk = Exposed::start(kind, record.clone(), dir, "recorded")?;
@@ -48,12 +49,12 @@ impl Recorder {
         self.disk.path()
     }
 
-    /// A view of the position for whoever has to note it.
+    /// A handle for reading the current position.
     pub fn clock(&self) -> Clock {
         Clock(self.record.clone())
     }
 
-    /// Ends the record. The file system is unmounted, and nothing of that is in the log.
+    /// Ends the record and unmounts the file system. The log does not include the unmount.
     pub fn finish(self) -> Log {
         // Taken before the file system is unmounted: what follows goes unrecorded.
         self.record.log().take().unwrap_or_default()
@@ -72,8 +73,8 @@ impl Record {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries out a request between its two events. A disk with an error of its own would prove nothing, so one that fails
-    /// stays without an end, and the file system is told.
+    /// Executes a request between its two events. A failed request gets no end event, because a disk with an error of
+    /// its own would prove nothing; the file system receives the error.
     fn note(&self, request: Request, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let number = self.log().as_mut().map(|log| log.begin(request));
         act()?;

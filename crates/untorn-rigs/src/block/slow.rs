@@ -1,4 +1,4 @@
-//! A disk that is as slow as it is told to be.
+//! A disk with a limited speed.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -13,38 +13,38 @@ use super::filesystem::FileSystem;
 use super::sparse;
 use crate::error::Result;
 
-/// How much a disk that has rested does at once, as time at its own speed: as one with a small cache. It makes up for what a thread
-/// sleeps too long, or waits for a processor, where requests are small and many.
+/// The burst allowance of a disk that was idle, as time at its own speed, like a small cache. It compensates for
+/// oversleeping and scheduling delays if requests are small and many.
 const CREDIT: Duration = Duration::from_millis(50);
-/// For less than this nobody sleeps: it would be for longer.
+/// Don't sleep for less than this: a sleep would take longer.
 const LEAST: Duration = Duration::from_millis(1);
 
-/// How fast a disk is. Reads take no time.
+/// The speed of a disk. Reads take no time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Speed {
-    /// Bytes a second that are written, at most; 0 for as many as can be.
+    /// Maximum bytes written per second; 0 for no limit.
     pub bytes_per_second: u64,
-    /// What each flush takes in addition.
+    /// Additional time per flush.
     pub flush: Duration,
 }
 
 impl Speed {
-    /// As fast as can be.
+    /// No limit.
     pub const FULL: Speed = Speed { bytes_per_second: 0, flush: Duration::ZERO };
 }
 
-/// What a disk has been asked so far.
+/// The requests of a disk so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// To write so many bytes, metadata and journal of its file system included.
+    /// Bytes written, including the file system's metadata and journal.
     pub bytes: u64,
-    /// In so many writes.
+    /// Number of writes.
     pub writes: u64,
-    /// To flush so often.
+    /// Number of flushes.
     pub flushes: u64,
 }
 
-/// A file system mounted from a disk with a speed of its own, which may be changed at any time.
+/// A file system mounted from a disk with a limited speed, which may be changed at any time.
 ///
 /// Let other processes use it, not this one, as a [`Recorder`](super::Recorder).
 ///
@@ -56,7 +56,8 @@ pub struct SlowDisk {
 }
 
 impl SlowDisk {
-    /// Mounts the file system in `image`, on a disk as fast as can be at first. `dir` is an existing directory for the mount points.
+    /// Mounts the file system in `image` on a disk without a speed limit at first. `dir` is an existing directory for
+    /// the mount points.
     pub fn start(kind: FileSystem, image: &Path, dir: &Path) -> Result<Self> {
         let paced = Arc::new(Paced {
             image: Image::open(image)?,
@@ -74,12 +75,12 @@ impl SlowDisk {
         self.disk.path()
     }
 
-    /// Makes the disk as fast as this, from the next request on.
+    /// Sets the disk's speed from the next request on.
     pub fn set_speed(&self, speed: Speed) {
         self.paced.pace().speed = speed;
     }
 
-    /// What it has been asked so far.
+    /// Its requests so far.
     pub fn asked(&self) -> Asked {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Asked { bytes: of(&self.paced.bytes), writes: of(&self.paced.writes), flushes: of(&self.paced.flushes) }
@@ -98,12 +99,12 @@ struct Paced {
 #[derive(Debug)]
 struct Pace {
     speed: Speed,
-    /// When all is done that was asked for so far.
+    /// When all requests so far are complete.
     done: Instant,
 }
 
 impl Pace {
-    /// When a write of so many bytes is done that is asked for now: after those before it.
+    /// When a write of `bytes` bytes requested now is complete: after those before it.
     fn write(&mut self, now: Instant, bytes: u64) -> Instant {
         let takes = match self.speed.bytes_per_second {
             0 => return now,

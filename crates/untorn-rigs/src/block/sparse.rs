@@ -1,4 +1,4 @@
-//! Disk images as sparse files: what is zero takes no space and no time.
+//! Disk images as sparse files: zeros take no space and no time.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::crash::Patch;
 use crate::error::{Error, Result};
 
-/// What is copied in one piece, and what is looked at for zeros.
+/// The unit of copying and of the search for zeros.
 const PIECE: usize = 64 << 10;
 const PAGE: usize = 4 << 10;
 static ZEROS: [u8; PIECE] = [0; PIECE];
@@ -47,7 +47,7 @@ pub(super) fn write_zeros(file: &File, mut offset: u64, len: u64) -> io::Result<
 
 fn copy(from: &Path, to: &Path) -> Result<File> {
     let source = File::open(from).map_err(|error| Error::io("open", from, error))?;
-    // A new file, not the old one emptied: a loop device may linger on that for a moment.
+    // Create a new file instead of truncating the old one: a loop device may still use that for a moment.
     match fs::remove_file(to) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::io("replace", to, error)),
         _ => {}

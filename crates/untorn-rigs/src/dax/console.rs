@@ -1,4 +1,4 @@
-//! The serial line into the guest: one command a line, answered by what it printed and by a mark with its exit code.
+//! The serial line into the guest: one command per line; the answer is its output and a mark with its exit code.
 //!
 //! The mark is byte 1, which no program prints, then the code and a newline; at boot the code is `ready`.
 
@@ -16,23 +16,23 @@ pub(super) struct Console {
     reader: BufReader<UnixStream>,
 }
 
-/// What came of a command.
+/// The result of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     /// The exit code.
     pub(super) code: i32,
-    /// All it printed, errors too.
+    /// Its output, including errors.
     pub(super) text: String,
 }
 
 impl Console {
-    /// Over a stream. A guest that says nothing for `patience` counts as hung.
+    /// A console over a stream. A guest that is silent for `patience` counts as hung.
     pub(super) fn new(stream: UnixStream, patience: Duration) -> Result<Self> {
         stream.set_read_timeout(Some(patience)).map_err(Error::system("wait for the guest"))?;
         Ok(Console { reader: BufReader::new(stream) })
     }
 
-    /// Waits until a guest that boots listens.
+    /// Waits until a booting guest is ready for commands.
     pub(super) fn wait_ready(&mut self) -> Result<()> {
         match self.until_mark()? {
             (_, mark) if mark == "ready" => Ok(()),
@@ -42,7 +42,7 @@ impl Console {
         }
     }
 
-    /// Runs a command, whatever becomes of it.
+    /// Runs a command that may fail.
     pub(super) fn ask(&mut self, command: &str) -> Result<Answer> {
         let line = format!("{command}\n");
         self.reader.get_mut().write_all(line.as_bytes()).map_err(Error::system("send a command to the guest"))?;
@@ -51,7 +51,7 @@ impl Console {
         Ok(Answer { code, text })
     }
 
-    /// Runs a command that must succeed, and gives what it printed.
+    /// Runs a command that must succeed. Returns its output.
     pub(super) fn run(&mut self, command: &str) -> Result<String> {
         match self.ask(command)? {
             Answer { code: 0, text } => Ok(text),

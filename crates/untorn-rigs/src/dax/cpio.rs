@@ -1,4 +1,4 @@
-//! Archives the kernel unpacks at boot: cpio in its "newc" form.
+//! Archives that the kernel unpacks at boot: cpio in the "newc" format.
 //!
 //! Source: the kernel's `Documentation/driver-api/early-userspace/buffer-format.rst`. Every number is eight hexadecimal
 //! digits; names and contents are padded to four bytes.

@@ -1,4 +1,4 @@
-//! What the guest is told to do: lines for its shell.
+//! The commands for the guest's shell.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,14 +8,14 @@ use super::image::FileSystem;
 use super::vm::Memory;
 use crate::error::{Error, Result};
 
-/// The tortured file.
+/// The file under test.
 const FILE: &str = "/mnt/tortured";
-/// What a writer complained of.
+/// The file with a writer's error messages.
 const COMPLAINT: &str = "/tmp/complaint";
 /// The sectors of the records of a store's first region: of its last even commit, and of its last odd one.
 const EVEN: u64 = 2 * 8 + 1;
 const ODD: u64 = EVEN + 1;
-/// How many threads write.
+/// The number of writer threads.
 const THREADS: &str = "2";
 
 /// How the writer writes.
@@ -23,14 +23,14 @@ const THREADS: &str = "2";
 pub enum Face {
     /// Reads and writes of a file.
     File,
-    /// Plain loads and stores into a file, and commits, for an engine that serves them.
+    /// Plain loads and stores into a mapping of a file, and commits, for an engine that supports them.
     Map,
-    /// The same into a region of a store, which has an engine of its own.
+    /// The same into a region of a store, which has its own engine.
     Region,
 }
 
 impl Face {
-    /// What a process that writes is told, with a space behind it.
+    /// The arguments of a writing process, with a space after them.
     fn of_writer(self) -> &'static str {
         match self {
             Face::File => "",
@@ -39,13 +39,13 @@ impl Face {
         }
     }
 
-    /// What one that reads is told: a file that was stored to is read as one.
+    /// The arguments of a reading process: a mapped file is read as a file.
     fn of_reader(self) -> &'static str {
         if self == Face::Region { "--region " } else { "" }
     }
 }
 
-/// One life of the file.
+/// One run of the writer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Life<'a> {
     /// Seed of the operations.
@@ -56,7 +56,7 @@ pub(super) struct Life<'a> {
     pub(super) durability: &'static str,
     /// How the writer writes.
     pub(super) face: Face,
-    /// What the writer is told of the log.
+    /// The writer's arguments for the log.
     pub(super) log: &'a [String],
     /// Whether every mapping must be a `MAP_SYNC` one.
     pub(super) demand_map_sync: bool,
@@ -80,8 +80,8 @@ pub(super) fn make_fsdax() -> String {
     lines.join(" && ")
 }
 
-/// Mounts the file system with DAX, or fails. The clock of a machine that goes on from a saved state stands where it
-/// stood; files must not be older after a cut than before it, so it is set first.
+/// Mounts the file system with DAX, or fails. A resumed machine continues with its old clock. Files must not be older
+/// after a cut than before it, so the command sets the clock first.
 pub(super) fn mount(file_system: FileSystem, memory: Memory) -> String {
     let modules = match memory {
         Memory::Nvdimm => "nvdimm",
@@ -95,7 +95,7 @@ pub(super) fn mount(file_system: FileSystem, memory: Memory) -> String {
     )
 }
 
-/// Says what untorn takes the file system for.
+/// Prints the medium that untorn detects.
 pub(super) fn doctor() -> &'static str {
     "untorn doctor --json /mnt"
 }
@@ -110,7 +110,7 @@ pub(super) fn medium(answer: &str) -> Result<String> {
 }
 
 impl Life<'_> {
-    /// Starts the writer, which makes the file, in the background.
+    /// Starts the writer, which creates the file, in the background.
     pub(super) fn write(&self) -> String {
         format!("untorn torture-writer --create {} > /dev/hvc0 2> {COMPLAINT} &", self.writer())
     }
@@ -120,7 +120,7 @@ impl Life<'_> {
         format!("untorn torture-writer --idle {} > /dev/hvc0 2> {COMPLAINT} &", self.writer())
     }
 
-    /// Tries a writer that insists on `MAP_SYNC` and says why it was refused; succeeds if it was.
+    /// Tries a writer that requires `MAP_SYNC` and prints why it was refused; succeeds if it was.
     pub(super) fn refuse(&self) -> String {
         let life = Life { demand_map_sync: true, ..*self };
         // One that was not refused would write without end.
@@ -128,7 +128,7 @@ impl Life<'_> {
         format!("timeout 120 untorn torture-writer --create {writer} 2>&1 > /tmp/unheard; [ $? = 1 ]")
     }
 
-    /// Recovers and verifies; `reports` is the command that prints what the writer reported.
+    /// Recovers and verifies; `reports` is the command that prints the writer's reports.
     pub(super) fn verify(&self, reports: &str) -> String {
         format!("{reports} | untorn torture-verify --threads {THREADS} {}{}", self.face.of_reader(), self.common())
     }
@@ -145,10 +145,11 @@ impl Life<'_> {
     }
 }
 
-/// Erases the records of the file's sidecar, and nothing else: whoever opens it then does what a build would do whose
-/// recovery is switched off. `docs/format.md` says where the records lie and how many there are.
+/// Erases only the records of the file's sidecar. The next open then behaves like a build without recovery.
+/// `docs/format.md` defines the place and number of the records.
 ///
-/// Of a store it is the newer one of its only region's two records: what a build would do that does not look for it.
+/// For a store, it erases the newer of its only region's two records: the next open behaves like a build that ignores
+/// it.
 pub(super) fn forget_records(face: Face) -> String {
     if face == Face::Region {
         return format!(
@@ -166,31 +167,30 @@ pub(super) fn forget_records(face: Face) -> String {
     )
 }
 
-/// Prints what the writer complained of. On a busy machine the shell may not have come to starting it yet.
+/// Prints the writer's error messages. On a busy machine the shell may not have started it yet.
 pub(super) fn complaint() -> String {
     format!("[ ! -e {COMPLAINT} ] || cat {COMPLAINT}")
 }
 
-/// Prints where the program under test stands, and whatever else waits for something that does not come: of each thread
-/// its name, its state, and the kernel's functions it is in.
+/// Prints the state of the program under test and of all blocked threads: each thread's name, state and kernel stack.
 pub(super) fn waits() -> &'static str {
     "for t in /proc/[0-9]*/task/*; do c=$(cat $t/comm 2>/dev/null) && s=$(grep ^State: $t/status 2>/dev/null) && \
      case \"$c $s\" in untorn*|*D\\ *) echo \"$c, $s\"; cat $t/stack ;; esac; done 2>&1"
 }
 
-/// What a verification said.
+/// The result of a verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Verdict {
     /// Operations that had returned.
     pub(super) operations: u64,
     /// Those acknowledged as durable.
     pub(super) acknowledged: u64,
-    /// What is wrong.
+    /// The violations.
     pub(super) violations: Vec<String>,
 }
 
 impl Verdict {
-    /// From what the verifier printed.
+    /// Parses the verifier's output.
     pub(super) fn parse(answer: &str) -> Result<Self> {
         let object = object(answer)?;
         let number = |key: &str| object[key].as_u64();

@@ -1,7 +1,8 @@
-//! The file that is the guest's memory under test.
+//! The file behind the guest's memory under test.
 //!
 //! As an NVDIMM: [`HEAD`] bytes that tell the kernel to treat the namespace as "fsdax", then the device. The device holds
-//! the file system, then [`MAILBOX`] bytes through which the host hands the guest what it heard before the cut.
+//! the file system, then [`MAILBOX`] bytes through which the host passes the reports received before the cut to the
+//! guest.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -18,9 +19,9 @@ use crate::error::{Error, Result};
 pub(super) const LEN: u64 = 512 << 20;
 /// Where the device starts in an NVDIMM's image.
 pub(super) const HEAD: u64 = 2 << 20;
-/// The room for reports.
+/// The space for reports.
 pub(super) const MAILBOX: u64 = 4 << 20;
-/// The file system. xfs is made for no less than 300 MiB.
+/// The file system. xfs needs at least 300 MiB.
 pub(super) const FILE_SYSTEM: u64 = LEN - HEAD - MAILBOX;
 
 /// A file system that can live on persistent memory.
@@ -56,7 +57,7 @@ impl FileSystem {
     }
 }
 
-/// Makes the image anew: a head, if there is one, and a file system after it.
+/// Creates the image again: a head, if there is one, and a file system after it.
 pub(super) fn assemble(head: Option<&[u8]>, file_system: &Path, image: &Path) -> Result<()> {
     let from = File::open(file_system).map_err(Error::io_at("open", file_system))?;
     let to = File::create(image).map_err(Error::io_at("create", image))?;
@@ -73,7 +74,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     copy_data(&from, &to, 0)
 }
 
-/// Copies what is not a hole, moved by `shift`.
+/// Copies everything except holes, shifted by `shift`.
 fn copy_data(from: &File, to: &File, shift: u64) -> std::io::Result<()> {
     let mut buffer = vec![0; 1 << 20];
     let mut at = 0;
@@ -93,7 +94,7 @@ fn copy_data(from: &File, to: &File, shift: u64) -> std::io::Result<()> {
     }
 }
 
-/// Puts bytes into the mailbox of an image whose device starts at `head`, and gives the guest's command that prints them.
+/// Puts bytes into the mailbox of an image whose device starts at `head`. Returns the guest's command that prints them.
 pub(super) fn post(image: &Path, head: u64, bytes: &[u8]) -> Result<String> {
     if bytes.len() as u64 > MAILBOX {
         return Err(Error::failed(

@@ -1,4 +1,4 @@
-//! The guest's whole user space: busybox, the program under test with its libraries, and modules.
+//! The guest's user space: busybox, the program under test with its libraries, and modules.
 
 use std::fs;
 use std::path::Path;
@@ -9,18 +9,18 @@ use super::modules::Modules;
 use super::tools;
 use crate::error::{Error, Result};
 
-/// Modules in the order of their loading, by the name the guest's `load` knows them under. `base` is loaded at boot:
-/// what is needed besides the memory under test, so that the saved machine has never looked at that.
+/// Modules in loading order, by their name for the guest's `load`. `base` is loaded at boot: everything except the
+/// modules for the memory under test, so that the saved machine has never accessed that memory.
 const GROUPS: &[(&str, &[&str])] = &[
     ("base", &["virtio_pci", "virtio_console", "ext4", "xfs"]),
     ("nvdimm", &["nfit", "nd_btt", "nd_pmem"]),
     ("virtio-pmem", &["nd_btt", "nd_pmem", "virtio_pmem"]),
 ];
 
-/// Takes commands from the second serial port, one a line, and answers as [`Console`](super::console::Console) expects.
-/// Reports leave through the virtio console: the kernel returns from a write to it only after the host has taken the
-/// bytes, so nothing that was reported can be lost on the way out. It is held open: at the last close the kernel would
-/// forget that it is raw, and turn each byte 10 of a report into two.
+/// Takes commands from the second serial port, one per line, and answers as [`Console`](super::console::Console)
+/// expects. Reports leave through the virtio console: the kernel returns from a write to it only after the host has
+/// taken the bytes, so no report can be lost on the way. The script keeps it open: at the last close the kernel would
+/// reset raw mode, and turn each byte 10 of a report into two bytes.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -85,7 +85,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(Error::io_at("read", path))
 }
 
-/// The shared libraries of a program, its loader among them. A static one has none, and `ldd` fails on it.
+/// The shared libraries of a program, including its loader. A static program has none, and `ldd` fails for it.
 fn libraries(program: &Path) -> Result<Vec<String>> {
     let output = tools::command("ldd")?.arg(program).output().map_err(Error::system("run ldd"))?;
     Ok(library_paths(&String::from_utf8_lossy(&output.stdout)))

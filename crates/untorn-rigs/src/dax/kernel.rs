@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 /// An unpacked kernel package.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Its name for itself, `6.1.0-56-cloud-amd64` for instance.
+    /// Its release name, for example `6.1.0-56-cloud-amd64`.
     pub release: String,
     /// The image to boot.
     pub(super) image: PathBuf,
@@ -19,11 +19,11 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Finds a kernel: the distribution's own without `wanted`; else the newest package of that version, a package file,
-    /// or a directory into which one was unpacked. Packages are fetched and unpacked below `cache`, once.
+    /// Finds a kernel: without `wanted`, the distribution's own; otherwise the newest package of that version, a
+    /// package file, or a directory with an unpacked package. Packages are fetched and unpacked once, below `cache`.
     ///
     /// # Errors
-    /// [`Error::Missing`] where no package is to be had.
+    /// [`Error::Missing`] if no package is available.
     pub fn find(wanted: Option<&str>, cache: &Path) -> Result<Self> {
         fs::create_dir_all(cache).map_err(Error::io_at("make", cache))?;
         if let Some(path) = wanted.map(Path::new).filter(|path| path.exists()) {
@@ -44,7 +44,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// A kernel in a directory into which its package was unpacked.
+    /// A kernel in the directory of its unpacked package.
     fn at(directory: &Path) -> Result<Self> {
         let boot = directory.join("boot");
         let image = entries(&boot)?.into_iter().find(|path| name(path).starts_with("vmlinuz-"));
@@ -60,7 +60,8 @@ impl Kernel {
         let package = name(file).split('_').next().unwrap_or_default().to_owned();
         let to = cache.join(&package);
         if !to.is_dir() {
-            // Under another name until it is whole, or an interrupted run would leave half a kernel for the next.
+            // Use another name until it is complete, so that an interrupted run doesn't leave half a kernel for the
+            // next.
             let fresh = tempfile::tempdir_in(cache).map_err(Error::io_at("create a directory in", cache))?;
             let file = file.canonicalize().map_err(Error::io_at("find", file))?;
             let words = ["-x", &file.to_string_lossy(), &fresh.path().to_string_lossy()];

@@ -1,4 +1,5 @@
-//! What all cycles share: a directory for the machines, the guest's user space, a saved machine, empty file systems.
+//! The shared parts of all cycles: a directory for the machines, the guest's user space, a saved machine, and empty
+//! file systems.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use super::kernel::Kernel;
 use super::vm::{IMAGE, Machine, Memory, Vm};
 use crate::error::{Error, Result};
 
-/// The bench the machines stand on. Dropping it removes its files.
+/// The shared parts of all machines. Dropping it removes its files.
 #[derive(Debug)]
 pub(super) struct Lab {
     directory: TempDir,
@@ -22,7 +23,7 @@ pub(super) struct Lab {
 }
 
 impl Lab {
-    /// Boots a machine once, saves it before it has looked at its NVDIMM, and lets it prepare that for DAX.
+    /// Boots a machine once, saves it before it has accessed its NVDIMM, then makes it prepare the NVDIMM for DAX.
     pub(super) fn prepare(kernel: &Kernel, program: &Path, file_systems: &[FileSystem]) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("untorn-dax-").tempdir();
         let directory = directory.map_err(Error::system("create a temporary directory"))?;
@@ -42,23 +43,23 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Goes on with the saved machine, over the image as it stands.
+    /// Resumes the saved machine with the current image.
     pub(super) fn resume(&self) -> Result<Vm> {
         Vm::resume(self.machine(Memory::Nvdimm), self.directory.path())
     }
 
-    /// Boots a machine, over the image as it stands.
+    /// Boots a machine with the current image.
     pub(super) fn boot(&self, memory: Memory) -> Result<Vm> {
         Vm::boot(self.machine(memory), self.directory.path())
     }
 
-    /// Makes the image anew, with an empty file system.
+    /// Creates the image again, with an empty file system.
     pub(super) fn new_image(&self, file_system: FileSystem, memory: Memory) -> Result<()> {
         let head = (memory == Memory::Nvdimm).then_some(&self.head[..]);
         image::assemble(head, &self.empty(file_system), &self.image())
     }
 
-    /// Puts bytes into the image's mailbox and gives the guest's command that prints them.
+    /// Puts bytes into the image's mailbox. Returns the guest's command that prints them.
     pub(super) fn post(&self, memory: Memory, bytes: &[u8]) -> Result<String> {
         let head = if memory == Memory::Nvdimm { HEAD } else { 0 };
         image::post(&self.image(), head, bytes)
@@ -69,12 +70,12 @@ impl Lab {
         self.file(IMAGE)
     }
 
-    /// Where the machines stand.
+    /// The machines' directory.
     pub(super) fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// A file of the machine's.
+    /// The path of a machine's file.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }

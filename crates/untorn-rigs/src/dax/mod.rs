@@ -1,14 +1,14 @@
-//! Power cuts on real DAX: a stock kernel in an emulated machine, ext4 or xfs with `-o dax=always` on an emulated NVDIMM,
-//! and `kill -9` of the emulator in the middle of the work.
+//! Power cuts on real DAX: a stock kernel in an emulated machine, ext4 or xfs with `-o dax=always` on an emulated
+//! NVDIMM, and `kill -9` of the emulator during the work.
 //!
-//! It needs neither root nor KVM. One machine is booted and its state is saved before it has looked at the memory under
-//! test; each cycle then goes on from there over an image of its own, writes until the cut, and recovers and verifies in
-//! the same machine gone on anew. What was acknowledged is known outside: each report has left the machine before the
-//! writer goes on.
+//! The rig needs neither root nor KVM. It boots one machine, and saves its state before the machine has accessed the
+//! memory under test. Each cycle resumes that state with its own image, writes until the cut, then resumes the same
+//! state again to recover and verify. The host knows the acknowledged operations: each report has left the machine
+//! before the writer continues.
 //!
-//! What it shows: the DAX path of detection, mapping, stores and recovery on real kernels, and the order that recovery
-//! relies on as far as one processor executed it. What it cannot: a missing flush. The emulator has no volatile cache, so
-//! whatever was executed survives. The simulated media of `untorn-sim` show missing flushes.
+//! The rig tests the DAX path of detection, mapping, stores and recovery on real kernels, and the store order that
+//! recovery relies on, as one processor executes it. It cannot expose a missing flush: the emulator has no volatile
+//! cache, so every executed store survives. The simulated media of `untorn-sim` expose missing flushes.
 
 mod console;
 mod cpio;

@@ -1,4 +1,4 @@
-//! Kernel modules and what they depend on.
+//! Kernel modules and their dependencies.
 //!
 //! A package has no list of dependencies (it is made at installation), so they are read from the modules themselves:
 //! section `.modinfo`, strings `depends=a,b` that end with a zero byte.
@@ -47,7 +47,7 @@ impl Modules {
         Ok(())
     }
 
-    /// These modules and all they depend on, in an order in which they load. What is part of the kernel is left out.
+    /// These modules and their dependencies, in loading order. Parts of the kernel itself are omitted.
     pub(super) fn closure(&self, wanted: &[&str]) -> Result<Vec<Module>> {
         let mut found = Vec::new();
         for name in wanted {
@@ -77,7 +77,7 @@ impl Modules {
     }
 }
 
-/// The name of a module by its file, `None` for another file. Dashes and underscores are the same to the kernel.
+/// The name of a module by its file name; `None` for another file. The kernel treats dashes and underscores alike.
 fn module_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(".xz").unwrap_or(name).strip_suffix(".ko")?;

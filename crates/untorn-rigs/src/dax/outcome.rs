@@ -1,4 +1,4 @@
-//! What a run of the rig found.
+//! The results of a run of the rig.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,65 +9,65 @@ use super::image::FileSystem;
 /// One power cut and its verification.
 #[derive(Clone, Debug)]
 pub struct Cycle {
-    /// Every choice of the cycle, the instant of the cut apart, follows from it.
+    /// The seed of all choices of the cycle except the instant of the cut.
     pub seed: u64,
-    /// What the file was on.
+    /// The file system of the file.
     pub file_system: FileSystem,
-    /// Its durability, as the tool calls it.
+    /// Its durability, as named by the tool.
     pub durability: &'static str,
-    /// From when the writer had got to work to the cut.
+    /// The time between the writer's first reports and the cut.
     pub life: Duration,
-    /// Whether there was a second cut before recovery was done.
+    /// Whether there was a second cut during recovery.
     pub recovery_cut: bool,
     /// Operations that had returned before the cut.
     pub operations: u64,
-    /// Those of them that were acknowledged as durable.
+    /// Operations acknowledged as durable.
     pub acknowledged: u64,
-    /// What is wrong where nobody recovers; empty also where that was not tried.
+    /// The violations without recovery; also empty if that was not tried.
     pub without_recovery: Vec<String>,
-    /// What is wrong after recovery.
+    /// The violations after recovery.
     pub violations: Vec<String>,
 }
 
-/// What became of memory that has DAX, but no `MAP_SYNC`.
+/// The results for memory with DAX but without `MAP_SYNC`.
 #[derive(Clone, Debug)]
 pub struct Refusal {
-    /// What `untorn doctor` took it for.
+    /// The medium that `untorn doctor` reported.
     pub medium: String,
-    /// Why a writer that insists on `MAP_SYNC` was refused; `None` if it was not.
+    /// Why a writer that requires `MAP_SYNC` was refused; `None` if it was not.
     pub refused: Option<String>,
-    /// The cut of a machine that wrote there all the same, through the page cache.
+    /// The cut of a machine that wrote there through the page cache.
     pub cycle: Cycle,
 }
 
 /// A whole run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// The kernel's name for itself.
+    /// The kernel's release name.
     pub kernel: String,
-    /// How many cuts were asked for.
+    /// The requested number of cuts.
     pub wanted: u64,
-    /// The cuts made. In each the file was mapped with `MAP_SYNC`, before the cut and after it: a run in which it was not
-    /// ends in an error.
+    /// The cuts made. In each, the file was mapped with `MAP_SYNC` before and after the cut; otherwise the run ends
+    /// with an error.
     pub cycles: Vec<Cycle>,
-    /// What convicted the recovery that is switched off; tried after each cut until it is.
+    /// The violation that convicted a run without recovery; tried after each cut until there is one.
     pub forgetful: Option<String>,
-    /// What convicted the engine without atomicity.
+    /// The violation that convicted the engine without atomicity.
     pub canary: Option<String>,
     /// The other kind of memory.
     pub virtio_pmem: Option<Refusal>,
-    /// Where the files of the first violation are.
+    /// Where the files of the first violation are kept.
     pub kept: Option<PathBuf>,
 }
 
 impl Outcome {
-    /// Cuts after which everything was as promised.
+    /// The number of cuts without a violation.
     pub fn verified(&self) -> usize {
         self.cycles.iter().filter(|cycle| cycle.violations.is_empty()).count()
     }
 
-    /// Whether all is as it must be: every cut verified and something acknowledged before one, virtio-pmem not mistaken
-    /// for persistent memory, and convicted what must be.
+    /// Whether the run passed: every cut is verified, some operation was acknowledged before a cut, virtio-pmem was not
+    /// mistaken for persistent memory, and both canaries were convicted.
     pub fn clean(&self) -> bool {
         self.verified() as u64 == self.wanted
             && self.cycles.iter().any(|cycle| cycle.acknowledged > 0)
@@ -78,7 +78,7 @@ impl Outcome {
 }
 
 impl Refusal {
-    /// Whether it was served as what it is.
+    /// Whether it was treated as a block medium.
     pub fn is_right(&self) -> bool {
         self.medium == "block" && self.refused.is_some() && self.cycle.violations.is_empty()
     }

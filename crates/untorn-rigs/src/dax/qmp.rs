@@ -1,4 +1,4 @@
-//! QEMU's machine protocol: one JSON object a line, each command answered by `return` or `error`, events in between.
+//! QEMU's machine protocol: one JSON object per line; `return` or `error` answers each command, with events in between.
 //!
 //! Source: QEMU's `docs/interop/qmp-spec`.
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 
-/// The longest any state of the machine may take to come. Emulation on a busy machine is slow.
+/// The maximum time to reach any state of the machine. Emulation on a busy machine is slow.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A connection to one machine.
@@ -20,7 +20,7 @@ pub(super) struct Qmp {
 }
 
 impl Qmp {
-    /// Greets the machine at the other end.
+    /// Negotiates with the machine at the other end.
     pub(super) fn new(stream: UnixStream) -> Result<Self> {
         stream.set_read_timeout(Some(PATIENCE)).map_err(Error::system("wait for QEMU"))?;
         let mut qmp = Qmp { reader: BufReader::new(stream) };
@@ -32,7 +32,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Carries out a command and gives what it returns.
+    /// Runs a command and returns its result.
     pub(super) fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
         line.push('\n');
@@ -45,11 +45,11 @@ impl Qmp {
             if let Some(error) = message.get("error") {
                 return Err(Error::failed(format!("run {command} in QEMU's monitor"), error["desc"].to_string()));
             }
-            // Anything else is an event; states are asked for, not awaited, so none matters.
+            // Anything else is an event. Ignore it, because the rig polls states.
         }
     }
 
-    /// Asks until the field `status` of an answer is `wanted`. `failed` is an end.
+    /// Polls until the field `status` of an answer is `wanted`. The status `failed` is an error.
     pub(super) fn wait_status(&mut self, query: &str, wanted: &str) -> Result<()> {
         let start = Instant::now();
         loop {

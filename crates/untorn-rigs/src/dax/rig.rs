@@ -1,4 +1,4 @@
-//! The cycles: write, cut, perhaps cut the recovery, recover, verify.
+//! The cycles: write, cut, possibly cut the recovery, recover, verify.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,18 +14,19 @@ use super::outcome::{Cycle, Outcome, Refusal};
 use super::vm::{self, KERNEL_LOG, Memory, REPORTS, Vm};
 use crate::error::{Error, Result};
 
-/// The longest a writer lives, in milliseconds.
+/// The maximum lifetime of a writer, in milliseconds.
 const LONGEST_LIFE: u64 = 600;
-/// The longest a recovering process lives, in milliseconds. Most of it goes into starting.
+/// The maximum lifetime of a recovering process, in milliseconds. Startup takes most of it.
 const LONGEST_RECOVERY: u64 = 250;
 /// The engine without atomicity, which the cuts must convict.
 const CANARY: &str = "passthrough";
-/// Cuts after which the canary counts as acquitted. About every second one convicts it, so chance acquits it about never.
+/// The number of cuts after which the canary counts as acquitted. About every second cut convicts it, so an acquittal
+/// by chance is extremely unlikely.
 const MOST_FOR_CANARY: u64 = 40;
-/// Reports, of eight bytes each, before which no power is cut: on a busy machine the writer would get to nothing in the time
-/// that it is given.
+/// The number of reports (eight bytes each) to wait for before a cut. Without them, a writer on a busy machine would do
+/// nothing before the cut.
 const FEWEST_REPORTS: u64 = 16;
-/// The longest a writer may take to get to work. Emulation on a busy machine is slow.
+/// The maximum time for a writer's first reports. Emulation on a busy machine is slow.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// What to run.
@@ -35,26 +36,27 @@ pub struct Settings {
     pub program: PathBuf,
     /// What to boot.
     pub kernel: Kernel,
-    /// Taken in turn, by the seed.
+    /// The file systems, used in turn by seed.
     pub file_systems: Vec<FileSystem>,
-    /// The engine, as the tool calls it; of a region, which has its own, `auto`.
+    /// The engine, as named by the tool; `auto` for a region, which has its own.
     pub engine: String,
     /// How the writer writes.
     pub face: Face,
-    /// What the engine logs, as the tool calls it, for an engine with a log: undo, redo or hybrid.
+    /// The log policy, as named by the tool, for an engine with a log: undo, redo or hybrid.
     pub log_policy: Option<String>,
-    /// The most bytes its log may take.
+    /// The maximum size of its log in bytes.
     pub log_size: Option<u64>,
-    /// How many power cuts.
+    /// The number of power cuts.
     pub cycles: u64,
-    /// The seed of the first cycle; each has the next.
+    /// The seed of the first cycle; each later cycle uses the next number.
     pub seed: u64,
-    /// Where to leave the files of a violation: the image after the cut and before recovery, the reports.
+    /// Where to keep the files of a violation: the image between the cut and the recovery, and the reports.
     pub keep: Option<PathBuf>,
 }
 
 impl Settings {
-    /// What a writer is told of the log on a medium that is persistent memory, or not: there undo is refused.
+    /// The writer's arguments for the log, depending on whether the medium is persistent memory; otherwise undo is
+    /// refused.
     fn log(&self, persistent: bool) -> Vec<String> {
         let policy = self.log_policy.as_ref().filter(|policy| persistent || *policy != "undo");
         let policy = policy.map(|policy| format!("--log-policy={policy}"));
@@ -62,7 +64,7 @@ impl Settings {
     }
 }
 
-/// Cuts the power again and again, up to the first violation. `progress` is told each step. The machines die with the
+/// Cuts the power repeatedly, up to the first violation. It passes each step to `progress`. The machines end with the
 /// calling thread.
 ///
 /// # Errors
@@ -133,7 +135,7 @@ struct Rig<'a> {
 }
 
 impl Rig<'_> {
-    /// One cut. If `forget`, it is also verified once without the records that recovery reads.
+    /// Makes one cut. With `forget`, it also verifies the file once without the records that recovery reads.
     fn cycle(&self, seed: u64, engine: &str, forget: bool) -> Result<Cycle> {
         let systems = &self.settings.file_systems;
         let file_system = systems[(seed % systems.len() as u64) as usize];
@@ -188,7 +190,7 @@ impl Rig<'_> {
         })
     }
 
-    /// What is wrong if nobody recovers. The image is then again as the cut left it.
+    /// The violations without recovery. Afterwards the image is again as the cut left it.
     fn without_recovery(&self, file_system: FileSystem, life: &Life<'_>, reader: &str) -> Result<Vec<String>> {
         let mut vm = self.resume(file_system)?;
         vm.console.run(&guest::forget_records(life.face))?;
@@ -205,7 +207,7 @@ impl Rig<'_> {
         Ok(vm)
     }
 
-    /// Memory with DAX that refuses `MAP_SYNC`: never persistent memory to untorn, but as good as any other disk.
+    /// Tests memory with DAX but without `MAP_SYNC`: untorn must treat it as a disk, not as persistent memory.
     fn virtio_pmem(&self) -> Result<Refusal> {
         let (memory, file_system) = (Memory::VirtioPmem, FileSystem::Ext4);
         let seed = self.settings.seed;
@@ -239,7 +241,7 @@ impl Rig<'_> {
         Ok(Refusal { medium, refused, cycle })
     }
 
-    /// Starts a writer and lets it write for a while from when it has got to work.
+    /// Starts a writer, waits for its first reports, and lets it write for `time`.
     fn write(&self, vm: &mut Vm, life: &Life<'_>, time: Duration) -> Result<()> {
         vm.console.run(&life.write())?;
         let start = Instant::now();
@@ -270,7 +272,7 @@ impl Rig<'_> {
         fs::read(&path).map_err(Error::io_at("read", &path))
     }
 
-    /// Keeps what a violation is studied by, until the next cut.
+    /// Keeps the files for studying a violation until the next cut.
     fn copy_crash(&self, reports: &[u8]) -> Result<()> {
         for (name, path) in CRASH.iter().map(|name| (name, self.lab.file(name))) {
             let done = match *name {
@@ -296,7 +298,7 @@ impl Rig<'_> {
 }
 
 const CRASH_IMAGE: &str = "crash.img";
-/// The image, the reports and the kernel's words after a cut.
+/// The image, the reports and the kernel's log after a cut.
 const CRASH: [&str; 3] = [CRASH_IMAGE, "crash.reports", "crash.log"];
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Programs the rig runs, and the packages they come in.
+//! The programs that the rig runs, and their packages.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::error::{Error, Result};
 
-/// Debian's names; others call them alike.
+/// Debian's package names; other distributions use similar ones.
 const TOOLS: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -17,14 +17,14 @@ const TOOLS: &[(&str, &str)] = &[
     ("ldd", "libc-bin"),
 ];
 
-/// Everything of the rig's that this machine lacks; nothing if the rig can run, a kernel apart.
+/// Every tool that this machine lacks; empty if the rig can run, except for a kernel.
 pub fn missing() -> Vec<Error> {
     TOOLS.iter().filter_map(|(name, _)| find(name).err()).collect()
 }
 
-/// Where a program is.
+/// The path of a program.
 pub(super) fn find(name: &str) -> Result<std::path::PathBuf> {
-    // mkfs is where the path of an ordinary user does not lead.
+    // mkfs is in a directory that an ordinary user's PATH lacks.
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut places: Vec<_> = std::env::split_paths(&path).collect();
     places.extend(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(Into::into));
@@ -35,14 +35,14 @@ pub(super) fn find(name: &str) -> Result<std::path::PathBuf> {
     })
 }
 
-/// A program to be started, by its name.
+/// A command for a program, by name.
 pub(super) fn command(name: &str) -> Result<Command> {
     let mut command = Command::new(find(name)?);
     command.stdin(Stdio::null());
     Ok(command)
 }
 
-/// Runs a program to its end and gives what it printed; one that fails is an error with what it complained of.
+/// Runs a program to its end and returns its output. If it fails, the error contains its message.
 pub(super) fn run(name: &str, arguments: &[&str], directory: &Path) -> Result<Vec<u8>> {
     let words = || format!("run {name} {}", arguments.join(" "));
     let output = command(name)?.args(arguments).current_dir(directory).output().map_err(Error::system(&words()))?;

@@ -1,4 +1,4 @@
-//! Picking a kernel package by its version.
+//! Selects a kernel package by version.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,7 @@ const SUFFIX: &str = "-cloud-amd64";
 /// The package that always depends on the distribution's own kernel.
 pub(super) const STOCK: &str = "linux-image-cloud-amd64";
 
-/// The name of the newest package of a version, `6.12` for instance, among the names of packages.
+/// The name of the newest package of a version, for example `6.12`, among package names.
 pub(super) fn newest<'a>(names: impl IntoIterator<Item = &'a str>, version: &str) -> Option<&'a str> {
     names
         .into_iter()
@@ -21,13 +21,13 @@ pub(super) fn newest<'a>(names: impl IntoIterator<Item = &'a str>, version: &str
         .max_by(|a, b| compare(a, b))
 }
 
-/// The kernel a package depends on, from the words of `apt-cache depends`.
+/// The kernel that a package depends on, from the output of `apt-cache depends`.
 pub(super) fn dependency(words: &str) -> Option<&str> {
     let names = words.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
     names.map(str::trim).find(|name| name.starts_with(PREFIX) && name.ends_with(SUFFIX))
 }
 
-/// By numbers where both have numbers, else by characters.
+/// Compares numerically where both have numbers, otherwise by characters.
 fn compare(a: &str, b: &str) -> Ordering {
     let (mut a, mut b) = (a, b);
     loop {

@@ -1,4 +1,5 @@
-//! A machine in QEMU. Killing it is the power cut: what its processor executed is in the image, the rest never happened.
+//! A machine in QEMU. Killing it is the power cut: the image holds everything that its processor executed, and nothing
+//! else.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,7 +16,7 @@ use super::qmp::Qmp;
 use super::tools;
 use crate::error::{Error, Result};
 
-/// The files of a machine, all in the directory QEMU runs in, so that no path has to survive QEMU's own quoting.
+/// The files of a machine, all in QEMU's working directory, so that no path needs QEMU's quoting.
 pub(super) const IMAGE: &str = "memory.img";
 pub(super) const STATE: &str = "state";
 pub(super) const REPORTS: &str = "reports";
@@ -24,15 +25,15 @@ const QEMU_LOG: &str = "qemu.log";
 const QMP: &str = "qmp.sock";
 const CONSOLE: &str = "console.sock";
 
-/// The longest a guest may be silent. Emulation on a busy machine is slow.
+/// The maximum silence of a guest. Emulation on a busy machine is slow.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// What the image is to the guest.
+/// The kind of device that the image is for the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
     /// An NVDIMM: DAX, and `MAP_SYNC` works.
     Nvdimm,
-    /// A virtio-pmem device: DAX, but what is stored is durable only after an `fsync`, so `MAP_SYNC` is refused.
+    /// A virtio-pmem device: DAX, but stores are durable only after an `fsync`, so the kernel refuses `MAP_SYNC`.
     VirtioPmem,
 }
 
@@ -43,11 +44,11 @@ pub(super) struct Machine<'a> {
     pub(super) kernel: &'a Path,
     /// The first and only root file system.
     pub(super) initramfs: &'a Path,
-    /// What the image is.
+    /// The kind of the image under test.
     pub(super) memory: Memory,
 }
 
-/// A running machine. Dropping it kills it, and so does the end of the thread that started it.
+/// A running machine. Dropping it kills the machine, and so does the end of the thread that started it.
 #[derive(Debug)]
 pub(super) struct Vm {
     child: Child,
@@ -57,14 +58,14 @@ pub(super) struct Vm {
 }
 
 impl Vm {
-    /// Boots, and waits until the guest listens.
+    /// Boots, and waits until the guest is ready.
     pub(super) fn boot(machine: Machine<'_>, directory: &Path) -> Result<Self> {
         let mut vm = Self::start(machine, directory, &[])?;
         vm.console.wait_ready().map_err(|error| explain(error, directory))?;
         Ok(vm)
     }
 
-    /// Goes on where [`save`](Vm::save) left off, except that the image under test is what it is now.
+    /// Resumes the state of [`save`](Vm::save), with the current image under test.
     pub(super) fn resume(machine: Machine<'_>, directory: &Path) -> Result<Self> {
         let mut vm = Self::start(machine, directory, &["-incoming", "defer"])?;
         let mut resumed = || {
@@ -76,10 +77,10 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Saves the state of the machine without the image under test, and lets it go on.
+    /// Saves the machine's state without the image under test, and resumes the machine.
     pub(super) fn save(&mut self) -> Result<()> {
         self.ignore_shared()?;
-        // It is a file, not a network: no reason to go slowly.
+        // The target is a file, not a network, so don't limit the bandwidth.
         self.qmp.execute("migrate-set-parameters", json!({ "max-bandwidth": 1u64 << 40 }))?;
         self.qmp.execute("migrate", json!({ "uri": format!("exec:cat > {STATE}") }))?;
         self.qmp.wait_status("query-migrate", "completed")?;
@@ -87,7 +88,7 @@ impl Vm {
         Ok(())
     }
 
-    /// The image under test is shared memory; the rest is what a saved state holds.
+    /// Excludes shared memory, which is the image under test, from saved states.
     fn ignore_shared(&mut self) -> Result<()> {
         let capability = json!({ "capability": "x-ignore-shared", "state": true });
         self.qmp.execute("migrate-set-capabilities", json!({ "capabilities": [capability] }))?;
@@ -102,12 +103,12 @@ impl Vm {
 
     fn start(machine: Machine<'_>, directory: &Path, more: &[&str]) -> Result<Self> {
         for socket in [QMP, CONSOLE] {
-            // What an earlier machine left. If it can't be removed, QEMU will say so.
+            // Remove an earlier machine's socket. If that fails, QEMU reports it.
             let _ = fs::remove_file(directory.join(socket));
         }
         let log = directory.join(QEMU_LOG);
         let log = File::create(&log).map_err(Error::io_at("create", &log))?;
-        // A rig that is killed itself leaves no machine behind.
+        // A killed rig must not leave a machine behind.
         let mut child = tools::command("setpriv")?
             .args(["--pdeathsig", "KILL", "--"])
             .arg(tools::find("qemu-system-x86_64")?)
@@ -140,7 +141,7 @@ impl Vm {
         match connect(&mut child, directory) {
             Ok((qmp, console)) => Ok(Vm { child, qmp, console }),
             Err(error) => {
-                // It may have ended by itself, which is why connecting failed.
+                // It may have exited, so that connecting failed.
                 let _ = child.kill();
                 let _ = child.wait();
                 Err(explain(error, directory))
@@ -151,7 +152,7 @@ impl Vm {
 
 impl Drop for Vm {
     fn drop(&mut self) {
-        // Both fail on a machine that was cut already, which is what is wanted.
+        // Both fail if the machine was already killed; there is nothing to do then.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -167,7 +168,7 @@ fn memory(kind: Memory) -> [String; 4] {
     ["-object".to_owned(), backing, "-device".to_owned(), device.to_owned()]
 }
 
-/// Both lines to a machine. QEMU binds its sockets a moment after it was started.
+/// Connects to a machine's monitor and console. QEMU binds its sockets some time after its start.
 fn connect(child: &mut Child, directory: &Path) -> Result<(Qmp, Console)> {
     let qmp = Qmp::new(dial(child, &directory.join(QMP))?)?;
     let console = Console::new(dial(child, &directory.join(CONSOLE))?, PATIENCE)?;
@@ -192,7 +193,7 @@ fn dial(child: &mut Child, path: &Path) -> Result<UnixStream> {
     }
 }
 
-/// An error with what QEMU and the guest's kernel said last.
+/// Adds the last lines of the logs of QEMU and the guest's kernel to an error.
 pub(super) fn explain(error: Error, directory: &Path) -> Error {
     let tail = |name: &str| {
         let text = fs::read(directory.join(name)).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The system calls that are made to fail, and how each can.
+//! The system calls that the rig makes fail, and the ways in which each can fail.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,14 +7,14 @@ use nix::libc::{self, c_int};
 
 use super::tracer::Entry;
 
-/// One way in which a call goes wrong.
+/// One way in which a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
-    /// It does nothing and says this.
+    /// It does nothing and returns this errno.
     Errno(c_int),
-    /// It moves half of the bytes, and says so; what follows works.
+    /// It transfers half of the bytes and returns that count; later calls work.
     Short,
-    /// It writes half of the bytes, and the same thread's next write fails with this.
+    /// It writes half of the bytes, and the same thread's next write fails with this errno.
     Torn(c_int),
 }
 
@@ -40,7 +40,7 @@ fn errno_name(errno: c_int) -> &'static str {
 }
 
 impl How {
-    /// What the operation should say, if it says anything.
+    /// The errno that the operation should report, if it reports one.
     pub(super) fn errno(self) -> Option<c_int> {
         match self {
             How::Errno(errno) | How::Torn(errno) => Some(errno),
@@ -73,30 +73,30 @@ impl FromStr for How {
     }
 }
 
-/// What a failure obliges the operation to.
+/// How the operation must react to a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Duty {
-    /// It may say so, or do without; then it must have succeeded truly.
+    /// It may report the failure, or work around it; then it must really have succeeded.
     Either,
-    /// As for `Either`; but what was done without may be missed by a later operation, which then says so: a file for which
-    /// the address space that was asked for could not be reserved cannot grow as far.
+    /// As `Either`, but a later operation may need the missing resource, and then reports the failure. For example, a
+    /// file whose address space could not be reserved cannot grow as far.
     Later,
-    /// It must say so.
+    /// It must report the failure.
     Tell,
-    /// It must say so, and the handle is good for nothing more.
+    /// It must report the failure, and the handle must be poisoned.
     Poison,
 }
 
-/// A system call, or a part of one's uses, that is made to fail.
+/// A system call, or some uses of one, that the rig makes fail.
 pub(super) struct Call {
     pub(super) name: &'static str,
     pub(super) number: i64,
-    /// Which uses of it.
+    /// The uses concerned.
     applies: fn(&[u64; 6]) -> bool,
-    /// What the failures in `hard` oblige to.
+    /// The required reaction to the failures in `hard`.
     duty: Duty,
     hard: &'static [How],
-    /// Failures that the library may get over: it calls again, or does without.
+    /// Failures that the library may tolerate: it calls again, or works around them.
     soft: &'static [How],
 }
 
@@ -144,8 +144,8 @@ fn allocates(arguments: &[u64; 6]) -> bool {
     !punches(arguments)
 }
 
-/// Mappings of files, and those that the library reserves itself. The rest is the allocator's, and a Rust program that gets
-/// no memory from it is ended by the language.
+/// Mappings of files, and those that the library reserves itself. The rest belongs to the allocator, and Rust aborts a
+/// program whose allocation fails.
 fn maps(arguments: &[u64; 6]) -> bool {
     arguments[4] as c_int >= 0 || arguments[3] as c_int & libc::MAP_NORESERVE != 0
 }
@@ -158,8 +158,8 @@ const fn only(applies: fn(&[u64; 6]) -> bool, call: Call) -> Call {
     Call { applies, ..call }
 }
 
-/// Every call that is made to fail. A call that cannot be done without is [`Duty::Either`] all the same where the rest of
-/// the run shows whether an operation that did without it succeeded truly.
+/// Every call that the rig makes fail. An indispensable call is still [`Duty::Either`] if the rest of the run shows
+/// whether an operation without it really succeeded.
 pub(super) static CALLS: &[Call] = &[
     only(opens, call("open", libc::SYS_open, Duty::Either, &[], &[IO, ACCESS, FILES, SIGNAL, MEMORY])),
     only(creates, call("open-create", libc::SYS_open, Duty::Either, &[], &[IO, SPACE, QUOTA, ACCESS, FILES])),
@@ -215,24 +215,24 @@ pub(super) static CALLS: &[Call] = &[
 ];
 
 impl Call {
-    /// Every way in which it is made to fail.
+    /// Every way in which the rig makes it fail.
     pub(super) fn ways(&self) -> impl Iterator<Item = How> {
         self.hard.iter().chain(self.soft).copied()
     }
 
-    /// Whether what this one leaves at the instant of the failure can differ from what the others leave: those that move
-    /// nothing do not differ.
+    /// Whether the state at the instant of this failure can differ from that of the other failures. Failures that
+    /// transfer nothing do not differ.
     pub(super) fn leaves_its_own(&self, how: How) -> bool {
         matches!(how, How::Torn(_)) || self.ways().next() == Some(how)
     }
 
-    /// What it obliges to. `makes_room`: the file's engine may get over a disk that has no more room for its log.
+    /// The required reaction. `makes_room`: the file's engine can tolerate a disk without space for its log.
     pub(super) fn duty(&self, how: How, makes_room: bool) -> Duty {
         let got_over = makes_room && self.duty == Duty::Tell && [SPACE, QUOTA, TORN].contains(&how);
         if self.hard.contains(&how) && !got_over { self.duty } else { Duty::Either }
     }
 
-    /// The row that a call about to be made is in.
+    /// The row of a call that is about to be made.
     pub(super) fn row(entry: &Entry) -> Option<usize> {
         CALLS.iter().position(|call| call.number == entry.number && (call.applies)(&entry.arguments))
     }

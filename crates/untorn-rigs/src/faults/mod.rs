@@ -1,13 +1,12 @@
-//! Failing system calls under the real media.
+//! Makes system calls of the real media fail.
 //!
-//! A process plays a script of operations on a file of a real file system and is traced (`tracer`, by `ptrace(2)`): each
-//! of its system calls can be answered with an errno instead of being carried out, or made to move half of its bytes. An
-//! undisturbed run counts the calls; then, for every one of them and each errno that fits, a new process runs in which just
-//! that one fails. What it says of its operations, and what another process then finds on the disk, must be what the
-//! documentation promises.
+//! A process runs a script of operations on a file of a real file system, traced by `ptrace(2)` (`tracer`). The rig can
+//! answer each of its system calls with an errno, or make the call transfer half of its bytes. A run without failures
+//! counts the calls. Then, for every call and each applicable errno, a new process runs in which only that call fails.
+//! Its reports, and the state that another process then finds on the disk, must match the documented promises.
 //!
-//! It shows what a program and the next one see. What a power cut would leave is the simulator's to show: flushes that are
-//! to succeed are not carried out here.
+//! The rig shows the view of this program and the next one. The simulator shows the effect of a power cut: successful
+//! flushes are not executed here.
 
 mod calls;
 mod judge;

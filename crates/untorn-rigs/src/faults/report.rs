@@ -1,16 +1,16 @@
-//! What the process under test says of each operation, one line of text to each.
+//! The reports of the process under test: one line of text per operation.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What became of the handle when an operation failed.
+/// The state of the handle after a failed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handle {
-    /// There is none: the operation was to make it, or has ended it.
+    /// There is no handle: the operation failed to create it, or ended it.
     Gone,
-    /// It takes no write any more; it shows this.
+    /// It refuses further writes; it shows these bytes.
     Poisoned(Option<u64>),
-    /// It takes writes; it shows this.
+    /// It accepts writes; it shows these bytes.
     Usable(Option<u64>),
 }
 
@@ -19,7 +19,7 @@ pub(super) enum Handle {
 pub(super) enum Report {
     /// An operation succeeded.
     Done,
-    /// A read succeeded and returned this.
+    /// A read succeeded and returned these bytes.
     Saw(u64),
     /// An operation failed.
     Failed {
@@ -28,15 +28,15 @@ pub(super) enum Report {
         handle: Handle,
         message: String,
     },
-    /// The file was opened, after a failure that left no good handle, and shows this.
+    /// The file was reopened after a failure without a usable handle, and shows these bytes.
     Reopened(u64),
-    /// There was no file to open, so it is made anew.
+    /// There was no file to open, so it is created again.
     Absent,
-    /// The file cannot be opened, although nothing fails any more.
+    /// The file cannot be opened, although no call fails any more.
     Stuck(String),
-    /// What `untorn::inspect` says.
+    /// The result of `untorn::inspect`.
     Inspected(String),
-    /// The plain file, settled, holds this.
+    /// The settled, plain file holds these bytes.
     Settled(u64),
 }
 

@@ -1,4 +1,4 @@
-//! Every case: which there are, one after the other on every core, and what came of them.
+//! Enumerates the cases, runs them on every core, and collects the results.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +20,7 @@ use super::tracer::{Action, End, Entry, trace};
 use super::victim::{HANGS, READY, Role};
 use crate::error::{Error, Result};
 
-/// How often a case is tried whose call is not made.
+/// The number of attempts at a case whose call is not made.
 const MEETINGS: usize = 4;
 
 /// How to start a process that calls [`victim`](super::victim()) with the arguments that follow these.
@@ -32,7 +32,7 @@ pub struct Program {
     pub words: Vec<String>,
 }
 
-/// What is to be tried.
+/// What to try.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The workload.
@@ -41,9 +41,9 @@ pub struct Settings {
     pub only: Option<String>,
     /// Only this case, in every setup that has it, or in the one that its name begins with.
     pub replay: Option<String>,
-    /// Not all, but about so many of them, from a seed that says which.
+    /// Only about this many of the cases, selected by this seed.
     pub sample: Option<(usize, u64)>,
-    /// How many run at once.
+    /// Number of processes at once.
     pub jobs: usize,
 }
 
@@ -63,40 +63,40 @@ impl fmt::Display for Case {
     }
 }
 
-/// What came of it.
+/// The results.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Cases there are.
+    /// Total number of cases.
     pub total: usize,
-    /// Cases tried: each in a process that goes on, and those that leave something of their own in one that is gone after the
-    /// failure too.
+    /// Cases tried. Each runs in a process that continues after the failure. Cases with a state of their own also run
+    /// in a process that exits after it.
     pub tried: usize,
-    /// Of these, the ones in which an operation said that it failed.
+    /// Tried cases in which an operation reported the failure.
     pub told: usize,
-    /// Cases that did not come about: whether a page is in memory is for the kernel to say, and so is how many are written
+    /// Cases whose call was not made: the kernel decides whether a page is in memory, and how many pages are written
     /// again when a file is opened after a crash.
     pub unmet: usize,
-    /// Calls of a kind that the workload makes in all setups, and the cases of it.
+    /// The number of calls of each kind in all setups, and the number of their cases.
     pub calls: BTreeMap<&'static str, (usize, usize)>,
     /// System calls of the workload that are never made to fail, by number.
     pub spared: BTreeMap<i64, usize>,
-    /// Token and sentence.
+    /// The token and description of each violation.
     pub violations: Vec<(String, String)>,
 }
 
 impl Outcome {
-    /// Whether everything is as it must be, and next to all of it was tried.
+    /// Whether there is no violation, and almost all cases were tried.
     pub fn clean(&self) -> bool {
         self.violations.is_empty() && self.tried > 0 && self.unmet <= self.tried / 20
     }
 }
 
-/// What one process did.
+/// The record of one process.
 struct Life {
     reports: Vec<Report>,
-    /// How many reports had come when the chosen call failed.
+    /// The number of reports received before the chosen call failed.
     failed_at: Option<usize>,
-    /// How often each row's call was made in the script.
+    /// The number of calls in the script, by row.
     counts: Vec<usize>,
     spared: BTreeMap<i64, usize>,
 }
@@ -322,15 +322,15 @@ fn live(program: &Program, setup: Setup, role: Role, dir: &Lodging, case: Option
     Ok(Ok(Life { reports, failed_at: failed.map(lines), counts, spared }))
 }
 
-/// Decides about each call of one process that it is asked about.
+/// Decides about each traced call of one process.
 struct Meddler<'a> {
     case: Option<&'a Case>,
     output: &'a ChildStdout,
-    /// The calls that were made, and how many bytes of reports had come before each.
+    /// The calls made, each with the number of report bytes before it.
     calls: Vec<(Entry, u64)>,
-    /// How many when the chosen one was.
+    /// The number of report bytes before the chosen call.
     failed: Option<u64>,
-    /// The thread whose next write fails, and with what.
+    /// The thread whose next write fails, and its errno.
     torn: Option<(i32, i32)>,
 }
 
@@ -374,7 +374,7 @@ impl Meddler<'_> {
     }
 }
 
-/// A directory of a process's own.
+/// A process's own directory.
 struct Lodging(tempfile::TempDir);
 
 impl Lodging {

@@ -1,4 +1,4 @@
-//! What the process under test does, and what the file must hold then.
+//! The script of the process under test, and the bytes that the file must then hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
@@ -15,11 +15,11 @@ use super::tracer::Filter;
 /// Which of the real media the workload runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// The page cache of a directory's file system; the kernel is made to know no io_uring, so that each flush is a call.
+    /// The page cache of a directory's file system, with io_uring disabled, so that each flush is a system call.
     Threads,
     /// The same, with flushes by io_uring.
     Ring,
-    /// Memory that is taken for persistent (`UNTORN_ASSUME_PMEM=1`).
+    /// Memory treated as persistent (`UNTORN_ASSUME_PMEM=1`).
     Memory,
 }
 
@@ -86,11 +86,10 @@ impl Setup {
         all
     }
 
-    /// What becomes of the calls of a process that plays the script, if the rig wants to be asked about these; about all
-    /// if there are none.
+    /// The filter for a process that runs the script, if these calls go to the rig; all calls if the list is empty.
     ///
-    /// Flushes are not carried out: nothing here can tell one that works from one that does nothing, as the power stays
-    /// on, but a disk takes a hundred times as long for them as for all the rest.
+    /// Flushes are not executed. The power stays on, so nothing here can distinguish a working flush from one that does
+    /// nothing, and a disk would take a hundred times as long for them as for everything else.
     pub(super) fn filter(&self, asked: BTreeSet<i64>) -> Filter {
         let mut answered = BTreeMap::new();
         if !asked.is_empty() {
@@ -103,12 +102,12 @@ impl Setup {
         Filter { answered, asked }
     }
 
-    /// Whether a write for which the disk gives no longer log frees some of the log there is, and succeeds.
+    /// Whether a write succeeds by freeing part of the existing log if the disk has no space for a longer one.
     pub(super) fn makes_room(&self) -> bool {
         matches!(self.engine, Engine::HybridLog(_))
     }
 
-    /// The fewest slots, so that cuts are frequent and a wide commit is spilled.
+    /// The minimum number of slots, so that checkpoints are frequent and a wide commit spills.
     pub(super) fn options(&self) -> Options {
         let options = Options::new().durability(self.durability).record_area(2, 4).max_len(64 << 10);
         match self.engine {
@@ -136,7 +135,7 @@ impl FromStr for Setup {
     }
 }
 
-/// One operation. Offsets and lengths are moved into the file where it is shorter.
+/// One operation. Offsets and lengths are adjusted to a shorter file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
     Create(u64),
@@ -168,7 +167,7 @@ const WIDE: &[(u64, u64)] = &[
     (36904, 90),
 ];
 
-/// What is worth failing in: each operation, on fresh and on written pages, within an epoch and across commits.
+/// The script: each operation, on fresh and on written pages, within an epoch and across commits.
 pub(super) const SCRIPT: &[Op] = &[
     Op::Create(2 * 4096 + 1300),
     Op::Write(64, 64),
@@ -210,7 +209,7 @@ pub(super) const SCRIPT: &[Op] = &[
     Op::Read,
 ];
 
-/// What the write of operation `number` writes, moved into a file of this length: offsets and bytes, without overlap.
+/// The pieces that operation `number` writes, adjusted to a file of this length: offsets and bytes, without overlap.
 pub(super) fn pieces(ranges: &[(u64, u64)], number: usize, file: u64) -> Vec<(u64, Vec<u8>)> {
     let mut all = Vec::new();
     for (&(offset, len), index) in ranges.iter().zip(0..) {
@@ -228,7 +227,7 @@ pub(super) fn read_all(file: &AtomicFile) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A number that stands for a file's bytes, the same in every process of one program.
+/// A digest of a file's bytes, the same in every process of one program.
 pub(super) fn digest(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write_usize(bytes.len());
@@ -239,7 +238,7 @@ pub(super) fn digest(bytes: &[u8]) -> u64 {
 /// The bytes of a file, which many models share.
 pub(super) type Bytes = Arc<Vec<u8>>;
 
-/// What a program sees, and what the last commit holds.
+/// The bytes that a program sees, and those of the last commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Model {
     pub(super) now: Bytes,
@@ -247,7 +246,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// A file that holds these bytes and nothing else.
+    /// The model of a file with these bytes, all committed.
     pub(super) fn settled(bytes: Bytes) -> Self {
         Model { kept: bytes.clone(), now: bytes }
     }

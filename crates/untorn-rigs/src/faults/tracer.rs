@@ -1,10 +1,10 @@
-//! A process under `ptrace(2)`: system calls that its filter names are looked at before the kernel sees them, and carried
-//! out, answered or shortened.
+//! A process under `ptrace(2)`. The tracer sees the system calls named by its filter before the kernel does, and lets
+//! the kernel execute them, answers them, or shortens them.
 //!
-//! The answer to a call that is not carried out is what the program finds in its register, so an error is exactly what the
-//! kernel would have said. A shortened write is a real one: the kernel writes fewer bytes and says how many.
+//! The program finds the tracer's answer in its register, so an error is exactly what the kernel would return. A
+//! shortened write is real: the kernel writes fewer bytes and returns their number.
 //!
-//! The process filters itself ([`Filter`], `seccomp(2)`), so it runs at full speed but for the calls that matter.
+//! The process filters itself ([`Filter`], `seccomp(2)`), so it runs at full speed except for the filtered calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -30,14 +30,14 @@ pub(super) struct Entry {
     pub(super) thread: i32,
 }
 
-/// What becomes of a call.
+/// How to handle a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// The kernel carries it out.
+    /// The kernel executes it.
     Run,
-    /// It is not carried out, and returns this: a result, or an errno below 0.
+    /// The kernel does not execute it. It returns this: a result, or a negative errno.
     Answer(i64),
-    /// The kernel carries it out with this as its third argument, the count of bytes.
+    /// The kernel executes it with this third argument, the number of bytes.
     Shorten(u64),
 }
 
@@ -50,21 +50,21 @@ pub(super) enum End {
     Killed(i32),
 }
 
-/// What becomes of a process's calls without anybody being asked, and of which the tracer is.
+/// The filter of a process: the calls it answers itself, and the calls it passes to the tracer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Filter {
-    /// These are not carried out and return an errno, or 0.
+    /// These calls are not executed, and return an errno or 0.
     pub(super) answered: BTreeMap<i64, u32>,
-    /// Of these the tracer is asked; of all that are not answered, if there are none.
+    /// These calls go to the tracer. If the list is empty, all calls that are not answered go there.
     pub(super) asked: BTreeSet<i64>,
 }
 
 impl Filter {
-    /// Lays it over this thread and those that it will start, for good. With no tracer, calls that one would be asked about
-    /// fail.
+    /// Installs it permanently for this thread and the threads it starts. Without a tracer, the calls that go to the
+    /// tracer fail.
     ///
     /// # Errors
-    /// What `seccomp(2)` says.
+    /// The error of `seccomp(2)`.
     pub(super) fn lay(&self) -> io::Result<()> {
         let one = |numbers: &[i64], others, these| {
             let rules = numbers.iter().map(|number| (*number, Vec::new())).collect();
@@ -87,13 +87,13 @@ impl Filter {
     }
 }
 
-/// Traces `child`, which has one thread that matters and waits for input, and lets it go with `start` once it is traced; then
-/// asks `policy` about the calls that its filter says, of it and of the threads it starts, until it has ended.
+/// Traces `child`, which has one relevant thread and waits for input. Calls `start` once it is traced, then asks
+/// `policy` about the filtered calls of the child and of its threads until it has ended.
 ///
 /// The calling thread becomes the tracer, and waits for every child it has.
 ///
 /// # Errors
-/// What `ptrace(2)` says; the child is killed then.
+/// The error of `ptrace(2)`; the child is then killed.
 pub(super) fn trace(
     child: &mut Child,
     start: impl FnOnce() -> io::Result<()>,
@@ -105,7 +105,7 @@ pub(super) fn trace(
         follow(leader, policy)
     });
     if outcome.is_err() {
-        // It is gone already, or it ends now; there is nothing to be said about either.
+        // The child has ended already, or ends now; errors don't matter.
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -131,12 +131,12 @@ fn failed(what: &str, errno: Errno) -> Error {
     Error::system(what)(errno.into())
 }
 
-/// Every stop of every thread, until the process has ended.
+/// Handles every stop of every thread until the process has ended.
 fn follow(leader: Pid, policy: &mut dyn FnMut(&Entry) -> Action) -> Result<End> {
     // Threads in a shortened call, with the registers it began with.
     let mut shortened: BTreeMap<Pid, user_regs_struct> = BTreeMap::new();
     loop {
-        // Of other threads' children this one knows nothing, so several can trace at once.
+        // This thread does not see other threads' children, so several threads can trace at once.
         let stop = waitpid(None, Some(WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD));
         let gone_on = match stop {
             Ok(WaitStatus::Exited(thread, code)) if thread == leader => return Ok(End::Exited(code)),
@@ -167,7 +167,7 @@ fn follow(leader: Pid, policy: &mut dyn FnMut(&Entry) -> Action) -> Result<End> 
     }
 }
 
-/// A thread is about to make a call. The registers are given back if they must be restored after it.
+/// Handles a call that a thread is about to make. Returns the registers if they must be restored after it.
 fn decide(thread: Pid, policy: &mut dyn FnMut(&Entry) -> Action) -> nix::Result<Option<user_regs_struct>> {
     let before = ptrace::getregs(thread)?;
     let entry = Entry {
@@ -193,7 +193,7 @@ fn decide(thread: Pid, policy: &mut dyn FnMut(&Entry) -> Action) -> nix::Result<
     }
 }
 
-/// A call leaves its arguments as they were, and compilers count on it.
+/// Restores the registers of the arguments: a call does not change them, and compilers rely on that.
 fn restore(thread: Pid, before: &user_regs_struct) -> nix::Result<()> {
     let mut after = ptrace::getregs(thread)?;
     after.rdx = before.rdx;

@@ -1,4 +1,4 @@
-//! The process under test: it plays the script on a real file and says what became of each operation before the next.
+//! The process under test: it runs the script on a real file, and reports each operation's result before the next one.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -11,24 +11,24 @@ use untorn::{AtomicFile, Error};
 use super::report::{Handle, Report};
 use super::script::{Op, SCRIPT, Setup, digest, pieces, read_all};
 
-/// How long it may take; with nothing failing it is done in a thousandth of that, on a machine that has time for it.
+/// Its time limit. Without failures, an idle machine needs a thousandth of it.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Its exit code when that was not enough.
+/// Its exit code if it exceeds the limit.
 pub(super) const HANGS: i32 = 3;
 
-/// What it says before anything else.
+/// Its first output.
 pub(super) const READY: &[u8; 6] = b"ready\n";
 
-/// What the process does.
+/// The role of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// It plays the script. After a failure it goes on, on the file opened anew if the handle is no good any more. In the
-    /// end it examines the file.
+    /// It runs the script. After a failure it continues, with the file reopened if the handle is unusable. At the end
+    /// it examines the file.
     GoOn,
-    /// It plays the script and is gone after the first operation that fails, as if it were killed.
+    /// It runs the script and exits after the first failed operation, as if killed.
     Stop,
-    /// It opens what another process has left, looks at it, and settles it.
+    /// It opens the file left by another process, examines and settles it.
     Examine,
 }
 
@@ -52,8 +52,7 @@ impl FromStr for Role {
 }
 
 /// The main function of the process that a rig's [`Program`](super::Program) starts: `words` are the arguments after
-/// the
-/// program's own. The program must do nothing before and after this call.
+/// the program's own. The program must do nothing before and after this call.
 ///
 /// # Errors
 /// If no rig gave these arguments, or the rig has exited.
@@ -132,8 +131,8 @@ impl Victim {
         self.examine()
     }
 
-    /// Runs an operation; whatever becomes of it, `file` holds the handle if there still is one. A read returns what it
-    /// saw.
+    /// Runs an operation. Afterwards `file` holds the handle, if there still is one. A read returns the digest of its
+    /// bytes.
     fn operate(&mut self, op: Op, number: usize) -> untorn::Result<Option<u64>> {
         match (op, self.file.take()) {
             (Op::Create(len), _) => self.file = Some(self.setup.options().create(&self.path, len)?),
@@ -165,7 +164,8 @@ impl Victim {
         self.setup.options().open(&self.path)
     }
 
-    /// The state of the handle after a failure. A write over a few bytes with what they hold tells whether it is good.
+    /// The state of the handle after a failure. A write of a few bytes with their current values shows whether it is
+    /// usable.
     fn handle(&self) -> Handle {
         let Some(file) = &self.file else { return Handle::Gone };
         let seen = read_all(file).ok();
@@ -177,7 +177,7 @@ impl Victim {
         }
     }
 
-    /// Lets the handle go and opens the file again, or makes it if the failure left none. False if that cannot be done.
+    /// Drops the handle and opens the file again, or creates it if the failure left none. Returns false if that fails.
     fn open_anew(&mut self, number: usize) -> io::Result<bool> {
         drop(self.file.take());
         if number == 0 && !self.path.exists() {

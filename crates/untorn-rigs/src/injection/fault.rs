@@ -1,11 +1,11 @@
-//! What a device does to a page, and to which.
+//! The kinds of damage, and the parts they hit.
 
 use std::fmt;
 
 use untorn::EngineKind;
 use untorn_sim::Rng;
 
-/// What is damaged.
+/// The damaged part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// A page of the data file.
@@ -29,7 +29,7 @@ impl Part {
     pub const ALL: [Part; 7] =
         [Part::Data, Part::Checksums, Part::Parity, Part::Superblock, Part::Reflection, Part::HybridLog, Part::Sidecar];
 
-    /// The engine that the file has, if it has one.
+    /// The file's engine, if any.
     pub(super) fn engine(self) -> Option<EngineKind> {
         match self {
             Part::Reflection | Part::Sidecar => Some(EngineKind::Reflection),
@@ -38,7 +38,7 @@ impl Part {
         }
     }
 
-    /// The file that it is of.
+    /// The file that it belongs to.
     pub(super) fn of(self) -> Of {
         match self {
             Part::Data | Part::Reflection | Part::HybridLog => Of::Data,
@@ -62,7 +62,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// One of the files that a protected file consists of.
+/// One of the files of a protected file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Of {
     Data,
@@ -71,12 +71,12 @@ pub(super) enum Of {
     SidecarCompanion,
 }
 
-/// What happens to it.
+/// The kind of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A bit is another.
+    /// A bit is flipped.
     Flip,
-    /// An older version is back.
+    /// An older version reappears.
     Lost,
     /// Another page was written here.
     Misdirected,
@@ -88,8 +88,8 @@ impl Kind {
     /// All of them.
     pub const ALL: [Kind; 4] = [Kind::Flip, Kind::Lost, Kind::Misdirected, Kind::Zeroed];
 
-    /// What the device returns in place of `here`; `older` is what it returned before the last write, `other` any other
-    /// page.
+    /// The bytes that the device returns instead of `here`; `older` are those before the last write, `other` those of
+    /// any other page.
     pub(super) fn of(self, here: &[u8], older: &[u8], other: &[u8], rng: &mut Rng) -> Vec<u8> {
         let mut bytes = here.to_vec();
         match self {

@@ -1,17 +1,18 @@
-//! Damage to protected files, by the thousand: what is found of it, what is given back, and that nothing else is touched.
+//! Damages protected files thousands of times, and checks that all damage is found and restored and nothing else
+//! changes.
 //!
-//! A file of a real file system is protected, stored to, covered and closed. Then some of its pages, or parts of its
-//! companion file, are given other bytes, as a device would that flips a bit, loses a write, puts a page in another's
-//! place, or returns zeros: never more than one page of a stripe, or one copy of a block. A repair must name each of them
-//! and nothing else, and leave the file and its redundancy as they were. Where everything in the companion file is, and
-//! what it means, the rig works out by itself from `docs/format.md`.
+//! The rig protects a file of a real file system, stores to it, covers and closes it. Then it damages some of its
+//! pages, or parts of its redundancy file, as a device might: a flipped bit, a lost write, a misplaced page, or zeros.
+//! It never damages more than one page of a stripe, or one copy of a block. A repair must report exactly the damaged
+//! places, and leave the file and its redundancy as they were before the damage. The rig derives the layout of the
+//! redundancy file from `docs/format.md`, without untorn's code.
 //!
-//! The same is done to files of both engines, with redundancy: they are stored to by transactions, half of the slices of a page
-//! at a time, and repaired by who opens them with their engine. Of the reflection engine, half of the slices of each page are then
-//! valid in the sidecar, whose pages are damaged too.
+//! It does the same to files of both engines with redundancy. Transactions store half of the slices of a page at a
+//! time, and a process that opens the file with its engine repairs it. With the reflection engine, half of the slices
+//! of each page are then valid in the sidecar, whose pages are damaged too.
 //!
-//! Besides, files are scrubbed while threads of a program store to them at random, announcing it or with an engine; there must be
-//! no alarm at all.
+//! The rig also scrubs files while threads of a program store to them at random, with announced stores or with an
+//! engine. No scrub may report any damage then.
 
 mod fault;
 mod shape;
@@ -33,12 +34,12 @@ pub use watch::Watch;
 use crate::error::{Error, Result};
 use subject::Subject;
 
-/// What the files are taken to lie on.
+/// The assumed medium of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A disk, behind the page cache.
     Disk,
-    /// Memory that is taken for persistent, as `UNTORN_ASSUME_PMEM=1` has it.
+    /// Memory treated as persistent, as with `UNTORN_ASSUME_PMEM=1`.
     Memory,
 }
 
@@ -65,7 +66,7 @@ impl Place {
         done("open", opened)
     }
 
-    /// A handle of somebody who repairs.
+    /// A handle for scrubbing and repairing.
     fn look(self, path: &Path) -> Result<Protected> {
         let opened = match self {
             Place::Disk => ProtectOptions::new().look_on(PageCache::new(), path),
@@ -84,43 +85,43 @@ impl fmt::Display for Place {
     }
 }
 
-/// What is done.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Damages of each kind to each part, on each place.
+    /// Number of damages per kind, part and place.
     pub cases: u64,
-    /// Every random decision follows from it.
+    /// Seed of all random decisions.
     pub seed: u64,
-    /// Where the files lie.
+    /// Directory for the files.
     pub dir: PathBuf,
-    /// Pages of a file.
+    /// Number of pages per file.
     pub pages: u64,
-    /// For how long, on each place, files are scrubbed while threads store to them; for a hundred stores of each at least.
+    /// How long to scrub files during stores, on each place; at least for a hundred stores each.
     pub watch: Duration,
-    /// Threads.
+    /// Number of threads.
     pub jobs: usize,
 }
 
-/// What became of one kind of damage to one part.
+/// The results of one kind of damage to one part.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Where.
     pub place: Place,
-    /// To what.
+    /// The damaged part.
     pub part: Part,
-    /// What kind.
+    /// The kind of damage.
     pub kind: Kind,
-    /// Damages that changed at least a bit.
+    /// Number of damages that changed at least one bit.
     pub injected: u64,
-    /// Of these, how many a scrub named.
+    /// Number of damages that a scrub reported.
     pub found: u64,
-    /// How many a repair gave back, byte for byte.
+    /// Number of damages that a repair restored byte for byte.
     pub restored: u64,
-    /// How many were given other bytes than they had.
+    /// Number of damages that a repair restored wrongly.
     pub wrong: u64,
-    /// Good pages and blocks that were changed.
+    /// Number of undamaged pages and blocks that were changed.
     pub spoiled: u64,
-    /// Good pages and blocks that were accused, by the scrub or by the one behind the repair.
+    /// Number of undamaged pages and blocks reported as damaged, by the scrub or by the scrub after the repair.
     pub alarms: u64,
 }
 
@@ -129,9 +130,9 @@ impl Row {
         Row { place, part, kind, injected: 0, found: 0, restored: 0, wrong: 0, spoiled: 0, alarms: 0 }
     }
 
-    /// Whether all is as it should be.
+    /// Whether there is no failure.
     pub fn clean(&self) -> bool {
-        // A superblock that lost its last write leaves the one before it, which says the same: nothing is wrong with that.
+        // A superblock that lost its last write leaves the previous one, with the same contents: that is correct.
         let told = self.found == self.injected || self.part == Part::Superblock && self.kind == Kind::Lost;
         told && self.restored == self.injected && self.wrong == 0 && self.spoiled == 0 && self.alarms == 0
     }
@@ -148,26 +149,26 @@ impl fmt::Display for Row {
     }
 }
 
-/// What came of it all.
+/// The results of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// One for each place, part and kind.
+    /// One row per place, part and kind.
     pub rows: Vec<Row>,
-    /// Three for each place: of a program that announces its stores, and of each engine.
+    /// Three per place: one with announced stores, and one per engine.
     pub watches: Vec<Watch>,
 }
 
 impl Outcome {
-    /// Whether all is as it should be.
+    /// Whether there is no failure.
     pub fn clean(&self) -> bool {
         self.rows.iter().all(Row::clean) && self.watches.iter().all(|watch| watch.alarms == 0)
     }
 }
 
-/// Injects everything. `tell` is given each row when it is done.
+/// Runs all injections. It passes each finished row to `tell`.
 ///
 /// # Errors
-/// Those of the system, and of untorn where it could not do what it was asked.
+/// Errors of the system, and of untorn if an operation failed.
 pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome> {
     let kinds = |(place, part)| Kind::ALL.map(|kind| (place, part, kind));
     let parts = |place| Part::ALL.map(|part| (place, part));
@@ -235,7 +236,7 @@ fn inject(settings: &Settings, index: u64, place: Place, part: Part, kind: Kind)
     Ok(row)
 }
 
-/// What untorn says, as the rig's own.
+/// Turns untorn's error into the rig's.
 fn done<T>(what: &str, result: untorn::Result<T>) -> Result<T> {
     result.map_err(|error| Error::failed(format!("{what} a file"), error.to_string()))
 }

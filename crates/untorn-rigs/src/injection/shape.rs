@@ -1,25 +1,25 @@
-//! Where everything is in a companion file, by `docs/format.md` and by nothing of untorn's.
+//! The layout of a redundancy file, derived from `docs/format.md` without untorn's code.
 
 use std::ops::Range;
 
 use untorn::StripeLayout;
 
 pub(super) const PAGE: u64 = 4096;
-/// Checksums of one table block.
+/// Number of checksums per table block.
 const ENTRIES: u64 = 500;
 /// Where the lanes of records begin in a sidecar.
 const LANES_AT: u64 = 3 * PAGE;
 /// Bytes of the two superblocks.
 const SUPERBLOCKS: u64 = 2 * PAGE;
 
-/// Where the chunks of a sidecar begin, by what its superblock says of the lanes before them.
+/// The offset of a sidecar's chunks, from the superblock's description of the lanes before them.
 pub(super) fn chunks_at(sidecar: &[u8]) -> u64 {
     let word =
         |at: usize| u64::from(u32::from_le_bytes([sidecar[at], sidecar[at + 1], sidecar[at + 2], sidecar[at + 3]]));
     (LANES_AT + word(100) * word(104) * 64).next_multiple_of(PAGE)
 }
 
-/// The shape of a protected file and its companion.
+/// The shape of a protected file and its redundancy file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     /// Bytes of the data file.
@@ -58,18 +58,18 @@ impl Shape {
         self.pages().div_ceil(ENTRIES) + self.stripes().div_ceil(ENTRIES)
     }
 
-    /// Where a copy of a block is in the companion file.
+    /// The offset of a copy of a block in the redundancy file.
     pub(super) fn block_at(&self, block: u64, copy: u64) -> u64 {
         SUPERBLOCKS + (copy * self.blocks() + block) * PAGE
     }
 
-    /// Where a stripe's parity is.
+    /// The offset of a stripe's parity.
     pub(super) fn parity_at(&self, stripe: u64) -> u64 {
         SUPERBLOCKS + (2 * self.blocks() + stripe) * PAGE
     }
 
-    /// Whether two versions of the page of the companion file at `at` say the same, as they must as long as nothing is stored:
-    /// a block's version and its seal change whenever it is written, and superblocks note scrubs and the file's time.
+    /// Whether two versions of the redundancy file's page at `at` have the same meaning, as they must without stores. A
+    /// block's version and checksum change with each write, and superblocks record scrubs and the file's time.
     pub(super) fn agree(&self, at: u64, a: &[u8], b: &[u8]) -> bool {
         let same = |ranges: &[Range<usize>]| ranges.iter().all(|range| a[range.clone()] == b[range.clone()]);
         match at {

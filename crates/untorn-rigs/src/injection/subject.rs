@@ -1,4 +1,4 @@
-//! One protected file, what it is to hold, and what it held before.
+//! One protected file, its expected bytes, and its previous bytes.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -16,10 +16,10 @@ use super::shape::{PAGE, Shape, chunks_at};
 use super::{Kind, Place, Row, Settings, done, io};
 use crate::error::{Error, Result};
 
-/// Pages that are stored to in a round.
+/// Number of pages stored to per round.
 const STORES: u64 = 16;
 
-/// A file, and each page of it as it was written before the last time.
+/// A file, and the previous version of each page.
 struct Versions {
     path: PathBuf,
     now: Vec<u8>,
@@ -27,7 +27,7 @@ struct Versions {
 }
 
 impl Versions {
-    /// Takes what the file holds now for the last version of every page that differs.
+    /// Takes the file's current bytes as the last version of every page that differs.
     fn refresh(&mut self) -> Result<()> {
         let found = io("read a file", fs::read(&self.path))?;
         if self.now.len() != found.len() {
@@ -45,11 +45,11 @@ impl Versions {
     }
 }
 
-/// A place that was damaged, and what is there instead.
+/// A damaged place, and its damaged bytes.
 struct Victim {
     at: u64,
     bytes: Vec<u8>,
-    /// What is to be said of it.
+    /// The expected report.
     told: Damage,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// A file of random bytes, all of which were written twice, protected.
+    /// A protected file of random bytes, each written twice.
     pub(super) fn new(settings: &Settings, index: u64, place: Place, part: Part) -> Result<Self> {
         let dir = io("create a directory", tempfile::tempdir_in(&settings.dir))?;
         let path = dir.path().join("protected");
@@ -123,7 +123,7 @@ impl Subject {
         Ok(subject)
     }
 
-    /// Stores to some pages, has them covered, and closes the file.
+    /// Stores to some pages, covers them, and closes the file.
     pub(super) fn store(&mut self, synchronous: bool) -> Result<()> {
         let pages = (0..STORES).map(|_| self.rng.below(self.shape.pages())).collect();
         self.store_to(&pages, synchronous)
@@ -154,7 +154,7 @@ impl Subject {
         self.refresh()
     }
 
-    /// Takes what the files hold now for what they are to hold.
+    /// Takes the files' current bytes as the expected ones.
     fn refresh(&mut self) -> Result<()> {
         self.data.refresh()?;
         self.side.refresh()?;
@@ -165,7 +165,7 @@ impl Subject {
         Ok(())
     }
 
-    /// All files, and which each of them is.
+    /// All files, with the role of each.
     fn files(&self) -> Vec<(Of, &Versions)> {
         let mut files = vec![(Of::Data, &self.data), (Of::Companion, &self.side)];
         if let Some(sidecar) = &self.sidecar {
@@ -184,7 +184,7 @@ impl Subject {
         }
     }
 
-    /// Whether the page of a file at `at` says the same as before.
+    /// Whether the page of a file at `at` has the same meaning as before.
     fn agree(&self, of: Of, at: u64, found: &[u8], now: &[u8]) -> bool {
         match (of, &self.sidecar) {
             (Of::Companion, _) => self.shape.agree(at, found, now),
@@ -215,7 +215,7 @@ impl Subject {
         done("close", file.close())
     }
 
-    /// Has the file repaired, by its engine if it has one. What a scrub named before, and what was done.
+    /// Repairs the file, with its engine if it has one. Returns the report of a previous scrub, and that of the repair.
     fn repair(&self) -> Result<(ScrubReport, RepairReport)> {
         let path = &self.data.path;
         let Some(engine) = self.engine else {
@@ -230,7 +230,7 @@ impl Subject {
         Ok((found, report))
     }
 
-    /// Damages some of a part, at most so many, has it repaired, and counts what comes of it.
+    /// Damages at most `most` places of a part, repairs the file, and counts the results.
     pub(super) fn strike(&mut self, row: &mut Row, most: u64) -> Result<()> {
         let victims = self.victims(row.part, row.kind, most);
         self.strike_at(row, &victims)
@@ -253,7 +253,7 @@ impl Subject {
         self.refresh()
     }
 
-    /// Compares all files with what they held before they were damaged.
+    /// Compares all files with their bytes before the damage.
     fn judge(&self, row: &mut Row, victims: &[Victim], report: &RepairReport) -> Result<()> {
         for (of, file) in self.files() {
             let struck = of == row.part.of();
@@ -282,8 +282,8 @@ impl Subject {
         Ok(())
     }
 
-    /// Places of a part to be damaged: one page of a stripe, one copy of a block. What the damage would leave as it is, is
-    /// none.
+    /// The places of a part to damage: one page of a stripe, one copy of a block. It skips places that the damage would
+    /// not change.
     fn victims(&mut self, part: Part, kind: Kind, most: u64) -> Vec<Victim> {
         let shape = self.shape;
         let mut places: Vec<(u64, u64, Damage)> = Vec::new();
@@ -349,7 +349,7 @@ fn with_engine(engine: EngineKind, redundancy: ProtectOptions) -> Options {
     Options::new().engine(engine).redundancy(redundancy)
 }
 
-/// Whether this is what is to be said. Of two superblocks that are no two in a row, it cannot be told which is the one.
+/// Whether this is the expected report. If two superblocks are not consecutive, nothing can tell which one is valid.
 fn is_of(damage: &Damage, told: &Damage) -> bool {
     match (damage, told) {
         (Damage::Table { offset: a }, Damage::Table { offset: b }) if *a < 2 * PAGE && *b < 2 * PAGE => true,
@@ -357,7 +357,7 @@ fn is_of(damage: &Damage, told: &Damage) -> bool {
     }
 }
 
-/// Does what a device would: the bytes change, the file's time does not.
+/// Damages a file as a device would: its bytes change, but not its modification time.
 fn damage(path: &Path, victims: &[Victim]) -> Result<()> {
     let file = io("open a file", File::options().read(true).write(true).open(path))?;
     let modified = io("read a file's modification time", file.metadata().and_then(|metadata| metadata.modified()))?;

@@ -1,4 +1,4 @@
-//! A file that is scrubbed while threads of a program store to it: whatever is said to be damaged then is not.
+//! Scrubs a file while threads of a program store to it: every reported damage is a false alarm.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,38 +13,38 @@ use super::shape::PAGE;
 use super::{Place, Settings, done, io};
 use crate::error::Result;
 
-/// The fewest stores of a watch, however short.
+/// The minimum number of stores of a watch, however short.
 const STORES: u64 = 100;
 /// Bytes of one store.
 const LEN: usize = 64;
-/// Threads that store.
+/// Number of storing threads.
 const THREADS: u64 = 2;
-/// Stores of a thread from one commit of an engine to the next.
+/// Stores of a thread per commit of an engine.
 const COMMIT: u64 = 8;
-/// From one pass to the next.
+/// The period of the passes.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// What comes of one watch.
+/// The results of one watch.
 #[derive(Clone, Debug)]
 pub struct Watch {
     /// Where.
     pub place: Place,
-    /// The engine by which the file is stored to; `None` where the program announces its stores.
+    /// The engine through which threads store to the file; `None` if the program announces its stores.
     pub engine: Option<EngineKind>,
-    /// Stores that were made.
+    /// Number of stores.
     pub stores: u64,
-    /// Scrubs of the whole file.
+    /// Number of scrubs of the whole file.
     pub scrubs: u64,
-    /// Pages that these compared, of the file and of its sidecar.
+    /// Number of pages compared, in the file and in its sidecar.
     pub compared: u64,
-    /// Pages and blocks that were accused.
+    /// Number of pages and blocks reported as damaged.
     pub alarms: u64,
 }
 
-/// Who stores to a watched file.
+/// How threads store to a watched file.
 pub(super) const ENGINES: [Option<EngineKind>; 3] = [None, Some(EngineKind::Reflection), Some(EngineKind::HybridLog)];
 
-/// A file that is stored to and scrubbed.
+/// A file to store to and scrub.
 enum Watched {
     Plain { protected: Protected, file: File },
     Engine(AtomicFile),

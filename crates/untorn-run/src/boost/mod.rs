@@ -97,7 +97,8 @@ impl Boost {
         thread::Builder::new().name("untorn-leases".to_owned()).spawn(move || {
             for signal in [MARK, SIGIO] {
                 if let Err(error) = unblock(signal) {
-                    tracing::warn!(%error, signal, "cannot unblock the lease signal; other programs that open a boosted file may wait for long");
+                    tracing::warn!(%error, signal, "cannot unblock the lease signal; other programs that open a \
+                     boosted file may wait for long");
                 }
             }
             for _ in &mut signals {
@@ -205,7 +206,8 @@ impl Boost {
         if let Err(errno) = file.settle() {
             let error = io::Error::from_raw_os_error(errno);
             self.ledger.failure(format!(
-                "{}: the writes could not be made durable in the file: {error}; they are in the log; run `untorn replay` \
+                "{}: the writes could not be made durable in the file: {error}; they are in the log; run `untorn \
+                 replay` \
                  once the file is writable",
                 file.path().display()
             ));

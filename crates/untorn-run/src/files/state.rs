@@ -206,7 +206,8 @@ impl State {
             Err(errno) => {
                 let error = std::io::Error::from_raw_os_error(errno);
                 ledger.failure(format!(
-                    "{}: a store to a mapping could not be added to the open epoch: {error}; further calls on the file fail",
+                    "{}: a store to a mapping could not be added to the open epoch: {error}; further calls on the \
+                     file fail",
                     self.path.display()
                 ));
                 self.poison();

@@ -1,8 +1,8 @@
 //! One run of a program on a recorded disk: its acknowledgements, and the record's position at each.
 //!
 //! A disk must hold a step if its acknowledgement was *received* before the record reached the disk's instant:
-//! everything
-//! that made the step durable was in the record by then. A step without a received acknowledgement may be there or not.
+//! everything that made the step durable was in the record by then. A step without a received acknowledgement may be
+//! there or not.
 
 use std::io::{self, BufRead, BufReader};
 use std::process::{Child, Stdio};

@@ -1,6 +1,5 @@
 //! Cuts the power of programs: they run on a real file system on a recorded disk until they are killed. Every disk that
-//! a
-//! power cut may leave must hold all acknowledged steps.
+//! a power cut may leave must hold all acknowledged steps.
 
 mod life;
 
@@ -89,8 +88,7 @@ pub(super) fn require() -> io::Result<()> {
 }
 
 /// Spreads the power cuts over the programs, and prints the tally of each mode last. Returns whether nothing was lost
-/// and
-/// every canary was convicted. Wrong disks are kept in `keep`.
+/// and every canary was convicted. Wrong disks are kept in `keep`.
 pub(super) fn run(built: &Built, order: &Order, keep: &Path) -> io::Result<bool> {
     let fast = Path::new(FAST);
     let scratch = if fast.is_dir() { fast.to_owned() } else { std::env::temp_dir() };

@@ -191,8 +191,7 @@ impl<'a> Chain<'a> {
                 return self.keep(case, wrong);
             }
             // After a lying flush, the file system may be in any state, and a writer may fail on it. So with a lying
-            // disk,
-            // each run begins with the disk of the first run.
+            // disk, each run begins with the disk of the first run.
             if !self.setting.lying && (next.is_none() || self.rng.below(3) == 0) {
                 write_image(&self.base, &patches, &self.chosen)?;
                 next = Some(model);

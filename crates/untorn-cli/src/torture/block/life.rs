@@ -12,8 +12,7 @@ use crate::torture::model::{Heard, Model};
 use crate::victim::{End, Victim};
 
 /// The number of reports to wait for before a kill. Without them, a writer on a busy machine would do nothing before
-/// its
-/// kill. The power cut can be at any instant of the run, also before these reports.
+/// its kill. The power cut can be at any instant of the run, also before these reports.
 const FEWEST_REPORTS: usize = 64;
 
 /// The record of one run.
@@ -38,9 +37,8 @@ impl Life {
 ///
 /// This raises no false alarm. The writer sends a report after the event, and the position noted with it is read
 /// *after* the report arrived. Everything that made an operation durable was in the log before its report was sent. So
-/// at
-/// any position at or after the noted one, the power cut follows the acknowledgement. A report in flight at the crash
-/// counts as unknown, which demands less, never more.
+/// at any position at or after the noted one, the power cut follows the acknowledgement. A report in flight at the
+/// crash counts as unknown, which demands less, never more.
 ///
 /// This misses no detectable violation. An operation that had not begun cannot be on the disk, because an image holds
 /// only bytes written before its instant. So the last operation of the whole run is as good an upper bound as the last

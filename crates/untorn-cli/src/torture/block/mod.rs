@@ -104,7 +104,8 @@ pub(super) fn run(args: &Torture) -> Result<Exit> {
     }
     if outcomes.iter().any(|outcome| outcome.images == 0 || outcome.acknowledged == 0) {
         // No violation, but nothing happened: that is not a pass.
-        let message = "on one of the file systems, no image held an acknowledged operation, so nothing was tested; raise \
+        let message = "on one of the file systems, no image held an acknowledged operation, so nothing was tested; \
+                    raise \
                        --images or --seconds";
         return Err(Failure { exit: Exit::Attention, path: None, message: message.to_owned() });
     }
@@ -258,14 +259,16 @@ fn words(setting: &Setting, outcomes: &[Outcome], took: Duration) -> String {
     for kept in outcomes.iter().filter_map(|outcome| outcome.kept.as_ref()) {
         let _ = writeln!(
             text,
-            "The disk image and its case are kept in {0};\n`untorn torture --medium block --replay {0}` checks it again.",
+            "The disk image and its case are kept in {0};\n`untorn torture --medium block --replay {0}` checks it \
+             again.",
             kept.display()
         );
     }
     text += &output::fold(
         "Checked on each image, after the file system's recovery and untorn's: every operation is atomic, also across \
          several blocks (C1); no operation acknowledged as durable before the power cut is lost (C2); with per-write \
-         durability, no data that a read returned is lost (C3). An image holds everything covered by completed flushes, \
+         durability, no data that a read returned is lost (C3). An image holds everything covered by completed \
+         flushes, \
          and any subset of the sectors of later writes.",
     );
     text

@@ -78,7 +78,8 @@ pub(super) fn judge(medium: &SimMedium, expected: &Expected) -> Found<()> {
             }
             Damage::SidecarParity { stripe } => {
                 return wrong(format!(
-                    "the parity of stripe {stripe} of the sidecar does not match its pages, which are reported as covered"
+                    "the parity of stripe {stripe} of the sidecar does not match its pages, which are reported as \
+                     covered"
                 ));
             }
             // A block that was being written.
