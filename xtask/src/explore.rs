@@ -54,7 +54,7 @@ type Explore = fn(&Settings, explore::ProgressFn<'_>) -> Outcome;
 type Mutants = fn(&Settings, explore::ProgressFn<'_>) -> Vec<explore::Mutant>;
 type Canaries = fn(&Settings) -> Vec<explore::Canary>;
 
-/// What to explore.
+/// The subject of an exploration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Engine {
     Files(EngineKind),

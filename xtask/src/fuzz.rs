@@ -74,8 +74,10 @@ fn seed_corpus(corpus: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Checks for the needed tools.
+///
 /// # Errors
-/// What is missing, and the command that installs it.
+/// The missing tool, with the command that installs it.
 fn tools() -> Result<(), &'static str> {
     if !nightly::runs(&["--version"]) {
         return Err(nightly::MISSING);
@@ -86,7 +88,7 @@ fn tools() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Whether all went as it must.
+/// Runs the targets. Returns whether the result is as required.
 fn run_targets(fuzz: &Path, arguments: &Arguments) -> io::Result<bool> {
     let dir = fuzz.join("target").join(if arguments.plant { "planted" } else { "fuzz" });
     build(fuzz, &dir, arguments.plant)?;
@@ -105,9 +107,9 @@ fn run_targets(fuzz: &Path, arguments: &Arguments) -> io::Result<bool> {
     Ok(findings == 0)
 }
 
-/// The sanitizer is left out, because it costs nine executions of ten and would see little: the targets run safe code, and the
-/// simulated medium allocates as the standard library does. Overflow checks and all assertions are in. One unit for each crate
-/// would keep one core at work for minutes.
+/// Build options. The sanitizer is off, because it makes executions ten times slower and would find little: the targets
+/// run safe code, and the simulated medium allocates as the standard library does. Overflow checks and all assertions
+/// are on. With one codegen unit per crate, the build would take minutes on one core.
 const BUILT: [&str; 4] = ["--sanitizer", "none", "--codegen-units", "16"];
 
 /// Builds all targets.
@@ -126,12 +128,12 @@ fn build(fuzz: &Path, dir: &Path, plant: bool) -> io::Result<()> {
     }
 }
 
-/// What came of one target.
+/// The result of one target.
 struct Outcome {
     name: String,
     executions: u64,
     seconds: f64,
-    /// What it died of, and the input, where there is one.
+    /// The finding, and the input if there is one.
     finding: Option<(String, Option<PathBuf>)>,
 }
 

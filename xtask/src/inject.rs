@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if outcome.clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Who stores to a watched file.
+/// The name of the way in which threads store to a watched file.
 fn who(watch: &Watch) -> String {
     watch.engine.map_or("announced".to_owned(), |engine| engine.to_string())
 }

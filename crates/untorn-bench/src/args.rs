@@ -103,7 +103,7 @@ pub struct Args {
     /// Durability of `atomic-write`; the other benchmarks have their own. Default: per write on persistent memory, per
     /// commit (a commit after each write) on a block medium.
     pub durability: Option<Durability>,
-    /// What the hybrid-log engine logs. Default: hybrid; in `hybrid-policy` all three.
+    /// Log policies of the hybrid-log engine. Default: hybrid; in `hybrid-policy` all three.
     pub log_policies: Vec<LogPolicy>,
     /// The maximum size of its log in bytes. Default: the library's.
     pub log_size: Option<u64>,

@@ -1,4 +1,4 @@
-//! The processor time this process takes, with what its background threads take of it.
+//! The processor time of this process, including its background threads.
 
 use std::time::Duration;
 
@@ -19,17 +19,17 @@ fn read(clock: ClockId) -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// How long one look at the background takes, and what it may use of it at most to count as quiet. The look itself takes
-/// some microseconds.
+/// The duration of one sample of the background work, and the maximum processor time in it that counts as quiet. The
+/// sample itself takes some microseconds.
 const LOOK: Duration = Duration::from_micros(500);
 const QUIET: Duration = Duration::from_micros(50);
 
-/// Looks after which a background that never comes to rest is taken as it is.
+/// The maximum number of samples; after that, background work that never ends is accepted.
 const LOOKS: u32 = 200;
 
-/// Waits until no thread of this process is at work, but for the caller.
+/// Waits until no thread of this process except the caller is running.
 pub(crate) fn quiesce() {
-    // Twice in a row: a thread that is ready to run may not have been given a processor during one look.
+    // Require two quiet samples in a row: a runnable thread may not get a processor during one sample.
     let mut quiet = 0;
     for _ in 0..LOOKS {
         let before = process_time();

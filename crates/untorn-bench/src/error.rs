@@ -23,7 +23,7 @@ pub enum Error {
     },
     /// Arguments that no run could satisfy.
     Usage {
-        /// What is wrong, and what is allowed.
+        /// The problem, and the permitted values.
         what: String,
     },
     /// The benchmark is meaningless on the medium of this directory.
@@ -34,7 +34,7 @@ pub enum Error {
         dir: PathBuf,
         /// The medium it is on.
         medium: &'static str,
-        /// What to use instead.
+        /// The alternative.
         instead: &'static str,
     },
     /// Too little space for the files of the run.

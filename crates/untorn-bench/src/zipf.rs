@@ -2,7 +2,7 @@
 
 use crate::offsets::mix;
 
-/// How uneven: YCSB's constant.
+/// The skew: YCSB's constant.
 const THETA: f64 = 0.99;
 
 /// Draws ranks below a limit by Zipf's law, and scatters them over as many keys.
@@ -17,7 +17,7 @@ pub(crate) struct Zipf {
 }
 
 impl Zipf {
-    /// Over so many keys, at least one.
+    /// A distribution over this many keys, at least one.
     pub(crate) fn new(count: u64) -> Self {
         let zeta = |count: u64| (1..=count).map(|rank| (rank as f64).powf(-THETA)).sum::<f64>();
         let all = zeta(count);
@@ -25,9 +25,9 @@ impl Zipf {
         Zipf { count, zeta: all, alpha: 1.0 / (1.0 - THETA), eta }
     }
 
-    /// The rank that a random number stands for; 0 is the one that is drawn most.
+    /// The rank for a random number; rank 0 is drawn most often.
     fn rank(&self, random: u64) -> u64 {
-        // 53 bits are all that the number can hold.
+        // A double holds 53 bits.
         let uniform = (random >> 11) as f64 / (1_u64 << 53) as f64;
         let at = uniform * self.zeta;
         let rank = if at < 1.0 {
@@ -40,7 +40,7 @@ impl Zipf {
         rank.min(self.count - 1)
     }
 
-    /// The key that a random number stands for. Ranks that follow each other have keys far apart.
+    /// The key for a random number. Consecutive ranks have keys far apart.
     pub(crate) fn key(&self, random: u64) -> u64 {
         mix(self.rank(random)) % self.count
     }

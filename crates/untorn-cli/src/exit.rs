@@ -36,7 +36,7 @@ pub(crate) struct Failure {
     pub(crate) exit: Exit,
     /// The file concerned, if any.
     pub(crate) path: Option<PathBuf>,
-    /// What failed, why, and what to do.
+    /// The text: what failed, why, and what to do.
     pub(crate) message: String,
 }
 

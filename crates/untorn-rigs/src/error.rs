@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 pub enum Error {
     /// This machine lacks something that the rig needs.
     Missing {
-        /// What is missing.
+        /// The missing tool or privilege.
         what: String,
         /// How to get it.
         remedy: String,
@@ -40,7 +40,7 @@ pub enum Error {
     Failed {
         /// The operation.
         what: String,
-        /// What happened instead.
+        /// The actual result.
         why: String,
     },
 }

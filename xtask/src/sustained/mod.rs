@@ -18,7 +18,7 @@ use crate::boost::{UNAVAILABLE, build};
 use table::Table;
 use trace::{BLOCK, Trace};
 
-/// Where the slow disk and the log are.
+/// The directory of the slow disk and the log.
 const MEMORY: &str = "/dev/shm";
 /// Bytes of the disk besides the file.
 const REST: u64 = 64 << 20;

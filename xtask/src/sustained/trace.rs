@@ -44,7 +44,7 @@ fn millis(&(start, end): &Write) -> f64 {
 }
 
 impl Trace {
-    /// As `xtask/programs/sustained.py` prints it.
+    /// Parses the output of `xtask/programs/sustained.py`.
     pub(super) fn of(said: &Value) -> Option<Self> {
         let writes = |name: &str| -> Option<Vec<Write>> {
             let pairs = said[name].as_array()?.iter();
@@ -63,7 +63,7 @@ impl Trace {
         self.burst[0].0
     }
 
-    /// How many writes there were before the burst, in it, and after it.
+    /// The number of writes before the burst, in it, and after it.
     pub(super) fn counts(&self) -> [usize; 3] {
         [self.before.len(), self.burst.len(), self.after.len()]
     }

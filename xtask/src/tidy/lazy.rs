@@ -6,10 +6,10 @@
 use super::source::{in_identifier, words};
 use super::{Finding, Tree};
 
-/// What a program links against.
+/// The crates that a program links against.
 const LIBRARIES: [&str; 2] = ["crates/untorn/src/", "crates/untorn-capi/src/"];
 
-/// What has a lock inside.
+/// The types that contain a lock.
 const WAITS: [&str; 6] = ["OnceLock", "LazyLock", "Once", "Mutex", "RwLock", "Condvar"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {

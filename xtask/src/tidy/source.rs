@@ -203,7 +203,7 @@ fn split(text: &str, language: Language) -> (String, String, Vec<Range<usize>>) 
     (into_text(code), into_text(comments), literals)
 }
 
-/// What starts at `at`, and where it ends.
+/// The kind of token at `at`, and its end.
 fn piece(text: &str, at: usize, language: Language) -> (Kind, usize) {
     let rest = &text[at..];
     let identifier_before = text[..at].chars().next_back().is_some_and(in_identifier);

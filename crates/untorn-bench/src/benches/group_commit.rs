@@ -22,8 +22,8 @@ pub(super) fn run<T: Target>(rig: &Rig<'_, T>, cases: &[Case], progress: &mut Pr
     for setup in &setups {
         step("writing every page once");
         rig.fresh(FILE, &setup.options(rig.args))?.close()?;
-        // How many threads share a flush depends on timing, so it is counted in the very run that is timed; next to a
-        // device flush counting costs nothing.
+        // The number of threads that share a flush depends on timing, so count it in the timed run. Counting costs
+        // nothing compared with a device flush.
         let (file, counters) = rig.counted(FILE, &setup.options(rig.args))?;
         let engine = file.info().engine;
         for case in cases {

@@ -174,7 +174,7 @@ fn has_background(engine: EngineKind) -> bool {
     engine == EngineKind::HybridLog
 }
 
-/// What a reader needs to know about the numbers.
+/// Notes that a reader of the numbers needs.
 fn notes(bench: &str, kind: MediumKind, rows: &[Row]) -> Vec<String> {
     let mut notes = Vec::new();
     match kind {

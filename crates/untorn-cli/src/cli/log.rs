@@ -7,7 +7,7 @@ use super::words;
 use crate::exit::{Failure, Result};
 use crate::size;
 
-/// What the engine logs, and how much. The file doesn't store these settings: they apply to one open.
+/// The log policy and the log size. The file doesn't store these settings: they apply to one open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct Log {
     /// With `--engine hybrid-log`, what this run logs: the old bytes (`undo`, persistent memory only), the new bytes

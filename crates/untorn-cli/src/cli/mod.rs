@@ -346,7 +346,7 @@ pub(crate) struct Recover {
     /// Accept a sidecar that was copied or restored together with its file, so that the inode number changed.
     #[arg(long)]
     pub(crate) adopt: bool,
-    /// Which side wins if the file and its sidecar disagree. The other side's changes are lost.
+    /// The side that wins if the file and its sidecar disagree. The other side's changes are lost.
     #[arg(long, value_name = "SIDE", value_parser = sides())]
     pub(crate) trust: Option<Trust>,
     #[command(flatten)]

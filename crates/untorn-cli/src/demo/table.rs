@@ -62,7 +62,7 @@ fn headline(found: &Findings) -> String {
     text
 }
 
-/// What the demo shows and what it does not.
+/// The scope of the demo: what it tests and what not.
 fn scope(found: &Findings) -> String {
     format!(
         "Tested in {:.1} s in {}: real processes killed at random instants, and simulated power cuts after which any \

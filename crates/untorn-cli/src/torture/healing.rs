@@ -131,7 +131,7 @@ pub(super) fn damage(path: &Path, any: bool, rng: &mut Rng) -> io::Result<BTreeS
 /// some of the pages before.
 ///
 /// # Errors
-/// Those of reading and writing it.
+/// Errors of reading and writing the file.
 pub(super) fn judge(file: &AtomicFile, damaged: &BTreeSet<u64>) -> Result<Vec<String>> {
     let mut wrong = misjudged(&file.scrub()?.damage, damaged);
     let report = file.repair()?;

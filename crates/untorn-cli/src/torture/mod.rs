@@ -31,12 +31,12 @@ pub(crate) use writer::run as writer;
 /// The default duration of `--medium process`, in seconds.
 const SECONDS: u64 = 10;
 
-/// What is tested, with every default resolved.
+/// The settings of a test, with every default resolved.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     engine: EngineKind,
     durability: Durability,
-    /// How the writer writes.
+    /// The interface that the writer uses.
     face: Face,
     log: Log,
     threads: usize,
@@ -60,7 +60,7 @@ pub(crate) struct Outcome {
     acknowledged: u64,
     /// Violations found after the last kill.
     violations: Vec<String>,
-    /// Where the files of the violation are kept.
+    /// The directory with the files of the violation.
     kept: Option<PathBuf>,
 }
 

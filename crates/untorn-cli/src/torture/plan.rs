@@ -36,9 +36,9 @@ impl Stamp {
 /// One block of the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
-    /// Where it starts.
+    /// Its offset.
     pub(crate) offset: u64,
-    /// How long it is.
+    /// Its length.
     pub(crate) len: usize,
     /// The thread that owns it; `None` if all share it.
     pub(crate) owner: Option<usize>,
@@ -54,7 +54,7 @@ pub(crate) struct Plan {
     shared: Vec<usize>,
 }
 
-/// What one operation does.
+/// The actions of one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     /// The blocks it writes atomically, ascending. The thread owns at least one of them.

@@ -39,7 +39,7 @@ pub(crate) enum Report {
 const PAYLOAD_BITS: u32 = 56;
 
 impl Report {
-    /// As eight bytes: four bits of kind, four of thread, the rest of payload.
+    /// Encodes it in eight bytes: four bits of kind, four of thread, the rest of payload.
     pub(crate) fn encode(self) -> u64 {
         let (kind, thread, payload) = match self {
             Report::Ready => (1, 0, 0),

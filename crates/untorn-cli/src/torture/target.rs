@@ -106,7 +106,7 @@ impl Target {
         })
     }
 
-    /// What is wrong with it, apart from its bytes.
+    /// The violations apart from wrong bytes.
     pub(super) fn audit(&self) -> Result<Vec<String>> {
         let Target::Region(map, store) = self else {
             let len = if let Target::File(file) = self { file.len() } else { FILE_LEN };

@@ -14,7 +14,7 @@ use crate::{progress, size};
 /// Bytes of one read: long enough for a disk to stream.
 const CHUNK: u64 = 1 << 20;
 
-/// What this verb cannot verify.
+/// The property that this verb cannot verify.
 const NOT_VERIFIED: &str = "that the data file's bytes are unchanged since they were written: only a protected file \
                     has \
                             checksums for that, and `untorn scrub` compares them";

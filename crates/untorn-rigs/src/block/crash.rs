@@ -30,7 +30,7 @@ pub enum Patch<'a> {
     Zeros(u64, u64),
 }
 
-/// What happened to the pending requests. Its text is a sentence without a subject.
+/// The fate of the pending requests. Its text is a sentence without a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// None reached the disk.
@@ -90,7 +90,7 @@ impl Log {
     fn cut_without(&self, lies: usize, at: Position) -> Cut<'_> {
         let begun = self.before(at);
         let ended = |entry: &Entry, before: Position| entry.end.is_some_and(|end| end < before);
-        // Of the flushes that have ended, the one that began last covers all that the others do.
+        // Among the ended flushes, the one that began last covers everything that the others cover.
         let mut flushes = begun.iter().rev().filter(|entry| entry.request == Request::Flush && ended(entry, at));
         let covered = flushes.nth(lies).map_or(0, |entry| entry.begin);
         let writes = begun.iter().filter(|entry| entry.request != Request::Flush);
@@ -161,7 +161,7 @@ impl<'a> Cut<'a> {
     }
 }
 
-/// How many sectors a request covers, at least one.
+/// The number of sectors that a request covers, at least one.
 fn sectors(request: &Request) -> u64 {
     match request {
         Request::Write { bytes, .. } => (bytes.len() as u64).div_ceil(SECTOR).max(1),

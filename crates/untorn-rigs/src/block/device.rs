@@ -44,7 +44,7 @@ impl Mounted {
         run(program("losetup")?.arg("--direct-io=on").args(devices.lines())).map(drop)
     }
 
-    /// Where it is mounted.
+    /// Its mount point.
     pub fn path(&self) -> &Path {
         &self.at
     }
@@ -55,7 +55,7 @@ impl Drop for Mounted {
         let start = Instant::now();
         while let Ok(mut umount) = program("umount") {
             let over = start.elapsed() >= PATIENCE;
-            // Whatever the reason, nothing shall be left in the way of the next mount here.
+            // Whatever the reason, leave nothing that blocks the next mount here.
             let how: &[&str] = if over { &["-i", "-n", "-l"] } else { &["-i", "-n"] };
             if run(umount.args(how).arg(&self.at)).is_ok() || over {
                 break;
@@ -74,7 +74,7 @@ pub(super) fn unmount(at: &Path) -> bool {
             Ok(()) => return true,
             Err(nix::Error::EBUSY) if start.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(2)),
             Err(_) => {
-                // Whatever the reason, nothing shall be left in the way of the next mount here.
+                // Whatever the reason, leave nothing that blocks the next mount here.
                 let _ = umount2(at, MntFlags::MNT_DETACH);
                 return false;
             }

@@ -97,7 +97,7 @@ impl Exposed {
         Ok(exposed)
     }
 
-    /// Where the file system is mounted.
+    /// The mount point of the file system.
     pub(super) fn path(&self) -> &Path {
         self.mounted.as_ref().map_or(&self.fuse, Mounted::path)
     }
@@ -107,17 +107,17 @@ impl Drop for Exposed {
     fn drop(&mut self) {
         drop(self.mounted.take());
         let gone = unmount(&self.fuse);
-        // If it is still in use, its threads go on serving whoever that is, and waiting for them could last forever.
+        // If the disk is still in use, its threads continue to serve it, and waiting for them could last forever.
         if let Some(session) = self.session.take()
             && gone
         {
-            // The session ends with an error if it was unmounted by others, which is what was wanted.
+            // The session ends with an error if another process unmounted it; that is fine here.
             let _ = session.join();
         }
     }
 }
 
-/// What FUSE sees.
+/// The FUSE file system.
 struct Disk<S>(Arc<S>);
 
 impl<S: Serve> Disk<S> {
@@ -157,7 +157,7 @@ fn answer(reply: ReplyEmpty, result: io::Result<()>) {
 impl<S: Serve> Filesystem for Disk<S> {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         if let Some(queue) = S::QUEUE {
-            // A kernel without either is slower, and no less right.
+            // A kernel without either is only slower.
             let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
             let _ = config.set_max_background(queue);
         }
@@ -181,7 +181,7 @@ impl<S: Serve> Filesystem for Disk<S> {
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        // Nothing may be held back in a page cache of the disk's own, and requests may overtake each other.
+        // The disk must not have its own page cache, and requests may overtake each other.
         reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
     }
 
@@ -232,7 +232,7 @@ impl<S: Serve> Filesystem for Disk<S> {
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        // The close of a descriptor, which makes nothing durable.
+        // Closing a descriptor makes nothing durable.
         reply.ok();
     }
 

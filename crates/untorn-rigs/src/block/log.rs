@@ -9,16 +9,16 @@ pub type Position = u64;
 pub(crate) enum Request {
     /// Store bytes.
     Write {
-        /// Where, in bytes from the start of the disk.
+        /// The offset in bytes from the start of the disk.
         offset: u64,
-        /// What.
+        /// The bytes.
         bytes: Box<[u8]>,
     },
     /// Make a range read as zeros: a discard or "write zeroes".
     Zero {
-        /// Where, in bytes from the start of the disk.
+        /// The offset in bytes from the start of the disk.
         offset: u64,
-        /// How many bytes.
+        /// The length in bytes.
         len: u64,
     },
     /// Make completed requests durable.

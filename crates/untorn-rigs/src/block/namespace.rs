@@ -34,8 +34,8 @@ struct Holder(Child);
 
 impl Holder {
     fn start() -> Result<Self> {
-        // It reads until the other end of the pipe is closed: by Drop, or by the kernel when this process has ended. In a
-        // process group of its own, it outlives an interrupt from the terminal.
+        // It reads until the other end of the pipe is closed, by Drop or by the kernel when this process ends. It has
+        // its own process group, so that it survives an interrupt from the terminal.
         let mut cat = program("cat")?;
         let child = cat.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn();
         child.map(Holder).map_err(|error| Error::io("run", Path::new("cat"), error))
@@ -45,7 +45,7 @@ impl Holder {
 impl Drop for Holder {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        // It ends by itself now; a failure to wait leaves a zombie and nothing else.
+        // It now exits by itself; a failed wait only leaves a zombie.
         let _ = self.0.wait();
     }
 }

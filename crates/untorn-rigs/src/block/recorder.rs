@@ -44,7 +44,7 @@ impl Recorder {
         Ok(Recorder { disk, record })
     }
 
-    /// Where the recorded file system is mounted.
+    /// The mount point of the recorded file system.
     pub fn path(&self) -> &Path {
         self.disk.path()
     }
@@ -56,7 +56,7 @@ impl Recorder {
 
     /// Ends the record and unmounts the file system. The log does not include the unmount.
     pub fn finish(self) -> Log {
-        // Taken before the file system is unmounted: what follows goes unrecorded.
+        // Take the log before unmounting the file system, so that the unmount is not recorded.
         self.record.log().take().unwrap_or_default()
     }
 }
@@ -100,7 +100,7 @@ impl Serve for Record {
     }
 
     fn flush(&self) -> io::Result<()> {
-        // The image itself need not outlive this machine; what matters is what the log says.
+        // The image itself needs no durability; only the log matters.
         self.note(Request::Flush, || Ok(()))
     }
 }

@@ -70,7 +70,7 @@ impl SlowDisk {
         Ok(SlowDisk { disk, paced })
     }
 
-    /// Where the file system is mounted.
+    /// The mount point of the file system.
     pub fn path(&self) -> &Path {
         self.disk.path()
     }
@@ -123,7 +123,7 @@ impl Paced {
 }
 
 impl Serve for Paced {
-    /// As many as the loop device has.
+    /// The queue depth of the loop device.
     const QUEUE: Option<u16> = Some(128);
 
     fn image(&self) -> &Image {

@@ -63,7 +63,7 @@ fn copy_data(source: &File, target: &File) -> io::Result<()> {
     let mut piece = vec![0; PIECE];
     let mut at = 0;
     while at < len {
-        // ENXIO: nothing but a hole up to the end.
+        // ENXIO: only a hole up to the end.
         let start = match rustix::fs::seek(source, SeekFrom::Data(at)) {
             Ok(start) => start,
             Err(Errno::NXIO) => break,

@@ -18,7 +18,7 @@ const ODD: u64 = EVEN + 1;
 /// The number of writer threads.
 const THREADS: &str = "2";
 
-/// How the writer writes.
+/// The interface that the writer uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Face {
     /// Reads and writes of a file.
@@ -54,7 +54,7 @@ pub(super) struct Life<'a> {
     pub(super) engine: &'a str,
     /// The durability.
     pub(super) durability: &'static str,
-    /// How the writer writes.
+    /// The interface that the writer uses.
     pub(super) face: Face,
     /// The writer's arguments for the log.
     pub(super) log: &'a [String],
@@ -123,7 +123,7 @@ impl Life<'_> {
     /// Tries a writer that requires `MAP_SYNC` and prints why it was refused; succeeds if it was.
     pub(super) fn refuse(&self) -> String {
         let life = Life { demand_map_sync: true, ..*self };
-        // One that was not refused would write without end.
+        // A writer that is not refused would write forever.
         let writer = life.writer().replace(FILE, "/mnt/refused");
         format!("timeout 120 untorn torture-writer --create {writer} 2>&1 > /tmp/unheard; [ $? = 1 ]")
     }
@@ -183,7 +183,7 @@ pub(super) fn waits() -> &'static str {
 pub(super) struct Verdict {
     /// Operations that had returned.
     pub(super) operations: u64,
-    /// Those acknowledged as durable.
+    /// Operations acknowledged as durable.
     pub(super) acknowledged: u64,
     /// The violations.
     pub(super) violations: Vec<String>,

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 
 /// The whole image.
 pub(super) const LEN: u64 = 512 << 20;
-/// Where the device starts in an NVDIMM's image.
+/// The offset of the device in an NVDIMM's image.
 pub(super) const HEAD: u64 = 2 << 20;
 /// The space for reports.
 pub(super) const MAILBOX: u64 = 4 << 20;
@@ -48,7 +48,7 @@ impl FileSystem {
         file.set_len(FILE_SYSTEM).map_err(Error::io_at("size", path))?;
         let (program, options): (_, &[&str]) = match self {
             FileSystem::Ext4 => ("mkfs.ext4", &["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0"]),
-            // Kernels before 6.0 have no DAX beside reflink.
+            // Kernels before 6.0 don't support DAX together with reflink.
             FileSystem::Xfs => ("mkfs.xfs", &["-q", "-f", "-m", "reflink=0"]),
         };
         let path = path.to_string_lossy();

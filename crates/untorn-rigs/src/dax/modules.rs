@@ -25,7 +25,7 @@ pub(super) struct Modules {
 }
 
 impl Modules {
-    /// Those below a directory `lib/modules/RELEASE`.
+    /// The modules below a directory `lib/modules/RELEASE`.
     pub(super) fn below(directory: &Path) -> Result<Self> {
         let mut modules = Modules { files: BTreeMap::new(), builtin: String::new() };
         let builtin = directory.join("modules.builtin");

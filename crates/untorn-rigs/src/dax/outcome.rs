@@ -56,7 +56,7 @@ pub struct Outcome {
     pub canary: Option<String>,
     /// The other kind of memory.
     pub virtio_pmem: Option<Refusal>,
-    /// Where the files of the first violation are kept.
+    /// The directory with the files of the first violation.
     pub kept: Option<PathBuf>,
 }
 

@@ -29,18 +29,18 @@ const FEWEST_REPORTS: u64 = 16;
 /// The maximum time for a writer's first reports. Emulation on a busy machine is slow.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// What to run.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The tool `untorn`, which writes and verifies inside the machine.
     pub program: PathBuf,
-    /// What to boot.
+    /// The kernel to boot.
     pub kernel: Kernel,
     /// The file systems, used in turn by seed.
     pub file_systems: Vec<FileSystem>,
     /// The engine, as named by the tool; `auto` for a region, which has its own.
     pub engine: String,
-    /// How the writer writes.
+    /// The interface that the writer uses.
     pub face: Face,
     /// The log policy, as named by the tool, for an engine with a log: undo, redo or hybrid.
     pub log_policy: Option<String>,
@@ -50,7 +50,7 @@ pub struct Settings {
     pub cycles: u64,
     /// The seed of the first cycle; each later cycle uses the next number.
     pub seed: u64,
-    /// Where to keep the files of a violation: the image between the cut and the recovery, and the reports.
+    /// Directory for the files of a violation: the image between the cut and the recovery, and the reports.
     pub keep: Option<PathBuf>,
 }
 
@@ -68,8 +68,8 @@ impl Settings {
 /// calling thread.
 ///
 /// # Errors
-/// What keeps the rig from running, a program that is missing for instance; also a mapping that is not `MAP_SYNC` where
-/// it must be.
+/// Any error that prevents the rig from running, such as a missing program; also a mapping without `MAP_SYNC` where it
+/// is required.
 pub fn run(settings: &Settings, progress: &dyn Fn(&str)) -> Result<Outcome> {
     if let Some(error) = super::missing().into_iter().next() {
         return Err(error);
@@ -140,7 +140,7 @@ impl Rig<'_> {
         let systems = &self.settings.file_systems;
         let file_system = systems[(seed % systems.len() as u64) as usize];
         let mut rng = Rng::derive(seed, 1);
-        // The canary serves neither maps nor regions, and has no log.
+        // The canary supports neither maps nor regions, and has no log.
         let ours = engine == self.settings.engine;
         let face = if ours { self.settings.face } else { Face::File };
         let log = if ours { self.settings.log(true) } else { Vec::new() };
@@ -172,7 +172,7 @@ impl Rig<'_> {
             vm.console.run(&life.recover())?;
             std::thread::sleep(time);
             vm.cut()?;
-            // A process that is done with recovery reports that it is ready.
+            // A process reports that it is ready once it has finished recovery.
             recovery_cut = self.read(REPORTS)?.is_empty();
         }
         let mut vm = self.resume(file_system)?;

@@ -15,7 +15,7 @@ pub(super) fn newest<'a>(names: impl IntoIterator<Item = &'a str>, version: &str
         .into_iter()
         .filter(|name| {
             let Some(full) = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(SUFFIX)) else { return false };
-            // `6.1` is not the beginning of `6.12`. What has nothing after it depends on a kernel, but is none.
+            // `6.1` is not a prefix of `6.12`. A name that ends here depends on a kernel package, but is not one.
             full.strip_prefix(version).is_some_and(|rest| rest.starts_with(|c: char| !c.is_ascii_digit()))
         })
         .max_by(|a, b| compare(a, b))

@@ -37,7 +37,7 @@ pub(super) enum Memory {
     VirtioPmem,
 }
 
-/// What a machine boots.
+/// The kernel, user space and image of a machine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Machine<'a> {
     /// The kernel's image.
@@ -126,7 +126,7 @@ impl Vm {
             .args(["-chardev", &format!("file,id=log,path={KERNEL_LOG}"), "-serial", "chardev:log"])
             .args(["-serial", "chardev:console", "-device", "virtio-serial-pci"])
             .args(["-chardev", &format!("file,id=reports,path={REPORTS}"), "-device", "virtconsole,chardev=reports"])
-            // On a busy host the guest gets no tick for so long that its kernel gives its timer up, and itself.
+            // On a busy host the guest gets no tick for so long that its kernel gives up its timer and panics.
             .args(["-append", "console=ttyS0 panic=-1 quiet mitigations=off no_timer_check"])
             .arg("-kernel")
             .arg(machine.kernel)

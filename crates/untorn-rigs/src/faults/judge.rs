@@ -236,7 +236,7 @@ mod tests {
         Setup::all()[0]
     }
 
-    /// What a process says with which nothing is wrong.
+    /// The reports of a correct process.
     fn honest() -> (Vec<Report>, Vec<Model>) {
         let mut models = vec![Model::settled(Bytes::default())];
         let mut reports = Vec::new();

@@ -32,7 +32,7 @@ pub struct Program {
     pub words: Vec<String>,
 }
 
-/// What to try.
+/// The selection of cases to try.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The workload.
@@ -252,7 +252,7 @@ fn attempt_as(program: &Program, case: &Case, role: Role) -> Result<Check<Course
         Err(what) => return Ok(Err(what)),
     };
     if life.failed_at.is_some_and(|at| at > SCRIPT.len()) {
-        // This time the script made fewer such calls, and the one that failed is of the examination in the end.
+        // This time the script made fewer such calls, and the failed call belongs to the final examination.
         return Ok(Ok(Course::Unmet));
     }
     let duty = CALLS[case.row].duty(case.how, case.setup.makes_room());
@@ -277,7 +277,7 @@ fn examined(program: &Program, setup: Setup, dir: &Lodging, allowed: &Allowed) -
 /// Runs one process to its end. A signal, a panic or a hang is a violation.
 fn live(program: &Program, setup: Setup, role: Role, dir: &Lodging, case: Option<&Case>) -> Result<Check<Life>> {
     let mut command = Command::new(&program.path);
-    // The case's own call, or all, to count them; for an examiner one that it never makes.
+    // Trace the case's call, or all calls to count them; for an examiner, a call that it never makes.
     let asked = match (case, role) {
         (Some(case), _) => CALLS[case.row].number.to_string(),
         (None, Role::Examine) => libc::SYS_reboot.to_string(),
@@ -312,7 +312,7 @@ fn live(program: &Program, setup: Setup, role: Role, dir: &Lodging, case: Option
     };
     let lines = |bytes: u64| said.bytes().take(bytes as usize).filter(|byte| *byte == b'\n').count();
     let (mut counts, mut spared) = (vec![0; CALLS.len()], BTreeMap::new());
-    // What is examined in the end is no part of the script.
+    // The final examination is not part of the script.
     for (entry, _) in calls.iter().filter(|(_, said)| lines(*said) <= SCRIPT.len()) {
         match Call::row(entry) {
             Some(row) => counts[row] += 1,
@@ -341,7 +341,7 @@ impl Meddler<'_> {
         {
             return Action::Answer(-i64::from(errno));
         }
-        // A pipe always knows.
+        // FIONREAD on a pipe never fails.
         let said = rustix::io::ioctl_fionread(self.output).unwrap_or(0);
         self.calls.push((*entry, said));
         if let Some(case) = self.case
@@ -353,7 +353,7 @@ impl Meddler<'_> {
             return self.fail(case.how, entry);
         }
         match entry.number {
-            // As the filter does that asks about no flush.
+            // Answer flushes as the filter does.
             libc::SYS_fsync | libc::SYS_fdatasync => Action::Answer(0),
             _ => Action::Run,
         }
@@ -364,7 +364,7 @@ impl Meddler<'_> {
         match how {
             How::Errno(errno) => Action::Answer(-i64::from(errno)),
             How::Short => Action::Shorten(half),
-            // There is no half of one byte, and a write that moves none is the error itself.
+            // One byte cannot be halved, and a write of zero bytes is the error itself.
             How::Torn(errno) if entry.arguments[2] < 2 => Action::Answer(-i64::from(errno)),
             How::Torn(errno) => {
                 self.torn = Some((entry.thread, errno));

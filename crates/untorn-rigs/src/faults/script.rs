@@ -12,7 +12,7 @@ use untorn_sim::Rng;
 
 use super::tracer::Filter;
 
-/// Which of the real media the workload runs on.
+/// The real medium that the workload runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// The page cache of a directory's file system, with io_uring disabled, so that each flush is a system call.
@@ -38,13 +38,13 @@ impl Place {
 /// How the file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Setup {
-    /// Where.
+    /// The medium.
     pub(super) place: Place,
     durability: Durability,
     engine: Engine,
 }
 
-/// What keeps the file.
+/// The engine of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Engine {
     Reflection(Layout),
@@ -112,7 +112,7 @@ impl Setup {
         let options = Options::new().durability(self.durability).record_area(2, 4).max_len(64 << 10);
         match self.engine {
             Engine::Reflection(layout) => options.layout(layout),
-            // Threads that checkpoint would make their calls whenever they like.
+            // Checkpoint threads would make their calls at random times.
             Engine::HybridLog(policy) => {
                 options.engine(EngineKind::HybridLog).log_policy(policy).log_size(256 << 10).checkpointers(0)
             }
@@ -275,7 +275,7 @@ impl Model {
             Op::Sync | Op::Close | Op::Settle => Model::settled(self.now.clone()),
             Op::Drop => Model::settled(self.kept.clone()),
             Op::Resize(len) => match (setup.engine, setup.durability) {
-                // There the length belongs to the epoch.
+                // With this durability the length belongs to the epoch.
                 (Engine::HybridLog(_), Durability::PerCommit) => {
                     Model { now: resized(len).now, kept: self.kept.clone() }
                 }

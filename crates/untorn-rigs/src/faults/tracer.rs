@@ -72,9 +72,9 @@ impl Filter {
             let program = BpfProgram::try_from(filter).map_err(io::Error::other)?;
             seccompiler::apply_filter(&program).map_err(io::Error::other)
         };
-        // Of what several filters say of a call, an errno counts before a question.
+        // If several filters match a call, an errno takes precedence over tracing.
         if self.asked.is_empty() {
-            // This one lays further filters, and is answered by none.
+            // This call installs further filters; no filter may answer it.
             one(&[libc::SYS_seccomp, libc::SYS_prctl], SeccompAction::Trace(0), SeccompAction::Allow)?;
         } else {
             let asked: Vec<i64> = self.asked.iter().copied().collect();

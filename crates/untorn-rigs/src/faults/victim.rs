@@ -115,7 +115,7 @@ impl Victim {
             let handle = self.handle();
             say(&Report::Failed { errno: error.errno(), handle, message: error.to_string() })?;
             if stop {
-                // Nothing is dropped: destructors would tidy up what a killed process leaves.
+                // Drop nothing: destructors would clean up what a killed process leaves behind.
                 std::process::exit(0);
             }
             if !matches!(handle, Handle::Usable(_)) && !self.open_anew(number)? {

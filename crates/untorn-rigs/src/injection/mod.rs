@@ -105,7 +105,7 @@ pub struct Settings {
 /// The results of one kind of damage to one part.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// Where.
+    /// The medium.
     pub place: Place,
     /// The damaged part.
     pub part: Part,
@@ -174,7 +174,7 @@ pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome>
     let parts = |place| Part::ALL.map(|part| (place, part));
     let mut all: Vec<_> = Place::ALL.into_iter().flat_map(parts).flat_map(kinds).collect();
     if settings.cases == 0 {
-        // Only what is watched.
+        // Only the watches.
         all.clear();
     }
     let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -200,7 +200,7 @@ pub fn run(settings: &Settings, tell: &(dyn Fn(&str) + Sync)) -> Result<Outcome>
     let watches = std::thread::scope(|scope| {
         let each = Place::ALL.into_iter().flat_map(|place| watch::ENGINES.map(|engine| (place, engine)));
         let watch = |(place, engine)| scope.spawn(move || watch::watch(settings, place, engine));
-        // All at once: a watch takes as long as it is told to.
+        // Run all watches at once, because each takes its full time.
         let watching: Vec<_> = each.map(watch).collect();
         watching.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(died()))).collect::<Result<_>>()
     })?;
@@ -214,7 +214,7 @@ fn died() -> Error {
 /// One kind of damage to one part, in rounds.
 fn inject(settings: &Settings, index: u64, place: Place, part: Part, kind: Kind) -> Result<Row> {
     let mut row = Row::new(place, part, kind);
-    // A round takes one copy of each block, and each scrub reads all pages: most of these rounds are on small files.
+    // A round damages one copy of each block, and each scrub reads all pages, so most of these rounds use small files.
     let (large, small) = (settings.pages, settings.pages.min(SMALL));
     let files = match part {
         Part::Data | Part::Parity | Part::Reflection | Part::HybridLog | Part::Sidecar => vec![(large, settings.cases)],

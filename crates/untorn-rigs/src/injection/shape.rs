@@ -7,7 +7,7 @@ use untorn::StripeLayout;
 pub(super) const PAGE: u64 = 4096;
 /// Number of checksums per table block.
 const ENTRIES: u64 = 500;
-/// Where the lanes of records begin in a sidecar.
+/// The offset of the lanes of records in a sidecar.
 const LANES_AT: u64 = 3 * PAGE;
 /// Bytes of the two superblocks.
 const SUPERBLOCKS: u64 = 2 * PAGE;

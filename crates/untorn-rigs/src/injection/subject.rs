@@ -57,7 +57,7 @@ struct Victim {
 struct Sidecar {
     pages: Versions,
     companion: Versions,
-    /// Where they begin.
+    /// The offset of the first one.
     from: u64,
     shape: Shape,
 }
@@ -267,7 +267,7 @@ impl Subject {
                 let victim = victims.iter().find(|victim| struck && victim.at == at);
                 match victim {
                     Some(_) if same => row.restored += 1,
-                    // What was left as the device has it is neither restored nor wrong.
+                    // A damage that was left as it is counts neither as restored nor as wrong.
                     Some(victim) if victim.bytes == found => {}
                     Some(_) => row.wrong += 1,
                     None if same => {}
@@ -287,7 +287,7 @@ impl Subject {
     fn victims(&mut self, part: Part, kind: Kind, most: u64) -> Vec<Victim> {
         let shape = self.shape;
         let mut places: Vec<(u64, u64, Damage)> = Vec::new();
-        // Half of the stripes: what is beside a damaged one must be left alone.
+        // Damage half of the stripes, because the stripes beside a damaged one must stay unchanged.
         let stripes: Vec<u64> = (0..shape.stripes()).filter(|_| self.rng.one_in(2)).collect();
         match part {
             Part::Data | Part::Reflection | Part::HybridLog => {

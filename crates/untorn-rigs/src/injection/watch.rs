@@ -27,7 +27,7 @@ const PERIOD: Duration = Duration::from_millis(10);
 /// The results of one watch.
 #[derive(Clone, Debug)]
 pub struct Watch {
-    /// Where.
+    /// The medium.
     pub place: Place,
     /// The engine through which threads store to the file; `None` if the program announces its stores.
     pub engine: Option<EngineKind>,
@@ -145,7 +145,7 @@ pub(super) fn watch(settings: &Settings, place: Place, engine: Option<EngineKind
         let storing: Vec<_> = (0..THREADS).map(spawn).collect();
         let scrubbed = (|| {
             loop {
-                // A thread that panicked is told of when it is joined; it never says that it has ended.
+                // A panicked thread never reports its end; the join reports the panic.
                 let is_last = running.load(Ordering::Acquire) == 0 || storing.iter().all(|thread| thread.is_finished());
                 let report = watched.scrub()?;
                 outcome.scrubs += 1;

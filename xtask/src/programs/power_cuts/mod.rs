@@ -40,7 +40,7 @@ struct Arm {
 
 /// The size of the file system: enough for the space that RocksDB reserves.
 const DISK: u64 = 256 << 20;
-/// So small that the log wraps around repeatedly.
+/// A log so small that it wraps around repeatedly.
 const LOG: &str = "--log-size=2M";
 /// Disks per run.
 const DISKS_PER_LIFE: u32 = 6;

@@ -16,10 +16,10 @@ use crate::torture::target::Face;
 
 /// The disk as the crash left it, before any recovery.
 const IMAGE: &str = "image";
-/// What was known about the disk.
+/// The file with the facts about the disk.
 const CASE: &str = "case.json";
 
-/// What was known about a disk. The values are those of the command line.
+/// The facts about a kept disk. The values are those of the command line.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Case {
     pub(super) file_system: String,
@@ -32,7 +32,7 @@ pub(super) struct Case {
     pub(super) threads: usize,
     /// When in the run the power was cut, in events of the log.
     pub(super) instant: u64,
-    /// What happened to the unflushed writes.
+    /// The fate of the unflushed writes.
     pub(super) fate: String,
     /// How the file was left after verification: a [`Leave`] as a number.
     pub(super) leave: u8,

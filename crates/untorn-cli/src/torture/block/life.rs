@@ -33,7 +33,7 @@ impl Life {
     }
 }
 
-/// What a crash must preserve if only the first `known` reports had been received.
+/// The operations that a crash must preserve if only the first `known` reports had been received.
 ///
 /// This raises no false alarm. The writer sends a report after the event, and the position noted with it is read
 /// *after* the report arrived. Everything that made an operation durable was in the log before its report was sent. So

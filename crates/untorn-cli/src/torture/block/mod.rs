@@ -35,13 +35,13 @@ const IMAGES: u64 = 100;
 /// Memory-backed on every Linux. The images are written and read whole, and need no durability.
 const FAST: &str = "/dev/shm";
 
-/// What is tested, with every default resolved.
+/// The settings of a test, with every default resolved.
 #[derive(Clone, Debug)]
 struct Setting {
     engine: EngineKind,
     /// When a write becomes durable; `None` alternates from run to run.
     durability: Option<Durability>,
-    /// How the writer writes.
+    /// The interface that the writer uses.
     face: Face,
     threads: usize,
     seed: u64,
@@ -72,7 +72,7 @@ struct Outcome {
     refused: u64,
     /// Violations on the last image.
     violations: Vec<String>,
-    /// Where that image is kept.
+    /// The directory where that image is kept.
     kept: Option<PathBuf>,
 }
 
