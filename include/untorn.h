@@ -227,7 +227,7 @@ typedef struct untorn_tx untorn_tx;
  * The library passes any other SIGBUS to the handler that the program had
  * installed before it opened its first file. A handler that the program
  * installs later replaces the library's, and should call the handler that it
- * replaces. Of several handles to one file the first decides. */
+ * replaces. If a file has several handles, the first decides. */
 #define UNTORN_LOST_PAGE_SIGNAL 16
 /* With HYBRID_LOG, start no checkpoint threads. Writers write committed
  * bytes from the log to the file when the log is full, and so does

@@ -18,8 +18,8 @@
  *
  * A write is seen by every reader at once and whole. It is durable together with
  * all others since the last commit when nvmsync returns 0; after a crash the
- * file is as the last commit left it, the bytes and the length. What a commit
- * costs does not depend on how much was written. The engine is hybrid-log, with
+ * file is as the last commit left it, the bytes and the length. The cost of a
+ * commit does not depend on how much was written. The engine is hybrid-log, with
  * its defaults: redo or undo by what the program did lately; untorn.h opens the
  * same file with other settings, which mappings made while it is open share.
  *

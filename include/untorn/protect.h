@@ -56,7 +56,7 @@ extern "C" {
  * untorn_redundancy_sync and untorn_unprotect cover them. */
 #define UNTORN_COVER_ON_DEMAND 1
 
-/* What was found: the second argument of on_damage. */
+/* The kind of damage: the second argument of on_damage. */
 /* A page of the file: its offset and length in bytes. */
 #define UNTORN_DAMAGE_PAGE 1
 /* The same for a page that may or may not be damaged. */

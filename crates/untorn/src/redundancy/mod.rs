@@ -27,8 +27,8 @@
 //! 6. A repair writes the page in place. Until it is done, the page still differs from its checksum, whatever a crash
 //!    leaves of it, and neither parity nor the other pages of the stripe change: so the repair can be repeated. The
 //!    repair changes the file's time, which would make every page unknown by 5, so the superblock names the page first.
-//!    If there are too many pages for it, all of them are [listed], so that the pages still to be repaired are known to
-//!    be damaged as well. A repair is reported only when the medium has the bytes, which are read back after the flush.
+//!    If there are too many pages for it, all of them are [listed](repair_list), so that the pages still to be repaired
+//!    are known to be damaged as well. A repair is reported only when the medium has the bytes, which are read back after the flush.
 //! 7. If stores are covered at once, parity changes by the difference between a page's bytes at the announcement and
 //!    its bytes now, see [`incremental`]. The old bytes are those that its checksum is of, so parity still matches every
 //!    other page as it was covered, whatever that page holds by now. The old bytes need not be kept only if all pages

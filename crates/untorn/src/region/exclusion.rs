@@ -8,8 +8,8 @@ use crate::ipc::rendezvous::who_takes_part;
 use crate::options::Admission;
 use crate::storage::{self, Identity};
 
-/// The name of the meeting place of the processes that share a region of a store. All regions have the same one, so that
-/// no process opens the store for one region while the processes of another choose the next server.
+/// The name of the meeting place of the processes that share a region of a store. All regions have the same one, so
+/// that no process opens the store for one region while the processes of another choose the next server.
 pub(super) fn place_of(identity: Identity) -> String {
     sidecar::meeting_place(identity, sidecar::REGION)
 }

@@ -96,7 +96,7 @@ impl ProtectOptions {
     }
 
     /// Opens a handle to [`scrub`](Protected::scrub) and [`repair`](Protected::repair) a protected file that no process
-    /// stores to; for simulators. For real media use [`scrub()`](super::scrub()) and [`repair()`](super::repair()).
+    /// stores to; for simulators. For real media use [`scrub()`](super::scrub()) and [`repair()`](crate::repair()).
     ///
     /// # Errors
     /// As for [`open`](ProtectOptions::open), and [`Error::Io`] with ENOENT if the file is not protected.

@@ -457,7 +457,7 @@ impl RegionMap {
         }
     }
 
-    /// After a commit: lets go of memory of the process's own, as [`AtomicMap`](super::AtomicMap) does.
+    /// After a commit: lets go of memory of the process's own, as [`AtomicMap`](crate::AtomicMap) does.
     fn give_back(&mut self, just_now: &Runs) -> io::Result<()> {
         let cold = match self.memory.tracking().method() {
             // What stays in memory would count as stored to for ever.
