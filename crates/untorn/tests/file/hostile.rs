@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::common::{Failures, Image, PAGE, Pair, Rng, attempt, limit, pattern, seed, sidecar_of};
 use untorn::storage::{Dax, MediumKind};
 use untorn::{AtomicFile, Durability, Layout, Options, State};
+use untorn_testing::cases;
 
 /// Three pages and a bit, so that the last page and the last slice are cut.
 const LEN: usize = 3 * PAGE + 100;
@@ -128,7 +129,7 @@ fn interesting(side: &Image, layout: Layout) -> Vec<usize> {
     offsets.retain(|&offset| offset < side.bytes.len());
     offsets.sort_unstable();
     offsets.dedup();
-    offsets
+    offsets.into_iter().step_by(cases(3, 1)).collect()
 }
 
 fn flip_every_byte(test: &str, layout: Layout, durability: Durability) {
@@ -167,7 +168,7 @@ fn lengths(whole: usize) -> Vec<usize> {
     lengths.retain(|&len| len < whole);
     lengths.sort_unstable();
     lengths.dedup();
-    lengths
+    lengths.into_iter().step_by(cases(3, 1)).collect()
 }
 
 fn cut_at_every_length(layout: Layout, durability: Durability, settle_at_home: bool) {

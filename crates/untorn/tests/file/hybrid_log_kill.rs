@@ -5,7 +5,7 @@ use crate::common::{PAGE, Pair, Rng, limit, memory_dir, pattern, read, run_alone
 use rustix::process::{Signal, getpid, kill_process};
 use untorn::storage::{Dax, Medium, MediumKind, PageCache};
 use untorn::{Durability, EngineKind, LogPolicy, Options, Order};
-use untorn_testing::test_name;
+use untorn_testing::{cases, test_name};
 
 const MIB: usize = 1 << 20;
 
@@ -110,7 +110,7 @@ fn mixed_sizes<M: Medium>(medium: impl Fn() -> M, policy: LogPolicy, order: Orde
     std::fs::write(&path, &now).unwrap();
     let mut file = options.open_on(medium(), &path).unwrap();
     let filler = pattern(4 * MIB + 256, !seed);
-    for n in 0..150 {
+    for n in 0..cases(60, 150) {
         let what = rng.below(20);
         match what {
             0..=11 => {

@@ -11,6 +11,7 @@ use crate::common::system::allocations;
 use crate::common::{PAGE, Rng, limit, memory_dir, seed};
 use untorn::storage::{Dax, MediumKind};
 use untorn::{AtomicFile, Durability, EngineKind, Error, LogPolicy, Options};
+use untorn_testing::cases;
 
 const MIB: usize = 1 << 20;
 /// More blocks than a read keeps in mind, by one part of the file that nothing is ever written near.
@@ -457,7 +458,7 @@ fn a_locked_read_notices_what_its_locks_do_not_keep_still() {
 #[test]
 fn readers_in_a_storm_of_writers_see_each_write_whole() {
     let _limit = limit(300, "long reads in a storm of writers");
-    const READS: u64 = 80;
+    let reads = cases(30, 80);
     let seed = seed("long reads in a storm");
     let ranges =
         [(16, 8), (PAGE - 24, 48), (3 * PAGE, PAGE), (600 * PAGE + 1000, 9 * PAGE + 504), (3 * MIB, 2 * MIB + 64)];
@@ -493,7 +494,7 @@ fn readers_in_a_storm_of_writers_see_each_write_whole() {
                 }
             });
             let (mut whole, mut rng) = (vec![0; LONG], Rng::new(seed ^ 3));
-            for n in 0..READS {
+            for n in 0..reads {
                 // Also from the middle of a cover, which may be coming apart by then: all of them are too long.
                 let begin = match n % 4 {
                     0 => 0,

@@ -12,7 +12,7 @@ use crate::common::system::in_forked_child;
 use crate::common::{PAGE, alone, memory_dir, methods, pattern, run_alone};
 use proptest::prelude::*;
 use untorn::{AtomicFile, AtomicMap, DirtyTracking, Durability, EngineKind, Error, LogPolicy, Options, State};
-use untorn_testing::{again, test_name};
+use untorn_testing::{again, cases, test_name};
 
 /// What is not committed, as first page and the page behind the last.
 fn uncommitted(map: &mut AtomicMap) -> Vec<(u64, u64)> {
@@ -108,7 +108,8 @@ fn run(ops: &[Op], options: &Options) {
 fn random_stores_commits_and_lengths() {
     for method in methods() {
         let options = Options::new().dirty_tracking(method).max_len(1 << 20);
-        let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 200, ..Default::default() });
+        let mut runner =
+            proptest::test_runner::TestRunner::new(ProptestConfig { cases: cases(80, 200), ..Default::default() });
         runner
             .run(&prop::collection::vec(op(), 1..40), |ops| {
                 run(&ops, &options);

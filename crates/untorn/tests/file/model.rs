@@ -5,6 +5,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use untorn::storage::{Dax, MediumKind};
 use untorn::{AtomicFile, Durability, EngineKind, Layout, LogPolicy, Options, Order, ReadPolicy, Result};
+use untorn_testing::cases;
 
 const START: u64 = 3 * 4096 + 100;
 const MAX: u64 = 1 << 20;
@@ -233,7 +234,7 @@ fn run(dir: &Path, rig: &Rig, ops: &[Op]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(40, 100), ..ProptestConfig::default() })]
 
     /// On the page cache of whatever holds temporary files.
     #[test]
@@ -248,7 +249,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(200, 600), ..ProptestConfig::default() })]
 
     /// On memory treated as if it were persistent.
     #[test]
