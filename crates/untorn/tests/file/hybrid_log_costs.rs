@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::common::counting::{Counting, Counts};
 use crate::common::system::allocations;
-use crate::common::{PAGE, limit, memory_dir};
+use crate::common::{PAGE, alone, memory_dir};
 use untorn::storage::{Dax, Medium, MediumKind, PageCache};
 use untorn::{AtomicFile, Durability, EngineKind, LogPolicy, Options, Order};
 
@@ -48,7 +48,7 @@ fn costs_of_syncs<M: Medium>(medium: &Counting<M>, options: &Options, expected: 
 
 #[test]
 fn a_sync_costs_the_same_whatever_the_epoch_holds() {
-    let _limit = limit(120, "syncs of large epochs");
+    alone!(120, "syncs of large epochs");
     for (order, fences) in [(Order::OneFence, 1), (Order::TwoFence, 2)] {
         for policy in [LogPolicy::Redo, LogPolicy::Undo] {
             costs_of_syncs(&pmem(), &options(policy, order), fences);
@@ -144,7 +144,7 @@ fn bytes_for_each<M: Medium>(medium: &Counting<M>, options: &Options) -> f64 {
 /// The bytes, their way home or those they replace, a header for each write, and a share of records and cuts.
 #[test]
 fn fewer_than_two_point_one_bytes_are_persisted_for_each() {
-    let _limit = limit(120, "bytes persisted");
+    alone!(120, "bytes persisted");
     let redo = options(LogPolicy::Redo, Order::OneFence);
     for (what, found) in [
         ("redo on persistent memory", bytes_for_each(&pmem(), &redo)),
@@ -157,7 +157,7 @@ fn fewer_than_two_point_one_bytes_are_persisted_for_each() {
 
 #[test]
 fn threads_that_sync_together_share_flushes() {
-    let _limit = limit(120, "threads that sync together");
+    alone!(120, "threads that sync together");
     const THREADS: u64 = 8;
     const EACH: u64 = 20;
     let dir = memory_dir();
